@@ -1,0 +1,934 @@
+"""The server side of RFC 6455, from the first byte of the HTTP head to the last of the closing handshake.
+
+A WebSocket is used as uvloop's buffered protocol directly, and is the sink that the fan-out writes to.
+Subclass it and override what it calls. Knows frames; nothing of channels, JSON or time: the caller has the
+timers.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.bytearray cimport PyByteArray_AS_STRING
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from redpoll._fanout cimport Audience, Flusher, Sink
+
+import asyncio
+import binascii
+import hashlib
+import os
+import re
+import socket
+
+from redpoll import _fanout, _frame
+
+__all__ = [
+    "CLOSED",
+    "CLOSING",
+    "HANDED",
+    "HEAD",
+    "OPEN",
+    "Head",
+    "WebSocket",
+    "counters",
+    "live",
+    "parse_head",
+    "set_tick",
+    "upgrade_fault",
+]
+
+cdef extern from *:
+    """
+    #ifdef REDPOLL_DEBUG
+    #define REDPOLL_COUNTS_LIVE 1
+    #else
+    #define REDPOLL_COUNTS_LIVE 0
+    #endif
+    """
+    enum:
+        COUNTS_LIVE "REDPOLL_COUNTS_LIVE"
+
+cdef extern from "<string.h>" nogil:
+    void* memmem(const void* in_, size_t in_size, const void* what, size_t size)
+
+cdef enum State:
+    # Before the request head is answered; frames both ways; a Close was sent or the last HTTP answer given;
+    # the transport is gone; the descriptor belongs to somebody else.
+    STATE_HEAD
+    STATE_OPEN
+    STATE_CLOSING
+    STATE_CLOSED
+    STATE_HANDED
+
+HEAD = STATE_HEAD
+OPEN = STATE_OPEN
+CLOSING = STATE_CLOSING
+CLOSED = STATE_CLOSED
+HANDED = STATE_HANDED
+
+cdef enum Opcode:
+    # RFC 6455 5.2.
+    OP_CONTINUATION = 0
+    OP_TEXT = 1
+    OP_BINARY = 2
+    OP_CLOSE = 8
+    OP_PING = 9
+    OP_PONG = 10
+
+cdef enum:
+    READ_BUFFER_BYTES = 65536
+    MAX_HEAD_BYTES = 16384
+    MAX_CONTROL_BYTES = 125
+    # What is still read and thrown away after our last word, so that it isn't lost to a reset (a kernel sends
+    # one for what nobody read). A peer that goes on beyond this may miss it.
+    LINGER_BYTES = 2097152
+    # Pongs are written at once from here on, not at the end of the tick: a read may bring 10,000 pings.
+    PROMPT_URGENT_BYTES = 16384
+
+# Shared by all connections of the process: what is read is used up before the next read.
+cdef object read_buffer = bytearray(READ_BUFFER_BYTES)
+
+cdef uint32_t tick = 0
+cdef uint64_t bytes_received = 0
+cdef uint64_t frames_received = 0
+cdef uint64_t messages_received = 0
+cdef uint64_t protocol_faults = 0
+cdef uint64_t callback_errors = 0
+cdef Py_ssize_t live_websockets = 0
+cdef Py_ssize_t live_unfinished = 0
+
+
+def set_tick(uint32_t now_tick):
+    """What connections note as `heard_tick` when bytes come in, from now on."""
+    global tick
+    tick = now_tick
+
+
+def counters() -> dict:
+    """What this process' connections received, and how many were closed for a fault of theirs or ours."""
+    return {
+        "bytes_received": bytes_received,
+        "frames_received": frames_received,
+        "messages_received": messages_received,
+        "protocol_faults": protocol_faults,
+        "callback_errors": callback_errors,
+    }
+
+
+def live() -> dict:
+    """Objects alive, by kind, in a debug build; empty in others."""
+    if not COUNTS_LIVE:
+        return {}
+    return _fanout.live() | {"websockets": live_websockets, "unfinished": live_unfinished}
+
+
+# -- UTF-8, in pieces (RFC 6455 8.1) -------------------------------------------------------------------------
+
+
+cdef bint utf8_goes_on(Utf8* state, const uint8_t* at, Py_ssize_t size) noexcept nogil:
+    """Whether the text can still become valid UTF-8. It is, at its end, if nothing is missing."""
+    cdef:
+        const uint8_t* end = at + size
+        uint64_t word
+        uint8_t byte
+    while at < end:
+        if state.missing == 0:
+            # ASCII, eight at a time.
+            while end - at >= 8:
+                memcpy(&word, at, 8)
+                if word & <uint64_t> 0x8080808080808080:
+                    break
+                at += 8
+            if at == end:
+                return True
+        byte = at[0]
+        at += 1
+        if state.missing:
+            if byte < state.low or byte > state.high:
+                return False
+            state.low = 0x80
+            state.high = 0xBF
+            state.missing -= 1
+        elif byte >= 0x80:
+            # The table of RFC 3629 section 4: no overlong forms, no surrogates, nothing above U+10FFFF.
+            state.low = 0x80
+            state.high = 0xBF
+            if byte < 0xC2 or byte > 0xF4:
+                return False
+            if byte < 0xE0:
+                state.missing = 1
+            elif byte < 0xF0:
+                state.missing = 2
+                if byte == 0xE0:
+                    state.low = 0xA0
+                elif byte == 0xED:
+                    state.high = 0x9F
+            else:
+                state.missing = 3
+                if byte == 0xF0:
+                    state.low = 0x90
+                elif byte == 0xF4:
+                    state.high = 0x8F
+    return True
+
+
+# -- frame headers (RFC 6455 5.2) ----------------------------------------------------------------------------
+
+
+cdef void unmask(
+    uint8_t* to, const uint8_t* at, size_t size, const uint8_t* mask, size_t offset
+) noexcept nogil:
+    """`at` lies `offset` bytes into its payload."""
+    cdef:
+        uint8_t[8] key
+        uint64_t key_word, word
+        size_t i
+    for i in range(8):
+        key[i] = mask[(offset + i) & 3]
+    memcpy(&key_word, key, 8)
+    while size >= 8:
+        memcpy(&word, at, 8)
+        word ^= key_word
+        memcpy(to, &word, 8)
+        at += 8
+        to += 8
+        size -= 8
+    for i in range(size):
+        to[i] = at[i] ^ key[i]
+
+
+cdef int read_header(const uint8_t* at, Py_ssize_t size, Header* frame) noexcept nogil:
+    """The size of the header at `at`; 0 if it isn't complete; negative: the close code it deserves.
+
+    Faults are found at the first byte that shows them.
+    """
+    cdef:
+        uint8_t opcode
+        uint8_t short_size
+        uint64_t long_size = 0
+        int used = 2
+        int extended
+        int i
+    if size < 1:
+        return 0
+    opcode = at[0] & 0x0F
+    if at[0] & 0x70:
+        # No extension was agreed on, so no reserved bit has a meaning.
+        return -1002
+    if 2 < opcode < 8 or opcode > 10:
+        return -1002
+    if opcode >= 8 and not at[0] & 0x80:
+        # 5.5: control frames are never fragmented.
+        return -1002
+    if size < 2:
+        return 0
+    if not at[1] & 0x80:
+        # 5.1: a client masks every frame.
+        return -1002
+    short_size = at[1] & 0x7F
+    if opcode >= 8 and short_size > MAX_CONTROL_BYTES:
+        return -1002
+    extended = 0 if short_size < 126 else 2 if short_size == 126 else 8
+    if size < 2 + extended:
+        return 0
+    for i in range(extended):
+        long_size = long_size << 8 | at[2 + i]
+    if extended == 0:
+        long_size = short_size
+    elif extended == 2:
+        if long_size < 126:
+            # The minimal form is required.
+            return -1002
+    elif long_size < 65536 or long_size >> 63:
+        return -1002
+    used += extended
+    frame.fin = at[0] >> 7
+    frame.opcode = opcode
+    frame.size = long_size
+    if size < used + 4:
+        # Not complete, but the caller can judge the size already.
+        return 0
+    memcpy(frame.mask, at + used, 4)
+    return used + 4
+
+
+cdef bint is_close_code(int code) noexcept nogil:
+    """RFC 6455 7.4 and the IANA registry: codes that may stand in a Close frame."""
+    return 1000 <= code <= 1003 or 1007 <= code <= 1014 or 3000 <= code <= 4999
+
+
+# -- the connection ------------------------------------------------------------------------------------------
+
+
+cdef class WebSocket(Sink):
+    """One client's connection, from accept to close. Override what you want to hear of:
+
+    connected(), head_received(head), head_too_large(), message_received(message), binary_received(),
+    closing(), closed(code, reason), gone().
+
+    An exception that escapes one of them closes this socket (1011), is counted and told to the loop's
+    exception handler; other sockets don't notice. `max_message_bytes` bounds a message, in one frame or in many.
+    """
+
+    def __cinit__(self):
+        global live_websockets
+        if COUNTS_LIVE:
+            live_websockets += 1
+
+    def __init__(self, Flusher flusher not None, uint32_t max_message_bytes):
+        self.flusher = flusher
+        self.max_message_bytes = max_message_bytes
+        self.listening = True
+        self.heard_tick = tick
+
+    def __dealloc__(self):
+        global live_websockets
+        self.drop_part()
+        if COUNTS_LIVE:
+            live_websockets -= 1
+
+    # -- to override -----------------------------------------------------------------------------------------
+
+    def connected(self):
+        """The transport is there; nothing was received yet."""
+
+    def head_received(self, head: bytes):
+        """A complete request head, with its blank line. Answer by accept(), answer() or detach(), now or
+        later; until then nothing more is read."""
+        self.abort()
+
+    def head_too_large(self):
+        """More than 16 KiB and no blank line. Answer by answer() or abort()."""
+        self.abort()
+
+    def message_received(self, message: bytes):
+        """A complete text message; valid UTF-8."""
+
+    def binary_message_received(self, message: bytes):
+        """A complete binary message. Unless overridden the bytes are dropped and `binary_received` told."""
+        self.binary_received()
+
+    def binary_received(self):
+        """A binary message was received and dropped."""
+
+    def closing(self):
+        """A close has begun, whoever began it. The caller's timer is to abort() if it doesn't end."""
+
+    def closed(self, code: int, reason: str):
+        """It is no WebSocket any more; called once, for each that was accepted, whatever the cause.
+
+        The code is the peer's, or our own fault's with it; 1005: a Close without one; 1006: no Close came.
+        """
+
+    def gone(self):
+        """The connection is lost, was answered or handed over, and was never accepted."""
+
+    # -- what the transport calls ----------------------------------------------------------------------------
+
+    @staticmethod
+    def get_buffer(size_hint):
+        # Static: no bound method per connection. uvloop asks just before it reads.
+        return read_buffer
+
+    def buffer_updated(self, Py_ssize_t size):
+        self.take(<const uint8_t*> PyByteArray_AS_STRING(read_buffer), size)
+
+    def connection_made(self, transport):
+        cdef Unfinished* early = self.unfinished
+        self.attach(transport)
+        try:
+            self.connected()
+            if early != NULL and self.state == STATE_HEAD:
+                # Bytes that were fed before: as if they had just come.
+                self.unfinished = NULL
+                try:
+                    self.take(early.data, early.size)
+                finally:
+                    free_part(early)
+        except Exception as fault:
+            self.callback_failed(fault)
+
+    def connection_lost(self, fault):
+        self.detach_transport()
+        if self.state != STATE_HANDED:
+            self.state = STATE_CLOSED
+        self.listening = False
+        self.drop_part()
+        try:
+            if self.opened:
+                self.tell_closed(1006, "")
+            elif not self.told:
+                self.told = True
+                self.gone()
+        except Exception as error:
+            self.callback_failed(error)
+        finally:
+            while self.seat_count:
+                # An audience that nobody took us out of would keep us for ever.
+                (<Audience> self.seats_at()[0].audience).vacate(self.seats_at()[0].place)
+
+    def eof_received(self):
+        # The peer is done, so are we: the transport closes after what it still has to write.
+        return False
+
+    # -- what the caller does --------------------------------------------------------------------------------
+
+    def feed(self, bytes data not None):
+        """Take bytes that somebody else read from this connection; before connection_made: keep them for it."""
+        if self.transport is None and self.state == STATE_HEAD:
+            append(self.part(), <const uint8_t*> PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        else:
+            self.take(<const uint8_t*> PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+
+    def accept(self, bytes key not None):
+        """Answer the upgrade (RFC 6455 4.2.2): 101, OPEN. What came behind the head is parsed next."""
+        if self.state != STATE_HEAD or self.unfinished == NULL or self.unfinished.request_size == 0:
+            raise RuntimeError("no request head to accept")
+        proof = binascii.b2a_base64(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+        self.state = STATE_OPEN
+        self.opened = True
+        self.note(
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Accept: " + proof[:-1] + b"\r\n\r\n",
+            False,
+        )
+        if not self.deciding:
+            # Decided later: the caller may still have to set itself up before it hears messages.
+            asyncio.get_running_loop().call_soon(self._resume)
+
+    def answer(self, bytes response not None):
+        """Write a last HTTP response, then close; what else the peer sends is thrown away."""
+        if self.state != STATE_HEAD or self.transport is None:
+            raise RuntimeError("no request to answer")
+        self.note(response, False)
+        self.state = STATE_CLOSING
+        self.listening = False
+        self.drop_part()
+        self.finish()
+        if not self.deciding:
+            self.transport.resume_reading()
+        self.closing()
+
+    def detach(self) -> tuple:
+        """Give the connection away: `(descriptor, bytes)`, a duplicate and all that was received so far.
+
+        The peer notices nothing. RuntimeError if there is no descriptor (TLS) or no request head.
+        """
+        if self.state != STATE_HEAD or self.fd < 0 or self.unfinished == NULL:
+            raise RuntimeError("nothing to hand over")
+        descriptor = os.dup(self.fd)
+        received = PyBytes_FromStringAndSize(<const char*> self.unfinished.data, self.unfinished.size)
+        transport = self.transport
+        self.state = STATE_HANDED
+        self.listening = False
+        self.drop_part()
+        self.detach_transport()
+        transport.abort()
+        return descriptor, received
+
+    def send(self, bytes frame not None) -> bool:
+        """Note a frame for this client alone; False where it takes no more (closing, or not yet open)."""
+        return self.state == STATE_OPEN and self.note(frame, False) == 1
+
+    def send_urgent(self, bytes frame not None) -> bool:
+        """As `send`, ahead of all frames that have not been started; urgent ones keep their order."""
+        return self.state == STATE_OPEN and self.note(frame, True) == 1
+
+    def close(self, int code=1000, str reason not None=""):
+        """Send a Close frame behind what is owed and await the peer's; closed() is called when it comes.
+
+        closing() is called now. Before the upgrade: abort. Later calls do nothing.
+        """
+        if self.state == STATE_HEAD:
+            self.abort()
+        elif self.state == STATE_OPEN:
+            self.note(_frame.close(code, reason), False)
+            self.writable = False
+            self.begin_closing()
+
+    def abort(self):
+        """Drop the connection and what it is owed. closed() or gone() follow from the loop."""
+        if self.transport is not None:
+            self.broke()
+
+    @property
+    def peer(self):
+        """`(host, port)` of the other end, asked of the kernel; None once there is no descriptor."""
+        if self.transport is None:
+            return None
+        address = self.transport.get_extra_info("peername")
+        return tuple(address[:2]) if isinstance(address, (tuple, list)) else None
+
+    @property
+    def buffered(self) -> int:
+        """Bytes received and kept: a head, frame or message that isn't complete."""
+        return 0 if self.unfinished == NULL else self.unfinished.size + self.unfinished.head_size
+
+    # -- bytes in --------------------------------------------------------------------------------------------
+
+    cdef int take(self, const uint8_t* at, Py_ssize_t size) except -1:
+        global bytes_received
+        bytes_received += size
+        self.heard_tick = tick
+        if self.state == STATE_HEAD:
+            self.take_head(at, size)
+        elif self.listening:
+            self.take_frames(at, size)
+        else:
+            self.discarded += <uint32_t> size
+            if self.discarded > LINGER_BYTES:
+                self.abort()
+        if self.urgent != NULL and self.urgent.size > PROMPT_URGENT_BYTES and not self.paused:
+            self.flusher.write_owed(self)
+            self.flusher.wake()
+        return 0
+
+    cdef int take_head(self, const uint8_t* at, Py_ssize_t size) except -1:
+        cdef:
+            Unfinished* part = self.part()
+            size_t looked = part.size - 3 if part.size > 3 else 0
+            uint8_t* found
+        append(part, at, size)
+        if part.request_size:
+            # Not decided yet; reading is paused, so this is little.
+            return 0
+        found = <uint8_t*> memmem(part.data + looked, part.size - looked, b"\r\n\r\n", 4)
+        if found != NULL and found - part.data + 4 <= MAX_HEAD_BYTES:
+            part.request_size = found - part.data + 4
+        elif part.size <= MAX_HEAD_BYTES:
+            return 0
+        self.deciding = True
+        try:
+            if part.request_size:
+                self.head_received(PyBytes_FromStringAndSize(<const char*> part.data, part.request_size))
+            else:
+                self.head_too_large()
+        except Exception as fault:
+            self.callback_failed(fault)
+        finally:
+            self.deciding = False
+        if self.opened:
+            self.take_pending()
+        elif self.state == STATE_HEAD and self.transport is not None:
+            self.transport.pause_reading()
+        return 0
+
+    def _resume(self):
+        # The second half of an accept() that was called later.
+        if self.transport is not None:
+            self.transport.resume_reading()
+            self.take_pending()
+
+    cdef int take_pending(self) except -1:
+        """Parse what came behind the request head."""
+        cdef Unfinished* part = self.unfinished
+        if part == NULL or part.request_size == 0:
+            return 0
+        self.unfinished = NULL
+        try:
+            self.take_frames(part.data + part.request_size, part.size - part.request_size)
+        finally:
+            free_part(part)
+        return 0
+
+    cdef int take_frames(self, const uint8_t* at, Py_ssize_t size) except -1:
+        cdef Py_ssize_t used
+        while size > 0 and self.listening:
+            used = self.take_whole_frame(at, size) if self.unfinished == NULL else 0
+            if used == 0 and self.listening:
+                used = self.take_part(self.part(), at, size)
+            at += used
+            size -= used
+        if not self.listening:
+            self.drop_part()
+        return 0
+
+    cdef Py_ssize_t take_whole_frame(self, const uint8_t* at, Py_ssize_t size) except -1:
+        """A frame that came whole and is a whole message: copied once, to unmask it. 0: not such."""
+        global frames_received
+        cdef:
+            Header frame
+            Utf8 utf8
+            bytes message
+            uint8_t[MAX_CONTROL_BYTES] control
+            int fault
+            int head_size = read_header(at, size, &frame)
+        if head_size < 0:
+            self.fail(-head_size, "")
+            return 0
+        if head_size == 0 or not frame.fin or frame.size > <uint64_t> (size - head_size):
+            return 0
+        frames_received += 1
+        fault = self.frame_fault(&frame, 0, 0)
+        if fault:
+            self.fail(fault, "")
+            return 0
+        at += head_size
+        if frame.opcode >= OP_CLOSE:
+            unmask(control, at, frame.size, frame.mask, 0)
+            self.take_control(frame.opcode, control, frame.size)
+        elif self.state == STATE_OPEN:
+            message = PyBytes_FromStringAndSize(NULL, frame.size)
+            unmask(<uint8_t*> PyBytes_AS_STRING(message), at, frame.size, frame.mask, 0)
+            if frame.opcode == OP_TEXT:
+                utf8.missing = 0
+                if (
+                    not utf8_goes_on(&utf8, <uint8_t*> PyBytes_AS_STRING(message), frame.size)
+                    or utf8.missing
+                ):
+                    self.fail(1007, "invalid UTF-8")
+                    return 0
+            self.deliver(frame.opcode, message)
+        return head_size + frame.size
+
+    cdef int frame_fault(self, Header* frame, uint8_t under_way, uint64_t so_far) noexcept:
+        """The close code that this header deserves where it stands, or 0 (RFC 6455 5.4, and our limit)."""
+        if frame.opcode >= OP_CLOSE:
+            return 0
+        if (frame.opcode == OP_CONTINUATION) != (under_way != 0):
+            return 1002
+        if frame.size > self.max_message_bytes - so_far:
+            return 1009
+        return 0
+
+    cdef Py_ssize_t take_part(self, Unfinished* part, const uint8_t* at, Py_ssize_t size) except -1:
+        """As much as belongs to the header or the payload of the frame under way; how many bytes that was."""
+        cdef:
+            int head_size
+            int fault = 0
+            Py_ssize_t used = 0
+            size_t offset
+            uint8_t* to
+        if not part.in_payload:
+            # Byte by byte: a header is small, and a fault is to be found at its first byte.
+            while used < size:
+                part.head[part.head_size] = at[used]
+                part.head_size += 1
+                used += 1
+                part.frame.size = 0
+                head_size = read_header(part.head, part.head_size, &part.frame)
+                if head_size < 0:
+                    self.fail(-head_size, "")
+                    return used
+                if head_size == 0:
+                    continue
+                fault = self.frame_fault(&part.frame, part.opcode, part.size)
+                if fault:
+                    self.fail(fault, "")
+                    return used
+                part.in_payload = True
+                part.left = part.frame.size
+                if part.frame.opcode == OP_TEXT or part.frame.opcode == OP_BINARY:
+                    part.opcode = part.frame.opcode
+                    part.utf8.missing = 0
+                break
+            if not part.in_payload:
+                return used
+        at += used
+        size -= used
+        if <uint64_t> size > part.left:
+            size = part.left
+        offset = part.frame.size - part.left
+        part.left -= size
+        if part.frame.opcode >= OP_CLOSE:
+            unmask(part.control + offset, at, size, part.frame.mask, offset)
+        elif self.state == STATE_OPEN:
+            to = make_room(part, size)
+            unmask(to, at, size, part.frame.mask, offset)
+            part.size += size
+            if part.opcode == OP_TEXT and not utf8_goes_on(&part.utf8, to, size):
+                self.fail(1007, "invalid UTF-8")
+                return used + size
+        if part.left == 0:
+            self.frame_done(part)
+        return used + size
+
+    cdef int frame_done(self, Unfinished* part) except -1:
+        global frames_received
+        cdef:
+            uint8_t opcode = part.frame.opcode
+            bytes message = None
+        frames_received += 1
+        part.in_payload = False
+        part.head_size = 0
+        if opcode >= OP_CLOSE:
+            if part.opcode == 0:
+                # Nothing else is under way. Let go before anybody is called.
+                self.unfinished = NULL
+                try:
+                    self.take_control(opcode, part.control, part.frame.size)
+                finally:
+                    free_part(part)
+            else:
+                self.take_control(opcode, part.control, part.frame.size)
+        elif part.frame.fin:
+            opcode = part.opcode
+            if self.state == STATE_OPEN:
+                if opcode == OP_TEXT and part.utf8.missing:
+                    self.fail(1007, "invalid UTF-8")
+                    return 0
+                message = PyBytes_FromStringAndSize(<const char*> part.data, part.size)
+            self.drop_part()
+            if message is not None:
+                self.deliver(opcode, message)
+        return 0
+
+    cdef int deliver(self, uint8_t opcode, bytes message) except -1:
+        global messages_received
+        messages_received += 1
+        try:
+            if opcode == OP_TEXT:
+                self.message_received(message)
+            else:
+                self.binary_message_received(message)
+        except Exception as fault:
+            self.callback_failed(fault)
+        return 0
+
+    cdef int take_control(self, uint8_t opcode, const uint8_t* at, Py_ssize_t size) except -1:
+        if opcode == OP_CLOSE:
+            self.take_close(at, size)
+        elif opcode == OP_PING and self.state == STATE_OPEN:
+            self.note(_frame.pong(PyBytes_FromStringAndSize(<const char*> at, size)), True)
+        return 0
+
+    cdef int take_close(self, const uint8_t* at, Py_ssize_t size) except -1:
+        """RFC 6455 5.5.1: echo the code if their Close came first, then the TCP connection ends."""
+        cdef:
+            int code = 1005
+            Utf8 utf8
+            str reason = ""
+        utf8.missing = 0
+        if size == 1:
+            return self.fail(1002, "")
+        if size >= 2:
+            code = at[0] << 8 | at[1]
+            if not is_close_code(code):
+                return self.fail(1002, "")
+            if not utf8_goes_on(&utf8, at + 2, size - 2) or utf8.missing:
+                return self.fail(1007, "invalid UTF-8")
+            reason = (<bytes> PyBytes_FromStringAndSize(<const char*> at + 2, size - 2)).decode()
+        self.listening = False
+        if self.state == STATE_OPEN:
+            self.note(_frame.close(code if size else None), False)
+            self.begin_closing()
+        self.finish()
+        return self.tell_closed(code, reason)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    cdef int begin_closing(self) except -1:
+        self.state = STATE_CLOSING
+        try:
+            self.closing()
+        except Exception as fault:
+            self.callback_failed(fault)
+        return 0
+
+    cdef int fail(self, int code, str reason) except -1:
+        """RFC 6455 7.1.7: say why, half-close, listen no more. What is owed goes first."""
+        global protocol_faults
+        protocol_faults += 1
+        self.listening = False
+        if self.state == STATE_OPEN:
+            self.note(_frame.close(code, reason or FAULTS.get(code, "")), False)
+            self.begin_closing()
+        self.finish()
+        return self.tell_closed(code, reason or FAULTS.get(code, ""))
+
+    cdef int tell_closed(self, int code, str reason) except -1:
+        if self.told:
+            return 0
+        self.told = True
+        try:
+            self.closed(code, reason)
+        except Exception as fault:
+            self.callback_failed(fault)
+        return 0
+
+    cdef int callback_failed(self, fault) except -1:
+        """An override raised: this socket goes, the others stay (failures.md row 40)."""
+        global callback_errors
+        callback_errors += 1
+        _fanout.report(fault, self)
+        self.listening = False
+        if self.transport is None:
+            return 0
+        if self.state == STATE_OPEN:
+            self.note(_frame.close(1011, "internal error"), False)
+            self.state = STATE_CLOSING
+            self.finish()
+            self.begin_closing()
+            self.tell_closed(1011, "internal error")
+        elif self.state == STATE_CLOSING:
+            self.finish()
+        else:
+            self.abort()
+        return 0
+
+    cdef int overran(self) except -1:
+        """The client reads slower than we write to it: 4100 (decisions.md, "Frames")."""
+        if self.state != STATE_OPEN:
+            return self.broke()
+        self.forget_owed()
+        self.listening = False
+        self.writable = True
+        self.note(_frame.close(4100, "slow consumer"), False)
+        self.finish()
+        self.begin_closing()
+        return self.tell_closed(4100, "slow consumer")
+
+    cdef int broke(self) except -1:
+        transport = self.transport
+        self.listening = False
+        self.detach_transport()
+        if self.state == STATE_OPEN:
+            self.state = STATE_CLOSING
+        if transport is not None:
+            transport.abort()
+        return 0
+
+    cdef Unfinished* part(self) except NULL:
+        global live_unfinished
+        if self.unfinished == NULL:
+            self.unfinished = <Unfinished*> PyMem_Malloc(sizeof(Unfinished))
+            if self.unfinished == NULL:
+                raise MemoryError()
+            memset(self.unfinished, 0, sizeof(Unfinished))
+            if COUNTS_LIVE:
+                live_unfinished += 1
+        return self.unfinished
+
+    cdef void drop_part(self) noexcept:
+        cdef Unfinished* part = self.unfinished
+        self.unfinished = NULL
+        free_part(part)
+
+
+FAULTS = {
+    1002: "protocol error",
+    1009: "message too big",
+}
+
+
+cdef void free_part(Unfinished* part) noexcept:
+    global live_unfinished
+    if part != NULL:
+        PyMem_Free(part.data)
+        PyMem_Free(part)
+        if COUNTS_LIVE:
+            live_unfinished -= 1
+
+
+cdef uint8_t* make_room(Unfinished* part, size_t size) except NULL:
+    """Where the next `size` bytes of `data` go. Grows by what has come, never by what a header announces."""
+    cdef:
+        size_t capacity = part.capacity
+        uint8_t* data
+    if part.size + size > capacity or part.data == NULL:
+        capacity = max(part.size + size, capacity + capacity // 2, <size_t> 64)
+        data = <uint8_t*> PyMem_Realloc(part.data, capacity)
+        if data == NULL:
+            raise MemoryError()
+        part.data = data
+        part.capacity = capacity
+    return part.data + part.size
+
+
+cdef int append(Unfinished* part, const uint8_t* at, size_t size) except -1:
+    memcpy(make_room(part, size), at, size)
+    part.size += size
+    return 0
+
+
+# -- HTTP heads (RFC 9112) -----------------------------------------------------------------------------------
+
+_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_TARGET = re.compile(rb"[!-~\x80-\xff]+")
+_VALUE = re.compile(rb"[\t !-~\x80-\xff]*")
+_VERSION = re.compile(rb"HTTP/([0-9])\.([0-9])")
+
+
+cdef class Head:
+    """A request head. Header names are lower case; fields given twice are joined by a comma."""
+
+    cdef readonly bytes method
+    cdef readonly bytes target
+    cdef readonly tuple version
+    cdef readonly dict headers
+
+    def __init__(self, bytes method, bytes target, tuple version, dict headers):
+        self.method = method
+        self.target = target
+        self.version = version
+        self.headers = headers
+
+    def __repr__(self):
+        return f"Head({self.method!r}, {self.target!r}, {self.version!r}, {self.headers!r})"
+
+
+def parse_head(bytes head not None) -> Head:
+    """A complete request head, blank line included; ValueError says what is wrong with it.
+
+    Strict where leniency lets two readers disagree: no folded lines, no space before a colon, no control
+    bytes.
+    """
+    cdef:
+        list lines = head.split(b"\r\n")
+        list words = (<bytes> lines[0]).split(b" ")
+        dict headers = {}
+        bytes line, name, value
+    if len(words) != 3:
+        raise ValueError("the request line is not `method target version`")
+    method, target, version = words
+    if not _TOKEN.fullmatch(method):
+        raise ValueError("the method is not a token")
+    if not _TARGET.fullmatch(target):
+        raise ValueError("the target has bytes that no URL has")
+    match = _VERSION.fullmatch(version)
+    if match is None:
+        raise ValueError("the version is not HTTP/n.n")
+    if len(lines) < 3 or lines[-1] or lines[-2]:
+        raise ValueError("the head does not end in a blank line")
+    for line in lines[1:-2]:
+        name, colon, value = line.partition(b":")
+        if not colon or not _TOKEN.fullmatch(name):
+            raise ValueError("a header line is not `name: value`")
+        value = value.strip(b" \t")
+        if not _VALUE.fullmatch(value):
+            raise ValueError("a header value has control bytes")
+        name = name.lower()
+        if name in headers:
+            value = <bytes> headers[name] + b", " + value
+        headers[name] = value
+    return Head(method, target, (int(match[1]), int(match[2])), headers)
+
+
+def upgrade_fault(Head head not None):
+    """None if `head` may be accepted as a WebSocket (RFC 6455 4.2.1), else `(HTTP status, what is wrong)`."""
+    cdef dict headers = head.headers
+    if head.method != b"GET":
+        return 405, "a WebSocket is opened by GET"
+    if head.version < (1, 1):
+        return 400, "a WebSocket needs HTTP/1.1"
+    if not headers.get(b"host") or b"," in headers[b"host"]:
+        return 400, "one Host header is required"
+    if b"websocket" not in _tokens(headers.get(b"upgrade", b"")):
+        return 400, "the Upgrade header does not name websocket"
+    if b"upgrade" not in _tokens(headers.get(b"connection", b"")):
+        return 400, "the Connection header does not name upgrade"
+    if headers.get(b"sec-websocket-version") != b"13":
+        return 426, "WebSocket version 13 is spoken here"
+    try:
+        key = binascii.a2b_base64(headers.get(b"sec-websocket-key", b""), strict_mode=True)
+    except binascii.Error:
+        key = b""
+    if len(key) != 16:
+        return 400, "Sec-WebSocket-Key is not 16 bytes in base64"
+    if b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0":
+        return 400, "an upgrade has no body"
+    return None
+
+
+def _tokens(bytes value) -> set:
+    return {token.strip(b" \t").lower() for token in value.split(b",")}

@@ -1,0 +1,131 @@
+# Who hears what and what each is still owed: layout and ownership. Behaviour is in _fanout.pyx.
+
+from cpython.ref cimport PyObject
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from redpoll._wheel cimport Timed
+
+
+cdef struct Chain:
+    # What a sink is owed: a frame, and the chain of those before it. Sinks that are owed the same share one.
+    # Sinks, longer chains and calls under way that point here; freed at 0.
+    uint32_t holders
+    # Of this chain, `before` included.
+    uint32_t frames
+    uint64_t size
+    # Owned (one of its holders).
+    Chain* before
+    # The chain that the last post made of this one; borrowed, NULL again when that is freed.
+    Chain* grown
+    # Owned: a bytes object.
+    PyObject* frame
+
+
+cdef struct Seat:
+    # Borrowed: the audience takes its seats away before it goes.
+    PyObject* audience
+    # Where in the audience's places.
+    uint32_t place
+
+
+cdef struct Place:
+    # Owned: who is in an audience is kept alive by it.
+    PyObject* sink
+    # Where in the sink's seats.
+    uint32_t seat
+
+
+cdef class Sink(Timed):
+    # Owned; shared by all sinks of the process.
+    cdef Flusher flusher
+    # Owned from connection_made until it is given up, by us or by the peer; then None.
+    cdef object transport
+    # One hold each, or NULL. `urgent` goes first.
+    cdef Chain* owed
+    cdef Chain* urgent
+    # The socket id's two numbers; 0, 0 until it has one.
+    cdef readonly uint64_t sid_hi
+    cdef readonly uint64_t sid_lo
+    # Where it sits: `seat` itself for one audience, heap memory when there are more.
+    cdef Seat seat
+    cdef Seat* seats
+    cdef uint32_t seat_count
+    # The transport's descriptor while send(2) on it is allowed, else -1. Never closed here.
+    cdef int fd
+    # Bytes handed to the transport that it had not written when it paused us.
+    cdef uint32_t buffered
+    # Flags are a byte each (a bint is four, and there are ten thousands of us).
+    # Frames are taken: from connection_made until a Close is queued or the transport goes.
+    cdef uint8_t writable
+    # In the flusher's list.
+    cdef uint8_t dirty
+    # The transport holds bytes: nothing may overtake them by send(2).
+    cdef uint8_t paused
+    # Owed more than is allowed; told so at the next flush.
+    cdef uint8_t overrun
+    # Half-close as soon as nothing is owed.
+    cdef uint8_t finishing
+
+    cdef inline Seat* seats_at(self) noexcept
+    cdef int take_seat(self, PyObject* audience, uint32_t place) except -1
+    cdef void leave_seat(self, uint32_t index) noexcept
+    cdef int attach(self, object transport) except -1
+    cdef void detach_transport(self) noexcept
+    cdef int note(self, bytes frame, bint urgent) except -1
+    cdef int finish(self) except -1
+    cdef void forget_owed(self) noexcept
+    cdef int overran(self) except -1
+    cdef int broke(self) except -1
+
+
+cdef class Audience:
+    # Owned.
+    cdef readonly Flusher flusher
+    # Heap memory, `count` of `capacity` used; each owns its sink.
+    cdef Place* places
+    cdef uint32_t count
+    cdef uint32_t capacity
+
+    cdef void vacate(self, uint32_t place) noexcept
+
+
+cdef class Flusher:
+    # Owned: called with no arguments to have flush() called soon.
+    cdef object schedule
+    cdef public uint32_t max_owed_bytes
+    cdef public double slice_s
+    # Sinks with something to write, oldest first: [start, end) of heap memory, each owned.
+    cdef PyObject** dirty
+    cdef Py_ssize_t start
+    cdef Py_ssize_t end
+    cdef Py_ssize_t capacity
+    cdef bint scheduled
+    cdef bint flushing
+    # Frames of `joined` (held, or NULL) one behind another.
+    cdef char* scratch
+    cdef size_t scratch_size
+    cdef Chain* joined
+
+    cdef readonly uint64_t frames_posted
+    cdef readonly uint64_t frames_written
+    cdef readonly uint64_t bytes_written
+    cdef readonly uint64_t writes
+    cdef readonly uint64_t overruns
+    cdef readonly uint64_t sinks_closed_on_error
+
+    cdef int reserve(self, Py_ssize_t more) except -1
+    cdef void mark(self, PyObject* sink) noexcept
+    cdef int wake(self) except -1
+    cdef int write_owed(self, Sink sink) except -1
+    cdef int write_through_transport(self, Sink sink, Chain* chain, bint urgent) except -1
+    cdef int keep_rest(self, Sink sink, Chain* chain, bint urgent, size_t sent) except -1
+    cdef int hand(self, Sink sink, bytes data) except -1
+    cdef char* join(self, Chain* chain) except NULL
+
+
+# Debug builds count what is alive, so that tests can see it return to what it was.
+cdef struct Live:
+    Py_ssize_t sinks
+    Py_ssize_t audiences
+    Py_ssize_t chains
+    Py_ssize_t seats

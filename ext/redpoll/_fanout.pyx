@@ -1,0 +1,746 @@
+"""Fan-out: notes frames on the sinks of an audience, and writes each sink once, whatever it is owed.
+
+`post` notes a reference and copies nothing; `flush`, once a loop tick, makes one send(2) of all that a sink
+is owed. Knows bytes and descriptors; nothing of WebSockets, channels or JSON. One thread, one loop.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from libc.errno cimport EAGAIN, EINTR, ENOBUFS, ENOMEM, errno
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memmove, memset
+
+import asyncio
+
+__all__ = ["Audience", "Flusher", "Sink"]
+
+cdef extern from "<sys/socket.h>" nogil:
+    ssize_t send(int fd, const void* at, size_t size, int flags)
+    enum:
+        MSG_DONTWAIT
+        MSG_NOSIGNAL
+
+cdef extern from "<time.h>" nogil:
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+    int clock_gettime(int clock, timespec* now)
+    enum:
+        CLOCK_MONOTONIC
+
+cdef extern from *:
+    """
+    #ifdef REDPOLL_DEBUG
+    #define REDPOLL_COUNTS_LIVE 1
+    #else
+    #define REDPOLL_COUNTS_LIVE 0
+    #endif
+    """
+    enum:
+        COUNTS_LIVE "REDPOLL_COUNTS_LIVE"
+
+cdef enum:
+    # What a frame costs a sink beyond its bytes: the chain link that may be its own. Counted against the
+    # bound, so that a client can't have us keep a million frames of two bytes.
+    LINK_BYTES = 64
+    # The clock is read once in so many sinks (a send is about 5 µs).
+    SINKS_PER_LOOK = 32
+    # Scratch above this is given back at the end of a flush.
+    KEPT_SCRATCH_BYTES = 262144
+    FIRST_SEATS = 4
+
+cdef Live alive
+memset(&alive, 0, sizeof(Live))
+
+
+def live() -> dict:
+    """Objects alive, by kind, in a debug build; empty in others."""
+    if COUNTS_LIVE:
+        return alive
+    return {}
+
+
+# -- chains --------------------------------------------------------------------------------------------------
+
+# The one-frame chain that was made last; borrowed, as `grown` is.
+cdef Chain* single = NULL
+
+
+cdef Chain* grow(Chain* before, PyObject* frame) except NULL:
+    """The chain of `before` and then `frame`, made or found. If made, nobody holds it yet: hold or drop it."""
+    global single
+    cdef Chain* chain = single if before == NULL else before.grown
+    if chain != NULL and chain.frame == frame:
+        return chain
+    chain = <Chain*> PyMem_Malloc(sizeof(Chain))
+    if chain == NULL:
+        raise MemoryError()
+    chain.holders = 0
+    chain.before = before
+    chain.grown = NULL
+    chain.frame = frame
+    chain.size = PyBytes_GET_SIZE(<bytes> frame)
+    chain.frames = 1
+    Py_INCREF(<object> frame)
+    if before == NULL:
+        single = chain
+    else:
+        chain.size += before.size
+        chain.frames += before.frames
+        before.grown = chain
+        before.holders += 1
+    if COUNTS_LIVE:
+        alive.chains += 1
+    return chain
+
+
+cdef void drop_unheld(Chain* chain) noexcept:
+    """Free `chain` if nobody holds it, and those before it that are left alone."""
+    global single
+    cdef Chain* before
+    while chain != NULL and chain.holders == 0:
+        before = chain.before
+        if before == NULL:
+            if single == chain:
+                single = NULL
+        else:
+            if before.grown == chain:
+                before.grown = NULL
+            before.holders -= 1
+        Py_DECREF(<object> chain.frame)
+        PyMem_Free(chain)
+        if COUNTS_LIVE:
+            alive.chains -= 1
+        chain = before
+
+
+cdef inline void release(Chain* chain, uint32_t holds) noexcept:
+    if chain != NULL:
+        chain.holders -= holds
+        if chain.holders == 0:
+            drop_unheld(chain)
+
+
+cdef inline uint64_t weight(Chain* chain) noexcept nogil:
+    return chain.size + <uint64_t> chain.frames * LINK_BYTES if chain != NULL else 0
+
+
+# -- sinks ---------------------------------------------------------------------------------------------------
+
+
+cdef class Sink(Timed):
+    """Something that frames are written to: a transport and what it is still owed.
+
+    Base class of the WebSocket. On its own it takes any bytes: `attach_to(transport)`, then `send`.
+    Where a sink is owed more than `Flusher.max_owed_bytes` it is aborted (a WebSocket says 4100 first).
+    """
+
+    def __cinit__(self):
+        self.fd = -1
+        if COUNTS_LIVE:
+            alive.sinks += 1
+
+    def __init__(self, Flusher flusher not None):
+        self.flusher = flusher
+
+    def __dealloc__(self):
+        # No seat is left here: an audience owns whoever sits in it.
+        release(self.owed, 1)
+        release(self.urgent, 1)
+        if COUNTS_LIVE:
+            alive.sinks -= 1
+
+    def set_sid(self, uint64_t hi, uint64_t lo):
+        """Give this sink its socket id, `hi.lo`; neither is 0."""
+        self.sid_hi = hi
+        self.sid_lo = lo
+
+    def attach_to(self, transport):
+        """Write to `transport` from now on; one with a descriptor and no TLS is written by send(2)."""
+        self.attach(transport)
+
+    def send(self, bytes frame not None) -> bool:
+        """Note `frame` on this sink alone; False where it takes no more."""
+        return self.note(frame, False) == 1
+
+    def send_urgent(self, bytes frame not None) -> bool:
+        """As `send`, ahead of all frames that have not been started; urgent ones keep their order."""
+        return self.note(frame, True) == 1
+
+    def pause_writing(self):
+        self.paused = True
+
+    def resume_writing(self):
+        self.paused = False
+        self.buffered = 0
+        if self.owed != NULL or self.urgent != NULL or self.finishing:
+            self.flusher.reserve(1)
+            self.flusher.mark(<PyObject*> self)
+            self.flusher.wake()
+
+    @property
+    def bytes_owed(self) -> int:
+        """Bytes noted and not yet taken by the kernel."""
+        cdef uint64_t total = self.buffered
+        if self.owed != NULL:
+            total += self.owed.size
+        if self.urgent != NULL:
+            total += self.urgent.size
+        return total
+
+    cdef inline Seat* seats_at(self) noexcept:
+        return &self.seat if self.seats == NULL else self.seats
+
+    cdef int take_seat(self, PyObject* audience, uint32_t place) except -1:
+        cdef:
+            uint32_t count = self.seat_count
+            Seat* more
+        if count == 1 and self.seats == NULL:
+            more = <Seat*> PyMem_Malloc(FIRST_SEATS * sizeof(Seat))
+            if more == NULL:
+                raise MemoryError()
+            more[0] = self.seat
+            self.seats = more
+        elif count >= FIRST_SEATS and count & (count - 1) == 0:
+            more = <Seat*> PyMem_Realloc(self.seats, 2 * count * sizeof(Seat))
+            if more == NULL:
+                raise MemoryError()
+            self.seats = more
+        self.seats_at()[count].audience = audience
+        self.seats_at()[count].place = place
+        self.seat_count = count + 1
+        if COUNTS_LIVE:
+            alive.seats += 1
+        return 0
+
+    cdef void leave_seat(self, uint32_t index) noexcept:
+        # noexcept: shrinks only. The last seat takes the place of the one that is left.
+        cdef:
+            Seat* seats = self.seats_at()
+            uint32_t last = self.seat_count - 1
+        if index != last:
+            seats[index] = seats[last]
+            (<Audience> seats[index].audience).places[seats[index].place].seat = index
+        self.seat_count = last
+        if last <= 1 and self.seats != NULL:
+            self.seat = self.seats[0]
+            PyMem_Free(self.seats)
+            self.seats = NULL
+        if COUNTS_LIVE:
+            alive.seats -= 1
+
+    cdef int attach(self, object transport) except -1:
+        sock = transport.get_extra_info("socket")
+        self.transport = transport
+        self.writable = True
+        if sock is not None and transport.get_extra_info("sslcontext") is None:
+            self.fd = sock.fileno()
+            # Resume fires when the transport's buffer is empty: from then on send(2) is in order again.
+            transport.set_write_buffer_limits(0, 0)
+        return 0
+
+    cdef void detach_transport(self) noexcept:
+        """The transport is gone or going: nothing more is written."""
+        self.transport = None
+        self.fd = -1
+        self.writable = False
+        self.finishing = False
+        self.paused = False
+        self.buffered = 0
+        self.forget_owed()
+
+    cdef void forget_owed(self) noexcept:
+        cdef:
+            Chain* owed = self.owed
+            Chain* urgent = self.urgent
+        self.owed = NULL
+        self.urgent = NULL
+        release(owed, 1)
+        release(urgent, 1)
+
+    cdef int note(self, bytes frame, bint urgent) except -1:
+        cdef:
+            Flusher flusher = self.flusher
+            Chain* was
+            Chain* now
+            uint64_t total
+        if not self.writable:
+            return 0
+        flusher.reserve(1)
+        was = self.urgent if urgent else self.owed
+        now = grow(was, <PyObject*> frame)
+        total = self.buffered + weight(self.owed) + weight(self.urgent) - weight(was) + weight(now)
+        if total > flusher.max_owed_bytes:
+            drop_unheld(now)
+            self.forget_owed()
+            self.writable = False
+            self.overrun = True
+        else:
+            now.holders += 1
+            release(was, 1)
+            if urgent:
+                self.urgent = now
+            else:
+                self.owed = now
+            flusher.frames_posted += 1
+        if not self.dirty and (not self.paused or self.overrun):
+            flusher.mark(<PyObject*> self)
+            flusher.wake()
+        return not self.overrun
+
+    cdef int finish(self) except -1:
+        """Take no more frames, and half-close when those that are owed are written."""
+        self.writable = False
+        if self.transport is None:
+            return 0
+        self.finishing = True
+        if not self.dirty and not self.paused:
+            self.flusher.reserve(1)
+            self.flusher.mark(<PyObject*> self)
+            self.flusher.wake()
+        return 0
+
+    cdef int overran(self) except -1:
+        """Owed too much; whatever was owed is dropped already."""
+        return self.broke()
+
+    cdef int broke(self) except -1:
+        """The socket is of no more use. connection_lost follows."""
+        transport = self.transport
+        self.detach_transport()
+        if transport is not None:
+            transport.abort()
+        return 0
+
+
+# -- audiences -----------------------------------------------------------------------------------------------
+
+
+cdef class Audience:
+    """The sinks that hear one thing. Adding and discarding are O(1) in the audience's size, 32 bytes a sink.
+
+    Owns who is in it. Subclass it to give it a name; `len`, `in` and iteration work (over a copy: the caller
+    may add, discard and close meanwhile).
+    """
+
+    def __cinit__(self):
+        if COUNTS_LIVE:
+            alive.audiences += 1
+
+    def __init__(self, Flusher flusher not None):
+        self.flusher = flusher
+
+    def __dealloc__(self):
+        while self.count:
+            self.vacate(self.count - 1)
+        PyMem_Free(self.places)
+        if COUNTS_LIVE:
+            alive.audiences -= 1
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __contains__(self, sink) -> bool:
+        return isinstance(sink, Sink) and seat_of(self, <Sink> sink) >= 0
+
+    def __iter__(self):
+        return iter([<Sink> self.places[i].sink for i in range(self.count)])
+
+    def add(self, Sink sink not None) -> bool:
+        """Let `sink` in; False if it was in already."""
+        cdef:
+            Place* places
+            uint32_t capacity
+        if self.flusher is None or sink.flusher is not self.flusher:
+            raise ValueError("a sink and its audiences have one flusher")
+        if seat_of(self, sink) >= 0:
+            return False
+        if self.count == self.capacity:
+            # Grows by a half: an audience of one is common, and one of a hundred thousand must not double.
+            capacity = self.capacity + self.capacity // 2 + 1
+            places = <Place*> PyMem_Realloc(self.places, capacity * sizeof(Place))
+            if places == NULL:
+                raise MemoryError()
+            self.places = places
+            self.capacity = capacity
+        sink.take_seat(<PyObject*> self, self.count)
+        # The reference last, when nothing can fail.
+        self.places[self.count].sink = <PyObject*> sink
+        self.places[self.count].seat = sink.seat_count - 1
+        self.count += 1
+        Py_INCREF(sink)
+        return True
+
+    def discard(self, Sink sink not None) -> bool:
+        """Let `sink` go; False if it wasn't in."""
+        cdef Py_ssize_t seat = seat_of(self, sink)
+        if seat < 0:
+            return False
+        self.vacate(sink.seats_at()[seat].place)
+        return True
+
+    cdef void vacate(self, uint32_t place) noexcept:
+        # noexcept: shrinks only, and dealloc must not fail. The last place fills the gap.
+        cdef:
+            PyObject* sink = self.places[place].sink
+            uint32_t last = self.count - 1
+            uint32_t seat = self.places[place].seat
+            Place* places
+        if place != last:
+            self.places[place] = self.places[last]
+            (<Sink> self.places[place].sink).seats_at()[self.places[place].seat].place = place
+        self.count = last
+        (<Sink> sink).leave_seat(seat)
+        if self.capacity > 16 and last < self.capacity // 4:
+            places = <Place*> PyMem_Realloc(self.places, (self.capacity // 2) * sizeof(Place))
+            if places != NULL:
+                self.places = places
+                self.capacity //= 2
+        Py_DECREF(<Sink> sink)
+
+    def post(self, bytes frame not None, uint64_t skip_hi=0, uint64_t skip_lo=0) -> int:
+        """Note `frame` on every sink but the one whose socket id is `skip_hi.skip_lo`; how many were noted.
+
+        Copies nothing and calls nobody but `schedule`, once, at the end: the audience can't change meanwhile.
+        """
+        cdef:
+            Flusher flusher = self.flusher
+            uint64_t limit = flusher.max_owed_bytes
+            uint64_t total = 0
+            uint32_t noted = 0
+            uint32_t moved = 0
+            uint32_t i
+            PyObject* sink
+            # Neighbours are owed the same as a rule: what one's chain grew from and to is the next one's too.
+            Chain* was = NULL
+            Chain* now = NULL
+        flusher.reserve(self.count)
+        for i in range(self.count):
+            sink = self.places[i].sink
+            if not (<Sink> sink).writable:
+                continue
+            if skip_lo and (<Sink> sink).sid_lo == skip_lo and (<Sink> sink).sid_hi == skip_hi:
+                continue
+            if now == NULL or (<Sink> sink).owed != was:
+                if now != NULL:
+                    now.holders += moved
+                    release(was, moved)
+                    drop_unheld(now)
+                    moved = 0
+                was = (<Sink> sink).owed
+                now = NULL
+                now = grow(was, <PyObject*> frame)
+                total = weight(now)
+            if total + (<Sink> sink).buffered + weight((<Sink> sink).urgent) > limit:
+                # Acted on at the flush: nobody may be called while we walk.
+                (<Sink> sink).owed = NULL
+                moved += 1
+                now.holders -= 1
+                (<Sink> sink).writable = False
+                (<Sink> sink).overrun = True
+            else:
+                (<Sink> sink).owed = now
+                moved += 1
+                noted += 1
+            if not (<Sink> sink).dirty and (not (<Sink> sink).paused or (<Sink> sink).overrun):
+                flusher.mark(sink)
+        if now != NULL:
+            now.holders += moved
+            release(was, moved)
+            drop_unheld(now)
+        flusher.frames_posted += noted
+        flusher.wake()
+        return noted
+
+
+cdef Py_ssize_t seat_of(Audience audience, Sink sink) noexcept:
+    # A connection is in few audiences: a walk over its seats beats any index that it would have to carry.
+    cdef:
+        Seat* seats = sink.seats_at()
+        uint32_t i
+    for i in range(sink.seat_count):
+        if seats[i].audience == <PyObject*> audience:
+            return i
+    return -1
+
+
+# -- the flusher ---------------------------------------------------------------------------------------------
+
+
+cdef double monotonic_s() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return now.tv_sec + now.tv_nsec * 1e-9
+
+
+cdef class Flusher:
+    """The list of sinks with something to write, and the writing.
+
+    `schedule` is called with no arguments when there is work and no call of `flush` is on its way:
+    `lambda: loop.call_soon(flusher.flush)`. `max_owed_bytes` bounds what one sink may be owed, `slice_s` how
+    long one flush may last. Counters only grow.
+    """
+
+    def __init__(self, schedule, uint32_t max_owed_bytes=1048576, double slice_s=0.004):
+        self.schedule = schedule
+        self.max_owed_bytes = max_owed_bytes
+        self.slice_s = slice_s
+
+    def __dealloc__(self):
+        cdef Py_ssize_t i
+        for i in range(self.start, self.end):
+            Py_DECREF(<Sink> self.dirty[i])
+        PyMem_Free(self.dirty)
+        PyMem_Free(self.scratch)
+        release(self.joined, 1)
+
+    @property
+    def waiting(self) -> int:
+        """Sinks that have something to write, and are able to."""
+        return self.end - self.start
+
+    def flush(self) -> bool:
+        """Write every sink that is owed something once, all that it is owed; True if the slice was too short.
+
+        What is left is scheduled. A sink that fails is closed and counted; the others don't notice.
+        """
+        cdef:
+            Py_ssize_t stop
+            uint32_t until_look = SINKS_PER_LOOK
+            double deadline
+            bint late = False
+            Sink sink
+        if self.flushing:
+            # A callback of ours called: what it noted is in the list, and the outer call sees to it.
+            return self.end > self.start
+        self.flushing = True
+        self.scheduled = False
+        deadline = monotonic_s() + self.slice_s
+        # Who is noted during this flush waits for the next, or a callback that sends would hold us here.
+        stop = self.end
+        try:
+            while self.start < stop and not late:
+                try:
+                    # The handler is set up once, not once a sink.
+                    while self.start < stop:
+                        sink = <Sink> self.dirty[self.start]
+                        self.start += 1
+                        Py_DECREF(sink)
+                        sink.dirty = False
+                        self.write_owed(sink)
+                        until_look -= 1
+                        if until_look == 0:
+                            until_look = SINKS_PER_LOOK
+                            if monotonic_s() > deadline:
+                                late = True
+                                break
+                except Exception as fault:
+                    report(fault, sink)
+                    self.sinks_closed_on_error += 1
+                    sink.broke()
+        finally:
+            self.flushing = False
+            release(self.joined, 1)
+            self.joined = NULL
+            if self.scratch_size > KEPT_SCRATCH_BYTES:
+                PyMem_Free(self.scratch)
+                self.scratch = NULL
+                self.scratch_size = 0
+            memmove(self.dirty, self.dirty + self.start, (self.end - self.start) * sizeof(PyObject*))
+            self.end -= self.start
+            self.start = 0
+            self.wake()
+        return self.end > self.start
+
+    cdef int reserve(self, Py_ssize_t more) except -1:
+        """Room for `more` sinks in the list, so that `mark` can't fail."""
+        cdef:
+            Py_ssize_t capacity
+            PyObject** dirty
+        if self.end + more <= self.capacity:
+            return 0
+        capacity = max(self.capacity * 2, self.end + more, 64)
+        dirty = <PyObject**> PyMem_Realloc(self.dirty, capacity * sizeof(PyObject*))
+        if dirty == NULL:
+            raise MemoryError()
+        self.dirty = dirty
+        self.capacity = capacity
+        return 0
+
+    cdef void mark(self, PyObject* sink) noexcept:
+        # noexcept: reserve() was called.
+        self.dirty[self.end] = sink
+        self.end += 1
+        (<Sink> sink).dirty = True
+        Py_INCREF(<Sink> sink)
+
+    cdef int wake(self) except -1:
+        if self.end > self.start and not self.scheduled and not self.flushing:
+            self.scheduled = True
+            try:
+                self.schedule()
+            except BaseException:
+                self.scheduled = False
+                raise
+        return 0
+
+    cdef int write_owed(self, Sink sink) except -1:
+        cdef:
+            Chain* chain
+            char* at
+            ssize_t sent
+            bint urgent
+            int i
+        if sink.overrun:
+            sink.overrun = False
+            self.overruns += 1
+            sink.overran()
+        # Urgent, owed, and one more for what a first write cut short. Frames noted by whoever is called from
+        # here wait for the next flush, or a callback that sends would hold us.
+        for i in range(3):
+            if sink.paused or sink.transport is None:
+                return 0
+            urgent = sink.urgent != NULL
+            chain = sink.urgent if urgent else sink.owed
+            if chain == NULL:
+                if sink.finishing:
+                    sink.finishing = False
+                    if sink.transport.can_write_eof():
+                        sink.transport.write_eof()
+                    else:
+                        sink.transport.close()
+                return 0
+            if sink.fd < 0:
+                self.write_through_transport(sink, chain, urgent)
+                continue
+            at = PyBytes_AS_STRING(<bytes> chain.frame) if chain.frames == 1 else self.join(chain)
+            sent = send(sink.fd, at, chain.size, MSG_DONTWAIT | MSG_NOSIGNAL)
+            if sent == <ssize_t> chain.size:
+                self.writes += 1
+                self.frames_written += chain.frames
+                self.bytes_written += sent
+                if urgent:
+                    sink.urgent = NULL
+                else:
+                    sink.owed = NULL
+                release(chain, 1)
+            elif sent >= 0:
+                self.writes += 1
+                self.bytes_written += sent
+                self.keep_rest(sink, chain, urgent, sent)
+            elif errno == EAGAIN or errno == ENOBUFS or errno == ENOMEM:
+                self.keep_rest(sink, chain, urgent, 0)
+            elif errno != EINTR:
+                self.sinks_closed_on_error += 1
+                sink.broke()
+                return 0
+        if sink.dirty or sink.paused:
+            return 0
+        if sink.owed != NULL or sink.urgent != NULL or sink.finishing:
+            self.reserve(1)
+            self.mark(<PyObject*> sink)
+        return 0
+
+    cdef int write_through_transport(self, Sink sink, Chain* chain, bint urgent) except -1:
+        """All of `chain` in one write of a transport that alone may touch the socket (TLS)."""
+        cdef bytes data
+        if chain.frames == 1:
+            data = <bytes> chain.frame
+        else:
+            data = PyBytes_FromStringAndSize(self.join(chain), chain.size)
+        self.frames_written += chain.frames
+        if urgent:
+            sink.urgent = NULL
+        else:
+            sink.owed = NULL
+        release(chain, 1)
+        return self.hand(sink, data)
+
+    cdef int keep_rest(self, Sink sink, Chain* chain, bint urgent, size_t sent) except -1:
+        """The kernel took `sent` bytes of `chain`: the rest of the frame in which it stopped goes to the
+        transport, which waits for room; the frames behind that stay ours, as references."""
+        cdef:
+            Chain** links
+            Chain* link = chain
+            Chain* rest = NULL
+            Chain* longer
+            uint32_t i = chain.frames
+            uint32_t j
+            bytes started
+        links = <Chain**> PyMem_Malloc(chain.frames * sizeof(Chain*))
+        if links == NULL:
+            raise MemoryError()
+        try:
+            while link != NULL:
+                i -= 1
+                links[i] = link
+                link = link.before
+            while sent >= <size_t> PyBytes_GET_SIZE(<bytes> links[i].frame):
+                sent -= PyBytes_GET_SIZE(<bytes> links[i].frame)
+                i += 1
+            self.frames_written += i + 1
+            started = <bytes> links[i].frame
+            for j in range(i + 1, chain.frames):
+                try:
+                    longer = grow(rest, links[j].frame)
+                except MemoryError:
+                    drop_unheld(rest)
+                    raise
+                rest = longer
+        finally:
+            PyMem_Free(links)
+        if rest != NULL:
+            rest.holders += 1
+        if urgent:
+            sink.urgent = rest
+        else:
+            sink.owed = rest
+        release(chain, 1)
+        return self.hand(sink, started[sent:] if sent else started)
+
+    cdef int hand(self, Sink sink, bytes data) except -1:
+        self.writes += 1
+        self.bytes_written += PyBytes_GET_SIZE(data)
+        sink.transport.write(data)
+        if sink.paused:
+            sink.buffered = <uint32_t> PyBytes_GET_SIZE(data)
+        return 0
+
+    cdef char* join(self, Chain* chain) except NULL:
+        """The frames of `chain` one behind another, in the scratch; often they are there already."""
+        cdef:
+            char* scratch
+            char* at
+            Chain* link = chain
+            Py_ssize_t size
+        if self.joined == chain:
+            return self.scratch
+        if self.scratch_size < chain.size:
+            scratch = <char*> PyMem_Realloc(self.scratch, chain.size)
+            if scratch == NULL:
+                raise MemoryError()
+            self.scratch = scratch
+            self.scratch_size = chain.size
+        release(self.joined, 1)
+        chain.holders += 1
+        self.joined = chain
+        at = self.scratch + chain.size
+        while link != NULL:
+            size = PyBytes_GET_SIZE(<bytes> link.frame)
+            at -= size
+            memcpy(at, PyBytes_AS_STRING(<bytes> link.frame), size)
+            link = link.before
+        return self.scratch
+
+
+def report(fault: BaseException, protocol) -> None:
+    """Tell the loop's exception handler of a fault that closed one socket (failures.md row 40)."""
+    asyncio.get_running_loop().call_exception_handler(
+        {
+            "message": f"a socket was closed by a fault of ours: {type(fault).__name__}",
+            "exception": fault,
+            "protocol": protocol,
+            "transport": (<Sink> protocol).transport,
+        }
+    )

@@ -1,0 +1,359 @@
+"""Frames as the wire has them, made once per event, and the bus envelope that an event arrives in.
+
+Bytes in, bytes out: no sockets, no state. Payloads are taken to be valid UTF-8; whoever made them saw to it.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint64_t
+from libc.string cimport memchr, memcpy, memset
+
+__all__ = ["close", "envelope", "event_frame", "frame_of", "ping", "pong", "text"]
+
+# RFC 6455 5.2: FIN set, no RSV, opcode. 5.5: a control frame carries at most 125 bytes.
+cdef enum:
+    TEXT = 0x81
+    CLOSE = 0x88
+    PING = 0x89
+    PONG = 0x8A
+    MAX_CONTROL_BYTES = 125
+
+# What a byte costs in a JSON string beyond itself: `\n` and its like 1, `\u001f` and its like 5.
+cdef uint8_t[256] extra
+# The letter of the short escape, where there is one.
+cdef uint8_t[256] letter
+memset(extra, 0, 256)
+memset(letter, 0, 256)
+
+
+def _fill_tables():
+    for byte in range(0x20):
+        extra[byte] = 5
+    for byte, escape in zip(b'"\\\b\t\n\f\r', b'"\\btnfr'):
+        extra[byte] = 1
+        letter[byte] = escape
+
+
+_fill_tables()
+del _fill_tables
+
+
+# -- WebSocket frames from the server: never masked (RFC 6455 5.1) -------------------------------------------
+
+
+cdef inline Py_ssize_t head_size(Py_ssize_t size) noexcept nogil:
+    return 2 if size < 126 else 4 if size < 65536 else 10
+
+
+cdef inline uint8_t* put_head(uint8_t* at, uint8_t first, Py_ssize_t size) noexcept nogil:
+    cdef int shift
+    at[0] = first
+    if size < 126:
+        at[1] = <uint8_t> size
+        return at + 2
+    if size < 65536:
+        at[1] = 126
+        at[2] = <uint8_t> (size >> 8)
+        at[3] = <uint8_t> size
+        return at + 4
+    at[1] = 127
+    for shift in range(8):
+        at[2 + shift] = <uint8_t> (<uint64_t> size >> (56 - 8 * shift))
+    return at + 10
+
+
+cdef bytes frame(uint8_t first, bytes payload):
+    cdef:
+        Py_ssize_t size = PyBytes_GET_SIZE(payload)
+        bytes made = PyBytes_FromStringAndSize(NULL, head_size(size) + size)
+        uint8_t* at = put_head(<uint8_t*> PyBytes_AS_STRING(made), first, size)
+    memcpy(at, PyBytes_AS_STRING(payload), size)
+    return made
+
+
+def text(bytes payload not None) -> bytes:
+    """A text frame of `payload`, unfragmented (RFC 6455 5.6)."""
+    return frame(TEXT, payload)
+
+
+def ping(bytes payload not None = b"") -> bytes:
+    """A Ping frame (RFC 6455 5.5.2); ValueError above 125 bytes."""
+    return control(PING, payload)
+
+
+def pong(bytes payload not None = b"") -> bytes:
+    """A Pong frame (RFC 6455 5.5.3); ValueError above 125 bytes."""
+    return control(PONG, payload)
+
+
+def close(code: int | None, reason: str = "") -> bytes:
+    """A Close frame (RFC 6455 5.5.1). The reason is cut so that it fits, at a whole character; None: no body."""
+    if code is None:
+        return frame(CLOSE, b"")
+    body = reason.encode()[: MAX_CONTROL_BYTES - 2].decode(errors="ignore").encode()
+    return frame(CLOSE, int(code).to_bytes(2, "big") + body)
+
+
+cdef bytes control(uint8_t first, bytes payload):
+    if PyBytes_GET_SIZE(payload) > MAX_CONTROL_BYTES:
+        raise ValueError("a control frame carries at most 125 bytes")
+    return frame(first, payload)
+
+
+# -- events (protocol.md 2.1) --------------------------------------------------------------------------------
+
+
+cdef inline uint64_t needs_escape(const uint8_t* at) noexcept nogil:
+    """Not 0 if one of eight bytes is a quote, a backslash or below 0x20. No byte is missed, none is suspected
+    in vain below 0x80; a byte above it may be, which costs the slow turn and nothing else."""
+    cdef:
+        uint64_t word, ones = 0x0101010101010101, high = 0x8080808080808080
+        uint64_t quote, back
+    memcpy(&word, at, 8)
+    quote = word ^ (ones * 0x22)
+    back = word ^ (ones * 0x5C)
+    return (((word - ones * 0x20) & ~word) | ((quote - ones) & ~quote) | ((back - ones) & ~back)) & high
+
+
+cdef Py_ssize_t escaped_size(const uint8_t* at, Py_ssize_t size) noexcept nogil:
+    cdef:
+        const uint8_t* end = at + size
+        Py_ssize_t total = size
+        int i
+    while end - at >= 8:
+        if needs_escape(at):
+            for i in range(8):
+                total += extra[at[i]]
+        at += 8
+    while at < end:
+        total += extra[at[0]]
+        at += 1
+    return total
+
+
+cdef inline uint8_t* put_byte(uint8_t* to, uint8_t byte) noexcept nogil:
+    if extra[byte] == 0:
+        to[0] = byte
+        return to + 1
+    to[0] = c'\\'
+    if letter[byte]:
+        to[1] = letter[byte]
+        return to + 2
+    memcpy(to + 1, b"u00", 3)
+    to[4] = c'0' + (byte >> 4)
+    to[5] = (c'0' if (byte & 15) < 10 else c'a' - 10) + (byte & 15)
+    return to + 6
+
+
+cdef uint8_t* put_escaped(uint8_t* to, const uint8_t* at, Py_ssize_t size, bint plain) noexcept nogil:
+    cdef:
+        const uint8_t* end = at + size
+        int i
+    if plain:
+        memcpy(to, at, size)
+        return to + size
+    while end - at >= 8:
+        if needs_escape(at):
+            for i in range(8):
+                to = put_byte(to, at[i])
+        else:
+            memcpy(to, at, 8)
+            to += 8
+        at += 8
+    while at < end:
+        to = put_byte(to, at[0])
+        at += 1
+    return to
+
+
+cdef struct Span:
+    # Borrowed bytes: valid while the object that the caller holds is.
+    const uint8_t* at
+    Py_ssize_t size
+
+
+cdef inline Span span_of(bytes of) noexcept:
+    cdef Span span
+    span.at = <const uint8_t*> PyBytes_AS_STRING(of)
+    span.size = PyBytes_GET_SIZE(of)
+    return span
+
+
+cdef bytes encode_event(Span event, Span channel, Span data, Span user, bint has_user):
+    # Sizes first, so that the frame is allocated once and exactly.
+    cdef:
+        Py_ssize_t event_size = escaped_size(event.at, event.size)
+        Py_ssize_t channel_size = escaped_size(channel.at, channel.size)
+        Py_ssize_t data_size = escaped_size(data.at, data.size)
+        Py_ssize_t user_size = escaped_size(user.at, user.size) if has_user else 0
+        Py_ssize_t size = 10 + event_size + 13 + channel_size + 10 + data_size + 2
+        bytes made
+        uint8_t* to
+    if has_user:
+        size += 13 + user_size
+    made = PyBytes_FromStringAndSize(NULL, head_size(size) + size)
+    to = put_head(<uint8_t*> PyBytes_AS_STRING(made), TEXT, size)
+    memcpy(to, b'{"event":"', 10)
+    to = put_escaped(to + 10, event.at, event.size, event_size == event.size)
+    memcpy(to, b'","channel":"', 13)
+    to = put_escaped(to + 13, channel.at, channel.size, channel_size == channel.size)
+    memcpy(to, b'","data":"', 10)
+    to = put_escaped(to + 10, data.at, data.size, data_size == data.size)
+    if has_user:
+        memcpy(to, b'","user_id":"', 13)
+        to = put_escaped(to + 13, user.at, user.size, user_size == user.size)
+    memcpy(to, b'"}', 2)
+    return made
+
+
+def event_frame(
+    bytes event not None, bytes channel not None, bytes data not None, bytes user_id=None
+) -> bytes:
+    """The text frame of an event on a channel (protocol.md 2.1); arguments are UTF-8, unescaped."""
+    cdef Span user
+    user.at = NULL
+    user.size = 0
+    if user_id is not None:
+        user = span_of(user_id)
+    return encode_event(span_of(event), span_of(channel), span_of(data), user, user_id is not None)
+
+
+# -- the bus envelope (cluster.md 3) -------------------------------------------------------------------------
+
+
+cdef struct Envelope:
+    uint64_t offset
+    uint64_t prev
+    uint64_t skip_hi
+    uint64_t skip_lo
+    # at == NULL: none.
+    Span trace
+    Span user
+    Span event
+    Span data
+
+
+cdef int malformed(str what) except -1:
+    raise ValueError(f"malformed envelope: {what}")
+
+
+cdef int next_word(const uint8_t** at, const uint8_t* end, uint8_t stop, Span* word) except -1:
+    cdef const uint8_t* found = <const uint8_t*> memchr(at[0], stop, end - at[0])
+    if found == NULL or found == at[0]:
+        malformed("header line")
+    word.at = at[0]
+    word.size = found - at[0]
+    at[0] = found + 1
+    return 0
+
+
+cdef bint to_number(const uint8_t* at, Py_ssize_t size, uint64_t* number) noexcept:
+    """Decimal digits only; False for anything else, and for what doesn't fit."""
+    cdef:
+        uint64_t value = 0
+        uint8_t digit
+        Py_ssize_t i
+    if size == 0 or size > 19:
+        return False
+    for i in range(size):
+        digit = at[i] - c'0'
+        if digit > 9:
+            return False
+        value = value * 10 + digit
+    number[0] = value
+    return True
+
+
+cdef int read_number(Span word, uint64_t* number) except -1:
+    if not to_number(word.at, word.size, number):
+        malformed("number")
+    return 0
+
+
+cdef inline bint is_dash(Span word) noexcept:
+    return word.size == 1 and word.at[0] == c'-'
+
+
+cdef int read_envelope(bytes payload, Envelope* found) except -1:
+    cdef:
+        const uint8_t* at = <const uint8_t*> PyBytes_AS_STRING(payload)
+        const uint8_t* end = at + PyBytes_GET_SIZE(payload)
+        const uint8_t* dot
+        const uint8_t* line
+        Span word
+        uint64_t user_size = 0
+        uint64_t event_size = 0
+    if end - at < 2 or at[0] != c'e' or at[1] != c' ':
+        malformed("kind")
+    line = <const uint8_t*> memchr(at, c'\n', end - at)
+    if line == NULL:
+        malformed("header line")
+    at += 2
+    next_word(&at, line, c' ', &word)
+    read_number(word, &found.offset)
+    next_word(&at, line, c' ', &word)
+    read_number(word, &found.prev)
+    next_word(&at, line, c' ', &word)
+    found.skip_hi = found.skip_lo = 0
+    if not is_dash(word):
+        dot = <const uint8_t*> memchr(word.at, c'.', word.size)
+        if dot == NULL:
+            malformed("socket id")
+        # An id of digits that none of our sockets can have skips nobody; the event is still to be delivered.
+        if not (
+            to_number(word.at, dot - word.at, &found.skip_hi)
+            and to_number(dot + 1, word.at + word.size - dot - 1, &found.skip_lo)
+        ):
+            found.skip_hi = found.skip_lo = 0
+    next_word(&at, line, c' ', &found.trace)
+    if is_dash(found.trace):
+        found.trace.at = NULL
+    next_word(&at, line, c' ', &word)
+    read_number(word, &user_size)
+    next_word(&at, line + 1, c'\n', &word)
+    read_number(word, &event_size)
+    if user_size > <uint64_t> (end - at) or event_size > <uint64_t> (end - at) - user_size:
+        malformed("sizes")
+    found.user.at = at if user_size else NULL
+    found.user.size = user_size
+    found.event.at = at + user_size
+    found.event.size = event_size
+    found.data.at = found.event.at + event_size
+    found.data.size = end - found.data.at
+    return 0
+
+
+cdef bytes bytes_of(Span span):
+    return None if span.at == NULL else PyBytes_FromStringAndSize(<const char*> span.at, span.size)
+
+
+def envelope(bytes payload not None) -> tuple:
+    """`(offset, prev, skip_hi, skip_lo, trace, user, event, data)` of an `e` envelope (cluster.md 3).
+
+    trace and user are bytes or None, skip is 0, 0 where nobody is skipped. ValueError where it is malformed.
+    """
+    cdef Envelope found
+    read_envelope(payload, &found)
+    return (
+        found.offset,
+        found.prev,
+        found.skip_hi,
+        found.skip_lo,
+        bytes_of(found.trace),
+        bytes_of(found.user),
+        bytes_of(found.event),
+        bytes_of(found.data),
+    )
+
+
+def frame_of(bytes payload not None, bytes channel not None) -> tuple:
+    """`(frame, skip_hi, skip_lo)`: an `e` envelope straight to the frame that its subscribers get.
+
+    As `envelope` and `event_frame`, without the objects in between. ValueError where it is malformed.
+    """
+    cdef Envelope found
+    read_envelope(payload, &found)
+    return (
+        encode_event(found.event, span_of(channel), found.data, found.user, found.user.at != NULL),
+        found.skip_hi,
+        found.skip_lo,
+    )

