@@ -1,0 +1,1 @@
+"""What the protocol says. No asyncio, no Redis, no clock: functions of their arguments."""

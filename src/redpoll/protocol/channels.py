@@ -1,0 +1,43 @@
+"""Names of channels and what follows from them, protocol.md 5.1 and 5.2. Knows no connection and no app."""
+
+import re
+from enum import Enum
+
+__all__ = ["MAX_NAME_CHARS", "SERVER_TO_USER", "Kind", "kind_of", "needs_auth", "valid_name"]
+
+# The documented maximum is 164, but every server library lets 200 through (protocol.md 5.1).
+MAX_NAME_CHARS = 200
+SERVER_TO_USER = "#server-to-user-"
+
+_NAME = re.compile(rf"[-a-zA-Z0-9_=@,.;]{{1,{MAX_NAME_CHARS}}}").fullmatch
+
+
+class Kind(Enum):
+    """What one must show to be let in. Whether a channel caches or is encrypted is independent of it:
+    one enum for both made a peer take `private-cache-*` without a signature (protocol.md 5.2)."""
+
+    PUBLIC = "public"
+    PRIVATE = "private"
+    PRESENCE = "presence"
+    USER = "user"
+
+
+def kind_of(channel: str) -> Kind:
+    """By anchored prefix: `my-private-x` is public, and so is `private` without the dash."""
+    if channel.startswith("private-"):
+        return Kind.PRIVATE
+    if channel.startswith("presence-"):
+        return Kind.PRESENCE
+    if channel.startswith(SERVER_TO_USER):
+        return Kind.USER
+    return Kind.PUBLIC
+
+
+def needs_auth(channel: str) -> bool:
+    """Whether a subscribe must be signed. `cache-` and `encrypted-` never change it."""
+    return channel.startswith(("private-", "presence-"))
+
+
+def valid_name(channel: str) -> bool:
+    """Whether one may publish or subscribe to a channel of this name; `#…` names are the protocol's own."""
+    return _NAME(channel) is not None

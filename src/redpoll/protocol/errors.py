@@ -1,0 +1,115 @@
+"""Every code that a client or a caller can be told, and the two exceptions that carry one.
+
+The tables are the whole truth: an answer with a code that isn't here is a bug. What is ours alone (a
+traceback, a lost Redis) is logged elsewhere and comes out as `internal` or a close with a generic text.
+"""
+
+from enum import IntEnum
+
+import msgspec
+
+__all__ = ["HTTP_STATUS", "ApiError", "ClientError", "Code", "close_reason", "fault_of"]
+
+# A close frame has 125 bytes, two of which are the code (RFC 6455 5.5).
+_MAX_REASON_BYTES = 123
+
+
+class Code(IntEnum):
+    """Codes of `pusher:error` and of close frames, protocol.md 4.2. The range says what clients do:
+
+    4000-4099 they stay away, 4100-4199 they return after a second, 4200-4299 at once.
+    43xx never closes: as a close code it leaves pusher-js down for good (protocol.md 4.1).
+    """
+
+    TLS_REQUIRED = 4000
+    UNKNOWN_KEY = 4001
+    APP_DISABLED = 4003
+    OVER_QUOTA = 4004
+    PATH_NOT_FOUND = 4005
+    BAD_VERSION = 4006
+    UNSUPPORTED_VERSION = 4007
+    UNAUTHORIZED = 4009
+    OVER_CAPACITY = 4100
+    RECONNECT = 4200
+    PONG_NOT_RECEIVED = 4201
+    CLIENT_EVENT_REJECTED = 4301
+
+
+# protocol.md 14.11 and decisions.md; the order is that of the statuses.
+HTTP_STATUS: dict[str, int] = {
+    "bad_request": 400,
+    "invalid_event_name": 400,
+    "invalid_channel": 400,
+    "too_many_channels": 400,
+    "batch_too_large": 400,
+    "invalid_socket_id": 400,
+    "invalid_info": 400,
+    "not_presence_channel": 400,
+    "unknown_epoch": 400,
+    "invalid_offset": 400,
+    "invalid_cursor": 400,
+    "unauthorized": 401,
+    "invalid_signature": 401,
+    "timestamp_out_of_range": 401,
+    "body_md5_mismatch": 401,
+    "token_expired": 401,
+    "token_revoked": 401,
+    "app_disabled": 403,
+    "insufficient_scope": 403,
+    "unknown_app": 404,
+    "not_found": 404,
+    "method_not_allowed": 405,
+    "idempotency_conflict": 409,
+    "payload_too_large": 413,
+    "unsupported_media_type": 415,
+    "rate_limited": 429,
+    "daily_limit_exceeded": 429,
+    "internal": 500,
+    "unavailable": 503,
+}
+
+
+class ClientError(Exception):
+    """A WebSocket client's fault, told to it in band. `code` is None where the protocol says null."""
+
+    def __init__(self, code: int | None, message: str) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.code})"
+
+
+class ApiError(Exception):
+    """An HTTP caller's fault. `code` is one of `HTTP_STATUS`, which gives the status."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+
+    @property
+    def status(self) -> int:
+        return HTTP_STATUS[self.code]
+
+    def body(self, trace_id: str) -> dict[str, str | int]:
+        """The one shape of an error answer, protocol.md 14.11. `trace_id` is 32 hex digits."""
+        return {"error": self.message, "code": self.code, "status": self.status, "trace_id": trace_id}
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.code})"
+
+
+def close_reason(message: str) -> str:
+    """`message` cut to what a close frame can hold, never through the middle of a character."""
+    return message.encode("utf-8", "replace")[:_MAX_REASON_BYTES].decode("utf-8", "ignore")
+
+
+def fault_of(error: Exception) -> str:
+    """What was wrong with bytes that msgspec could not decode, without quoting them."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, msgspec.DecodeError):
+        return str(error)
+    return "not UTF-8"

@@ -1,0 +1,95 @@
+"""The JSON of every frame that the server itself composes, protocol.md 12. Not the WebSocket framing around
+it, and not published events: those are made in C from the bytes on the bus (redpoll._frame).
+
+`data` is a string in every frame but `pusher:error`, where it is an object: of the clients the strictest
+decide (protocol.md 2.2). All functions return UTF-8 JSON of one frame.
+"""
+
+from typing import Any
+
+import msgspec
+
+__all__ = [
+    "PING",
+    "PONG",
+    "auth_required",
+    "connection_established",
+    "error",
+    "member_added",
+    "member_removed",
+    "ping",
+    "pong",
+    "subscription_error",
+    "subscription_succeeded",
+]
+
+PING = b'{"event":"pusher:ping","data":"{}"}'
+PONG = b'{"event":"pusher:pong","data":"{}"}'
+
+_encode = msgspec.json.Encoder().encode
+
+
+def connection_established(socket_id: str, activity_timeout_s: float) -> bytes:
+    """The first frame on every socket (1.2). A fraction of a second counts as a whole one, and the
+    timeout is never 0: pusher-js throws such a handshake away."""
+    timeout_s = max(1, -int(-activity_timeout_s // 1))
+    data = b'{"socket_id":"%b","activity_timeout":%d}' % (socket_id.encode(), timeout_s)
+    return b'{"event":"pusher:connection_established","data":%b}' % _string(data)
+
+
+def error(code: int | None, message: str) -> bytes:
+    """In band, or just before a close with the same code (4.3). Never with code None before
+    `connection_established`: pusher-js hangs on that."""
+    body = _encode({"code": None if code is None else int(code), "message": message})
+    return b'{"event":"pusher:error","data":%b}' % body
+
+
+def pong() -> bytes:
+    return PONG
+
+
+def ping() -> bytes:
+    return PING
+
+
+def subscription_succeeded(channel: str, presence: bytes | None = None) -> bytes:
+    """`presence` is what `Roster.snapshot()` gives; None on channels that aren't presence channels (5.4)."""
+    data = b'"{}"' if presence is None else _string(presence)
+    return b'{"event":"pusher_internal:subscription_succeeded","channel":%b,"data":%b}' % (
+        _encode(channel),
+        data,
+    )
+
+
+def subscription_error(channel: str, type: str, error: str, status: int, **more: Any) -> bytes:
+    """The frame that Echo's `.error()` hears (5.5). `more` goes beside `type`, `error` and `status`."""
+    data = _encode({"type": type, "error": error, "status": status, **more})
+    return b'{"event":"pusher:subscription_error","channel":%b,"data":%b}' % (_encode(channel), _string(data))
+
+
+def auth_required(channel: str, socket_id: str) -> bytes:
+    """Spec 4.8: what a subscribe without `auth` is told first, for clients that sign in a second step."""
+    data = _encode({"channel": channel, "socket_id": socket_id})
+    return b'{"event":"auth_required","channel":%b,"data":%b}' % (_encode(channel), _string(data))
+
+
+def member_added(channel: str, user_id: str, info: bytes) -> bytes:
+    """`info` is JSON text, b"" for none: told as `{}`, so that the member has an entry in `hash` (6)."""
+    data = b'{"user_id":%b,"user_info":%b}' % (_encode(user_id), info or b"{}")
+    return b'{"event":"pusher_internal:member_added","channel":%b,"data":%b}' % (
+        _encode(channel),
+        _string(data),
+    )
+
+
+def member_removed(channel: str, user_id: str) -> bytes:
+    data = b'{"user_id":%b}' % _encode(user_id)
+    return b'{"event":"pusher_internal:member_removed","channel":%b,"data":%b}' % (
+        _encode(channel),
+        _string(data),
+    )
+
+
+def _string(json: bytes) -> bytes:
+    """JSON text as a JSON string."""
+    return _encode(json.decode())

@@ -1,0 +1,266 @@
+"""What callers of the HTTP API send, read and judged: triggers, batches, `info`, requests to sign a
+subscription. Protocol.md 14.4, 14.5, 14.13.
+
+Nothing is published here, and nothing that comes out of here can be refused later for its form. `data` is
+never parsed. Signatures are verified before this (auth.py), on the bytes as they came.
+"""
+
+import re
+from typing import TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from redpoll.protocol import channels
+from redpoll.protocol.apps import App
+from redpoll.protocol.auth import AUTH_NAMES, Params
+from redpoll.protocol.channels import Kind
+from redpoll.protocol.errors import ApiError, ClientError, fault_of
+from redpoll.protocol.presence import parse_member
+
+__all__ = [
+    "EVENT_INFO",
+    "MAX_CORRELATION_ID_CHARS",
+    "RESERVED_PREFIXES",
+    "AuthRequest",
+    "Event",
+    "check_channel",
+    "decode_auth",
+    "decode_batch",
+    "decode_event",
+    "parse_info",
+]
+
+MAX_CORRELATION_ID_CHARS = 128
+# Names that only the server may send. `svc:` is how the specification writes `pusher:`; refused as well.
+RESERVED_PREFIXES = ("pusher:", "pusher_internal:", "svc:")
+# What `info` of a trigger may ask for.
+EVENT_INFO = frozenset(("subscription_count", "user_count"))
+
+_MAX_QUOTED_CHARS = 64
+_SOCKET_ID = re.compile(r"[0-9]+\.[0-9]+").fullmatch
+# Ids that a worker may have given: two numbers below 2^63 without leading zeros. Others exclude nobody.
+_OUR_SOCKET_ID = re.compile(r"(?:0|[1-9][0-9]{0,17})\.(?:0|[1-9][0-9]{0,17})").fullmatch
+_PRINTABLE_ASCII = re.compile(r"[ -~]*").fullmatch
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One event to publish, valid. `channels` are distinct, in the order given.
+
+    `socket_id` is the connection that is not to get it, None where no connection can have the id given.
+    `info` holds the distinct attributes asked for, empty if none; `correlation_id` is printable ASCII.
+    """
+
+    name: str
+    data: str
+    channels: tuple[str, ...]
+    socket_id: str | None = None
+    info: tuple[str, ...] = ()
+    correlation_id: str | None = None
+
+
+class AuthRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A subscription to sign, valid: `channel_data` is there on presence channels."""
+
+    socket_id: str
+    channel_name: str
+    channel_data: str | None = None
+
+
+class _Trigger(msgspec.Struct, gc=False):
+    name: str | None = None
+    data: str | None = None
+    channels: list[str] | None = None
+    channel: str | None = None
+    socket_id: str | None = None
+    info: str | None = None
+    correlation_id: str | None = None
+
+
+class _Item(msgspec.Struct, gc=False):
+    name: str | None = None
+    channel: str | None = None
+    data: str | None = None
+    socket_id: str | None = None
+    info: str | None = None
+
+
+class _Batch(msgspec.Struct, gc=False):
+    batch: list[_Item]
+
+
+class _Auth(msgspec.Struct, gc=False):
+    socket_id: str | None = None
+    channel_name: str | None = None
+    channel_data: str | None = None
+
+
+_T = TypeVar("_T")
+_trigger_decoder = msgspec.json.Decoder(_Trigger)
+_batch_decoder = msgspec.json.Decoder(_Batch)
+_auth_decoder = msgspec.json.Decoder(_Auth)
+
+
+def decode_event(body: bytes, query: Params, app: App) -> Event:
+    """The event of `POST events`. Raises ApiError with the code that 14.11 has for the fault.
+
+    What the body lacks, except `data`, may stand in the query (documented, discouraged); `channels` there is
+    separated by commas or repeated as `channels[]`.
+    """
+    trigger = _decode(_trigger_decoder, body)
+    if query:
+        _fill_from_query(trigger, query)
+    names = trigger.channels
+    if names is None:
+        if trigger.channel is None:
+            raise ApiError("bad_request", "channels is missing")
+        names = [trigger.channel]
+    elif trigger.channel is not None:
+        raise ApiError("bad_request", "give either channels or channel")
+    elif not names:
+        raise ApiError("bad_request", "channels is empty")
+    if len(names) > app.max_channels:
+        raise ApiError("too_many_channels", f"{len(names)} channels; at most {app.max_channels} are allowed")
+    for name in names:
+        check_channel(name)
+    return _event(trigger, tuple(dict.fromkeys(names)), trigger.correlation_id, app)
+
+
+def decode_batch(body: bytes, app: App) -> list[Event]:
+    """The events of `POST batch_events`, in their order; one bad item refuses all.
+
+    Raises ApiError, whose text names the item's index.
+    """
+    items = _decode(_batch_decoder, body).batch
+    if len(items) > app.max_batch:
+        raise ApiError("batch_too_large", f"{len(items)} events in the batch; at most {app.max_batch} are allowed")
+    events = []
+    for index, item in enumerate(items):
+        try:
+            if item.channel is None:
+                raise ApiError("bad_request", "channel is missing")
+            check_channel(item.channel)
+            events.append(_event(item, (item.channel,), None, app))
+        except ApiError as fault:
+            raise ApiError(fault.code, f"batch[{index}]: {fault.message}") from None
+    return events
+
+
+def decode_auth(body: bytes, app: App, *, form: bool = False) -> AuthRequest:
+    """What `POST auth` asks to be signed. `form` says that the body is urlencoded, as pusher-js sends it.
+
+    Raises ApiError, for member data that a subscribe with it would be refused for, too.
+    """
+    asked = _auth_of_form(body) if form else _decode(_auth_decoder, body)
+    if asked.socket_id is None or asked.channel_name is None:
+        raise ApiError("bad_request", "socket_id and channel_name are required")
+    if _SOCKET_ID(asked.socket_id) is None:
+        raise ApiError("invalid_socket_id", f"socket_id {_quoted(asked.socket_id)} is not like 123.456")
+    check_channel(asked.channel_name)
+    kind = channels.kind_of(asked.channel_name)
+    if kind is Kind.PUBLIC:
+        raise ApiError("invalid_channel", f"channel {_quoted(asked.channel_name)} is public and needs no signature")
+    if kind is Kind.PRESENCE:
+        if asked.channel_data is None:
+            raise ApiError("bad_request", "channel_data is required for presence channels")
+        try:
+            parse_member(asked.channel_data, app)
+        except ClientError as fault:
+            raise ApiError("bad_request", fault.message) from None
+    return AuthRequest(socket_id=asked.socket_id, channel_name=asked.channel_name, channel_data=asked.channel_data)
+
+
+def check_channel(name: str) -> None:
+    """Raises ApiError `invalid_channel` unless one may publish to a channel of this name."""
+    if not channels.valid_name(name):
+        raise ApiError(
+            "invalid_channel",
+            f"channel name {_quoted(name)}: 1 to {channels.MAX_NAME_CHARS} of letters, digits and _-=@,.; are allowed",
+        )
+
+
+def parse_info(info: str, allowed: frozenset[str]) -> tuple[str, ...]:
+    """The distinct attributes of a comma list. Raises ApiError `invalid_info` on one that isn't `allowed`."""
+    if not info:
+        return ()
+    asked = tuple(dict.fromkeys(part.strip() for part in info.split(",")))
+    for attribute in asked:
+        if attribute not in allowed:
+            names = ", ".join(sorted(allowed))
+            raise ApiError("invalid_info", f"info {_quoted(attribute)}: one may ask for {names}")
+    return asked
+
+
+def _event(given: _Trigger | _Item, names: tuple[str, ...], correlation_id: str | None, app: App) -> Event:
+    name, data, socket_id = given.name, given.data, given.socket_id
+    if name is None:
+        raise ApiError("bad_request", "name is missing")
+    if not name or len(name) > app.max_event_name_chars:
+        raise ApiError(
+            "invalid_event_name",
+            f"name has {len(name)} characters; 1 to {app.max_event_name_chars} are allowed",
+        )
+    if name.startswith(RESERVED_PREFIXES):
+        raise ApiError("invalid_event_name", f"name {_quoted(name)} begins with a reserved prefix")
+    if data is None:
+        raise ApiError("bad_request", "data is missing")
+    size = len(data) if data.isascii() else len(data.encode())
+    if size > app.max_data_bytes:
+        raise ApiError(
+            "payload_too_large",
+            f"The data content of this event exceeds the allowed maximum ({app.max_data_bytes} bytes): "
+            f"it has {size} bytes",
+        )
+    if socket_id is not None:
+        if _SOCKET_ID(socket_id) is None:
+            raise ApiError("invalid_socket_id", f"socket_id {_quoted(socket_id)} is not like 123.456")
+        if _OUR_SOCKET_ID(socket_id) is None:
+            socket_id = None
+    if correlation_id is not None and (
+        len(correlation_id) > MAX_CORRELATION_ID_CHARS or _PRINTABLE_ASCII(correlation_id) is None
+    ):
+        raise ApiError("bad_request", f"correlation_id: at most {MAX_CORRELATION_ID_CHARS} printable ASCII characters")
+    return Event(
+        name=name,
+        data=data,
+        channels=names,
+        socket_id=socket_id,
+        info=parse_info(given.info, EVENT_INFO) if given.info else (),
+        correlation_id=correlation_id,
+    )
+
+
+def _fill_from_query(trigger: _Trigger, query: Params) -> None:
+    names: list[str] | None = None
+    for name, value in query:
+        if name in AUTH_NAMES:
+            continue
+        if name == "channels":
+            names = (names or []) + value.split(",")
+        elif name.startswith("channels["):
+            names = [*(names or []), value]
+        elif name in ("name", "channel", "socket_id", "info", "correlation_id") and getattr(trigger, name) is None:
+            setattr(trigger, name, value)
+    if names is not None and trigger.channels is None:
+        trigger.channels = names
+
+
+def _auth_of_form(body: bytes) -> _Auth:
+    try:
+        fields = parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=100)
+    except ValueError:
+        raise ApiError("bad_request", "the body is not an urlencoded form") from None
+    values = {name: value for name, value in fields if name in _Auth.__struct_fields__}
+    return _Auth(**values)
+
+
+def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes) -> _T:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as fault:
+        raise ApiError("bad_request", f"the body is not what this endpoint takes: {fault_of(fault)}") from None
+
+
+def _quoted(text: str) -> str:
+    """A caller's own word in an answer to it, cut, quoted."""
+    return repr(text if len(text) <= _MAX_QUOTED_CHARS else text[:_MAX_QUOTED_CHARS] + "…")

@@ -1,0 +1,380 @@
+"""One connection's side of the protocol: a message in, effects out. Protocol.md 1.3, 5, 6, 7.
+
+Pure: no socket, no clock, no Redis. It says what is to be done, the worker does it, and tells it what became
+of a subscribe. Frames that only the worker can compose (a success needs the roster) are effects without
+bytes.
+"""
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from redpoll.protocol import frames
+from redpoll.protocol.apps import App
+from redpoll.protocol.auth import channel_fault
+from redpoll.protocol.channels import MAX_NAME_CHARS, SERVER_TO_USER, Kind, kind_of, valid_name
+from redpoll.protocol.errors import ClientError, Code, fault_of
+from redpoll.protocol.limits import Limits, TokenBucket, Window
+from redpoll.protocol.presence import Member, parse_member
+
+__all__ = [
+    "Acknowledge",
+    "Close",
+    "Effect",
+    "Join",
+    "Leave",
+    "Membership",
+    "Publish",
+    "Send",
+    "SendUrgent",
+    "Session",
+]
+
+
+class Send(msgspec.Struct, frozen=True, gc=False):
+    """Frame this JSON and send it, behind what is owed."""
+
+    payload: bytes
+
+
+class SendUrgent(msgspec.Struct, frozen=True, gc=False):
+    """The same, ahead of frames not begun: a pong that waits 30 s costs a reconnect (protocol.md 3)."""
+
+    payload: bytes
+
+
+class Join(msgspec.Struct, frozen=True, gc=False):
+    """Ask the cluster for this channel; `joined` or `refused` is called with the answer. `member` is there on
+    presence channels."""
+
+    channel: str
+    member: Member | None
+
+
+class Acknowledge(msgspec.Struct, frozen=True, gc=False):
+    """Say again that the subscription succeeded, to one who is in the channel."""
+
+    channel: str
+
+
+class Leave(msgspec.Struct, frozen=True, gc=False):
+    """Out of the channel, or its pending Join is void. `user_id` on presence channels."""
+
+    channel: str
+    user_id: str | None
+
+
+class Publish(msgspec.Struct, frozen=True, gc=False):
+    """A client event, valid, for everybody in the channel but its sender. `user_id` on presence channels."""
+
+    channel: str
+    event: str
+    data: str
+    user_id: str | None
+
+
+class Close(msgspec.Struct, frozen=True, gc=False):
+    """An error frame with these, then a close frame with the same."""
+
+    code: int
+    message: str
+
+
+Effect: TypeAlias = Send | SendUrgent | Join | Acknowledge | Leave | Publish | Close
+
+
+class Membership(msgspec.Struct, frozen=True, gc=False):
+    """A channel that this connection is in, or (`pending`) has asked for. `user_id` on presence channels.
+    `repeats` counts the subscribes that came while it was pending; each is acknowledged."""
+
+    pending: bool
+    user_id: str | None = None
+    repeats: int = 0
+
+
+class _Message(msgspec.Struct, gc=False):
+    event: str
+    data: msgspec.Raw = msgspec.Raw()
+    # Any, not str: a wrong type matters only to the events that have a channel.
+    channel: Any = None
+
+
+class _Subscribe(msgspec.Struct, gc=False):
+    channel: str
+    auth: str | None = None
+    channel_data: str | None = None
+
+
+class _Unsubscribe(msgspec.Struct, gc=False):
+    channel: str
+
+
+class _Conduct:
+    """What a connection has done that is limited. Made when it first does: most never do."""
+
+    __slots__ = ("client_events", "closing", "complaints", "offences")
+
+    def __init__(self, limits: Limits) -> None:
+        rate = limits.client_events_per_s
+        self.client_events = TokenBucket(rate, rate) if rate > 0 else None
+        self.complaints = TokenBucket(_COMPLAINTS_PER_S, 1)
+        self.offences = Window(_MOST_OFFENCES, _OFFENCES_WITHIN_S)
+        self.closing = False
+
+
+# `pusher:error` for bad frames, unknown events and refused client events (decisions.md, Frames).
+_COMPLAINTS_PER_S = 1.0
+# 100 bad frames in 10 s end the connection (protocol.md 1.3). Refused client events, which an eager page
+# produces at 60 a second without malice, weigh a tenth.
+_OFFENCES_WITHIN_S = 10.0
+_MOST_OFFENCES = 1000
+_BAD_FRAME = 10
+_REFUSED_CLIENT_EVENT = 1
+# A client that repeats a subscribe more often than this while Redis is away isn't waiting for each answer.
+_MOST_REPEATS = 100
+_MAX_QUOTED_CHARS = 64
+_REJECTED = "Client event rejected:"
+_NAME_FAULT = f"invalid channel name: 1 to {MAX_NAME_CHARS} of letters, digits and _-=@,.; are allowed"
+
+_PENDING = Membership(pending=True)
+_ATTACHED = Membership(pending=False)
+_PONG = SendUrgent(frames.PONG)
+
+_decode_message = msgspec.json.Decoder(_Message).decode
+_decode_subscribe = msgspec.json.Decoder(_Subscribe).decode
+_decode_unsubscribe = msgspec.json.Decoder(_Unsubscribe).decode
+_decode_string = msgspec.json.Decoder(str).decode
+_decode_anything = msgspec.json.Decoder().decode
+_QUOTE = 0x22
+
+
+class Session:
+    """What one connection has asked for and holds. `sid` are the two numbers of its socket id.
+
+    `app` is replaced by the worker when the record changes. `channels` is pending and attached alike, read by
+    the worker at close. Some 300 bytes with one public channel; each slot is paid a million times
+    (design.md 7).
+    """
+
+    __slots__ = ("_conduct", "_limits", "_sid", "app", "channels")
+
+    def __init__(self, sid: tuple[int, int], app: App, limits: Limits = Limits()) -> None:  # noqa: B008
+        # One integer takes half of what two take, and a third of the text.
+        self._sid = sid[0] << 64 | sid[1]
+        self._limits = limits
+        self._conduct: _Conduct | None = None
+        self.app = app
+        self.channels: dict[str, Membership] = {}
+
+    @property
+    def socket_id(self) -> str:
+        return f"{self._sid >> 64}.{self._sid & 0xFFFF_FFFF_FFFF_FFFF}"
+
+    # -- messages -------------------------------------------------------------------------------------------
+
+    def receive(self, message: bytes, now: float) -> list[Effect]:
+        """One complete text message, at `now` (monotonic seconds). Never raises, whatever the bytes."""
+        try:
+            parsed = _decode_message(message)
+            event = parsed.event
+            if event == "pusher:subscribe":
+                return self._subscribe(_data_of(parsed.data), now)
+            if event == "pusher:ping":
+                return [_PONG]
+            if event.startswith("client-"):
+                return self._client_event(event, parsed.channel, parsed.data, now)
+            if event == "pusher:pong":
+                return []
+            if event == "pusher:unsubscribe":
+                return self._unsubscribe(_data_of(parsed.data))
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as fault:
+            return self._bad_frame(f"Invalid message: {fault_of(fault)}", now)
+        return self._bad_frame(f"Unsupported event received on socket: {event[:_MAX_QUOTED_CHARS]!r}", now)
+
+    def receive_binary(self, now: float) -> list[Effect]:
+        """One binary message: not part of the protocol, so its bytes aren't asked for."""
+        return self._bad_frame("Invalid message: binary frames are not supported", now)
+
+    # -- what became of a Join ------------------------------------------------------------------------------
+
+    def joined(self, channel: str) -> list[Effect]:
+        """The pending Join of `channel` was accepted, its success frame is sent."""
+        channels = self.channels
+        held = channels.get(channel)
+        if held is None or not held.pending:
+            return []
+        # The caller's string goes in for ours: everybody in a channel keeps the same one.
+        del channels[channel]
+        if held is _PENDING:
+            channels[channel] = _ATTACHED
+            return []
+        channels[channel] = Membership(False, held.user_id) if held.user_id is not None else _ATTACHED
+        return [Acknowledge(channel)] * held.repeats
+
+    def refused(self, channel: str, reason: str) -> list[Effect]:
+        """The pending Join of `channel` was refused: "members", the presence channel is full; or
+        "unavailable", for which there are no frames: the worker closes then."""
+        held = self.channels.get(channel)
+        if held is None or not held.pending:
+            return []
+        del self.channels[channel]
+        if reason != "members":
+            return []
+        most = self.app.max_presence_members
+        fault = f"the presence channel has its {most} members, no further user is admitted"
+        return _refusal(channel, "LimitReached", fault, 413) * (held.repeats + 1)
+
+    # -- subscribing ----------------------------------------------------------------------------------------
+
+    def _subscribe(self, data: msgspec.Raw | str, now: float) -> list[Effect]:
+        try:
+            asked = _decode_subscribe(data)
+        except msgspec.ValidationError as invalid:
+            return self._malformed_subscribe(data, str(invalid), now)
+        channel = asked.channel
+        kind = kind_of(channel)
+        if kind is Kind.USER:
+            user = channel[len(SERVER_TO_USER) :][:_MAX_QUOTED_CHARS]
+            return _refusal(channel, "AuthError", f"not signed in as user {user!r}", 401)
+        if not valid_name(channel):
+            return _refusal(channel, "InvalidChannel", _NAME_FAULT, 400)
+        member = None
+        if kind is not Kind.PUBLIC:
+            if not asked.auth:
+                return self._auth_required(channel)
+            fault = channel_fault(self.app, self.socket_id, channel, asked.auth, asked.channel_data)
+            if fault is not None:
+                return _refusal(channel, "AuthError", fault, 401)
+            if kind is Kind.PRESENCE:
+                if asked.channel_data is None:
+                    return _refusal(channel, "InvalidMember", "channel_data is missing", 400)
+                try:
+                    member = parse_member(asked.channel_data, self.app)
+                except ClientError as error:
+                    return _refusal(channel, "InvalidMember", error.message, 400)
+        held = self.channels.get(channel)
+        if held is not None:
+            return self._subscribe_again(channel, held, member)
+        if len(self.channels) >= self._limits.max_channels:
+            fault = f"{self._limits.max_channels} channels are the most that one connection may be in"
+            return _refusal(channel, "LimitReached", fault, 413)
+        self.channels[channel] = _PENDING if member is None else Membership(True, member.user_id)
+        return [Join(channel, member)]
+
+    def _subscribe_again(self, channel: str, held: Membership, member: Member | None) -> list[Effect]:
+        """Protocol.md 5.6: the same again succeeds again and changes nothing; another user is refused, and
+        the membership stands (cluster.md 6)."""
+        if member is not None and member.user_id != held.user_id:
+            message = f"Existing subscription to channel {channel} as another user"
+            return [Send(frames.error(None, message))]
+        if not held.pending:
+            return [Acknowledge(channel)]
+        if held.repeats < _MOST_REPEATS:
+            self.channels[channel] = Membership(True, held.user_id, held.repeats + 1)
+        return []
+
+    def _auth_required(self, channel: str) -> list[Effect]:
+        """Three frames, always: the spec's (4.8), the one Echo hears, the one Java and Swift see."""
+        fault = f"channel {channel} needs a signature, and auth is missing"
+        return [
+            Send(frames.auth_required(channel, self.socket_id)),
+            Send(frames.subscription_error(channel, "AuthError", fault, 401, reason="auth_required")),
+            Send(frames.error(None, fault)),
+        ]
+
+    def _malformed_subscribe(self, data: msgspec.Raw | str, fault: str, now: float) -> list[Effect]:
+        """Where the channel can be read, its handlers hear what is wrong with the rest."""
+        asked = _decode_anything(data)
+        channel = asked.get("channel") if isinstance(asked, dict) else None
+        if not isinstance(channel, str):
+            return self._bad_frame(f"Invalid subscribe: {fault}", now)
+        if isinstance(asked.get("auth"), str | None):
+            return _refusal(channel, "InvalidMember", "channel_data must be a string of JSON", 400)
+        return _refusal(channel, "AuthError", "auth must be a string", 401)
+
+    def _unsubscribe(self, data: msgspec.Raw | str) -> list[Effect]:
+        """No answer, and nothing at all for a channel that one isn't in (5.6)."""
+        channel = _decode_unsubscribe(data).channel
+        held = self.channels.pop(channel, None)
+        return [] if held is None else [Leave(channel, held.user_id)]
+
+    # -- client events --------------------------------------------------------------------------------------
+
+    def _client_event(self, event: str, channel: object, data: msgspec.Raw, now: float) -> list[Effect]:
+        """Protocol.md 7. Every refusal is a 4301 with a text of its own."""
+        app = self.app
+        if not app.client_events:
+            return self._reject(f"{_REJECTED} client events are not enabled for this app", now)
+        if len(event) > app.max_event_name_chars:
+            return self._reject(f"{_REJECTED} the event name is longer than {app.max_event_name_chars} characters", now)
+        if not isinstance(channel, str):
+            return self._reject(f"{_REJECTED} channel is missing or not a string", now)
+        if kind_of(channel) not in (Kind.PRIVATE, Kind.PRESENCE):
+            return self._reject(f"{_REJECTED} only private and presence channels take client events", now)
+        held = self.channels.get(channel)
+        if held is None:
+            name = channel[:MAX_NAME_CHARS]
+            return self._reject(f"{_REJECTED} this connection is not subscribed to channel {name}", now)
+        if held.pending:
+            return self._reject(f"{_REJECTED} the subscription to channel {channel} is in progress", now)
+        text = _text_of(data)
+        size = len(text) if text.isascii() else len(text.encode())
+        if size > app.max_data_bytes:
+            return self._reject(f"{_REJECTED} data has {size} bytes; at most {app.max_data_bytes} are allowed", now)
+        bucket = self._conducted().client_events
+        if bucket is not None and not bucket.take(now):
+            rate = self._limits.client_events_per_s
+            return self._reject(f"{_REJECTED} more than {rate:g} client events a second", now)
+        return [Publish(channel, event, text, held.user_id)]
+
+    # -- faults ---------------------------------------------------------------------------------------------
+
+    def _reject(self, message: str, now: float) -> list[Effect]:
+        return self._complain(Code.CLIENT_EVENT_REJECTED, message, _REFUSED_CLIENT_EVENT, now)
+
+    def _bad_frame(self, message: str, now: float) -> list[Effect]:
+        return self._complain(None, message, _BAD_FRAME, now)
+
+    def _complain(self, code: int | None, message: str, weight: int, now: float) -> list[Effect]:
+        """At most one such frame a second; the connection ends when it goes on and on."""
+        conduct = self._conducted()
+        if conduct.closing:
+            return []
+        if conduct.offences.add(weight, now):
+            conduct.closing = True
+            return [Close(int(Code.OVER_CAPACITY), "Too many invalid messages")]
+        if not conduct.complaints.take(now):
+            return []
+        return [Send(frames.error(code, message))]
+
+    def _conducted(self) -> _Conduct:
+        conduct = self._conduct
+        if conduct is None:
+            conduct = self._conduct = _Conduct(self._limits)
+        return conduct
+
+
+def _refusal(channel: str, type: str, fault: str, status: int) -> list[Effect]:
+    """A refused subscribe, always answered: once for the channel's handlers, once for libraries that hear
+    only `pusher:error` (protocol.md 5.5)."""
+    return [
+        Send(frames.subscription_error(channel, type, fault, status)),
+        Send(frames.error(None, fault)),
+    ]
+
+
+def _data_of(data: msgspec.Raw) -> msgspec.Raw | str:
+    """`data` of a control event: JSON, or a string of JSON as some libraries send it (protocol.md 2.3)."""
+    view = memoryview(data)
+    if not view:
+        raise msgspec.ValidationError("Object missing required field `data`")
+    return _decode_string(data) if view[0] == _QUOTE else data
+
+
+def _text_of(data: msgspec.Raw) -> str:
+    """`data` of a client event as the string that others get: a string as it is, other JSON in the sender's
+    own spelling, nothing as `{}` (protocol.md 7, 2.2)."""
+    text = bytes(data)
+    if not text:
+        return "{}"
+    return _decode_string(text) if text[0] == _QUOTE else text.decode()

@@ -1,0 +1,75 @@
+import json
+
+import pytest
+
+from redpoll.protocol import frames
+
+AWKWARD = 'a"b\\c\n\x00 é\U0001f600</script>'
+
+
+def test_the_first_frame_is_exactly_the_protocols():
+    assert frames.connection_established("123456.7890123", 120) == (
+        b'{"event":"pusher:connection_established",'
+        b'"data":"{\\"socket_id\\":\\"123456.7890123\\",\\"activity_timeout\\":120}"}'
+    )
+
+
+@pytest.mark.parametrize(("given", "told"), [(120.0, 120), (0.2, 1), (1.5, 2), (0, 1)])
+def test_the_activity_timeout_is_a_whole_number_and_never_zero(given, told, read_frame):
+    frame = read_frame(frames.connection_established("1.2", given))
+    assert json.loads(frame["data"])["activity_timeout"] == told
+
+
+def test_ping_and_pong_carry_a_string():
+    assert frames.ping() == b'{"event":"pusher:ping","data":"{}"}'
+    assert frames.pong() == b'{"event":"pusher:pong","data":"{}"}'
+
+
+@pytest.mark.parametrize("code", [4301, None])
+def test_an_errors_data_is_an_object(code, read_frame):
+    assert read_frame(frames.error(code, AWKWARD))["data"] == {"code": code, "message": AWKWARD}
+
+
+def test_success_without_presence_has_empty_data():
+    assert frames.subscription_succeeded("my-channel") == (
+        b'{"event":"pusher_internal:subscription_succeeded","channel":"my-channel","data":"{}"}'
+    )
+
+
+def test_success_on_presence_carries_the_snapshot_as_a_string(read_frame):
+    snapshot = json.dumps({"presence": {"count": 1, "ids": [AWKWARD], "hash": {AWKWARD: {}}}})
+    frame = read_frame(frames.subscription_succeeded("presence-x", snapshot.encode()))
+    assert frame["channel"] == "presence-x"
+    assert frame["data"] == snapshot
+
+
+def test_a_refusal_has_type_error_status_and_what_is_added(read_frame):
+    frame = read_frame(frames.subscription_error(AWKWARD, "AuthError", AWKWARD, 401, reason="auth_required"))
+    assert frame["event"] == "pusher:subscription_error"
+    assert frame["channel"] == AWKWARD
+    assert json.loads(frame["data"]) == {
+        "type": "AuthError",
+        "error": AWKWARD,
+        "status": 401,
+        "reason": "auth_required",
+    }
+
+
+def test_auth_required_names_channel_and_socket_twice_over(read_frame):
+    assert frames.auth_required("private-x", "1.2") == (
+        b'{"event":"auth_required","channel":"private-x",'
+        b'"data":"{\\"channel\\":\\"private-x\\",\\"socket_id\\":\\"1.2\\"}"}'
+    )
+
+
+def test_member_frames_carry_id_and_info(read_frame):
+    added = read_frame(frames.member_added("presence-x", AWKWARD, b'{"name":"A"}'))
+    assert added["event"] == "pusher_internal:member_added"
+    assert json.loads(added["data"]) == {"user_id": AWKWARD, "user_info": {"name": "A"}}
+    removed = read_frame(frames.member_removed("presence-x", AWKWARD))
+    assert removed["event"] == "pusher_internal:member_removed"
+    assert json.loads(removed["data"]) == {"user_id": AWKWARD}
+
+
+def test_a_member_without_info_is_told_with_an_empty_object(read_frame):
+    assert json.loads(read_frame(frames.member_added("presence-x", "7", b""))["data"])["user_info"] == {}

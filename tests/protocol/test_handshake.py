@@ -1,0 +1,133 @@
+from urllib.parse import quote
+
+import pytest
+
+from redpoll.protocol.apps import App, Key
+from redpoll.protocol.handshake import Refusal, check, origin_allowed
+
+APP = App(id="1", name="x", keys=(Key(key="aa", secret="01"), Key(key="off", secret="02", enabled=False)))
+DISABLED = App(id="2", name="y", keys=(Key(key="bb", secret="01"),), enabled=False)
+PICKY = App(id="3", name="z", keys=(Key(key="cc", secret="01"),), allowed_origins=("good.example", "*.wild.example"))
+BY_KEY = {"aa": APP, "off": APP, "bb": DISABLED, "cc": PICKY}
+
+
+def outcome(path, query=None, origin=None):
+    return check(path, query or {}, origin, BY_KEY.get)
+
+
+@pytest.mark.parametrize("path", ["/app/aa", "/app/aa/", "/ws/app/aa", "/a/b/app/aa", "/app/%61%61", "//app/aa"])
+def test_any_prefix_leads_to_the_app(path):
+    assert outcome(path) is APP
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "", "/app", "/app/", "/apps/aa", "/app/aa/more", "app/aa", "/xapp/aa", "/App/aa"]
+)
+def test_other_paths_are_not_found(path):
+    assert outcome(path).code == 4005
+
+
+@pytest.mark.parametrize("version", [None, "5", "6", "7"])
+def test_protocols_5_to_7_are_spoken_and_7_is_supposed(version):
+    assert outcome("/app/aa", {} if version is None else {"protocol": version, "client": "js"}) is APP
+
+
+@pytest.mark.parametrize("version", ["", "x", "7.0", " 7", "7_0", "٧", "+7", "1e1", "9" * 5000])
+def test_a_version_that_is_no_integer_is_malformed(version):
+    assert outcome("/app/aa", {"protocol": version}).code == 4006
+
+
+@pytest.mark.parametrize("version", ["4", "8", "0", "-7", "999999999"])
+def test_other_versions_are_unsupported(version):
+    assert outcome("/app/aa", {"protocol": version}).code == 4007
+
+
+def test_faults_are_told_in_the_order_of_the_protocol():
+    """Path, key, app, version, origin (protocol.md 1.1): the first decides."""
+    bad = {"protocol": "x"}
+    assert outcome("/nothing", bad, "null").code == 4005
+    assert outcome("/app/zz", bad, "null").code == 4001
+    assert outcome("/app/bb", bad, "null").code == 4003
+    assert outcome("/app/cc", bad, "null").code == 4006
+    assert outcome("/app/cc", {"protocol": "3"}, "null").code == 4007
+    assert outcome("/app/cc", {"protocol": "7"}, "null").code == 4009
+    assert outcome("/app/cc", {"protocol": "7"}, "https://good.example") is PICKY
+
+
+def test_a_disabled_key_opens_nothing_new():
+    assert outcome("/app/off").code == 4001
+    assert outcome("/app/aa") is APP
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["x" * 10_000, quote("é" * 500), quote("\U0001f600" * 500), "%ff%fe", "%00", "\udc80" * 99],
+    ids=lambda key: ascii(key[:12]),
+)
+def test_every_refusal_fits_a_close_frame(key):
+    refusal = outcome(f"/app/{key}")
+    assert isinstance(refusal, Refusal)
+    assert refusal.code == 4001
+    assert len(refusal.message.encode()) <= 123
+    assert len(outcome(f"/{key}").message.encode()) <= 123
+    assert len(outcome("/app/cc", {}, key).message.encode()) <= 123
+
+
+ALLOWED = ("good.example", "*.wild.example", "dev.example:8080", "localhost")
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        None,
+        "https://good.example",
+        "http://good.example",
+        "https://good.example:443",
+        "http://good.example:80",
+        "https://a.wild.example",
+        "https://a.b.wild.example",
+        "http://dev.example:8080",
+        "capacitor://localhost",
+    ],
+)
+def test_allowed_origins_and_no_origin_at_all_may_connect(origin):
+    assert origin_allowed(origin, ALLOWED)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "",
+        "null",
+        "good.example",
+        "https://",
+        "https://good.example.evil",
+        "https://evilgood.example",
+        "https://evil.example/good.example",
+        "https://good.example/",
+        "https://good.example#",
+        "https://GOOD.example",
+        "HTTPS://good.example",
+        "https://good.example:8443",
+        "http://good.example:443",
+        "https://good.example:",
+        "https://good.example:x",
+        "https://good.example:99999",
+        "https://wild.example",
+        "https://.wild.example",
+        "https://evilwild.example",
+        "https://a.wild.example:8443",
+        "http://dev.example",
+        "https://user@good.example",
+        "https://evil.example@good.example",
+        "https://good.example, https://evil.example",
+        "https://[good.example",
+        "https://good.example\x00",
+    ],
+)
+def test_other_origins_may_not(origin):
+    assert not origin_allowed(origin, ALLOWED)
+
+
+def test_an_app_without_a_list_takes_every_origin():
+    assert origin_allowed("null", ())

@@ -1,0 +1,56 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redpoll.protocol.limits import TokenBucket, Window
+
+
+@pytest.mark.parametrize("now", [0.0, -5.0, 12.5, 1e9 / 3])
+def test_a_burst_passes_whole_and_the_next_waits(now: float):
+    bucket = TokenBucket(10, 10)
+    assert [bucket.take(now) for _ in range(11)] == [True] * 10 + [False]
+
+
+def test_a_token_returns_each_interval():
+    bucket = TokenBucket(10, 10)
+    for _ in range(10):
+        bucket.take(0.0)
+    assert not bucket.take(0.09)
+    assert bucket.take(0.1)
+    assert not bucket.take(0.1)
+    assert [bucket.take(5.0) for _ in range(11)].count(True) == 10
+
+
+def test_refusals_cost_nothing():
+    bucket = TokenBucket(1, 1)
+    bucket.take(0.0)
+    for _ in range(1000):
+        bucket.take(0.5)
+    assert bucket.take(1.0)
+
+
+@given(st.lists(st.floats(0, 1, allow_subnormal=False), max_size=200), st.integers(1, 20), st.integers(1, 20))
+def test_never_more_than_burst_and_rate_allow(pauses: list[float], rate: int, burst: int):
+    bucket = TokenBucket(rate, burst)
+    now, taken = 0.0, []
+    for pause in pauses:
+        now += pause
+        if bucket.take(now):
+            taken.append(now)
+    for first, began in enumerate(taken):
+        for last in range(first, len(taken)):
+            assert last - first + 1 <= burst + rate * (taken[last] - began) + 1e-3
+
+
+def test_a_window_fills_and_begins_anew():
+    window = Window(3, 10.0)
+    assert [window.add(1, now) for now in (0.0, 1.0, 9.9)] == [False, False, True]
+    assert window.add(1, 9.95)
+    assert not window.add(1, 10.0)
+    assert window.add(2, 11.0)
+
+
+def test_limits_are_kept_in_few_bytes():
+    """A million connections may have sent a client event."""
+    assert TokenBucket(10, 10).__sizeof__() <= 48
+    assert Window(100, 10).__sizeof__() <= 56

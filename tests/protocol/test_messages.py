@@ -1,0 +1,396 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redpoll.protocol.auth import parse_query
+from redpoll.protocol.errors import ApiError
+from redpoll.protocol.messages import (
+    EVENT_INFO,
+    Event,
+    check_channel,
+    decode_auth,
+    decode_batch,
+    decode_event,
+    parse_info,
+)
+
+EVENT = {"name": "foo", "channels": ["project-3"], "data": '{"some":"data"}'}
+ITEM = {"name": "foo", "channel": "project-3", "data": "{}"}
+
+
+def event(app, query="", **fields) -> Event:
+    """The event of a good body with `fields` put in; None takes a field out."""
+    body = {name: value for name, value in {**EVENT, **fields}.items() if value is not None}
+    return decode_event(json.dumps(body).encode(), parse_query(query), app)
+
+
+def refusal(decode, *arguments, **fields) -> ApiError:
+    with pytest.raises(ApiError) as refused:
+        decode(*arguments, **fields)
+    refused.value.message.encode()
+    return refused.value
+
+
+# -- one event -----------------------------------------------------------------------------------------------
+
+
+def test_an_event_is_read_whole(app):
+    read = event(app, socket_id="123.456", info="user_count,subscription_count", correlation_id="order 7")
+    assert read == Event(
+        name="foo",
+        data='{"some":"data"}',
+        channels=("project-3",),
+        socket_id="123.456",
+        info=("user_count", "subscription_count"),
+        correlation_id="order 7",
+    )
+
+
+def test_what_is_optional_may_be_null_and_more_may_be_there(app):
+    body = {
+        **EVENT,
+        "socket_id": None,
+        "info": None,
+        "correlation_id": None,
+        "channel": None,
+        "tags": {"a": [1]},
+    }
+    assert decode_event(json.dumps(body).encode(), [], app) == Event(
+        name="foo", data='{"some":"data"}', channels=("project-3",)
+    )
+
+
+def test_one_channel_may_be_given_as_channel(app):
+    assert event(app, channels=None, channel="a").channels == ("a",)
+
+
+def test_a_channel_named_twice_is_published_to_once_and_order_is_kept(app):
+    assert event(app, channels=["b", "a", "b", "c", "a"]).channels == ("b", "a", "c")
+
+
+def test_data_is_passed_byte_for_byte(app):
+    data = ' { "a" : 1e400, "b":"\\ud800 \\u00e9", } \x00'
+    assert event(app, data=data).data == data
+
+
+def test_empty_data_is_data(app):
+    assert event(app, data="").data == ""
+
+
+def test_data_may_have_exactly_the_limit_in_bytes(app):
+    assert event(app, data="x" * 10_240)
+    assert event(app, data="é" * 5_120)
+    for data in ("x" * 10_241, "é" * 5_120 + "x"):
+        refused = refusal(event, app, data=data)
+        assert (refused.code, refused.status) == ("payload_too_large", 413)
+        assert "(10240 bytes)" in refused.message
+
+
+def test_a_hundred_channels_are_allowed_and_duplicates_count(app):
+    assert len(event(app, channels=[f"c{n}" for n in range(100)]).channels) == 100
+    refused = refusal(event, app, channels=["c"] * 101)
+    assert (refused.code, refused.status) == ("too_many_channels", 400)
+
+
+def test_a_name_may_have_200_characters(app):
+    assert event(app, name="é" * 200).name == "é" * 200
+
+
+def test_the_apps_own_limits_hold(app, changed):
+    strict = changed(app, max_event_name_chars=3, max_channels=1, max_data_bytes=2)
+    assert event(strict, name="abc", data="é")
+    assert refusal(event, strict, name="abcd", data="").code == "invalid_event_name"
+    assert refusal(event, strict, data="", channels=["a", "b"]).code == "too_many_channels"
+    assert refusal(event, strict, data="abc").code == "payload_too_large"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"name": None}, "bad_request"),
+        ({"name": 7}, "bad_request"),
+        ({"name": ""}, "invalid_event_name"),
+        ({"name": "x" * 201}, "invalid_event_name"),
+        ({"name": "pusher:x"}, "invalid_event_name"),
+        ({"name": "pusher_internal:subscription_succeeded"}, "invalid_event_name"),
+        ({"name": "svc:x"}, "invalid_event_name"),
+        ({"name": "\ud800"}, "bad_request"),
+        ({"data": None}, "bad_request"),
+        ({"data": {}}, "bad_request"),
+        ({"data": 7}, "bad_request"),
+        ({"data": ["x"]}, "bad_request"),
+        ({"data": "\ud800"}, "bad_request"),
+        ({"channels": None}, "bad_request"),
+        ({"channels": []}, "bad_request"),
+        ({"channels": "project-3"}, "bad_request"),
+        ({"channels": [7]}, "bad_request"),
+        ({"channels": {"a": 1}}, "bad_request"),
+        ({"channel": "also"}, "bad_request"),
+        ({"channels": ["ok", "not ok"]}, "invalid_channel"),
+        ({"channels": [""]}, "invalid_channel"),
+        ({"channels": ["x" * 201]}, "invalid_channel"),
+        ({"channels": ["#server-to-user-7"]}, "invalid_channel"),
+        ({"channels": ["\n"]}, "invalid_channel"),
+        ({"socket_id": "12"}, "invalid_socket_id"),
+        ({"socket_id": ""}, "invalid_socket_id"),
+        ({"socket_id": "1.2.3"}, "invalid_socket_id"),
+        ({"socket_id": "1.2\n"}, "invalid_socket_id"),
+        ({"socket_id": "١.٢"}, "invalid_socket_id"),
+        ({"socket_id": 1.2}, "bad_request"),
+        ({"info": "users"}, "invalid_info"),
+        ({"info": "user_count,"}, "invalid_info"),
+        ({"info": "cache"}, "invalid_info"),
+        ({"info": ["user_count"]}, "bad_request"),
+        ({"correlation_id": "x" * 129}, "bad_request"),
+        ({"correlation_id": "é"}, "bad_request"),
+        ({"correlation_id": "a\r\nX-Evil: 1"}, "bad_request"),
+        ({"correlation_id": 7}, "bad_request"),
+    ],
+)
+def test_each_fault_has_its_code(app, fields, code):
+    assert refusal(event, app, **fields).code == code
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"7",
+        b'"x"',
+        b"{",
+        b"\xff",
+        b'{"name":"\xff","channels":["a"],"data":""}',
+        b"name=foo&channels=a&data=",
+        b"\xef\xbb\xbf" + json.dumps(EVENT).encode(),
+        b'{"x":' + b"[" * 100_000,
+        b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"name":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001,
+        b'{"name":' + b"9" * 10_000 + b"}",
+    ],
+    ids=lambda body: ascii(body[:20]),
+)
+def test_a_body_that_is_no_event_is_refused(app, body):
+    assert refusal(decode_event, body, [], app).code == "bad_request"
+    assert refusal(decode_batch, body, app).code == "bad_request"
+    assert refusal(decode_auth, body, app).code == "bad_request"
+
+
+@pytest.mark.parametrize("socket_id", ["007.1", "1.007", "9" * 40 + ".1", "1.18446744073709551616", "1." + "9" * 19])
+def test_an_id_that_no_connection_can_have_excludes_nobody(app, socket_id):
+    """It is well formed, so it is accepted; it never reaches the bus, where ids are two 64-bit numbers."""
+    assert event(app, socket_id=socket_id).socket_id is None
+
+
+def test_server_events_may_have_any_other_name(app):
+    for name in ("client-x", "pusher", "Pusher:x", "x pusher:", "\x00\n", "😀"):
+        assert event(app, name=name).name == name
+
+
+# -- parameters in the query ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["channels=a,b", "channels[]=a&channels[]=b", "channels%5B%5D=a&channels[1]=b", "channels=a&channels=b"],
+)
+def test_channels_may_stand_in_the_query(app, query):
+    assert event(app, query, channels=None).channels == ("a", "b")
+
+
+def test_the_rest_but_data_may_stand_in_the_query(app):
+    query = "name=q&channel=c&socket_id=1.2&info=user_count&correlation_id=7&data=evil&auth_key=x"
+    assert event(app, query, name=None, channels=None) == Event(
+        name="q",
+        data='{"some":"data"}',
+        channels=("c",),
+        socket_id="1.2",
+        info=("user_count",),
+        correlation_id="7",
+    )
+    assert refusal(event, app, query, name=None, channels=None, data=None).message == "data is missing"
+
+
+def test_the_body_goes_before_the_query(app):
+    read = event(app, "name=q&channels=q&socket_id=9.9", socket_id="1.2")
+    assert (read.name, read.channels, read.socket_id) == ("foo", ("project-3",), "1.2")
+
+
+def test_what_stands_in_the_query_is_judged_alike(app):
+    assert refusal(event, app, "socket_id=x").code == "invalid_socket_id"
+    assert refusal(event, app, "name=pusher:x", name=None).code == "invalid_event_name"
+    assert refusal(event, app, "channels=a,b,", channels=None).code == "invalid_channel"
+
+
+# -- batches -------------------------------------------------------------------------------------------------
+
+
+def batch(app, *items) -> list[Event]:
+    return decode_batch(json.dumps({"batch": items}).encode(), app)
+
+
+def test_a_batch_keeps_its_order(app):
+    items = [{**ITEM, "name": str(number), "socket_id": None} for number in range(10)]
+    items[3] |= {"info": "user_count", "socket_id": "1.2"}
+    read = batch(app, *items)
+    assert [each.name for each in read] == [str(number) for number in range(10)]
+    assert (read[3].info, read[3].socket_id, read[3].channels) == (("user_count",), "1.2", ("project-3",))
+    assert read[4].info == ()
+
+
+def test_a_batch_has_at_most_ten_events(app):
+    assert len(batch(app, *[ITEM] * 10)) == 10
+    refused = refusal(batch, app, *[ITEM] * 11)
+    assert (refused.code, refused.status) == ("batch_too_large", 400)
+    assert batch(app) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"name": "pusher:x"}, "invalid_event_name"),
+        ({"name": "svc:x"}, "invalid_event_name"),
+        ({"channel": "a b"}, "invalid_channel"),
+        ({"channel": None}, "bad_request"),
+        ({"data": "x" * 10_241}, "payload_too_large"),
+        ({"socket_id": "x"}, "invalid_socket_id"),
+        ({"info": "x"}, "invalid_info"),
+    ],
+)
+def test_one_bad_item_refuses_the_batch_and_is_named(app, fields, code):
+    refused = refusal(batch, app, ITEM, {**ITEM, **fields})
+    assert refused.code == code
+    assert refused.message.startswith("batch[1]: ")
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"batch":{}}', b'{"batch":null}', b'{"batch":[[]]}', b'{"batch":["x"]}'])
+def test_what_is_no_batch_is_refused(app, body):
+    assert refusal(decode_batch, body, app).code == "bad_request"
+
+
+# -- info and names ------------------------------------------------------------------------------------------
+
+
+def test_info_lists_what_is_asked_once_each():
+    assert parse_info("", EVENT_INFO) == ()
+    assert parse_info("user_count, subscription_count,user_count", EVENT_INFO) == (
+        "user_count",
+        "subscription_count",
+    )
+    assert parse_info("cache", EVENT_INFO | {"cache"}) == ("cache",)
+    for info in ("x", ",", "user_count,,", "USER_COUNT"):
+        assert refusal(parse_info, info, EVENT_INFO).code == "invalid_info"
+
+
+def test_a_refused_name_is_quoted_and_cut():
+    message = refusal(check_channel, "a\n" * 1000).message
+    assert "\n" not in message
+    assert len(message) < 250
+
+
+# -- requests to sign ----------------------------------------------------------------------------------------
+
+
+def test_a_private_subscription_is_read_from_json_and_from_a_form(app):
+    for body, form in (
+        (b'{"socket_id":"1.2","channel_name":"private-x","extra":1}', False),
+        (b"socket_id=1.2&channel_name=private-x&extra=1", True),
+    ):
+        asked = decode_auth(body, app, form=form)
+        assert (asked.socket_id, asked.channel_name, asked.channel_data) == ("1.2", "private-x", None)
+
+
+def test_channel_data_is_kept_as_it_came(app):
+    channel_data = '{"user_id":"a b", "user_info":{"n":"é+"}}'
+    form = b"socket_id=1.2&channel_name=presence-x&channel_data=%7B%22user_id%22%3A%22a+b%22%2C+"
+    form += b"%22user_info%22%3A%7B%22n%22%3A%22%C3%A9%2B%22%7D%7D"
+    assert decode_auth(form, app, form=True).channel_data == channel_data
+    body = json.dumps({"socket_id": "1.2", "channel_name": "presence-x", "channel_data": channel_data}).encode()
+    assert decode_auth(body, app).channel_data == channel_data
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"socket_id": None}, "bad_request"),
+        ({"channel_name": None}, "bad_request"),
+        ({"socket_id": "x"}, "invalid_socket_id"),
+        ({"socket_id": "1.2:private-other"}, "invalid_socket_id"),
+        ({"channel_name": "private-x:y"}, "invalid_channel"),
+        ({"channel_name": "public"}, "invalid_channel"),
+        ({"channel_name": "#server-to-user-7"}, "invalid_channel"),
+        ({"channel_name": "presence-x"}, "bad_request"),
+        ({"channel_name": "presence-x", "channel_data": "{}"}, "bad_request"),
+        ({"channel_name": "presence-x", "channel_data": {"user_id": "7"}}, "bad_request"),
+    ],
+)
+def test_nothing_is_signed_that_a_subscribe_would_refuse(app, fields, code):
+    body = {"socket_id": "1.2", "channel_name": "private-x", **fields}
+    assert refusal(decode_auth, json.dumps(body).encode(), app).code == code
+
+
+@pytest.mark.parametrize("body", [b"\xff", b"socket_id=%ff&channel_name=private-x", b"a=1&" * 1000, b""])
+def test_a_form_that_is_none_is_refused(app, body):
+    assert refusal(decode_auth, body, app, form=True).code == "bad_request"
+
+
+# -- anything at all -----------------------------------------------------------------------------------------
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters())
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=8,
+)
+FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": st.sampled_from(["a", "pusher:a", "client-a"]) | JSON,
+        "data": st.text() | JSON,
+        "channel": st.sampled_from(["a", "presence-a"]) | JSON,
+        "channels": st.lists(st.sampled_from(["a", "private-b"]) | JSON, max_size=3) | JSON,
+        "socket_id": st.sampled_from(["1.2", "01.2"]) | JSON,
+        "info": st.sampled_from(["user_count", "cache"]) | JSON,
+        "correlation_id": st.text() | JSON,
+        "channel_name": st.sampled_from(["private-a", "presence-a"]) | JSON,
+        "channel_data": st.sampled_from(['{"user_id":1}']) | JSON,
+    },
+)
+
+
+def judged(app, query: str, body: bytes) -> list[Event]:
+    """What each decoder makes of `body`; a refusal is an answer too, anything else fails the test."""
+    read: list[Event] = []
+    for decode in (
+        lambda: read.append(decode_event(body, parse_query(query), app)),
+        lambda: read.extend(decode_batch(body, app)),
+        lambda: decode_auth(body, app),
+        lambda: decode_auth(body, app, form=True),
+    ):
+        try:
+            decode()
+        except ApiError as refused:
+            if refused.status not in (400, 413):
+                raise
+            refused.message.encode()
+    return read
+
+
+@given(fields=FIELDS, query=st.text(st.characters(), max_size=30), raw=st.binary(max_size=40))
+def test_anything_is_an_event_that_can_be_published_or_a_refusal(app, fields, query, raw):
+    unescaped = json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    for body in (
+        raw,
+        unescaped,
+        json.dumps(fields).encode(),
+        json.dumps({"batch": [fields, ITEM]}).encode(),
+    ):
+        for each in judged(app, query, body):
+            assert 1 <= len(each.name.encode()) <= 4 * 200
+            assert len(each.data.encode()) <= 10_240
+            assert each.channels
+            assert set(each.info) <= EVENT_INFO
+            assert each.correlation_id is None or each.correlation_id.isprintable()

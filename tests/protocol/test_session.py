@@ -1,0 +1,791 @@
+import json
+import tracemalloc
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from redpoll.protocol.apps import App
+from redpoll.protocol.channels import MAX_NAME_CHARS, Kind, kind_of, needs_auth, valid_name
+from redpoll.protocol.limits import Limits
+from redpoll.protocol.presence import Member
+from redpoll.protocol.session import (
+    Acknowledge,
+    Close,
+    Join,
+    Leave,
+    Publish,
+    Send,
+    SendUrgent,
+    Session,
+)
+
+KEY = "278d425bdf160c739803"
+SID = (1234, 1234)
+SOCKET_ID = "1234.1234"
+AWKWARD_PREFIXES = [
+    "private-",
+    "private-cache-",
+    "private-encrypted-",
+    "private-encrypted-cache-",
+    "presence-",
+    "presence-cache-",
+]
+
+
+class Client:
+    """A session with a hand on it: messages as Python values, a clock that goes when told."""
+
+    def __init__(self, app: App, read_frame, sign, limits: Limits = Limits()) -> None:  # noqa: B008
+        self.session = Session(SID, app, limits)
+        self.now = 1000.0
+        self._read_frame = read_frame
+        self._sign = sign
+
+    def send(self, event: object, data: object = ..., **more: object) -> list[Any]:
+        message = {"event": event, **({} if data is ... else {"data": data}), **more}
+        return self.session.receive(json.dumps(message).encode(), self.now)
+
+    def auth(self, channel: str, channel_data: str | None = None) -> str:
+        text = f"{SOCKET_ID}:{channel}" + ("" if channel_data is None else f":{channel_data}")
+        return f"{KEY}:{self._sign(text)}"
+
+    def subscribe(self, channel: str, channel_data: str | None = None) -> list[Any]:
+        data = {"channel": channel}
+        if needs_auth(channel):
+            data["auth"] = self.auth(channel, channel_data)
+        if channel_data is not None:
+            data["channel_data"] = channel_data
+        return self.send("pusher:subscribe", data)
+
+    def unsubscribe(self, channel: str) -> list[Any]:
+        return self.send("pusher:unsubscribe", {"channel": channel})
+
+    def join(self, channel: str, channel_data: str | None = None) -> None:
+        """Subscribed, and the cluster has said yes."""
+        (join,) = self.subscribe(channel, channel_data)
+        assert type(join) is Join
+        assert self.session.joined(channel) == []
+
+    def frames(self, effects: list[Any]) -> list[dict[str, Any]]:
+        assert all(type(effect) is Send for effect in effects)
+        return [self._read_frame(effect.payload) for effect in effects]
+
+    def error_of(self, effects: list[Any]) -> tuple[int | None, str]:
+        """Code and text of the one `pusher:error`."""
+        (frame,) = self.frames(effects)
+        assert frame["event"] == "pusher:error"
+        return frame["data"]["code"], frame["data"]["message"]
+
+    def refusal_of(self, effects: list[Any], channel: str) -> tuple[str, int, str]:
+        """Type, status and text of a refused subscribe: the same words on the channel and in the error."""
+        on_channel, error = self.frames(effects)
+        assert on_channel["event"] == "pusher:subscription_error"
+        assert on_channel["channel"] == channel
+        data = json.loads(on_channel["data"])
+        assert set(data) == {"type", "error", "status"}
+        assert error == {"event": "pusher:error", "data": {"code": None, "message": data["error"]}}
+        return data["type"], data["status"], data["error"]
+
+
+@pytest.fixture
+def make_client(app, read_frame, sign):
+    def make(app: App = app, limits: Limits = Limits()) -> Client:  # noqa: B008
+        return Client(app, read_frame, sign, limits)
+
+    return make
+
+
+@pytest.fixture
+def client(make_client) -> Client:
+    return make_client()
+
+
+def test_the_socket_id_is_two_numbers_and_a_dot(app):
+    assert Session((1, 2), app).socket_id == "1.2"
+    assert Session((2**63 - 1, 0), app).socket_id == "9223372036854775807.0"
+    assert Session((0, 2**64 - 1), app).socket_id == "0.18446744073709551615"
+
+
+# -- ping ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [{}, "{}", None, ..., 7])
+def test_a_ping_is_answered_urgently(client, data):
+    (pong,) = client.send("pusher:ping", data)
+    assert pong == SendUrgent(b'{"event":"pusher:pong","data":"{}"}')
+
+
+def test_a_pong_needs_no_answer(client):
+    assert client.send("pusher:pong", {}) == []
+
+
+def test_pings_are_answered_however_many_come(client):
+    assert all(client.send("pusher:ping") for _ in range(100_000))
+
+
+# -- subscribing ---------------------------------------------------------------------------------------------
+
+
+def test_a_public_subscribe_asks_the_cluster(client):
+    assert client.send("pusher:subscribe", {"auth": "", "channel": "my-channel"}) == [Join("my-channel", None)]
+    assert client.session.channels["my-channel"].pending
+    assert client.session.joined("my-channel") == []
+    assert not client.session.channels["my-channel"].pending
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"channel": "c"},
+        {"channel": "c", "auth": None, "channel_data": None, "more": {"deep": [1]}},
+        '{"channel":"c"}',
+        ' {"auth":"", "channel" : "c"} ',
+    ],
+)
+def test_data_may_be_an_object_or_a_string_of_one(client, data):
+    assert client.send("pusher:subscribe", data, more=[1], channel="other") == [Join("c", None)]
+
+
+@pytest.mark.parametrize("channel", ["private-foobar", "private-cache-x", "private-encrypted-x"])
+def test_a_signed_private_subscribe_asks_the_cluster(client, channel):
+    assert client.subscribe(channel) == [Join(channel, None)]
+
+
+def test_the_vector_of_the_protocol_opens_its_channel(client):
+    auth = f"{KEY}:58df8b0c36d6982b82c3ecf6b4662e34fe8c25bba48f5369f135bf843651c3a4"
+    data = {"channel": "private-foobar", "auth": auth}
+    assert client.send("pusher:subscribe", data) == [Join("private-foobar", None)]
+
+
+@pytest.mark.parametrize("channel", ["presence-foobar", "presence-cache-x"])
+def test_a_signed_presence_subscribe_carries_its_member(client, channel):
+    joins = client.subscribe(channel, '{"user_id":10,"user_info":{"name":"Mr. Channels"}}')
+    assert joins == [Join(channel, Member("10", b'{"name":"Mr. Channels"}'))]
+    assert client.session.channels[channel].user_id == "10"
+
+
+@pytest.mark.parametrize("channel", ["my-private-x", "cache-private-x", "cache-presence-y", "private", "presence"])
+def test_a_prefix_elsewhere_in_the_name_needs_no_signature(client, channel):
+    assert client.send("pusher:subscribe", {"channel": channel}) == [Join(channel, None)]
+
+
+@pytest.mark.parametrize("prefix", AWKWARD_PREFIXES)
+@pytest.mark.parametrize("data", [{}, {"auth": ""}, {"auth": None}])
+def test_without_auth_three_frames_say_so(client, prefix, data):
+    channel = prefix + "x"
+    required, on_channel, error = client.frames(client.send("pusher:subscribe", {"channel": channel, **data}))
+    assert required["event"] == "auth_required"
+    assert required["channel"] == channel
+    assert json.loads(required["data"]) == {"channel": channel, "socket_id": SOCKET_ID}
+    assert on_channel["event"] == "pusher:subscription_error"
+    assert on_channel["channel"] == channel
+    told = json.loads(on_channel["data"])
+    assert (told["type"], told["status"], told["reason"]) == ("AuthError", 401, "auth_required")
+    assert error["data"] == {"code": None, "message": told["error"]}
+    assert client.session.channels == {}
+
+
+@pytest.mark.parametrize("prefix", AWKWARD_PREFIXES)
+def test_a_bad_signature_is_refused_on_every_prefix(client, prefix):
+    channel, data = prefix + "x", '{"user_id":"7"}'
+    for auth in (f"{KEY}:{'0' * 64}", client.auth(prefix + "y", data), client.auth(channel), "x", ":", KEY):
+        effects = client.send("pusher:subscribe", {"channel": channel, "auth": auth, "channel_data": data + " "})
+        kind, status, text = client.refusal_of(effects, channel)
+        assert (kind, status) == ("AuthError", 401)
+        assert text.startswith("Invalid ")
+    assert client.session.channels == {}
+
+
+def test_the_signature_is_checked_before_the_member_is_read(client):
+    effects = client.send(
+        "pusher:subscribe", {"channel": "presence-x", "auth": f"{KEY}:{'0' * 64}", "channel_data": "[" * 9999}
+    )
+    assert client.refusal_of(effects, "presence-x")[0] == "AuthError"
+
+
+@pytest.mark.parametrize(
+    "channel_data",
+    [None, "", "{}", "[]", '{"user_id":null}', '{"user_id":""}', '{"user_id":"' + "x" * 129 + '"}'],
+)
+def test_signed_data_that_is_no_member_is_refused(client, channel_data):
+    kind, status, _ = client.refusal_of(client.subscribe("presence-x", channel_data), "presence-x")
+    assert (kind, status) == ("InvalidMember", 400)
+    assert client.session.channels == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "status"),
+    [
+        ({"channel_data": {"user_id": "7"}}, "InvalidMember", 400),
+        ({"channel_data": 7}, "InvalidMember", 400),
+        ({"auth": 7}, "AuthError", 401),
+        ({"auth": {}, "channel_data": []}, "AuthError", 401),
+    ],
+)
+def test_wrong_types_beside_a_channel_are_told_on_the_channel(client, fields, kind, status):
+    for data in ({"channel": "presence-x", **fields}, json.dumps({"channel": "presence-x", **fields})):
+        told = client.refusal_of(client.send("pusher:subscribe", data), "presence-x")
+        assert told[:2] == (kind, status)
+
+
+@pytest.mark.parametrize("channel", ["", "a b", "private-x:y", "#x", "é", "x" * (MAX_NAME_CHARS + 1), 'q"\\\n\x00'])
+def test_a_bad_name_is_refused(client, channel):
+    kind, status, _ = client.refusal_of(client.subscribe(channel), channel)
+    assert (kind, status) == ("InvalidChannel", 400)
+
+
+def test_another_users_channel_is_refused(client):
+    told = client.refusal_of(client.subscribe("#server-to-user-7"), "#server-to-user-7")
+    assert told == ("AuthError", 401, "not signed in as user '7'")
+
+
+def test_refused_subscribes_are_all_answered(client):
+    for number in range(2_000):
+        assert len(client.send("pusher:subscribe", {"channel": f"private-{number}"})) == 3
+
+
+def test_a_connection_has_a_limit_of_channels_and_a_left_one_makes_room(make_client):
+    client = make_client(limits=Limits(max_channels=2))
+    client.join("a")
+    client.subscribe("b")
+    told = client.refusal_of(client.subscribe("c"), "c")
+    assert told[:2] == ("LimitReached", 413)
+    assert client.subscribe("a") == [Acknowledge("a")]
+    client.unsubscribe("b")
+    assert client.subscribe("c") == [Join("c", None)]
+
+
+def test_a_full_presence_channel_is_told_with_the_apps_limit(make_client, changed, app):
+    client = make_client(changed(app, max_presence_members=3))
+    client.subscribe("presence-x", '{"user_id":"7"}')
+    kind, status, text = client.refusal_of(client.session.refused("presence-x", "members"), "presence-x")
+    assert (kind, status) == ("LimitReached", 413)
+    assert "3" in text
+    assert client.session.channels == {}
+    assert len(client.subscribe("presence-x", '{"user_id":"7"}')) == 1
+
+
+def test_a_join_that_could_not_be_confirmed_is_forgotten(client):
+    client.subscribe("a")
+    assert client.session.refused("a", "unavailable") == []
+    assert client.session.channels == {}
+
+
+def test_an_app_whose_record_changed_is_judged_by_the_new_one(client, app, changed):
+    old = client.auth("private-x")
+    client.session.app = changed(app, keys=())
+    told = client.refusal_of(client.send("pusher:subscribe", {"channel": "private-x", "auth": old}), "private-x")
+    assert told[0] == "AuthError"
+    assert "no enabled key" in told[2]
+
+
+# -- again, and out ------------------------------------------------------------------------------------------
+
+
+def test_a_second_subscribe_is_acknowledged_and_joins_nothing(client):
+    client.join("a")
+    assert client.subscribe("a") == [Acknowledge("a")]
+    client.join("presence-x", '{"user_id":7}')
+    assert client.subscribe("presence-x", '{"user_id":"7","user_info":{"new":1}}') == [Acknowledge("presence-x")]
+
+
+def test_a_second_subscribe_shows_its_signature_again(client):
+    client.join("private-x")
+    effects = client.send("pusher:subscribe", {"channel": "private-x", "auth": f"{KEY}:{'0' * 64}"})
+    assert client.refusal_of(effects, "private-x")[0] == "AuthError"
+    assert not client.session.channels["private-x"].pending
+
+
+def test_subscribes_repeated_while_pending_are_acknowledged_once_joined(client):
+    client.subscribe("presence-x", '{"user_id":"7"}')
+    assert client.subscribe("presence-x", '{"user_id":"7"}') == []
+    assert client.subscribe("presence-x", '{"user_id":"7"}') == []
+    assert client.session.joined("presence-x") == [Acknowledge("presence-x")] * 2
+    held = client.session.channels["presence-x"]
+    assert (held.pending, held.user_id) == (False, "7")
+
+
+def test_subscribes_repeated_while_pending_are_refused_as_often(client):
+    client.subscribe("presence-x", '{"user_id":"7"}')
+    client.subscribe("presence-x", '{"user_id":"7"}')
+    assert len(client.session.refused("presence-x", "members")) == 4
+
+
+def test_repeats_without_end_do_not_pile_up(client):
+    client.subscribe("a")
+    for _ in range(5_000):
+        assert client.subscribe("a") == []
+    assert len(client.session.joined("a")) <= 100
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_another_user_on_the_same_channel_is_refused_and_the_first_stays(client, attached):
+    client.subscribe("presence-x", '{"user_id":"7"}')
+    if attached:
+        client.session.joined("presence-x")
+    code, text = client.error_of(client.subscribe("presence-x", '{"user_id":"8"}'))
+    assert code is None
+    assert text == "Existing subscription to channel presence-x as another user"
+    assert client.session.channels["presence-x"].user_id == "7"
+
+
+def test_unsubscribing_leaves_with_the_user(client):
+    client.join("a")
+    client.join("presence-x", '{"user_id":7}')
+    assert client.unsubscribe("a") == [Leave("a", None)]
+    assert client.send("pusher:unsubscribe", '{"channel":"presence-x"}') == [Leave("presence-x", "7")]
+    assert client.session.channels == {}
+
+
+def test_unsubscribing_from_nothing_is_ignored(client):
+    assert client.unsubscribe("a") == []
+    assert client.unsubscribe("") == []
+
+
+def test_leaving_while_pending_and_coming_back_is_a_join_of_its_own(client):
+    assert client.subscribe("a") == [Join("a", None)]
+    assert client.unsubscribe("a") == [Leave("a", None)]
+    assert client.subscribe("a") == [Join("a", None)]
+    assert client.session.joined("a") == []
+    assert not client.session.channels["a"].pending
+
+
+def test_answers_for_what_was_left_change_nothing(client):
+    client.subscribe("a")
+    client.unsubscribe("a")
+    assert client.session.joined("a") == []
+    assert client.session.refused("a", "members") == []
+    client.join("b")
+    assert client.session.joined("b") == []
+    assert client.session.refused("b", "members") == []
+    assert list(client.session.channels) == ["b"]
+
+
+# -- client events -------------------------------------------------------------------------------------------
+
+
+def test_a_client_event_is_published_with_the_signed_user(client):
+    client.join("presence-x", '{"user_id":7}')
+    effects = client.send("client-typing", {"at": 1}, channel="presence-x", user_id="8")
+    assert effects == [Publish("presence-x", "client-typing", '{"at": 1}', "7")]
+
+
+def test_on_private_channels_there_is_no_user(client):
+    client.join("private-x", None)
+    assert client.send("client-a", "text", channel="private-x", user_id="8") == [
+        Publish("private-x", "client-a", "text", None)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sent", "published"),
+    [
+        (b'"a string"', "a string"),
+        (b'"{\\"n\\":1}"', '{"n":1}'),
+        (
+            b'{ "n" : 1.50 , "big":123456789012345678901234567890}',
+            '{ "n" : 1.50 , "big":123456789012345678901234567890}',
+        ),
+        (b"[1,2]", "[1,2]"),
+        (b"1e400", "1e400"),
+        (b"null", "null"),
+        (b'""', ""),
+        (b'"\\u0000\\u00e9"', "\x00é"),
+        (b'{"a":"\\u00e9"}', '{"a":"\\u00e9"}'),
+    ],
+)
+def test_data_becomes_a_string_in_the_senders_own_spelling(client, sent, published):
+    client.join("private-x")
+    message = b'{"event":"client-a","channel":"private-x","data":' + sent + b"}"
+    (publish,) = client.session.receive(message, client.now)
+    assert publish.data == published
+
+
+def test_missing_data_is_an_empty_object(client):
+    client.join("private-x")
+    assert client.send("client-a", channel="private-x")[0].data == "{}"
+
+
+def test_the_eleventh_in_a_second_is_refused_and_the_socket_stays(client):
+    client.join("private-x")
+    sent = [client.send("client-a", {}, channel="private-x") for _ in range(11)]
+    assert [type(effects[0]) for effects in sent] == [Publish] * 10 + [Send]
+    code, text = client.error_of(sent[10])
+    assert code == 4301
+    assert "10 client events a second" in text
+    client.now += 0.1
+    assert type(client.send("client-a", {}, channel="private-x")[0]) is Publish
+
+
+def test_the_rate_is_the_operators(make_client):
+    client = make_client(limits=Limits(client_events_per_s=2))
+    client.join("private-x")
+    assert [bool(client.send("client-a", {}, channel="private-x")) for _ in range(4)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    unlimited = make_client(limits=Limits(client_events_per_s=0))
+    unlimited.join("private-x")
+    assert all(type(unlimited.send("client-a", {}, channel="private-x")[0]) is Publish for _ in range(500))
+
+
+def test_each_refusal_is_4301_with_its_own_words(make_client, app, changed):
+    client = make_client()
+    client.join("public")
+    client.join("private-x")
+    client.subscribe("private-pending")
+    texts = set()
+    for event, more in (
+        ("client-a", {"channel": "public"}),
+        ("client-a", {"channel": "my-private-x"}),
+        ("client-a", {"channel": "private-other"}),
+        ("client-a", {"channel": "private-pending"}),
+        ("client-a", {"channel": "#server-to-user-7"}),
+        ("client-a", {"channel": 7}),
+        ("client-a", {"channel": None}),
+        ("client-a", {}),
+        ("client-" + "x" * 194, {"channel": "private-x"}),
+    ):
+        client.now += 10
+        code, text = client.error_of(client.send(event, {}, **more))
+        assert code == 4301
+        texts.add(text)
+    client.now += 10
+    code, text = client.error_of(client.send("client-a", "x" * 10_241, channel="private-x"))
+    assert code == 4301
+    assert "10241 bytes" in text
+    silent = make_client(changed(app, client_events=False))
+    silent.join("private-x")
+    code, disabled = silent.error_of(silent.send("client-a", {}, channel="private-x"))
+    assert code == 4301
+    assert len(texts | {text, disabled}) == 7
+
+
+def test_the_size_of_data_is_counted_in_bytes_of_what_is_delivered(client):
+    client.join("private-x")
+    for data in ("x" * 10_240, "é" * 5_120):
+        assert type(client.send("client-a", data, channel="private-x")[0]) is Publish
+    client.now += 10
+    assert client.error_of(client.send("client-a", "é" * 5_120 + "x", channel="private-x"))[0] == 4301
+
+
+def test_a_name_of_200_characters_is_published(client):
+    client.join("private-x")
+    assert type(client.send("client-" + "x" * 193, {}, channel="private-x")[0]) is Publish
+
+
+# -- what is no message --------------------------------------------------------------------------------------
+
+BAD_FRAMES = [
+    b"",
+    b"hello",
+    b"{",
+    b"null",
+    b"7",
+    b'"pusher:ping"',
+    b"[]",
+    b'["pusher:ping"]',
+    b"{}",
+    b'{"data":{}}',
+    b'{"event":null}',
+    b'{"event":7}',
+    b'{"event":{}}',
+    b'{"event":["pusher:ping"]}',
+    b'{"event":"pusher:ping"} x',
+    b'{"event":"pusher:ping",}',
+    b'{"event":"pusher:ping","data":{"a":01}}',
+    b'{"event":"pusher:ping","data":"\\ud800"}',
+    b'{"event":"pusher:ping","x":"\\ud800abcdefgh"}',
+    b'{"event":"\\ud800"}',
+    b'{"event":"\xff"}',
+    b'{"event":"pusher:ping","channel":' + b"9" * 10_000 + b"}",
+    b'{"event":"x","data":' + b"[" * 60_000,
+    b'{"event":"x","data":' + b"[" * 30_000 + b"]" * 30_000 + b"}",
+    b'{"event":"x","y":' + b'{"a":' * 10_000 + b"1" + b"}" * 10_001,
+    b'{"event":' + b"[" * 60_000,
+    b"[" * 65_000,
+    b'{"event":"pusher:subscribe"}',
+    b'{"event":"pusher:subscribe","data":{}}',
+    b'{"event":"pusher:subscribe","data":null}',
+    b'{"event":"pusher:subscribe","data":7}',
+    b'{"event":"pusher:subscribe","data":[]}',
+    b'{"event":"pusher:subscribe","data":""}',
+    b'{"event":"pusher:subscribe","data":"x"}',
+    b'{"event":"pusher:subscribe","data":"\\"{}\\""}',
+    b'{"event":"pusher:subscribe","data":{"channel":7}}',
+    b'{"event":"pusher:subscribe","data":{"channel":null}}',
+    b'{"event":"pusher:subscribe","data":{"channel":"\xff"}}',
+    b'{"event":"pusher:subscribe","data":{"channel":["a"]}}',
+    b'{"event":"pusher:subscribe","data":{"channel":"a","auth":' + b"[" * 30_000 + b"]" * 30_000 + b"}}",
+    b'{"event":"pusher:unsubscribe"}',
+    b'{"event":"pusher:unsubscribe","data":{}}',
+    b'{"event":"pusher:unsubscribe","data":{"channel":{}}}',
+    b'{"event":"client-a","channel":"private-x","data":"\xff"}',
+    b'{"event":"client-a","channel":"private-x","data":["\xff"]}',
+    b'{"event":"client-a","channel":"private-x","data":{"a":\x01}}',
+    b'\xef\xbb\xbf{"event":"pusher:ping"}',
+    b'{"event":"pusher:signin","data":{}}',
+    b'{"event":"pusher:error","data":{}}',
+    b'{"event":"pusher:connection_established","data":"{}"}',
+    b'{"event":"pusher_internal:subscription_succeeded","channel":"a","data":"{}"}',
+    b'{"event":"pusher_internal:member_added","channel":"presence-x","data":"{}"}',
+    b'{"event":"subscribe"}',
+    b'{"event":""}',
+    b'{"event":"Client-a","channel":"private-x"}',
+    b'{"event":"client_a","channel":"private-x"}',
+    b'{"event":"my-event","channel":"private-x","data":{}}',
+    b'{"event":"\\u0000\\n\\"","channel":"private-x","data":{}}',
+]
+
+
+@pytest.mark.parametrize("message", BAD_FRAMES, ids=lambda message: ascii(message[:60]))
+def test_what_is_no_message_gets_an_error_without_a_code_and_the_socket_stays(client, message):
+    client.join("private-x")
+    code, text = client.error_of(client.session.receive(message, client.now))
+    assert code is None
+    assert text.startswith(("Invalid message: ", "Invalid subscribe: ", "Unsupported event received on socket: "))
+    assert list(client.session.channels) == ["private-x"]
+    assert client.send("pusher:ping") == [SendUrgent(b'{"event":"pusher:pong","data":"{}"}')]
+
+
+def test_a_binary_message_is_treated_alike(client):
+    code, text = client.error_of(client.session.receive_binary(client.now))
+    assert code is None
+    assert "binary" in text
+
+
+def test_a_long_name_of_an_event_is_not_repeated_whole(client):
+    _, text = client.error_of(client.send("x" * 60_000))
+    assert len(text) < 200
+
+
+def test_errors_are_told_once_a_second(client):
+    client.join("public")
+    told = 0
+    for tenth in range(50):
+        client.now = 1000 + tenth / 10
+        told += len(client.send("nonsense"))
+        told += len(client.send("client-a", {}, channel="public"))
+        told += len(client.session.receive(b"{", client.now))
+        told += len(client.session.receive_binary(client.now))
+    assert told == 5
+
+
+def test_a_hundred_bad_frames_in_ten_seconds_close(client):
+    effects = []
+    for frame in range(100):
+        client.now = 1000 + frame * 0.099
+        effects.append(client.session.receive(b"{", client.now))
+    assert effects[99] == [Close(4100, "Too many invalid messages")]
+    assert not any(type(effect) is Close for before in effects[:99] for effect in before)
+    assert client.session.receive(b"{", client.now + 100) == []
+
+
+def test_a_hundred_bad_frames_in_a_minute_do_not(client):
+    for frame in range(500):
+        effects = client.session.receive(b"{", 1000 + frame * 0.2)
+        assert not any(type(effect) is Close for effect in effects)
+
+
+def test_an_eager_page_is_refused_but_kept_and_a_flood_is_closed(client):
+    """60 a second is somebody's mouse; thousands are an attack (failures.md row 18)."""
+    client.join("private-x")
+    for _ in range(60 * 30):
+        effects = client.send("client-mouse", {}, channel="private-x")
+        assert not any(type(effect) is Close for effect in effects)
+        client.now += 1 / 60
+    closed = [client.send("client-mouse", {}, channel="private-x") for _ in range(1_100)]
+    assert [Close(4100, "Too many invalid messages")] in closed
+
+
+def test_no_effects_follow_a_close_for_faults(client):
+    while client.session.receive(b"{", client.now) != [Close(4100, "Too many invalid messages")]:
+        pass
+    assert client.session.receive(b"{", client.now + 1_000) == []
+    assert client.session.receive_binary(client.now + 1_000) == []
+
+
+# -- anything at all -----------------------------------------------------------------------------------------
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters())
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=8,
+)
+CHANNELS = [
+    "public",
+    "private-x",
+    "presence-x",
+    "presence-cache-y",
+    "private-cache-y",
+    "#server-to-user-7",
+    "a b",
+]
+EVENTS = ["pusher:subscribe", "pusher:unsubscribe", "pusher:ping", "pusher:pong", "client-a", "pusher:signin"]
+CHANNEL_DATA = ['{"user_id":"7"}', '{"user_id":8,"user_info":{"a":1}}', "{}", None]
+
+
+@st.composite
+def subscribes(draw):
+    """Marks stand for signatures, which depend on the socket: True a good one, False a bad one."""
+    channel = draw(st.sampled_from(CHANNELS))
+    return (
+        "subscribe",
+        channel,
+        draw(st.sampled_from(CHANNEL_DATA)),
+        draw(st.booleans()),
+        draw(st.booleans()),
+    )
+
+
+MESSAGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "event": st.sampled_from(EVENTS) | JSON,
+        "data": JSON
+        | st.fixed_dictionaries(
+            {},
+            optional={
+                "channel": st.sampled_from(CHANNELS) | JSON,
+                "auth": st.sampled_from(["", f"{KEY}:{'0' * 64}"]) | JSON,
+                "channel_data": st.sampled_from(CHANNEL_DATA) | JSON,
+            },
+        ),
+        "channel": st.sampled_from(CHANNELS) | JSON,
+        "user_id": JSON,
+    },
+)
+STEPS = st.one_of(
+    st.tuples(st.just("value"), JSON),
+    st.tuples(st.just("value"), MESSAGES),
+    st.tuples(st.just("value"), MESSAGES),
+    st.tuples(st.just("bytes"), st.binary(max_size=60)),
+    st.tuples(st.just("event"), st.sampled_from(["client-a", "client-b"]), st.sampled_from(CHANNELS), JSON),
+    st.tuples(st.just("unsubscribe"), st.sampled_from(CHANNELS)),
+    st.tuples(st.just("joined"), st.sampled_from(CHANNELS)),
+    st.tuples(st.just("refused"), st.sampled_from(CHANNELS), st.sampled_from(["members", "unavailable"])),
+    st.tuples(st.just("wait"), st.floats(0, 3)),
+    st.tuples(st.just("binary")),
+    subscribes(),
+)
+
+
+class Cluster:
+    """What the worker knows of one session: it believes the effects, and checks that they make sense."""
+
+    def __init__(self, client: Client, limits: Limits) -> None:
+        self.client = client
+        self.limits = limits
+        self.pending: dict[str, str | None] = {}
+        self.attached: dict[str, str | None] = {}
+        self.error_times: list[float] = []
+        self.closed = False
+
+    def take(self, effects: list[Any], unlimited: bool = False) -> None:
+        assert type(effects) is list
+        for effect in effects:
+            match effect:
+                case Send(payload):
+                    (frame,) = self.client.frames([effect])
+                    assert type(payload) is bytes
+                    if frame["event"] == "pusher:error" and len(effects) == 1 and not unlimited:
+                        self.error_times.append(self.client.now)
+                case SendUrgent(payload):
+                    assert payload == b'{"event":"pusher:pong","data":"{}"}'
+                case Join(channel, member):
+                    assert channel not in self.pending | self.attached
+                    assert valid_name(channel)
+                    assert (member is not None) == (kind_of(channel) is Kind.PRESENCE)
+                    self.pending[channel] = member and member.user_id
+                case Leave(channel, user_id):
+                    held = self.pending if channel in self.pending else self.attached
+                    assert held.pop(channel) == user_id
+                case Acknowledge(channel):
+                    assert channel in self.attached
+                case Publish(channel, event, data, user_id):
+                    assert self.attached[channel] == user_id
+                    assert kind_of(channel) in (Kind.PRIVATE, Kind.PRESENCE)
+                    assert event.startswith("client-")
+                    data.encode()
+                case Close(code, message):
+                    assert (code, len(effects)) == (4100, 1)
+                    assert message
+                    assert not self.closed
+                    self.closed = True
+                case _:
+                    raise AssertionError(f"{effect!r} is no effect")
+        held = self.pending | self.attached
+        assert {name: each.user_id for name, each in self.client.session.channels.items()} == held
+        assert {name for name, each in self.client.session.channels.items() if each.pending} == set(self.pending)
+        assert len(held) <= self.limits.max_channels
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps=st.lists(STEPS, max_size=30))
+def test_whatever_comes_effects_make_sense_and_nothing_is_raised(steps, app, read_frame, sign):
+    limits = Limits(max_channels=3)
+    client = Client(app, read_frame, sign, limits)
+    cluster = Cluster(client, limits)
+    for step in steps:
+        match step:
+            case ("value", value):
+                for text in (json.dumps(value), json.dumps(value, ensure_ascii=False)):
+                    cluster.take(client.session.receive(text.encode("utf-8", "surrogatepass"), client.now), True)
+            case ("bytes", raw):
+                cluster.take(client.session.receive(raw, client.now))
+            case ("binary",):
+                cluster.take(client.session.receive_binary(client.now))
+            case ("event", event, channel, data):
+                cluster.take(client.send(event, data, channel=channel))
+            case ("unsubscribe", channel):
+                cluster.take(client.unsubscribe(channel))
+            case ("subscribe", channel, channel_data, good, as_string):
+                auth = client.auth(channel, channel_data) if good else f"{KEY}:{'0' * 64}"
+                data = {"channel": channel, "auth": auth, "channel_data": channel_data}
+                cluster.take(client.send("pusher:subscribe", json.dumps(data) if as_string else data), True)
+            case ("joined", channel):
+                if channel in cluster.pending:
+                    cluster.attached[channel] = cluster.pending.pop(channel)
+                cluster.take(client.session.joined(channel))
+            case ("refused", channel, reason):
+                cluster.pending.pop(channel, None)
+                cluster.take(client.session.refused(channel, reason), True)
+            case ("wait", seconds):
+                client.now += seconds
+    times = cluster.error_times
+    assert all(later - earlier > 0.99 for earlier, later in pairwise(times))
+
+
+@given(message=st.binary() | st.text(st.characters()).map(lambda text: text.encode("utf-8", "surrogatepass")))
+def test_bytes_of_any_kind_are_answered(message, app, read_frame, sign):
+    client = Client(app, read_frame, sign)
+    Cluster(client, Limits()).take(client.session.receive(message, 1.0))
+
+
+# -- what it costs -------------------------------------------------------------------------------------------
+
+
+def test_an_idle_session_with_one_public_channel_takes_350_bytes(app):
+    """As a worker holds it: the channel's name is the registry's own string (design.md 7)."""
+    message = b'{"event":"pusher:subscribe","data":{"auth":"","channel":"my-channel"}}'
+    name = "my-channel"
+    sessions: list[Session] = [Session((1, 1), app)] * 2_000
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(len(sessions)):
+            session = Session((1 << 39 | number, 1 << 39 | number), app)
+            session.receive(message, 0.0)
+            session.joined(name)
+            sessions[number] = session
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (after - before) / len(sessions) <= 350
+    assert len({id(next(iter(session.channels))) for session in sessions}) == 1
