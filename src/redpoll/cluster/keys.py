@@ -1,0 +1,105 @@
+"""Every key and topic in Redis: one table, and the functions that build the names.
+
+Shape, type and lifetime are said here and in cluster.md 2; what is done with a key is the business of the
+scripts and of the modules beside this one.
+"""
+
+from binascii import crc_hqx
+from typing import Final, NamedTuple
+from zlib import crc32
+
+__all__ = ["SHARDS", "TABLE", "TAGS", "Key", "Keys", "shard"]
+
+SHARDS: Final = 64
+
+
+def _tags() -> tuple[bytes, ...]:
+    # The smallest decimal number in each 64th of Redis Cluster's 16,384 slots, so that the shards spread
+    # evenly over any number of masters; crc_hqx from 0 is Redis' CRC16.
+    tags: dict[int, bytes] = {}
+    number = 0
+    while len(tags) < SHARDS:
+        tag = b"%d" % number
+        tags.setdefault((crc_hqx(tag, 0) % 16384) // 256, tag)
+        number += 1
+    return tuple(tags[at] for at in range(SHARDS))
+
+
+TAGS: Final = _tags()
+
+
+def shard(app_id: str, channel: str) -> int:
+    """The shard (0 to 63) in which all keys and the topic of a channel lie; cluster.md rule 7."""
+    return crc32(f"{app_id}:{channel}".encode()) & (SHARDS - 1)
+
+
+class Key(NamedTuple):
+    """A row of the table. `{T}` is the literal hash tag of the shard, `{T0}` that of shard 0."""
+
+    pattern: str
+    type: str
+    holds: str
+    lives: str
+    written_by: str
+    deleted_by: str
+
+
+TABLE: Final = (
+    Key("{T}:clock", "string", "last stamp of the shard", "for ever", "hold", "–"),
+    Key(
+        "{T}:w:W",
+        "hash",
+        "gen; per channel held A:C → kind and count (c12)",
+        "the incarnation",
+        "register, hold",
+        "bury",
+    ),
+    Key("{T}:c:A:C", "hash", "W → subscriptions; sum: subscription_count", "while held", "hold", "hold"),
+    Key("{T}:p:A:C", "hash", "user id → W W…\\n<user_info or empty>", "while held", "hold", "hold"),
+    Key("{T}:a:A", "set", "occupied channels", "while any", "hold", "hold"),
+    Key("{T0}:beat", "hash", "W → beats", "until reaped or ended", "beat", "reaper, worker at a clean end"),
+    Key("{T0}:dir", "hash", "app id → record as JSON", "for ever", "dir_put", "dir_put"),
+    Key("{T0}:dirver", "string", "version of the directory", "for ever", "dir_put", "–"),
+    Key("{T0}:stats:W", "string", "counters of a worker as JSON", "15 s", "worker", "expiry"),
+    Key("{T}:t:A:C", "topic", "events and member deltas of a channel", "–", "publishers, hold", "–"),
+    Key("{T0}:sys", "topic", "messages to every worker, JSON", "–", "dir_put, control", "–"),
+)
+
+
+class Keys:
+    """The names, under one prefix. Built as bytes, since that is what goes to Redis.
+
+    `sharded` turns PUBLISH and SUBSCRIBE into their sharded twins, which Redis Cluster wants.
+    """
+
+    def __init__(self, prefix: str = "rp", *, sharded: bool = False) -> None:
+        self.prefix = prefix
+        self.sharded = sharded
+        self.publish = b"SPUBLISH" if sharded else b"PUBLISH"
+        self._heads = tuple(b"%b:{%b}:" % (prefix.encode(), tag) for tag in TAGS)
+        zero = self._heads[0]
+        self.beat = zero + b"beat"
+        self.directory = zero + b"dir"
+        self.directory_version = zero + b"dirver"
+        self.sys = zero + b"sys"
+
+    def clock(self, at: int) -> bytes:
+        return self._heads[at] + b"clock"
+
+    def worker(self, at: int, w: str) -> bytes:
+        return b"%bw:%b" % (self._heads[at], w.encode())
+
+    def counts(self, app_id: str, channel: str) -> bytes:
+        return b"%bc:%b:%b" % (self._heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+
+    def members(self, app_id: str, channel: str) -> bytes:
+        return b"%bp:%b:%b" % (self._heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+
+    def occupied(self, at: int, app_id: str) -> bytes:
+        return b"%ba:%b" % (self._heads[at], app_id.encode())
+
+    def stats(self, w: str) -> bytes:
+        return b"%bstats:%b" % (self._heads[0], w.encode())
+
+    def topic(self, app_id: str, channel: str) -> bytes:
+        return b"%bt:%b:%b" % (self._heads[shard(app_id, channel)], app_id.encode(), channel.encode())

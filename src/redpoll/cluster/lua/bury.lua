@@ -1,0 +1,9 @@
+#!lua flags=allow-oom
+-- Deletes a worker's hash in one shard, if the worker holds nothing there any more.
+--
+-- KEYS  1 w  the worker's hash in the shard
+-- Returns 1 when the hash is gone, 0 when there is still something in it.
+
+if redis.call('HLEN', KEYS[1]) > 1 then return 0 end
+redis.call('DEL', KEYS[1])
+return 1

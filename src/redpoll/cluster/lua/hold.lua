@@ -1,0 +1,148 @@
+#!lua flags=allow-oom
+-- What one worker holds of one channel, told in absolute values: join, leave, re-assertion and reaping
+-- are this one step (cluster.md 5). Everything is read and decided before the first write.
+--
+-- KEYS  1 w      this worker's hash in the channel's shard
+--       2 c      the channel's counts by worker
+--       3 a      the app's occupied channels in the shard
+--       4 clock  the shard's last stamp
+--       5 p      the channel's users (kind p only)
+-- ARGV  1 W  2 gen (-1: the reaper's)  3 kind (c: plain, p: presence)
+--       4 flags  r the reply carries the roster
+--                u users of W remain to be removed after this call
+--                k a known user's info stays as it is
+--       5 app id  6 channel  7 base (sockets attached that stay)  8 cap on users (0: none)
+--       9 topic  10 PUBLISH or SPUBLISH  11 number of gone users  12 number of joins
+--       13… the gone users, then for kind p a user and an info per join
+-- Returns {'OK', stamp, accepted, added, removed[, roster]}: accepted is a digit per join, added counts
+--         joins and removed counts gone users, both from 0; the roster is p, flat. Or {'FENCED'}, {'STALE'}.
+
+local W, gen, kind, flags = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local channel, base, cap = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
+local topic, command = ARGV[9], ARGV[10]
+local gone, joins = tonumber(ARGV[11]), tonumber(ARGV[12])
+local field = ARGV[5] .. ':' .. channel
+
+local stored = redis.call('HGET', KEYS[1], 'gen')
+if not stored or (stored == '-1' and gen ~= '-1') then return {'FENCED'} end
+if stored ~= gen then return {'STALE'} end
+
+local function flag(letter) return string.find(flags, letter, 1, true) ~= nil end
+
+local last = tonumber(redis.call('GET', KEYS[4]) or '0')
+local held = tonumber(redis.call('HGET', KEYS[2], W) or '0')
+local holders = redis.call('HLEN', KEYS[2])
+
+-- Presence: `value` is each named user's field as it stands, then as it is to be; false: no such user.
+local value, touched = {}, {}
+local deltas, added, removed, accepted = {}, {}, {}, {}
+local admitted = 0
+
+-- Other holders than W as a string, the info, and whether W is a holder.
+local function parts(entry)
+  local at = string.find(entry, '\n', 1, true)
+  local others, mine = {}, false
+  for holder in string.gmatch(string.sub(entry, 1, at - 1), '%S+') do
+    if holder == W then mine = true else others[#others + 1] = holder end
+  end
+  return table.concat(others, ' '), string.sub(entry, at + 1), mine
+end
+
+local function put(user, entry)
+  value[user] = entry
+  touched[#touched + 1] = user
+end
+
+if kind == 'p' and gone + joins > 0 then
+  local members = redis.call('HLEN', KEYS[5])
+  local users = {}
+  for i = 1, gone do users[i] = ARGV[12 + i] end
+  for i = 1, joins do users[gone + i] = ARGV[11 + gone + 2 * i] end
+  local entries = redis.call('HMGET', KEYS[5], unpack(users))
+  for i = 1, #users do value[users[i]] = entries[i] end
+
+  for i = 1, gone do
+    local user = users[i]
+    if value[user] then
+      local others, info, mine = parts(value[user])
+      if mine and others ~= '' then
+        put(user, others .. '\n' .. info)
+      elseif mine then
+        put(user, false)
+        members = members - 1
+        removed[#removed + 1] = i - 1
+        deltas[#deltas + 1] = {'r', user}
+      end
+    end
+  end
+
+  for i = 1, joins do
+    local user, info = users[gone + i], ARGV[12 + gone + 2 * i]
+    local tell = false
+    accepted[i] = '1'
+    if not value[user] then
+      if cap > 0 and members >= cap then
+        accepted[i] = '0'
+      else
+        put(user, W .. '\n' .. info)
+        members = members + 1
+        tell = true
+      end
+    else
+      local others, known, mine = parts(value[user])
+      if info ~= '' and info ~= known and not (flag('k') and known ~= '') then tell = true else info = known end
+      if tell or not mine then
+        put(user, (others == '' and W or others .. ' ' .. W) .. '\n' .. info)
+      end
+    end
+    if tell then
+      added[#added + 1] = i - 1
+      deltas[#deltas + 1] = {'m', user, info}
+    end
+    if accepted[i] == '1' then admitted = admitted + 1 end
+  end
+  accepted = table.concat(accepted)
+else
+  accepted = string.rep('1', joins)
+  admitted = joins
+end
+
+local n = base + admitted
+-- The floor keeps W's field, and with it the way to the users that are still to be removed.
+if n < 1 and flag('u') then n = 1 end
+if gen == '-1' and n > held then n = held end
+
+-- A stamp for each delta, and one for a call without any. They never repeat, whatever the clock does.
+local now = redis.call('TIME')
+local stamp = math.max(last + 1, tonumber(now[1]) * 1000000 + tonumber(now[2]))
+local final = stamp + math.max(#deltas, 1) - 1
+redis.call('SET', KEYS[4], string.format('%.0f', final))
+
+for _, user in ipairs(touched) do
+  if value[user] then redis.call('HSET', KEYS[5], user, value[user]) else redis.call('HDEL', KEYS[5], user) end
+end
+if n > 0 then
+  redis.call('HSET', KEYS[2], W, n)
+  redis.call('HSET', KEYS[1], field, kind .. n)
+else
+  redis.call('HDEL', KEYS[2], W)
+  redis.call('HDEL', KEYS[1], field)
+end
+if holders == 0 and n > 0 then
+  redis.call('SADD', KEYS[3], channel)
+elseif held > 0 and n == 0 and holders == 1 then
+  redis.call('SREM', KEYS[3], channel)
+end
+
+for i, delta in ipairs(deltas) do
+  local head = delta[1] .. ' ' .. W .. ' ' .. string.format('%.0f', stamp + i - 1)
+  if delta[1] == 'm' then
+    redis.call(command, topic, head .. ' ' .. #delta[2] .. '\n' .. delta[2] .. delta[3])
+  else
+    redis.call(command, topic, head .. '\n' .. delta[2])
+  end
+end
+
+local reply = {'OK', string.format('%.0f', final), accepted, added, removed}
+if flag('r') then reply[6] = redis.call('HGETALL', KEYS[5]) end
+return reply

@@ -1,0 +1,264 @@
+"""Simulated workers: a real link, directory and registry each, and a listener whose sockets remember what
+they saw."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from redpoll.cluster.directory import Directory
+from redpoll.cluster.keys import SHARDS, Keys
+from redpoll.cluster.link import Link
+from redpoll.cluster.registry import Held, Registry, Ticket
+
+RUN = "0123456789ab"
+APP = "7"
+
+# The documented times, a twentieth as long.
+QUICK = {
+    "beat_s": 0.05,
+    "unanswered_s": 0.5,
+    "away_s": 0.25,
+    "second_look_s": 0.25,
+    "join_wait_s": 1.5,
+    "retry_s": 0.01,
+    "greatest_retry_s": 0.05,
+}
+
+
+@dataclass(eq=False)
+class Socket:
+    """One subscription as a client would know it. `users` is its idea of who is on the channel."""
+
+    channel: str
+    user: str | None
+    state: str = "pending"
+    reason: str | None = None
+    users: set[str] = field(default_factory=set)
+    snapshot: set[str] | None = None
+    frames: list[tuple[str, str]] = field(default_factory=list)
+    events: list[bytes] = field(default_factory=list)
+    ticket: Ticket | None = None
+
+
+class Sockets:
+    """The listener. Faults that a client would see end up in `faults`, as sentences."""
+
+    def __init__(self) -> None:
+        self.attached: dict[str, list[Socket]] = {}
+        self.opened_channels: list[str] = []
+        self.dropped_channels: list[str] = []
+        self.faults: list[str] = []
+
+    def opened(self, held: Held) -> None:
+        self.opened_channels.append(held.channel)
+        self.attached.setdefault(held.channel, [])
+
+    def dropped(self, held: Held) -> None:
+        self.dropped_channels.append(held.channel)
+        if self.attached.pop(held.channel):
+            self.faults.append(f"{held.channel} dropped with sockets attached")
+
+    def joined(self, held: Held, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            socket = ticket.owner
+            assert isinstance(socket, Socket)
+            socket.state = "attached"
+            self.attached[held.channel].append(socket)
+            if held.roster is not None:
+                socket.snapshot = set(held.roster)
+                socket.users = set(held.roster)
+                if socket.user not in socket.users:
+                    self.faults.append(f"{socket.user} isn't in its own snapshot of {held.channel}")
+
+    def refused(self, held: Held, ticket: Ticket, reason: str) -> None:
+        assert isinstance(ticket.owner, Socket)
+        ticket.owner.state = "refused"
+        ticket.owner.reason = reason
+
+    def member_added(self, held: Held, user: str, info: bytes) -> None:
+        for socket in self.attached[held.channel]:
+            socket.frames.append(("added", user))
+            if user in socket.users:
+                self.faults.append(f"{user} added twice on {held.channel}")
+            socket.users.add(user)
+
+    def member_removed(self, held: Held, user: str) -> None:
+        for socket in self.attached[held.channel]:
+            socket.frames.append(("removed", user))
+            if user not in socket.users:
+                self.faults.append(f"{user} removed twice from {held.channel}")
+            socket.users.discard(user)
+
+    def event(self, held: Held, payload: bytes) -> None:
+        for socket in self.attached[held.channel]:
+            socket.events.append(payload)
+
+
+class Worker:
+    """A worker process without its sockets, on a link of its own."""
+
+    def __init__(self, url: str, k: int, times: dict[str, float], run: str = RUN) -> None:
+        self.keys = Keys()
+        self.link = Link(url, first_delay_s=0.01, greatest_delay_s=0.05)
+        self.sockets = Sockets()
+        self.directory = Directory(self.link, self.keys, again_s=0.01)
+        self.sys: list[dict[str, Any]] = []
+        self.registry = Registry(
+            self.link, self.keys, self.sockets, self.directory, run, k, on_sys=self.sys.append, **times
+        )
+
+    def join(self, channel: str, user: str | None = None, info: bytes = b"", cap: int = 0) -> Socket:
+        socket = Socket(channel, user)
+        socket.ticket = Ticket(socket, user, info)
+        self.registry.join(APP, channel, user is not None, cap, socket.ticket)
+        return socket
+
+    def leave(self, socket: Socket) -> None:
+        if socket.state == "attached":
+            self.sockets.attached[socket.channel].remove(socket)
+            self.registry.leave(APP, socket.channel, socket.user)
+        elif socket.state == "pending":
+            assert socket.ticket is not None
+            self.registry.cancel(socket.ticket)
+        socket.state = "left"
+
+    def leave_all(self) -> None:
+        for sockets in list(self.sockets.attached.values()):
+            for socket in list(sockets):
+                self.leave(socket)
+
+    def deafen(self) -> None:
+        """What Redis answers from here on isn't heard, though it carries out what it is told."""
+        self.link._connection._transport.pause_reading()
+
+    async def kill(self) -> None:
+        """Ends as a killed process does: nothing is said to Redis."""
+        self.registry.close()
+        await self.link.close()
+
+
+@pytest.fixture
+async def start_worker(redis) -> AsyncIterator[Callable[..., Any]]:
+    """`await start_worker(k)`: a worker on the session's Redis, or on the one given as `server`."""
+    workers: list[Worker] = []
+
+    async def start(k: int = 0, *, server=redis, run: str = RUN, **times: float) -> Worker:
+        worker = Worker(server.url, k, QUICK | times, run)
+        workers.append(worker)
+        async with asyncio.timeout(10):
+            await worker.registry.start()
+        return worker
+
+    yield start
+    for worker in workers:
+        await worker.kill()
+
+
+@pytest.fixture
+async def link(redis) -> AsyncIterator[Link]:
+    """A link of the test's own: to look into Redis, or to be control."""
+    link = Link(redis.url, first_delay_s=0.01, greatest_delay_s=0.05)
+    link.start()
+    async with asyncio.timeout(10):
+        await link.wait_up()
+    yield link
+    await link.close()
+
+
+@pytest.fixture
+def keys() -> Keys:
+    return Keys()
+
+
+class Truth:
+    """What Redis should hold, given what the workers' sockets are; and the comparison."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self.link, self.keys = link, keys
+
+    async def counts(self, channel: str) -> int:
+        return sum(int(n) for n in await self.link.ask(b"HVALS", self.keys.counts(APP, channel)))
+
+    async def users(self, channel: str) -> set[str]:
+        return {user.decode() for user in await self.link.ask(b"HKEYS", self.keys.members(APP, channel))}
+
+    async def channel_keys(self) -> list[bytes]:
+        """Every key of Redis that belongs to a channel, or to a worker that holds one."""
+        found = []
+        for key in await self.link.ask(b"KEYS", b"*"):
+            kind = key.split(b":")[2]
+            if kind in (b"c", b"p", b"a") or (kind == b"w" and await self.link.ask(b"HLEN", key) > 1):
+                found.append(key)
+        return sorted(found)
+
+    async def differences(self, workers: list[Worker]) -> list[str]:
+        """What is wrong at this moment, as sentences."""
+        wrong = [fault for worker in workers for fault in worker.sockets.faults]
+        count: dict[str, int] = {}
+        users: dict[str, set[str]] = {}
+        for worker in workers:
+            for channel, sockets in worker.sockets.attached.items():
+                count[channel] = count.get(channel, 0) + len(sockets)
+                users.setdefault(channel, set()).update(each.user for each in sockets if each.user is not None)
+        for channel, expected in count.items():
+            if await self.counts(channel) != expected:
+                wrong.append(f"{channel}: {await self.counts(channel)} counted, {expected} attached")
+            if await self.users(channel) != users[channel]:
+                wrong.append(f"{channel}: {await self.users(channel)} listed, {users[channel]} attached")
+        for worker in workers:
+            for held in worker.registry.helds():
+                attached = worker.sockets.attached[held.channel]
+                if held.waiting or held.call:
+                    wrong.append(f"{held.channel}: a call is under way")
+                elif held.attached != len(attached):
+                    wrong.append(f"{held.channel}: {held.attached} known, {len(attached)} attached")
+                elif held.attached == 0:
+                    wrong.append(f"{held.channel}: held by {worker.registry.w} for nobody")
+                elif held.roster is not None and set(held.roster) != users[held.channel]:
+                    wrong.append(f"{held.channel}: roster {set(held.roster)}, not {users[held.channel]}")
+                for socket in attached:
+                    if held.roster is not None and socket.users != users[held.channel]:
+                        wrong.append(f"{held.channel}: a client knows {socket.users}")
+        occupied = sorted(channel for channel, n in count.items() if n)
+        listed = [channel for at in range(SHARDS) for channel in await self._listed(at)]
+        if sorted(listed) != occupied:
+            wrong.append(f"{sorted(listed)} occupied, not {occupied}")
+        return wrong
+
+    async def _listed(self, at: int) -> list[str]:
+        return [name.decode() for name in await self.link.ask(b"SMEMBERS", self.keys.occupied(at, APP))]
+
+    async def settled(self, workers: list[Worker], timeout_s: float = 10.0) -> None:
+        """Waits until nothing is wrong; fails with what still is."""
+        deadline = time.monotonic() + timeout_s
+        while wrong := await self.differences(workers):
+            if time.monotonic() > deadline:
+                pytest.fail("; ".join(wrong[:8]))
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def truth(link, keys) -> Truth:
+    return Truth(link, keys)
+
+
+@pytest.fixture
+async def make_truth(keys) -> AsyncIterator[Callable[..., Any]]:
+    """`await make_truth(server)`: the comparison with another Redis than the session's."""
+    links: list[Link] = []
+
+    async def make(server) -> Truth:
+        link = Link(server.url, first_delay_s=0.01, greatest_delay_s=0.05)
+        links.append(link)
+        link.start()
+        async with asyncio.timeout(10):
+            await link.wait_up()
+        return Truth(link, keys)
+
+    yield make
+    for link in links:
+        await link.close()

@@ -1,0 +1,115 @@
+import pytest
+
+from redpoll.cluster.directory import Directory, DirectoryWriter
+from redpoll.protocol.apps import App, Key
+
+
+def app(number: int, *, name: str = "x", enabled: bool = True, key_enabled: bool = True) -> App:
+    keys = (Key(key=f"key{number}", secret="5ec", enabled=key_enabled),)
+    return App(id=str(number), name=name, keys=keys, enabled=enabled)
+
+
+@pytest.fixture
+def writer(link, keys):
+    return DirectoryWriter(link, keys)
+
+
+@pytest.fixture
+async def worker(start_worker, writer):
+    await writer.fill([app(1)], 1)
+    return await start_worker()
+
+
+async def test_worker_reads_the_whole_at_its_start(writer, start_worker, wait_until):
+    await writer.fill([app(number) for number in range(1000)], 17)
+    worker = await start_worker()
+    await wait_until(lambda: worker.directory.complete)
+    assert worker.directory.version == 17
+    assert worker.directory.find("key999") == app(999)
+    assert worker.directory.find("key1000") is None
+    assert worker.registry.ready
+
+
+async def test_worker_waits_for_a_directory_that_is_not_there_yet(writer, start_worker, wait_until):
+    worker = await start_worker()
+    assert not worker.registry.ready
+    assert not worker.directory.complete
+    await writer.fill([app(1)], 1)
+    await wait_until(lambda: worker.registry.ready)
+
+
+async def test_change_is_heard_at_once_and_told_on(worker, writer, wait_until):
+    await wait_until(lambda: worker.directory.complete)
+    changes = []
+    worker.directory.on_change = lambda *change: changes.append(change)
+    await writer.put("2", app(2), 2)
+    await writer.put("1", app(1, name="y"), 3)
+    await writer.put("2", None, 4)
+    await wait_until(lambda: worker.directory.version == 4)
+    assert changes == [("2", None, app(2)), ("1", app(1), app(1, name="y")), ("2", app(2), None)]
+    assert worker.directory.find("key2") is None
+    assert set(worker.directory.by_id) == {"1"}
+
+
+async def test_disabled_key_opens_nothing_and_disabled_app_is_found(worker, writer, wait_until):
+    await wait_until(lambda: worker.directory.complete)
+    await writer.put("1", app(1, key_enabled=False), 2)
+    await wait_until(lambda: worker.directory.find("key1") is None)
+    assert worker.directory.by_id["1"] == app(1, key_enabled=False)
+    await writer.put("1", app(1, enabled=False), 3)
+    await wait_until(lambda: worker.directory.find("key1") is not None)
+    assert not worker.directory.find("key1").enabled
+
+
+async def test_missed_change_is_found_by_the_next_beat(worker, writer, link, keys, wait_until):
+    await wait_until(lambda: worker.directory.complete)
+    link.call(b"HSET", keys.directory, "5", b'{"id":"5","name":"five","keys":[]}')
+    await link.ask(b"SET", keys.directory_version, 9)
+    await wait_until(lambda: worker.directory.version == 9)
+    assert worker.directory.by_id["5"].name == "five"
+
+
+async def test_version_that_skips_one_has_the_whole_read(worker, writer, link, keys, wait_until):
+    await wait_until(lambda: worker.directory.complete)
+    await link.ask(b"HSET", keys.directory, "5", b'{"id":"5","name":"five","keys":[]}')
+    await writer.put("2", app(2), 3)
+    await wait_until(lambda: worker.directory.version == 3)
+    assert set(worker.directory.by_id) == {"1", "2", "5"}
+
+
+async def test_refill_takes_out_what_is_gone_and_keeps_what_is_known_meanwhile(worker, writer, link, keys, wait_until):
+    await wait_until(lambda: worker.directory.complete)
+    await link.ask(b"DEL", keys.directory, keys.directory_version)
+    worker.directory.read()
+    assert worker.directory.find("key1") == app(1)
+    await writer.fill([app(2), app(3)], 1)
+    assert await writer.version() == 1
+    await writer.fill([app(3)], 2)
+    await wait_until(lambda: worker.directory.version == 2)
+    assert set(worker.directory.by_id) == {"3"}
+    assert worker.directory.find("key1") is None
+
+
+async def test_unreadable_record_keeps_no_other_app_out(worker, writer, link, keys, wait_until):
+    await wait_until(lambda: worker.directory.complete)
+    await link.ask(b"HSET", keys.directory, "5", b'{"id":5}')
+    await link.ask(b"SET", keys.directory_version, 2)
+    await wait_until(lambda: worker.directory.version == 2)
+    assert set(worker.directory.by_id) == {"1"}
+
+
+async def test_version_of_an_empty_redis_is_none(writer):
+    assert await writer.version() is None
+
+
+async def test_change_during_a_reading_is_not_lost(worker, writer, wait_until):
+    await wait_until(lambda: worker.directory.complete)
+    for version in range(2, 60):
+        worker.directory.read()
+        await writer.put("2", app(2, name=f"v{version}"), version)
+    await wait_until(lambda: worker.directory.version == 59)
+    assert worker.directory.by_id["2"].name == "v59"
+
+
+def test_directory_is_incomplete_until_it_was_read(link, keys):
+    assert not Directory(link, keys).complete

@@ -1,0 +1,41 @@
+import pytest
+
+from redpoll.cluster.envelopes import Added, Removed, event_envelope, event_tail, parse_added, parse_removed
+
+
+def test_event_has_a_header_line_and_then_user_event_and_data():
+    envelope = event_envelope("né", '{"a":1}\n', skip="12.34", trace="ab" * 16, user="ü")
+    assert envelope == b"e 0 0 12.34 " + b"ab" * 16 + ' 2 3\nüné{"a":1}\n'.encode()
+
+
+def test_event_without_skip_trace_and_user_has_dashes_and_zero():
+    assert event_envelope("ev", "") == b"e 0 0 - - 0 2\nev"
+
+
+def test_event_with_history_says_its_offset_and_the_one_before():
+    assert event_envelope("ev", "x", offset=1795229775333584, prev=3) == (b"e 1795229775333584 3 - - 0 2\nevx")
+
+
+def test_tail_is_the_envelope_from_skip_on():
+    assert event_envelope("ev", "d", skip="1.2") == b"e 0 0 " + event_tail("ev", "d", skip="1.2")
+
+
+def test_added_member_may_have_any_bytes_in_its_id_and_info():
+    payload = 'm 0123456789ab.0.1 1795 5\nü \nn€{"x":"a b"}'.encode()
+    assert parse_added(payload) == Added("0123456789ab.0.1", 1795, "ü \nn", '€{"x":"a b"}'.encode())
+
+
+def test_removed_member_is_all_that_follows_the_header():
+    assert parse_removed(b"r 0123456789ab.0.1 1795\na\nb") == Removed("0123456789ab.0.1", 1795, "a\nb")
+
+
+@pytest.mark.parametrize("payload", [b"", b"m", b"e 0 0 - - 0 2\nev", b"m w x 1\nab", b"r w 1\nu"])
+def test_what_is_no_added_member_is_refused(payload):
+    with pytest.raises(ValueError):  # noqa: PT011
+        parse_added(payload)
+
+
+@pytest.mark.parametrize("payload", [b"", b"r", b"m w 1 1\na", b"r w x\nu"])
+def test_what_is_no_removed_member_is_refused(payload):
+    with pytest.raises(ValueError):  # noqa: PT011
+        parse_removed(payload)

@@ -1,0 +1,313 @@
+"""The transitions of the scripts, one call at a time, against a real Redis."""
+
+import pytest
+
+from redpoll.cluster.envelopes import parse_added, parse_removed
+from redpoll.cluster.keys import Keys, shard
+from redpoll.cluster.link import Link
+from redpoll.cluster.scripts import ALL, BEAT, BURY, DIR_PUT, FENCE, HOLD, REGISTER
+
+A, C = "7", "presence-room"
+W, V = "0123456789ab.1.0", "0123456789ab.2.0"
+
+
+class Room:
+    """One channel, and calls of `hold` on it."""
+
+    def __init__(self, link: Link, keys: Keys, channel: str = C, kind: str = "p") -> None:
+        self.link, self.keys, self.channel, self.kind = link, keys, channel, kind
+        self.at = shard(A, channel)
+        self.pushes: list[bytes] = []
+        link.on_push = lambda topic, payload: self.pushes.append(payload)
+
+    async def open(self) -> "Room":
+        self.link.subscribe([self.keys.topic(A, self.channel)])
+        for w in (W, V):
+            await self.register(w, 1, fresh=1)
+        return self
+
+    async def register(self, w: str, gen: int, fresh: int = 0) -> list:
+        return await self.link.execute(REGISTER, (self.keys.worker(self.at, w),), (gen, fresh))
+
+    async def hold(self, w=W, *, gen=1, base=0, cap=0, flags="", gone=(), joins=(), n=None) -> list:
+        keys = [
+            self.keys.worker(self.at, w),
+            self.keys.counts(A, self.channel),
+            self.keys.occupied(self.at, A),
+            self.keys.clock(self.at),
+        ]
+        args = [w, gen, self.kind, flags, A, self.channel, base, cap]
+        args += [self.keys.topic(A, self.channel), self.keys.publish, len(gone)]
+        args += [len(joins) if n is None else n, *gone]
+        if self.kind == "p":
+            keys.append(self.keys.members(A, self.channel))
+            for user, info in joins:
+                args += [user, info]
+        return await self.link.execute(HOLD, keys, args)
+
+    async def counts(self) -> dict:
+        return await self.link.ask(b"HGETALL", self.keys.counts(A, self.channel))
+
+    async def members(self) -> dict:
+        return await self.link.ask(b"HGETALL", self.keys.members(A, self.channel))
+
+    async def fields(self, w=W) -> dict:
+        return await self.link.ask(b"HGETALL", self.keys.worker(self.at, w))
+
+    async def occupied(self) -> set:
+        return set(await self.link.ask(b"SMEMBERS", self.keys.occupied(self.at, A)))
+
+    async def told(self) -> list[str]:
+        """The deltas pushed since the last look, as `+user` and `-user`."""
+        await self.link.ask(b"PING")
+        pushes, self.pushes[:] = list(self.pushes), []
+        return ["+" + parse_added(each).user if each[:1] == b"m" else "-" + parse_removed(each).user for each in pushes]
+
+
+@pytest.fixture
+async def room(link, keys):
+    return await Room(link, keys).open()
+
+
+@pytest.fixture
+async def plain(link, keys):
+    return await Room(link, keys, "news", "c").open()
+
+
+def test_every_script_has_a_shebang_and_says_what_its_keys_and_arguments_are():
+    for script in ALL:
+        lines = script.source.decode().splitlines()
+        assert lines[0] == ("#!lua" if script is DIR_PUT else "#!lua flags=allow-oom")
+        head = [line for line in lines[1:12] if line.startswith("--")]
+        assert any("KEYS" in line for line in head), script.name
+        assert any("Returns" in line for line in lines if line.startswith("--")), script.name
+
+
+# hold: counts
+
+
+async def test_first_subscription_occupies_the_channel_and_the_last_vacates_it(plain):
+    assert (await plain.hold(n=2))[2] == b"11"
+    assert await plain.counts() == {W.encode(): b"2"}
+    assert await plain.fields() == {b"gen": b"1", b"7:news": b"c2"}
+    assert await plain.occupied() == {b"news"}
+    await plain.hold(V, n=1)
+    await plain.hold(base=0)
+    assert await plain.occupied() == {b"news"}
+    await plain.hold(V, base=0)
+    assert await plain.occupied() == set()
+    assert await plain.counts() == {}
+    assert await plain.fields() == {b"gen": b"1"}
+
+
+async def test_same_call_again_changes_nothing(plain):
+    for _ in range(3):
+        await plain.hold(base=4, n=1)
+    assert await plain.counts() == {W.encode(): b"5"}
+    for _ in range(3):
+        await plain.hold(base=0)
+    assert await plain.counts() == {}
+    assert await plain.occupied() == set()
+
+
+async def test_stamps_only_grow_even_if_the_clock_is_ahead(plain, link):
+    ahead = 4_000_000_000_000_000
+    first = int((await plain.hold(n=1))[1])
+    await link.ask(b"SET", plain.keys.clock(plain.at), ahead)
+    second = int((await plain.hold(n=1))[1])
+    assert first < second == ahead + 1
+    assert await link.ask(b"GET", plain.keys.clock(plain.at)) == b"%d" % second
+
+
+# hold: users
+
+
+async def test_new_user_is_told_with_its_info_and_a_second_worker_of_it_is_not(room):
+    assert await room.hold(joins=[("u", '{"a":1}')]) != []
+    await room.link.ask(b"PING")
+    added = parse_added(room.pushes[0])
+    assert (added.w, added.user, added.info) == (W, "u", b'{"a":1}')
+    assert await room.told() == ["+u"]
+    reply = await room.hold(V, joins=[("u", "")])
+    assert reply[2:] == [b"1", [], []]
+    assert await room.told() == []
+    assert await room.members() == {b"u": f'{W} {V}\n{{"a":1}}'.encode()}
+
+
+async def test_user_goes_with_the_last_worker_that_has_it(room):
+    await room.hold(joins=[("u", "")])
+    await room.hold(V, joins=[("u", "")])
+    assert (await room.hold(gone=["u"]))[4] == []
+    assert await room.told() == ["+u"]
+    assert (await room.hold(V, gone=["u"]))[4] == [0]
+    assert await room.told() == ["-u"]
+    assert await room.members() == {}
+
+
+async def test_later_info_replaces_the_earlier_unless_it_is_empty_or_told_again(room):
+    await room.hold(joins=[("u", "1")])
+    assert (await room.hold(V, joins=[("u", "")]))[3] == []
+    assert (await room.hold(V, base=1, joins=[("u", "2")]))[3] == [0]
+    assert (await room.hold(base=0, joins=[("u", "1")], flags="k"))[3] == []
+    assert (await room.members())[b"u"].endswith(b"\n2")
+    assert await room.told() == ["+u", "+u"]
+
+
+async def test_info_is_kept_whatever_bytes_it_has(room):
+    info = '{"x":"a\\nb €"}\n \n'
+    await room.hold(joins=[("ü", info)])
+    reply = await room.hold(V, joins=[("v", "")], flags="r")
+    assert dict(zip(reply[5][::2], reply[5][1::2], strict=True)) == {
+        "ü".encode(): f"{W}\n{info}".encode(),
+        b"v": f"{V}\n".encode(),
+    }
+
+
+async def test_cap_refuses_new_users_and_admits_further_tabs(room):
+    reply = await room.hold(cap=2, joins=[("a", ""), ("b", ""), ("c", ""), ("a", "")])
+    assert reply[2:4] == [b"1101", [0, 1]]
+    assert await room.counts() == {W.encode(): b"3"}
+    assert (await room.hold(V, cap=2, joins=[("c", ""), ("b", "")]))[2] == b"01"
+    assert (await room.hold(base=3, cap=2, gone=["a"], joins=[("c", "")]))[2:] == [b"1", [0], [0]]
+    assert await room.told() == ["+a", "+b", "-a", "+c"]
+
+
+async def test_refused_join_alone_leaves_nothing_behind(room):
+    await room.hold(V, joins=[("a", "")])
+    await room.hold(cap=1, joins=[("b", "")])
+    assert await room.fields() == {b"gen": b"1"}
+    assert await room.counts() == {V.encode(): b"1"}
+
+
+async def test_user_that_goes_and_comes_in_one_call_is_told_in_that_order(room):
+    await room.hold(joins=[("u", "")])
+    await room.hold(base=0, gone=["u"], joins=[("u", "")])
+    assert await room.told() == ["+u", "-u", "+u"]
+    assert await room.members() == {b"u": W.encode() + b"\n"}
+
+
+async def test_full_call_of_256_gone_users_and_256_joins_is_one_step(room):
+    before = [f"a{n}" for n in range(256)]
+    after = [(f"b{n}", "") for n in range(256)]
+    await room.hold(joins=[(user, "") for user in before])
+    reply = await room.hold(base=0, gone=before, joins=after)
+    assert (reply[2], reply[3], reply[4]) == (b"1" * 256, list(range(256)), list(range(256)))
+    assert len(await room.members()) == 256
+
+
+async def test_roster_comes_only_when_asked_for(room):
+    assert len(await room.hold(joins=[("u", "")])) == 5
+    assert (await room.hold(base=1, flags="r"))[5] == [b"u", W.encode() + b"\n"]
+
+
+# hold: the floor, and who may call (cluster.md 5.1, 5.4)
+
+
+async def test_count_stays_above_zero_while_users_remain_to_be_removed(room):
+    await room.hold(joins=[("a", ""), ("b", "")])
+    await room.hold(base=0, gone=["a"], flags="u")
+    assert await room.counts() == {W.encode(): b"1"}
+    assert (await room.fields())[b"7:presence-room"] == b"p1"
+    await room.hold(base=0, gone=["b"])
+    assert await room.counts() == {}
+    assert await room.occupied() == set()
+
+
+async def test_call_of_another_connection_is_stale_and_changes_nothing(room):
+    await room.hold(joins=[("a", "")])
+    await room.register(W, 2)
+    assert await room.hold(gen=1, base=0, gone=["a"]) == [b"STALE"]
+    assert await room.hold(gen=3, base=0, gone=["a"]) == [b"STALE"]
+    assert await room.counts() == {W.encode(): b"1"}
+    assert await room.told() == ["+a"]
+
+
+async def test_fenced_worker_is_told_so_and_only_the_reaper_may_speak_for_it(room):
+    await room.hold(joins=[("a", "")])
+    assert await room.hold(gen=-1, base=0, gone=["a"]) == [b"STALE"]
+    assert await room.link.execute(FENCE, (room.keys.worker(room.at, W),)) == 1
+    assert await room.hold(base=0, gone=["a"]) == [b"FENCED"]
+    assert (await room.hold(gen=-1, base=0, gone=["a"]))[0] == b"OK"
+    assert await room.told() == ["+a", "-a"]
+
+
+async def test_worker_that_redis_does_not_know_is_fenced(room):
+    assert await room.hold("0123456789ab.9.0", joins=[("a", "")]) == [b"FENCED"]
+    assert await room.members() == {}
+
+
+async def test_reaper_never_raises_a_count(room):
+    await room.hold(joins=[("a", "")])
+    await room.link.execute(FENCE, (room.keys.worker(room.at, W),))
+    await room.hold(gen=-1, base=5)
+    assert await room.counts() == {W.encode(): b"1"}
+    await room.hold(gen=-1, base=0, gone=["a"])
+    await room.hold(gen=-1, base=0, flags="u")
+    assert await room.counts() == {}
+    assert await room.occupied() == set()
+
+
+# register, fence, bury, beat, dir_put
+
+
+async def test_register_takes_a_greater_gen_and_tells_what_is_held(room):
+    await room.hold(joins=[("a", "")])
+    assert await room.register(W, 1, fresh=1) == [b"STALE"]
+    assert await room.register(W, 1) == [b"STALE"]
+    answer = await room.register(W, 2)
+    assert answer[0] == b"OK"
+    assert dict(zip(answer[1][::2], answer[1][1::2], strict=True)) == await room.fields()
+    assert await room.register("0123456789ab.9.0", 2) == [b"FENCED"]
+    await room.link.execute(FENCE, (room.keys.worker(room.at, W),))
+    assert await room.register(W, 3) == [b"FENCED"]
+
+
+async def test_fence_makes_no_worker_and_bury_takes_only_an_empty_one(room):
+    unknown = (room.keys.worker(room.at, "0123456789ab.9.0"),)
+    assert await room.link.execute(FENCE, unknown) == 0
+    assert await room.link.ask(b"EXISTS", *unknown) == 0
+    mine = (room.keys.worker(room.at, W),)
+    await room.hold(joins=[("a", "")])
+    assert await room.link.execute(BURY, mine) == 0
+    await room.hold(base=0, gone=["a"])
+    assert await room.link.execute(BURY, mine) == 1
+    assert await room.link.ask(b"EXISTS", *mine) == 0
+    assert await room.link.execute(BURY, mine) == 1
+
+
+async def test_beat_counts_and_tells_time_version_and_table(link, keys):
+    names = (keys.beat, keys.directory_version)
+    assert await link.execute(BEAT, names, (W, 0)) == [b"FENCED"]
+    ok, ms, version, table = await link.execute(BEAT, names, (W, 1))
+    assert (ok, version, table) == (b"OK", None, [W.encode(), b"1"])
+    seconds, _ = await link.ask(b"TIME")
+    assert abs(ms / 1000 - int(seconds)) < 60
+    await link.ask(b"SET", keys.directory_version, 12)
+    assert (await link.execute(BEAT, names, (W, 0)))[2:] == [b"12", [W.encode(), b"2"]]
+    await link.ask(b"HSET", keys.beat, W, -1)
+    assert await link.execute(BEAT, names, (W, 0)) == [b"FENCED"]
+    assert await link.execute(BEAT, names, (W, 1)) == [b"FENCED"]
+    assert await link.ask(b"HGET", keys.beat, W) == b"-1"
+
+
+async def test_dir_put_writes_record_and_version_and_tells_in_one_step(link, keys):
+    pushes = []
+    link.on_push = lambda topic, payload: pushes.append((topic, payload))
+    link.subscribe([keys.sys])
+    names = (keys.directory, keys.directory_version)
+    assert await link.execute(DIR_PUT, names, ("7", "{}", 5, keys.publish, keys.sys, "m5")) == b"5"
+    assert await link.ask(b"HGETALL", keys.directory) == {b"7": b"{}"}
+    assert await link.ask(b"GET", keys.directory_version) == b"5"
+    await link.execute(DIR_PUT, names, ("7", "", 6, keys.publish, keys.sys, "m6"))
+    assert await link.ask(b"EXISTS", keys.directory) == 0
+    assert pushes == [(keys.sys, b"m5"), (keys.sys, b"m6")]
+
+
+async def test_leaves_are_taken_when_redis_has_no_memory_left(room):
+    await room.hold(joins=[("a", "")])
+    await room.link.ask(b"CONFIG", b"SET", b"maxmemory", 1)
+    try:
+        assert (await room.hold(base=0, gone=["a"]))[0] == b"OK"
+    finally:
+        await room.link.ask(b"CONFIG", b"SET", b"maxmemory", 0)
+    assert await room.members() == {}
