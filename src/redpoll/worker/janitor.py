@@ -1,0 +1,119 @@
+"""Everything in a worker that happens because time went by.
+
+One wheel holds one deadline per connection: the head that must be complete, the silence that must end, the
+close that must be answered. Also the loop's own pulse (its lag) and the counters told to Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from redpoll import _engine, _frame
+from redpoll._wheel import Wheel
+from redpoll.config import Settings
+from redpoll.protocol import frames
+
+if TYPE_CHECKING:
+    from redpoll.worker.connection import Connection
+
+__all__ = ["Janitor"]
+
+# Four looks a second: deadlines are kept to a quarter of one, for the price of a call of no arguments.
+TICK_S = 0.25
+_SLOTS = 1024
+# How long a peer may take to answer our Close frame, and to take what it is still owed (RFC 6455 7.1.1).
+_CLOSE_TIMEOUT_S = 5.0
+_STATS_EVERY_TICKS = round(5.0 / TICK_S)
+
+
+class Janitor:
+    """All timers of a worker. `stats` is called every 5 s, `closing` when a close has begun."""
+
+    def __init__(self, settings: Settings, stats: Callable[[], None]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._stats = stats
+        self._wheel = Wheel(_SLOTS)
+        self._tick = 0
+        self._expected_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._head_ticks = _ticks(settings.head_timeout_s)
+        self._silent_ticks = _ticks(settings.activity_timeout_s)
+        self._pong_ticks = _ticks(settings.pong_timeout_s)
+        # Two pings: browsers answer the WebSocket's without their page, old clients only the protocol's.
+        self._ping = _frame.text(frames.ping()) + _frame.ping(b"")
+        self.loop_lag_s = 0.0
+        self.head_late: Callable[[Connection], None]
+
+    def start(self) -> None:
+        _engine.set_tick(self._tick)
+        self._arm()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run `work` beside the loop; its failure goes to the loop's exception handler, never lost."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- a connection's deadlines --------------------------------------------------------------------------
+
+    def arrived(self, connection: Connection) -> None:
+        self._wheel.put(connection, self._tick + self._head_ticks)
+
+    def opened(self, connection: Connection) -> None:
+        self._wheel.put(connection, self._tick + self._silent_ticks)
+
+    def closing(self, connection: Connection) -> None:
+        self._wheel.put(connection, self._tick + _ticks(_CLOSE_TIMEOUT_S))
+
+    def departed(self, connection: Connection) -> None:
+        self._wheel.drop(connection)
+
+    def _due(self, connection: Connection) -> None:
+        state = connection.state
+        if state == _engine.OPEN:
+            self._listen_to_silence(connection)
+        elif state == _engine.HEAD:
+            self.head_late(connection)
+        elif state == _engine.CLOSING:
+            connection.abort()
+
+    def _listen_to_silence(self, connection: Connection) -> None:
+        """Silence of `activity_timeout_s`: ping; of `pong_timeout_s` more: 4201 (decisions.md)."""
+        silent = self._tick - connection.heard_tick
+        if silent < self._silent_ticks:
+            self._wheel.put(connection, self._tick + self._silent_ticks - silent)
+        elif silent < self._silent_ticks + self._pong_ticks:
+            connection.send(self._ping)
+            self._wheel.put(connection, self._tick + self._pong_ticks)
+        else:
+            connection.shut(4201, "Pong reply not received in time")
+
+    # -- the pulse -----------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        self._expected_at = self.loop.time() + TICK_S
+        self._timer = self.loop.call_at(self._expected_at, self._beat)
+
+    def _beat(self) -> None:
+        self.loop_lag_s = max(self.loop.time() - self._expected_at, self.loop_lag_s)
+        # One tick a beat, however late: time in which we didn't listen is nobody's silence.
+        self._tick += 1
+        _engine.set_tick(self._tick)
+        self._arm()
+        for connection in self._wheel.advance(self._tick):
+            self._due(connection)
+        if self._tick % _STATS_EVERY_TICKS == 0:
+            self._stats()
+            self.loop_lag_s = 0.0
+
+
+def _ticks(seconds: float) -> int:
+    return max(1, round(seconds / TICK_S))

@@ -1,0 +1,172 @@
+"""A worker of the test's own: real sockets, a real Redis, an app in the directory; no supervisor."""
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import socket
+from dataclasses import dataclass, field
+
+import pytest
+import websockets
+
+from redpoll.cluster.bus import Bus
+from redpoll.cluster.directory import DirectoryWriter
+from redpoll.cluster.keys import Keys
+from redpoll.cluster.link import Link
+from redpoll.config import Settings
+from redpoll.leash import Leash, Start
+from redpoll.protocol.apps import App, Key
+from redpoll.worker.main import Worker
+
+APP = App(id="1", name="test", keys=(Key(key="278d425bdf160c739803", secret="7ad3773142a6692b25b8"),))
+
+
+def sign(app: App, text: str) -> str:
+    """`auth` of a subscribe: KEY:HEX (protocol.md 5.3)."""
+    key = app.keys[0]
+    return f"{key.key}:{hmac.new(key.secret.encode(), text.encode(), hashlib.sha256).hexdigest()}"
+
+
+@dataclass
+class Client:
+    """A raw Pusher client: sends and receives frames as they are on the wire."""
+
+    socket: websockets.ClientConnection
+    socket_id: str = ""
+    seen: list = field(default_factory=list)
+
+    async def send(self, event: str, data=None, **more) -> None:
+        await self.socket.send(json.dumps({"event": event, "data": data if data is not None else {}, **more}))
+
+    async def next(self, timeout_s: float = 5.0) -> dict:
+        frame = json.loads(await asyncio.wait_for(self.socket.recv(), timeout_s))
+        self.seen.append(frame)
+        return frame
+
+    async def until(self, event: str, timeout_s: float = 5.0) -> dict:
+        """The next frame with this event; those before it are in `seen`."""
+        while (frame := await self.next(timeout_s))["event"] != event:
+            pass
+        return frame
+
+    async def subscribe(self, channel: str, member: dict | None = None, app: App = APP) -> dict:
+        """Subscribe, signing where the name wants it, and return the success frame."""
+        await self.ask(channel, member, app)
+        return await self.until("pusher_internal:subscription_succeeded")
+
+    async def ask(self, channel: str, member: dict | None = None, app: App = APP) -> None:
+        data = {"channel": channel}
+        if member is not None:
+            data["channel_data"] = json.dumps(member)
+            data["auth"] = sign(app, f"{self.socket_id}:{channel}:{data['channel_data']}")
+        elif channel.startswith("private-"):
+            data["auth"] = sign(app, f"{self.socket_id}:{channel}")
+        await self.send("pusher:subscribe", data)
+
+    async def nothing_more(self) -> None:
+        """A ping is answered by its pong with no frame of another kind before it."""
+        await self.send("pusher:ping")
+        frame = await self.next()
+        assert frame["event"] == "pusher:pong", frame
+
+
+class Bench:
+    """Runs workers against one Redis and opens clients to them."""
+
+    def __init__(self, redis, tmp_path, stack: contextlib.AsyncExitStack) -> None:
+        self.redis = redis
+        self.tmp_path = tmp_path
+        self.stack = stack
+        self.workers: list[Worker] = []
+        self.version = 0
+
+    async def put(self, app_id: str, app: App | None) -> None:
+        """Write one record to the directory, as the control plane does."""
+        self.version += 1
+        await self.directory.put(app_id, app, self.version)
+
+    async def start(self, **settings) -> Worker:
+        listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        ours, theirs = socket.socketpair()
+        self.stack.callback(ours.close)
+        number = len(self.workers)
+        start = Start(
+            role="worker",
+            number=number,
+            run="0123456789ab",
+            k=number + 1,
+            redis_url=self.redis.url,
+            listen_fd=listening.detach(),
+            handover_path=str(self.tmp_path / "handover.sock"),
+            data_dir=str(self.tmp_path),
+            settings=Settings(**settings),
+        )
+        worker = Worker(start, Leash(theirs.detach()))
+        worker.supervisor = ours
+        self.workers.append(worker)
+        task = asyncio.create_task(worker.run())
+
+        async def stop() -> None:
+            worker.drain()
+            await asyncio.wait_for(task, 20)
+
+        self.stack.push_async_callback(stop)
+        ready = asyncio.create_task(worker.ready.wait())
+        await asyncio.wait({ready, task}, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+        if task.done():
+            task.result()
+        assert ready.done()
+        return worker
+
+    async def settled(self, worker: Worker, predicate) -> None:
+        """Wait until what was said to Redis has reached the worker."""
+        async with asyncio.timeout(10):
+            while not predicate():
+                await asyncio.sleep(0.005)
+
+    def url(self, worker: Worker, path: str) -> str:
+        return f"ws://127.0.0.1:{worker.port}{path}"
+
+    async def open(self, worker: Worker, path: str | None = None, **more) -> Client:
+        """A WebSocket to the worker, nothing read yet."""
+        url = self.url(worker, path or f"/app/{APP.keys[0].key}?protocol=7&client=test&version=1")
+        connection = await websockets.connect(url, ping_interval=None, compression=None, max_queue=None, **more)
+        self.stack.push_async_callback(connection.close)
+        return Client(connection)
+
+    async def client(self, worker: Worker, **more) -> Client:
+        """A client that has been greeted."""
+        client = await self.open(worker, **more)
+        established = await client.next()
+        assert established["event"] == "pusher:connection_established", established
+        client.socket_id = json.loads(established["data"])["socket_id"]
+        return client
+
+
+async def _bench(redis, tmp_path, stack: contextlib.AsyncExitStack) -> Bench:
+    link = Link(redis.url)
+    link.start()
+    await link.wait_up()
+    stack.push_async_callback(link.close)
+    made = Bench(redis, tmp_path, stack)
+    made.bus = Bus(link, Keys())
+    made.directory = DirectoryWriter(link, Keys())
+    made.version = 1
+    await made.directory.fill([APP], 1)
+    return made
+
+
+@pytest.fixture
+async def bench(redis, tmp_path):
+    """Start workers with `await bench.start()`, clients with `await bench.client(worker)`."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield await _bench(redis, tmp_path, stack)
+
+
+@pytest.fixture
+async def bench_on(tmp_path):
+    """`await bench_on(redis)`: the same on a Redis of the test's own."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield lambda redis: _bench(redis, tmp_path, stack)

@@ -1,0 +1,224 @@
+"""The public port's door: what becomes a WebSocket, what is refused and how, what is handed over."""
+
+import asyncio
+import json
+import socket
+
+import msgspec
+import pytest
+import websockets
+
+from redpoll import handover
+
+KEY = "278d425bdf160c739803"
+UPGRADE = (
+    "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
+async def exchange(worker, request: bytes, timeout_s: float = 5.0) -> bytes:
+    """Send raw bytes to the worker's port and read until it closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+    writer.write(request)
+    answer = await asyncio.wait_for(reader.read(), timeout_s)
+    writer.close()
+    return answer
+
+
+def error_of(answer: bytes) -> tuple[int, dict]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+async def refusal(bench, worker, path: str, **more) -> tuple[dict, int, str]:
+    """The error frame, close code and close reason that a connection to `path` meets."""
+    client = await bench.open(worker, path, **more)
+    frame = json.loads(await client.socket.recv())
+    with pytest.raises(websockets.ConnectionClosed) as closed:
+        await client.socket.recv()
+    return frame, closed.value.rcvd.code, closed.value.rcvd.reason
+
+
+class TestUpgrades:
+    async def test_a_known_key_is_greeted_first_of_all(self, bench):
+        worker = await bench.start(activity_timeout_s=77)
+        client = await bench.open(worker)
+        frame = await client.next()
+        assert frame["event"] == "pusher:connection_established"
+        assert set(frame) == {"event", "data"}
+        data = json.loads(frame["data"])
+        assert data["activity_timeout"] == 77
+        first, second = data["socket_id"].split(".")
+        assert first.isdecimal()
+        assert second.isdecimal()
+
+    async def test_no_two_connections_share_a_socket_id(self, bench):
+        worker = await bench.start()
+        ids = {(await bench.client(worker)).socket_id for _ in range(50)}
+        assert len(ids) == 50
+
+    @pytest.mark.parametrize(
+        ("path", "code"),
+        [
+            ("/app/unknown?protocol=7", 4001),
+            ("/app/", 4005),
+            ("/nowhere", 4005),
+            (f"/app/{KEY}?protocol=seven", 4006),
+            (f"/app/{KEY}?protocol=4", 4007),
+            (f"/app/{KEY}?protocol=8", 4007),
+        ],
+    )
+    async def test_a_refusal_says_its_code_in_a_frame_and_in_the_close(self, bench, path, code):
+        worker = await bench.start()
+        frame, close_code, close_reason = await refusal(bench, worker, path)
+        assert frame["event"] == "pusher:error"
+        assert frame["data"]["code"] == code == close_code
+        assert frame["data"]["message"].startswith(close_reason[:100])
+
+    async def test_a_disabled_app_is_refused_with_4003(self, bench):
+        worker = await bench.start()
+        app = worker.directory.find(KEY)
+        await bench.put(app.id, msgspec.structs.replace(app, enabled=False))
+        await bench.settled(worker, lambda: not worker.directory.find(KEY).enabled)
+        _frame, code, _reason = await refusal(bench, worker, f"/app/{KEY}?protocol=7")
+        assert code == 4003
+
+    async def test_a_foreign_origin_is_refused_with_4009(self, bench):
+        worker = await bench.start()
+        app = worker.directory.find(KEY)
+        await bench.put(app.id, msgspec.structs.replace(app, allowed_origins=("good.example",)))
+        await bench.settled(worker, lambda: worker.directory.find(KEY).allowed_origins)
+        _frame, code, _reason = await refusal(
+            bench, worker, f"/app/{KEY}?protocol=7", origin="https://evilgood.example"
+        )
+        assert code == 4009
+        client = await bench.open(worker, origin="https://good.example")
+        assert (await client.next())["event"] == "pusher:connection_established"
+
+    async def test_a_prefix_before_app_is_served(self, bench):
+        worker = await bench.start()
+        client = await bench.open(worker, f"/behind/a/proxy/app/{KEY}?protocol=7")
+        assert (await client.next())["event"] == "pusher:connection_established"
+
+    async def test_connection_may_list_upgrade_among_others(self, bench):
+        worker = await bench.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+        writer.write(UPGRADE.format(path=f"/app/{KEY}?protocol=7").encode())
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        assert head.startswith(b"HTTP/1.1 101 ")
+        assert b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" in head  # RFC 6455 section 1.3
+        writer.close()
+
+    async def test_before_the_directory_is_loaded_upgrades_are_503(self, bench):
+        worker = await bench.start()
+        worker.directory.complete = False
+        status, error = error_of(await exchange(worker, UPGRADE.format(path=f"/app/{KEY}").encode()))
+        assert status == 503
+        assert error["code"] == "unavailable"
+
+
+class TestPlainHttp:
+    async def test_the_websocket_address_without_an_upgrade_is_426(self, bench):
+        worker = await bench.start()
+        status, error = error_of(await exchange(worker, f"GET /app/{KEY} HTTP/1.1\r\nHost: x\r\n\r\n".encode()))
+        assert status == 426
+        assert set(error) == {"error", "code", "status", "trace_id"}
+
+    async def test_a_wrong_websocket_version_is_426_and_names_the_right_one(self, bench):
+        worker = await bench.start()
+        request = UPGRADE.format(path=f"/app/{KEY}").replace("Version: 13", "Version: 8")
+        answer = await exchange(worker, request.encode())
+        assert error_of(answer)[0] == 426
+        assert b"Sec-WebSocket-Version: 13\r\n" in answer
+
+    @pytest.mark.parametrize(
+        "garbage",
+        [
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+            b"hello\r\n\r\n",
+            b"GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
+        ],
+    )
+    async def test_garbage_is_answered_400_and_the_worker_lives(self, bench, garbage):
+        worker = await bench.start()
+        status, error = error_of(await exchange(worker, garbage))
+        assert status == 400
+        assert error["code"] == "bad_request"
+        await bench.client(worker)
+
+    async def test_a_head_larger_than_16_kib_is_431(self, bench):
+        worker = await bench.start()
+        request = b"GET / HTTP/1.1\r\nHost: x\r\nX-Large: " + b"a" * 20_000
+        assert error_of(await exchange(worker, request))[0] == 431
+
+    async def test_half_a_head_is_cut_after_its_time(self, bench):
+        worker = await bench.start(head_timeout_s=0.5)
+        status, _error = error_of(await exchange(worker, b"GET / HTTP/1.1\r\nHost:"))
+        assert status == 408
+
+    async def test_a_silent_connection_is_cut_after_its_time(self, bench):
+        worker = await bench.start(head_timeout_s=0.5)
+        assert b" 408 " in await exchange(worker, b"")
+
+    async def test_without_a_control_plane_the_worker_answers_503_itself(self, bench):
+        worker = await bench.start()
+        answer = await exchange(worker, b"GET /apps/1/channels HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert error_of(answer)[0] == 503
+        assert b"Retry-After: 1\r\n" in answer
+
+    async def test_without_a_control_plane_the_worker_is_alive_and_not_ready(self, bench):
+        worker = await bench.start()
+        assert b" 200 OK" in await exchange(worker, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b" 503 " in await exchange(worker, b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
+
+
+class ControlPlane:
+    """The other end of the hand-over: keeps what arrives."""
+
+    def __init__(self, path: str) -> None:
+        self.arrived: asyncio.Queue = asyncio.Queue()
+        self.lost = 0
+        self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listening.bind(path)
+        self.listening.listen()
+        self.listening.setblocking(False)
+
+    async def accept(self) -> handover.Passage:
+        sock, _ = await asyncio.get_running_loop().sock_accept(self.listening)
+        return handover.Passage(sock, lambda *what: self.arrived.put_nowait(what), self._lose)
+
+    def _lose(self) -> None:
+        self.lost += 1
+
+
+class TestHandOver:
+    async def test_a_request_travels_as_the_same_tcp_connection(self, bench):
+        worker = await bench.start()
+        control = ControlPlane(worker.start_message.handover_path)
+        reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+        writer.write(b"POST /apps/1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nbeginning")
+        passage = await control.accept()
+        descriptor, peer, data = await asyncio.wait_for(control.arrived.get(), 5)
+        assert peer == writer.get_extra_info("sockname")
+        assert data.startswith(b"POST /apps/1/events ")
+        assert data.endswith(b"\r\n\r\nbeginning")
+        with socket.socket(fileno=descriptor) as sock:
+            sock.sendall(b"HTTP/1.1 200 OK\r\n\r\nfrom control")
+        assert (await reader.read()).endswith(b"from control")
+        writer.close()
+        passage.close()
+
+    async def test_an_upgrade_that_comes_later_is_handed_back(self, bench):
+        worker = await bench.start()
+        control = ControlPlane(worker.start_message.handover_path)
+        reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        passage = await control.accept()
+        descriptor, peer, _data = await asyncio.wait_for(control.arrived.get(), 5)
+        assert passage.send(descriptor, peer, UPGRADE.format(path=f"/app/{KEY}?protocol=7").encode())
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        assert head.startswith(b"HTTP/1.1 101 ")
+        assert b"pusher:connection_established" in await asyncio.wait_for(reader.read(300), 5)
+        writer.close()
+        passage.close()

@@ -1,0 +1,232 @@
+"""Who hears what: channels, members and client events, on one worker and on two."""
+
+import asyncio
+import json
+
+import msgspec
+import pytest
+
+SUCCEEDED = "pusher_internal:subscription_succeeded"
+ADDED = "pusher_internal:member_added"
+REMOVED = "pusher_internal:member_removed"
+
+
+def data_of(frame: dict) -> dict:
+    return json.loads(frame["data"])
+
+
+async def publish(bench, channel: str, event: str, data: str, skip: str | None = None) -> None:
+    await bench.bus.publish_all("1", [(channel, event, data, skip, None)])
+
+
+class TestChannels:
+    async def test_a_subscriber_hears_what_is_published_and_nobody_else_does(self, bench):
+        worker = await bench.start()
+        inside, outside = await bench.client(worker), await bench.client(worker)
+        success = await inside.subscribe("news")
+        assert success == {"event": SUCCEEDED, "channel": "news", "data": "{}"}
+        await publish(bench, "news", "headline", '{"n":1}')
+        frame = await inside.next()
+        assert frame == {"event": "headline", "channel": "news", "data": '{"n":1}'}
+        await outside.nothing_more()
+
+    async def test_data_is_passed_on_byte_for_byte(self, bench):
+        worker = await bench.start()
+        client = await bench.client(worker)
+        await client.subscribe("news")
+        data = 'not JSON " \\ \u0000 \u001f \u2028 é 🎈 {"a": 1.0e0}'
+        await publish(bench, "news", "App\\Events\\Shipped", data)
+        frame = await client.next()
+        assert frame["data"] == data
+        assert frame["event"] == "App\\Events\\Shipped"
+
+    async def test_the_excluded_socket_hears_nothing_even_on_another_worker(self, bench):
+        one, other = await bench.start(), await bench.start()
+        sender, listener = await bench.client(other), await bench.client(one)
+        await sender.subscribe("news")
+        await listener.subscribe("news")
+        await publish(bench, "news", "said", "1", skip=sender.socket_id)
+        assert (await listener.next())["event"] == "said"
+        await sender.nothing_more()
+
+    async def test_after_unsubscribe_nothing_is_delivered(self, bench):
+        worker = await bench.start()
+        client, witness = await bench.client(worker), await bench.client(worker)
+        await client.subscribe("news")
+        await witness.subscribe("news")
+        await client.send("pusher:unsubscribe", {"channel": "news"})
+        await client.nothing_more()
+        await publish(bench, "news", "late", "1")
+        await witness.until("late")
+        await client.nothing_more()
+
+    async def test_a_second_subscribe_is_acknowledged_again_and_events_still_come_once(self, bench):
+        worker = await bench.start()
+        client = await bench.client(worker)
+        await client.subscribe("news")
+        await client.subscribe("news")
+        await publish(bench, "news", "once", "1")
+        await client.until("once")
+        await client.nothing_more()
+
+    async def test_subscribe_and_unsubscribe_in_one_breath_leaves_nothing_behind(self, bench):
+        worker = await bench.start()
+        client = await bench.client(worker)
+        for _ in range(20):
+            await client.ask("news")
+            await client.send("pusher:unsubscribe", {"channel": "news"})
+        await client.subscribe("other")
+        await bench.settled(worker, lambda: worker.hub.registry.held("1", "news") is None)
+        await bench.settled(worker, lambda: not worker.hub.pending)
+        await publish(bench, "news", "ghost", "1")
+        await client.nothing_more()
+
+    async def test_events_of_one_call_arrive_in_order(self, bench):
+        worker = await bench.start()
+        client = await bench.client(worker)
+        await client.subscribe("news")
+        for start in range(0, 500, 10):
+            await bench.bus.publish_all("1", [("news", "n", str(n), None, None) for n in range(start, start + 10)])
+        assert [int((await client.next())["data"]) for _ in range(500)] == list(range(500))
+
+    async def test_a_closed_connection_is_nowhere_any_more(self, bench):
+        worker = await bench.start()
+        client = await bench.client(worker)
+        for n in range(30):
+            await client.subscribe(f"c{n}")
+        await client.subscribe("presence-p", {"user_id": "1"})
+        client.socket.transport.abort()
+        await bench.settled(worker, lambda: not len(worker.hub.everyone))
+        await bench.settled(worker, lambda: worker.hub.registry.held("1", "c29") is None)
+        await bench.settled(worker, lambda: worker.hub.registry.held("1", "presence-p") is None)
+        assert worker.gate.connections == 0
+
+
+class TestPresence:
+    async def test_the_newcomer_sees_all_and_the_others_see_the_newcomer(self, bench):
+        one, other = await bench.start(), await bench.start()
+        first, second = await bench.client(one), await bench.client(other)
+        success = await first.subscribe("presence-p", {"user_id": 10, "user_info": {"name": "A"}})
+        assert data_of(success) == {"presence": {"count": 1, "ids": ["10"], "hash": {"10": {"name": "A"}}}}
+        success = await second.subscribe("presence-p", {"user_id": "b"})
+        presence = data_of(success)["presence"]
+        assert presence["count"] == 2
+        assert set(presence["ids"]) == {"10", "b"}
+        assert presence["hash"] == {"10": {"name": "A"}, "b": {}}
+        frame = await first.until(ADDED)
+        assert frame["channel"] == "presence-p"
+        assert data_of(frame) == {"user_id": "b", "user_info": {}}
+        await second.nothing_more()
+
+    async def test_second_tab_does_not_announce_member_again(self, bench):
+        one, other = await bench.start(), await bench.start()
+        watcher, tab, second_tab = await bench.client(one), await bench.client(one), await bench.client(other)
+        await watcher.subscribe("presence-p", {"user_id": "w"})
+        await tab.subscribe("presence-p", {"user_id": "u"})
+        await watcher.until(ADDED)
+        await second_tab.subscribe("presence-p", {"user_id": "u"})
+        await tab.socket.close()
+        await bench.settled(one, lambda: len(one.hub.everyone) == 1)
+        await watcher.nothing_more()
+        await second_tab.socket.close()
+        assert data_of(await watcher.until(REMOVED)) == {"user_id": "u"}
+        await watcher.nothing_more()
+
+    async def test_members_are_limited_by_user_and_a_second_tab_still_enters(self, bench):
+        worker = await bench.start()
+        app = worker.directory.by_id["1"]
+        await bench.put("1", msgspec.structs.replace(app, max_presence_members=2))
+        await bench.settled(worker, lambda: worker.directory.by_id["1"].max_presence_members == 2)
+        clients = [await bench.client(worker) for _ in range(4)]
+        await clients[0].subscribe("presence-p", {"user_id": "a"})
+        await clients[1].subscribe("presence-p", {"user_id": "b"})
+        await clients[2].ask("presence-p", {"user_id": "c"})
+        error = await clients[2].until("pusher:subscription_error")
+        assert data_of(error)["type"] == "LimitReached"
+        assert data_of(error)["status"] == 413
+        await clients[3].subscribe("presence-p", {"user_id": "a"})
+
+    async def test_a_worker_that_dies_takes_its_members_with_it(self, bench):
+        """The clean half of it: a drained worker leaves; tests/failures kills one."""
+        one, other = await bench.start(), await bench.start()
+        stays, goes = await bench.client(one), await bench.client(other)
+        await stays.subscribe("presence-p", {"user_id": "s"})
+        await goes.subscribe("presence-p", {"user_id": "g"})
+        await stays.until(ADDED)
+        other.drain()
+        assert data_of(await stays.until(REMOVED)) == {"user_id": "g"}
+
+
+class TestClientEvents:
+    async def test_others_hear_it_and_the_sender_does_not(self, bench):
+        one, other = await bench.start(), await bench.start()
+        sender, near, far = await bench.client(one), await bench.client(one), await bench.client(other)
+        for client in (sender, near, far):
+            await client.subscribe("private-room")
+        await sender.send("client-typing", {"on": True}, channel="private-room")
+        for client in (near, far):
+            frame = await client.until("client-typing")
+            assert frame["channel"] == "private-room"
+            assert json.loads(frame["data"]) == {"on": True}
+            assert "user_id" not in frame
+        await sender.nothing_more()
+
+    async def test_on_presence_channels_it_carries_the_signed_user_and_no_other(self, bench):
+        worker = await bench.start()
+        sender, listener = await bench.client(worker), await bench.client(worker)
+        await sender.subscribe("presence-room", {"user_id": "real"})
+        await listener.subscribe("presence-room", {"user_id": "l"})
+        await sender.send("client-x", "text", channel="presence-room", user_id="forged")
+        frame = await listener.until("client-x")
+        assert frame["user_id"] == "real"
+        assert frame["data"] == "text"
+
+    async def test_while_redis_is_away_it_is_refused_with_4301(self, own_redis, bench_on):
+        bench = await bench_on(own_redis)
+        worker = await bench.start()
+        sender = await bench.client(worker)
+        await sender.subscribe("private-room")
+        own_redis.kill()
+        await bench.settled(worker, lambda: not worker.link.up)
+        await sender.send("client-x", "1", channel="private-room")
+        error = await sender.until("pusher:error")
+        assert error["data"]["code"] == 4301
+        own_redis.start()
+        await bench.settled(worker, lambda: worker.link.up)
+
+
+class TestRecords:
+    async def test_an_app_that_is_deleted_closes_its_sockets_with_4001(self, bench):
+        worker = await bench.start()
+        client = await bench.client(worker)
+        await bench.put("1", None)
+        error = await client.until("pusher:error")
+        assert error["data"]["code"] == 4001
+
+    async def test_a_changed_setting_is_in_force_for_open_connections(self, bench):
+        worker = await bench.start()
+        sender = await bench.client(worker)
+        await sender.subscribe("private-room")
+        await bench.put("1", msgspec.structs.replace(worker.directory.by_id["1"], client_events=False))
+        await bench.settled(worker, lambda: not worker.directory.by_id["1"].client_events)
+        await sender.send("client-x", "1", channel="private-room")
+        assert (await sender.until("pusher:error"))["data"]["code"] == 4301
+
+
+@pytest.mark.parametrize("count", [300])
+async def test_many_join_one_presence_channel_at_once(bench, count):
+    """Group commit: all are told of each other exactly once, and the last sees everyone."""
+    worker = await bench.start()
+    app = worker.directory.by_id["1"]
+    await bench.put("1", msgspec.structs.replace(app, max_presence_members=1000))
+    await bench.settled(worker, lambda: worker.directory.by_id["1"].max_presence_members == 1000)
+    clients = [await bench.client(worker) for _ in range(count)]
+    successes = await asyncio.gather(
+        *(client.subscribe("presence-p", {"user_id": str(n)}) for n, client in enumerate(clients))
+    )
+    for client, success in zip(clients, successes, strict=True):
+        seen = set(data_of(success)["presence"]["ids"])
+        while len(seen) < count:
+            user = data_of(await client.until(ADDED))["user_id"]
+            assert user not in seen
+            seen.add(user)

@@ -1,0 +1,87 @@
+"""What happens because time went by: pings into silence, 4201, closes nobody answers."""
+
+import asyncio
+import time
+
+import pytest
+import websockets
+
+UPGRADE = (
+    "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
+class TestSilence:
+    async def test_a_silent_client_is_pinged_in_both_ways(self, bench):
+        worker = await bench.start(activity_timeout_s=1)
+        client = await bench.client(worker)
+        assert await client.next() == {"event": "pusher:ping", "data": "{}"}
+
+    async def test_a_client_that_never_answers_is_closed_with_4201(self, bench):
+        worker = await bench.start(activity_timeout_s=1, pong_timeout_s=1)
+        # Spoken by hand: every library answers a WebSocket ping by itself, which counts as life.
+        reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+        writer.write(UPGRADE.format(path="/app/278d425bdf160c739803?protocol=7").encode())
+        await reader.readuntil(b"pusher:connection_established")
+        rest = await asyncio.wait_for(reader.read(), 20)
+        assert b"pusher:ping" in rest
+        assert b'"code":4201' in rest
+        writer.close()
+
+    async def test_a_client_that_answers_stays(self, bench):
+        worker = await bench.start(activity_timeout_s=1, pong_timeout_s=1)
+        client = await bench.client(worker)
+        for _ in range(3):
+            assert (await client.next())["event"] == "pusher:ping"
+            await client.send("pusher:pong")
+        await client.nothing_more()
+
+    async def test_bytes_of_any_kind_are_life(self, bench):
+        """The WebSocket's own pong is enough: `websockets` sends it, the page says nothing."""
+        worker = await bench.start(activity_timeout_s=1, pong_timeout_s=1)
+        client = await bench.client(worker)
+        for _ in range(3):
+            assert (await client.next())["event"] == "pusher:ping"
+        await client.send("pusher:ping")
+        await client.until("pusher:pong")
+
+
+async def test_a_close_that_the_peer_never_answers_ends_by_itself(bench, monkeypatch):
+    monkeypatch.setattr("redpoll.worker.janitor._CLOSE_TIMEOUT_S", 0.25)
+    worker = await bench.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+    writer.write(UPGRADE.format(path="/app/unknown?protocol=7").encode())
+    rest = await asyncio.wait_for(reader.read(), 10)  # we never send a Close, and the read still ends
+    assert b'"code":4001' in rest
+    await bench.settled(worker, lambda: worker.gate.connections == 0)
+    writer.close()
+
+
+async def test_the_lag_of_the_loop_is_measured(bench):
+    worker = await bench.start()
+    assert worker.janitor.loop_lag_s < 5
+    worker.janitor.loop_lag_s = 0.0
+    time.sleep(0.6)  # noqa: ASYNC251 - stalls the very loop that is measured: this is the lag, not a wait
+    await bench.settled(worker, lambda: worker.janitor.loop_lag_s > 0.2)
+
+
+async def test_a_failed_task_beside_the_loop_is_counted(bench):
+    worker = await bench.start()
+
+    async def fail() -> None:
+        raise RuntimeError("on purpose")
+
+    worker.janitor.spawn(fail())
+    await bench.settled(worker, lambda: worker.loop_exceptions_total == 1)
+
+
+async def test_a_drained_client_reads_4200(bench):
+    worker = await bench.start()
+    client = await bench.client(worker)
+    worker.drain()
+    frame = await client.next()
+    assert frame["data"]["code"] == 4200
+    with pytest.raises(websockets.ConnectionClosed) as closed:
+        await client.socket.recv()
+    assert closed.value.rcvd.code == 4200

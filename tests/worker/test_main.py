@@ -1,0 +1,106 @@
+"""A worker from its start to its end: ready, told, drained; what it leaves in Redis is nothing."""
+
+import asyncio
+import json
+
+import pytest
+import redis.asyncio
+import websockets
+
+from redpoll.cluster.keys import TAGS
+
+
+@pytest.fixture
+async def client_of_redis(bench):
+    client = redis.asyncio.Redis(unix_socket_path=bench.redis.path)
+    yield client
+    await client.aclose()
+
+
+async def keys_of_workers(client) -> list[bytes]:
+    return [key async for key in client.scan_iter("rp:*:w:*")]
+
+
+async def test_it_tells_the_supervisor_when_it_is_ready(bench):
+    worker = await bench.start()
+    worker.supervisor.setblocking(False)
+    line = await asyncio.get_running_loop().sock_recv(worker.supervisor, 100)
+    assert json.loads(line) == {"ready": True}
+
+
+async def test_an_event_published_right_after_ready_reaches_its_subscriber(bench):
+    for _ in range(5):
+        worker = await bench.start()
+        client = await bench.client(worker)
+        await client.subscribe("news")
+        await bench.bus.publish_all("1", [("news", "first", "1", None, None)])
+        assert (await client.next())["event"] == "first"
+
+
+async def test_a_drained_worker_leaves_nothing_in_redis(bench, client_of_redis):
+    worker = await bench.start()
+    clients = [await bench.client(worker) for _ in range(20)]
+    for n, client in enumerate(clients):
+        await client.subscribe("news")
+        await client.subscribe("presence-p", {"user_id": str(n)})
+    assert await keys_of_workers(client_of_redis)
+    worker.drain()
+    await asyncio.wait_for(worker.ended.wait(), 20)
+    left = {key.split(b":")[2] async for key in client_of_redis.scan_iter("rp:*")}
+    assert left == {b"clock", b"dir", b"dirver", b"stats"}  # counters are gone after 15 s
+
+
+async def test_the_port_is_closed_before_anybody_is_sent_away(bench):
+    worker = await bench.start()
+    client = await bench.client(worker)
+    worker.stop_listening()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", worker.port)
+    await client.nothing_more()
+
+
+async def test_its_counters_are_in_redis(bench, client_of_redis):
+    worker = await bench.start()
+    client = await bench.client(worker)
+    await client.subscribe("news")
+    worker.janitor._stats()
+    await bench.settled(worker, lambda: worker.link.unanswered == 0)
+    told = json.loads(await client_of_redis.get(f"rp:{{{TAGS[0].decode()}}}:stats:{worker.registry.w}"))
+    assert told["connections"] == 1
+    assert told["subscriptions"] == 1
+    assert told["channels"] == 1
+    assert told["messages_received_total"] >= 1
+    assert told["loop_exceptions_total"] == 0
+
+
+async def test_redis_restarts_and_no_client_loses_its_socket(own_redis, bench_on):
+    """failures.md row 7, on one worker: sockets stay, subscriptions are asserted again, delivery goes on."""
+    bench = await bench_on(own_redis)
+    worker = await bench.start()
+    client, member = await bench.client(worker), await bench.client(worker)
+    await client.subscribe("news")
+    await member.subscribe("presence-p", {"user_id": "m"})
+    for round_ in range(3):
+        own_redis.kill()
+        await bench.settled(worker, lambda: not worker.link.up)
+        own_redis.start()
+        async with asyncio.timeout(10):
+            receivers = [0]
+            while receivers != [1]:
+                try:
+                    receivers = await bench.bus.publish_all("1", [("news", "n", str(round_), None, None)])
+                except Exception:
+                    await asyncio.sleep(0.01)
+        assert (await client.until("n"))["data"] == str(round_)
+    await member.nothing_more()
+    assert worker.gate.connections == 2
+
+
+async def test_connections_beyond_the_limit_of_files_are_refused_and_others_live(bench):
+    worker = await bench.start()
+    first = await bench.client(worker)
+    worker.gate._max_connections = 1
+    with pytest.raises(websockets.InvalidStatus) as refused:
+        await bench.client(worker)
+    assert refused.value.response.status_code == 503
+    await first.nothing_more()
