@@ -1,0 +1,6 @@
+"""`python -m redpoll` is the command `redpoll`."""
+
+from redpoll.cli import main
+
+if __name__ == "__main__":
+    main(prog_name="redpoll")

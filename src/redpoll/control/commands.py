@@ -1,0 +1,159 @@
+"""The operator's commands: one table of verbs, run where the records are open.
+
+That is the control plane of a running server, asked over `control.sock` in the data folder; or the command
+itself, where no server runs. One request is one line of JSON `{"verb", "args"}`, the answer one `{"result"}`
+or `{"error"}`.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from redpoll.control.records import RecordError, Records
+from redpoll.protocol.apps import App
+
+__all__ = ["COMMANDS", "CommandError", "app_shape", "ask", "run", "serve_commands", "socket_path"]
+
+log = structlog.get_logger()
+
+_MAX_REQUEST_BYTES = 1 << 20
+# sun_path of Linux holds 108 bytes, the last one zero.
+_MAX_PATH_BYTES = 107
+
+
+class CommandError(Exception):
+    """The command could not be carried out. The text is a sentence for the operator."""
+
+
+def app_shape(app: App) -> dict[str, Any]:
+    """An app as every command prints it: `{id, name, key, secret, keys}` (decisions.md).
+
+    `key` and `secret` are those of its oldest enabled key, null without one; `keys` has `{key, secret,
+    enabled}`.
+    """
+    signing = app.signing_key()
+    return {
+        "id": app.id,
+        "name": app.name,
+        "key": signing.key if signing else None,
+        "secret": signing.secret if signing else None,
+        "keys": [{"key": key.key, "secret": key.secret, "enabled": key.enabled} for key in app.keys],
+    }
+
+
+async def _app_create(records: Records, args: dict[str, Any]) -> Any:
+    return app_shape(await records.create_app(args["name"]))
+
+
+async def _app_list(records: Records, _args: dict[str, Any]) -> Any:
+    return [app_shape(app) for app in records.apps.values()]
+
+
+async def _app_show(records: Records, args: dict[str, Any]) -> Any:
+    app = records.apps.get(args["id"])
+    if app is None:
+        raise CommandError(f"there is no app with the id {args['id']}")
+    return app_shape(app)
+
+
+COMMANDS: dict[str, Callable[[Records, dict[str, Any]], Awaitable[Any]]] = {
+    "app create": _app_create,  # {name} -> app
+    "app list": _app_list,  # {} -> [app]
+    "app show": _app_show,  # {id} -> app
+}
+
+
+async def run(records: Records, verb: str, args: dict[str, Any]) -> Any:
+    """Carries out one command. Raises CommandError."""
+    if verb not in COMMANDS:
+        raise CommandError(f"the running server knows no command {verb!r}; is it of another version?")
+    try:
+        return await COMMANDS[verb](records, args)
+    except RecordError as error:
+        raise CommandError(str(error)) from error
+
+
+def socket_path(data_dir: str | Path) -> Path:
+    """Where a running server takes commands."""
+    return Path(data_dir) / "control.sock"
+
+
+@contextlib.contextmanager
+def _address(path: Path) -> Iterator[str]:
+    """The path as an address for bind and connect; one too long for them goes by way of its open folder."""
+    if len(os.fsencode(path)) <= _MAX_PATH_BYTES:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+async def serve_commands(records: Records, path: str | Path) -> asyncio.Server:
+    """Takes commands at a Unix socket (0600) until the server returned is closed.
+
+    The caller holds the lock of the data folder, so a socket that lies there already is a dead server's.
+    """
+    path = Path(path)
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX)
+    with _address(path) as address:
+        listening.bind(address)
+    os.chmod(path, 0o600)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            request = msgspec.json.decode(await reader.readline(), type=dict[str, Any])
+            reply = {"result": await run(records, request["verb"], request["args"])}
+        except CommandError as error:
+            reply = {"error": str(error)}
+        except (ValueError, KeyError, msgspec.MsgspecError) as error:
+            reply = {"error": f"not a command: {error}"}
+        except Exception:
+            log.exception("command failed")
+            reply = {"error": "the server failed; its log says why"}
+        with contextlib.suppress(ConnectionError):
+            writer.write(msgspec.json.encode(reply) + b"\n")
+            await writer.drain()
+        writer.close()
+
+    return await asyncio.start_unix_server(answer, sock=listening, limit=_MAX_REQUEST_BYTES)
+
+
+def ask(path: str | Path, verb: str, args: dict[str, Any], timeout_s: float = 30.0) -> Any:
+    """Has the running server carry out one command; waits for it.
+
+    Raises CommandError with the server's own words, or where it may have been carried out without an answer;
+    FileNotFoundError or ConnectionRefusedError where nobody takes commands, so that asking again is safe.
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(timeout_s)
+        with _address(Path(path)) as address:
+            connection.connect(address)
+        try:
+            answer = _exchange(connection, msgspec.json.encode({"verb": verb, "args": args}) + b"\n")
+        except OSError as error:
+            raise CommandError(f"the server did not answer ({error}); it may have done it all the same") from error
+    reply = msgspec.json.decode(answer, type=dict[str, Any])
+    if "error" in reply:
+        raise CommandError(reply["error"])
+    return reply["result"]
+
+
+def _exchange(connection: socket.socket, request: bytes) -> bytes:
+    connection.sendall(request)
+    answer = b""
+    while data := connection.recv(65_536):
+        answer += data
+    if not answer:
+        raise ConnectionResetError("it ended")
+    return answer

@@ -1,0 +1,83 @@
+"""Log lines: one format for ours and for the libraries', on stderr, one line each: `what key=value`.
+
+Stdout belongs to what a person or a script asked for: the ready line, the first start's block, a command's
+answer.
+"""
+
+import logging
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import msgspec
+import structlog
+
+from redpoll.config import Settings
+
+__all__ = ["configure"]
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure(settings: Settings, process: str) -> None:
+    """Sets up logging for this process; `process` (`supervisor`, `control`, `worker 0`) stands in every line.
+
+    A line of `text` is `TIME LEVEL PROCESS what key=value …`, times are UTC; of `json`, one object with
+    `time`, `level`, `process`, `event` and the keys. A traceback follows its line of text, and is `exception`
+    in JSON.
+    """
+
+    def name_process(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event["process"] = process
+        return event
+
+    shared: list[Any] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        name_process,
+    ]
+    render = _json_line if settings.log_format == "json" else _text_line
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.format_exc_info,
+            render,
+        ],
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(_LEVELS[settings.log_level])
+    # Libraries tell of every statement, migration and request at INFO; an operator acts on none of it.
+    for chatty in ("alembic", "sqlalchemy", "aiohttp", "aiosqlite", "asyncio"):
+        logging.getLogger(chatty).setLevel(max(logging.WARNING, _LEVELS[settings.log_level]))
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _text_line(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:
+    rest = dict(event)
+    trace = rest.pop("exception", None)
+    head = [str(rest.pop(name)) for name in ("time", "level", "process", "event")]
+    head[1] = f"{head[1]:<7}"
+    line = " ".join(head + [f"{name}={_value(value)}" for name, value in rest.items()])
+    return f"{line}\n{trace}" if trace else line
+
+
+def _value(value: Any) -> str:
+    text = str(value)
+    plain = text.isprintable() and not set(text) & set(' "=')
+    return text if text and plain else msgspec.json.encode(text).decode()
+
+
+def _json_line(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:
+    return msgspec.json.encode(dict(event), enc_hook=str).decode()

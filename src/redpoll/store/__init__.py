@@ -1,0 +1,1 @@
+"""What must not be lost: the record store, SQLite by default. Only the control plane writes here."""

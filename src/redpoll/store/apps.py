@@ -1,0 +1,63 @@
+"""App records in the store: rows in, `App` out. Who may change what, and when, is control/records.py's."""
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from redpoll.protocol.apps import App, Key
+from redpoll.store.schema import apps, keys
+
+__all__ = ["add", "add_key", "every", "one", "remove_given_keys", "set_secret"]
+
+# The fields that have a column or a table of their own; all others live in the column `settings`.
+_OWN_PLACE = {"id", "name", "keys"}
+
+
+async def every(connection: AsyncConnection) -> dict[str, App]:
+    """All apps by id, each with its keys, oldest first."""
+    rows = (await connection.execute(sa.select(apps).order_by(apps.c.id))).all()
+    held: dict[str, list[Key]] = {row.id: [] for row in rows}
+    for key in await connection.execute(sa.select(keys).order_by(keys.c.number)):
+        held[key.app_id].append(Key(key=key.key, secret=key.secret, enabled=key.enabled))
+    return {row.id: _app(row, held[row.id]) for row in rows}
+
+
+async def one(connection: AsyncConnection, app_id: str) -> App | None:
+    """The app with this id, or None."""
+    row = (await connection.execute(sa.select(apps).where(apps.c.id == app_id))).first()
+    if row is None:
+        return None
+    found = await connection.execute(sa.select(keys).where(keys.c.app_id == app_id).order_by(keys.c.number))
+    return _app(row, [Key(key=key.key, secret=key.secret, enabled=key.enabled) for key in found])
+
+
+def _app(row: Any, held: list[Key]) -> App:
+    settings = msgspec.json.decode(row.settings)
+    return msgspec.convert({**settings, "id": row.id, "name": row.name, "keys": held}, App, from_attributes=True)
+
+
+async def add(connection: AsyncConnection, app: App, *, given: bool = False) -> None:
+    """Writes a new app with its keys. `given`: they came with the settings REDPOLL_APP_…."""
+    settings = {name: value for name, value in msgspec.to_builtins(app).items() if name not in _OWN_PLACE}
+    values = {"id": app.id, "name": app.name, "settings": msgspec.json.encode(settings).decode()}
+    await connection.execute(sa.insert(apps).values(values))
+    for key in app.keys:
+        await add_key(connection, app.id, key, given=given)
+
+
+async def add_key(connection: AsyncConnection, app_id: str, key: Key, *, given: bool) -> None:
+    """Writes one more key of an app, as its youngest."""
+    values = {"key": key.key, "secret": key.secret, "enabled": key.enabled}
+    await connection.execute(sa.insert(keys).values(app_id=app_id, given=given, **values))
+
+
+async def set_secret(connection: AsyncConnection, key: str, secret: str) -> None:
+    await connection.execute(sa.update(keys).where(keys.c.key == key).values(secret=secret))
+
+
+async def remove_given_keys(connection: AsyncConnection, app_id: str, but: str) -> int:
+    """Removes the app's keys that came with the settings, except the key `but`. Returns how many went."""
+    stale = (keys.c.app_id == app_id) & keys.c.given & (keys.c.key != but)
+    return (await connection.execute(sa.delete(keys).where(stale))).rowcount

@@ -1,0 +1,116 @@
+"""Opening the record store: the database, its pragmas, its migrations. What is in it: schema.py and apps.py.
+
+One process at a time has it open: the control plane of a running server, or a command while none runs.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.util import CommandError
+from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from redpoll.store.schema import meta
+
+__all__ = ["Store", "StoreError", "database_url"]
+
+_DIRECTORY_VERSION = "directory_version"
+
+
+class StoreError(Exception):
+    """The store can't be opened. The text is a sentence for the operator."""
+
+
+def database_url(data_dir: str | Path) -> URL:
+    """Where the records are when the operator names no other place: an SQLite file in the data folder."""
+    return URL.create("sqlite+aiosqlite", database=str(Path(data_dir) / "redpoll.sqlite"))
+
+
+class Store:
+    """An open record store. Made by `open`; everything is written inside `change`."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    @classmethod
+    async def open(cls, url: str | URL) -> "Store":
+        """Connects and brings the schema up to date. Raises StoreError."""
+        engine = create_async_engine(url)
+        if engine.dialect.name == "sqlite":
+            sa.event.listen(engine.sync_engine, "connect", _set_pragmas)
+        store = cls(engine)
+        try:
+            async with engine.begin() as connection:
+                await connection.run_sync(_migrate)
+                await _make_version(connection)
+        except CommandError as error:
+            await engine.dispose()
+            raise StoreError(f"{engine.url.database} was written by another version of redpoll: {error}") from error
+        except sa.exc.SQLAlchemyError as error:
+            await engine.dispose()
+            cause = getattr(error, "orig", None) or error
+            raise StoreError(f"the record store {engine.url.database} can't be opened: {cause}") from error
+        return store
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncConnection]:
+        """A connection whose reads agree with each other."""
+        async with self._engine.connect() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def change(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction: all of it is on disk when the block is left, none of it when the block raises."""
+        async with self._engine.begin() as connection:
+            yield connection
+
+
+async def directory_version(connection: AsyncConnection) -> int:
+    """The version of what the directory in Redis should hold (cluster.md 7)."""
+    row = await connection.execute(sa.select(meta.c.value).where(meta.c.name == _DIRECTORY_VERSION))
+    return int(row.scalar_one())
+
+
+async def raise_directory_version(connection: AsyncConnection) -> int:
+    """One more, in the transaction of the change that it counts. Returns the new version."""
+    version = await directory_version(connection) + 1
+    await connection.execute(sa.update(meta).where(meta.c.name == _DIRECTORY_VERSION).values(value=str(version)))
+    return version
+
+
+async def _make_version(connection: AsyncConnection) -> None:
+    known = await connection.execute(sa.select(meta.c.value).where(meta.c.name == _DIRECTORY_VERSION))
+    if known.first() is None:
+        # Begins with the time in ms, not with 1: beside a Redis that still holds the directory of a store
+        # since deleted, a low number could be taken for that store's.
+        first = str(time.time_ns() // 1_000_000)
+        await connection.execute(sa.insert(meta).values(name=_DIRECTORY_VERSION, value=first))
+
+
+def _set_pragmas(connection: Any, _record: Any) -> None:
+    cursor = connection.cursor()
+    try:
+        # FULL: what a command has confirmed outlives a power loss too; records change rarely: it costs little.
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+    except Exception:
+        # It isn't in the pool yet: nobody else would close it, and its thread would stay.
+        connection.close()
+        raise
+
+
+def _migrate(connection: sa.Connection) -> None:
+    config = Config()
+    config.set_main_option("script_location", "redpoll:store/migrations")
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

@@ -1,0 +1,78 @@
+"""What a person is told to begin with: an app's credentials as text to paste. Prints nothing itself."""
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["how_to_use", "url_host"]
+
+_TEXT = """\
+  id      {id}
+  key     {key}
+  secret  {secret}
+
+Laravel, .env (BROADCAST_CONNECTION=pusher):
+
+BROADCAST_CONNECTION=pusher
+PUSHER_APP_ID={id}
+PUSHER_APP_KEY={key}
+PUSHER_APP_SECRET={secret}
+PUSHER_HOST={host}
+PUSHER_PORT={port}
+PUSHER_SCHEME=http
+PUSHER_APP_CLUSTER=mt1
+VITE_PUSHER_APP_KEY={key}
+VITE_PUSHER_HOST={host}
+VITE_PUSHER_PORT={port}
+VITE_PUSHER_SCHEME=http
+VITE_PUSHER_APP_CLUSTER=mt1
+
+Laravel, .env (BROADCAST_CONNECTION=reverb), instead:
+
+BROADCAST_CONNECTION=reverb
+REVERB_APP_ID={id}
+REVERB_APP_KEY={key}
+REVERB_APP_SECRET={secret}
+REVERB_HOST={host}
+REVERB_PORT={port}
+REVERB_SCHEME=http
+VITE_REVERB_APP_KEY={key}
+VITE_REVERB_HOST={host}
+VITE_REVERB_PORT={port}
+VITE_REVERB_SCHEME=http
+
+pusher-js:
+
+new Pusher("{key}", {{
+  cluster: "mt1", wsHost: "{host}", wsPort: {port}, wssPort: {port},
+  forceTLS: false, enabledTransports: ["ws", "wss"],
+}})
+
+Server libraries that read PUSHER_URL (Node.js, Ruby):
+
+PUSHER_URL=http://{key}:{secret}@{host}:{port}/apps/{id}
+
+Python (its library takes no port from PUSHER_URL):
+
+pusher.Pusher(app_id="{id}", key="{key}", secret="{secret}",
+              host="{host}", port={port}, ssl=False)
+"""
+
+
+def how_to_use(app: Mapping[str, Any], host: str, port: int) -> str:
+    """The block for an app `{id, key, secret, …}` of a server that listens at `host` and `port`.
+
+    The cluster is a placeholder: pusher-js insists on one, the server ignores it (spec section 1).
+    """
+    return _TEXT.format(id=app["id"], key=app["key"], secret=app["secret"], host=url_host(host), port=port)
+
+
+def url_host(host: str) -> str:
+    """The host as it stands in a URL: IPv6 in brackets, and for "any address" one that can be called."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if address.is_unspecified:
+        return "127.0.0.1" if address.version == 4 else "[::1]"
+    return f"[{host}]" if address.version == 6 else host

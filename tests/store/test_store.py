@@ -1,0 +1,92 @@
+"""Opening the record store: schema, versions, durability, what goes wrong."""
+
+import os
+import sqlite3
+import threading
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from redpoll.store.schema import meta, metadata
+from redpoll.store.store import Store, StoreError, database_url, directory_version, raise_directory_version
+
+
+@pytest.fixture
+async def store(tmp_path):
+    opened = await Store.open(database_url(tmp_path))
+    yield opened
+    await opened.close()
+
+
+async def test_migrations_end_at_the_schema(store):
+    def differences(connection: sa.Connection) -> list:
+        return compare_metadata(MigrationContext.configure(connection, opts={"compare_type": True}), metadata)
+
+    async with store.reading() as connection:
+        assert await connection.run_sync(differences) == []
+
+
+async def test_a_confirmed_change_is_on_disk_and_readers_do_not_wait_for_writers(store):
+    async with store.reading() as connection:
+        for pragma, value in (("journal_mode", "wal"), ("synchronous", 2), ("foreign_keys", 1)):
+            assert (await connection.exec_driver_sql(f"PRAGMA {pragma}")).scalar_one() == value
+
+
+async def test_the_version_rises_with_each_change_and_is_kept(store, tmp_path):
+    async with store.change() as connection:
+        first = await directory_version(connection)
+        assert await raise_directory_version(connection) == first + 1
+    await store.close()
+    again = await Store.open(database_url(tmp_path))
+    async with again.reading() as connection:
+        assert await directory_version(connection) == first + 1
+    await again.close()
+
+
+async def test_a_new_store_does_not_begin_with_the_version_of_one_before_it(store, tmp_path):
+    async with store.change() as connection:
+        before = await raise_directory_version(connection)
+    await store.close()
+    os.unlink(tmp_path / "redpoll.sqlite")
+    # As long as it is not made more often than once a millisecond, which nobody does by hand.
+    again = await Store.open(database_url(tmp_path))
+    async with again.reading() as connection:
+        assert await directory_version(connection) > before
+    await again.close()
+
+
+async def test_a_change_that_fails_leaves_nothing(store):
+    async def fail_half_way() -> None:
+        async with store.change() as connection:
+            await connection.execute(sa.insert(meta).values(name="x", value="1"))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        await fail_half_way()
+    async with store.reading() as connection:
+        assert (await connection.execute(sa.select(meta).where(meta.c.name == "x"))).first() is None
+
+
+async def test_a_store_of_a_newer_redpoll_is_refused_in_words(store, tmp_path):
+    await store.close()
+    with sqlite3.connect(tmp_path / "redpoll.sqlite") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    with pytest.raises(StoreError, match="written by another version of redpoll"):
+        await Store.open(database_url(tmp_path))
+
+
+async def test_a_file_that_is_no_database_is_refused_in_words(tmp_path):
+    (tmp_path / "redpoll.sqlite").write_text("hello " * 1000)
+    with pytest.raises(StoreError, match="can't be opened: file is not a database"):
+        await Store.open(database_url(tmp_path))
+
+
+async def test_a_folder_that_is_missing_is_refused_in_words(tmp_path, wait_until):
+    threads = threading.active_count()
+    with pytest.raises(StoreError, match="can't be opened: unable to open database file"):
+        await Store.open(database_url(tmp_path / "none"))
+    # aiosqlite doesn't wait for the thread of a connection that failed; ours must not outlive the loop.
+    await wait_until(lambda: threading.active_count() <= threads)

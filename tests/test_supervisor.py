@@ -1,0 +1,470 @@
+"""The tree of processes, as an operator sees it: a real supervisor whose control plane and workers are stand-
+ins.
+
+A stand-in keeps to the leash as a real child does and writes down what it was told. What the real ones do is
+tested with them.
+"""
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+
+from redpoll.supervisor import StartError, child_command, listen
+
+# What one child does. It writes `PLACE.PID` with a line of JSON for its start and for every message; the file
+# `PLACE.does` says what else it should do.
+STAND_IN = """
+import asyncio, json, os, resource, signal, socket, sys
+from pathlib import Path
+from redpoll.leash import Leash
+
+folder, place, fd = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+does = (folder / f"{place}.does").read_text() if (folder / f"{place}.does").exists() else ""
+if "die" in does:
+    sys.exit(3)
+leash = Leash(fd)
+start = leash.read_start()
+notes = open(folder / f"{place}.{os.getpid()}", "a", buffering=1)
+def note(what): notes.write(json.dumps(what) + "\\n")
+note({"k": start.k, "number": start.number, "run": start.run, "redis_url": start.redis_url,
+      "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "notify": os.environ.get("NOTIFY_SOCKET")})
+listening = socket.socket(fileno=start.listen_fd)
+
+async def main():
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    def told(message):
+        note(message)
+        if "stop_listening" in message:
+            loop.remove_reader(listening)
+            listening.close()
+            leash.tell({"listening": False})
+        if "drain" in message and "stay" not in does:
+            ended.set()
+    def accept():
+        connection, _ = listening.accept()
+        with connection:
+            connection.sendall(f"{place} {start.k}".encode())
+    leash.attach(loop, told, lambda: os._exit(1))
+    listening.setblocking(False)
+    if "deaf" not in does:
+        loop.add_reader(listening, accept)
+    if "fatal" in does:
+        leash.tell({"fatal": "the disk is full"})
+        return
+    if "create" in does:
+        leash.tell({"created_app": {"id": "77", "key": "abc", "secret": "def", "name": "x", "keys": []}})
+    leash.tell({"ready": True})
+    await ended.wait()
+
+asyncio.run(main())
+"""
+
+SUPERVISOR = """
+import sys
+from redpoll import logs, supervisor
+from redpoll.config import load
+
+folder = sys.argv[1]
+def command_of(role, number, fd):
+    place = role if role == "control" else f"{role}{number}"
+    return [sys.executable, f"{folder}/stand_in.py", folder, place, str(fd)]
+settings, _ = load(dict(each.split("=", 1) for each in sys.argv[2:]), {})
+logs.configure(settings, "supervisor")
+try:
+    sys.exit(supervisor.serve(settings, command_of))
+except supervisor.StartError as error:
+    sys.exit(f"refused: {error}")
+"""
+
+
+class Tree:
+    """A supervisor with its stand-ins, in a folder of its own."""
+
+    def __init__(self, folder: Path, redis_url: str) -> None:
+        self.folder = folder
+        self.redis_url = redis_url
+        self.process: subprocess.Popen[bytes] | None = None
+        (folder / "stand_in.py").write_text(STAND_IN)
+        (folder / "supervisor.py").write_text(SUPERVISOR)
+
+    def does(self, place: str, what: str) -> None:
+        (self.folder / f"{place}.does").write_text(what)
+
+    def start(self, *, environment=None, before=None, **settings: object) -> None:
+        given = {"port": 0, "control_port": 0, "host": "127.0.0.1", "workers": 2, "redis_url": self.redis_url}
+        given |= {"data_dir": self.folder / "data", "shutdown_grace_s": 5} | settings
+        arguments = [f"{name}={value}" for name, value in given.items()]
+        with open(self.folder / "out", "wb") as out, open(self.folder / "err", "wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, self.folder / "supervisor.py", self.folder, *arguments],
+                stdout=out,
+                stderr=err,
+                env={**os.environ, **(environment or {})},
+                preexec_fn=before,
+                start_new_session=True,
+            )
+
+    @property
+    def out(self) -> str:
+        return (self.folder / "out").read_text()
+
+    @property
+    def err(self) -> str:
+        return (self.folder / "err").read_text()
+
+    @property
+    def is_ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.err
+        return "ready public=" in self.out
+
+    @property
+    def port(self) -> int:
+        return int(self.out.partition("ready public=")[2].split()[0].rpartition(":")[2])
+
+    def pids(self, place: str) -> list[int]:
+        """Of all processes that this place has had, oldest first."""
+        notes = [path for path in self.folder.glob(f"{place}.*") if path.suffix[1:].isdigit()]
+        notes.sort(key=lambda path: path.stat().st_ctime_ns if place == "control" else self._k(path))
+        return [int(path.suffix[1:]) for path in notes]
+
+    def _k(self, path: Path) -> int:
+        return json.loads(path.read_text().partition("\n")[0] or '{"k": 999}')["k"]
+
+    def notes(self, place: str, which: int = -1) -> list[dict]:
+        """What the process at this place (the present one, unless told otherwise) wrote down."""
+        pids = self.pids(place)
+        return self.of(place, pids[which]) if pids else []
+
+    def of(self, place: str, pid: int) -> list[dict]:
+        lines = (self.folder / f"{place}.{pid}").read_text().split("\n")
+        return [json.loads(line) for line in lines[:-1]]
+
+    def stop(self) -> int:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(15)
+
+    def family(self) -> list[int]:
+        """Pids of the children, whatever they are."""
+        assert self.process is not None
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in path.read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def said_by(port: int) -> str:
+    """What the worker that takes this connection says."""
+    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+        connection.settimeout(10)
+        return connection.recv(100).decode()
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A tree that needs no Redis: the stand-ins never ask it anything."""
+    made = Tree(tmp_path, "redis://127.0.0.1:1")
+    yield made
+    if made.process is not None and made.process.poll() is None:
+        os.killpg(made.process.pid, signal.SIGKILL)
+        made.process.wait()
+
+
+async def test_the_ready_line_comes_when_all_are_ready_and_names_the_ports(tree, wait_until):
+    tree.start(control_host="::1")
+    await wait_until(lambda: tree.is_ready)
+    (line,) = tree.out.splitlines()
+    public, control = line.removeprefix("ready ").split()
+    assert public == f"public=http://127.0.0.1:{tree.port}"
+    assert control.startswith("control=http://[::1]:")
+    await wait_until(lambda: {"workers_ready": True} in tree.notes("control"))
+    assert said_by(tree.port).startswith("worker")
+    assert tree.stop() == 0
+
+
+async def test_every_worker_serves_the_one_port(tree, wait_until):
+    tree.start(workers=3)
+    await wait_until(lambda: tree.is_ready)
+    # The kernel chooses by a hash of the addresses: 200 connections miss one of three with a chance of 1e-35.
+    seen = {said_by(tree.port) for _ in range(200)}
+    assert seen == {"worker0 1", "worker1 2", "worker2 3"}
+
+
+async def test_a_made_up_app_is_told_before_the_ready_line(tree, wait_until):
+    tree.does("control", "create")
+    tree.start()
+    await wait_until(lambda: tree.is_ready)
+    assert f"PUSHER_URL=http://abc:def@127.0.0.1:{tree.port}/apps/77" in tree.out
+    assert tree.out.splitlines()[-1].startswith("ready public=")
+    assert "def" not in tree.err
+
+
+async def test_control_is_told_who_lives_before_a_start_and_after_an_end(tree, wait_until):
+    tree.start(workers=2)
+    await wait_until(lambda: tree.is_ready)
+    os.kill(tree.pids("worker1")[0], signal.SIGKILL)
+    await wait_until(lambda: len(tree.pids("worker1")) == 2 and len(tree.notes("worker1")) > 0)
+    lists = [note for note in tree.notes("control") if "alive" in note]
+    assert lists == [
+        {"alive": [], "greatest": 0},
+        {"alive": [1], "greatest": 1},
+        {"alive": [1, 2], "greatest": 2},
+        {"alive": [1], "greatest": 2},
+        {"alive": [1, 3], "greatest": 3},
+    ]
+    first, second = tree.notes("worker1", 0)[0], tree.notes("worker1", 1)[0]
+    assert (first["k"], second["k"]) == (2, 3)
+    assert first["number"] == second["number"] == 1
+    assert first["run"] == second["run"]
+    assert len(bytes.fromhex(first["run"])) == 6
+
+
+async def test_connections_that_wait_at_a_dead_worker_are_served_by_its_successor(tree, wait_until):
+    tree.does("worker0", "deaf")
+    tree.start(workers=1)
+    await wait_until(lambda: tree.is_ready)
+    with socket.create_connection(("127.0.0.1", tree.port), 10) as waiting:
+        waiting.settimeout(10)
+        tree.does("worker0", "")
+        os.kill(tree.pids("worker0")[0], signal.SIGKILL)
+        assert waiting.recv(100) == b"worker0 2"
+
+
+async def test_a_new_control_plane_is_told_everything_again(tree, wait_until):
+    tree.start(workers=2)
+    await wait_until(lambda: tree.is_ready)
+    old = tree.pids("control")[0]
+    os.kill(old, signal.SIGKILL)
+    await wait_until(lambda: len(tree.pids("control")) == 2)
+    (new,) = set(tree.pids("control")) - {old}
+    await wait_until(lambda: {"workers_ready": True} in tree.of("control", new))
+    assert tree.of("control", new)[1] == {"alive": [1, 2], "greatest": 2}
+    assert tree.out.count("ready public=") == 1
+
+
+async def test_a_stop_goes_in_order_and_ends_with_0(tree, wait_until):
+    tree.start()
+    await wait_until(lambda: tree.is_ready)
+    port = tree.port
+    assert tree.stop() == 0
+    for place in ("worker0", "worker1"):
+        assert tree.notes(place)[1:] == [{"stop_listening": True}, {"drain": True}]
+    said = tree.notes("control")
+    assert said.index({"draining": True}) < said.index({"alive": [], "greatest": 2})
+    assert said[-1] == {"drain": True}
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 10)
+    assert not any(is_alive(pid) for place in ("control", "worker0", "worker1") for pid in tree.pids(place))
+
+
+async def test_the_port_is_shut_before_anybody_is_sent_away(tree, wait_until):
+    tree.does("worker0", "stay")
+    tree.start(workers=1)
+    await wait_until(lambda: tree.is_ready)
+    tree.process.send_signal(signal.SIGTERM)
+    await wait_until(lambda: {"drain": True} in tree.notes("worker0"))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", tree.port), 10)
+
+
+async def test_a_worker_that_will_not_end_is_killed_after_the_grace_period(tree, wait_until):
+    tree.does("worker0", "stay")
+    tree.start(shutdown_grace_s=0)
+    await wait_until(lambda: tree.is_ready)
+    assert tree.stop() == 0
+    assert 'child did not end in time, killed child="worker 0"' in tree.err
+
+
+async def test_the_first_ctrl_c_stops_in_order_and_the_second_at_once(tree, wait_until):
+    tree.does("worker0", "stay")
+    tree.start(shutdown_grace_s=600)
+    await wait_until(lambda: tree.is_ready)
+    # To the group, as a terminal does it: the children must leave it to their parent.
+    os.killpg(tree.process.pid, signal.SIGINT)
+    await wait_until(lambda: {"drain": True} in tree.notes("worker0"))
+    assert is_alive(tree.pids("worker0")[0])
+    os.killpg(tree.process.pid, signal.SIGINT)
+    assert tree.process.wait(10) == 130
+    assert not is_alive(tree.pids("worker0")[0])
+
+
+async def test_no_child_survives_a_killed_supervisor(tree, wait_until):
+    tree.start(redis_url="")
+    await wait_until(lambda: tree.is_ready)
+    children = tree.family()
+    assert len(children) == 4  # redis, control, two workers
+    tree.process.kill()
+    tree.process.wait()
+    await wait_until(lambda: not any(is_alive(pid) for pid in children))
+
+
+async def test_our_own_redis_is_restarted_with_its_data_and_stopped_last(tree, wait_until):
+    tree.start(redis_url="")
+    await wait_until(lambda: tree.is_ready)
+    url = tree.notes("control")[0]["redis_url"]
+    assert url == f"unix://{tree.folder}/data/redis.sock"
+    client = redis.Redis.from_url(url)
+    client.set("kept", "yes")
+    pid = client.info("server")["process_id"]
+    os.kill(pid, signal.SIGKILL)
+
+    def answers_again() -> bool:
+        try:
+            return client.info("server")["process_id"] != pid
+        except redis.ConnectionError:
+            return False
+
+    await wait_until(answers_again)
+    assert client.get("kept") == b"yes"
+    client.close()
+    assert tree.stop() == 0
+    log = (tree.folder / "data" / "redis" / "redis.log").read_text()
+    assert "Redis is now ready to exit" in log or "now ready to exit" in log
+
+
+async def test_a_data_folder_too_deep_for_a_socket_has_it_elsewhere(tree, wait_until):
+    deep = tree.folder / ("d" * 60) / ("e" * 60)
+    tree.start(redis_url="", data_dir=deep)
+    await wait_until(lambda: tree.is_ready)
+    url = tree.notes("control")[0]["redis_url"]
+    assert len(url) < 107
+    path = Path(url.removeprefix("unix://"))
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert tree.stop() == 0
+    assert not path.parent.exists()
+
+
+async def test_a_child_that_cannot_start_ends_the_start_with_its_reason(tree):
+    tree.does("control", "fatal")
+    tree.start()
+    assert tree.process.wait(15) == 1
+    assert 'start failed why="the disk is full"' in tree.err
+    assert "ready" not in tree.out
+
+
+async def test_a_child_that_keeps_dying_before_all_are_ready_ends_the_start(tree):
+    tree.does("worker1", "die")
+    tree.start()
+    assert tree.process.wait(20) == 1
+    assert 'why="worker 1 ended 5 times in a row"' in tree.err
+
+
+async def test_a_redis_that_cannot_start_ends_the_start_with_the_end_of_its_log(tree):
+    manifest = tree.folder / "data" / "redis" / "appendonlydir" / "appendonly.aof.manifest"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("this is no manifest\n")
+    tree.start(redis_url="")
+    assert tree.process.wait(20) == 1
+    assert "redis ended 5 times in a row; its log ends with" in tree.err
+    assert "manifest" in tree.err.partition("its log ends with")[2]
+
+
+async def test_after_the_start_a_child_is_restarted_however_often_it_dies(tree, wait_until):
+    tree.start(workers=1)
+    await wait_until(lambda: tree.is_ready)
+    for times in range(1, 7):
+        await wait_until(lambda count=times: len(tree.pids("worker0")) == count, 20)
+        await wait_until(lambda: len(tree.notes("worker0")) > 0)
+        os.kill(tree.pids("worker0")[-1], signal.SIGKILL)
+    assert tree.err.count("child ended") <= 6
+    pauses = [float(part.split()[0]) for part in tree.err.split("again_in_s=")[1:]]
+    assert pauses == sorted(pauses)
+    assert pauses[0] == 0.1
+    assert tree.stop() == 0
+
+
+async def test_a_taken_port_is_one_sentence_and_nothing_is_started(tree, tmp_path, wait_until):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        tree.start(port=port)
+        assert tree.process.wait(10) == 1
+    assert tree.err.splitlines()[-1] == f"refused: can't listen on 127.0.0.1 port {port}: Address already in use"
+    assert tree.pids("control") == []
+
+
+async def test_a_second_server_in_the_same_folder_is_refused(tree, wait_until, tmp_path):
+    tree.start()
+    await wait_until(lambda: tree.is_ready)
+    other_folder = tmp_path / "other"
+    other_folder.mkdir()
+    other = Tree(other_folder, tree.redis_url)
+    other.start(data_dir=tree.folder / "data")
+    assert other.process.wait(10) == 1
+    assert f"is in use by redpoll serve, process {tree.process.pid}" in other.err
+
+
+async def test_the_file_limit_is_raised_for_all(tree, wait_until):
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    tree.start(before=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard)))
+    await wait_until(lambda: tree.is_ready)
+    assert tree.notes("worker0")[0]["files"] == hard
+    assert f"file limit was=256 now={hard}" in tree.err
+
+
+async def test_systemd_is_told_of_ready_and_of_stopping(tree, wait_until):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tree.folder / "notify"))
+        systemd.settimeout(15)
+        tree.start(environment={"NOTIFY_SOCKET": str(tree.folder / "notify")})
+        assert systemd.recv(100) == b"READY=1"
+        assert tree.stop() == 0
+        assert systemd.recv(100) == b"STOPPING=1"
+    assert tree.notes("worker0")[0]["notify"] is None
+
+
+async def test_a_stop_before_all_are_ready_stops_as_well(tree, wait_until):
+    tree.start(redis_url="")
+    await wait_until(lambda: (tree.folder / "data" / "redis").exists())
+    assert tree.stop() == 0
+    assert not tree.out
+
+
+async def test_what_lies_in_the_data_folder_is_for_its_owner_only(tree, wait_until):
+    tree.start(redis_url="")
+    await wait_until(lambda: tree.is_ready)
+    folder = tree.folder / "data"
+    modes = {path: path.stat().st_mode & 0o077 for path in [folder, *folder.rglob("*")]}
+    assert not any(modes.values()), modes
+
+
+def test_sockets_of_one_port_are_in_the_way_of_everybody_else():
+    ours = listen("127.0.0.1", 0, count=3)
+    port = ours[0].getsockname()[1]
+    assert {each.getsockname()[1] for each in ours} == {port}
+    for count in (1, 3):
+        with pytest.raises(StartError, match="Address already in use"):
+            listen("127.0.0.1", port, count=count)
+    for each in ours:
+        each.close()
+
+
+def test_accepted_connections_inherit_what_the_listening_socket_was_set_to():
+    (ours,) = listen("127.0.0.1", 0)
+    with ours, socket.create_connection(ours.getsockname()), ours.accept()[0] as accepted:
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+
+
+def test_a_host_that_is_none_is_one_sentence():
+    with pytest.raises(StartError, match=r"can't listen on 'no\.such\.host\.invalid'"):
+        listen("no.such.host.invalid", 0)
+
+
+def test_the_command_line_of_a_child_says_its_role():
+    assert child_command("worker", 3, 9)[1:] == ["-P", "-m", "redpoll", "worker", "3", "--leash", "9"]
+    assert child_command("control", 0, 9)[-3:] == ["control", "--leash", "9"]
