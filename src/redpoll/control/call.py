@@ -1,0 +1,160 @@
+"""One request on its way through the control plane, and the answers that carry its trace id.
+
+aiohttp's server makes one for each head it has parsed, in place of its own request class: that one gathers what
+few handlers ask for. Reads and judges nothing; the front does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.helpers import set_exception
+from aiohttp.http import RawRequestMessage
+from aiohttp.streams import StreamReader
+
+from redpoll.control.answers import JSON, Answer
+from redpoll.protocol import auth
+from redpoll.protocol.apps import App
+from redpoll.protocol.errors import ApiError
+
+if TYPE_CHECKING:
+    from redpoll.control.connections import Connection
+
+__all__ = ["Call", "error_answer", "new_trace_id"]
+
+_RETRY_AFTER: Final = b"Retry-After: 1\r\n"
+_TRACE_HEAD: Final = JSON + b"X-Service-Trace-Id: "
+# W3C trace context: version, trace id, parent, flags; the trace id must not be all zeros.
+_TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_encode: Final = msgspec.json.Encoder().encode
+# Seeded by the kernel at import. Trace ids tell requests apart and open nothing, so they may come from a
+# generator: asking the kernel for each costs as much as parsing the event.
+_random_bits: Final = random.Random().getrandbits
+
+
+def new_trace_id() -> str:
+    """32 hex digits."""
+    return f"{_random_bits(128):032x}"
+
+
+class Call:
+    """A request. `path` and `query` are as requested, since they are signed; `body` is set once it is read.
+
+    Where the route wants a credential, `app` and `params` (the query's) are set before its handler is called.
+    `parameters` are the decoded segments of the path; `more_headers` are header lines that go with any answer.
+    """
+
+    __slots__ = (
+        "_payload",
+        "_task",
+        "_trace_id",
+        "app",
+        "body",
+        "headers",
+        "message",
+        "method",
+        "more_headers",
+        "parameters",
+        "params",
+        "path",
+        "protocol",
+        "query",
+        "writer",
+    )
+
+    app: App
+    params: auth.Params
+    parameters: tuple[str, ...]
+
+    def __init__(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: Connection,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> None:
+        self.message = message
+        self.method = message.method
+        self.headers = message.headers
+        self.protocol = protocol
+        self.writer = writer
+        self.path, _, self.query = message.path.partition("?")
+        self.body = b""
+        self.more_headers = b""
+        self._payload = payload
+        self._task = task
+        self._trace_id: str | None = None
+
+    # -- what aiohttp's server asks of a request -----------------------------------------------------------
+
+    def _cancel(self, reason: BaseException) -> None:
+        """The client is gone: whoever waits for the rest of the body is told."""
+        set_exception(self._payload, reason)
+
+    def _finish(self) -> None:
+        """The handler is done; there is nothing to put away."""
+
+    # -- what ours ask ------------------------------------------------------------------------------------
+
+    @property
+    def content(self) -> StreamReader:
+        return self._payload
+
+    @property
+    def remote(self) -> str | None:
+        """The client's address, as the worker knows it where the connection came from one."""
+        peer = self.protocol.peername
+        return peer[0] if isinstance(peer, tuple) else peer
+
+    @property
+    def trace_id(self) -> str:
+        """32 hex digits: the caller's, from `traceparent`, or a new one."""
+        if self._trace_id is None:
+            parent = self.headers.get("traceparent")
+            known = None if parent is None else _TRACEPARENT.fullmatch(parent)
+            self._trace_id = known[1] if known else new_trace_id()
+        return self._trace_id
+
+    @property
+    def key(self) -> str:
+        """The app's key that the caller showed, by header or in the signed query."""
+        key = self.headers.get("X-Service-Key")
+        return (self.param("auth_key") or "") if key is None else key
+
+    def param(self, name: str) -> str | None:
+        """The value of a query parameter; of a repeated one the last."""
+        for each, value in reversed(self.params):
+            if each == name:
+                return value
+        return None
+
+    def answer(self, body: bytes, more_headers: bytes = b"") -> Answer:
+        """The 200 of the API: JSON, the trace id, and `more_headers` as whole lines."""
+        return Answer(
+            200,
+            body,
+            b"%b%b\r\n%b%b" % (_TRACE_HEAD, self.trace_id.encode(), self.more_headers, more_headers),
+        )
+
+    def error(self, error: ApiError, status: int = 0) -> Answer:
+        """The error shape, with this call's trace id and headers. `status`: as in `error_answer`."""
+        answer = error_answer(error, self.trace_id, status)
+        answer.headers += self.more_headers
+        return answer
+
+
+def error_answer(error: ApiError, trace_id: str, status: int = 0) -> Answer:
+    """The one error shape (protocol.md 14.11): `{"error", "code", "status", "trace_id"}`.
+
+    503 tells when to try again. `status` is for what HTTP has a status for and the list of codes has no code.
+    """
+    told: dict[str, Any] = error.body(trace_id)
+    told["status"] = status = status or error.status
+    retry = _RETRY_AFTER if status == 503 else b""
+    return Answer(status, _encode(told), b"%b%b\r\n%b" % (_TRACE_HEAD, trace_id.encode(), retry))

@@ -1,0 +1,55 @@
+"""Whether this server is alive, and whether it is ready: `/healthz`, `/readyz` and `/`.
+
+Ready is only what can serve: Redis answers, the directory is written, each worker of this machine has been ready
+once, and no stop has begun (decisions.md). The other pieces tell; nothing is looked up here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from redpoll.control.answers import Answer, header_line
+from redpoll.control.call import Call
+from redpoll.protocol.errors import ApiError
+
+__all__ = ["Health"]
+
+_TEXT: Final = header_line("Content-Type", "text/plain; charset=utf-8")
+
+
+class Health:
+    """`redis_answers()` is asked at every request; the rest is told once and kept."""
+
+    def __init__(self, redis_answers: Callable[[], bool]) -> None:
+        self.directory_written = False
+        self.workers_ready = False
+        self.draining = False
+        self._redis_answers = redis_answers
+
+    def obstacle(self) -> str | None:
+        """Why this server isn't ready, in one sentence; None when it is."""
+        if self.draining:
+            return "this server is being stopped"
+        if not self._redis_answers():
+            return "Redis doesn't answer"
+        if not self.directory_written:
+            return "the directory of apps isn't written yet"
+        if not self.workers_ready:
+            return "not every worker is ready yet"
+        return None
+
+    async def live(self, call: Call) -> Answer:
+        """GET /healthz: 200 as long as the process answers at all."""
+        return Answer(200, b'{"status":"ok"}')
+
+    async def ready(self, call: Call) -> Answer:
+        """GET /readyz: 200, or 503 `unavailable` with the reason as its text."""
+        obstacle = self.obstacle()
+        if obstacle is not None:
+            raise ApiError("unavailable", obstacle)
+        return Answer(200, b'{"status":"ready"}')
+
+    async def root(self, call: Call) -> Answer:
+        """GET /: `OK`, for load balancers and for people with a browser."""
+        return Answer(200, b"OK", _TEXT)

@@ -1,0 +1,152 @@
+"""/metrics in Prometheus' text format: the workers' counters as they lie in Redis, and the control plane's own.
+
+One table says which counters there are. Workers put theirs into Redis every 5 s, since they may be on other
+machines; what is seen here of them is that old. Counts nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from redpoll import __version__
+from redpoll.control.answers import Answer, header_line
+from redpoll.control.call import Call
+from redpoll.control.routes import Routes, slot_bound_s
+
+__all__ = ["FAMILIES", "Family", "Metrics"]
+
+# The control plane's own counters carry this where a worker's carry its id.
+CONTROL: Final = "control"
+_TYPE: Final = header_line("Content-Type", CONTENT_TYPE_LATEST)
+
+
+class Family(NamedTuple):
+    """Where a process' counter is shown. A name that ends in `_total` only grows; any other goes up and down.
+
+    `reason`: several counters are one family, told apart by this label.
+    """
+
+    name: str
+    help: str
+    reason: str = ""
+
+
+def _family(name: str, help: str) -> tuple[str, Family]:
+    return name, Family(f"redpoll_{name}", help)
+
+
+_DROPPED: Final = "Connections that the server gave up, by reason."
+
+# Every counter that a process may tell, by the name it tells it under.
+FAMILIES: Final[Mapping[str, Family]] = dict(
+    [
+        _family("connections", "Sockets that are open now, those still at the door included."),
+        _family("connections_total", "Sockets accepted."),
+        _family("handed_over_total", "HTTP connections handed to the control plane."),
+        _family("upgrades_refused_total", "WebSocket upgrades refused: not ready, full, unknown key."),
+        _family("channels", "Channels with a subscriber on this worker."),
+        _family("subscriptions", "Subscriptions on this worker."),
+        _family("messages_received_total", "WebSocket messages received."),
+        _family("frames_posted_total", "WebSocket frames noted for a socket."),
+        _family("frames_written_total", "WebSocket frames written."),
+        _family("bytes_received_total", "Bytes received from sockets."),
+        _family("bytes_written_total", "Bytes written to sockets."),
+        _family("bytes_owed", "Bytes that sockets have yet to take."),
+        ("slow_consumers_closed_total", Family("redpoll_dropped_total", _DROPPED, "slow_consumer")),
+        ("send_errors_total", Family("redpoll_dropped_total", _DROPPED, "send_error")),
+        _family("callback_errors_total", "Errors of ours that cost one connection."),
+        _family("loop_exceptions_total", "Exceptions that reached the event loop."),
+        _family("loop_lag_seconds", "Greatest delay of a timer since the last report."),
+        _family("redis_reconnects_total", "Connections to Redis made anew."),
+        _family("redis_errors_total", "Errors that Redis answered with."),
+        _family("http_connections", "HTTP connections that the control plane has."),
+        _family("events_published_total", "Events that Redis confirmed, one a channel."),
+        _family("events_unconfirmed_total", "Events answered with 503."),
+        _family("apps", "Apps in the record store."),
+        _family("workers_reaped_total", "Dead workers whose counts and members were taken away."),
+    ]
+)
+
+Counters = Mapping[str, float]
+
+
+class Metrics:
+    """Handler of GET /metrics. `read_workers` gives each worker's counters, `own` the control plane's."""
+
+    def __init__(
+        self,
+        routes: Callable[[], Routes],
+        read_workers: Callable[[], Awaitable[Mapping[str, Counters]]],
+        own: Callable[[], Counters],
+    ) -> None:
+        self._routes = routes
+        self._read_workers = read_workers
+        self._own = own
+
+    async def metrics(self, call: Call) -> Answer:
+        """Without Redis the workers' counters are left out; the control plane's are always there."""
+        told = {**await self._read_workers(), CONTROL: self._own()}
+        registry = CollectorRegistry()
+        registry.register(_Snapshot(told, self._routes()))
+        return Answer(200, generate_latest(registry), _TYPE)
+
+
+class _Snapshot:
+    """A Collector (prometheus_client) over what was gathered for one answer."""
+
+    def __init__(self, told: Mapping[str, Counters], routes: Routes) -> None:
+        self._told = told
+        self._routes = routes
+
+    def collect(self) -> Iterator[Metric]:
+        info = GaugeMetricFamily("redpoll_info", "The version that runs.", labels=["version"])
+        info.add_metric([__version__], 1)
+        yield info
+        yield from self._of_processes()
+        yield from self._of_routes()
+
+    def _of_processes(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for worker, counters in self._told.items():
+            for name, value in counters.items():
+                row = FAMILIES.get(name)
+                if row is None:
+                    # Told by a worker of another version.
+                    continue
+                labels = {"worker": worker, "reason": row.reason} if row.reason else {"worker": worker}
+                family = families.get(row.name)
+                if family is None:
+                    kind = CounterMetricFamily if row.name.endswith("_total") else GaugeMetricFamily
+                    family = families[row.name] = kind(row.name, row.help, labels=list(labels))
+                family.add_metric(list(labels.values()), value)  # type: ignore[attr-defined]
+        return families.values()
+
+    def _of_routes(self) -> Iterable[Metric]:
+        requests = CounterMetricFamily(
+            "redpoll_http_requests_total", "HTTP requests answered.", labels=["route", "status"]
+        )
+        seconds = HistogramMetricFamily(
+            "redpoll_http_request_seconds", "From a request's head to its answer.", labels=["route"]
+        )
+        for route in (*self._routes.all, self._routes.unmatched):
+            if not route.answers:
+                continue
+            for status, count in sorted(route.answers.items()):
+                requests.add_metric([route.name, str(status)], count)
+            seen, buckets = 0, []
+            for slot, count in enumerate(route.times):
+                seen += count
+                bound_s = slot_bound_s(slot)
+                buckets.append(("+Inf" if bound_s == float("inf") else repr(bound_s), float(seen)))
+            seconds.add_metric([route.name], buckets=buckets, sum_value=route.microseconds / 1e6)
+        return requests, seconds

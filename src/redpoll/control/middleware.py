@@ -1,0 +1,189 @@
+"""What every request passes: finding its route, reading its body, authentication, the error shape, trace ids.
+
+Nothing here knows what an endpoint does. All the arithmetic of signatures is redpoll.protocol.auth's; the order
+of things is protocol.md 14 and 18 ("auth precedence"): the first credential present decides alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import structlog
+from aiohttp.web import RequestPayloadError
+
+from redpoll.cluster.bus import Unavailable
+from redpoll.control.answers import Answer, header_line
+from redpoll.control.call import Call, error_answer, new_trace_id
+from redpoll.control.routes import Access, Place, Route, Routes
+from redpoll.protocol import auth, handshake
+from redpoll.protocol.apps import App
+from redpoll.protocol.errors import ApiError
+
+__all__ = ["MAX_BODY_BYTES", "Front"]
+
+log = structlog.get_logger(__name__)
+
+MAX_BODY_BYTES: Final = 1024 * 1024
+_VARY: Final = b"Vary: Origin\r\n"
+_EXPOSED: Final = b"Access-Control-Expose-Headers: X-Service-Trace-Id\r\n"
+
+
+class _CutOff(Exception):
+    """A refusal half-way through a body: what follows it on the connection can't be told from the rest of it."""
+
+    def __init__(self, status: int, code: str, text: str) -> None:
+        super().__init__(status, code, text)
+        self.status = status
+        self.code = code
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _too_large() -> _CutOff:
+    return _CutOff(413, "payload_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes")
+
+
+class Front:
+    """The handler under aiohttp's server. `apps` is looked into at every request, so that changes count at once.
+
+    `clock` is Unix time, for signatures' timestamps. `body_timeout_s` is for a whole body, however it trickles.
+    """
+
+    def __init__(
+        self,
+        routes: Routes,
+        apps: Mapping[str, App],
+        *,
+        clock: Callable[[], float] = time.time,
+        body_timeout_s: float = 15.0,
+    ) -> None:
+        self._routes = routes
+        self._apps = apps
+        self._clock = clock
+        self._body_timeout_s = body_timeout_s
+
+    async def handle(self, call: Call) -> Answer:
+        """Answers any request; nothing but a cancellation gets out."""
+        began = time.perf_counter()
+        route = self._routes.unmatched
+        try:
+            if "Upgrade" in call.headers and await self._handed_back(call):
+                # Never written: the connection is a worker's now.
+                return Answer(503, b"")
+            route = self._find(call)
+            if route.cross_origin:
+                call.more_headers = self._cross_origin(call)
+            content = call.content
+            call.body = content.read_nowait() if content.is_eof() else await self._read_body(call)
+            if route.access is Access.APP:
+                self._authenticate(call)
+            answer = await route.handler(call)
+        except ApiError as error:
+            answer = call.error(error)
+        except _CutOff as error:
+            answer = call.error(ApiError(error.code, error.text), error.status)
+            answer.keep_alive = False
+        except Unavailable as error:
+            answer = call.error(ApiError("unavailable", str(error)))
+        except Exception as error:
+            log.error("request failed", route=route.name, trace_id=call.trace_id, exc_info=error)
+            answer = call.error(ApiError("internal", "internal error; the log has it under this trace id"))
+        route.count(answer.status, time.perf_counter() - began)
+        return answer
+
+    def error_page(self, status: int, code: str, text: str) -> Answer:
+        """The error shape for what never became a request: no HTTP, or too late."""
+        self._routes.unmatched.count(status, 0.0)
+        return error_answer(ApiError(code, text), new_trace_id(), status)
+
+    async def _handed_back(self, call: Call) -> bool:
+        """A WebSocket behind other requests of its connection, as proxies make them, is a worker's."""
+        if call.protocol.hand_back is None or call.headers["Upgrade"].lower() != "websocket":
+            return False
+        if not await call.protocol.leave(call.message):
+            raise ApiError("unavailable", "no worker can take this WebSocket now")
+        return True
+
+    def _find(self, call: Call) -> Route:
+        if call.path[:1] != "/":
+            # A proxy's form, http://host/path (RFC 9112 3.2.2).
+            call.path = call.message.url.raw_path
+        try:
+            by_method, call.parameters = self._routes.find(call.path)
+        except UnicodeDecodeError:
+            raise ApiError("bad_request", "the path isn't UTF-8 behind its percent signs") from None
+        route = by_method.get("GET" if call.method == "HEAD" else call.method)
+        if route is None:
+            if not by_method:
+                raise ApiError("not_found", "there is no such address")
+            allowed = ", ".join(sorted(by_method))
+            call.more_headers = header_line("Allow", allowed)
+            raise ApiError("method_not_allowed", f"this address knows {allowed} only")
+        if route.place is Place.CONTROL and call.protocol.hand_back is not None:
+            raise ApiError("not_found", "there is no such address")
+        return route
+
+    async def _read_body(self, call: Call) -> bytes:
+        """A body that isn't all there yet. The deadline is for the whole: a byte now and then buys no time."""
+        # The parser has refused what is no number.
+        if int(call.headers.get("Content-Length", "0")) > MAX_BODY_BYTES:
+            raise _too_large()
+        transport = call.protocol.transport
+        if call.headers.get("Expect", "").lower() == "100-continue" and transport is not None:
+            transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        content = call.content
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                while not content.at_eof():
+                    part = await content.readany()
+                    parts.append(part)
+                    size += len(part)
+                    if size > MAX_BODY_BYTES:
+                        raise _too_large()
+        except TimeoutError:
+            raise _CutOff(408, "bad_request", f"no complete body within {self._body_timeout_s:g} s") from None
+        except RequestPayloadError:
+            raise _CutOff(400, "bad_request", "the body isn't what its header announced") from None
+        except ConnectionError:
+            # Told to nobody; it is counted.
+            raise _CutOff(400, "bad_request", "the client went away before its body was whole") from None
+        return b"".join(parts)
+
+    def _authenticate(self, call: Call) -> None:
+        """Sets `app`, or raises ApiError: 401 for whoever can't show a credential of this very app.
+
+        An unknown app is answered like a wrong key, so that nobody learns which ids exist (protocol.md 18).
+        """
+        headers = call.headers
+        app = self._apps.get(call.parameters[0])
+        if "Authorization" in headers and headers["Authorization"][:7].lower() == "bearer ":
+            raise ApiError("unauthorized", "no app token opens this app")
+        if "X-Service-Key" in headers or "X-Service-Secret" in headers:
+            auth.check_pair(app, headers.get("X-Service-Key", ""), headers.get("X-Service-Secret", ""))
+            call.params = auth.parse_query(call.query)
+        else:
+            call.params = auth.check_query(app, call.method, call.path, call.query, call.body, self._clock())
+        assert app is not None
+        if not app.enabled:
+            raise ApiError("app_disabled", "this app is switched off")
+        if "Content-Encoding" in headers and headers["Content-Encoding"].lower() != "identity":
+            raise ApiError("unsupported_media_type", "a compressed body; send it as it is")
+        call.app = app
+
+    def _cross_origin(self, call: Call) -> bytes:
+        """The header lines that let a page of an allowed origin read the answer (decisions.md)."""
+        origin = call.headers.get("Origin")
+        if origin is None or not origin.isascii():
+            return _VARY
+        app = self._apps.get(call.parameters[0])
+        # An unknown app is treated as one that allows all: the difference would tell which ids exist.
+        if app is not None and not handshake.origin_allowed(origin, app.allowed_origins):
+            return _VARY
+        return header_line("Access-Control-Allow-Origin", origin) + _EXPOSED + _VARY

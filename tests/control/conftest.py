@@ -1,0 +1,236 @@
+"""What the control plane's tests share: a client that sends exactly the bytes it is told, over real sockets."""
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import socket
+import time
+import urllib.parse
+from dataclasses import dataclass
+
+import pytest
+import redis as redis_py
+import redis.asyncio
+
+from redpoll.cluster.keys import Keys, shard
+from redpoll.cluster.link import Link
+from redpoll.config import Settings
+from redpoll.control.main import ControlPlane
+from redpoll.control.records import Records
+from redpoll.leash import Start
+from redpoll.store.store import Store, database_url
+
+
+@dataclass
+class Reply:
+    """One answer as it stood on the wire. Header names are in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self):
+        return json.loads(self.body)
+
+
+class Wire:
+    """One connection of a client."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def receive(self, *, head_only: bool = False) -> Reply:
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)
+        status_line, *lines = head.decode().rstrip("\r\n").split("\r\n")
+        headers = {}
+        for line in lines:
+            name, _, value = line.partition(": ")
+            headers[name.lower()] = value
+        length = 0 if head_only else int(headers.get("content-length", "0"))
+        return Reply(int(status_line.split(" ")[1]), headers, await self.reader.readexactly(length))
+
+    async def ask(self, data: bytes, *, head_only: bool = False) -> Reply:
+        self.send(data)
+        return await self.receive(head_only=head_only)
+
+    async def wait_closed(self) -> bytes:
+        """Everything up to the end that the server makes."""
+        return await asyncio.wait_for(self.reader.read(), 10)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.writer.get_extra_info("sockname")[:2]
+
+
+@pytest.fixture
+async def connect():
+    """`await connect(port)`: a Wire to 127.0.0.1; closed behind the test."""
+    wires: list[Wire] = []
+
+    async def open_wire(port: int) -> Wire:
+        wires.append(Wire(*await asyncio.open_connection("127.0.0.1", port)))
+        return wires[-1]
+
+    yield open_wire
+    for wire in wires:
+        wire.writer.close()
+
+
+APP_ID, KEY, SECRET = "3", "278d425bdf160c739803", "7ad3773142a6692b25b8"
+OTHER_ID, OTHER_KEY, OTHER_SECRET = "4", "1111111111111111aaaa", "2222222222222222bbbb"
+
+
+def signed(method: str, path: str, body: bytes = b"", params: dict[str, str] | None = None, **changed: str) -> str:
+    """A request target signed as the libraries do it (protocol.md 14.2), written out slowly and plainly.
+
+    `changed` replaces a parameter after signing; `secret`, `key` and `signed_path` change what is signed.
+    """
+    secret, signed_path = changed.pop("secret", SECRET), changed.pop("signed_path", path)
+    fields = {
+        "auth_key": changed.pop("key", KEY),
+        "auth_timestamp": changed.pop("timestamp", str(int(time.time()))),
+        "auth_version": "1.0",
+        **(params or {}),
+    }
+    if body:
+        fields["body_md5"] = hashlib.md5(body).hexdigest()
+    text = "&".join(f"{name}={value}" for name, value in sorted(fields.items()))
+    digest = hmac.new(secret.encode(), f"{method}\n{signed_path}\n{text}".encode(), hashlib.sha256).hexdigest()
+    fields["auth_signature"] = digest
+    fields.update(changed)
+    return f"{path}?{urllib.parse.urlencode(fields)}"
+
+
+def request_bytes(method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
+    """One HTTP/1.1 request, with its Content-Length."""
+    lines = [f"{method} {target} HTTP/1.1", "Host: test", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+class Plane:
+    """A whole control plane in this process, on a real Redis, with the apps 3 and 4; and a client of it."""
+
+    def __init__(self, plane: ControlPlane, records: Records, port: int, wire: Wire, heard: list):
+        self.plane = plane
+        self.records = records
+        self.port = port
+        self.wire = wire
+        # What it told the supervisor.
+        self.heard = heard
+
+    async def ask(self, method, target, body=b"", headers=None):
+        return await self.wire.ask(request_bytes(method, target, body, headers), head_only=method == "HEAD")
+
+    async def call(self, method, path, body=None, params=None, **changed):
+        """A signed request; `body` is rendered as JSON."""
+        raw = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.ask(method, signed(method, path, raw, params, **changed), raw)
+
+    async def trigger(self, **event):
+        return await self.call("POST", "/apps/3/events", {"name": "e", "data": "{}", "channels": ["c"], **event})
+
+
+@pytest.fixture
+async def make_plane(tmp_path, connect, wait_until):
+    """`await make_plane(redis_url, ready=True, **settings)`: a Plane; ended behind the test."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(redis_url, *, ready=True, body_timeout_s=15.0, **settings):
+            store = await Store.open(database_url(tmp_path))
+            stack.push_async_callback(store.close)
+            records = Records(store)
+            await records.load()
+            await records.upsert_app(APP_ID, KEY, SECRET)
+            await records.upsert_app(OTHER_ID, OTHER_KEY, OTHER_SECRET)
+            listener = socket.create_server(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+            start = Start(
+                role="control",
+                number=0,
+                run="0123456789ab",
+                k=0,
+                redis_url=redis_url,
+                listen_fd=listener.fileno(),
+                handover_path=str(tmp_path / "handover.sock"),
+                data_dir=str(tmp_path),
+                settings=Settings(**settings),
+            )
+            heard = []
+            plane = ControlPlane(start, records, listener, heard.append, body_timeout_s=body_timeout_s)
+            await plane.start()
+            stack.push_async_callback(plane.finish)
+            plane.told({"alive": [], "greatest": 0})
+            plane.told({"workers_ready": True})
+            if ready:
+                await wait_until(lambda: plane.publisher.open and plane.health.obstacle() is None)
+            return Plane(plane, records, port, await connect(port), heard)
+
+        yield make
+
+
+@pytest.fixture
+async def plane(make_plane, redis):
+    """A ready Plane on the session's Redis, emptied."""
+    return await make_plane(redis.url)
+
+
+class Listener:
+    """What goes over one topic of Redis, as a worker would hear it."""
+
+    def __init__(self, link):
+        self.link = link
+        self.heard = []
+        link.on_push = lambda topic, payload: self.heard.append(payload)
+
+    async def subscribe(self, *topics):
+        done = asyncio.get_running_loop().create_future()
+        self.link.subscribe(topics, done.set_result)
+        await done
+
+
+@pytest.fixture
+async def hear(redis, plane):
+    """`await hear(channel, …)`: a Listener to channels of app 3."""
+    links = []
+
+    async def start(*channels, app_id=APP_ID):
+        link = Link(redis.url)
+        links.append(link)
+        listener = Listener(link)
+        link.start()
+        await link.wait_up()
+        await listener.subscribe(*(Keys("rp").topic(app_id, channel) for channel in channels))
+        return listener
+
+    yield start
+    for link in links:
+        await link.close()
+
+
+@pytest.fixture
+async def occupy(redis):
+    """`await occupy(channel, {worker: count}, users=(…))`: as the workers' scripts leave a channel of app 3."""
+    client = redis_py.asyncio.Redis(unix_socket_path=redis.path)
+    keys = Keys("rp")
+
+    async def put(channel, holders, users=()):
+        await client.hset(keys.counts(APP_ID, channel), mapping=holders)
+        await client.sadd(keys.occupied(shard(APP_ID, channel), APP_ID), channel)
+        for user in users:
+            await client.hset(keys.members(APP_ID, channel), user, "w\n")
+
+    yield put
+    await client.aclose()
+
+
+@pytest.fixture
+def sign():
+    """`sign(method, path, body, params, **changed)`: see `signed`."""
+    return signed

@@ -1,0 +1,84 @@
+"""One request, and the answers that carry its trace id."""
+
+import asyncio
+
+import pytest
+from aiohttp.http import HttpVersion11, RawRequestMessage
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from redpoll.control.call import Call, error_answer, new_trace_id
+from redpoll.protocol.errors import ApiError
+
+
+def call(target="/apps/1/events?a=1", **headers):
+    fields = CIMultiDictProxy(CIMultiDict(headers))
+    message = RawRequestMessage(
+        "POST", target, HttpVersion11, fields, (), False, None, False, False, URL(target, encoded=True)
+    )
+    return Call(message, None, None, None, None)
+
+
+def test_path_and_query_are_as_requested():
+    seen = call("/apps/1/channels/a%40b?x=%41&y")
+    assert (seen.path, seen.query) == ("/apps/1/channels/a%40b", "x=%41&y")
+    assert call("/healthz").query == ""
+
+
+def test_of_a_repeated_parameter_the_last_counts():
+    seen = call()
+    seen.params = [("a", "1"), ("b", ""), ("a", "2")]
+    assert (seen.param("a"), seen.param("b"), seen.param("c")) == ("2", "", None)
+
+
+def test_the_key_is_the_headers_before_the_querys():
+    seen = call()
+    seen.params = [("auth_key", "q")]
+    assert seen.key == "q"
+    seen = call(**{"X-Service-Key": "h"})
+    seen.params = [("auth_key", "q")]
+    assert seen.key == "h"
+
+
+def test_a_trace_id_is_made_once_and_unlike_any_other():
+    seen = call()
+    assert seen.trace_id == seen.trace_id
+    assert len({new_trace_id() for _ in range(1000)}) == 1000
+    assert all(len(new_trace_id()) == 32 for _ in range(100))
+
+
+def test_answers_and_errors_carry_the_trace_id_and_the_calls_headers():
+    seen = call()
+    seen.more_headers = b"X-More: 1\r\n"
+    for answer in (seen.answer(b"{}", b"X-Own: 2\r\n"), seen.error(ApiError("bad_request", "no"))):
+        assert b"X-Service-Trace-Id: %b\r\n" % seen.trace_id.encode() in answer.headers
+        assert b"X-More: 1\r\n" in answer.headers
+    assert b"X-Own: 2\r\n" in seen.answer(b"{}", b"X-Own: 2\r\n").headers
+
+
+def test_unavailable_says_when_to_come_back():
+    assert b"Retry-After: 1\r\n" in error_answer(ApiError("unavailable", "x"), "0" * 32).headers
+    assert b"Retry-After" not in error_answer(ApiError("bad_request", "x"), "0" * 32).headers
+
+
+def test_a_status_of_its_own_stands_in_the_body_too():
+    answer = error_answer(ApiError("bad_request", "late"), "0" * 32, 408)
+    assert answer.status == 408
+    assert b'"status":408' in answer.body
+    assert b'"code":"bad_request"' in answer.body
+
+
+async def test_who_waits_for_the_body_of_a_client_that_left_is_told():
+    from aiohttp.base_protocol import BaseProtocol
+    from aiohttp.streams import StreamReader
+
+    loop = asyncio.get_running_loop()
+    protocol = BaseProtocol(loop)
+    protocol.transport = object()
+    payload = StreamReader(protocol, 2**16, loop=loop)
+    seen = Call(call().message, payload, protocol, None, None)
+    reading = asyncio.create_task(seen.content.read())
+    await asyncio.sleep(0)
+    seen._cancel(ConnectionResetError("gone"))
+    with pytest.raises(ConnectionResetError):
+        await reading
