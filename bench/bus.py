@@ -1,0 +1,200 @@
+"""Envelopes a worker takes from Redis in a second, beside a bare hiredis reader in the same run.
+
+`python bench/bus.py [--envelopes N] [--data-bytes N] [--channels N] [--rounds N]` starts a Redis of its own,
+has it publish from a script (so that neither a publisher's process nor parsing of commands takes part), and
+receives on the path of a worker: Link, Registry, and a listener that makes the WebSocket frame. Sockets are
+not part of it. Goal: 300,000 envelopes/s (design.md 7).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import hiredis
+import structlog
+import uvloop
+
+from redpoll._frame import frame_of
+from redpoll.cluster.directory import Directory
+from redpoll.cluster.envelopes import event_envelope
+from redpoll.cluster.keys import Keys
+from redpoll.cluster.link import Link
+from redpoll.cluster.registry import Held, Registry, Ticket
+
+APP = "1"
+# One call publishes so many; Redis reads and answers nobody meanwhile.
+A_CALL = 5_000
+PUBLISH = """
+for i = 0, tonumber(ARGV[2]) - 1 do
+  redis.call('PUBLISH', KEYS[i % #KEYS + 1], ARGV[1])
+end
+"""
+
+
+class Count:
+    """Counts what arrived, and says when it was all."""
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.done = asyncio.Event()
+
+    def expect(self, envelopes: int) -> None:
+        self.left = envelopes
+        self.done.clear()
+
+
+class Frames:
+    """The listener: makes the frame of every event, as the hub does."""
+
+    def __init__(self, count: Count) -> None:
+        self._count = count
+        self.attached = 0
+
+    def opened(self, held: Held) -> None:
+        held.audience = held.channel.encode()
+
+    def joined(self, held: Held, tickets: list[Ticket]) -> None:
+        self.attached += len(tickets)
+
+    def event(self, held: Held, payload: bytes) -> None:
+        frame_of(payload, held.audience)
+        count = self._count
+        count.left -= 1
+        if not count.left:
+            count.done.set()
+
+    def refused(self, held: Held, ticket: Ticket, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def member_added(self, held: Held, user: str, info: bytes) -> None:
+        raise AssertionError("no presence channels here")
+
+    def member_removed(self, held: Held, user: str) -> None:
+        raise AssertionError("no presence channels here")
+
+    def dropped(self, held: Held) -> None:
+        raise AssertionError("nobody leaves here")
+
+
+class BareReader(asyncio.BufferedProtocol):
+    """The reference: reads pushes and counts them, nothing else."""
+
+    def __init__(self, count: Count) -> None:
+        self._count = count
+        self._buffer = bytearray(32 * 1024)
+        self._reader = hiredis.Reader(notEnoughData=None)
+        self._reader.setmaxbuf(1024 * 1024)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._reader.feed(self._buffer, 0, nbytes)
+        gets, count = self._reader.gets, self._count
+        while (item := gets()) is not None:
+            if type(item) is hiredis.PushNotification and item[0] == b"message":
+                count.left -= 1
+                if not count.left:
+                    count.done.set()
+
+
+async def measure(count: Count, control: Link, topics: list[bytes], envelope: bytes, envelopes: int):
+    """Envelopes a second, and µs of this process' time for each."""
+    count.expect(envelopes)
+    cpu, wall = time.process_time(), time.perf_counter()
+    for _ in range(envelopes // A_CALL):
+        control.call(b"EVAL", PUBLISH, len(topics), *topics, envelope, A_CALL)
+    async with asyncio.timeout(120):
+        await count.done.wait()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return envelopes / wall, cpu / envelopes * 1e6
+
+
+async def run(url: str, path: str, options: argparse.Namespace) -> None:
+    keys = Keys()
+    channels = [f"channel-{n}" for n in range(options.channels)]
+    topics = [keys.topic(APP, channel) for channel in channels]
+    envelope = event_envelope("order-shipped", "x" * options.data_bytes, trace="ab" * 16)
+    control = Link(url)
+    control.start()
+    await control.wait_up()
+    count = Count()
+
+    async def bare() -> Callable[[], None]:
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_unix_connection(lambda: BareReader(count), path)
+        for command in (("HELLO", 3), ("SUBSCRIBE", *topics)):
+            transport.write(hiredis.pack_command(command))
+        while (await control.ask(b"PUBSUB", b"NUMSUB", topics[-1]))[1] != 1:
+            await control.ask(b"PING")
+        return transport.close
+
+    async def worker() -> Callable[[], None]:
+        link = Link(url)
+        frames = Frames(count)
+        registry = Registry(link, keys, frames, Directory(link, keys), "0123456789ab", 0)
+        await registry.start()
+        for channel in channels:
+            registry.join(APP, channel, False, 0, Ticket(None))
+        while frames.attached < len(channels):
+            await link.ask(b"PING")
+
+        def close() -> None:
+            registry.close()
+            link.drop("end of the run")
+
+        return close
+
+    names = {"bare reader": bare, "Link + Registry + frame": worker}
+    figures: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    for _ in range(options.rounds):
+        for name, begin in names.items():
+            close = await begin()
+            figures[name].append(await measure(count, control, topics, envelope, options.envelopes))
+            close()
+            await control.ask(b"FLUSHALL")
+    print(f"{options.envelopes} envelopes of {len(envelope)} B, {len(topics)} channels, {options.rounds} rounds")
+    for name, rounds in figures.items():
+        rate = statistics.median(rate for rate, _ in rounds)
+        cpu = statistics.median(cpu for _, cpu in rounds)
+        print(f"{name:26} {rate:>10,.0f} envelopes/s   {cpu:.2f} µs of its own each")
+    medians = [statistics.median(rate for rate, _ in rounds) for rounds in figures.values()]
+    print(f"ratio {medians[1] / medians[0]:.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--envelopes", type=int, default=300_000)
+    parser.add_argument("--data-bytes", type=int, default=200)
+    parser.add_argument("--channels", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    options.envelopes -= options.envelopes % A_CALL
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    binary = shutil.which("redis-server") or shutil.which("valkey-server")
+    if binary is None:
+        sys.exit("no redis-server or valkey-server on PATH")
+    with tempfile.TemporaryDirectory(prefix="rp") as folder:
+        path = str(Path(folder) / "redis.sock")
+        settings = ["--port", "0", "--unixsocket", path, "--dir", folder, "--save", ""]
+        settings += ["--client-output-buffer-limit", "pubsub 0 0 0"]
+        redis = subprocess.Popen([binary, *settings], stdout=subprocess.DEVNULL)
+        try:
+            uvloop.run(run(f"unix://{path}", path, options))
+        finally:
+            redis.terminate()
+            redis.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""How fast clients come into one channel, and what an idle subscribed connection costs a real worker.
+
+    python bench/connections.py [--up-to 10000] [--json FILE]
+
+One redpoll of one worker, one C client (bench/client.c). Memory is the worker's resident set after the last
+connection less that after the first hundred, over the connections between: user space, without the kernel's
+socket buffers. Beside it, the same for the control process and Redis, which must not grow with connections to
+one channel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from load import Address, Client, machine, print_table
+from server import Server, rss_bytes
+
+CHANNEL = "bench"
+WARM = 100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--up-to", type=int, default=10_000)
+    parser.add_argument("--at-once", type=int, default=64, help="connections under way at a time")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with Server(workers=1) as server, Client() as client:
+        about = machine()
+        print(json.dumps(about))
+        address = Address.parse(server.pusher_url)
+        pids = {"worker": server.worker_pids()[0], "control": server.control_pid, "redis": server.redis_pid}
+        client.connect(address, CHANNEL, WARM, options.at_once)
+        before = {name: rss_bytes(pid) for name, pid in pids.items()}
+        rows = []
+        for count in [count for count in (1000, 2000, 5000, 10_000, 15_000) if count <= options.up_to]:
+            figures = client.connect(address, CHANNEL, count, options.at_once)
+            grown = {name: rss_bytes(pid) - before[name] for name, pid in pids.items()}
+            rows.append(
+                {
+                    "subscribers": figures["subscribers"],
+                    "per_s": round(figures["connected"] / figures["seconds"]),
+                    "last_thousand_per_s": round(1000 / figures["last_thousand_s"])
+                    if figures["last_thousand_s"]
+                    else "–",
+                    "bytes_per_connection": round(grown["worker"] / (figures["subscribers"] - WARM)),
+                    "control_grown_bytes": grown["control"],
+                    "redis_grown_bytes": grown["redis"],
+                    "lost": figures["lost_connections"],
+                }
+            )
+        client.disconnect()
+    print()
+    print_table(
+        [
+            "subscribers",
+            "connect+subscribe/s",
+            "last 1,000 /s",
+            "B/connection",
+            "control B",
+            "redis B",
+            "lost",
+        ],
+        ([str(value) for value in row.values()] for row in rows),
+    )
+    print("\ngoals: ≥ 6,000/s, as many at 10,000 as at 1,000; ≤ 2,000 B (2 kB) a connection")
+    if options.json is not None:
+        options.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""An echo server on the bare engine: what Autobahn and the fuzzer shoot at. No channels, no Redis.
+
+`python bench/echo_server.py [--port N] [--max-message-bytes N]` prints `port N` and serves until killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+import uvloop
+
+from redpoll import _engine, _frame
+from redpoll._fanout import Flusher
+
+__all__ = ["Echo", "serve"]
+
+
+class Echo(_engine.WebSocket):
+    """Says back whatever it is told."""
+
+    __slots__ = ()
+
+    def head_received(self, head: bytes) -> None:
+        try:
+            request = _engine.parse_head(head)
+            fault = _engine.upgrade_fault(request)
+        except ValueError as error:
+            fault = 400, str(error)
+        if fault is None:
+            self.accept(request.headers[b"sec-websocket-key"])
+        else:
+            status, text = fault
+            self.answer(f"HTTP/1.1 {status} {text}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+
+    def head_too_large(self) -> None:
+        self.answer(b"HTTP/1.1 431 Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    def message_received(self, message: bytes) -> None:
+        self.send(_frame.text(message))
+
+    def binary_message_received(self, message: bytes) -> None:
+        # A text frame with the opcode of a binary one.
+        self.send(b"\x82" + _frame.text(message)[1:])
+
+    def closing(self) -> None:
+        # The engine has no timers. Five seconds for the peer's half of the handshake.
+        asyncio.get_running_loop().call_later(5.0, self.abort)
+
+
+async def serve(port: int, max_message_bytes: int) -> None:
+    loop = asyncio.get_running_loop()
+    # Room for a whole echo of the largest message beside one that is on its way.
+    flusher = Flusher(lambda: loop.call_soon(flusher.flush), max(1 << 20, 4 * max_message_bytes))
+    server = await loop.create_server(lambda: Echo(flusher, max_message_bytes), "127.0.0.1", port)
+    print(f"port {server.sockets[0].getsockname()[1]}", flush=True)
+    await server.serve_forever()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="echo server on redpoll's engine")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--max-message-bytes", type=int, default=16 << 20)
+    arguments = parser.parse_args()
+    uvloop.run(serve(arguments.port, arguments.max_message_bytes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""From an HTTP request to every subscriber: deliveries a second, latency, order and loss, beside a bare C
+loop.
+
+    python bench/end_to_end.py                      starts a redpoll of one worker of its own
+    PUSHER_URL=http://KEY:SECRET@HOST:PORT/apps/ID python bench/end_to_end.py      any Pusher-compatible
+    server
+
+Three ways to publish, as design.md 7 names them: one event at a time (the next when all have the last),
+batches of ten, and over ten connections at once. The reference runs in between, with the same client and as
+many sockets. Not measured here: processor time, more than one machine, TLS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from load import Address, Client, frame_bytes, machine, print_table
+from server import Server
+
+CHANNEL = "bench"
+# Publishers, events a request. The count of requests is chosen so that a run lasts a few seconds.
+MODES = {"serial": (1, 1), "batch of 10": (1, 10), "10 connections": (10, 1)}
+DELIVERIES = {"serial": 400_000, "batch of 10": 2_000_000, "10 connections": 1_000_000}
+GOALS = {"serial": (130_000, 0.6), "batch of 10": (700_000, 0.45)}
+PACES = [(100, 100.0), (1000, 20.0), (1000, 100.0)]
+
+
+@contextlib.contextmanager
+def server_under_test(url: str | None, workers: int, core: int | None) -> Iterator[tuple[str, Address]]:
+    if url is not None:
+        yield "server at PUSHER_URL", Address.parse(url)
+        return
+    everywhere = os.sched_getaffinity(0)
+    if core is not None:
+        os.sched_setaffinity(0, {core})  # inherited by all processes of the server
+    with Server(workers=workers) as server:
+        os.sched_setaffinity(0, everywhere)
+        yield f"redpoll, {workers} worker(s)", Address.parse(server.pusher_url)
+
+
+def measure(client: Client, address: Address, subscribers: int, runs: int) -> list[dict[str, Any]]:
+    """One row for each mode: medians over `runs`, each run beside its reference."""
+    results = []
+    size_bytes = frame_bytes(CHANNEL)
+    for mode, (publishers, events) in MODES.items():
+        rates, references, rows = [], [], []
+        requests = max(2, DELIVERIES[mode] // (subscribers * publishers * events))
+        for _ in range(runs):
+            client.connect(address, CHANNEL, subscribers)
+            # Once unmeasured: the first run of a server pays for its first time.
+            client.publish(address, CHANNEL, publishers=publishers, requests=2, events=events)
+            row = client.publish(address, CHANNEL, publishers=publishers, requests=requests, events=events)
+            rows.append(row)
+            rates.append(row["deliveries"] / row["seconds"])
+            client.disconnect()
+            joined = events
+            rounds = max(2, requests * publishers)
+            reference = client.floor(subscribers, size_bytes, joined, rounds)
+            references.append(reference["deliveries"] / reference["seconds"])
+        ratios = [rate / reference for rate, reference in zip(rates, references, strict=True)]
+        results.append(
+            {
+                "subscribers": subscribers,
+                "mode": mode,
+                "deliveries_per_s": round(statistics.median(rates)),
+                "reference_per_s": round(statistics.median(references)),
+                "ratio": round(statistics.median(ratios), 3),
+                "p50_ms": statistics.median(row["p50_ms"] for row in rows),
+                "p99_ms": statistics.median(row["p99_ms"] for row in rows),
+                "missing": sum(row["missing"] for row in rows),
+                "late": sum(row["late"] for row in rows),
+                "refused": sum(row["refused"] for row in rows),
+                "runs": [round(rate) for rate in rates],
+            }
+        )
+    return results
+
+
+def measure_latency(client: Client, address: Address, seconds: float) -> list[dict[str, Any]]:
+    results = []
+    for subscribers, rate in PACES:
+        client.connect(address, CHANNEL, subscribers)
+        client.paced(address, CHANNEL, rate=rate, seconds=1)
+        row = client.paced(address, CHANNEL, rate=rate, seconds=seconds)
+        client.disconnect()
+        results.append({"subscribers": subscribers, "events_per_s": rate, **row})
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--subscribers", type=int, nargs="+", default=[1000, 10_000])
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=1, help="of the redpoll that is started here")
+    parser.add_argument("--latency-seconds", type=float, default=10.0, help="0 leaves the latencies out")
+    parser.add_argument("--pin", action="store_true", help="server on core 0, client on core 1, as peers.md has it")
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    options = parser.parse_args()
+    core = 0 if options.pin else None
+    with (
+        server_under_test(os.environ.get("PUSHER_URL"), options.workers, core) as (name, address),
+        Client(1 if options.pin else None) as client,
+    ):
+        about = {**machine(), "server": name, "pinned": options.pin, "runs": options.runs}
+        print(json.dumps(about))
+        rows = [row for count in options.subscribers for row in measure(client, address, count, options.runs)]
+        latencies = measure_latency(client, address, options.latency_seconds) if options.latency_seconds else []
+    print()
+    print_table(
+        [
+            "subscribers",
+            "mode",
+            "deliveries/s",
+            "C loop/s",
+            "ratio",
+            "p50 ms",
+            "p99 ms",
+            "missing",
+            "late",
+            "runs",
+        ],
+        (
+            [
+                row["subscribers"],
+                row["mode"],
+                row["deliveries_per_s"],
+                row["reference_per_s"],
+                row["ratio"],
+                row["p50_ms"],
+                row["p99_ms"],
+                row["missing"],
+                row["late"],
+                row["runs"],
+            ]
+            for row in rows
+        ),
+    )
+    if latencies:
+        print()
+        print_table(
+            ["subscribers", "events/s", "p50 ms", "p99 ms", "max ms", "missing", "late"],
+            (
+                [
+                    row["subscribers"],
+                    row["events_per_s"],
+                    row["p50_ms"],
+                    row["p99_ms"],
+                    row["max_ms"],
+                    row["missing"],
+                    row["late"],
+                ]
+                for row in latencies
+            ),
+        )
+    print()
+    for row in rows:
+        if row["subscribers"] == 1000 and row["mode"] in GOALS:
+            per_s, ratio = GOALS[row["mode"]]
+            print(
+                f"{row['mode']}: {row['deliveries_per_s']} of {per_s} deliveries/s; "
+                f"{row['ratio']} of {ratio} × the C loop"
+            )
+    if options.json is not None:
+        options.json.write_text(json.dumps({**about, "throughput": rows, "latency": latencies}, indent=1) + "\n")
+    if any(row["missing"] or row["late"] or row["refused"] for row in [*rows, *latencies]):
+        raise SystemExit("events were lost, overtaken or refused")
+
+
+if __name__ == "__main__":
+    main()

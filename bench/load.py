@@ -1,0 +1,171 @@
+"""What the end-to-end benchmarks share: the C client, the signed requests it sends, and a note of the
+machine.
+
+Runs nothing by itself: see end_to_end.py and connections.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+from wire import signed_path  # noqa: E402
+
+EVENT_NAME = "event"
+DATA_BYTES = 100
+
+
+@dataclass(frozen=True)
+class Address:
+    """A Pusher-compatible server, from `http://KEY:SECRET@HOST:PORT/apps/ID`."""
+
+    host: str
+    port: int
+    app_id: str
+    app_key: str
+    app_secret: str
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        parts = urllib.parse.urlsplit(url)
+        app_id = parts.path.rpartition("/")[2]
+        if not (parts.hostname and parts.username and parts.password and app_id):
+            raise SystemExit(f"not http://KEY:SECRET@HOST:PORT/apps/ID: {url}")
+        return cls(parts.hostname, parts.port or 80, app_id, parts.username, parts.password)
+
+
+def data_of(publisher: int, number: int) -> str:
+    """100 bytes that begin with the mark by which the client knows the event."""
+    return f"#{publisher:02d}{number:08d}".ljust(DATA_BYTES, "x")
+
+
+def frame_bytes(channel: str) -> int:
+    """Length of one delivered WebSocket frame with its header, for the reference loop."""
+    text = json.dumps({"event": EVENT_NAME, "channel": channel, "data": data_of(0, 0)}, separators=(",", ":"))
+    return len(text) + (2 if len(text) < 126 else 4)
+
+
+def write_requests(file: Path, address: Address, channel: str, *, publishers: int, requests: int, events: int) -> None:
+    """Signs and writes `requests` for each publisher, of one event each, or a batch of several."""
+    path = f"/apps/{address.app_id}/{'events' if events == 1 else 'batch_events'}"
+    with open(file, "wb") as out:
+        for index in range(requests):
+            for publisher in range(publishers):
+                data = [data_of(publisher, index * events + place) for place in range(events)]
+                if events == 1:
+                    content: dict[str, Any] = {"name": EVENT_NAME, "channels": [channel], "data": data[0]}
+                else:
+                    items = [{"name": EVENT_NAME, "channel": channel, "data": one} for one in data]
+                    content = {"batch": items}
+                body = json.dumps(content, separators=(",", ":")).encode()
+                head = (
+                    f"POST {signed_path(address, 'POST', path, body)} HTTP/1.1\r\n"
+                    f"Host: {address.host}:{address.port}\r\nContent-Type: application/json\r\n"
+                    f"Content-Length: {len(body)}\r\n\r\n"
+                ).encode()
+                out.write(f"{len(head) + len(body)} {publisher} {events}\n".encode() + head + body)
+
+
+class Client:
+    """bench/client.c, compiled and running. Each method is one of its commands and returns its figures."""
+
+    def __init__(self, core: int | None = None) -> None:
+        self._core = core
+
+    def __enter__(self) -> Self:
+        self._folder = tempfile.TemporaryDirectory(prefix="rpbench")
+        folder = Path(self._folder.name)
+        self.requests = folder / "requests"
+        subprocess.run(["cc", "-O2", "-Wall", "-o", str(folder / "client"), str(HERE / "client.c")], check=True)
+        pin = ["taskset", "-c", str(self._core)] if self._core is not None else []
+        self._process = subprocess.Popen(
+            [*pin, str(folder / "client")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._folder.cleanup()
+
+    def _ask(self, *words: object) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(" ".join(map(str, words)) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the C client ended with {self._process.wait()}")
+        figures = json.loads(line)
+        assert isinstance(figures, dict)
+        return figures
+
+    def connect(self, address: Address, channel: str, count: int, at_once: int = 64) -> dict[str, Any]:
+        """Up to `count` subscribers in all, `at_once` of them under way at a time."""
+        return self._ask("connect", address.host, address.port, address.app_key, channel, count, at_once)
+
+    def disconnect(self) -> None:
+        self._ask("disconnect")
+
+    def publish(self, address: Address, channel: str, *, publishers: int, requests: int, events: int) -> dict[str, Any]:
+        """Each publisher sends its next request when every subscriber has its last one."""
+        write_requests(self.requests, address, channel, publishers=publishers, requests=requests, events=events)
+        return self._ask("publish", address.host, address.port, self.requests)
+
+    def paced(self, address: Address, channel: str, *, rate: float, seconds: float) -> dict[str, Any]:
+        """Single events at a fixed rate; latency counts from when each was due."""
+        connections = 4
+        requests = int(rate * seconds) // connections
+        write_requests(self.requests, address, channel, publishers=connections, requests=requests, events=1)
+        return self._ask("paced", address.host, address.port, self.requests, rate)
+
+    def floor(self, count: int, size_bytes: int, joined: int, rounds: int) -> dict[str, Any]:
+        """The reference: a bare send() loop to as many sockets, `joined` frames in one send()."""
+        return self._ask("floor", count, size_bytes, joined, rounds)
+
+
+def machine() -> dict[str, Any]:
+    """What figures must carry: when, which commit, on what."""
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
+    )
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit.stdout.strip() or "none",
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def print_table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    """A Markdown table, aligned, so that it can be pasted into a note."""
+    table = [list(heads), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    for index, row in enumerate(table):
+        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |")
+        if index == 0:
+            print("|" + "|".join("-" * (width + 2) for width in widths) + "|")

@@ -1,0 +1,143 @@
+"""Memory per idle connection: growth of resident memory / connections, on the bare engine (design.md 7).
+
+`python bench/memory.py [--connections N]`: each figure is a server process of its own, whose clients are another
+process. `transport` is uvloop's transport with the least protocol there can be; `engine` is an open WebSocket in
+one Audience, as redpoll's worker has it without session and app; kernel memory is not in it. The goal, 2 kB,
+is for a whole worker: session and subscription included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import resource
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import uvloop
+
+from redpoll import _engine
+from redpoll._fanout import Audience, Flusher
+
+HEAD = (
+    b"GET / HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+# A first few connections grow pools and dictionaries that later ones share.
+WARM_UP = 500
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class Least:
+    """A buffered protocol that answers the upgrade and keeps nothing but its transport."""
+
+    __slots__ = ("transport",)
+    buffer = bytearray(65536)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+
+    @classmethod
+    def get_buffer(cls, size_hint: int) -> bytearray:
+        return cls.buffer
+
+    def buffer_updated(self, size: int) -> None:
+        self.transport.write(b"HTTP/1.1 101 \r\n\r\n")
+
+    def connection_lost(self, fault: Exception | None) -> None:
+        pass
+
+    def eof_received(self) -> bool:
+        return False
+
+
+class Connection(_engine.WebSocket):
+    """As worker/connection.py: two slots of its own."""
+
+    __slots__ = ("gate", "session")
+
+    def __init__(self, flusher: Flusher, audience: Audience) -> None:
+        super().__init__(flusher, 65536)
+        self.gate = audience
+        self.session = None
+
+    def head_received(self, head: bytes) -> None:
+        self.accept(_engine.parse_head(head).headers[b"sec-websocket-key"])
+        self.gate.add(self)
+
+
+async def serve(kind: str, count: int) -> None:
+    """Prints the bytes per connection, once `count` of them have been there and were idle."""
+    loop = asyncio.get_running_loop()
+    flusher = Flusher(lambda: loop.call_soon(flusher.flush))
+    audience = Audience(flusher)
+
+    def make():
+        return Least() if kind == "transport" else Connection(flusher, audience)
+
+    server = await loop.create_server(make, "127.0.0.1", 0, backlog=4096)
+    port = server.sockets[0].getsockname()[1]
+    command = [sys.executable, __file__, "--client", str(port)]
+    clients = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+
+    async def open_more(number: int) -> int:
+        clients.stdin.write(b"%d\n" % number)
+        assert await clients.stdout.readline() == b"done\n"
+        gc.collect()
+        return resident_bytes()
+
+    before = await open_more(WARM_UP)
+    after = await open_more(count)
+    assert kind == "transport" or len(audience) == WARM_UP + count
+    print((after - before) / count)
+    clients.stdin.close()
+    await clients.wait()
+    server.close()
+
+
+def hold_connections(port: int) -> None:
+    """The clients' process: opens as many as each line of stdin says."""
+    sockets = []
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            client = socket.create_connection(("127.0.0.1", port))
+            client.sendall(HEAD)
+            answer = b""
+            while not answer.endswith(b"\r\n\r\n"):
+                answer += client.recv(4096)
+            sockets.append(client)
+        print("done", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="resident memory per idle connection of the engine")
+    parser.add_argument("--connections", type=int, default=10_000)
+    parser.add_argument("--client", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--kind", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if arguments.client is not None:
+        hold_connections(arguments.client)
+    elif arguments.kind is not None:
+        uvloop.run(serve(arguments.kind, arguments.connections))
+    else:
+        print(f"{arguments.connections} idle connections, bytes of resident memory each")
+        for kind in ("transport", "engine"):
+            command = [sys.executable, __file__, "--kind", kind, "--connections", str(arguments.connections)]
+            figure = float(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
+            print(f"{kind:>10}: {figure:8,.0f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""How long a worker killed with -9 keeps others waiting: for each `member_removed`, for right counts, for
+service.
+
+    python bench/worker_killed.py [--repeat 20] [--members 50] [--json FILE]
+
+Four workers; the members sit on one, observers on the others. The clock runs from just before the signal.
+Goal: all removals seen and counts right within a second (design.md 7).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from pathlib import Path
+
+import uvloop
+
+import load  # noqa: F401  (finds tests/, where server and wire are)
+from load import machine, print_table
+from server import Server
+from wire import Api, Socket, connect_patiently, eventually
+
+CHANNEL = "presence-killed"
+
+
+async def sockets_by_worker(server: Server, want: int) -> dict[int, list[Socket]]:
+    """Connections by the pid of the worker that holds them: one worker has `want` or more, others have some."""
+    held: dict[int, list[Socket]] = {}
+    while len(held) < 2 or max(map(len, held.values())) < want:
+        for socket in [await connect_patiently(server) for _ in range(want)]:
+            held.setdefault(0, []).append(socket)
+        sockets = [socket for mine in held.values() for socket in mine]
+        ports = server.client_ports()
+        held = {
+            pid: mine
+            for pid, theirs in ports.items()
+            if (mine := [socket for socket in sockets if socket.port in theirs])
+        }
+    return held
+
+
+async def one_kill(server: Server, members: int) -> dict[str, float]:
+    held = await sockets_by_worker(server, members)
+    victim = max(held, key=lambda pid: len(held[pid]))
+    observers = [sockets[0] for pid, sockets in held.items() if pid != victim]
+    for number, socket in enumerate(held[victim][:members]):
+        await socket.subscribe(CHANNEL, f"member-{number}")
+    for number, observer in enumerate(observers):
+        await observer.subscribe(CHANNEL, f"observer-{number}")
+    left = sorted(f"observer-{number}" for number in range(len(observers)))
+    async with Api(server) as api:
+        assert len(await api.users(CHANNEL)) == members + len(observers)
+        began = time.monotonic()
+        server.kill_worker(server.worker_pids().index(victim))
+
+        async def removed(observer: Socket) -> float:
+            def all_there() -> bool:
+                return len(observer.all("pusher_internal:member_removed", CHANNEL)) >= members
+
+            await observer.until(all_there, 60, "every member_removed")
+            return time.monotonic() - began
+
+        async def counted() -> float:
+            await eventually(lambda: api.users(CHANNEL), left)
+            await eventually(lambda: api.subscription_count(CHANNEL), len(left))
+            return time.monotonic() - began
+
+        async def restarted() -> float:
+            async def processes() -> int:
+                return len(server.worker_pids())
+
+            await eventually(processes, server.workers)
+            return time.monotonic() - began
+
+        removals, counts, restart = await asyncio.gather(
+            asyncio.gather(*map(removed, observers)), counted(), restarted()
+        )
+    told = [len(observer.all("pusher_internal:member_removed", CHANNEL)) for observer in observers]
+    assert told == [members] * len(observers), f"told more often than once: {told}"
+    await asyncio.gather(*(socket.close() for pid, sockets in held.items() if pid != victim for socket in sockets))
+    return {"member_removed_s": max(removals), "counts_right_s": counts, "process_back_s": restart}
+
+
+async def measure(repeat: int, members: int) -> list[dict[str, float]]:
+    with Server(workers=4) as server:
+        return [await one_kill(server, members) for _ in range(repeat)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=20)
+    parser.add_argument("--members", type=int, default=50)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    about = machine()
+    print(json.dumps(about))
+    rows = uvloop.run(measure(options.repeat, options.members))
+    print()
+    print_table(
+        ["after kill -9, seconds", "least", "median", "greatest"],
+        (
+            [
+                name.removesuffix("_s").replace("_", " "),
+                *(f"{of(row[name] for row in rows):.3f}" for of in (min, statistics.median, max)),
+            ]
+            for name in rows[0]
+        ),
+    )
+    if options.json is not None:
+        options.json.write_text(json.dumps({**about, "runs": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Failures as failures.md lists them, in two lengths: short in CI, long by `python bench/failures.py`.
+
+`size(short, long)` gives the amount for the length of this run. `within_s(figure)` is the time allowed: the
+figure itself in the long form, ten times as much in CI, where the machine is anybody's. `figures` keeps what
+was measured.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from server import Server
+
+LONG = os.environ.get("REDPOLL_LONG") == "1"
+CI_PATIENCE = 10
+
+
+@pytest.fixture
+def size() -> Callable[[int, int], int]:
+    return lambda short, long: long if LONG else short
+
+
+@pytest.fixture
+def within_s() -> Callable[[float], float]:
+    return lambda figure: figure if LONG else CI_PATIENCE * figure
+
+
+@dataclass
+class Figures:
+    """What the tests measured: (row of failures.md, what, value, goal)."""
+
+    noted: list[tuple[str, str, str, str]] = field(default_factory=list)
+
+    def note(self, row: str, what: str, value: str, goal: str = "") -> None:
+        self.noted.append((row, what, value, goal))
+
+
+_figures = Figures()
+
+
+@pytest.fixture
+def figures() -> Figures:
+    return _figures
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The figures as a table; and as JSON where bench/failures.py asks for it."""
+    if _figures.noted:
+        terminalreporter.section("figures of failures.md" + ("" if LONG else " (short form)"))
+        for row, what, value, goal in _figures.noted:
+            terminalreporter.write_line(f"row {row:>3}  {what}: {value}" + (f"  (goal {goal})" if goal else ""))
+    target = os.environ.get("REDPOLL_FIGURES")
+    if target:
+        Path(target).write_text(json.dumps(_figures.noted, indent=1) + "\n")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Four workers on an embedded Redis. Tests of one module use channels of their own."""
+    with Server(workers=4) as running:
+        yield running

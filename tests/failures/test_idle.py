@@ -1,0 +1,74 @@
+"""Row 25: a dead peer is found by its silence and closed; a live one that answers, by whatever, is kept."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from server import Server
+from wire import Api, Socket, frame
+
+ACTIVITY_TIMEOUT_S, PONG_TIMEOUT_S = 1, 1
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Impatient: what takes 120 and 30 seconds by default takes one each."""
+    with Server(workers=1, activity_timeout_s=ACTIVITY_TIMEOUT_S, pong_timeout_s=PONG_TIMEOUT_S) as running:
+        yield running
+
+
+async def test_client_that_never_answers_a_ping_is_closed_with_4201(server: Server) -> None:
+    began = time.monotonic()
+    dead = await Socket.connect(server)
+    await dead.subscribe("presence-dead", "dead")
+    watcher = await Socket.connect(server)
+    await watcher.subscribe("presence-dead", "watcher")
+    keeping = asyncio.create_task(keep_alive(watcher))
+    code = await dead.until_closed(10 * (ACTIVITY_TIMEOUT_S + PONG_TIMEOUT_S))
+    assert code == 4201
+    assert time.monotonic() - began >= 0.8 * (ACTIVITY_TIMEOUT_S + PONG_TIMEOUT_S)
+    assert dead.all("pusher:ping") or any(opcode == 9 for opcode, _ in dead.control), "closed without a ping"
+    await watcher.next("pusher_internal:member_removed", "presence-dead")
+    async with Api(server) as api:
+        assert await api.users("presence-dead") == ["watcher"]
+    keeping.cancel()
+    await watcher.close()
+
+
+async def keep_alive(socket: Socket) -> None:
+    """Answers the server's pings, and says nothing else."""
+    answered = 0
+    while True:
+        pings = len(socket.all("pusher:ping"))
+        for _ in range(pings - answered):
+            socket.send({"event": "pusher:pong", "data": {}})
+        answered = pings
+        await asyncio.sleep(0.02)
+
+
+async def test_client_that_answers_pings_is_kept(server: Server) -> None:
+    socket = await Socket.connect(server)
+    keeping = asyncio.create_task(keep_alive(socket))
+    await socket.until(lambda: len(socket.all("pusher:ping")) >= 4, 30, "four pings")
+    assert not socket.lost
+    keeping.cancel()
+    await socket.close()
+
+
+async def test_any_received_byte_counts_as_life(server: Server) -> None:
+    """protocol.md 3: a WebSocket pong, unasked, is as good as a message."""
+    socket = await Socket.connect(server)
+    until = time.monotonic() + 3 * (ACTIVITY_TIMEOUT_S + PONG_TIMEOUT_S)
+    while time.monotonic() < until:
+        socket.write(frame(10, b""))
+        await asyncio.sleep(0.2)
+        assert not socket.lost
+    await socket.close()
+
+
+async def test_greeting_names_the_activity_timeout_in_force(server: Server) -> None:
+    socket = await Socket.connect(server)
+    assert f'"activity_timeout":{ACTIVITY_TIMEOUT_S}' in socket.frames[0]["data"].replace(" ", "")
+    await socket.close()

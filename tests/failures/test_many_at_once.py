@@ -1,0 +1,217 @@
+"""Rows 11, 14, 18, 19: mass disconnects, the limit of descriptors, floods, fat channels; the rest is served."""
+
+import asyncio
+import resource
+import socket as sockets
+import statistics
+import threading
+import time
+from collections.abc import Callable
+
+from server import Server, cpu_s, rss_bytes
+from wire import Api, Socket, connect_many, end_all, frame, subscribe_all, upgrade_request
+
+MIB = 1 << 20
+
+
+def percentile_99(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100)[-1] if len(values) > 1 else values[0]
+
+
+async def test_thousand_members_reset_at_once(
+    server: Server, size: Callable[[int, int], int], within_s: Callable[[float], float], figures
+) -> None:
+    """Row 11: new clients are greeted while the members of a presence channel are cleaned up."""
+    count, room = size(1000, 10_000), "presence-crowd"
+    crowd = await connect_many(server, count)
+    for number, socket in enumerate(crowd):
+        socket.send(socket.subscribe_request(room, f"user-{number % 99:02d}"))
+    for socket in crowd:
+        await socket.next("pusher_internal:subscription_succeeded", room, 60)
+    async with Api(server) as api:
+        assert await api.subscription_count(room) == count
+        assert len(await api.users(room)) == 99
+        began = time.monotonic()
+        for socket in crowd:
+            socket.reset()
+        greeted = []
+        while await api.users(room):
+            assert time.monotonic() < began + within_s(5), "members stayed"
+            before = time.monotonic()
+            newcomer = await Socket.connect(server)
+            greeted.append(time.monotonic() - before)
+            await newcomer.close()
+        cleaned_s = time.monotonic() - began
+        assert await api.subscription_count(room) == 0
+    figures.note("11", f"{count} reset: cleaned up", f"{cleaned_s:.2f} s", "5 s")
+    if greeted:
+        worst = percentile_99(greeted)
+        figures.note("11", "a new client greeted meanwhile, p99", f"{worst * 1000:.0f} ms", "100 ms")
+        assert worst < within_s(0.1)
+
+
+async def test_at_the_limit_of_descriptors_newcomers_are_refused_and_the_rest_lives(
+    size: Callable[[int, int], int], figures
+) -> None:
+    """Row 14: the soft limit is raised to the hard one; near it a polite refusal, and no spinning."""
+    hard = size(400, 1024)
+    with Server(workers=1, files=(128, hard)) as server:
+        (worker,) = server.worker_pids()
+        assert resource.prlimit(worker, resource.RLIMIT_NOFILE) == (hard, hard)
+        held: list[Socket] = []
+        refused = 0
+
+        async def come() -> None:
+            nonlocal refused
+            try:
+                socket = await Socket.connect(server, established=False)
+                if socket.status == 101:
+                    first = await socket.next()
+                    if first["event"] == "pusher:connection_established":
+                        held.append(socket)
+                        return
+                    assert first["data"]["code"] == 4100
+                    assert await socket.until_closed() == 4100
+                else:
+                    assert socket.status == 503
+                refused += 1
+            except (ConnectionError, TimeoutError):
+                refused += 1
+
+        while refused == 0 and len(held) < hard:
+            await come()
+        assert hard * 0.5 < len(held) < hard
+        for _ in range(50):
+            await come()
+        assert refused >= 40, "beyond the limit newcomers still came in"
+        used = cpu_s(worker)
+        began = time.monotonic()
+        async with Api(server, connections=1) as api:
+            await subscribe_all(held[:1], "still")
+            await api.publish("still", "word", "{}")
+            await held[0].next("word", "still")
+            assert await api.subscription_count("still") == 1
+            status, _ = await api.ask("GET", "/channels")
+            assert status == 200
+        await asyncio.gather(*(socket.ping() for socket in held))
+        # A loop that spins on accept would use the whole of this.
+        await asyncio.sleep(1)
+        share = (cpu_s(worker) - used) / (time.monotonic() - began)
+        figures.note(
+            "14",
+            f"limit {hard}: held, refused, processor share",
+            f"{len(held)}, {refused}, {share:.0%}",
+            "5 %",
+        )
+        assert share < 0.5
+        await asyncio.gather(*(socket.close() for socket in held[: len(held) // 2]))
+        held.append(await Socket.connect(server))  # there is room again
+        await end_all(held)
+
+
+def flood(server: Server, count: int) -> int:
+    """Sends `count` pings as fast as the kernel takes them, reading as it goes; how many bytes came back.
+
+    Blocking and for a thread: the event loop of the test times somebody else meanwhile.
+    """
+    ping, pong = frame(1, b'{"event":"pusher:ping","data":{}}'), b'{"event":"pusher:pong","data":"{}"}'
+    with sockets.create_connection(("127.0.0.1", server.port), timeout=60) as raw:
+        raw.sendall(upgrade_request(server))
+        greeting = raw.recv(65_536)
+        while b"connection_established" not in greeting:
+            greeting += raw.recv(65_536)
+        sender = threading.Thread(target=raw.sendall, args=(ping * count,))
+        sender.start()
+        received = 0
+        while received < count * (2 + len(pong)):
+            received += len(raw.recv(1 << 18)) or 1 << 62
+        sender.join()
+        return received
+
+
+async def test_flood_of_pings_is_answered_and_costs_others_little(
+    size: Callable[[int, int], int], within_s: Callable[[float], float], figures
+) -> None:
+    """Row 18, `pusher:ping` as fast as the socket takes it, by one who reads the answers."""
+    count = size(20_000, 100_000)
+    with Server(workers=1) as server:
+        (worker,) = server.worker_pids()
+        other = await Socket.connect(server)
+        alone = [await other.ping() for _ in range(200)]
+        before = rss_bytes(worker)
+        flooding = asyncio.create_task(asyncio.to_thread(flood, server, count))
+        beside = []
+        while not flooding.done():
+            beside.append(await other.ping(within_s(5)))
+        assert await flooding == count * 37, "not every ping was answered, or more than that"
+        figures.note(
+            "18",
+            f"{count} pings at once: another's ping, p99, without and beside",
+            f"{percentile_99(alone) * 1000:.1f}, {percentile_99(beside) * 1000:.1f} ms",
+        )
+        assert percentile_99(beside) < within_s(0.05)
+        assert rss_bytes(worker) - before < 16 * MIB
+        await other.close()
+
+
+async def test_subscriptions_beyond_the_limit_are_refused_one_by_one(server: Server) -> None:
+    """Row 18: five thousand subscriptions on one socket; a thousand are allowed (protocol.md 5.6)."""
+    socket = await Socket.connect(server)
+    for hundred in range(0, 5000, 100):
+        for number in range(hundred, hundred + 100):
+            socket.send(socket.subscribe_request(f"many-{number}"))
+        # It reads its answers: one who doesn't is closed for what he owes (row 13).
+        await socket.ping(30)
+    answers = {"pusher_internal:subscription_succeeded", "pusher:subscription_error"}
+    await socket.until(lambda: sum(one["event"] in answers for one in socket.frames) >= 5000, 30, "5,000 answers")
+    assert len(socket.all("pusher_internal:subscription_succeeded")) == 1000
+    errors = socket.all("pusher:subscription_error")
+    assert len(errors) == 4000
+    assert all('"LimitReached"' in one["data"] and "413" in one["data"] for one in errors)
+    await socket.close()
+
+
+async def test_eleventh_client_event_of_a_second_is_refused(server: Server) -> None:
+    """Row 18: ten a second, then 4301 in band, at most one such frame a second; the socket stays."""
+    sender, listener = await connect_many(server, 2)
+    await subscribe_all([sender, listener], "private-loud")
+    for number in range(200):
+        sender.send({"event": "client-n", "channel": "private-loud", "data": str(number)})
+    await sender.settle()
+    errors = sender.all("pusher:error")
+    assert 1 <= len(errors) <= 2
+    assert errors[0]["data"]["code"] == 4301
+    await listener.until(lambda: len(listener.all("client-n")) >= 10, what="the ten that are allowed")
+    assert len(listener.all("client-n")) <= 12, "ten, and what a slow machine's second adds"
+    await asyncio.gather(sender.close(), listener.close())
+
+
+async def test_fat_channel_does_not_hold_up_a_ping(
+    size: Callable[[int, int], int], within_s: Callable[[float], float], figures
+) -> None:
+    """Row 19: 10 KB to every subscriber of a large channel, a ping on another connection of that worker."""
+    count = size(1000, 10_000)
+    with Server(workers=1) as server:
+        crowd = await connect_many(server, count)
+        await subscribe_all(crowd, "fat")
+        other = await Socket.connect(server)
+        # They don't read meanwhile: this process must be idle to time a ping. The kernel holds what they are
+        # sent.
+        for socket in crowd:
+            socket.pause()
+        waits = []
+        async with Api(server) as api:
+            for number in range(3):
+                publishing = asyncio.create_task(api.publish("fat", "big", str(number) * 10_000))
+                while not publishing.done():
+                    waits.append(await other.ping())
+                # The fan-out goes on behind the answer.
+                for _ in range(20):
+                    waits.append(await other.ping())
+        for socket in crowd:
+            socket.resume()
+        for socket in crowd:
+            await socket.until(lambda: len(socket.all("big")) == 3, 30, "the three events")  # noqa: B023
+        figures.note("19", f"{count} × 10 KB: slowest ping beside it", f"{max(waits) * 1000:.0f} ms", "50 ms")
+        assert max(waits) < within_s(0.05)
+        await end_all([*crowd, other])

@@ -1,0 +1,207 @@
+"""Rows 2, 3 and 6: whatever way clients come and go, what is told and what is counted ends at the truth."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable
+
+from server import Server, open_files
+from wire import Api, Socket, connect_many, connect_patiently
+
+ADDED, REMOVED = "pusher_internal:member_added", "pusher_internal:member_removed"
+ROOMS = ["presence-a", "presence-b", "presence-c"]
+
+
+class History:
+    """One random run of joins, leaves, resets, closings, killed workers, and what must be true after it."""
+
+    def __init__(self, server: Server, seed: int) -> None:
+        self.server = server
+        self.random = random.Random(seed)
+        self.rooms = [f"{room}-{seed}" for room in ROOMS]
+        # What each living socket is in: room → user.
+        self.joined: dict[Socket, dict[str, str]] = {}
+
+    async def run(self, steps: int, kills: int) -> None:
+        observer = await connect_patiently(self.server)  # the run before may have killed a worker
+        safe = self.server.worker_of(observer.port)
+        present: dict[str, set[str]] = {}
+        for room in self.rooms:
+            success = await observer.subscribe(room, "observer")
+            present[room] = set(json.loads(success["data"])["presence"]["ids"])
+        killing_steps = set(self.random.sample(range(steps), kills))
+        for step in range(steps):
+            if step in killing_steps:
+                self.kill_one_but(safe)
+            await self.step()
+        await self.settle()
+        for room in self.rooms:
+            expected = {user for rooms in self.joined.values() for name, user in rooms.items() if name == room}
+            for one in observer.frames:
+                if one.get("channel") == room and one["event"] in (ADDED, REMOVED):
+                    user = json.loads(one["data"])["user_id"]
+                    if one["event"] == ADDED:
+                        assert user not in present[room], f"{user} announced twice in {room}"
+                        present[room].add(user)
+                    else:
+                        assert user in present[room], f"{user} removed twice from {room}"
+                        present[room].remove(user)
+            assert present[room] == expected | {"observer"}
+        await asyncio.gather(*(one.close() for one in [observer, *self.joined]))
+
+    async def step(self) -> None:
+        # Sockets of a killed worker are found lost; nobody told the model.
+        self.joined = {socket: rooms for socket, rooms in self.joined.items() if not socket.lost}
+        action = self.random.choice(["join", "join", "join", "leave", "reset", "close", "drop"])
+        if action == "join" or not self.joined:
+            await self.join()
+            return
+        socket = self.random.choice(list(self.joined))
+        if action == "leave":
+            if self.joined[socket]:
+                room = self.random.choice(list(self.joined[socket]))
+                del self.joined[socket][room]
+                socket.unsubscribe(room)
+            return
+        del self.joined[socket]
+        if action == "reset":
+            socket.reset()
+        elif action == "drop":
+            socket.abort()
+        else:
+            await socket.close()
+
+    async def join(self) -> None:
+        """A subscribe on a new or an old socket; its answer is awaited only sometimes."""
+        try:
+            if not self.joined or self.random.random() < 0.3:
+                socket = await connect_patiently(self.server)
+                self.joined[socket] = {}
+            socket = self.random.choice(list(self.joined))
+            free = [room for room in self.rooms if room not in self.joined[socket]]
+            if not free:
+                return
+            room, user = self.random.choice(free), f"user-{self.random.randrange(6)}"
+            self.joined[socket][room] = user
+            if self.random.random() < 0.5:
+                await socket.subscribe(room, user)
+            else:
+                socket.send(socket.subscribe_request(room, user))
+        except ConnectionError:
+            return  # its worker is being replaced; such a socket is dropped from the model when it is lost
+
+    def kill_one_but(self, safe: int) -> None:
+        others = [index for index, pid in enumerate(self.server.worker_pids()) if pid != safe]
+        if others:
+            self.server.kill_worker(self.random.choice(others))
+
+    async def settle(self) -> None:
+        """Waits until HTTP tells what the model says, counts included."""
+        async with Api(self.server) as api:
+            deadline = time.monotonic() + 30
+            while True:
+                self.joined = {socket: rooms for socket, rooms in self.joined.items() if not socket.lost}
+                expected, seen = {}, {}
+                for room in self.rooms:
+                    tabs = [rooms[room] for rooms in self.joined.values() if room in rooms]
+                    expected[room] = (sorted({*tabs, "observer"}), len(tabs) + 1)
+                    seen[room] = (await api.users(room), await api.subscription_count(room))
+                if seen == expected:
+                    return
+                assert time.monotonic() < deadline, f"{seen} instead of {expected}"
+                await asyncio.sleep(0.02)
+
+
+async def test_random_histories_end_at_the_truth(server: Server, size: Callable[[int, int], int]) -> None:
+    for seed in range(size(60, 10_000)):
+        await History(server, seed).run(steps=40, kills=0)
+
+
+async def test_random_histories_with_killed_workers_end_at_the_truth(
+    server: Server, size: Callable[[int, int], int]
+) -> None:
+    for seed in range(1000, 1000 + size(4, 200)):
+        await History(server, seed).run(steps=60, kills=2)
+
+
+async def test_hopping_clients_leave_no_channel_occupied_or_missing(
+    server: Server, size: Callable[[int, int], int]
+) -> None:
+    """Row 3, as far as HTTP shows occupancy: clients hop over channels, on all workers, without waiting."""
+    channels = [f"hop-{number}" for number in range(20)]
+    clients = await connect_many(server, size(40, 200))
+    chance = random.Random(3)
+    where: dict[Socket, str] = {}
+    for _ in range(size(25, 300)):
+        for client in clients:
+            if client in where:
+                client.unsubscribe(where[client])
+            where[client] = chance.choice(channels)
+            client.send(client.subscribe_request(where[client]))
+        await clients[0].ping()
+    expected = {
+        channel: {"subscription_count": count}
+        for channel in channels
+        if (count := sum(1 for there in where.values() if there == channel))
+    }
+    async with Api(server) as api:
+        deadline = time.monotonic() + 30
+        while True:
+            seen = await api.get("/channels", filter_by_prefix="hop-", info="subscription_count")
+            if seen["channels"] == expected:
+                break
+            assert time.monotonic() < deadline, f"{seen} instead of {expected}"
+            await asyncio.sleep(0.02)
+    await asyncio.gather(*(client.close() for client in clients))
+
+
+async def test_counts_and_descriptors_return_to_where_they_were(
+    server: Server, size: Callable[[int, int], int], figures
+) -> None:
+    """Row 6: connect, subscribe, end; a third by RST, a third by FIN, a third by a close frame."""
+    at_once = 250
+
+    async def cycle() -> None:
+        sockets = await connect_many(server, at_once)
+        for number, socket in enumerate(sockets):
+            socket.send(socket.subscribe_request("cycled"))
+            socket.send(socket.subscribe_request("presence-cycled", f"user-{number % 50}"))
+        await sockets[-1].ping()
+        for number, socket in enumerate(sockets):
+            if number % 3 == 0:
+                socket.reset()
+            elif number % 3 == 1:
+                socket.abort()
+        await asyncio.gather(*(socket.close() for socket in sockets[2::3]))
+
+    async def settled() -> tuple[list[int], int]:
+        """Descriptors of each worker and keys in Redis, once nobody is connected."""
+        async with Api(server) as api:
+            deadline = time.monotonic() + 30
+            while any(server.client_ports().values()) or (await api.get("/channels"))["channels"]:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.02)
+            assert await api.subscription_count("cycled") == 0
+        with server.redis() as redis:
+            keys = [key for key in redis.scan_iter(count=1000) if b":stats:" not in key]
+        return [open_files(pid) for pid in server.worker_pids()], len(keys)
+
+    await cycle()  # what stays after the first (pools, the clock of a shard) is not a leak
+    files_before, _ = await settled()
+    for _ in range(size(12, 400)):
+        await cycle()
+    files, keys = await settled()
+    # The HTTP session of `settled` itself may hold a descriptor for a moment.
+    assert all(after <= before + 2 for after, before in zip(files, files_before, strict=True)), (
+        files,
+        files_before,
+    )
+    await cycle()
+    _, keys_after = await settled()
+    assert keys_after == keys
+    figures.note(
+        "6",
+        f"{at_once * size(12, 400)} connections later, descriptors by worker",
+        f"{files_before} → {files}",
+    )

@@ -1,0 +1,59 @@
+"""Row 10: what a connect and a subscribe ask of Redis, counted at a proxy between them."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from proxy import Proxy
+from server import Server
+from wire import Api, Socket, connect_many, eventually
+
+
+def concerning_clients(commands: list[list[bytes]]) -> list[list[bytes]]:
+    """Without what a worker sends in any case: its beat and its statistics, once a second and less."""
+    return [command for command in commands if not any(b":beat" in word or b":stats:" in word for word in command)]
+
+
+async def commands_for(server: Server, proxy: Proxy, sockets: list[Socket], channel: Callable[[int], str]) -> float:
+    proxy.note_commands()
+    for number, socket in enumerate(sockets):
+        await socket.subscribe(channel(number), f"user-{number}")
+    return len(concerning_clients(list(proxy.commands))) / len(sockets)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+async def test_commands_per_connection_and_subscription(
+    redis, workers: int, size: Callable[[int, int], int], figures
+) -> None:
+    with Proxy(redis.path) as proxy, Server(workers=workers, redis_url=proxy.url) as server:
+        count = size(40, 100)
+        proxy.note_commands()
+        sockets = await connect_many(server, count)
+        connecting = len(concerning_clients(list(proxy.commands))) / count
+        public = await commands_for(server, proxy, sockets, lambda _: "public")
+        fresh = await commands_for(server, proxy, sockets, lambda number: f"own-{number}")
+        presence = await commands_for(server, proxy, sockets, lambda _: "presence-room")
+        cost = f"connect {connecting:.1f}, public {public:.1f}, new channel {fresh:.1f}, presence {presence:.1f}"
+        figures.note("10", f"Redis commands, {workers} workers", cost, "≤ 4")
+        assert connecting + max(public, fresh, presence) <= 4
+        await asyncio.gather(*(socket.close() for socket in sockets))
+
+
+async def test_a_worker_cut_off_from_redis_for_a_moment_loses_nobody(redis) -> None:
+    """Cutting the connections only: the worker subscribes and asserts again what it holds."""
+    with Proxy(redis.path) as proxy, Server(workers=2, redis_url=proxy.url) as server:
+        sockets = await connect_many(server, 10)
+        for number, socket in enumerate(sockets):
+            await socket.subscribe("presence-cut", f"user-{number}")
+        proxy.cut()
+        async with Api(server) as api:
+            event = {"name": "e", "channels": ["presence-cut"], "data": ""}
+            await eventually(lambda: api.ask("POST", "/events", event), (200, {}))
+            for socket in sockets:
+                await socket.next("e", "presence-cut")
+            assert await api.users("presence-cut") == sorted(f"user-{number}" for number in range(10))
+            assert await api.subscription_count("presence-cut") == 10
+        for socket in sockets:
+            assert not socket.all("pusher_internal:member_removed")
+        await asyncio.gather(*(socket.close() for socket in sockets))

@@ -1,0 +1,88 @@
+"""Row 13: who doesn't read is closed at a bound on the bytes owed; the others notice nothing."""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+from server import Server, rss_bytes
+from wire import PING, Api, Socket, connect_many, frame, subscribe_all
+
+MIB = 1 << 20
+
+
+async def publish_numbers(api: Api, channel: str, first: int, count: int) -> None:
+    """Events of 10 KB, ten a request, one request after another."""
+    padding = "x" * 10_000
+    for start in range(first, first + count, 10):
+        items = [
+            {"channel": channel, "name": "n", "data": json.dumps({"n": number, "x": padding})}
+            for number in range(start, start + 10)
+        ]
+        status, body = await api.ask("POST", "/batch_events", {"batch": items})
+        assert status == 200, body
+
+
+async def test_client_that_does_not_read_is_closed_and_the_others_get_everything(
+    size: Callable[[int, int], int], figures
+) -> None:
+    slow_count, reader_count, events = size(20, 200), size(10, 200), size(1000, 3000)
+    with Server(workers=1) as server:
+        (worker,) = server.worker_pids()
+        readers = await connect_many(server, reader_count)
+        slow = await connect_many(server, slow_count, receive_buffer_bytes=4096)
+        await subscribe_all([*readers, *slow], "wide")
+        async with Api(server) as api:
+            await publish_numbers(api, "wide", 0, 10)
+            for socket in [*readers, *slow]:
+                await socket.until(lambda: len(socket.all("n")) == 10, what="the first events")  # noqa: B023
+            before = greatest = rss_bytes(worker)
+            for socket in slow:
+                socket.pause()
+            sent = 10
+            while sent < events and await api.subscription_count("wide") > reader_count:
+                await publish_numbers(api, "wide", sent, 50)
+                sent += 50
+                for socket in readers:  # never further behind than these 500 KB
+                    await socket.until(lambda: len(socket.all("n")) == sent, 30, "50 events")  # noqa: B023
+                greatest = max(greatest, rss_bytes(worker))
+            assert await api.subscription_count("wide") == reader_count, f"still subscribed after {sent} events"
+        for socket in readers:
+            await socket.until(lambda: len(socket.all("n")) >= sent, 30, "all events")  # noqa: B023
+            assert [json.loads(one["data"])["n"] for one in socket.all("n")] == list(range(sent))
+        for socket in slow:
+            socket.resume()
+            assert await socket.until_closed(30) in (4100, None)
+            seen = [json.loads(one["data"])["n"] for one in socket.all("n")]
+            assert seen == list(range(len(seen))), "whole frames, in order, until the cut"
+        told = sum(1 for socket in slow if socket.close_code == 4100)
+        assert told > 0, "nobody was told 4100"
+        grown = (greatest - before) / MIB
+        after = (rss_bytes(worker) - before) / MIB
+        figures.note("13", f"{slow_count} that don't read: memory at most, after", f"+{grown:.0f}, {after:+.0f} MiB")
+        assert grown < slow_count * 1.5 + 8
+        assert after < 8 + 0.1 * before / MIB
+        # What was owed to them and counted as dropped is in the metrics, and the others are still served.
+        await readers[0].ping()
+        await asyncio.gather(*(socket.close() for socket in readers))
+
+
+async def test_slow_sender_of_pings_owes_for_its_pongs(server: Server) -> None:
+    """Pongs count as bytes owed: a flood of pings by one who doesn't read must not grow memory."""
+    socket = await Socket.connect(server, receive_buffer_bytes=4096)
+    worker = server.worker_of(socket.port)
+    before = rss_bytes(worker)
+    socket.pause()
+    flood = frame(PING, b"x" * 100) * 1000
+    for _ in range(300):
+        socket.write(flood)
+        if socket.lost:
+            break
+        await asyncio.sleep(0)
+    other = await Socket.connect(server)
+    while server.worker_of(other.port) != worker:
+        await other.close()
+        other = await Socket.connect(server)
+    await other.ping()
+    assert rss_bytes(worker) - before < 8 * MIB
+    socket.abort()
+    await other.close()

@@ -1,0 +1,133 @@
+"""Row 1: a worker killed with -9 leaves no ghost member, no wrong count and no client unserved."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+
+from node import Node, auth_endpoint, local_signer
+from server import Server
+from wire import Api, Socket, connect_patiently, eventually
+
+ADDED, REMOVED = "pusher_internal:member_added", "pusher_internal:member_removed"
+
+
+async def sockets_by_worker(server: Server, want: int) -> dict[int, list[Socket]]:
+    """Connections by the pid of the worker that holds them: one worker has `want` or more, others have some."""
+    held: dict[int, list[Socket]] = {}
+    while len(held) < 2 or max(map(len, held.values())) < want:
+        for socket in [await connect_patiently(server) for _ in range(want)]:
+            held.setdefault(0, []).append(socket)
+        sockets = [socket for mine in held.values() for socket in mine]
+        ports = server.client_ports()
+        held = {
+            pid: mine
+            for pid, theirs in ports.items()
+            if (mine := [socket for socket in sockets if socket.port in theirs])
+        }
+    return held
+
+
+def removed_users(observer: Socket, channel: str) -> list[str]:
+    return sorted(json.loads(one["data"])["user_id"] for one in observer.all(REMOVED, channel))
+
+
+def keys_naming(server: Server, incarnations: set[str]) -> list[str]:
+    """Keys of Redis that name one of these worker incarnations; its last statistics expire by themselves."""
+    with server.redis() as redis:
+        keys = [key.decode() for key in redis.scan_iter(count=1000)]
+    return sorted(key for key in keys if key.rpartition(":")[2] in incarnations and ":stats:" not in key)
+
+
+def living(server: Server) -> set[str]:
+    """The worker incarnations that have a beat."""
+    with server.redis() as redis:
+        (beat,) = [key for key in redis.scan_iter(count=1000) if key.endswith(b":beat")]
+        return {name.decode() for name in redis.hkeys(beat)}
+
+
+def processes_of(server: Server) -> Callable[[], Awaitable[int]]:
+    """How many worker processes there are, as a question for `eventually`."""
+
+    async def count() -> int:
+        return len(server.worker_pids())
+
+    return count
+
+
+async def test_members_of_a_killed_worker_are_removed_once_and_counted_no_more(
+    server: Server, size: Callable[[int, int], int], within_s: Callable[[float], float], figures
+) -> None:
+    members = 50
+    for repetition in range(size(2, 20)):
+        channel, plain, alone = (f"{kind}-kill-{repetition}" for kind in ("presence", "public", "alone"))
+        held = await sockets_by_worker(server, members)
+        victim = max(held, key=lambda pid: len(held[pid]))
+        observers = [one for pid, sockets in held.items() if pid != victim for one in sockets[:1]]
+        everyone = [socket for sockets in held.values() for socket in sockets]
+        names = [f"member-{number:02d}" for number in range(members)]
+        for socket, name in zip(held[victim], names, strict=False):
+            await socket.subscribe(channel, name)
+            await socket.subscribe(plain)
+            await socket.subscribe(alone)
+        for number, observer in enumerate(observers):
+            await observer.subscribe(channel, f"observer-{number}")
+            await observer.subscribe(plain)
+        before = living(server)
+        async with Api(server) as api:
+            assert len(await api.users(channel)) == members + len(observers)
+            began = time.monotonic()
+            server.kill_worker(server.worker_pids().index(victim))
+            for observer in observers:
+                await observer.until(
+                    lambda: len(observer.all(REMOVED, channel)) >= members,  # noqa: B023
+                    within_s(1),
+                    f"{members} member_removed",
+                )
+            told_s = time.monotonic() - began
+            left = [f"observer-{number}" for number in range(len(observers))]
+            await eventually(lambda: api.users(channel), left, within_s(1))  # noqa: B023
+            assert await api.subscription_count(channel) == len(left)
+            await eventually(lambda: api.subscription_count(plain), len(left), within_s(1))  # noqa: B023
+            empty = {"occupied": False, "subscription_count": 0}
+            await eventually(lambda: api.get(f"/channels/{alone}"), empty, within_s(1))  # noqa: B023
+            right_s = time.monotonic() - began
+            assert alone not in (await api.get("/channels"))["channels"]
+            # An event after all this says that nothing else is on its way.
+            await api.publish(channel, "end", "{}")
+        for observer in observers:
+            await observer.next("end", channel)
+            assert removed_users(observer, channel) == names, "missing or told twice"
+        for socket in held[victim]:
+            assert socket.lost or await socket.until_closed() is None
+        gone = before - living(server)
+        assert len(gone) == 1
+        assert not keys_naming(server, gone), "a dead worker's keys are still there"
+        figures.note("1", "kill -9: every member_removed seen, counts right", f"{told_s:.2f}, {right_s:.2f} s", "1 s")
+        await asyncio.gather(*(one.close() for one in everyone if not one.lost))
+        await eventually(processes_of(server), server.workers)
+
+
+async def test_clients_of_a_killed_worker_come_back_and_are_served(
+    server: Server, within_s: Callable[[float], float]
+) -> None:
+    """pusher-js itself: what it was subscribed to works again, with no help from the page."""
+    async with auth_endpoint(local_signer(server)) as url, Node(server) as node, Api(server) as api:
+        names = [f"user-{number}" for number in range(8)]
+        before = server.client_ports()
+        for name in names:
+            await node.connect(name, f"{url}?user={name}")
+            await node.subscribe(name, "presence-return")
+            await node.subscribe(name, "private-return")
+        after = server.client_ports()
+        victim = max(after, key=lambda pid: len(after[pid] - before.get(pid, set())))
+        hit = len(after[victim] - before[victim])
+        server.kill_worker(server.worker_pids().index(victim))
+        # pusher-js waits a second after a connection that broke.
+        success = {"event": "pusher:subscription_succeeded", "channel": "private-return"}
+        await node.seen(len(names) + hit, within_s(3), **success)
+        await eventually(lambda: api.users("presence-return"), names, within_s(3))
+        await api.publish("private-return", "again", "{}")
+        for name in names:
+            await node.seen(client=name, channel="private-return", event="again")
+            assert len(node.told(client=name, event="again")) == 1

@@ -1,0 +1,161 @@
+"""Stands between redpoll and its Redis (or any two that speak over a stream), and fails on demand.
+
+It passes bytes on unchanged. On demand it cuts every connection, refuses new ones, or stalls: takes nothing
+and says nothing, like a host that hangs. Between a client and Redis it can also note the commands. It runs in
+a thread of its own, so that it goes on while a test blocks; the test calls plain methods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self, TypeVar
+
+import hiredis
+
+Result = TypeVar("Result")
+CHUNK_BYTES = 1 << 18
+
+
+class Proxy:
+    """`with Proxy(upstream) as proxy:` listens on a Unix socket (`proxy.path`, `proxy.url`) in front of
+    another.
+
+    `upstream` is the path of a Unix socket, or (host, port). `commands` holds what clients asked of Redis
+    while `note_commands()` was in force, each a list of its words as bytes, in the order of arrival.
+    """
+
+    def __init__(self, upstream: str | tuple[str, int]) -> None:
+        self.upstream = upstream
+        self.commands: list[list[bytes]] = []
+        self._folder = Path(tempfile.mkdtemp(prefix="rp"))
+        self.path = str(self._folder / "proxy.sock")
+        self._noting = False
+        self._refusing = False
+        self._open: set[asyncio.StreamWriter] = set()
+        self._flowing: asyncio.Event | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+        self._listening = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.path}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._listening.wait(10), "the proxy did not come up"
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # -- what a test may do to it
+
+    def cut(self) -> None:
+        """Closes every connection, both ends, at once. New ones are accepted."""
+        self._do(self._cut)
+
+    def refuse(self) -> None:
+        """Cuts, and accepts nothing until `resume`."""
+
+        def refuse() -> None:
+            self._refusing = True
+            os.unlink(self.path)
+            self._cut()
+
+        self._do(refuse)
+
+    def stall(self) -> None:
+        """Everything stays open; no byte passes, in either direction, until `resume`."""
+        self._do(self._flow().clear)
+
+    def resume(self) -> None:
+        """Back to passing bytes on; what waited goes first."""
+        if self._refusing:
+            self._refusing = False
+            asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
+        self._do(self._flow().set)
+
+    def note_commands(self) -> None:
+        """From now on, on connections made from now on or before, commands are kept in `commands`."""
+        self.commands.clear()
+        self._noting = True
+
+    def connections(self) -> int:
+        return self._do(lambda: len(self._open)) // 2
+
+    # -- in the thread
+
+    def _do(self, action: Callable[[], Result]) -> Result:
+        async def inside() -> Result:
+            return action()
+
+        return asyncio.run_coroutine_threadsafe(inside(), self._loop).result(10)
+
+    def _flow(self) -> asyncio.Event:
+        assert self._flowing is not None
+        return self._flowing
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._loop.run_until_complete(self._listen())
+        self._listening.set()
+        self._loop.run_forever()
+        self._cut()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, self.path)
+
+    def _cut(self) -> None:
+        for writer in self._open:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if isinstance(self.upstream, str):
+                other_reader, other_writer = await asyncio.open_unix_connection(self.upstream)
+            else:
+                other_reader, other_writer = await asyncio.open_connection(*self.upstream)
+        except OSError:
+            writer.transport.abort()
+            return
+        both = {writer, other_writer}
+        self._open |= both
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pass(reader, other_writer, hiredis.Reader()))
+                group.create_task(self._pass(other_reader, writer, None))
+        except* (ConnectionError, EOFError):
+            pass
+        finally:
+            self._open -= both
+            for one in both:
+                one.transport.abort()
+
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, commands: hiredis.Reader | None
+    ) -> None:
+        while data := await reader.read(CHUNK_BYTES):
+            await self._flow().wait()
+            if commands is not None:
+                commands.feed(data)
+                while (command := commands.gets()) is not False:
+                    if self._noting:
+                        self.commands.append(command)
+            writer.write(data)
+            await writer.drain()
+        raise EOFError

@@ -1,0 +1,401 @@
+"""A whole redpoll under test: the real command, its real processes, started and judged from outside.
+
+Not a test and not a client: it starts `python -m redpoll serve`, waits for the line that says it is ready,
+tells which process is who, kills what a test wants killed, and at the end holds the supervisor to a clean
+exit. It knows redpoll only as an operator does: by its command line, its ports, /proc and the log.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import redis as redis_py
+from prometheus_client.parser import text_string_to_metric_families
+
+APP_ID = "4711"
+APP_KEY = "278d425bdf160c739803"
+APP_SECRET = "7ad3773142a6692b25b8"
+
+READY_WITHIN_S = 30.0
+# The grace period of a stop is set shorter than the default, so that a hanging socket fails a test and not
+# the run.
+STOPPED_WITHIN_S = 20.0
+_READY_LINE = re.compile(r"^ready public=(\S+) control=(\S+)", re.MULTILINE)
+_TRACEBACK = "Traceback (most recent call last)"
+
+
+class ServerFailed(AssertionError):
+    """The server did not start, did not stop cleanly, or printed a traceback. Carries its output."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process as /proc shows it."""
+
+    pid: int
+    parent: int
+    command: tuple[str, ...]
+
+
+def processes() -> Iterator[Process]:
+    """Every process of the machine that we may look at; those that end meanwhile are left out."""
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = Path(entry.path, "stat").read_text()
+            command = Path(entry.path, "cmdline").read_bytes()
+        except OSError:
+            continue
+        # The name in brackets may hold spaces and brackets: what counts begins behind the last one.
+        state, parent = stat.rpartition(")")[2].split()[:2]
+        if state not in "ZX":
+            words = tuple(word.decode(errors="replace") for word in command.split(b"\0") if word)
+            yield Process(int(entry.name), int(parent), words)
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time a process has used, its own and the kernel's for it."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def open_files(pid: int) -> int:
+    """How many descriptors a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+class Server:
+    """`with Server(workers=4, activity_timeout_s=2) as server:` a running redpoll with one app.
+
+    Keyword arguments are settings by their names in the settings table, handed over as REDPOLL_… variables.
+    `redis_url` None means the embedded Redis. `files` is (soft, hard) for RLIMIT_NOFILE. Leaving the block stops
+    the server, and fails unless it ended with 0, without a traceback, a counted exception or an orphan.
+    """
+
+    def __init__(
+        self,
+        workers: int = 4,
+        redis_url: str | None = None,
+        *,
+        files: tuple[int, int] | None = None,
+        **settings: object,
+    ) -> None:
+        self.workers = workers
+        self.redis_url = redis_url
+        self.app_id, self.app_key, self.app_secret = APP_ID, APP_KEY, APP_SECRET
+        self.public_url = self.control_url = ""
+        self.port = self.control_port = 0
+        self.settings = {"shutdown_grace_s": 5, **settings}
+        self._files = files
+        self._process: subprocess.Popen[bytes] | None = None
+        # Short: the path of a Unix socket may have 107 bytes.
+        self.folder = Path(tempfile.mkdtemp(prefix="rp"))
+
+    # -- life
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self._end_by_force()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            self.stop()
+        except ServerFailed as failure:
+            # The test's own failure is the news; what the server said beside it still helps to read it.
+            if error is None:
+                raise
+            print(failure, file=sys.stderr)
+        finally:
+            self._end_by_force()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def start(self) -> None:
+        """Starts the command and waits for the ready line; again after `stop`, on the same data folder."""
+        command = [sys.executable, "-m", "redpoll", "serve", "--host", "127.0.0.1", "--port", "0"]
+        command += [
+            "--control-port",
+            "0",
+            "--workers",
+            str(self.workers),
+            "--data-dir",
+            str(self.folder / "data"),
+        ]
+        if self.redis_url is not None:
+            command += ["--redis-url", self.redis_url]
+        with open(self.folder / "out", "wb") as out, open(self.folder / "err", "wb") as err:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=self.environment(),
+                cwd=self.folder,
+                start_new_session=True,
+                preexec_fn=self._limit_files if self._files else None,
+            )
+        match = self._wait_ready_line()
+        self.public_url, self.control_url = match[1], match[2]
+        self.port = int(self.public_url.rpartition(":")[2])
+        self.control_port = int(self.control_url.rpartition(":")[2])
+
+    def environment(self) -> dict[str, str]:
+        """Ours, without the settings of whoever runs the tests, and with those of this server."""
+        ours = ("REDPOLL_", "PUSHER_", "SOKETI_")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        environment.pop("REDIS_URL", None)
+        package = importlib.util.find_spec("redpoll")
+        assert package is not None, "redpoll cannot be imported here"
+        assert package.origin is not None
+        # The server runs from another folder: it must find the same redpoll as the tests do.
+        environment["PYTHONPATH"] = str(Path(package.origin).parents[1])
+        environment["REDPOLL_APP_ID"] = self.app_id
+        environment["REDPOLL_APP_KEY"] = self.app_key
+        environment["REDPOLL_APP_SECRET"] = self.app_secret
+        environment.update({f"REDPOLL_{name.upper()}": str(value) for name, value in self.settings.items()})
+        return environment
+
+    def _limit_files(self) -> None:
+        assert self._files is not None
+        resource.setrlimit(resource.RLIMIT_NOFILE, self._files)
+
+    def _wait_ready_line(self) -> re.Match[str]:
+        assert self._process is not None
+        deadline = time.monotonic() + READY_WITHIN_S
+        while time.monotonic() < deadline:
+            match = _READY_LINE.search((self.folder / "out").read_text(errors="replace"))
+            if match is not None:
+                return match
+            if self._process.poll() is not None:
+                raise ServerFailed(f"serve ended with {self._process.returncode}\n{self.output()}")
+            time.sleep(0.01)
+        raise ServerFailed(f"serve was not ready within {READY_WITHIN_S} s\n{self.output()}")
+
+    def stop(self) -> None:
+        """SIGTERM to the supervisor; raises ServerFailed unless everything then ends as it should."""
+        if self._process is None:
+            return
+        faults = self._counted_errors()
+        family = [process.pid for process in self._family()]
+        process, self._process = self._process, None
+        process.send_signal(signal.SIGTERM)
+        try:
+            code = process.wait(STOPPED_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            code = None
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if code is None:
+            faults.append(f"serve was still there {STOPPED_WITHIN_S} s after SIGTERM")
+        elif code != 0:
+            faults.append(f"serve ended with {code}")
+        faults += [f"{pid} survived its supervisor" for pid in family if pid != process.pid and _alive(pid)]
+        faults += [f"traceback in the log: {line}" for line in self._tracebacks()]
+        if faults:
+            raise ServerFailed("\n".join([*faults, self.output()]))
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the supervisor alone."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait(self, timeout_s: float = STOPPED_WITHIN_S) -> int:
+        """Waits for the supervisor's end and returns its exit code. `stop` then has nothing left to do."""
+        assert self._process is not None
+        code = self._process.wait(timeout_s)
+        self._process = None
+        return code
+
+    def _end_by_force(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    # -- what it says
+
+    def output(self) -> str:
+        """What the server printed and logged so far, the end of it where it is long."""
+        texts = [(self.folder / name).read_text(errors="replace")[-6000:] for name in ("out", "err")]
+        return "--- stdout\n{}\n--- stderr\n{}".format(*texts)
+
+    def _tracebacks(self) -> list[str]:
+        found = []
+        for name in ("out", "err"):
+            lines = (self.folder / name).read_text(errors="replace").splitlines()
+            for number, line in enumerate(lines):
+                if _TRACEBACK in line:
+                    found.append(f"{name}:{number + 1}: {line[:300]}")
+        return found
+
+    def _counted_errors(self) -> list[str]:
+        """Exceptions that escaped a callback or a task, as the processes counted them (row 41). May be 5 s old."""
+        counters = ("redpoll_callback_errors_total", "redpoll_loop_exceptions_total")
+        try:
+            metrics = self.metrics()
+        except OSError:
+            return []  # a supervisor that is just being stopped by the test itself
+        return [
+            f"{name}{{{labels}}} is {value:g}"
+            for (name, labels), value in metrics.items()
+            if name in counters and value
+        ]
+
+    def metrics(self) -> dict[tuple[str, str], float]:
+        """(name, labels as text) → value, from /metrics on the control port."""
+        with urllib.request.urlopen(f"{self.control_url}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        values = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+                values[sample.name, labels] = sample.value
+        return values
+
+    # -- who is who
+
+    @property
+    def pid(self) -> int:
+        """The supervisor."""
+        assert self._process is not None
+        return self._process.pid
+
+    def _family(self) -> list[Process]:
+        """The supervisor and everything below it."""
+        everyone = list(processes())
+        found = [process for process in everyone if process.pid == self.pid]
+        for process in found:  # grows while it is walked
+            found += [other for other in everyone if other.parent == process.pid]
+        return found
+
+    def _role(self, word: str) -> list[Process]:
+        return [process for process in self._family()[1:] if word in process.command]
+
+    def worker_pids(self) -> list[int]:
+        """The living workers, by the number on their command line."""
+
+        def number(process: Process) -> int:
+            digits = re.search(r"\d+", " ".join(process.command[process.command.index("worker") + 1 :]))
+            return int(digits[0]) if digits else 0
+
+        return [process.pid for process in sorted(self._role("worker"), key=number)]
+
+    @property
+    def control_pid(self) -> int:
+        (process,) = self._role("control")
+        return process.pid
+
+    @property
+    def redis_pid(self) -> int:
+        """The embedded Redis."""
+        (process,) = [
+            process
+            for process in self._family()[1:]
+            if process.command and re.search(r"(redis|valkey)-server", process.command[0])
+        ]
+        return process.pid
+
+    def kill_worker(self, index: int) -> int:
+        """`kill -9` for one worker; returns the pid it had."""
+        pid = self.worker_pids()[index]
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def worker_of(self, client_port: int) -> int:
+        """The pid of the worker that holds the connection coming from this local port of ours."""
+        inode = self._inodes_by_client_port().get(client_port)
+        for pid in self.worker_pids():
+            if inode in _socket_inodes(pid):
+                return pid
+        raise AssertionError(f"no worker holds a connection from port {client_port}")
+
+    def client_ports(self) -> dict[int, set[int]]:
+        """pid of each worker → the client ports of the connections it holds on the public port."""
+        by_inode = {inode: port for port, inode in self._inodes_by_client_port().items()}
+        return {
+            pid: {by_inode[inode] for inode in _socket_inodes(pid) if inode in by_inode} for pid in self.worker_pids()
+        }
+
+    def _inodes_by_client_port(self) -> dict[int, int]:
+        """Client port → inode of the server's end, of established connections on the public port."""
+        found = {}
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            fields = line.split()
+            local, remote, state = fields[1], fields[2], fields[3]
+            if state == "01" and int(local.rpartition(":")[2], 16) == self.port:
+                found[int(remote.rpartition(":")[2], 16)] = int(fields[9])
+        return found
+
+    @contextmanager
+    def redis(self) -> Iterator[redis_py.Redis]:
+        """A client of the Redis that this server uses."""
+        if self.redis_url is not None:
+            client = redis_py.Redis.from_url(self.redis_url)
+        else:
+            client = redis_py.Redis(unix_socket_path=_unix_socket_of(self.redis_pid))
+        try:
+            yield client
+        finally:
+            client.close()
+
+    # -- how to reach it
+
+    @property
+    def pusher_url(self) -> str:
+        """`http://KEY:SECRET@HOST:PORT/apps/ID`, as server libraries and bench/ take it."""
+        return f"http://{self.app_key}:{self.app_secret}@127.0.0.1:{self.port}/apps/{self.app_id}"
+
+
+def _alive(pid: int) -> bool:
+    return any(process.pid == pid for process in processes())
+
+
+def _socket_inodes(pid: int) -> set[int]:
+    inodes = set()
+    try:
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            try:
+                target = os.readlink(entry.path)
+            except FileNotFoundError:
+                continue
+            if target.startswith("socket:["):
+                inodes.add(int(target[8:-1]))
+    except (FileNotFoundError, PermissionError):
+        return set()
+    return inodes
+
+
+def _unix_socket_of(pid: int) -> str:
+    """The path of the Unix socket on which a process listens."""
+    inodes = _socket_inodes(pid)
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        listening = fields[3] == "00010000"
+        if listening and len(fields) == 8 and int(fields[6]) in inodes:
+            return fields[7]
+    raise AssertionError(f"process {pid} listens on no Unix socket")

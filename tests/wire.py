@@ -1,0 +1,442 @@
+"""The Pusher protocol as tests speak it: a bare WebSocket client, a bare HTTP client, and the signatures.
+
+For tests that need many connections, a look at every byte, or to misbehave. What a real library does with
+redpoll is shown in tests/clients. Nothing here is shared with src/redpoll: an error common to both would not
+be seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import os
+import socket as sockets
+import struct
+import time
+import urllib.parse
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, Self, cast
+
+import aiohttp
+
+TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
+
+Frame = dict[str, Any]
+
+
+class UpgradeRefused(ConnectionError):
+    """The upgrade was answered with another status than 101."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"upgrade answered {status}")
+        self.status = status
+
+
+class Target(Protocol):
+    """What a client must know of a server: `tests/server.py` gives it."""
+
+    port: int
+    app_id: str
+    app_key: str
+    app_secret: str
+
+
+def digest(secret: str, text: str) -> str:
+    return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+def channel_auth(target: Target, socket_id: str, channel: str, channel_data: str | None = None) -> str:
+    """`KEY:DIGEST` for a private (no channel_data) or presence subscription, protocol.md 5.3."""
+    signed = f"{socket_id}:{channel}" if channel_data is None else f"{socket_id}:{channel}:{channel_data}"
+    return f"{target.app_key}:{digest(target.app_secret, signed)}"
+
+
+def signed_path(
+    target: Target,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    params: Mapping[str, str] | None = None,
+    at: int = 0,
+) -> str:
+    """The request target with its query signature, protocol.md 14.2. `path` begins with /apps or /api."""
+    query = {
+        "auth_key": target.app_key,
+        "auth_timestamp": str(at or int(time.time())),
+        "auth_version": "1.0",
+        **(params or {}),
+    }
+    if body:
+        query["body_md5"] = hashlib.md5(body).hexdigest()
+    text = "&".join(f"{name}={query[name]}" for name in sorted(query))
+    query["auth_signature"] = digest(target.app_secret, f"{method}\n{path}\n{text}")
+    return f"{path}?{urllib.parse.urlencode(query)}"
+
+
+def frame(
+    opcode: int,
+    payload: bytes,
+    *,
+    fin: bool = True,
+    rsv: int = 0,
+    mask: bytes | None = b"\x37\xfa\x21\x3d",
+    claimed_bytes: int | None = None,
+) -> bytes:
+    """A client frame, correct unless told otherwise. `claimed_bytes` replaces the length in the header."""
+    length = len(payload) if claimed_bytes is None else claimed_bytes
+    masked = 0x80 if mask is not None else 0
+    head = bytes([(0x80 if fin else 0) | rsv << 4 | opcode])
+    if length < 126:
+        head += bytes([masked | length])
+    elif length < 1 << 16:
+        head += bytes([masked | 126]) + length.to_bytes(2, "big")
+    else:
+        head += bytes([masked | 127]) + length.to_bytes(8, "big")
+    if mask is None:
+        return head + payload
+    repeated = (mask * (len(payload) // 4 + 1))[: len(payload)]
+    return (
+        head + mask + (int.from_bytes(payload, "big") ^ int.from_bytes(repeated, "big")).to_bytes(len(payload), "big")
+    )
+
+
+def upgrade_request(target: Target, *, key: str | None = None, query: str = "protocol=7", extra: str = "") -> bytes:
+    """The head of a WebSocket upgrade. `extra` is further header lines, each ended by CRLF."""
+    nonce = base64.b64encode(os.urandom(16)).decode()
+    path = f"/app/{target.app_key if key is None else key}?{query}"
+    return (
+        f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{target.port}\r\n"
+        f"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: {nonce}\r\n"
+        f"Sec-WebSocket-Version: 13\r\n{extra}\r\n"
+    ).encode()
+
+
+class Socket(asyncio.Protocol):
+    """One client connection. Everything it received is kept, in order, in `frames` (decoded JSON).
+
+    `next(event, channel)` gives one frame after another, waiting where necessary, and skips what doesn't fit.
+    """
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.control: list[tuple[int, bytes]] = []
+        self.socket_id = ""
+        self.status = 0
+        self.close_code: int | None = None
+        self.close_reason = ""
+        self.lost = False
+        self.port = 0
+        self._target: Target | None = None
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._cursor = 0
+        self._changed = asyncio.Event()
+
+    # -- life
+
+    @classmethod
+    async def connect(
+        cls,
+        target: Target,
+        *,
+        key: str | None = None,
+        query: str = "protocol=7&client=test&version=1",
+        extra: str = "",
+        receive_buffer_bytes: int | None = None,
+        established: bool = True,
+        timeout_s: float = 10.0,
+    ) -> Self:
+        """Connects, upgrades and, if `established`, waits for `pusher:connection_established`."""
+        raw = sockets.socket()
+        raw.setblocking(False)
+        if receive_buffer_bytes is not None:
+            raw.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, receive_buffer_bytes)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await loop.sock_connect(raw, ("127.0.0.1", target.port))
+                _, self = await loop.create_connection(cls, sock=raw)
+        except BaseException:
+            raw.close()
+            raise
+        self._target = target
+        self.write(upgrade_request(target, key=key, query=query, extra=extra))
+        await self.until(lambda: self.status, timeout_s=timeout_s, what="an answer to the upgrade")
+        if established:
+            if self.status != 101:
+                self.abort()
+                raise UpgradeRefused(self.status)
+            first = await self.next("pusher:connection_established", timeout_s=timeout_s)
+            self.socket_id = json.loads(first["data"])["socket_id"]
+        return self
+
+    async def close(self) -> None:
+        """A clean end: close frame, the server's close frame, TCP."""
+        if not self.lost:
+            self.write(frame(CLOSE, (1000).to_bytes(2, "big")))
+            await self.until(lambda: self.lost, what="the end of the connection")
+
+    def reset(self) -> None:
+        """Ends the connection by RST, as a crashed machine's kernel does."""
+        assert self._transport is not None
+        raw = self._transport.get_extra_info("socket")
+        raw.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
+
+    def abort(self) -> None:
+        """Ends the TCP connection without a close frame."""
+        assert self._transport is not None
+        self._transport.abort()
+
+    def pause(self) -> None:
+        """Stops reading: the kernel's buffers fill, then the server's."""
+        assert self._transport is not None
+        self._transport.pause_reading()
+
+    def resume(self) -> None:
+        assert self._transport is not None
+        self._transport.resume_reading()
+
+    # -- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.port = transport.get_extra_info("sockname")[1]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost = True
+        self._changed.set()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if self.status == 0:
+            head, found, rest = bytes(self._received).partition(b"\r\n\r\n")
+            if not found:
+                return
+            self.status = int(head.split(b" ", 2)[1])
+            self._received = bytearray(rest)
+        if self.status == 101:
+            while self._take_frame():
+                pass
+        self._changed.set()
+
+    def _take_frame(self) -> bool:
+        received = self._received
+        if len(received) < 2:
+            return False
+        assert received[0] & 0x80, "the server never fragments"
+        assert not received[1] & 0x80, "the server never masks"
+        opcode, length, at = received[0] & 0x0F, received[1] & 0x7F, 2
+        if length == 126:
+            if len(received) < 4:
+                return False
+            length, at = int.from_bytes(received[2:4], "big"), 4
+        elif length == 127:
+            if len(received) < 10:
+                return False
+            length, at = int.from_bytes(received[2:10], "big"), 10
+        if len(received) < at + length:
+            return False
+        payload = bytes(received[at : at + length])
+        del received[: at + length]
+        if opcode == TEXT:
+            self.frames.append(json.loads(payload))
+        else:
+            self.control.append((opcode, payload))
+        if opcode == CLOSE:
+            self.close_code = int.from_bytes(payload[:2], "big") if payload else 1005
+            self.close_reason = payload[2:].decode()
+            self.write(frame(CLOSE, payload[:2]))
+        return True
+
+    # -- the test's side
+
+    def write(self, data: bytes) -> None:
+        """Bytes as they are."""
+        assert self._transport is not None
+        if not self.lost:
+            self._transport.write(data)
+
+    def send(self, message: object) -> None:
+        """One text message, JSON."""
+        self.write(frame(TEXT, json.dumps(message).encode()))
+
+    async def until(self, predicate: Callable[[], object], timeout_s: float = 10.0, what: str = "it") -> None:
+        """Waits until the predicate holds; looks whenever something arrives."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not predicate():
+                    if self.lost:
+                        how = f"{self.close_code} {self.close_reason}"
+                        raise ConnectionError(f"connection ended ({how}) while waiting for {what}")
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise TimeoutError(f"not within {timeout_s} s: {what}; last frames: {self.frames[-3:]}") from None
+
+    async def until_closed(self, timeout_s: float = 10.0) -> int | None:
+        """Waits for the end of the connection; the close code, or None when no close frame came."""
+        await self.until(lambda: self.lost, timeout_s, "the server to close")
+        return self.close_code
+
+    async def next(self, event: str | None = None, channel: str | None = None, timeout_s: float = 10.0) -> Frame:
+        """The next frame with this event and channel; frames before it are passed over for good."""
+
+        def found() -> bool:
+            while self._cursor < len(self.frames):
+                candidate = self.frames[self._cursor]
+                if event in (None, candidate["event"]) and channel in (None, candidate.get("channel")):
+                    return True
+                self._cursor += 1
+            return False
+
+        await self.until(found, timeout_s, f"{event or 'any event'} on {channel or 'any channel'}")
+        self._cursor += 1
+        return self.frames[self._cursor - 1]
+
+    def all(self, event: str, channel: str | None = None) -> list[Frame]:
+        """Every frame so far with this event and channel."""
+        return [one for one in self.frames if one["event"] == event and channel in (None, one.get("channel"))]
+
+    def subscribe_request(self, channel: str, user_id: object = None, user_info: object = None) -> Frame:
+        assert self._target is not None
+        data: Frame = {"channel": channel}
+        if channel.startswith("presence-"):
+            member = {"user_id": user_id if user_id is not None else self.socket_id}
+            if user_info is not None:
+                member["user_info"] = user_info
+            data["channel_data"] = json.dumps(member)
+        if channel.startswith(("private-", "presence-")):
+            data["auth"] = channel_auth(self._target, self.socket_id, channel, data.get("channel_data"))
+        return {"event": "pusher:subscribe", "data": data}
+
+    async def subscribe(
+        self, channel: str, user_id: object = None, user_info: object = None, timeout_s: float = 10.0
+    ) -> Frame:
+        """Subscribes and returns the success frame."""
+        self.send(self.subscribe_request(channel, user_id, user_info))
+        return await self.next("pusher_internal:subscription_succeeded", channel, timeout_s)
+
+    def unsubscribe(self, channel: str) -> None:
+        self.send({"event": "pusher:unsubscribe", "data": {"channel": channel}})
+
+    async def ping(self, timeout_s: float = 10.0) -> float:
+        """Seconds until a `pusher:ping` was answered: everything sent before it has been handled then.
+
+        Its pong overtakes frames that still wait; `settle` when those count.
+        """
+        pongs = len(self.all("pusher:pong"))
+        began = time.perf_counter()
+        self.send({"event": "pusher:ping", "data": {}})
+        await self.until(lambda: len(self.all("pusher:pong")) > pongs, timeout_s, "pusher:pong")
+        return time.perf_counter() - began
+
+    async def settle(self) -> None:
+        """Afterwards whatever was answered to what was sent so far is in `frames`, what wasn't never comes.
+
+        The first pong says that all was handled; frames of the same tick are right behind it, before the second.
+        """
+        await self.ping()
+        await self.ping()
+
+
+async def connect_patiently(target: Target, within_s: float = 30.0) -> Socket:
+    """Connects as often as it takes: a connection may fall to a worker that just dies or isn't ready."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            return await Socket.connect(target)
+        except ConnectionError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.01)
+
+
+async def connect_many(target: Target, count: int, *, at_once: int = 100, **options: Any) -> list[Socket]:
+    """`count` established connections."""
+    turn = asyncio.Semaphore(at_once)
+
+    async def one() -> Socket:
+        async with turn:
+            return await Socket.connect(target, **options)
+
+    return list(await asyncio.gather(*(one() for _ in range(count))))
+
+
+async def end_all(sockets_: Sequence[Socket]) -> None:
+    """Ends the connections without ceremony, so that a server that stops next has nobody to wait for."""
+    for one in sockets_:
+        if not one.lost:
+            one.abort()
+    for one in sockets_:
+        await one.until(lambda: one.lost, what="the end of a connection")  # noqa: B023
+
+
+async def subscribe_all(sockets_: Sequence[Socket], channel: str) -> None:
+    """Subscribes every one of them to a public or private channel and waits for all success frames."""
+    for one in sockets_:
+        one.send(one.subscribe_request(channel))
+    for one in sockets_:
+        await one.next("pusher_internal:subscription_succeeded", channel, 30.0)
+
+
+async def eventually(ask: Callable[[], Awaitable[object]], expected: object, within_s: float = 30.0) -> None:
+    """Asks until the answer is the expected one."""
+    deadline = time.monotonic() + within_s
+    while (seen := await ask()) != expected:
+        assert time.monotonic() < deadline, f"after {within_s} s still {seen}, not {expected}"
+        await asyncio.sleep(0.01)
+
+
+class Api:
+    """The HTTP API with signed requests over one kept-alive session. `async with Api(server) as api`."""
+
+    def __init__(self, target: Target, *, prefix: str = "", connections: int = 20) -> None:
+        self._target = target
+        self._prefix = prefix
+        self._connections = connections
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(limit=self._connections)
+        timeout = aiohttp.ClientTimeout(total=30)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._session.close()
+
+    async def ask(
+        self, method: str, path: str, body: object = None, params: Mapping[str, str] | None = None
+    ) -> tuple[int, Any]:
+        """(status, decoded body); `path` is relative to the app: `/events`."""
+        path = f"{self._prefix}/apps/{self._target.app_id}{path}"
+        payload = b"" if body is None else json.dumps(body).encode()
+        target = signed_path(self._target, method, path, payload, params)
+        url = f"http://127.0.0.1:{self._target.port}{target}"
+        headers = {"Content-Type": "application/json"} if payload else {}
+        async with self._session.request(method, url, data=payload or None, headers=headers) as answer:
+            text = await answer.text()
+            return answer.status, json.loads(text)
+
+    async def publish(self, channel: str | Sequence[str], name: str, data: str, **more: object) -> None:
+        """Triggers one event and insists on 200."""
+        channels = [channel] if isinstance(channel, str) else list(channel)
+        answer = await self.ask("POST", "/events", {"name": name, "channels": channels, "data": data, **more})
+        assert answer[0] == 200, answer
+
+    async def get(self, path: str, **params: str) -> Any:
+        """A read that must succeed."""
+        status, body = await self.ask("GET", path, params=params)
+        assert status == 200, (status, body)
+        return body
+
+    async def users(self, channel: str) -> list[str]:
+        return sorted(user["id"] for user in (await self.get(f"/channels/{channel}/users"))["users"])
+
+    async def subscription_count(self, channel: str) -> int:
+        count = (await self.get(f"/channels/{channel}"))["subscription_count"]
+        assert isinstance(count, int)
+        return count
