@@ -46,8 +46,8 @@ _SLICE_S = 0.01
 class Worker:
     """The rooms of one worker and how they are tied. `run()` returns when everything is closed.
 
-    `ready` is set once Redis knows this worker and the directory was read: clients are let in from then on. `ended`:
-    nothing is left to do.
+    `port` is the public one, as it is bound. `ready` is set once Redis knows this worker and the directory was
+    read: clients are let in from then on. `ended`: nothing is left to do.
     """
 
     def __init__(self, start: Start, leash: Leash) -> None:
@@ -60,6 +60,7 @@ class Worker:
         self.loop_exceptions_total = 0
         self._draining = asyncio.Event()
         self._listening = socket.socket(fileno=start.listen_fd)
+        self.port: int = self._listening.getsockname()[1]
         self._server: asyncio.AbstractServer | None = None
         self._to_close: deque[tuple[Connection, int, str]] = deque()
 
@@ -83,11 +84,6 @@ class Worker:
             _max_connections(),
         )
         self.janitor.head_late = self.gate.head_late
-
-    @property
-    def port(self) -> int:
-        """Of the public port, as it is bound."""
-        return int(self._listening.getsockname()[1])
 
     async def run(self) -> None:
         """Serve until drained."""
