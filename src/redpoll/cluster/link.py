@@ -28,8 +28,8 @@ Clock = Callable[[], float]
 # Takes a reply, a hiredis.ReplyError or a LinkDown; never raises for a reason of Redis'.
 Done = Callable[[Any], None]
 
-# hiredis drops what it has parsed by moving the rest of its buffer, once per KiB: a larger read would make
-# that quadratic, a smaller one costs system calls.
+# hiredis moves the rest of its buffer for each KiB that it has parsed, so more at once gains nothing: 16 to
+# 256 KiB were within a tenth of each other, the smaller the better (bench/bus.py).
 _READ_BYTES: Final = 32 * 1024
 _KEPT_PARSER_BYTES: Final = 1024 * 1024
 
