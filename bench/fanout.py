@@ -148,7 +148,7 @@ class Bench:
 
 
 async def run(arguments: argparse.Namespace) -> int:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     bench = Bench(arguments.connections, build_loop())
     await bench.connect()

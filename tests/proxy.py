@@ -1,6 +1,6 @@
 """Stands between redpoll and its Redis (or any two that speak over a stream), and fails on demand.
 
-It passes bytes on unchanged. On demand it cuts every connection, refuses new ones, or stalls: takes nothing
+It passes bytes on unchanged. On demand it cuts every connection, or stalls: takes nothing
 and says nothing, like a host that hangs. Between a client and Redis it can also note the commands. It runs in
 a thread of its own, so that it goes on while a test blocks; the test calls plain methods.
 """
@@ -8,7 +8,6 @@ a thread of its own, so that it goes on while a test blocks; the test calls plai
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 import threading
@@ -23,11 +22,10 @@ CHUNK_BYTES = 1 << 18
 
 
 class Proxy:
-    """`with Proxy(upstream) as proxy:` listens on a Unix socket (`proxy.path`, `proxy.url`) in front of
-    another.
+    """`with Proxy(upstream) as proxy:` listens on a Unix socket: `proxy.path`, `proxy.url`.
 
-    `upstream` is the path of a Unix socket, or (host, port). `commands` holds what clients asked of Redis
-    while `note_commands()` was in force, each a list of its words as bytes, in the order of arrival.
+    `upstream` is the path of a Unix socket, or (host, port). `accepted` counts the connections made to the proxy.
+    `commands` holds what clients asked of Redis since `note_commands()`, each a list of its words as bytes.
     """
 
     def __init__(self, upstream: str | tuple[str, int]) -> None:
@@ -35,8 +33,8 @@ class Proxy:
         self.commands: list[list[bytes]] = []
         self._folder = Path(tempfile.mkdtemp(prefix="rp"))
         self.path = str(self._folder / "proxy.sock")
+        self.accepted = 0
         self._noting = False
-        self._refusing = False
         self._open: set[asyncio.StreamWriter] = set()
         self._flowing: asyncio.Event | None = None
         self._loop = asyncio.new_event_loop()
@@ -63,34 +61,18 @@ class Proxy:
         """Closes every connection, both ends, at once. New ones are accepted."""
         self._do(self._cut)
 
-    def refuse(self) -> None:
-        """Cuts, and accepts nothing until `resume`."""
-
-        def refuse() -> None:
-            self._refusing = True
-            os.unlink(self.path)
-            self._cut()
-
-        self._do(refuse)
-
     def stall(self) -> None:
         """Everything stays open; no byte passes, in either direction, until `resume`."""
         self._do(self._flow().clear)
 
     def resume(self) -> None:
         """Back to passing bytes on; what waited goes first."""
-        if self._refusing:
-            self._refusing = False
-            asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
         self._do(self._flow().set)
 
     def note_commands(self) -> None:
         """From now on, on connections made from now on or before, commands are kept in `commands`."""
         self.commands.clear()
         self._noting = True
-
-    def connections(self) -> int:
-        return self._do(lambda: len(self._open)) // 2
 
     # -- in the thread
 
@@ -133,6 +115,7 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
+        self.accepted += 1
         both = {writer, other_writer}
         self._open |= both
         try:

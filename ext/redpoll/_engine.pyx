@@ -267,7 +267,7 @@ cdef class WebSocket(Sink):
     closing(), closed(code, reason), gone().
 
     An exception that escapes one of them closes this socket (1011), is counted and told to the loop's
-    exception handler; other sockets don't notice. `max_message_bytes` bounds a message, in one frame or in many.
+    exception handler; others don't notice. `max_message_bytes` bounds a message, in one frame or in many.
     """
 
     def __cinit__(self):
@@ -330,7 +330,13 @@ cdef class WebSocket(Sink):
         # Static: no bound method per connection. uvloop asks just before it reads.
         return read_buffer
 
-    def buffer_updated(self, Py_ssize_t size):
+    @property
+    def buffer_updated(self):
+        # The transport keeps what it finds here, and calls it after each read. A bound method would be 80
+        # bytes for each connection; the connection itself can be called and is there anyway.
+        return self
+
+    def __call__(self, Py_ssize_t size):
         self.take(<const uint8_t*> PyByteArray_AS_STRING(read_buffer), size)
 
     def connection_made(self, transport):
@@ -374,7 +380,7 @@ cdef class WebSocket(Sink):
     # -- what the caller does --------------------------------------------------------------------------------
 
     def feed(self, bytes data not None):
-        """Take bytes that somebody else read from this connection; before connection_made: keep them for it."""
+        """Take bytes that somebody else read from this connection; keep them until connection_made."""
         if self.transport is None and self.state == STATE_HEAD:
             append(self.part(), <const uint8_t*> PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
         else:
@@ -445,6 +451,15 @@ cdef class WebSocket(Sink):
             self.note(_frame.close(code, reason), False)
             self.writable = False
             self.begin_closing()
+
+    def pause_reading(self):
+        """Read nothing from this client until resume_reading(); the kernel holds it back."""
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    def resume_reading(self):
+        if self.transport is not None:
+            self.transport.resume_reading()
 
     def abort(self):
         """Drop the connection and what it is owed. closed() or gone() follow from the loop."""

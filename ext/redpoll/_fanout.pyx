@@ -68,7 +68,7 @@ cdef Chain* single = NULL
 
 
 cdef Chain* grow(Chain* before, PyObject* frame) except NULL:
-    """The chain of `before` and then `frame`, made or found. If made, nobody holds it yet: hold or drop it."""
+    """The chain of `before` and then `frame`, made or found; one just made must be held or dropped."""
     global single
     cdef Chain* chain = single if before == NULL else before.grown
     if chain != NULL and chain.frame == frame:

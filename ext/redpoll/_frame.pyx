@@ -86,7 +86,7 @@ def pong(bytes payload not None = b"") -> bytes:
 
 
 def close(code: int | None, reason: str = "") -> bytes:
-    """A Close frame (RFC 6455 5.5.1). The reason is cut so that it fits, at a whole character; None: no body."""
+    """A Close frame (RFC 6455 5.5.1), the reason cut at a whole character so that it fits. None: no body."""
     if code is None:
         return frame(CLOSE, b"")
     body = reason.encode()[: MAX_CONTROL_BYTES - 2].decode(errors="ignore").encode()

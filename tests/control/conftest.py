@@ -11,8 +11,7 @@ import urllib.parse
 from dataclasses import dataclass
 
 import pytest
-import redis as redis_py
-import redis.asyncio
+from redis.asyncio import Redis
 
 from redpoll.cluster.keys import Keys, shard
 from redpoll.cluster.link import Link
@@ -217,7 +216,7 @@ async def hear(redis, plane):
 @pytest.fixture
 async def occupy(redis):
     """`await occupy(channel, {worker: count}, users=(…))`: as the workers' scripts leave a channel of app 3."""
-    client = redis_py.asyncio.Redis(unix_socket_path=redis.path)
+    client = Redis(unix_socket_path=redis.path)
     keys = Keys("rp")
 
     async def put(channel, holders, users=()):

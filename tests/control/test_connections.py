@@ -75,7 +75,9 @@ async def test_a_body_comes_chunked_or_counted(serve, connect):
 
 # Each of these makes two parsers disagree about where a request ends (failures.md row 26).
 SMUGGLED = {
-    "length and chunked": b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "length and chunked": (
+        b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    ),
     "two lengths": b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
     "negative length": b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: -1\r\n\r\n",
     "signed length": b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: +1\r\n\r\na",
@@ -217,6 +219,37 @@ async def test_finish_lets_the_answer_under_way_go_out(serve, connect, wait_unti
     proceed.set()
     assert (await busy.receive()).body == b"done"
     await finishing
+
+
+async def test_finish_lets_a_body_that_is_on_its_way_arrive(serve, connect, wait_until):
+    connections, port = await serve()
+    wire = await connect(port)
+    wire.send(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nab")
+    await wait_until(lambda: connections.requests_count)
+    finishing = asyncio.create_task(connections.finish(5.0))
+    await asyncio.sleep(0)
+    reply = await wire.ask(b"cd")
+    assert reply.body.startswith(b"POST / 4 ")
+    assert reply.headers["connection"] == "close"
+    await finishing
+
+
+async def test_finish_takes_in_what_was_on_its_way_and_closes_behind_it(serve):
+    connections, _ = await serve()
+    connections.finishing = True
+    reader, writer = await taken(connections, b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert b"Connection: close" in await reader.read()
+    writer.close()
+
+
+async def test_finish_cuts_what_outlasts_the_grace(serve, connect, wait_until):
+    connections, port = await serve()
+    wire = await connect(port)
+    wire.send(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nab")
+    await wait_until(lambda: connections.requests_count)
+    await connections.finish(0.05)
+    assert await wire.wait_closed() == b""
+    await wait_until(lambda: not connections.connections)
 
 
 async def taken(connections, data, hand_back=lambda *_: False, peer=("203.0.113.9", 4711)):

@@ -135,4 +135,4 @@ async def test_what_a_killed_predecessor_left_at_the_path_is_replaced(tmp_path):
     assert passage is not None
     passage.close()
     handover.close()
-    assert not os.path.exists(path)
+    assert not list(tmp_path.iterdir())

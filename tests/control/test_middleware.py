@@ -1,9 +1,13 @@
 """What every request passes, through real sockets: routes, bodies, credentials, errors."""
 
+import asyncio
 import json
+import socket
 import time
 
 import pytest
+
+from redpoll import handover as passages
 
 KEY, SECRET = "278d425bdf160c739803", "7ad3773142a6692b25b8"
 OTHER_KEY, OTHER_SECRET = "1111111111111111aaaa", "2222222222222222bbbb"
@@ -236,6 +240,38 @@ async def test_a_client_that_leaves_half_way_through_its_body_is_no_error(plane,
     assert 500 not in plane.plane.routes.find("/apps/3/events")[0]["POST"].answers
 
 
+async def test_an_upgrade_that_no_worker_takes_is_503_and_ends_the_connection(plane, tmp_path):
+    reader, writer = await asyncio.open_unix_connection(sock=await handed_over(plane, tmp_path))
+    writer.write(b"GET /app/k HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nframes")
+    everything = await asyncio.wait_for(reader.read(), 10)
+    assert everything.count(b"HTTP/1.1 ") == 2
+    assert b"HTTP/1.1 503" in everything
+    assert b"Retry-After: 1" in everything
+    writer.close()
+
+
+async def handed_over(plane, tmp_path):
+    """The client's end of a connection whose worker has gone since."""
+    client, accepted = socket.socketpair()
+    client.setblocking(False)
+    passage = passages.connect(str(tmp_path / "handover.sock"), lambda *_: None, lambda: None)
+    passage.send(accepted.detach(), ("203.0.113.9", 1), b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
+    async with asyncio.timeout(10):
+        while not plane.plane.handover.received_total:
+            await asyncio.sleep(0.005)
+        passage.close()
+        while plane.plane.handover.workers:
+            await asyncio.sleep(0.005)
+    return client
+
+
+async def test_on_the_control_port_an_upgrade_is_an_ordinary_request(plane):
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
+    assert (await plane.ask("GET", "/app/k", headers=upgrade)).status == 404
+    assert (await plane.ask("GET", "/healthz", headers=upgrade)).status == 200
+    assert (await plane.ask("GET", "/healthz", headers={"Connection": "Upgrade", "Upgrade": "h2c"})).status == 200
+
+
 # -- errors and traces ------------------------------------------------------------------------------------------
 
 
@@ -273,9 +309,7 @@ async def test_an_inbound_traceparent_gives_the_trace_id(plane, sign):
 
 async def test_pages_of_origins_that_are_not_allowed_read_nothing(plane):
     app = plane.records.apps["3"]
-    plane.records.apps["3"] = type(app)(
-        id=app.id, name=app.name, keys=app.keys, allowed_origins=("good.example",)
-    )
+    plane.records.apps["3"] = type(app)(id=app.id, name=app.name, keys=app.keys, allowed_origins=("good.example",))
     for origin, allowed in (("https://good.example", True), ("https://evil.example", False), ("null", False)):
         reply = await plane.ask("OPTIONS", "/apps/3/auth", headers={"Origin": origin})
         assert reply.status == 204

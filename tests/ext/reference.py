@@ -5,7 +5,7 @@ Written from the RFC alone and shares nothing with ext/. Used by tests/ext and b
 
 from __future__ import annotations
 
-import codecs
+import itertools
 import json
 import struct
 
@@ -60,11 +60,12 @@ def server_frames(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def is_utf8_so_far(data: bytes) -> bool:
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(data)
-    except UnicodeDecodeError:
-        return False
-    return True
+    """Whether something could still be added to make it UTF-8. (Python's incremental decoder isn't asked: it
+    holds ED AA, the beginning of a surrogate, for the beginning of a character.)"""
+    # One of the two follows every lead byte: E0 and F0 need the higher, ED and F4 the lower.
+    return any(
+        is_utf8(data + bytes(tail)) for missing in range(4) for tail in itertools.product((0x80, 0xA0), repeat=missing)
+    )
 
 
 def is_utf8(data: bytes) -> bool:

@@ -202,6 +202,21 @@ def test_nothing_is_handed_over_without_a_descriptor(connect, recorder, fake_tra
     ws.connection_lost(None)
 
 
+async def test_a_client_can_be_held_back(served, reference, wait_until):
+    loop = asyncio.get_running_loop()
+    client = await served.client()
+    [connection] = served.connections
+    connection.pause_reading()
+    await loop.sock_sendall(client, reference.client_frame(TEXT, b"x"))
+    # Another client's round trip is time enough for it to have been read.
+    other = await served.client()
+    await loop.sock_sendall(other, reference.client_frame(PING))
+    await served.read(other, 2)
+    assert connection.heard == []
+    connection.resume_reading()
+    await wait_until(lambda: connection.heard == [("text", b"x")])
+
+
 async def test_knows_its_peer(served):
     client = await served.client()
     assert served.connections[0].peer == client.getsockname()
@@ -360,7 +375,7 @@ def test_utf8_is_judged_as_python_judges_it(connect, reference):
     assert not transport.aborted
 
 
-@pytest.mark.parametrize("payload", [b"\xce\xba\xe1\xbd\xb9\xf4\x90", b"ascii only, then \xff"])
+@pytest.mark.parametrize("payload", [b"\xce\xba\xe1\xbd\xb9\xf4\x90", b"ascii only, then \xff", b"\xed\xaa"])
 def test_a_text_that_cannot_become_valid_fails_at_once(connect, reference, payload):
     ws, _ = connect()
     frame = reference.client_frame(TEXT, payload + b"x" * 100)

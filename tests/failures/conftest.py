@@ -7,6 +7,7 @@ was measured.
 
 import json
 import os
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,12 +32,21 @@ def within_s() -> Callable[[float], float]:
 
 @dataclass
 class Figures:
-    """What the tests measured: (row of failures.md, what, value, goal)."""
+    """What the tests measured: (row of failures.md, what, unit, goal) → values, one for each repetition."""
 
-    noted: list[tuple[str, str, str, str]] = field(default_factory=list)
+    noted: dict[tuple[str, str, str, str], list[float]] = field(default_factory=dict)
 
-    def note(self, row: str, what: str, value: str, goal: str = "") -> None:
-        self.noted.append((row, what, value, goal))
+    def note(self, row: int, what: str, value: float, unit: str, goal: str = "") -> None:
+        self.noted.setdefault((str(row), what, unit, goal), []).append(value)
+
+    def table(self) -> list[list[str]]:
+        """Rows of text: row, what, figure, goal. Repetitions are told as least, median and greatest."""
+        rows = []
+        for (row, what, unit, goal), values in self.noted.items():
+            told = [min(values), statistics.median(values), max(values)] if len(values) > 1 else values
+            figure = " / ".join(f"{value:.3g}" for value in told) + f" {unit}"
+            rows.append([row, what, figure + (f" of {len(values)}" if len(values) > 1 else ""), goal])
+        return sorted(rows, key=lambda row: int(row[0]))
 
 
 _figures = Figures()
@@ -49,13 +59,14 @@ def figures() -> Figures:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """The figures as a table; and as JSON where bench/failures.py asks for it."""
-    if _figures.noted:
+    table = _figures.table()
+    if table:
         terminalreporter.section("figures of failures.md" + ("" if LONG else " (short form)"))
-        for row, what, value, goal in _figures.noted:
-            terminalreporter.write_line(f"row {row:>3}  {what}: {value}" + (f"  (goal {goal})" if goal else ""))
+        for row, what, figure, goal in table:
+            terminalreporter.write_line(f"row {row:>2}  {what}: {figure}" + (f"  (goal {goal})" if goal else ""))
     target = os.environ.get("REDPOLL_FIGURES")
     if target:
-        Path(target).write_text(json.dumps(_figures.noted, indent=1) + "\n")
+        Path(target).write_text(json.dumps(table, indent=1) + "\n")
 
 
 @pytest.fixture(scope="module")

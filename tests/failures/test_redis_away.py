@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
+from proxy import Proxy
 from server import Server
-from wire import Socket, connect_many, signed_path, subscribe_all
+from wire import Api, Socket, connect_many, eventually, signed_path, subscribe_all
 
 SUBSCRIBERS = 24
 
@@ -120,11 +121,11 @@ async def test_redis_killed_and_started_again(
                 # Starting it waits for its first answer, in a thread: the publisher goes on.
                 await asyncio.to_thread(own_redis.start)
                 back_s = await delivery_is_back(publisher, sockets, time.monotonic(), within_s(3))
-                figures.note("7", "delivery back after Redis is", f"{back_s:.2f} s", "3 s")
+                figures.note(7, "Redis killed: delivery back after it is", back_s, "s", "3 s")
                 await sockets[0].next("pusher_internal:subscription_succeeded", "asked-meanwhile", within_s(3))
                 sockets[0].unsubscribe("asked-meanwhile")
         slowest = max(one.answered_at - one.asked_at for one in publisher.published)
-        figures.note("7", "slowest answer to a publish", f"{slowest:.2f} s", "2 s")
+        figures.note(7, "Redis killed: slowest answer to a publish", slowest, "s", "2 s")
         assert slowest < within_s(2.2)  # 2 s, and a moment for the answer to travel
         assert any(one.status == 503 for one in publisher.published)
         last = max(publisher.accepted())
@@ -181,9 +182,9 @@ async def test_redis_that_hangs(
                 own_redis.resume()
             back_s = await delivery_is_back(publisher, sockets, time.monotonic(), within_s(3))
         slowest = max(one.answered_at - one.asked_at for one in publisher.published)
-        figures.note("8", "Redis stopped: slowest publish answer", f"{slowest:.2f} s", "2 s")
-        figures.note("8", "Redis stopped: slowest ping, loop alive", f"{max(pings) * 1000:.0f} ms", "50 ms")
-        figures.note("8", "delivery back after SIGCONT", f"{back_s:.2f} s", "3 s")
+        figures.note(8, "Redis stopped: slowest answer to a publish", slowest, "s", "2 s")
+        figures.note(8, "Redis stopped: slowest ping", max(pings) * 1000, "ms", "50 ms")
+        figures.note(8, "Redis stopped: delivery back after SIGCONT", back_s, "s", "3 s")
         assert slowest < within_s(2.2)
         assert max(pings) < within_s(0.05)
         assert any(one.status == 503 for one in publisher.published)
@@ -192,3 +193,26 @@ async def test_redis_that_hangs(
             await socket.until(lambda: last in numbers(socket)[-200:], what="the last event")  # noqa: B023
         check(publisher, sockets)
         await asyncio.gather(*(socket.close() for socket in sockets))
+
+
+async def test_connection_to_a_redis_that_says_nothing_is_replaced(redis, figures) -> None:
+    """Row 8: no RST, no FIN, no answer. The worker gives the connection up and makes another."""
+    with Proxy(redis.path) as proxy, Server(workers=1, redis_url=proxy.url) as server:
+        socket = await Socket.connect(server)
+        await socket.subscribe("presence-stalled", "member")
+        connections = proxy.accepted
+        proxy.stall()
+        stalled_at = time.monotonic()
+        while proxy.accepted < connections + 2:  # the worker's and control's
+            assert time.monotonic() < stalled_at + 30, "still on the old connections"
+            await asyncio.sleep(0.05)
+        replaced_s = time.monotonic() - stalled_at
+        figures.note(8, "Redis silent: both connections replaced", replaced_s, "s", "15 s")
+        proxy.resume()
+        async with Api(server) as api:
+            event = {"name": "e", "channels": ["presence-stalled"], "data": ""}
+            await eventually(lambda: api.ask("POST", "/events", event), (200, {}))
+            await socket.next("e")
+            assert await api.users("presence-stalled") == ["member"]
+        assert not socket.all("pusher_internal:member_removed")
+        await socket.close()

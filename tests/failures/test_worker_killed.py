@@ -103,7 +103,8 @@ async def test_members_of_a_killed_worker_are_removed_once_and_counted_no_more(
         gone = before - living(server)
         assert len(gone) == 1
         assert not keys_naming(server, gone), "a dead worker's keys are still there"
-        figures.note("1", "kill -9: every member_removed seen, counts right", f"{told_s:.2f}, {right_s:.2f} s", "1 s")
+        figures.note(1, "kill -9: every member_removed seen", told_s, "s", "1 s")
+        figures.note(1, "kill -9: counts right", right_s, "s", "1 s")
         await asyncio.gather(*(one.close() for one in everyone if not one.lost))
         await eventually(processes_of(server), server.workers)
 

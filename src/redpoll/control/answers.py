@@ -73,14 +73,14 @@ class Answer:
 
     async def write_eof(self, _data: bytes = b"") -> None:
         """Write the answer; wait only while the client leaves earlier ones unread."""
-        call = self._call
-        transport = call.protocol.transport
+        call, connection = self._call, self._call.protocol
+        transport = connection.transport
         if transport is None or transport.is_closing():
             raise ClientConnectionResetError("the client went away before its answer")
-        if call.message.should_close:
+        if call.message.should_close or connection.takes_no_more:
             self.keep_alive = False
         transport.write(self.render(call.method, call.message.version))
-        if call.protocol.writing_paused:
+        if connection.writing_paused:
             await call.writer.drain()
 
     def render(self, method: str, version: Any = HttpVersion11) -> bytes:

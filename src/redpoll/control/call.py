@@ -109,8 +109,8 @@ class Call:
     @property
     def remote(self) -> str | None:
         """The client's address, as the worker knows it where the connection came from one."""
-        peer = self.protocol.peername
-        return peer[0] if isinstance(peer, tuple) else peer
+        peer: tuple[str, int] | None = self.protocol.peername
+        return peer[0] if peer else None
 
     @property
     def trace_id(self) -> str:

@@ -33,6 +33,8 @@ _LINGER_S: Final = 2.0
 _MAX_LINE_BYTES: Final = 16 * 1024
 # An Upgrade is handed back when the answers before it are written; a client that leaves them unread is cut.
 _WRITTEN_WITHIN_S: Final = 2.0
+# What is still there behind the grace period is cut; handlers have this long to notice.
+_CUT_WITHIN_S: Final = 0.1
 
 # (status, code, text) -> the answer in the API's error shape.
 ErrorPage = Callable[[int, str, str], Answer]
@@ -44,10 +46,10 @@ class Connection(RequestHandler):
     """One HTTP connection. `peer` is the client's address as the worker knows it, None on the control port.
 
     `half_head_since`: since when (loop time) a request head is incomplete; 0 while none is. `hand_back` is None
-    where the connection didn't come from a worker.
+    where the connection didn't come from a worker. `takes_no_more`: closes behind the answer under way.
     """
 
-    __slots__ = ("_read_before", "half_head_since", "hand_back", "peer")
+    __slots__ = ("_read_before", "half_head_since", "hand_back", "peer", "takes_no_more")
 
     def __init__(
         self,
@@ -61,9 +63,11 @@ class Connection(RequestHandler):
         self.hand_back = hand_back
         self._read_before = read_before
         self.half_head_since = 0.0
+        # One that was on its way here when the end began.
+        self.takes_no_more = connections.finishing
 
     @property
-    def peername(self) -> Any:  # type: ignore[override]
+    def peername(self) -> Any:
         if self.peer is None and self.transport is not None:
             self.peer = self.transport.get_extra_info("peername")
         return self.peer
@@ -152,8 +156,9 @@ class Connections(Server):
     ) -> None:
         super().__init__(handler, request_factory=Call)  # type: ignore[arg-type]
         self.error_page = error_page
+        self.finishing = False
         self._head_timeout_s = head_timeout_s
-        self.options = {
+        self.options: dict[str, Any] = {
             "loop": self._loop,
             "access_log": None,
             "keepalive_timeout": _KEEPALIVE_S,
@@ -182,9 +187,28 @@ class Connections(Server):
                 connection.refuse(self.error_page(408, "bad_request", text))
 
     async def finish(self, grace_s: float) -> None:
-        """End: idle connections at once, the others behind the answer under way, all within `grace_s`."""
-        self.pre_shutdown()
-        await self.shutdown(grace_s)
+        """End: idle connections at once, the others behind the answer under way, all within `grace_s`.
+
+        aiohttp's own shutdown would stop reading first, and a request whose body is on its way would be lost.
+        """
+        self.finishing = True
+        deadline = self._loop.time() + grace_s
+        while (left_s := deadline - self._loop.time()) > 0 and (busy := self._end_idle()):
+            await asyncio.wait(busy, timeout=left_s)
+        await self.shutdown(_CUT_WITHIN_S)
+
+    def _end_idle(self) -> list[asyncio.Task[None]]:
+        """Closes what waits for a request; what is left are the tasks of the others."""
+        busy = []
+        for connection in self.connections:
+            assert isinstance(connection, Connection)
+            if connection.waits_for_a_head:
+                connection.force_close()
+            connection.takes_no_more = True
+            task = connection._task_handler
+            if task is not None and not task.done():
+                busy.append(task)
+        return busy
 
 
 def _head_of(message: RawRequestMessage) -> bytes:

@@ -53,16 +53,13 @@ class Handover:
         self._listener.listen(_BACKLOG)
         self._loop.add_reader(self._listener, self._accept)
 
-    def stop_listening(self) -> None:
-        """Take nothing more; what is here stays. Workers answer 503 themselves from now on."""
+    def close(self) -> None:
+        """Take nothing more; connections that are here stay."""
         if self._listener is not None:
             self._loop.remove_reader(self._listener)
             self._listener.close()
             self._listener = None
             os.unlink(self._path)
-
-    def close(self) -> None:
-        self.stop_listening()
         for passage in self._passages:
             passage.close()
         self._passages.clear()

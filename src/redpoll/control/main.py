@@ -7,6 +7,7 @@ store, the rest in Redis.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -147,12 +148,14 @@ class ControlPlane:
         self.finished.set()
 
     async def finish(self) -> None:
-        """Take nothing more, let what is under way be answered, and let go of Redis."""
+        """Take nothing more, let what is under way be answered, and let go of Redis.
+
+        A worker that still has a connection to hand over finds nobody, and answers 503 itself.
+        """
         if self._server is not None:
             self._server.close()
-        self.handover.stop_listening()
-        await self.connections.finish(_FINISH_WITHIN_S)
         self.handover.close()
+        await self.connections.finish(_FINISH_WITHIN_S)
         if self._reaping is not None:
             self._reaping.cancel()
             await asyncio.gather(self._reaping, return_exceptions=True)
@@ -208,6 +211,8 @@ async def _serve(start: Start, leash: Leash) -> None:
         if made_up is not None:
             leash.tell({"created_app": commands.app_shape(made_up)})
         await plane.start()
+        # What is here now stays: without it each full collection would walk all of SQLAlchemy.
+        gc.freeze()
         await plane.finished.wait()
         operators.close()
         await plane.finish()

@@ -64,6 +64,7 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
         _family("bytes_owed", "Bytes that sockets have yet to take."),
         ("slow_consumers_closed_total", Family("redpoll_dropped_total", _DROPPED, "slow_consumer")),
         ("send_errors_total", Family("redpoll_dropped_total", _DROPPED, "send_error")),
+        _family("protocol_faults_total", "Connections closed for what RFC 6455 forbids."),
         _family("callback_errors_total", "Errors of ours that cost one connection."),
         _family("loop_exceptions_total", "Exceptions that reached the event loop."),
         _family("loop_lag_seconds", "Greatest delay of a timer since the last report."),

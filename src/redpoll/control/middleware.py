@@ -32,7 +32,7 @@ _EXPOSED: Final = b"Access-Control-Expose-Headers: X-Service-Trace-Id\r\n"
 
 
 class _CutOff(Exception):
-    """A refusal half-way through a body: what follows it on the connection can't be told from the rest of it."""
+    """A refusal behind which the connection ends: what follows can't be told from what was refused."""
 
     def __init__(self, status: int, code: str, text: str) -> None:
         super().__init__(status, code, text)
@@ -106,7 +106,7 @@ class Front:
         if call.protocol.hand_back is None or call.headers["Upgrade"].lower() != "websocket":
             return False
         if not await call.protocol.leave(call.message):
-            raise ApiError("unavailable", "no worker can take this WebSocket now")
+            raise _CutOff(503, "unavailable", "no worker can take this WebSocket now")
         return True
 
     def _find(self, call: Call) -> Route:

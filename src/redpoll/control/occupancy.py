@@ -23,7 +23,7 @@ _CHANNELS_A_WRITE: Final = 500
 
 
 class Occupancy:
-    """Answers from Redis within `answer_s`, else raises Unavailable; so it does for Redis' errors."""
+    """Raises Unavailable when Redis answers with an error, or not within `answer_s` (long lists: each share)."""
 
     def __init__(self, link: Link, keys: Keys, *, answer_s: float = 2.0) -> None:
         self._link = link
@@ -70,9 +70,9 @@ class Occupancy:
         commands = list(commands)
         answers: list[Any] = []
         try:
-            async with asyncio.timeout(self._answer_s):
-                for at in range(0, len(commands), _CHANNELS_A_WRITE):
-                    share = commands[at : at + _CHANNELS_A_WRITE]
+            for at in range(0, len(commands), _CHANNELS_A_WRITE):
+                share = commands[at : at + _CHANNELS_A_WRITE]
+                async with asyncio.timeout(self._answer_s):
                     answers += await asyncio.gather(*(self._link.ask(*command) for command in share))
         except (LinkDown, hiredis.ReplyError) as error:
             raise Unavailable(str(error)) from error

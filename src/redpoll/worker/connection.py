@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from redpoll import _frame
 from redpoll._engine import WebSocket
 from redpoll.protocol import frames
+from redpoll.protocol.errors import close_reason
 from redpoll.protocol.session import Session
 
 if TYPE_CHECKING:
@@ -69,4 +70,4 @@ class Connection(WebSocket):
     def shut(self, code: int, message: str) -> None:
         """Say why, then close: an error frame and a close frame with the same words (protocol.md 4.3)."""
         self.send(_frame.text(frames.error(code, message)))
-        self.close(code, message)
+        self.close(code, close_reason(message))
