@@ -344,7 +344,7 @@ cdef class WebSocket(Sink):
         self.attach(transport)
         try:
             self.connected()
-            if early != NULL and self.state == STATE_HEAD:
+            if early != NULL and self.state == STATE_HEAD and self.transport is not None:
                 # Bytes that were fed before: as if they had just come.
                 self.unfinished = NULL
                 try:
@@ -374,7 +374,10 @@ cdef class WebSocket(Sink):
                 (<Audience> self.seats_at()[0].audience).vacate(self.seats_at()[0].place)
 
     def eof_received(self):
-        # The peer is done, so are we: the transport closes after what it still has to write.
+        # The peer is done, so are we: the transport closes after what it still has to write. What the next
+        # flush would have written, say the answer to the request that came with the end, is handed to it now.
+        if self.transport is not None:
+            self.flusher.write_now(self)
         return False
 
     # -- what the caller does --------------------------------------------------------------------------------
@@ -468,7 +471,7 @@ cdef class WebSocket(Sink):
 
     @property
     def peer(self):
-        """`(host, port)` of the other end, asked of the kernel; None once there is no descriptor."""
+        """`(host, port)` of the other end, asked of the transport; None once that is gone."""
         if self.transport is None:
             return None
         address = self.transport.get_extra_info("peername")
@@ -494,7 +497,7 @@ cdef class WebSocket(Sink):
             if self.discarded > LINGER_BYTES:
                 self.abort()
         if self.urgent != NULL and self.urgent.size > PROMPT_URGENT_BYTES and not self.paused:
-            self.flusher.write_owed(self)
+            self.flusher.write_now(self)
             self.flusher.wake()
         return 0
 
@@ -787,8 +790,8 @@ cdef class WebSocket(Sink):
             return self.broke()
         self.forget_owed()
         self.listening = False
-        self.writable = True
-        self.note(_frame.close(4100, "slow consumer"), False)
+        # Beyond the bound: the one frame that must still go.
+        self.lengthen(_frame.close(4100, "slow consumer"), False)
         self.finish()
         self.begin_closing()
         return self.tell_closed(4100, "slow consumer")

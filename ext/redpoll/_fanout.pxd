@@ -72,6 +72,9 @@ cdef class Sink(Timed):
     cdef int attach(self, object transport) except -1
     cdef void detach_transport(self) noexcept
     cdef int note(self, bytes frame, bint urgent) except -1
+    cdef int owe(self, bytes frame, bint urgent) except -1
+    cdef int lengthen(self, bytes frame, bint urgent) except -1
+    cdef inline uint64_t weight_owed(self) noexcept
     cdef int finish(self) except -1
     cdef void forget_owed(self) noexcept
     cdef int overran(self) except -1
@@ -116,6 +119,7 @@ cdef class Flusher:
     cdef int reserve(self, Py_ssize_t more) except -1
     cdef void mark(self, PyObject* sink) noexcept
     cdef int wake(self) except -1
+    cdef int write_now(self, Sink sink) except -1
     cdef int write_owed(self, Sink sink) except -1
     cdef int write_through_transport(self, Sink sink, Chain* chain, bint urgent) except -1
     cdef int keep_rest(self, Sink sink, Chain* chain, bint urgent, size_t sent) except -1

@@ -133,7 +133,7 @@ cdef class Sink(Timed):
     """Something that frames are written to: a transport and what it is still owed.
 
     Base class of the WebSocket. On its own it takes any bytes: `attach_to(transport)`, then `send`.
-    Where a sink is owed more than `Flusher.max_owed_bytes` it is aborted (a WebSocket says 4100 first).
+    One that takes nothing is aborted when it is owed `Flusher.max_owed_bytes` (a WebSocket says 4100 first).
     """
 
     def __cinit__(self):
@@ -174,7 +174,7 @@ cdef class Sink(Timed):
     def resume_writing(self):
         self.paused = False
         self.buffered = 0
-        if self.owed != NULL or self.urgent != NULL or self.finishing:
+        if not self.dirty and (self.owed != NULL or self.urgent != NULL or self.finishing):
             self.flusher.reserve(1)
             self.flusher.mark(<PyObject*> self)
             self.flusher.wake()
@@ -231,6 +231,8 @@ cdef class Sink(Timed):
             alive.seats -= 1
 
     cdef int attach(self, object transport) except -1:
+        if self.flusher is None:
+            raise RuntimeError("Sink.__init__ was not called")
         sock = transport.get_extra_info("socket")
         self.transport = transport
         self.writable = True
@@ -260,34 +262,54 @@ cdef class Sink(Timed):
         release(urgent, 1)
 
     cdef int note(self, bytes frame, bint urgent) except -1:
+        """Owe `frame`, and see to it that it is written; 0 where this takes no more."""
+        cdef int noted = 0
+        if self.writable:
+            noted = self.owe(frame, urgent)
+            self.flusher.wake()
+        return noted
+
+    cdef int owe(self, bytes frame, bint urgent) except -1:
+        """As `note`, for one that is writable; whoever calls this wakes the flusher."""
         cdef:
             Flusher flusher = self.flusher
-            Chain* was
-            Chain* now
-            uint64_t total
-        if not self.writable:
-            return 0
+            uint64_t size = PyBytes_GET_SIZE(frame) + LINK_BYTES
         flusher.reserve(1)
-        was = self.urgent if urgent else self.owed
-        now = grow(was, <PyObject*> frame)
-        total = self.buffered + weight(self.owed) + weight(self.urgent) - weight(was) + weight(now)
-        if total > flusher.max_owed_bytes:
-            drop_unheld(now)
-            self.forget_owed()
-            self.writable = False
-            self.overrun = True
-        else:
-            now.holders += 1
-            release(was, 1)
-            if urgent:
-                self.urgent = now
-            else:
-                self.owed = now
-            flusher.frames_posted += 1
-        if not self.dirty and (not self.paused or self.overrun):
+        if self.weight_owed() + size > flusher.max_owed_bytes:
+            if not self.paused:
+                # Much in one tick is no fault of the client's: it hasn't had the chance to take it yet.
+                flusher.write_now(self)
+                if not self.writable:
+                    return 0
+            if self.paused and self.weight_owed() + size > flusher.max_owed_bytes:
+                self.forget_owed()
+                self.writable = False
+                # Acted on at the flush: whoever posts may be walking over an audience.
+                self.overrun = True
+                if not self.dirty:
+                    flusher.mark(<PyObject*> self)
+                return 0
+        self.lengthen(frame, urgent)
+        flusher.frames_posted += 1
+        if not self.dirty and not self.paused:
             flusher.mark(<PyObject*> self)
-            flusher.wake()
-        return not self.overrun
+        return 1
+
+    cdef int lengthen(self, bytes frame, bint urgent) except -1:
+        """Put `frame` behind the others, whatever the bound says."""
+        cdef:
+            Chain* was = self.urgent if urgent else self.owed
+            Chain* now = grow(was, <PyObject*> frame)
+        now.holders += 1
+        release(was, 1)
+        if urgent:
+            self.urgent = now
+        else:
+            self.owed = now
+        return 0
+
+    cdef inline uint64_t weight_owed(self) noexcept:
+        return self.buffered + weight(self.owed) + weight(self.urgent)
 
     cdef int finish(self) except -1:
         """Take no more frames, and half-close when those that are owed are written."""
@@ -406,7 +428,7 @@ cdef class Audience:
         """
         cdef:
             Flusher flusher = self.flusher
-            uint64_t limit = flusher.max_owed_bytes
+            uint64_t limit
             uint64_t total = 0
             uint32_t noted = 0
             uint32_t moved = 0
@@ -415,6 +437,9 @@ cdef class Audience:
             # Neighbours are owed the same as a rule: what one's chain grew from and to is the next one's too.
             Chain* was = NULL
             Chain* now = NULL
+        if self.count == 0:
+            return 0
+        limit = flusher.max_owed_bytes
         flusher.reserve(self.count)
         for i in range(self.count):
             sink = self.places[i].sink
@@ -423,35 +448,32 @@ cdef class Audience:
             if skip_lo and (<Sink> sink).sid_lo == skip_lo and (<Sink> sink).sid_hi == skip_hi:
                 continue
             if now == NULL or (<Sink> sink).owed != was:
-                if now != NULL:
-                    now.holders += moved
-                    release(was, moved)
-                    drop_unheld(now)
-                    moved = 0
+                settle(was, now, moved)
+                moved = 0
                 was = (<Sink> sink).owed
                 now = NULL
                 now = grow(was, <PyObject*> frame)
                 total = weight(now)
             if total + (<Sink> sink).buffered + weight((<Sink> sink).urgent) > limit:
-                # Acted on at the flush: nobody may be called while we walk.
-                (<Sink> sink).owed = NULL
-                moved += 1
-                now.holders -= 1
-                (<Sink> sink).writable = False
-                (<Sink> sink).overrun = True
-            else:
-                (<Sink> sink).owed = now
-                moved += 1
-                noted += 1
-            if not (<Sink> sink).dirty and (not (<Sink> sink).paused or (<Sink> sink).overrun):
+                noted += (<Sink> sink).owe(frame, False)
+                continue
+            (<Sink> sink).owed = now
+            moved += 1
+            noted += 1
+            flusher.frames_posted += 1
+            if not (<Sink> sink).dirty and not (<Sink> sink).paused:
                 flusher.mark(sink)
-        if now != NULL:
-            now.holders += moved
-            release(was, moved)
-            drop_unheld(now)
-        flusher.frames_posted += noted
+        settle(was, now, moved)
         flusher.wake()
         return noted
+
+
+cdef inline void settle(Chain* was, Chain* now, uint32_t moved) noexcept:
+    """`moved` sinks went from one chain to the other."""
+    if now != NULL:
+        now.holders += moved
+        release(was, moved)
+        drop_unheld(now)
 
 
 cdef Py_ssize_t seat_of(Audience audience, Sink sink) noexcept:
@@ -478,8 +500,9 @@ cdef class Flusher:
     """The list of sinks with something to write, and the writing.
 
     `schedule` is called with no arguments when there is work and no call of `flush` is on its way:
-    `lambda: loop.call_soon(flusher.flush)`. `max_owed_bytes` bounds what one sink may be owed, `slice_s` how
-    long one flush may last. Counters only grow.
+    `lambda: loop.call_soon(flusher.flush)`. `max_owed_bytes` bounds what one sink may be owed once its kernel
+    takes no more (a burst above it is written early), `slice_s` how long one flush may last. Counters only
+    grow.
     """
 
     def __init__(self, schedule, uint32_t max_owed_bytes=1048576, double slice_s=0.004):
@@ -583,6 +606,19 @@ cdef class Flusher:
             except BaseException:
                 self.scheduled = False
                 raise
+        return 0
+
+    cdef int write_now(self, Sink sink) except -1:
+        """What `sink` is owed, without waiting for the flush. Calls nobody but its transport."""
+        try:
+            self.write_owed(sink)
+        except Exception as fault:
+            report(fault, sink)
+            self.sinks_closed_on_error += 1
+            sink.broke()
+        if not self.flushing:
+            release(self.joined, 1)
+            self.joined = NULL
         return 0
 
     cdef int write_owed(self, Sink sink) except -1:

@@ -159,6 +159,15 @@ async def test_a_body_of_another_shape_is_400(plane, path, body):
     assert (reply.status, reply.json()["code"]) == (400, "bad_request")
 
 
+@pytest.mark.parametrize("field", ["name", "data", "channel", "socket_id", "info", "correlation_id"])
+@pytest.mark.parametrize("value", [r"\ud800", r"\udfff\ud800", r"a\u0000b"])
+async def test_text_that_is_no_unicode_is_no_error_of_ours(plane, field, value):
+    fields = {"name": "e", "data": "d", "channel": "c", field: "VALUE"}
+    body = json.dumps(fields).replace("VALUE", value).encode()
+    reply = await plane.call("POST", "/apps/3/events", body)
+    assert reply.status in (200, 400)
+
+
 async def test_more_than_ten_items_are_refused(plane):
     items = [{"name": "e", "channel": "c", "data": ""}] * 11
     reply = await plane.call("POST", "/apps/3/batch_events", {"batch": items})

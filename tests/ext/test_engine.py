@@ -154,6 +154,31 @@ def test_an_answer_is_the_last_word(recorder, fake_transport, flusher, head, ref
     assert ws.heard == [("gone",)]
 
 
+def test_a_request_that_came_with_the_end_of_the_stream_is_answered(recorder, fake_transport, flusher, head):
+    ws, transport = recorder(flusher), fake_transport()
+    ws.on["head"] = lambda _head: ws.answer(b"HTTP/1.1 404 Not Found\r\n\r\n")
+    ws.connection_made(transport)
+    ws.hear(head)
+    # uvloop closes the transport right after this, before any flush.
+    assert ws.eof_received() is False
+    assert transport.take() == b"HTTP/1.1 404 Not Found\r\n\r\n"
+    ws.connection_lost(None)
+
+
+def test_a_connection_aborted_on_arrival_hears_no_head(recorder, fake_transport, flusher, head):
+    ws, transport = recorder(flusher), fake_transport()
+    heads = []
+    ws.on["head"] = heads.append
+    ws.on["connected"] = ws.abort
+    ws.feed(head)
+    ws.connection_made(transport)
+    assert transport.aborted
+    assert heads == []
+    ws.connection_lost(None)
+    ws.on.clear()
+    assert ws.heard == [("gone",)]
+
+
 def test_bytes_fed_before_the_transport_come_first(recorder, fake_transport, flusher, head, reference):
     ws, transport = recorder(flusher), fake_transport()
     ws.feed(head[:50])
@@ -601,6 +626,9 @@ def test_closed_is_said_once_whatever_happens(recorder, fake_transport, referenc
         elif step == "eof":
             assert ws.eof_received() is False
         elif step == "slow":
+            transport.full = True
+            ws.send(b"x")
+            flusher.flush()
             ws.send(b"x" * 6000)
         elif step == "flush":
             flusher.flush()
@@ -738,6 +766,9 @@ def test_callbacks_may_change_audiences_and_other_connections_while_a_flush_runs
         audience.post(_frame.text(b"from a callback"))
 
     everyone[0].on["closed"] = let_go
+    pairs[0][1].full = True
+    everyone[0].send(b"x")
+    flusher.flush()
     everyone[0].send(b"x" * 600)
     audience.post(_frame.text(b"first"))
     flusher.flush()

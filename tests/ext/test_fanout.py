@@ -79,6 +79,23 @@ def test_a_sink_of_another_flusher_is_refused(flusher):
         Audience(flusher).add(Sink(Flusher(lambda: None)))
 
 
+def test_what_was_never_initialised_is_refused_not_followed(fake_transport, flusher):
+    class Careless(Sink):
+        def __init__(self) -> None:
+            pass
+
+    class Forgetful(Audience):
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(RuntimeError, match="__init__"):
+        Careless().attach_to(fake_transport())
+    assert Careless().send(b"x") is False
+    assert Forgetful().post(b"x") == 0
+    with pytest.raises(ValueError, match="one flusher"):
+        Forgetful().add(Sink(flusher))
+
+
 def test_an_audience_keeps_its_sinks_alive(flusher):
     audience = Audience(flusher)
     audience.add(Sink(flusher))
@@ -237,6 +254,27 @@ def test_a_sink_that_is_owed_too_much_is_dropped_once(sinks):
     assert flusher.overruns == 1
     assert len(quick_transport.take()) == 90 * posted
     assert slow.send(b"more") is False
+
+
+def test_much_in_one_tick_is_written_early_to_one_who_takes_it(sinks):
+    """The bound is on what a client doesn't take; a burst above it is no fault of the client's."""
+    flusher = Flusher(lambda: None, max_owed_bytes=1000)
+    audience = Audience(flusher)
+    (quick, quick_transport), (slow, slow_transport) = sinks(2, flusher)
+    audience.add(quick)
+    audience.add(slow)
+    slow_transport.full = True
+    frames = [b"%03d" % number * 100 for number in range(20)]
+    for frame in frames:
+        audience.post(frame)
+        assert quick.bytes_owed <= 1000
+    assert quick.send(b"x" * 5000)
+    flusher.flush()
+    assert quick_transport.take() == b"".join(frames) + b"x" * 5000
+    assert quick.bytes_owed == 0
+    assert not quick_transport.aborted
+    assert slow_transport.aborted
+    assert flusher.overruns == 1
 
 
 def test_tiny_frames_are_bounded_too(sinks):

@@ -31,6 +31,8 @@ def _settle(future: asyncio.Future[Any], reply: Any) -> None:
 class Publisher:
     """Publishes over `bus`, through a gate. `workers()` is how many workers the supervisor says are alive.
 
+    `confirm_s` is for gate and confirmation together, and leaves some of the 2 s that a caller waits.
+
     `link_up` and `link_down` are to be called when the connection changes.
     """
 
@@ -40,7 +42,7 @@ class Publisher:
         link: Link,
         workers: Callable[[], int],
         *,
-        confirm_s: float = 2.0,
+        confirm_s: float = 1.8,
         gate_s: float = 2.0,
     ) -> None:
         self.events_published = 0
@@ -114,13 +116,18 @@ class Publisher:
 
         Of the events of a call that raises, some may have been delivered.
         """
-        if not self._open.is_set():
-            try:
-                async with asyncio.timeout(self._confirm_s):
-                    await self._open.wait()
-            except TimeoutError:
-                self.unconfirmed += len(items)
-                raise Unavailable("Redis isn't there, or the workers don't hear it yet") from None
+        if self._open.is_set():
+            await self._publish_open(app_id, items, trace)
+            return
+        try:
+            async with asyncio.timeout(self._confirm_s):
+                await self._open.wait()
+                await self._publish_open(app_id, items, trace)
+        except TimeoutError:
+            self.unconfirmed += len(items)
+            raise Unavailable("Redis isn't there, or the workers don't hear it yet") from None
+
+    async def _publish_open(self, app_id: str, items: Sequence[Outgoing], trace: str) -> None:
         futures = [self.publish(app_id, item.channel, item.event, item.data, item.skip, trace) for item in items]
         for future in futures:
             self.confirmed(await future)

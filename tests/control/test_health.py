@@ -1,0 +1,34 @@
+"""Alive, ready, and why not."""
+
+import pytest
+
+from redpoll.control.health import Health
+from redpoll.protocol.errors import ApiError
+
+
+async def test_ready_only_when_everything_is():
+    answers = {"redis": False}
+    health = Health(lambda: answers["redis"])
+    assert health.obstacle() == "Redis doesn't answer"
+    answers["redis"] = True
+    assert health.obstacle() == "the directory of apps isn't written yet"
+    health.directory_written = True
+    assert health.obstacle() == "not every worker is ready yet"
+    health.workers_ready = True
+    assert health.obstacle() is None
+    assert (await health.ready(None)).status == 200
+    health.draining = True
+    assert health.obstacle() == "this server is being stopped"
+
+
+async def test_not_ready_is_503_with_its_reason():
+    with pytest.raises(ApiError) as error:
+        await Health(lambda: False).ready(None)
+    assert error.value.status == 503
+    assert "Redis" in error.value.message
+
+
+async def test_alive_whatever_is_wrong():
+    health = Health(lambda: False)
+    assert (await health.live(None)).status == 200
+    assert (await health.root(None)).body == b"OK"

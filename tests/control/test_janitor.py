@@ -1,0 +1,137 @@
+"""What happens by itself: the directory kept right in a real Redis, and Redis watched."""
+
+import asyncio
+
+import pytest
+
+from redpoll.cluster.directory import DirectoryWriter
+from redpoll.cluster.keys import Keys
+from redpoll.cluster.link import Link, LinkDown
+from redpoll.control.health import Health
+from redpoll.control.janitor import Janitor
+from redpoll.protocol.apps import App, Key
+
+
+class Records:
+    def __init__(self):
+        self.version = 7
+        self.apps = {"1": App(id="1", name="one", keys=(Key(key="k", secret="s"),))}
+
+
+class Connections:
+    def __init__(self):
+        self.swept = 0
+
+    def sweep(self):
+        self.swept += 1
+
+
+@pytest.fixture
+async def link(redis):
+    link = Link(redis.url)
+    yield link
+    await link.close()
+
+
+@pytest.fixture
+async def parts(link):
+    """(janitor, records, health, writer, connections), not started."""
+    records, connections = Records(), Connections()
+    writer = DirectoryWriter(link, Keys("rp"))
+    health = Health(lambda: True)
+    janitor = Janitor(link, writer, records, connections, health)
+    link.on_up = janitor.link_up
+    yield janitor, records, health, writer, connections
+    janitor.stop()
+
+
+async def test_the_directory_is_written_as_soon_as_redis_is_there(parts, link, wait_until):
+    janitor, _records, health, writer, connections = parts
+    janitor.start()
+    assert connections.swept == 1
+    assert not janitor.redis_answers()
+    link.start()
+    await wait_until(lambda: health.directory_written)
+    assert await writer.version() == 7
+    assert b"one" in await link.ask(b"HGET", Keys("rp").directory, "1")
+    assert janitor.redis_answers()
+
+
+async def test_a_directory_that_was_lost_is_written_again(parts, link, wait_until):
+    janitor, _records, health, writer, _connections = parts
+    janitor.start()
+    link.start()
+    await wait_until(lambda: health.directory_written)
+    await link.ask(b"FLUSHALL")
+    found = None
+    async with asyncio.timeout(10):
+        while found != 7:
+            found = await writer.version()
+    assert b"one" in await link.ask(b"HGET", Keys("rp").directory, "1")
+
+
+async def test_a_changed_record_goes_out_at_once(parts, link, wait_until):
+    janitor, records, health, writer, _connections = parts
+    janitor.start()
+    link.start()
+    await wait_until(lambda: health.directory_written)
+    records.version = 8
+    await janitor.record_changed("1", App(id="1", name="renamed", keys=()), 8)
+    assert await writer.version() == 8
+    assert b"renamed" in await link.ask(b"HGET", Keys("rp").directory, "1")
+
+
+async def test_a_change_without_redis_fails_nobody_and_is_made_up_for(parts, link, wait_until):
+    janitor, records, health, writer, _connections = parts
+    records.version = 8
+    await janitor.record_changed("1", records.apps["1"], 8)
+    janitor.start()
+    link.start()
+    await wait_until(lambda: health.directory_written)
+    assert await writer.version() == 8
+
+
+class Hanging:
+    """A link to a Redis that takes commands and says nothing."""
+
+    def __init__(self):
+        self.up = True
+        self.dropped = []
+        self.waiting = []
+
+    def drop(self, reason):
+        self.dropped.append(reason)
+        for each in self.waiting:
+            each.set_exception(LinkDown(sent=True))
+
+    async def version(self):
+        future = asyncio.get_running_loop().create_future()
+        self.waiting.append(future)
+        return await future
+
+
+async def test_a_redis_that_hangs_is_away_after_5_s_and_dropped_after_10():
+    now = 100.0
+    link = Hanging()
+    janitor = Janitor(link, link, Records(), Connections(), Health(lambda: True), clock=lambda: now)
+    janitor.link_up()
+    await asyncio.sleep(0)
+    assert janitor.redis_answers()
+    now = 105.0
+    assert not janitor.redis_answers()
+    janitor._look()
+    assert link.dropped == []
+    now = 110.5
+    janitor._look()
+    assert len(link.dropped) == 1
+    await asyncio.sleep(0)
+    janitor.stop()
+
+
+async def test_the_greatest_lag_is_told_once(parts):
+    janitor, *_ = parts
+    janitor.start()
+    janitor._expected_at -= 1.5
+    janitor._look()
+    assert janitor.take_loop_lag_s() == pytest.approx(0.5, abs=0.2)
+    assert janitor.take_loop_lag_s() == 0

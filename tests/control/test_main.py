@@ -1,0 +1,230 @@
+"""The control process: its start, what it is told, failures of Redis, its end; and as a real process."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from redpoll import handover as passages
+from redpoll.cluster.keys import Keys
+from redpoll.config import Settings
+from redpoll.control.commands import ask, socket_path
+from redpoll.leash import Leash, Start
+
+
+async def test_it_tells_that_it_is_ready_and_readiness_waits_for_the_workers(make_plane, redis, wait_until):
+    plane = await make_plane(redis.url)
+    assert plane.heard == [{"ready": True}]
+    assert (await plane.ask("GET", "/readyz")).status == 200
+    plane.plane.health.workers_ready = False
+    reply = await plane.ask("GET", "/readyz")
+    assert (reply.status, reply.json()["code"], reply.headers["retry-after"]) == (503, "unavailable", "1")
+    plane.plane.told({"workers_ready": True})
+    assert (await plane.ask("GET", "/readyz")).status == 200
+    plane.plane.told({"draining": True})
+    assert (await plane.ask("GET", "/readyz")).status == 503
+    # Told of the stop, it goes on serving until it is told to go.
+    assert (await plane.trigger()).status == 200
+    assert not plane.plane.finished.is_set()
+
+
+async def test_without_redis_it_lives_isnt_ready_and_says_503_in_time(make_plane, tmp_path):
+    plane = await make_plane(f"unix://{tmp_path}/none.sock", ready=False)
+    assert (await plane.ask("GET", "/healthz")).status == 200
+    assert (await plane.ask("GET", "/readyz")).status == 503
+    began = asyncio.get_running_loop().time()
+    reply = await plane.trigger()
+    assert asyncio.get_running_loop().time() - began < 4
+    assert (reply.status, reply.json()["code"], reply.headers["retry-after"]) == (503, "unavailable", "1")
+    assert (await plane.call("GET", "/apps/3/channels")).status == 503
+    assert (await plane.ask("GET", "/metrics")).status == 200
+
+
+async def test_a_killed_redis_costs_503_and_comes_back_by_itself(make_plane, own_redis, wait_until):
+    plane = await make_plane(own_redis.url)
+    assert (await plane.trigger()).status == 200
+    own_redis.kill()
+    assert (await plane.trigger()).status == 503
+    own_redis.start()
+    await wait_until(lambda: plane.plane.publisher.open)
+    assert (await plane.trigger()).status == 200
+
+
+async def test_a_hanging_redis_costs_503_in_time(make_plane, own_redis):
+    plane = await make_plane(own_redis.url)
+    own_redis.pause()
+    try:
+        assert (await plane.trigger()).status == 503
+    finally:
+        own_redis.resume()
+
+
+async def test_workers_struck_off_the_list_are_reaped(plane, wait_until):
+    link, keys = plane.plane.link, Keys("rp")
+    await link.ask(b"HSET", keys.beat, "0123456789ab.1.1", 5)
+    plane.plane.told({"alive": [1], "greatest": 1})
+    await wait_until(lambda: plane.plane.reaper.workers() == ["0123456789ab.1.1"])
+    plane.plane.told({"alive": [2], "greatest": 2})
+    await wait_until(lambda: plane.plane.reaper.reaped == 1)
+    assert await link.ask(b"HLEN", keys.beat) == 0
+
+
+async def test_a_new_app_is_usable_at_once(plane, sign):
+    app = await plane.records.create_app("later")
+    key = app.signing_key()
+    body = b'{"name":"e","channel":"c","data":""}'
+    target = sign("POST", f"/apps/{app.id}/events", body, key=key.key, secret=key.secret)
+    assert (await plane.ask("POST", target, body)).status == 200
+    assert await plane.plane.link.ask(b"HEXISTS", Keys("rp").directory, app.id)
+
+
+async def test_the_public_side_has_the_api_and_health_and_no_metrics(plane, tmp_path, sign):
+    listener = socket.create_server(("127.0.0.1", 0))
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    accepted, _ = listener.accept()
+    listener.close()
+    passage = passages.connect(str(tmp_path / "handover.sock"), lambda *_: None, lambda: None)
+    passage.send(os.dup(accepted.fileno()), ("203.0.113.9", 1), b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
+    accepted.close()
+
+    async def answered():
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
+        return int(head.split(" ")[1]), await reader.readexactly(length)
+
+    assert (await answered())[0] == 200
+    for path, status in (("/", 200), ("/readyz", 200), ("/metrics", 404), ("/dashboard", 404)):
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+        assert (await answered())[0] == status
+    body = b'{"name":"e","channel":"c","data":""}'
+    target = sign("POST", "/api/v1/apps/3/events", body)
+    writer.write(f"POST {target} HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    assert await answered() == (200, b"{}")
+    writer.close()
+    passage.close()
+
+
+async def test_an_exception_in_the_loop_is_counted(plane, wait_until):
+    asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+    await wait_until(lambda: plane.plane._own_counters()["loop_exceptions_total"] == 1)
+
+
+# -- as a process -----------------------------------------------------------------------------------------------
+
+CONTROL = (
+    "import sys; from redpoll.control.main import main; from redpoll.leash import Leash; main(Leash(int(sys.argv[1])))"
+)
+
+
+class Process:
+    """A control process on a leash that the test holds."""
+
+    def __init__(self, redis_url, folder, **settings):
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        ours, theirs = socket.socketpair()
+        start = Start(
+            role="control",
+            number=0,
+            run="0123456789ab",
+            k=0,
+            redis_url=redis_url,
+            listen_fd=listener.fileno(),
+            handover_path=str(folder / "handover.sock"),
+            data_dir=str(folder),
+            settings=Settings(**settings),
+        )
+        fds = (listener.fileno(), theirs.fileno())
+        command = [sys.executable, "-c", CONTROL, str(theirs.fileno())]
+        self.process = subprocess.Popen(command, pass_fds=fds, stderr=subprocess.PIPE)
+        theirs.close()
+        listener.close()
+        self.leash = Leash(ours.detach())
+        self.leash.tell(start)
+        self.leash.tell({"alive": [], "greatest": 0})
+        self.leash.tell({"workers_ready": True})
+        self.told = []
+        self.leash.attach(asyncio.get_running_loop(), self.told.append, lambda: self.told.append("end"))
+
+    async def wait_ended(self):
+        _, errors = await asyncio.to_thread(self.process.communicate, None, 20)
+        return self.process.returncode, errors.decode()
+
+
+@pytest.fixture
+async def start_process(redis, tmp_path):
+    started = []
+
+    def start(**settings):
+        started.append(Process(redis.url, tmp_path, **settings))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.leash.close()
+        if each.process.poll() is None:
+            each.process.kill()
+        each.process.wait()
+        each.process.stderr.close()
+
+
+async def ready(wire):
+    reply = await wire.ask(b"GET /readyz HTTP/1.1\r\nHost: h\r\n\r\n")
+    return reply.status == 200
+
+
+async def test_the_first_start_makes_an_app_and_tells_the_supervisor(start_process, connect, wait_until, tmp_path):
+    it = start_process()
+    await wait_until(lambda: {"ready": True} in it.told)
+    (made,) = [told["created_app"] for told in it.told if "created_app" in told]
+    assert made["id"].isdecimal()
+    apps = await asyncio.to_thread(ask, socket_path(tmp_path), "app list", {})
+    assert [app["id"] for app in apps] == [made["id"]]
+    wire = await connect(it.port)
+    async with asyncio.timeout(10):
+        while not await ready(wire):
+            pass
+    it.leash.tell({"drain": True})
+    code, errors = await it.wait_ended()
+    assert (code, "Traceback" in errors) == (0, False)
+
+
+async def test_sigterm_lets_what_is_under_way_be_answered(start_process, connect, wait_until):
+    it = start_process(app_id="3", app_key="k", app_secret="s")
+    await wait_until(lambda: {"ready": True} in it.told)
+    wire, idle = await connect(it.port), await connect(it.port)
+    await idle.ask(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
+    wire.send(b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\nX-Service-Key: k\r\nX-Service-Secret: s\r\n")
+    wire.send(b"Content-Length: 36\r\nExpect: 100-continue\r\n\r\n")
+    assert (await wire.receive()).status == 100
+    it.process.send_signal(signal.SIGTERM)
+    assert await idle.wait_closed() == b""
+    reply = await wire.ask(b'{"name":"e","channel":"c","data":""}')
+    assert reply.status == 200
+    assert reply.headers["connection"] == "close"
+    code, errors = await it.wait_ended()
+    assert (code, "Traceback" in errors) == (0, False)
+
+
+async def test_it_ends_with_its_supervisor(start_process, wait_until):
+    it = start_process()
+    await wait_until(lambda: {"ready": True} in it.told)
+    it.leash.close()
+    code, _errors = await it.wait_ended()
+    assert code == 1
+
+
+async def test_records_that_cannot_be_used_end_the_start_with_a_sentence(start_process, tmp_path, wait_until):
+    (tmp_path / "redpoll.sqlite").write_bytes(b"this is no database" * 100)
+    it = start_process()
+    code, errors = await it.wait_ended()
+    assert code == 1
+    assert "Traceback" not in errors
+    await wait_until(lambda: it.told)
+    assert "redpoll.sqlite" in json.dumps(it.told)
+    assert "fatal" in it.told[0]

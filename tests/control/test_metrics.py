@@ -1,0 +1,91 @@
+"""/metrics, read back with Prometheus' own parser."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from redpoll.cluster.keys import Keys
+from redpoll.cluster.stats import Stats
+from redpoll.control.metrics import FAMILIES, Metrics
+from redpoll.control.routes import Route, Routes
+
+
+async def handler(call):
+    raise AssertionError("never called here")
+
+
+@pytest.fixture
+def routes():
+    return Routes([Route("GET", "/a", "a", handler), Route("GET", "/b", "b", handler)])
+
+
+def samples(body):
+    """(name, labels) → value."""
+    families = text_string_to_metric_families(body.decode())
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+async def scraped(routes, workers, own=None):
+    async def read():
+        return workers
+
+    answer = await Metrics(lambda: routes, read, lambda: own or {}).metrics(None)
+    assert answer.headers.startswith(b"Content-Type: text/plain")
+    return samples(answer.body)
+
+
+async def test_every_known_counter_of_a_worker_is_shown_with_its_worker(routes):
+    told = {name: float(number) for number, name in enumerate(FAMILIES, 1)}
+    found = await scraped(routes, {"run.1.1": told, "run.2.1": told})
+    for name, family in FAMILIES.items():
+        labels = {"worker": "run.1.1"} | ({"reason": family.reason} if family.reason else {})
+        assert found[family.name, tuple(sorted(labels.items()))] == told[name]
+    assert found["redpoll_connections", (("worker", "run.2.1"),)] == told["connections"]
+
+
+async def test_drops_are_one_family_told_apart_by_their_reason(routes):
+    found = await scraped(routes, {"w": {"slow_consumers_closed_total": 3, "send_errors_total": 4}})
+    assert found["redpoll_dropped_total", (("reason", "slow_consumer"), ("worker", "w"))] == 3
+    assert found["redpoll_dropped_total", (("reason", "send_error"), ("worker", "w"))] == 4
+
+
+async def test_a_counter_that_nobody_knows_is_left_out(routes):
+    found = await scraped(routes, {"w": {"of_another_version": 1, "connections": 2}})
+    assert found["redpoll_connections", (("worker", "w"),)] == 2
+    assert not any("another_version" in name for name, _ in found)
+
+
+async def test_requests_are_counted_by_route_and_status_and_timed(routes):
+    route = routes.all[0]
+    for seconds in (0.000_003, 0.000_9, 30.0):
+        route.count(200, seconds)
+    route.count(404, 0.000_003)
+    found = await scraped(routes, {})
+    assert found["redpoll_http_requests_total", (("route", "a"), ("status", "200"))] == 3
+    assert found["redpoll_http_requests_total", (("route", "a"), ("status", "404"))] == 1
+
+    def at_most(bound):
+        return found["redpoll_http_request_seconds_bucket", (("le", bound), ("route", "a"))]
+
+    assert (at_most("4e-06"), at_most("0.000512"), at_most("0.001024"), at_most("+Inf")) == (2, 2, 3, 4)
+    assert found["redpoll_http_request_seconds_count", (("route", "a"),)] == 4
+    assert found["redpoll_http_request_seconds_sum", (("route", "a"),)] == pytest.approx(30.000_906)
+    assert not any(("route", "b") in labels for _, labels in found)
+
+
+async def test_the_control_port_shows_workers_through_redis_and_the_control_plane_itself(plane):
+    link = plane.plane.link
+    await link.ask(b"HSET", Keys("rp").beat, "0123456789ab.1.1", 1)
+    Stats(link, Keys("rp")).write("0123456789ab.1.1", {"connections": 7})
+    plane.plane.told({"alive": [1], "greatest": 1})
+    await plane.trigger()
+    reply = await plane.ask("GET", "/metrics")
+    assert reply.status == 200
+    found = samples(reply.body)
+    assert found["redpoll_connections", (("worker", "0123456789ab.1.1"),)] == 7
+    assert found["redpoll_events_published_total", (("worker", "control"),)] == 1
+    assert found["redpoll_apps", (("worker", "control"),)] == 2
+    assert found["redpoll_loop_exceptions_total", (("worker", "control"),)] == 0

@@ -1,0 +1,86 @@
+"""Counts, members and channels, read from a real Redis."""
+
+import asyncio
+
+import pytest
+
+from redpoll.cluster.bus import Unavailable
+from redpoll.cluster.keys import Keys
+from redpoll.cluster.link import Link
+from redpoll.control.occupancy import Occupancy
+
+
+@pytest.fixture
+async def link(redis):
+    link = Link(redis.url)
+    link.start()
+    await link.wait_up()
+    yield link
+    await link.close()
+
+
+@pytest.fixture
+async def occupancy(link):
+    return Occupancy(link, Keys("rp"))
+
+
+async def test_a_count_is_the_sum_over_all_workers(occupancy, occupy):
+    await occupy("a", {"w1": 2, "w2": 40})
+    assert await occupancy.subscription_counts("3", ["a", "none"]) == [42, 0]
+
+
+async def test_users_are_distinct_and_in_order(occupancy, occupy):
+    await occupy("presence-a", {"w1": 3}, users=["b", "a", "ü"])
+    assert await occupancy.user_counts("3", ["presence-a", "presence-none"]) == [3, 0]
+    assert await occupancy.user_ids("3", "presence-a") == ["a", "b", "ü"]
+
+
+async def test_channels_come_from_every_shard_and_of_this_app_only(occupancy, occupy):
+    names = [f"c{number}" for number in range(200)]
+    for name in names:
+        await occupy(name, {"w": 1})
+    assert await occupancy.channels("3", "") == sorted(names)
+    assert await occupancy.channels("3", "c19") == ["c19", *(f"c19{digit}" for digit in range(10))]
+    assert await occupancy.channels("4", "") == []
+
+
+async def test_the_prefix_is_no_pattern(occupancy, occupy):
+    await occupy("abc", {"w": 1})
+    assert await occupancy.channels("3", "a*") == []
+
+
+async def test_without_redis_the_answer_is_unavailable(redis, link, occupancy):
+    await link.close()
+    with pytest.raises(Unavailable):
+        await occupancy.user_counts("3", ["presence-a"])
+
+
+async def test_a_redis_that_hangs_is_unavailable_in_time(own_redis):
+    link = Link(own_redis.url)
+    link.start()
+    await link.wait_up()
+    own_redis.pause()
+    try:
+        with pytest.raises(Unavailable, match=r"within 0\.1 s"):
+            await Occupancy(link, Keys("rp"), answer_s=0.1).channels("3", "")
+    finally:
+        own_redis.resume()
+    await link.close()
+
+
+async def test_an_error_of_redis_is_unavailable(link, occupancy):
+    await link.ask(b"SET", Keys("rp").counts("3", "a"), b"no hash")
+    with pytest.raises(Unavailable, match="WRONGTYPE"):
+        await occupancy.subscription_counts("3", ["a"])
+
+
+async def test_publishes_are_not_held_up_by_a_long_list(link, occupancy, occupy):
+    for number in range(1_100):
+        await occupy(f"c{number}", {"w": 1})
+    names = await occupancy.channels("3", "")
+    counting = asyncio.create_task(occupancy.subscription_counts("3", names))
+    await asyncio.sleep(0)
+    # Asked behind the first share, answered before the last one.
+    await link.ask(b"PING")
+    assert not counting.done()
+    assert sum(await counting) == 1_100

@@ -1,0 +1,176 @@
+"""The way of an event to Redis, and its gate: with a bus that answers when it is told to."""
+
+import asyncio
+
+import pytest
+
+from redpoll.cluster.bus import Bus, Outgoing, Unavailable
+from redpoll.cluster.keys import Keys
+from redpoll.cluster.link import Link, LinkDown
+from redpoll.control.publisher import Publisher
+
+
+class FakeBus:
+    """Keeps what is published; `listening` is how many workers hear."""
+
+    def __init__(self):
+        self.sent = []
+        self.listening = 0
+        self.asked = 0
+
+    def publish(self, app_id, channel, event, data, *, skip, trace, done):
+        self.sent.append((app_id, channel, event, data, skip, trace))
+        self.done = done
+        self.waiting.append(done)
+
+    waiting: list
+
+    async def workers_listening(self):
+        self.asked += 1
+        await asyncio.sleep(0)
+        return self.listening
+
+
+@pytest.fixture
+async def bus():
+    bus = FakeBus()
+    bus.waiting = []
+    return bus
+
+
+@pytest.fixture
+async def publisher(bus):
+    made = []
+
+    def make(workers=0, **timing):
+        made.append(Publisher(bus, None, lambda: workers, **timing))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+async def opened(publisher, wait_until):
+    publisher.link_up()
+    await wait_until(lambda: publisher.open)
+    return publisher
+
+
+async def test_a_publish_ends_with_redis_answer(publisher, bus, wait_until):
+    it = await opened(publisher(), wait_until)
+    future = it.publish("1", "c", "e", "d", "1.2", "t")
+    assert bus.sent == [("1", "c", "e", "d", "1.2", "t")]
+    assert not future.done()
+    bus.done(3)
+    it.confirmed(await future)
+    assert it.events_published == 1
+
+
+async def test_an_error_of_redis_is_unavailable(publisher, bus, wait_until):
+    it = await opened(publisher(), wait_until)
+    future = it.publish("1", "c", "e", "d", None, "t")
+    bus.done(LinkDown(sent=True))
+    with pytest.raises(Unavailable, match="not confirmed: Redis went away"):
+        it.confirmed(await future)
+    assert it.unconfirmed == 1
+
+
+async def test_what_is_not_confirmed_in_time_is_unavailable_and_a_late_answer_harms_nothing(publisher, bus, wait_until):
+    it = await opened(publisher(confirm_s=0.05), wait_until)
+    first, second = (it.publish("1", "c", event, "d", None, "t") for event in "ab")
+    bus.waiting[1](1)
+    with pytest.raises(Unavailable, match=r"within 0\.05 s"):
+        it.confirmed(await first)
+    it.confirmed(await second)
+    bus.waiting[0](1)
+    later = it.publish("1", "c", "c", "d", None, "t")
+    with pytest.raises(Unavailable):
+        it.confirmed(await later)
+
+
+async def test_confirmed_ones_are_forgotten_while_others_come(publisher, bus, wait_until):
+    it = await opened(publisher(), wait_until)
+    for _ in range(1000):
+        future = it.publish("1", "c", "e", "d", None, "t")
+        bus.done(1)
+        await future
+    assert len(it._awaited) <= 1
+
+
+async def test_several_events_are_adjacent_and_all_awaited(publisher, bus, wait_until):
+    it = await opened(publisher(), wait_until)
+    items = [Outgoing("a", "e1", "d"), Outgoing("b", "e2", "d", "1.2")]
+    publishing = asyncio.create_task(it.publish_all("1", items, "t"))
+    await wait_until(lambda: len(bus.waiting) == 2)
+    assert [sent[1:5] for sent in bus.sent] == [("a", "e1", "d", None), ("b", "e2", "d", "1.2")]
+    bus.waiting[0](1)
+    await asyncio.sleep(0)
+    assert not publishing.done()
+    bus.waiting[1](1)
+    await publishing
+    assert it.events_published == 2
+
+
+async def test_the_gate_opens_when_every_worker_hears(publisher, bus, wait_until):
+    it = publisher(workers=2, gate_s=60)
+    bus.listening = 1
+    it.link_up()
+    waiting = asyncio.create_task(it.publish_all("1", [Outgoing("c", "e", "d")], "t"))
+    await wait_until(lambda: bus.asked > 2)
+    assert not it.open
+    assert bus.sent == []
+    bus.listening = 2
+    await wait_until(lambda: bus.waiting)
+    bus.done(2)
+    await waiting
+
+
+async def test_the_gate_opens_at_last_although_a_worker_is_deaf(publisher, bus, wait_until):
+    it = publisher(workers=2, gate_s=0.05)
+    bus.listening = 1
+    it.link_up()
+    await wait_until(lambda: it.open)
+
+
+async def test_a_closed_gate_is_unavailable_in_time(publisher, bus):
+    it = publisher(confirm_s=0.02)
+    with pytest.raises(Unavailable):
+        await it.publish_all("1", [Outgoing("c", "e", "d")], "t")
+    assert bus.sent == []
+
+
+async def test_every_break_closes_the_gate_anew(publisher, bus, wait_until):
+    it = publisher(workers=1, gate_s=60)
+    bus.listening = 1
+    it.link_up()
+    await wait_until(lambda: it.open)
+    it.link_down()
+    assert not it.open
+    bus.listening = 0
+    it.link_up()
+    await wait_until(lambda: bus.asked > 3)
+    assert not it.open
+    bus.listening = 1
+    await wait_until(lambda: it.open)
+
+
+async def test_against_a_real_redis_the_workers_are_those_that_subscribed(redis, wait_until):
+    keys = Keys("rp")
+    ours, worker = Link(redis.url), Link(redis.url)
+    it = Publisher(Bus(ours, keys), ours, lambda: 1, gate_s=60)
+    ours.on_up = it.link_up
+    ours.start()
+    worker.start()
+    await worker.wait_up()
+    await ours.wait_up()
+    assert not it.open
+    heard = []
+    worker.on_push = lambda topic, payload: heard.append(topic)
+    worker.subscribe([keys.sys, keys.topic("1", "c")])
+    await wait_until(lambda: it.open)
+    it.confirmed(await it.publish("1", "c", "e", "d", None, "t"))
+    await wait_until(lambda: keys.topic("1", "c") in heard)
+    it.close()
+    await ours.close()
+    await worker.close()
