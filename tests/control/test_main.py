@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import redis.asyncio
 
 from redpoll import handover as passages
 from redpoll.cluster.keys import Keys
@@ -43,6 +44,16 @@ async def test_without_redis_it_lives_isnt_ready_and_says_503_in_time(make_plane
     assert (reply.status, reply.json()["code"], reply.headers["retry-after"]) == (503, "unavailable", "1")
     assert (await plane.call("GET", "/apps/3/channels")).status == 503
     assert (await plane.ask("GET", "/metrics")).status == 200
+
+
+async def test_a_redis_that_cannot_work_ends_the_start_with_a_sentence(make_plane, own_redis, wait_until):
+    async with redis.asyncio.Redis(unix_socket_path=own_redis.path) as admin:
+        await admin.execute_command("ACL", "SETUSER", "poor", "on", ">pass", "~*", "resetchannels", "+@all")
+    plane = await make_plane(own_redis.url + "?username=poor&password=pass", ready=False)
+    await wait_until(lambda: any("fatal" in message for message in plane.heard))
+    (fatal,) = [message["fatal"] for message in plane.heard if "fatal" in message]
+    assert "may not PUBLISH our keys or topics" in fatal
+    assert "&rp:*" in fatal
 
 
 async def test_a_killed_redis_costs_503_and_comes_back_by_itself(make_plane, own_redis, wait_until):

@@ -506,6 +506,36 @@ async def test_a_flood_of_pings_is_answered_in_full_to_one_who_reads(served, ref
     assert served.flusher.overruns == 0
 
 
+async def test_a_flood_of_messages_leaves_the_others_their_turn(served, reference):
+    loop = asyncio.get_running_loop()
+    client = await served.client()
+    [connection] = served.connections
+    heard, most_in_a_turn, turns = 0, 0, 0
+
+    def count(_message):
+        nonlocal heard
+        heard += 1
+
+    def turn():
+        nonlocal most_in_a_turn, turns, before
+        most_in_a_turn = max(most_in_a_turn, heard - before)
+        before = heard
+        turns += 1
+        if heard < 200_000:
+            loop.call_soon(turn)
+
+    before = 0
+    connection.on["text"] = count
+    frame = reference.client_frame(TEXT, b"x" * 10)
+    loop.call_soon(turn)
+    await loop.sock_sendall(client, frame * 200_000)
+    while heard < 200_000:
+        await asyncio.sleep(0)
+    # One read of 64 KiB a turn, not the 32 that libuv would make of it.
+    assert most_in_a_turn <= 65_536 // len(frame) + 1
+    assert turns >= 48
+
+
 async def test_a_flood_of_pings_from_one_who_does_not_read_is_bounded(served, reference, wait_until):
     client = await served.client(receive_buffer_bytes=4096)
     served.flusher.max_owed_bytes = 200_000

@@ -36,7 +36,11 @@ class History:
                 self.kill_one_but(safe)
             await self.step()
         await self.settle()
+        # HTTP asks Redis; what the observer is told is on its way. An event is told after all that came before it.
+        async with Api(self.server) as api:
+            await api.publish(self.rooms, "end", "")
         for room in self.rooms:
+            await observer.until(lambda: observer.all("end", room), what="the end")  # noqa: B023
             expected = {user for rooms in self.joined.values() for name, user in rooms.items() if name == room}
             for one in observer.frames:
                 if one.get("channel") == room and one["event"] in (ADDED, REMOVED):

@@ -21,6 +21,7 @@ import uvloop
 from redpoll import logs
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.directory import DirectoryWriter
+from redpoll.cluster.fitness import examine
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
 from redpoll.cluster.reaper import Reaper
@@ -103,6 +104,7 @@ class ControlPlane:
         self._loop_exceptions_total = 0
         self._server: asyncio.Server | None = None
         self._reaping: asyncio.Task[None] | None = None
+        self._examining: asyncio.Task[None] | None = None
 
         self.link = Link(start.redis_url)
         self.link.on_up, self.link.on_down = self._link_up, self._link_down
@@ -156,9 +158,10 @@ class ControlPlane:
             self._server.close()
         self.handover.close()
         await self.connections.finish(_FINISH_WITHIN_S)
-        if self._reaping is not None:
-            self._reaping.cancel()
-            await asyncio.gather(self._reaping, return_exceptions=True)
+        for task in (self._reaping, self._examining):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         self.janitor.stop()
         self.publisher.close()
         await self.link.close()
@@ -166,6 +169,20 @@ class ControlPlane:
     def _link_up(self) -> None:
         self.publisher.link_up()
         self.janitor.link_up()
+        self._examining = self.loop.create_task(self._examine(), name="redis examined")
+
+    async def _examine(self) -> None:
+        """What this Redis lacks is said once per connection; at a start, a fault ends it with that sentence."""
+        try:
+            faults, warnings = await examine(self.link, self._keys)
+        except LinkDown:
+            return
+        for warning in warnings:
+            log.warning("redis", what=warning)
+        for fault in faults:
+            log.error("redis", what=fault)
+        if faults:
+            self._tell({"fatal": "; ".join(faults)})
 
     def _link_down(self, reason: str) -> None:
         self.publisher.link_down()
