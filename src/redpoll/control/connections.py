@@ -49,7 +49,7 @@ class Connection(RequestHandler):
     where the connection didn't come from a worker. `takes_no_more`: closes behind the answer under way.
     """
 
-    __slots__ = ("_read_before", "half_head_since", "hand_back", "peer", "takes_no_more")
+    __slots__ = ("_error_page", "_read_before", "half_head_since", "hand_back", "peer", "takes_no_more")
 
     def __init__(
         self,
@@ -59,6 +59,8 @@ class Connection(RequestHandler):
         read_before: bytes = b"",
     ) -> None:
         super().__init__(connections, **connections.options)
+        # Kept here: aiohttp forgets its server when the peer is gone, and may still have a fault to render.
+        self._error_page = connections.error_page
         self.peer = peer
         self.hand_back = hand_back
         self._read_before = read_before
@@ -112,10 +114,10 @@ class Connection(RequestHandler):
         """aiohttp's own errors: bytes that are no HTTP. Ours are rendered by the front and never come here."""
         if status < 500:
             text = "not an HTTP request: " + (message or "malformed").partition("\n")[0].rstrip(":")[:200]
-            answer = self._manager.error_page(status, "bad_request", text)  # type: ignore[union-attr]
+            answer = self._error_page(status, "bad_request", text)
         else:
             log.error("http connection failed", exc_info=exc)
-            answer = self._manager.error_page(500, "internal", "internal error")  # type: ignore[union-attr]
+            answer = self._error_page(500, "internal", "internal error")
         answer.keep_alive = False
         return answer
 
