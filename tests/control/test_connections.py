@@ -187,15 +187,13 @@ async def test_a_client_that_left_is_nobodys_error(serve, connect, wait_until):
     await wait_until(lambda: not connections.connections)
 
 
-async def test_garbage_of_a_client_that_left_at_once_is_nobodys_error(serve, wait_until, caplog):
+async def test_garbage_of_a_client_that_left_at_once_is_still_rendered(serve):
+    """aiohttp forgets its server at connection_lost, and may come with the parser's fault after it."""
     connections, _port = await serve()
-    near, far = socket.socketpair()
-    far.sendall(b"GET /\r\n\r\n")
-    far.close()
-    near.setblocking(False)
-    await connections.take(near, ("203.0.113.9", 4711), b"", lambda *_: False)
-    await wait_until(lambda: not connections.connections)
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    connection = connections()
+    connection.connection_lost(None)
+    answer = connection.handle_error(None, 400, message="Bad request line:")
+    assert (answer.status, answer.body) == (400, b"bad_request: not an HTTP request: Bad request line")
 
 
 async def test_a_client_that_reads_nothing_is_not_answered_without_end(serve, connect, wait_until):
