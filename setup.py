@@ -3,7 +3,7 @@
 `REDPOLL_DEBUG=1` builds them with bounds checks and live-object counters. Build that apart from the
 release build, and run the engine's tests on it:
 
-    REDPOLL_DEBUG=1 python setup.py build --build-lib build/debug/lib
+    REDPOLL_DEBUG=1 python setup.py build --build-base build/debug --build-lib build/debug/lib
     PYTHONPATH=build/debug/lib python -m pytest tests/ext
 """
 

@@ -49,11 +49,13 @@ cdef class WebSocket(Sink):
     cdef uint32_t discarded
     # HEAD, OPEN, CLOSING, CLOSED, HANDED.
     cdef readonly uint8_t state
-    # Flags: was OPEN; closed() or gone() was called; frames are still looked at; head_received() is running.
+    # Flags: was OPEN; closed() or gone() was called; frames are still looked at; head_received() is running;
+    # reading is paused until somebody says otherwise.
     cdef uint8_t opened
     cdef uint8_t told
     cdef uint8_t listening
     cdef uint8_t deciding
+    cdef uint8_t held
 
     cdef int take(self, const uint8_t* at, Py_ssize_t size) except -1
     cdef int take_head(self, const uint8_t* at, Py_ssize_t size) except -1

@@ -441,29 +441,32 @@ cdef class Audience:
             return 0
         limit = flusher.max_owed_bytes
         flusher.reserve(self.count)
-        for i in range(self.count):
-            sink = self.places[i].sink
-            if not (<Sink> sink).writable:
-                continue
-            if skip_lo and (<Sink> sink).sid_lo == skip_lo and (<Sink> sink).sid_hi == skip_hi:
-                continue
-            if now == NULL or (<Sink> sink).owed != was:
-                settle(was, now, moved)
-                moved = 0
-                was = (<Sink> sink).owed
-                now = NULL
-                now = grow(was, <PyObject*> frame)
-                total = weight(now)
-            if total + (<Sink> sink).buffered + weight((<Sink> sink).urgent) > limit:
-                noted += (<Sink> sink).owe(frame, False)
-                continue
-            (<Sink> sink).owed = now
-            moved += 1
-            noted += 1
-            flusher.frames_posted += 1
-            if not (<Sink> sink).dirty and not (<Sink> sink).paused:
-                flusher.mark(sink)
-        settle(was, now, moved)
+        try:
+            for i in range(self.count):
+                sink = self.places[i].sink
+                if not (<Sink> sink).writable:
+                    continue
+                if skip_lo and (<Sink> sink).sid_lo == skip_lo and (<Sink> sink).sid_hi == skip_hi:
+                    continue
+                if now == NULL or (<Sink> sink).owed != was:
+                    settle(was, now, moved)
+                    moved = 0
+                    was = (<Sink> sink).owed
+                    now = NULL
+                    now = grow(was, <PyObject*> frame)
+                    total = weight(now)
+                if total + (<Sink> sink).buffered + weight((<Sink> sink).urgent) > limit:
+                    noted += (<Sink> sink).owe(frame, False)
+                    continue
+                (<Sink> sink).owed = now
+                moved += 1
+                noted += 1
+                flusher.frames_posted += 1
+                if not (<Sink> sink).dirty and not (<Sink> sink).paused:
+                    flusher.mark(sink)
+        finally:
+            # Whatever was raised: the sinks that point to `now` are its holders.
+            settle(was, now, moved)
         flusher.wake()
         return noted
 

@@ -1,10 +1,12 @@
 """pusher-js with stock options against four workers: everything a page does with a channel."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
+import pusher
 import pytest
 
 from node import Node, NodeError, auth_endpoint
@@ -89,7 +91,10 @@ async def test_wrong_signature_is_told_to_the_channel_and_leaves_the_connection(
         assert await api.subscription_count("private-closed") == 0
 
 
-async def test_redpolls_own_auth_helper_serves_as_the_backends_signer(server: Server, node: Node) -> None:
+@pytest.mark.parametrize("encoding", ["json", "form"])
+async def test_redpolls_own_auth_helper_serves_as_the_backends_signer(
+    server: Server, node: Node, encoding: str
+) -> None:
     """The application's endpoint asks `/apps/{id}/auth` with the header pair and passes the answer on."""
     headers = {"X-Service-Key": server.app_key, "X-Service-Secret": server.app_secret}
 
@@ -165,6 +170,29 @@ async def test_unknown_key_makes_pusher_js_give_up_for_good(node: Node) -> None:
     await node.call("connect", client="lost", key="0" * 20, options=node.options())
     await node.seen(client="lost", state="disconnected")
     assert {one["error_code"] for one in node.told(client="lost") if "error" in one} == {4001}
+
+
+async def test_requests_in_turn_and_batches_arrive_in_order_at_every_page(server: Server, node: Node) -> None:
+    """Published with the Python library, one call after another, heard by pusher-js on several workers."""
+    backend = pusher.Pusher(
+        server.app_id, server.app_key, server.app_secret, host="127.0.0.1", port=server.port, ssl=False
+    )
+    names = [f"page-{number}" for number in range(8)]
+    for name in names:
+        await node.connect(name)
+        await node.subscribe(name, "in-order")
+
+    def publish() -> None:
+        for start in range(0, 100, 20):
+            batch = [{"channel": "in-order", "name": "n", "data": number} for number in range(start, start + 10)]
+            backend.trigger_batch(batch)
+            for number in range(start + 10, start + 20):
+                backend.trigger("in-order", "n", number)
+
+    await asyncio.to_thread(publish)
+    for name in names:
+        await node.seen(100, client=name, event="n")
+        assert [one["data"] for one in node.told(client=name, event="n")] == list(range(100))
 
 
 async def test_unsubscribed_client_hears_nothing_more(server: Server, node: Node) -> None:

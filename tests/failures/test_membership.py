@@ -125,7 +125,7 @@ async def test_random_histories_end_at_the_truth(server: Server, size: Callable[
 async def test_random_histories_with_killed_workers_end_at_the_truth(
     server: Server, size: Callable[[int, int], int]
 ) -> None:
-    for seed in range(1000, 1000 + size(4, 200)):
+    for seed in range(1000, 1000 + size(4, 60)):
         await History(server, seed).run(steps=60, kills=2)
 
 
