@@ -18,10 +18,19 @@ CHANNEL_EVENTS = {
     "pusher_internal:subscription_succeeded",
     "pusher_internal:member_added",
     "pusher_internal:member_removed",
+    "pusher_internal:subscription_count",
+    "pusher:cache_miss",
     "pusher:subscription_error",
     "auth_required",
 }
-OTHER_EVENTS = {"pusher:connection_established", "pusher:error", "pusher:ping", "pusher:pong"}
+OTHER_EVENTS = {
+    "pusher:connection_established",
+    "pusher:error",
+    "pusher:ping",
+    "pusher:pong",
+    "pusher:signin_success",
+    "pusher_internal:watchlist_events",
+}
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 import msgspec
+import pytest
 
-from redpoll.protocol.apps import App, Key
+from redpoll.protocol.apps import DAILY_LIMITS, SETTINGS, App, Key, parse_setting
 
 OLD, NEW, OFF = (
     Key(key="aa", secret="01"),
@@ -24,3 +25,141 @@ def test_a_record_survives_json_and_leaves_defaults_out():
     text = msgspec.json.encode(app)
     assert msgspec.json.decode(text, type=App) == app
     assert b"max_data_bytes" not in text
+
+
+# -- what an operator may change -----------------------------------------------------------------------------
+
+IDENTITY = ("id", "name", "keys")
+
+
+def test_the_table_has_every_field_of_the_record_but_who_it_is():
+    assert tuple(SETTINGS) == tuple(field for field in App.__struct_fields__ if field not in IDENTITY)
+
+
+def test_defaults_are_those_of_the_decisions():
+    assert {name: setting.default for name, setting in SETTINGS.items()} == {
+        "enabled": True,
+        "client_events": True,
+        "subscription_count": False,
+        "watchlist": False,
+        "user_authentication_timeout_s": 0.0,
+        "allowed_origins": (),
+        "max_connections": 0,
+        "plan": "pro",
+        "cache_ttl_s": 1800,
+        "idempotency": False,
+        "tls_required": False,
+        "max_event_name_chars": 200,
+        "max_channels": 100,
+        "max_data_bytes": 10240,
+        "max_batch": 10,
+        "max_presence_members": 100,
+        "max_user_info_bytes": 1024,
+    }
+
+
+def test_plans_limit_the_messages_of_a_day():
+    limits = {plan: App(id="1", name="x", keys=(), plan=plan).daily_limit for plan in DAILY_LIMITS}
+    assert limits == {"free": 200_000, "starter": 1_000_000, "pro": None}
+    assert App(id="1", name="x", keys=()).daily_limit is None
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_is_parsed_goes_into_a_record_and_survives_json(name):
+    setting = SETTINGS[name]
+    texts = {
+        "switch": ("true", "false"),
+        "count": (str(setting.least), str(setting.most)),
+        "seconds": ("0", "0.25", str(setting.most)),
+        "choice": setting.choices,
+        "hosts": ("", "a.example,*.b.example:8080"),
+    }[setting.type]
+    for text in (*texts, f" {texts[0]} "):
+        value = parse_setting(name, text)
+        app = msgspec.structs.replace(App(id="1", name="x", keys=()), **{name: value})
+        assert msgspec.json.decode(msgspec.json.encode(app), type=App) == app
+        assert type(value) is type(setting.default)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("enabled", "0", False),
+        ("enabled", "1", True),
+        ("enabled", "TRUE", True),
+        ("plan", "free", "free"),
+        ("max_connections", "0", 0),
+        ("user_authentication_timeout_s", "30", 30.0),
+        ("user_authentication_timeout_s", "0.5", 0.5),
+        ("allowed_origins", "", ()),
+        ("allowed_origins", " , ", ()),
+        ("allowed_origins", "localhost:3000", ("localhost:3000",)),
+        ("allowed_origins", "A.example, *.b.Example ,a.example", ("a.example", "*.b.example")),
+        ("allowed_origins", "[::1]:8080,127.0.0.1", ("[::1]:8080", "127.0.0.1")),
+    ],
+)
+def test_values_are_read(name, text, value):
+    read = parse_setting(name, text)
+    assert (read, type(read)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("enabled", ""),
+        ("enabled", "yes"),
+        ("enabled", "2"),
+        ("plan", "gold"),
+        ("plan", ""),
+        ("max_connections", "-1"),
+        ("max_connections", "many"),
+        ("max_connections", "1.5"),
+        ("max_connections", "1_000"),
+        ("max_connections", "٧"),
+        ("max_connections", "9" * 5000),
+        ("max_channels", "0"),
+        ("cache_ttl_s", "0"),
+        ("max_data_bytes", "262145"),
+        ("user_authentication_timeout_s", "-1"),
+        ("user_authentication_timeout_s", "nan"),
+        ("user_authentication_timeout_s", "1e3"),
+        ("user_authentication_timeout_s", "3601"),
+        ("allowed_origins", "https://good.example"),
+        ("allowed_origins", "good.example/"),
+        ("allowed_origins", "*"),
+        ("allowed_origins", "a.*.example"),
+        ("allowed_origins", "*good.example"),
+        ("allowed_origins", "good.example:"),
+        ("allowed_origins", "good.example:0"),
+        ("allowed_origins", "good.example:65536"),
+        ("allowed_origins", "good..example"),
+        ("allowed_origins", "a b"),
+        ("allowed_origins", "é.example"),
+        ("allowed_origins", "user@good.example"),
+        ("allowed_origins", "a." * 130 + "example"),
+        ("allowed_origins", "x" * 100_000),
+        ("allowed_origins", ",".join(f"h{n}.example" for n in range(51))),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_what_is_no_value_is_refused_with_a_sentence_that_names_the_setting(name, text):
+    with pytest.raises(ValueError, match=rf"\A{name}[ :]"):
+        parse_setting(name, text)
+
+
+@pytest.mark.parametrize("name", ["", "id", "keys", "name", "daily_limit", "Enabled"])
+def test_what_is_no_setting_is_refused_and_told_which_there_are(name):
+    with pytest.raises(ValueError, match=r"there is no setting .*cache_ttl_s"):
+        parse_setting(name, "1")
+
+
+def test_a_record_with_a_plan_that_does_not_exist_is_not_taken():
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(b'{"id":"1","name":"x","keys":[],"plan":"gold"}', type=App)
+
+
+def test_a_record_with_every_list_full_stays_below_what_the_directory_carries():
+    hosts = ",".join(f"{'h' * 60}.{'i' * 60}.{n:02}.example:65535" for n in range(50))
+    keys = tuple(Key(key="0" * 20, secret="0" * 40) for _ in range(10))
+    app = App(id="1", name="x", keys=keys, allowed_origins=parse_setting("allowed_origins", hosts))
+    assert len(msgspec.json.encode(app)) < 16 * 1024

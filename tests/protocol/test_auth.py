@@ -12,8 +12,11 @@ from redpoll.protocol.auth import (
     channel_fault,
     check_pair,
     check_query,
+    encryption_secret,
     parse_query,
     sign_channel,
+    signin_fault,
+    token_hash,
 )
 from redpoll.protocol.errors import ApiError
 
@@ -144,6 +147,56 @@ def test_what_is_not_key_colon_digest_opens_nothing(app, sign, spoil):
     good = f"{KEY}:{sign('1.2:private-x')}"
     assert channel_fault(app, "1.2", "private-x", good, None) is None
     assert channel_fault(app, "1.2", "private-x", spoil(good), None)
+
+
+# -- sign-ins, encrypted channels, tokens --------------------------------------------------------------------
+
+
+def test_the_signature_of_a_sign_in_is_the_protocols_vector(app):
+    digest = "4708d583dada6a56435fb8bc611c77c359a31eebde13337c16ab43aa6de336ba"
+    assert signin_fault(app, "1234.1234", f"{KEY}:{digest}", '{"id":"12345"}') is None
+    assert signin_fault(app, "1234.1235", f"{KEY}:{digest}", '{"id":"12345"}') is not None
+    assert signin_fault(app, "1234.1234", f"{KEY}:{digest}", '{"id": "12345"}') is not None
+
+
+def test_a_signature_for_a_channel_signs_nobody_in_and_the_other_way_round(app, sign):
+    channel = f"{KEY}:{sign('1.2:private-x:user')}"
+    assert signin_fault(app, "1.2", channel, "user") is not None
+    signin = f"{KEY}:{sign('1.2::user::private-x')}"
+    assert channel_fault(app, "1.2", "private-x", signin, None) is not None
+
+
+def test_a_refused_sign_in_is_told_the_string_the_key_and_the_apps_keys_but_no_digest(app, sign):
+    wrong = signin_fault(app, "1.2", f"{KEY}:{'0' * 64}", '{"id":"7"}')
+    assert "hex digest of 1.2::user::{" in wrong
+    assert f"signed for the key '{KEY}', the app has the keys '{KEY}'" in wrong
+    foreign = signin_fault(app, "1.2", f"other:{sign('x')}", '{"id":"7"}')
+    assert foreign == f"Invalid key in signin auth data: 'other'; the app has the keys '{KEY}'"
+    for fault in (wrong, foreign, signin_fault(app, "1.2", f"{KEY}:short", '{"id":"7"}')):
+        assert sign('1.2::user::{"id":"7"}') not in fault
+        assert SECRET not in fault
+        assert KEY in fault
+
+
+def test_a_signature_of_another_form_is_told_the_keys_too(app):
+    for fault in (
+        channel_fault(app, "1.2", "private-x", f"{KEY}:{'A' * 64}", None),
+        channel_fault(app, "1.2", "private-x", KEY, None),
+    ):
+        assert "64 lowercase hex digits" in fault
+        assert f"signed for the key '{KEY}', the app has the keys '{KEY}'" in fault
+
+
+def test_the_secret_of_an_encrypted_channel_is_the_protocols_vector():
+    master_key = bytes(range(32))
+    secret = encryption_secret(master_key, "private-encrypted-foobar")
+    assert secret == "g3Au6SZ+UCU+IMfFsFva0rq+Gi4tzSHR6WCcWZbS9sY="
+    assert encryption_secret(master_key, "private-encrypted-foobaz") != secret
+
+
+def test_of_a_token_its_sha256_is_kept():
+    assert token_hash("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert len(token_hash("\udc80")) == 64
 
 
 # -- HTTP ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,17 @@ import string
 
 import pytest
 
-from redpoll.protocol.channels import MAX_NAME_CHARS, Kind, kind_of, needs_auth, valid_name
+from redpoll.protocol.channels import (
+    MAX_NAME_CHARS,
+    SERVER_TO_USER,
+    Kind,
+    is_cache,
+    is_encrypted,
+    kind_of,
+    needs_auth,
+    valid_name,
+    valid_target,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,3 +57,59 @@ def test_other_names_are_refused(name: str):
 
 def test_names_of_200_characters_are_allowed():
     assert valid_name("private-" + "x" * 192)
+
+
+@pytest.mark.parametrize(
+    ("channel", "caches", "encrypted"),
+    [
+        ("cache-x", True, False),
+        ("private-cache-x", True, False),
+        ("presence-cache-x", True, False),
+        ("private-encrypted-cache-x", True, True),
+        ("private-encrypted-x", False, True),
+        ("private-x", False, False),
+        ("presence-x", False, False),
+        ("x", False, False),
+        # Anchored, in this order, with the dash.
+        ("my-cache-x", False, False),
+        ("private-my-cache-x", False, False),
+        ("private-cache-encrypted-x", True, False),
+        ("presence-encrypted-x", False, False),
+        ("presence-encrypted-cache-x", False, False),
+        ("encrypted-x", False, False),
+        ("cachex", False, False),
+        ("private-encryptedx", False, False),
+        ("#server-to-user-cache-x", False, False),
+    ],
+)
+def test_caching_and_encryption_follow_from_the_prefix_and_change_no_kind(channel, caches, encrypted):
+    assert (is_cache(channel), is_encrypted(channel)) == (caches, encrypted)
+    assert needs_auth(channel) == channel.startswith(("private-", "presence-"))
+
+
+@pytest.mark.parametrize("user", ["7", "a_b=c@d,e.f;g-h", "x" * (MAX_NAME_CHARS - len(SERVER_TO_USER))])
+def test_users_and_channels_can_be_published_to(user):
+    assert valid_target(user)
+    assert valid_target(SERVER_TO_USER + user)
+    assert not valid_name(SERVER_TO_USER + user)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "#x",
+        "#server-to-user",
+        "#server-to-user-",
+        "#server-to-user-a b",
+        "#server-to-user-#7",
+        "#server-to-user-é",
+        "#server-to-user-7\n",
+        " #server-to-user-7",
+        "x#server-to-user-7",
+        SERVER_TO_USER + "x" * 185,
+        "x" * 201,
+    ],
+)
+def test_other_names_cannot_be_published_to(name):
+    assert not valid_target(name)

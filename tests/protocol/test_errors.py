@@ -19,8 +19,8 @@ def test_every_http_code_is_an_error_status():
 
 
 def test_no_code_that_closes_is_one_that_clients_misread():
-    """Close codes of 4300 and up leave pusher-js down for good; 4301 is in band only (protocol.md 4.1)."""
-    assert {code for code in Code if code >= 4300} == {Code.CLIENT_EVENT_REJECTED}
+    """Close codes of 4300 and up leave pusher-js down for good; 4301 and 4302 are in band only (protocol.md 4.1)."""
+    assert {code for code in Code if code >= 4300} == {Code.CLIENT_EVENT_REJECTED, Code.WATCHLIST_TOO_LONG}
 
 
 @pytest.mark.parametrize("error", [ApiError("internal", "the words"), ClientError(4301, "the words")])

@@ -73,3 +73,34 @@ def test_member_frames_carry_id_and_info(read_frame):
 
 def test_a_member_without_info_is_told_with_an_empty_object(read_frame):
     assert json.loads(read_frame(frames.member_added("presence-x", "7", b""))["data"])["user_info"] == {}
+
+
+def test_a_miss_and_a_count_are_exactly_the_protocols(read_frame):
+    assert frames.cache_miss("cache-x") == b'{"event":"pusher:cache_miss","channel":"cache-x","data":"{}"}'
+    assert frames.subscription_count("x", 42) == (
+        b'{"event":"pusher_internal:subscription_count","channel":"x","data":"{\\"subscription_count\\":42}"}'
+    )
+    for frame in (frames.cache_miss(AWKWARD), frames.subscription_count(AWKWARD, 0)):
+        assert read_frame(frame)["channel"] == AWKWARD
+
+
+def test_a_sign_in_is_answered_with_the_very_text_that_was_signed(read_frame):
+    assert frames.signin_success('{"id":"7"}') == (
+        b'{"event":"pusher:signin_success","data":"{\\"user_data\\":\\"{\\\\\\"id\\\\\\":\\\\\\"7\\\\\\"}\\"}"}'
+    )
+    user_data = json.dumps({"id": AWKWARD, "user_info": {"n": 1.50}}, indent=1)
+    assert json.loads(read_frame(frames.signin_success(user_data))["data"]) == {"user_data": user_data}
+
+
+def test_watchlist_events_come_in_the_one_frame_that_pusher_js_routes(read_frame):
+    both = read_frame(frames.watchlist_events(["8", AWKWARD], {"9": None}))
+    assert both["event"] == "pusher_internal:watchlist_events"
+    assert json.loads(both["data"]) == {
+        "events": [{"name": "online", "user_ids": ["8", AWKWARD]}, {"name": "offline", "user_ids": ["9"]}]
+    }
+
+
+def test_a_group_without_users_is_left_out(read_frame):
+    for online, offline, name in ((["8"], [], "online"), ((), ("8",), "offline")):
+        data = json.loads(read_frame(frames.watchlist_events(online, offline))["data"])
+        assert data == {"events": [{"name": name, "user_ids": ["8"]}]}

@@ -8,11 +8,17 @@ from redpoll.protocol.handshake import Refusal, check, origin_allowed
 APP = App(id="1", name="x", keys=(Key(key="aa", secret="01"), Key(key="off", secret="02", enabled=False)))
 DISABLED = App(id="2", name="y", keys=(Key(key="bb", secret="01"),), enabled=False)
 PICKY = App(id="3", name="z", keys=(Key(key="cc", secret="01"),), allowed_origins=("good.example", "*.wild.example"))
-BY_KEY = {"aa": APP, "off": APP, "bb": DISABLED, "cc": PICKY}
+GUARDED = App(
+    id="4",
+    name="g",
+    keys=(Key(key="dd", secret="01"), Key(key="old", secret="02", enabled=False)),
+    tls_required=True,
+)
+BY_KEY = {"aa": APP, "off": APP, "bb": DISABLED, "cc": PICKY, "dd": GUARDED, "old": GUARDED}
 
 
-def outcome(path, query=None, origin=None):
-    return check(path, query or {}, origin, BY_KEY.get)
+def outcome(path, query=None, origin=None, secure=False):
+    return check(path, query or {}, origin, BY_KEY.get, secure)
 
 
 @pytest.mark.parametrize("path", ["/app/aa", "/app/aa/", "/ws/app/aa", "/a/b/app/aa", "/app/%61%61", "//app/aa"])
@@ -52,6 +58,20 @@ def test_faults_are_told_in_the_order_of_the_protocol():
     assert outcome("/app/cc", {"protocol": "3"}, "null").code == 4007
     assert outcome("/app/cc", {"protocol": "7"}, "null").code == 4009
     assert outcome("/app/cc", {"protocol": "7"}, "https://good.example") is PICKY
+
+
+def test_an_app_that_requires_tls_says_so_before_anything_else_about_it():
+    refusal = outcome("/app/dd", {"protocol": "x"})
+    assert refusal.code == 4000
+    assert "wss://" in refusal.message
+    assert outcome("/app/old").code == 4001
+
+
+def test_4000_is_never_told_to_one_who_came_by_tls():
+    """pusher-js answers it by coming back at once by TLS (protocol.md 4.1)."""
+    assert outcome("/app/dd", secure=True) is GUARDED
+    assert outcome("/app/dd", {"protocol": "x"}, secure=True).code == 4006
+    assert outcome("/app/aa", secure=True) is APP
 
 
 def test_a_disabled_key_opens_nothing_new():

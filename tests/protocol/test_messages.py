@@ -7,12 +7,14 @@ from hypothesis import strategies as st
 from redpoll.protocol.auth import parse_query
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.messages import (
+    CHANNEL_INFO,
     EVENT_INFO,
     Event,
     check_channel,
     decode_auth,
     decode_batch,
     decode_event,
+    parse_channel_info,
     parse_info,
 )
 
@@ -64,6 +66,24 @@ def test_what_is_optional_may_be_null_and_more_may_be_there(app):
 
 def test_one_channel_may_be_given_as_channel(app):
     assert event(app, channels=None, channel="a").channels == ("a",)
+
+
+def test_users_may_be_published_to(app):
+    assert event(app, channels=["#server-to-user-7", "a"]).channels == ("#server-to-user-7", "a")
+    assert batch(app, {**ITEM, "channel": "#server-to-user-a@b.c"})[0].channels == ("#server-to-user-a@b.c",)
+
+
+@pytest.mark.parametrize("channel", ["private-encrypted-a", "private-encrypted-cache-a"])
+def test_an_encrypted_channel_is_published_to_alone_and_its_data_untouched(app, channel):
+    data = '{ "nonce":"b64","ciphertext":"b64" }'
+    read = event(app, channels=[channel, channel], data=data)
+    assert (read.channels, read.data) == ((channel,), data)
+    assert [each.channels for each in batch(app, {**ITEM, "channel": channel}, ITEM)] == [(channel,), ("project-3",)]
+    assert "encrypted" in refusal(event, app, channels=["a", channel]).message
+
+
+def test_names_that_only_look_encrypted_go_together(app):
+    assert len(event(app, channels=["my-private-encrypted-a", "presence-encrypted-a", "private-a"]).channels) == 3
 
 
 def test_a_channel_named_twice_is_published_to_once_and_order_is_kept(app):
@@ -131,7 +151,12 @@ def test_the_apps_own_limits_hold(app, changed):
         ({"channels": ["ok", "not ok"]}, "invalid_channel"),
         ({"channels": [""]}, "invalid_channel"),
         ({"channels": ["x" * 201]}, "invalid_channel"),
-        ({"channels": ["#server-to-user-7"]}, "invalid_channel"),
+        ({"channels": ["#server-to-user-"]}, "invalid_channel"),
+        ({"channels": ["#server-to-user-a b"]}, "invalid_channel"),
+        ({"channels": ["#other-7"]}, "invalid_channel"),
+        ({"channels": ["private-encrypted-a", "b"]}, "bad_request"),
+        ({"channels": ["b", "private-encrypted-cache-a"]}, "bad_request"),
+        ({"channels": ["private-encrypted-a", "private-encrypted-b"]}, "bad_request"),
         ({"channels": ["\n"]}, "invalid_channel"),
         ({"socket_id": "12"}, "invalid_socket_id"),
         ({"socket_id": ""}, "invalid_socket_id"),
@@ -271,6 +296,24 @@ def test_what_is_no_batch_is_refused(app, body):
     assert refusal(decode_batch, body, app).code == "bad_request"
 
 
+def test_a_batchs_correlation_id_is_each_events(app):
+    body = json.dumps({"batch": [ITEM, ITEM], "correlation_id": "order 7"}).encode()
+    assert [each.correlation_id for each in decode_batch(body, app)] == ["order 7"] * 2
+    assert batch(app, ITEM)[0].correlation_id is None
+    for wrong in ("x" * 129, "é", "a\r\nb", 7):
+        body = json.dumps({"batch": [ITEM], "correlation_id": wrong}).encode()
+        assert refusal(decode_batch, body, app).code == "bad_request"
+
+
+def test_limits_are_the_apps(app, changed):
+    tight = changed(app, max_channels=1, max_batch=1, max_data_bytes=3, max_event_name_chars=2)
+    assert event(tight, name="ab", data="abc").name == "ab"
+    assert refusal(event, tight, name="abc", data="abc").code == "invalid_event_name"
+    assert refusal(event, tight, name="ab", data="abcd").code == "payload_too_large"
+    assert refusal(event, tight, name="ab", data="", channels=["a", "b"]).code == "too_many_channels"
+    assert refusal(batch, tight, ITEM, ITEM).code == "batch_too_large"
+
+
 # -- info and names ------------------------------------------------------------------------------------------
 
 
@@ -283,6 +326,41 @@ def test_info_lists_what_is_asked_once_each():
     assert parse_info("cache", EVENT_INFO | {"cache"}) == ("cache",)
     for info in ("x", ",", "user_count,,", "USER_COUNT"):
         assert refusal(parse_info, info, EVENT_INFO).code == "invalid_info"
+
+
+@pytest.mark.parametrize("channel", ["cache-x", "private-cache-x", "presence-cache-x", "private-encrypted-cache-x"])
+def test_what_is_cached_may_be_asked_of_cache_channels(channel):
+    assert parse_channel_info(channel, "cache,subscription_count") == ("cache", "subscription_count")
+
+
+@pytest.mark.parametrize(
+    ("channel", "info", "code"),
+    [
+        ("x", "cache", "invalid_info"),
+        ("private-x", "cache", "invalid_info"),
+        ("presence-x", "user_count,cache", "invalid_info"),
+        ("my-cache-x", "cache", "invalid_info"),
+        ("cache-x", "user_count", "not_presence_channel"),
+        ("private-cache-x", "cache,user_count", "not_presence_channel"),
+        ("presence-cache-x", "users", "invalid_info"),
+    ],
+)
+def test_what_a_channel_of_its_kind_does_not_have_is_a_400(channel, info, code):
+    refused = refusal(parse_channel_info, channel, info)
+    assert (refused.code, refused.status) == (code, 400)
+
+
+def test_one_channel_may_be_asked_all_that_it_has():
+    assert parse_channel_info("presence-cache-x", "user_count,subscription_count,cache") == (
+        "user_count",
+        "subscription_count",
+        "cache",
+    )
+    assert parse_channel_info("x", "") == ()
+    assert parse_channel_info("cache-x", ",".join(sorted(CHANNEL_INFO - {"user_count"}))) == (
+        "cache",
+        "subscription_count",
+    )
 
 
 def test_a_refused_name_is_quoted_and_cut():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redpoll.protocol.apps import App
+from redpoll.protocol.apps import App, Key
 from redpoll.protocol.channels import MAX_NAME_CHARS, Kind, kind_of, needs_auth, valid_name
 from redpoll.protocol.limits import Limits
 from redpoll.protocol.presence import Member
@@ -20,6 +20,7 @@ from redpoll.protocol.session import (
     Send,
     SendUrgent,
     Session,
+    SignedIn,
 )
 
 KEY = "278d425bdf160c739803"
@@ -30,8 +31,11 @@ AWKWARD_PREFIXES = [
     "private-cache-",
     "private-encrypted-",
     "private-encrypted-cache-",
+    "private-cache-encrypted-",
     "presence-",
     "presence-cache-",
+    "presence-encrypted-",
+    "presence-encrypted-cache-",
 ]
 
 
@@ -68,6 +72,11 @@ class Client:
         (join,) = self.subscribe(channel, channel_data)
         assert type(join) is Join
         assert self.session.joined(channel) == []
+
+    def sign_in(self, user_data: str, auth: str | None = None) -> list[Any]:
+        if auth is None:
+            auth = f"{KEY}:{self._sign(f'{SOCKET_ID}::user::{user_data}')}"
+        return self.send("pusher:signin", {"auth": auth, "user_data": user_data})
 
     def frames(self, effects: list[Any]) -> list[dict[str, Any]]:
         assert all(type(effect) is Send for effect in effects)
@@ -167,7 +176,22 @@ def test_a_signed_presence_subscribe_carries_its_member(client, channel):
     assert client.session.channels[channel].user_id == "10"
 
 
-@pytest.mark.parametrize("channel", ["my-private-x", "cache-private-x", "cache-presence-y", "private", "presence"])
+@pytest.mark.parametrize(
+    "channel",
+    [
+        "my-private-x",
+        "my-private-cache-x",
+        "my-private-encrypted-cache-x",
+        "cache-private-x",
+        "cache-private-encrypted-x",
+        "cache-presence-y",
+        "x.presence-y",
+        "encrypted-private-x",
+        "private",
+        "presence",
+        "PRIVATE-x",
+    ],
+)
 def test_a_prefix_elsewhere_in_the_name_needs_no_signature(client, channel):
     assert client.send("pusher:subscribe", {"channel": channel}) == [Join(channel, None)]
 
@@ -197,6 +221,36 @@ def test_a_bad_signature_is_refused_on_every_prefix(client, prefix):
         assert (kind, status) == ("AuthError", 401)
         assert text.startswith("Invalid ")
     assert client.session.channels == {}
+
+
+@pytest.mark.parametrize("prefix", AWKWARD_PREFIXES)
+def test_no_prefix_takes_a_signature_made_for_something_else(client, sign, prefix):
+    """Another socket, another channel, a channel without the prefix, another secret, a sign-in, one digit off."""
+    channel, data = prefix + "x", '{"user_id":"7"}'
+    text = f"{SOCKET_ID}:{channel}:{data}"
+    right = sign(text)
+    for digest in (
+        sign(f"1234.1235:{channel}:{data}"),
+        sign(f"{SOCKET_ID}:{prefix}y:{data}"),
+        sign(f"{SOCKET_ID}:x:{data}"),
+        sign(f"{SOCKET_ID}:cache-x:{data}"),
+        sign(f"{SOCKET_ID}:{channel}"),
+        sign(f"{SOCKET_ID}::user::{data}"),
+        sign(text, "another secret"),
+        ("1" if right[0] == "0" else "0") + right[1:],
+        right[:-1] + ("1" if right[-1] == "0" else "0"),
+        right.upper(),
+        right + "0",
+    ):
+        asked = {"channel": channel, "auth": f"{KEY}:{digest}", "channel_data": data}
+        kind, status, text = client.refusal_of(client.send("pusher:subscribe", asked), channel)
+        assert (kind, status) == ("AuthError", 401)
+        assert f"'{KEY}'" in text
+        assert right not in text
+    assert client.session.channels == {}
+    assert not client.session.authorised
+    asked = {"channel": channel, "auth": f"{KEY}:{right}", "channel_data": data}
+    assert type(client.send("pusher:subscribe", asked)[0]) is Join
 
 
 def test_the_signature_is_checked_before_the_member_is_read(client):
@@ -364,6 +418,205 @@ def test_answers_for_what_was_left_change_nothing(client):
     assert list(client.session.channels) == ["b"]
 
 
+# -- signing in ----------------------------------------------------------------------------------------------
+
+USER_7 = '{"id":"7","user_info":{"name":"Mr. 7"},"watchlist":["8","9"]}'
+
+
+def test_a_sign_in_succeeds_with_the_protocols_vector(client):
+    auth = f"{KEY}:4708d583dada6a56435fb8bc611c77c359a31eebde13337c16ab43aa6de336ba"
+    send, signed_in = client.sign_in('{"id":"12345"}', auth)
+    (frame,) = client.frames([send])
+    assert frame["event"] == "pusher:signin_success"
+    assert json.loads(frame["data"]) == {"user_data": '{"id":"12345"}'}
+    assert signed_in == SignedIn("12345", ())
+
+
+def test_a_signed_in_connection_is_its_users(client):
+    assert (client.session.user_id, client.session.authorised) == (None, False)
+    _, signed_in = client.sign_in(USER_7)
+    assert signed_in == SignedIn("7", ("8", "9"))
+    assert (client.session.user_id, client.session.authorised) == ("7", True)
+
+
+def test_data_of_a_sign_in_may_be_a_string(client, sign):
+    data = {"auth": f"{KEY}:{sign(f'{SOCKET_ID}::user::{USER_7}')}", "user_data": USER_7}
+    assert client.send("pusher:signin", json.dumps(data))[1] == SignedIn("7", ("8", "9"))
+
+
+@pytest.mark.parametrize("user_data", ["{}", '{"id":7}', '{"id":""}', "x", '{"id":"7","watchlist":[{}]}', ""])
+def test_signed_data_that_is_no_user_signs_nobody_in(client, user_data):
+    code, text = client.error_of(client.sign_in(user_data))
+    assert code == 4009
+    assert text.startswith("Invalid user_data: ")
+    assert (client.session.user_id, client.session.authorised) == (None, False)
+
+
+@pytest.mark.parametrize("auth", ["", ":", "x", KEY, f"{KEY}:{'0' * 64}", f"other:{'0' * 64}"])
+def test_a_bad_signature_signs_nobody_in_and_says_which_keys_there_are(client, auth):
+    code, text = client.error_of(client.sign_in(USER_7, auth))
+    assert code == 4009
+    assert text.startswith("Invalid ")
+    assert f"the app has the keys '{KEY}'" in text
+    assert client.session.user_id is None
+
+
+def test_a_signature_is_for_this_socket_and_no_channels(client, sign):
+    for text in (f"1234.1235::user::{USER_7}", f"{SOCKET_ID}:private-x:{USER_7}", f"{SOCKET_ID}:{USER_7}", USER_7):
+        assert client.error_of(client.sign_in(USER_7, f"{KEY}:{sign(text)}"))[0] == 4009
+    assert client.session.user_id is None
+
+
+@pytest.mark.parametrize(
+    "data", [..., None, 7, "", "x", [], {}, {"auth": "a"}, {"user_data": USER_7}, {"auth": 7, "user_data": USER_7}]
+)
+def test_a_sign_in_that_lacks_something_is_told_so(client, data):
+    code, text = client.error_of(client.send("pusher:signin", data))
+    assert code == 4009
+    assert text.startswith("Invalid signin: ")
+    assert client.session.user_id is None
+
+
+def test_refused_sign_ins_are_all_answered(client):
+    assert all(len(client.sign_in(USER_7, f"{KEY}:{'0' * 64}")) == 1 for _ in range(2_000))
+
+
+def test_the_same_user_again_succeeds_and_replaces_the_watchlist(client):
+    client.sign_in(USER_7)
+    send, signed_in = client.sign_in('{"id":"7","watchlist":["10"]}')
+    assert client.frames([send])[0]["event"] == "pusher:signin_success"
+    assert signed_in == SignedIn("7", ("10",))
+
+
+def test_another_user_is_refused_and_the_first_stays(client):
+    client.sign_in(USER_7)
+    assert client.error_of(client.sign_in('{"id":"8"}')) == (4009, "Already signed in as another user")
+    assert client.session.user_id == "7"
+    assert client.subscribe("#server-to-user-7") == [Join("#server-to-user-7", None)]
+
+
+def test_a_refused_sign_in_ends_connections_that_must_prove_who_they_are(make_client, app, changed):
+    client = make_client(changed(app, user_authentication_timeout_s=30.0))
+    (close,) = client.sign_in(USER_7, f"{KEY}:{'0' * 64}")
+    assert type(close) is Close
+    assert close.code == 4009
+    assert close.message.startswith("Invalid signature: ")
+    assert client.sign_in("{}") == []
+    assert type(make_client(client.session.app).sign_in(USER_7)[1]) is SignedIn
+
+
+def test_a_watchlist_over_the_limit_succeeds_with_its_first_hundred_and_says_so(make_client, app, changed):
+    client = make_client(changed(app, watchlist=True))
+    ids = [str(number) for number in range(101)]
+    send, signed_in, more = client.sign_in(json.dumps({"id": "7", "watchlist": ids}))
+    assert signed_in == SignedIn("7", tuple(ids[:100]))
+    success, error = client.frames([send, more])
+    assert json.loads(json.loads(success["data"])["user_data"])["watchlist"] == ids
+    assert error["event"] == "pusher:error"
+    assert error["data"]["code"] == 4302
+    assert "first 100" in error["data"]["message"]
+    assert len(client.sign_in(json.dumps({"id": "7", "watchlist": ids[:100]}))) == 2
+
+
+def test_an_app_without_watchlists_says_nothing_of_their_length(client):
+    assert len(client.sign_in(json.dumps({"id": "7", "watchlist": [str(number) for number in range(101)]}))) == 2
+
+
+@pytest.mark.parametrize("user_id", ["7", "a b", "é\U0001f600", 'q"\\\n\x00', "x" * 128, "a:b#c"])
+def test_ones_own_user_channel_opens_and_no_other(client, user_id):
+    channel = f"#server-to-user-{user_id}"
+    assert client.refusal_of(client.subscribe(channel), channel)[:2] == ("AuthError", 401)
+    client.sign_in(json.dumps({"id": user_id}))
+    for other in (f"#server-to-user-{user_id}x", "#server-to-user-8", "#server-to-user-"):
+        assert client.refusal_of(client.subscribe(other), other)[:2] == ("AuthError", 401)
+    assert client.send("pusher:subscribe", {"auth": "", "channel": channel}) == [Join(channel, None)]
+    assert client.session.joined(channel) == []
+    assert client.subscribe(channel) == [Acknowledge(channel)]
+    assert client.error_of(client.send("client-a", {}, channel=channel))[0] == 4301
+    assert client.unsubscribe(channel) == [Leave(channel, None)]
+
+
+def test_a_user_channel_counts_against_the_limit_of_channels(make_client):
+    client = make_client(limits=Limits(max_channels=1))
+    client.sign_in(USER_7)
+    client.join("a")
+    assert client.refusal_of(client.subscribe("#server-to-user-7"), "#server-to-user-7")[0] == "LimitReached"
+
+
+@pytest.mark.parametrize("channel", ["presence-x", "presence-cache-x"])
+def test_presence_without_channel_data_is_joined_as_the_signed_in_user(client, channel):
+    told = client.refusal_of(client.subscribe(channel), channel)
+    assert told == ("InvalidMember", 400, "channel_data is missing, and this connection is not signed in")
+    client.sign_in(USER_7)
+    assert client.subscribe(channel) == [Join(channel, Member("7", b'{"name":"Mr. 7"}'))]
+    client.session.joined(channel)
+    assert client.session.channels[channel].user_id == "7"
+    assert client.subscribe(channel) == [Acknowledge(channel)]
+    assert client.subscribe(channel, '{"user_id":"7"}') == [Acknowledge(channel)]
+    assert client.error_of(client.subscribe(channel, '{"user_id":"8"}'))[0] is None
+
+
+def test_presence_of_a_signed_in_user_needs_its_signature_all_the_same(client, sign):
+    client.sign_in(USER_7)
+    assert client.frames(client.send("pusher:subscribe", {"channel": "presence-x"}))[0]["event"] == "auth_required"
+    auth = f"{KEY}:{sign(f'{SOCKET_ID}:presence-y')}"
+    effects = client.send("pusher:subscribe", {"channel": "presence-x", "auth": auth})
+    assert client.refusal_of(effects, "presence-x")[:2] == ("AuthError", 401)
+
+
+def test_channel_data_goes_before_the_signed_in_user(client):
+    client.sign_in(USER_7)
+    assert client.subscribe("presence-x", '{"user_id":"8"}') == [Join("presence-x", Member("8", b""))]
+
+
+def test_info_too_large_for_presence_signs_in_and_joins_no_presence_channel(client):
+    assert len(client.sign_in(json.dumps({"id": "7", "user_info": "x" * 1_025}))) == 2
+    kind, status, text = client.refusal_of(client.subscribe("presence-x"), "presence-x")
+    assert (kind, status) == ("InvalidMember", 400)
+    assert "user_info has 1027 bytes" in text
+    assert client.subscribe("#server-to-user-7") == [Join("#server-to-user-7", None)]
+
+
+@pytest.mark.parametrize(
+    ("channel", "channel_data"),
+    [("private-x", None), ("private-encrypted-cache-x", None), ("presence-x", '{"user_id":"7"}')],
+)
+def test_a_connection_is_authorised_by_a_channel_that_let_it_in_and_stays_so(client, channel, channel_data):
+    client.join("public")
+    client.join("cache-x")
+    client.subscribe(channel, channel_data)
+    assert not client.session.authorised
+    client.session.refused(channel, "members")
+    assert not client.session.authorised
+    client.join(channel, channel_data)
+    assert client.session.authorised
+    client.unsubscribe(channel)
+    assert client.session.authorised
+    assert client.session.user_id is None
+
+
+def test_signing_in_after_a_channel_and_a_channel_after_signing_in_keep_the_user(client):
+    client.join("private-x")
+    client.sign_in(USER_7)
+    client.join("private-y")
+    assert (client.session.user_id, client.session.authorised) == ("7", True)
+
+
+def test_any_enabled_key_signs_in_and_a_disabled_one_does_not(make_client, app, changed, sign):
+    """Key rotation: the new one beside the old, then the old one off; who is signed in stays so."""
+    text = f"{SOCKET_ID}::user::{USER_7}"
+    client = make_client(changed(app, keys=(*app.keys, Key(key="new", secret="s2"))))
+    assert type(client.sign_in(USER_7)[1]) is SignedIn
+    assert type(client.sign_in(USER_7, f"new:{sign(text, 's2')}")[1]) is SignedIn
+    old_off = changed(app.keys[0], enabled=False)
+    client.session.app = changed(app, keys=(old_off, Key(key="new", secret="s2")))
+    code, fault = client.error_of(client.sign_in(USER_7))
+    assert code == 4009
+    assert fault == f"Invalid key in signin auth data: '{KEY}'; the app has the keys 'new'"
+    assert client.session.user_id == "7"
+    assert type(client.sign_in(USER_7, f"new:{sign(text, 's2')}")[1]) is SignedIn
+
+
 # -- client events -------------------------------------------------------------------------------------------
 
 
@@ -466,6 +719,19 @@ def test_each_refusal_is_4301_with_its_own_words(make_client, app, changed):
     assert len(texts | {text, disabled}) == 7
 
 
+@pytest.mark.parametrize("channel", ["private-cache-x", "private-encrypted-x", "private-encrypted-cache-x"])
+def test_cache_and_encrypted_channels_take_client_events(client, channel):
+    client.join(channel)
+    assert client.send("client-a", "x", channel=channel) == [Publish(channel, "client-a", "x", None)]
+
+
+def test_what_the_cluster_refused_is_told_once_a_second_like_any_refusal(client):
+    told = client.error_of(client.session.rejected("the daily limit of 200000 messages is reached", client.now))
+    assert told == (4301, "Client event rejected: the daily limit of 200000 messages is reached")
+    assert client.session.rejected("the same", client.now + 0.5) == []
+    assert len(client.session.rejected("the same", client.now + 1)) == 1
+
+
 def test_the_size_of_data_is_counted_in_bytes_of_what_is_delivered(client):
     client.join("private-x")
     for data in ("x" * 10_240, "é" * 5_120):
@@ -529,7 +795,8 @@ BAD_FRAMES = [
     b'{"event":"client-a","channel":"private-x","data":["\xff"]}',
     b'{"event":"client-a","channel":"private-x","data":{"a":\x01}}',
     b'\xef\xbb\xbf{"event":"pusher:ping"}',
-    b'{"event":"pusher:signin","data":{}}',
+    b'{"event":"pusher:sign_in","data":{}}',
+    b'{"event":"pusher:signin_success","data":{}}',
     b'{"event":"pusher:error","data":{}}',
     b'{"event":"pusher:connection_established","data":"{}"}',
     b'{"event":"pusher_internal:subscription_succeeded","channel":"a","data":"{}"}',
@@ -628,6 +895,7 @@ CHANNELS = [
     "a b",
 ]
 EVENTS = ["pusher:subscribe", "pusher:unsubscribe", "pusher:ping", "pusher:pong", "client-a", "pusher:signin"]
+USER_DATA = ['{"id":"7"}', '{"id":"8","user_info":{"a":1},"watchlist":["7"]}', '{"id":7}', ""]
 CHANNEL_DATA = ['{"user_id":"7"}', '{"user_id":8,"user_info":{"a":1}}', "{}", None]
 
 
@@ -655,6 +923,7 @@ MESSAGES = st.fixed_dictionaries(
                 "channel": st.sampled_from(CHANNELS) | JSON,
                 "auth": st.sampled_from(["", f"{KEY}:{'0' * 64}"]) | JSON,
                 "channel_data": st.sampled_from(CHANNEL_DATA) | JSON,
+                "user_data": st.sampled_from(USER_DATA) | JSON,
             },
         ),
         "channel": st.sampled_from(CHANNELS) | JSON,
@@ -672,6 +941,7 @@ STEPS = st.one_of(
     st.tuples(st.just("refused"), st.sampled_from(CHANNELS), st.sampled_from(["members", "unavailable"])),
     st.tuples(st.just("wait"), st.floats(0, 3)),
     st.tuples(st.just("binary")),
+    st.tuples(st.just("sign in"), st.sampled_from(USER_DATA), st.booleans()),
     subscribes(),
 )
 
@@ -684,6 +954,8 @@ class Cluster:
         self.limits = limits
         self.pending: dict[str, str | None] = {}
         self.attached: dict[str, str | None] = {}
+        self.user: str | None = None
+        self.authorised = False
         self.error_times: list[float] = []
         self.closed = False
 
@@ -700,7 +972,7 @@ class Cluster:
                     assert payload == b'{"event":"pusher:pong","data":"{}"}'
                 case Join(channel, member):
                     assert channel not in self.pending | self.attached
-                    assert valid_name(channel)
+                    assert valid_name(channel) or channel == f"#server-to-user-{self.user}"
                     assert (member is not None) == (kind_of(channel) is Kind.PRESENCE)
                     self.pending[channel] = member and member.user_id
                 case Leave(channel, user_id):
@@ -713,8 +985,14 @@ class Cluster:
                     assert kind_of(channel) in (Kind.PRIVATE, Kind.PRESENCE)
                     assert event.startswith("client-")
                     data.encode()
+                case SignedIn(user_id, watchlist):
+                    assert self.user in (None, user_id)
+                    assert len(watchlist) <= 100
+                    self.user = user_id
+                    self.authorised = True
                 case Close(code, message):
-                    assert (code, len(effects)) == (4100, 1)
+                    assert len(effects) == 1
+                    assert code == 4100 or (code == 4009 and self.client.session.app.user_authentication_timeout_s)
                     assert message
                     assert not self.closed
                     self.closed = True
@@ -724,13 +1002,14 @@ class Cluster:
         assert {name: each.user_id for name, each in self.client.session.channels.items()} == held
         assert {name for name, each in self.client.session.channels.items() if each.pending} == set(self.pending)
         assert len(held) <= self.limits.max_channels
+        assert (self.client.session.user_id, self.client.session.authorised) == (self.user, self.authorised)
 
 
 @settings(max_examples=300, deadline=None)
-@given(steps=st.lists(STEPS, max_size=30))
-def test_whatever_comes_effects_make_sense_and_nothing_is_raised(steps, app, read_frame, sign):
+@given(steps=st.lists(STEPS, max_size=30), strict=st.booleans())
+def test_whatever_comes_effects_make_sense_and_nothing_is_raised(steps, strict, app, read_frame, sign, changed):
     limits = Limits(max_channels=3)
-    client = Client(app, read_frame, sign, limits)
+    client = Client(changed(app, user_authentication_timeout_s=30.0 * strict), read_frame, sign, limits)
     cluster = Cluster(client, limits)
     for step in steps:
         match step:
@@ -749,9 +1028,12 @@ def test_whatever_comes_effects_make_sense_and_nothing_is_raised(steps, app, rea
                 auth = client.auth(channel, channel_data) if good else f"{KEY}:{'0' * 64}"
                 data = {"channel": channel, "auth": auth, "channel_data": channel_data}
                 cluster.take(client.send("pusher:subscribe", json.dumps(data) if as_string else data), True)
+            case ("sign in", user_data, good):
+                cluster.take(client.sign_in(user_data, None if good else f"{KEY}:{'0' * 64}"), True)
             case ("joined", channel):
                 if channel in cluster.pending:
                     cluster.attached[channel] = cluster.pending.pop(channel)
+                    cluster.authorised |= needs_auth(channel)
                 cluster.take(client.session.joined(channel))
             case ("refused", channel, reason):
                 cluster.pending.pop(channel, None)
@@ -771,17 +1053,19 @@ def test_bytes_of_any_kind_are_answered(message, app, read_frame, sign):
 # -- what it costs -------------------------------------------------------------------------------------------
 
 
-def test_an_idle_session_with_one_public_channel_takes_350_bytes(app):
+@pytest.mark.parametrize("name", ["my-channel", "private-channel"])
+def test_an_idle_session_with_one_channel_takes_350_bytes(name, app, sign):
     """As a worker holds it: the channel's name is the registry's own string (design.md 7)."""
-    message = b'{"event":"pusher:subscribe","data":{"auth":"","channel":"my-channel"}}'
-    name = "my-channel"
     sessions: list[Session] = [Session((1, 1), app)] * 2_000
+    sids = [(1 << 39 | number, 1 << 39 | number) for number in range(len(sessions))]
+    data = [{"channel": name, "auth": f"{KEY}:{sign(f'{sid[0]}.{sid[1]}:{name}')}"} for sid in sids]
+    messages = [json.dumps({"event": "pusher:subscribe", "data": each}).encode() for each in data]
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        for number in range(len(sessions)):
-            session = Session((1 << 39 | number, 1 << 39 | number), app)
-            session.receive(message, 0.0)
+        for number, (sid, message) in enumerate(zip(sids, messages, strict=True)):
+            session = Session((sid[0], sid[1]), app)
+            assert type(session.receive(message, 0.0)[0]) is Join
             session.joined(name)
             sessions[number] = session
         after, _ = tracemalloc.get_traced_memory()
@@ -789,3 +1073,4 @@ def test_an_idle_session_with_one_public_channel_takes_350_bytes(app):
         tracemalloc.stop()
     assert (after - before) / len(sessions) <= 350
     assert len({id(next(iter(session.channels))) for session in sessions}) == 1
+    assert {session.authorised for session in sessions} == {needs_auth(name)}

@@ -1,9 +1,12 @@
-"""Who signed what: channel subscriptions (protocol.md 5.3) and HTTP requests (14.2, spec 5.1).
+"""Who signed what: channel subscriptions (protocol.md 5.3), sign-ins (10.1) and HTTP requests (14.2, spec 5.1).
+
+And what an app token and an encrypted channel's key are made of (spec 2.6, protocol.md 11).
 
 Arithmetic only. A refusal says which string was to be signed, because that is what developers get wrong, and
 never the digest. A key that isn't the app's costs the same work as one that is (failures.md row 28).
 """
 
+import base64
 import hashlib
 import hmac
 import re
@@ -26,8 +29,11 @@ __all__ = [
     "channel_fault",
     "check_pair",
     "check_query",
+    "encryption_secret",
     "parse_query",
     "sign_channel",
+    "signin_fault",
+    "token_hash",
 ]
 
 # Query parameters as they came: names lower-cased, values percent-decoded, repeats kept.
@@ -92,23 +98,33 @@ def channel_fault(app: App, socket_id: str, channel: str, auth: str, channel_dat
 
     `channel_data` is signed byte for byte as it came, on private channels too where one was sent.
     """
+    return _auth_fault(app, _channel_text(socket_id, channel, channel_data), auth, "subscription")
+
+
+def signin_fault(app: App, socket_id: str, auth: str, user_data: str) -> str | None:
+    """Why `auth` (`KEY:HEX`) doesn't sign this socket in as the user of `user_data`, which is signed byte for
+    byte; None when it does (protocol.md 10.1)."""
+    return _auth_fault(app, f"{socket_id}::user::{user_data}", auth, "signin")
+
+
+def _auth_fault(app: App, text: str, auth: str, what: str) -> str | None:
+    """Says which key signed and which ones may, by their ids, and the string to sign; never the digest."""
     key, _, signature = auth.partition(":")
     secret = app.secret_of(key)
-    text = _channel_text(socket_id, channel, channel_data)
     right = _signed(secret or _NO_SECRET, text, signature.encode("utf-8", "replace"))
     if right and secret is not None:
         return None
+    key = key[:_MAX_KEY_CHARS]
     if secret is None:
-        return f"Invalid key in subscription auth data: '{key[:_MAX_KEY_CHARS]}'; the app has {_keys_of(app)}"
+        return f"Invalid key in {what} auth data: '{key}'; the app has {_keys_of(app)}"
+    signed_by = f"signed for the key '{key}', the app has {_keys_of(app)}"
+    text = text[:_MAX_QUOTED_CHARS]
     if _DIGEST(signature) is None:
         return (
             "Invalid signature: auth must be the key, a colon and 64 lowercase hex digits, "
-            f"the HMAC SHA256 of {text[:_MAX_QUOTED_CHARS]}"
+            f"the HMAC SHA256 of {text}; {signed_by}"
         )
-    return (
-        f"Invalid signature: Expected HMAC SHA256 hex digest of {text[:_MAX_QUOTED_CHARS]}, "
-        f"but got {signature}; signed for the key '{key}', the app has {_keys_of(app)}"
-    )
+    return f"Invalid signature: Expected HMAC SHA256 hex digest of {text}, but got {signature}; {signed_by}"
 
 
 def _channel_text(socket_id: str, channel: str, channel_data: str | None) -> str:
@@ -121,6 +137,19 @@ def _keys_of(app: App) -> str:
     """The ids of the keys one may sign with. They are public: every page that connects shows one."""
     names = ", ".join(f"'{key.key}'" for key in app.keys if key.enabled)
     return f"the keys {names}" if names else "no enabled key"
+
+
+# -- encrypted channels, tokens ------------------------------------------------------------------------------
+
+
+def encryption_secret(master_key: bytes, channel: str) -> str:
+    """The `shared_secret` of an encrypted channel, base64; `master_key` is 32 bytes (protocol.md 11)."""
+    return base64.b64encode(hashlib.sha256(channel.encode() + master_key).digest()).decode()
+
+
+def token_hash(token: str) -> str:
+    """What is kept of an app token: SHA-256 in lowercase hex. A token is random, so it needs no salt."""
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
 # -- HTTP --------------------------------------------------------------------------------------------------
@@ -237,7 +266,10 @@ def _refuse_repeats(params: Params) -> None:
 def _missing(given: dict[str, str]) -> str:
     for name in ("auth_key", "auth_timestamp", "auth_signature", "auth_version"):
         if name not in given:
-            return f"no credentials: sign the query (its {name} is missing) or send X-Service-Key and X-Service-Secret"
+            return (
+                f"no credentials: sign the query (its {name} is missing), send a bearer token, "
+                "or send X-Service-Key and X-Service-Secret"
+            )
     return "auth_version must be 1.0"
 
 

@@ -3,13 +3,24 @@
 import re
 from enum import Enum
 
-__all__ = ["MAX_NAME_CHARS", "SERVER_TO_USER", "Kind", "kind_of", "needs_auth", "valid_name"]
+__all__ = [
+    "MAX_NAME_CHARS",
+    "SERVER_TO_USER",
+    "Kind",
+    "is_cache",
+    "is_encrypted",
+    "kind_of",
+    "needs_auth",
+    "valid_name",
+    "valid_target",
+]
 
 # The documented maximum is 164, but every server library lets 200 through (protocol.md 5.1).
 MAX_NAME_CHARS = 200
 SERVER_TO_USER = "#server-to-user-"
 
 _NAME = re.compile(rf"[-a-zA-Z0-9_=@,.;]{{1,{MAX_NAME_CHARS}}}").fullmatch
+_CACHE = ("cache-", "private-cache-", "presence-cache-", "private-encrypted-cache-")
 
 
 class Kind(Enum):
@@ -38,6 +49,26 @@ def needs_auth(channel: str) -> bool:
     return channel.startswith(("private-", "presence-"))
 
 
+def is_cache(channel: str) -> bool:
+    """Whether the last event from the server is kept and told to whoever joins later (protocol.md 8)."""
+    return channel.startswith(_CACHE)
+
+
+def is_encrypted(channel: str) -> bool:
+    """Whether `data` is ciphertext that only the ends can read; to us a private channel (protocol.md 11)."""
+    return channel.startswith("private-encrypted-")
+
+
 def valid_name(channel: str) -> bool:
-    """Whether one may publish or subscribe to a channel of this name; `#…` names are the protocol's own."""
+    """Whether one may subscribe to a channel of this name; `#…` names are the protocol's own."""
     return _NAME(channel) is not None
+
+
+def valid_target(channel: str) -> bool:
+    """Whether one may publish to this name: a channel's, or `#server-to-user-ID` with an ID of the same
+    characters, which is all that the server libraries let through (protocol.md 5.1)."""
+    return _NAME(channel) is not None or (
+        channel.startswith(SERVER_TO_USER)
+        and len(channel) <= MAX_NAME_CHARS
+        and _NAME(channel[len(SERVER_TO_USER) :]) is not None
+    )

@@ -33,6 +33,7 @@ class Code(IntEnum):
     RECONNECT = 4200
     PONG_NOT_RECEIVED = 4201
     CLIENT_EVENT_REJECTED = 4301
+    WATCHLIST_TOO_LONG = 4302
 
 
 # protocol.md 14.11 and decisions.md; the order is that of the statuses.

@@ -5,6 +5,7 @@ it, and not published events: those are made in C from the bytes on the bus (red
 decide (protocol.md 2.2). All functions return UTF-8 JSON of one frame.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -13,14 +14,18 @@ __all__ = [
     "PING",
     "PONG",
     "auth_required",
+    "cache_miss",
     "connection_established",
     "error",
     "member_added",
     "member_removed",
     "ping",
     "pong",
+    "signin_success",
+    "subscription_count",
     "subscription_error",
     "subscription_succeeded",
+    "watchlist_events",
 ]
 
 PING = b'{"event":"pusher:ping","data":"{}"}'
@@ -88,6 +93,33 @@ def member_removed(channel: str, user_id: str) -> bytes:
         _encode(channel),
         _string(data),
     )
+
+
+def cache_miss(channel: str) -> bytes:
+    """Behind the success frame of a cache channel that has nothing cached (8)."""
+    return b'{"event":"pusher:cache_miss","channel":%b,"data":"{}"}' % _encode(channel)
+
+
+def subscription_count(channel: str, count: int) -> bytes:
+    """How many connections are in the channel, over all workers (9)."""
+    data = b'{"subscription_count":%d}' % count
+    return b'{"event":"pusher_internal:subscription_count","channel":%b,"data":%b}' % (
+        _encode(channel),
+        _string(data),
+    )
+
+
+def signin_success(user_data: str) -> bytes:
+    """`user_data` is repeated as it came, a string within the string (10.1)."""
+    return b'{"event":"pusher:signin_success","data":%b}' % _string(_encode({"user_data": user_data}))
+
+
+def watchlist_events(online: Collection[str], offline: Collection[str]) -> bytes:
+    """Who of one's watchlist came and went, by user id; a group without users is left out (10.3). The one
+    frame that pusher-js routes: it hears nothing of a bare `online`."""
+    groups = (("online", online), ("offline", offline))
+    data = _encode({"events": [{"name": name, "user_ids": list(ids)} for name, ids in groups if ids]})
+    return b'{"event":"pusher_internal:watchlist_events","data":%b}' % _string(data)
 
 
 def _string(json: bytes) -> bytes:

@@ -33,12 +33,17 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
 
 
 def check(
-    path: str, query: Mapping[str, str], origin: str | None, find_app: Callable[[str], App | None]
+    path: str,
+    query: Mapping[str, str],
+    origin: str | None,
+    find_app: Callable[[str], App | None],
+    secure: bool,
 ) -> App | Refusal:
     """The app that this socket belongs to, or the refusal.
 
     `path` is as requested, without the query; `query` is decoded; `origin` is the header, None where absent;
-    `find_app` looks an app up by its key, and knows disabled apps too.
+    `find_app` looks an app up by its key, and knows disabled apps too; `secure` says that the client came by
+    TLS, to us or to a trusted proxy: told 4000 there, pusher-js would come back at once and for ever.
     """
     match = _PATH(path)
     if match is None:
@@ -48,6 +53,8 @@ def check(
     # A disabled key opens nothing new; its app's other keys go on.
     if app is None or app.secret_of(key) is None:
         return _refusal(Code.UNKNOWN_KEY, f"App key {key[:_MAX_QUOTED_CHARS]} not known to this server")
+    if app.tls_required and not secure:
+        return _refusal(Code.TLS_REQUIRED, "This app takes TLS connections only: connect by wss://")
     if not app.enabled:
         return _refusal(Code.APP_DISABLED, "App disabled")
     version = query.get("protocol", _DEFAULT_PROTOCOL)

@@ -19,6 +19,7 @@ from redpoll.protocol.errors import ApiError, ClientError, fault_of
 from redpoll.protocol.presence import parse_member
 
 __all__ = [
+    "CHANNEL_INFO",
     "EVENT_INFO",
     "MAX_CORRELATION_ID_CHARS",
     "RESERVED_PREFIXES",
@@ -28,14 +29,16 @@ __all__ = [
     "decode_auth",
     "decode_batch",
     "decode_event",
+    "parse_channel_info",
     "parse_info",
 ]
 
 MAX_CORRELATION_ID_CHARS = 128
 # Names that only the server may send. `svc:` is how the specification writes `pusher:`; refused as well.
 RESERVED_PREFIXES = ("pusher:", "pusher_internal:", "svc:")
-# What `info` of a trigger may ask for.
+# What `info` may ask for: of a trigger and of the list of channels, and of one channel.
 EVENT_INFO = frozenset(("subscription_count", "user_count"))
+CHANNEL_INFO = EVENT_INFO | {"cache"}
 
 _MAX_QUOTED_CHARS = 64
 _SOCKET_ID = re.compile(r"[0-9]+\.[0-9]+").fullmatch
@@ -87,6 +90,7 @@ class _Item(msgspec.Struct, gc=False):
 
 class _Batch(msgspec.Struct, gc=False):
     batch: list[_Item]
+    correlation_id: str | None = None
 
 
 class _Auth(msgspec.Struct, gc=False):
@@ -122,16 +126,23 @@ def decode_event(body: bytes, query: Params, app: App) -> Event:
     if len(names) > app.max_channels:
         raise ApiError("too_many_channels", f"{len(names)} channels; at most {app.max_channels} are allowed")
     for name in names:
-        check_channel(name)
-    return _event(trigger, tuple(dict.fromkeys(names)), trigger.correlation_id, app)
+        _check_target(name)
+    distinct = tuple(dict.fromkeys(names))
+    if len(distinct) > 1:
+        _refuse_encrypted(distinct)
+    _check_correlation_id(trigger.correlation_id)
+    return _event(trigger, distinct, trigger.correlation_id, app)
 
 
 def decode_batch(body: bytes, app: App) -> list[Event]:
     """The events of `POST batch_events`, in their order; one bad item refuses all.
 
-    Raises ApiError, whose text names the item's index.
+    A `correlation_id` beside `batch` is each event's, so that a batch can be repeated as safely as a trigger.
+    Raises ApiError, whose text names the item's index where it is an item's fault.
     """
-    items = _decode(_batch_decoder, body).batch
+    batch = _decode(_batch_decoder, body)
+    _check_correlation_id(batch.correlation_id)
+    items = batch.batch
     if len(items) > app.max_batch:
         raise ApiError("batch_too_large", f"{len(items)} events in the batch; at most {app.max_batch} are allowed")
     events = []
@@ -139,8 +150,8 @@ def decode_batch(body: bytes, app: App) -> list[Event]:
         try:
             if item.channel is None:
                 raise ApiError("bad_request", "channel is missing")
-            check_channel(item.channel)
-            events.append(_event(item, (item.channel,), None, app))
+            _check_target(item.channel)
+            events.append(_event(item, (item.channel,), batch.correlation_id, app))
         except ApiError as fault:
             raise ApiError(fault.code, f"batch[{index}]: {fault.message}") from None
     return events
@@ -171,12 +182,9 @@ def decode_auth(body: bytes, app: App, *, form: bool = False) -> AuthRequest:
 
 
 def check_channel(name: str) -> None:
-    """Raises ApiError `invalid_channel` unless one may publish to a channel of this name."""
+    """Raises ApiError `invalid_channel` unless one may ask about a channel of this name."""
     if not channels.valid_name(name):
-        raise ApiError(
-            "invalid_channel",
-            f"channel name {_quoted(name)}: 1 to {channels.MAX_NAME_CHARS} of letters, digits and _-=@,.; are allowed",
-        )
+        raise _bad_name(name)
 
 
 def parse_info(info: str, allowed: frozenset[str]) -> tuple[str, ...]:
@@ -189,6 +197,46 @@ def parse_info(info: str, allowed: frozenset[str]) -> tuple[str, ...]:
             names = ", ".join(sorted(allowed))
             raise ApiError("invalid_info", f"info {_quoted(attribute)}: one may ask for {names}")
     return asked
+
+
+def parse_channel_info(channel: str, info: str) -> tuple[str, ...]:
+    """The distinct attributes that `info` asks of this one channel (protocol.md 14.7). Raises ApiError on one
+    that a channel of its kind doesn't have."""
+    asked = parse_info(info, CHANNEL_INFO)
+    if "user_count" in asked and channels.kind_of(channel) is not Kind.PRESENCE:
+        raise ApiError(
+            "not_presence_channel", "Cannot retrieve the user count unless the channel is a presence channel"
+        )
+    if "cache" in asked and not channels.is_cache(channel):
+        raise ApiError("invalid_info", "Cannot retrieve the cached event unless the channel is a cache channel")
+    return asked
+
+
+def _check_correlation_id(given: str | None) -> None:
+    """It goes into a header of the answer."""
+    if given is not None and (len(given) > MAX_CORRELATION_ID_CHARS or _PRINTABLE_ASCII(given) is None):
+        raise ApiError("bad_request", f"correlation_id: at most {MAX_CORRELATION_ID_CHARS} printable ASCII characters")
+
+
+def _check_target(name: str) -> None:
+    if not channels.valid_target(name):
+        raise _bad_name(name)
+
+
+def _bad_name(name: str) -> ApiError:
+    return ApiError(
+        "invalid_channel",
+        f"channel name {_quoted(name)}: 1 to {channels.MAX_NAME_CHARS} of letters, digits and _-=@,.; are allowed",
+    )
+
+
+def _refuse_encrypted(names: tuple[str, ...]) -> None:
+    """Each encrypted channel has a key of its own, so its ciphertext is of use nowhere else (protocol.md 11)."""
+    for name in names:
+        if channels.is_encrypted(name):
+            raise ApiError(
+                "bad_request", f"channel {_quoted(name)} is encrypted: publish to it alone, not to {len(names)} at once"
+            )
 
 
 def _event(given: _Trigger | _Item, names: tuple[str, ...], correlation_id: str | None, app: App) -> Event:
@@ -216,10 +264,6 @@ def _event(given: _Trigger | _Item, names: tuple[str, ...], correlation_id: str 
             raise ApiError("invalid_socket_id", f"socket_id {_quoted(socket_id)} is not like 123.456")
         if _OUR_SOCKET_ID(socket_id) is None:
             socket_id = None
-    if correlation_id is not None and (
-        len(correlation_id) > MAX_CORRELATION_ID_CHARS or _PRINTABLE_ASCII(correlation_id) is None
-    ):
-        raise ApiError("bad_request", f"correlation_id: at most {MAX_CORRELATION_ID_CHARS} printable ASCII characters")
     return Event(
         name=name,
         data=data,

@@ -10,7 +10,7 @@ import msgspec
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ClientError, fault_of
 
-__all__ = ["MAX_USER_ID_CHARS", "Member", "Roster", "parse_member"]
+__all__ = ["MAX_USER_ID_CHARS", "Member", "Roster", "info_fault", "info_of", "parse_member", "user_id_fault"]
 
 # Documented by Pusher beside the 100 members and the 1 KB of info, which are the app's settings.
 MAX_USER_ID_CHARS = 128
@@ -41,20 +41,38 @@ def parse_member(channel_data: str, app: App) -> Member:
     """
     try:
         data = _decode(channel_data)
-        info = b"" if data.user_info is None or data.user_info == {} else _encode(data.user_info)
+        info = info_of(data.user_info)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as fault:
         raise ClientError(None, f"Invalid channel_data: {fault_of(fault)}") from None
     user_id = data.user_id if type(data.user_id) is str else str(data.user_id)
-    if not user_id:
-        raise ClientError(None, "Invalid channel_data: user_id is empty")
-    if len(user_id) > MAX_USER_ID_CHARS:
-        raise ClientError(None, f"Invalid channel_data: user_id is longer than {MAX_USER_ID_CHARS} characters")
-    if len(info) > app.max_user_info_bytes:
-        raise ClientError(
-            None,
-            f"Invalid channel_data: user_info has {len(info)} bytes, the app allows {app.max_user_info_bytes}",
-        )
+    wrong = user_id_fault(user_id)
+    if wrong is not None:
+        raise ClientError(None, f"Invalid channel_data: user_id {wrong}")
+    wrong = info_fault(info, app)
+    if wrong is not None:
+        raise ClientError(None, f"Invalid channel_data: {wrong}")
     return Member(user_id, info)
+
+
+def info_of(user_info: Any) -> bytes:
+    """A decoded `user_info` as `Member` keeps it."""
+    return b"" if user_info is None or user_info == {} else _encode(user_info)
+
+
+def user_id_fault(user_id: str) -> str | None:
+    """What is wrong with an id, to stand behind the word for it; None if nothing."""
+    if not user_id:
+        return "is empty"
+    if len(user_id) > MAX_USER_ID_CHARS:
+        return f"is longer than {MAX_USER_ID_CHARS} characters"
+    return None
+
+
+def info_fault(info: bytes, app: App) -> str | None:
+    """Why a `Member`'s info can't be shown in this app's presence channels; None when it can."""
+    if len(info) <= app.max_user_info_bytes:
+        return None
+    return f"user_info has {len(info)} bytes, the app allows {app.max_user_info_bytes}"
 
 
 class Roster(dict[str, bytes]):

@@ -1,21 +1,22 @@
-"""One connection's side of the protocol: a message in, effects out. Protocol.md 1.3, 5, 6, 7.
+"""One connection's side of the protocol: a message in, effects out. Protocol.md 1.3, 5, 6, 7, 10.
 
 Pure: no socket, no clock, no Redis. It says what is to be done, the worker does it, and tells it what became
 of a subscribe. Frames that only the worker can compose (a success needs the roster) are effects without
 bytes.
 """
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
-from redpoll.protocol import frames
+from redpoll.protocol import frames, incoming
 from redpoll.protocol.apps import App
-from redpoll.protocol.auth import channel_fault
-from redpoll.protocol.channels import MAX_NAME_CHARS, SERVER_TO_USER, Kind, kind_of, valid_name
+from redpoll.protocol.auth import channel_fault, signin_fault
+from redpoll.protocol.channels import MAX_NAME_CHARS, SERVER_TO_USER, Kind, kind_of, needs_auth, valid_name
 from redpoll.protocol.errors import ClientError, Code, fault_of
 from redpoll.protocol.limits import Limits, TokenBucket, Window
-from redpoll.protocol.presence import Member, parse_member
+from redpoll.protocol.presence import Member, info_fault, parse_member
+from redpoll.protocol.users import MAX_WATCHED, parse_user
 
 __all__ = [
     "Acknowledge",
@@ -28,6 +29,7 @@ __all__ = [
     "Send",
     "SendUrgent",
     "Session",
+    "SignedIn",
 ]
 
 
@@ -73,6 +75,14 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
     user_id: str | None
 
 
+class SignedIn(msgspec.Struct, frozen=True, gc=False):
+    """This connection is the user's from now on. Comes again when the same user signs in again, with the
+    watchlist that replaces the one before: at most 100 distinct ids, told whether or not the app has watchlists."""
+
+    user_id: str
+    watchlist: tuple[str, ...]
+
+
 class Close(msgspec.Struct, frozen=True, gc=False):
     """An error frame with these, then a close frame with the same."""
 
@@ -80,7 +90,7 @@ class Close(msgspec.Struct, frozen=True, gc=False):
     message: str
 
 
-Effect: TypeAlias = Send | SendUrgent | Join | Acknowledge | Leave | Publish | Close
+Effect: TypeAlias = Send | SendUrgent | Join | Acknowledge | Leave | Publish | SignedIn | Close
 
 
 class Membership(msgspec.Struct, frozen=True, gc=False):
@@ -92,21 +102,11 @@ class Membership(msgspec.Struct, frozen=True, gc=False):
     repeats: int = 0
 
 
-class _Message(msgspec.Struct, gc=False):
-    event: str
-    data: msgspec.Raw = msgspec.Raw()
-    # Any, not str: a wrong type matters only to the events that have a channel.
-    channel: Any = None
+class _Standing(msgspec.Struct, frozen=True, gc=False):
+    """What a connection has proved to be. Two constants serve all that have not signed in."""
 
-
-class _Subscribe(msgspec.Struct, gc=False):
-    channel: str
-    auth: str | None = None
-    channel_data: str | None = None
-
-
-class _Unsubscribe(msgspec.Struct, gc=False):
-    channel: str
+    authorised: bool
+    member: Member | None = None
 
 
 class _Conduct:
@@ -138,14 +138,9 @@ _NAME_FAULT = f"invalid channel name: 1 to {MAX_NAME_CHARS} of letters, digits a
 
 _PENDING = Membership(pending=True)
 _ATTACHED = Membership(pending=False)
+_STRANGER = _Standing(authorised=False)
+_AUTHORISED = _Standing(authorised=True)
 _PONG = SendUrgent(frames.PONG)
-
-_decode_message = msgspec.json.Decoder(_Message).decode
-_decode_subscribe = msgspec.json.Decoder(_Subscribe).decode
-_decode_unsubscribe = msgspec.json.Decoder(_Unsubscribe).decode
-_decode_string = msgspec.json.Decoder(str).decode
-_decode_anything = msgspec.json.Decoder().decode
-_QUOTE = 0x22
 
 
 class Session:
@@ -156,13 +151,14 @@ class Session:
     (design.md 7).
     """
 
-    __slots__ = ("_conduct", "_limits", "_sid", "app", "channels")
+    __slots__ = ("_conduct", "_limits", "_sid", "_standing", "app", "channels")
 
     def __init__(self, sid: tuple[int, int], app: App, limits: Limits = Limits()) -> None:  # noqa: B008
         # One integer takes half of what two take, and a third of the text.
         self._sid = sid[0] << 64 | sid[1]
         self._limits = limits
         self._conduct: _Conduct | None = None
+        self._standing = _STRANGER
         self.app = app
         self.channels: dict[str, Membership] = {}
 
@@ -170,15 +166,26 @@ class Session:
     def socket_id(self) -> str:
         return f"{self._sid >> 64}.{self._sid & 0xFFFF_FFFF_FFFF_FFFF}"
 
+    @property
+    def user_id(self) -> str | None:
+        """Whom this connection has signed in as; None for nobody. Members of presence channels are no matter of it."""
+        member = self._standing.member
+        return None if member is None else member.user_id
+
+    @property
+    def authorised(self) -> bool:
+        """Whether it has signed in, or ever was in a private or presence channel (protocol.md 10.4)."""
+        return self._standing.authorised
+
     # -- messages -------------------------------------------------------------------------------------------
 
     def receive(self, message: bytes, now: float) -> list[Effect]:
         """One complete text message, at `now` (monotonic seconds). Never raises, whatever the bytes."""
         try:
-            parsed = _decode_message(message)
+            parsed = incoming.decode_message(message)
             event = parsed.event
             if event == "pusher:subscribe":
-                return self._subscribe(_data_of(parsed.data), now)
+                return self._subscribe(incoming.data_of(parsed.data), now)
             if event == "pusher:ping":
                 return [_PONG]
             if event.startswith("client-"):
@@ -186,7 +193,9 @@ class Session:
             if event == "pusher:pong":
                 return []
             if event == "pusher:unsubscribe":
-                return self._unsubscribe(_data_of(parsed.data))
+                return self._unsubscribe(incoming.data_of(parsed.data))
+            if event == "pusher:signin":
+                return self._sign_in(parsed.data)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as fault:
             return self._bad_frame(f"Invalid message: {fault_of(fault)}", now)
         return self._bad_frame(f"Unsupported event received on socket: {event[:_MAX_QUOTED_CHARS]!r}", now)
@@ -203,6 +212,8 @@ class Session:
         held = channels.get(channel)
         if held is None or not held.pending:
             return []
+        if not self._standing.authorised and needs_auth(channel):
+            self._standing = _AUTHORISED
         # The caller's string goes in for ours: everybody in a channel keeps the same one.
         del channels[channel]
         if held is _PENDING:
@@ -228,28 +239,27 @@ class Session:
 
     def _subscribe(self, data: msgspec.Raw | str, now: float) -> list[Effect]:
         try:
-            asked = _decode_subscribe(data)
+            asked = incoming.decode_subscribe(data)
         except msgspec.ValidationError as invalid:
             return self._malformed_subscribe(data, str(invalid), now)
         channel = asked.channel
         kind = kind_of(channel)
         if kind is Kind.USER:
-            user = channel[len(SERVER_TO_USER) :][:_MAX_QUOTED_CHARS]
-            return _refusal(channel, "AuthError", f"not signed in as user {user!r}", 401)
-        if not valid_name(channel):
+            user = channel[len(SERVER_TO_USER) :]
+            if user != self.user_id:
+                return _refusal(channel, "AuthError", f"not signed in as user {user[:_MAX_QUOTED_CHARS]!r}", 401)
+        elif not valid_name(channel):
             return _refusal(channel, "InvalidChannel", _NAME_FAULT, 400)
         member = None
-        if kind is not Kind.PUBLIC:
+        if kind is Kind.PRIVATE or kind is Kind.PRESENCE:
             if not asked.auth:
                 return self._auth_required(channel)
             fault = channel_fault(self.app, self.socket_id, channel, asked.auth, asked.channel_data)
             if fault is not None:
                 return _refusal(channel, "AuthError", fault, 401)
             if kind is Kind.PRESENCE:
-                if asked.channel_data is None:
-                    return _refusal(channel, "InvalidMember", "channel_data is missing", 400)
                 try:
-                    member = parse_member(asked.channel_data, self.app)
+                    member = self._member(asked.channel_data)
                 except ClientError as error:
                     return _refusal(channel, "InvalidMember", error.message, 400)
         held = self.channels.get(channel)
@@ -260,6 +270,18 @@ class Session:
             return _refusal(channel, "LimitReached", fault, 413)
         self.channels[channel] = _PENDING if member is None else Membership(True, member.user_id)
         return [Join(channel, member)]
+
+    def _member(self, channel_data: str | None) -> Member:
+        """Whom a signed subscribe brings: the member it names, else the user who has signed in (10.1)."""
+        if channel_data is not None:
+            return parse_member(channel_data, self.app)
+        member = self._standing.member
+        if member is None:
+            raise ClientError(None, "channel_data is missing, and this connection is not signed in")
+        fault = info_fault(member.user_info, self.app)
+        if fault is not None:
+            raise ClientError(None, f"channel_data is missing, and the signed-in user's {fault}")
+        return member
 
     def _subscribe_again(self, channel: str, held: Membership, member: Member | None) -> list[Effect]:
         """Protocol.md 5.6: the same again succeeds again and changes nothing; another user is refused, and
@@ -284,7 +306,7 @@ class Session:
 
     def _malformed_subscribe(self, data: msgspec.Raw | str, fault: str, now: float) -> list[Effect]:
         """Where the channel can be read, its handlers hear what is wrong with the rest."""
-        asked = _decode_anything(data)
+        asked = incoming.decode_anything(data)
         channel = asked.get("channel") if isinstance(asked, dict) else None
         if not isinstance(channel, str):
             return self._bad_frame(f"Invalid subscribe: {fault}", now)
@@ -294,9 +316,39 @@ class Session:
 
     def _unsubscribe(self, data: msgspec.Raw | str) -> list[Effect]:
         """No answer, and nothing at all for a channel that one isn't in (5.6)."""
-        channel = _decode_unsubscribe(data).channel
+        channel = incoming.decode_unsubscribe(data).channel
         held = self.channels.pop(channel, None)
         return [] if held is None else [Leave(channel, held.user_id)]
+
+    # -- signing in -----------------------------------------------------------------------------------------
+
+    def _sign_in(self, data: msgspec.Raw) -> list[Effect]:
+        """Protocol.md 10.1. Once a user, a connection is nobody else's."""
+        try:
+            asked = incoming.decode_sign_in(incoming.data_of(data))
+            fault = signin_fault(self.app, self.socket_id, asked.auth, asked.user_data)
+            if fault is not None:
+                return self._not_signed_in(fault)
+            user = parse_user(asked.user_data)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as malformed:
+            return self._not_signed_in(f"Invalid signin: {fault_of(malformed)}")
+        except ClientError as error:
+            return self._not_signed_in(error.message)
+        user_id = user.member.user_id
+        if self.user_id is not None and self.user_id != user_id:
+            return self._not_signed_in("Already signed in as another user")
+        self._standing = _Standing(True, user.member)
+        effects: list[Effect] = [Send(frames.signin_success(asked.user_data)), SignedIn(user_id, user.watchlist)]
+        if user.unwatched and self.app.watchlist:
+            fault = f"Watchlist too long: only its first {MAX_WATCHED} users are watched, {user.unwatched} are not"
+            effects.append(Send(frames.error(Code.WATCHLIST_TOO_LONG, fault)))
+        return effects
+
+    def _not_signed_in(self, fault: str) -> list[Effect]:
+        """In band, always answered; the end where an app wants connections that prove who they are (10.4)."""
+        if self.app.user_authentication_timeout_s > 0:
+            return self._close(Code.UNAUTHORIZED, fault)
+        return [Send(frames.error(Code.UNAUTHORIZED, fault))]
 
     # -- client events --------------------------------------------------------------------------------------
 
@@ -317,7 +369,7 @@ class Session:
             return self._reject(f"{_REJECTED} this connection is not subscribed to channel {name}", now)
         if held.pending:
             return self._reject(f"{_REJECTED} the subscription to channel {channel} is in progress", now)
-        text = _text_of(data)
+        text = incoming.text_of(data)
         size = len(text) if text.isascii() else len(text.encode())
         if size > app.max_data_bytes:
             return self._reject(f"{_REJECTED} data has {size} bytes; at most {app.max_data_bytes} are allowed", now)
@@ -328,6 +380,11 @@ class Session:
         return [Publish(channel, event, text, held.user_id)]
 
     # -- faults ---------------------------------------------------------------------------------------------
+
+    def rejected(self, fault: str, now: float) -> list[Effect]:
+        """A Publish that could not be carried out, for `fault`: the daily limit, Redis away. Told like any other
+        refused client event, so at most once a second."""
+        return self._reject(f"{_REJECTED} {fault}", now)
 
     def _reject(self, message: str, now: float) -> list[Effect]:
         return self._complain(Code.CLIENT_EVENT_REJECTED, message, _REFUSED_CLIENT_EVENT, now)
@@ -341,11 +398,17 @@ class Session:
         if conduct.closing:
             return []
         if conduct.offences.add(weight, now):
-            conduct.closing = True
-            return [Close(int(Code.OVER_CAPACITY), "Too many invalid messages")]
+            return self._close(Code.OVER_CAPACITY, "Too many invalid messages")
         if not conduct.complaints.take(now):
             return []
         return [Send(frames.error(code, message))]
+
+    def _close(self, code: Code, message: str) -> list[Effect]:
+        conduct = self._conducted()
+        if conduct.closing:
+            return []
+        conduct.closing = True
+        return [Close(int(code), message)]
 
     def _conducted(self) -> _Conduct:
         conduct = self._conduct
@@ -361,20 +424,3 @@ def _refusal(channel: str, type: str, fault: str, status: int) -> list[Effect]:
         Send(frames.subscription_error(channel, type, fault, status)),
         Send(frames.error(None, fault)),
     ]
-
-
-def _data_of(data: msgspec.Raw) -> msgspec.Raw | str:
-    """`data` of a control event: JSON, or a string of JSON as some libraries send it (protocol.md 2.3)."""
-    view = memoryview(data)
-    if not view:
-        raise msgspec.ValidationError("Object missing required field `data`")
-    return _decode_string(data) if view[0] == _QUOTE else data
-
-
-def _text_of(data: msgspec.Raw) -> str:
-    """`data` of a client event as the string that others get: a string as it is, other JSON in the sender's
-    own spelling, nothing as `{}` (protocol.md 7, 2.2)."""
-    text = bytes(data)
-    if not text:
-        return "{}"
-    return _decode_string(text) if text[0] == _QUOTE else text.decode()

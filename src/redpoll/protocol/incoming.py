@@ -1,0 +1,74 @@
+"""What clients send over a WebSocket, decoded: the message itself and the `data` of each control event.
+Protocol.md 2.1, 2.3, 12. What it means is the session's.
+
+The decoders raise msgspec.DecodeError, UnicodeError or RecursionError (errors.fault_of), whatever the bytes.
+"""
+
+from typing import Any
+
+import msgspec
+
+__all__ = [
+    "Message",
+    "SignIn",
+    "Subscribe",
+    "Unsubscribe",
+    "data_of",
+    "decode_anything",
+    "decode_message",
+    "decode_sign_in",
+    "decode_subscribe",
+    "decode_unsubscribe",
+    "text_of",
+]
+
+
+class Message(msgspec.Struct, gc=False):
+    """One text message. `data` is not looked into until the event is known; empty where it is missing."""
+
+    event: str
+    data: msgspec.Raw = msgspec.Raw()
+    # Any, not str: a wrong type matters only to the events that have a channel.
+    channel: Any = None
+
+
+class Subscribe(msgspec.Struct, gc=False):
+    channel: str
+    auth: str | None = None
+    channel_data: str | None = None
+
+
+class Unsubscribe(msgspec.Struct, gc=False):
+    channel: str
+
+
+class SignIn(msgspec.Struct, gc=False):
+    auth: str
+    user_data: str
+
+
+decode_message = msgspec.json.Decoder(Message).decode
+decode_subscribe = msgspec.json.Decoder(Subscribe).decode
+decode_unsubscribe = msgspec.json.Decoder(Unsubscribe).decode
+decode_sign_in = msgspec.json.Decoder(SignIn).decode
+decode_anything = msgspec.json.Decoder().decode
+
+_decode_string = msgspec.json.Decoder(str).decode
+_QUOTE = 0x22
+
+
+def data_of(data: msgspec.Raw) -> msgspec.Raw | str:
+    """`data` of a control event: JSON, or a string of JSON as some libraries send it (protocol.md 2.3)."""
+    view = memoryview(data)
+    if not view:
+        raise msgspec.ValidationError("Object missing required field `data`")
+    return _decode_string(data) if view[0] == _QUOTE else data
+
+
+def text_of(data: msgspec.Raw) -> str:
+    """`data` of a client event as the string that others get: a string as it is, other JSON in the sender's
+    own spelling, nothing as `{}` (protocol.md 7, 2.2)."""
+    text = bytes(data)
+    if not text:
+        return "{}"
+    return _decode_string(text) if text[0] == _QUOTE else text.decode()

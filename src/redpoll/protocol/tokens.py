@@ -1,0 +1,56 @@
+"""App tokens: what is known of one, and whether it lets a call in (spec 2.6 and 5.2, protocol.md 18).
+
+The plain form is nobody's to keep: a token is found by the hash of what the caller sent (auth.token_hash).
+"""
+
+import msgspec
+
+from redpoll.protocol.errors import ApiError
+
+__all__ = ["SCOPES", "Token", "fault_of_token"]
+
+# What a token may be made for. `all` contains the others.
+SCOPES = ("publish", "read", "auth", "all")
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True):
+    """A token's record. `app_id` None is a token for every app; `prefix` are the first 8 characters of the
+    plain form, for people to recognise it by. Times are Unix seconds; `expires_at` None never comes."""
+
+    id: str
+    app_id: str | None
+    name: str
+    hash: str
+    prefix: str
+    scopes: tuple[str, ...]
+    created_at: float
+    expires_at: float | None = None
+    last_used_at: float | None = None
+    revoked_at: float | None = None
+
+    def allows(self, scope: str) -> bool:
+        return scope in self.scopes or "all" in self.scopes
+
+
+def fault_of_token(token: Token | None, scope: str, app_id: str, now_s: float) -> ApiError | None:
+    """Why `token` doesn't open `scope` in this app at Unix time `now_s`; None when it does.
+
+    `token` None is one that nobody made. 401, and 403 where only the scope is missing. Whether an app of this
+    id exists is not asked here.
+    """
+    if token is None:
+        return ApiError("unauthorized", "unknown bearer token")
+    if token.revoked_at is not None:
+        return ApiError("token_revoked", f"the token was revoked {now_s - token.revoked_at:.0f} s ago")
+    if token.expires_at is not None and now_s >= token.expires_at:
+        return ApiError(
+            "token_expired",
+            f"the token expired {now_s - token.expires_at:.0f} s ago, at Unix time {token.expires_at:.0f}; "
+            f"the server's time is {now_s:.0f}",
+        )
+    if token.app_id is not None and token.app_id != app_id:
+        return ApiError("unauthorized", "the token opens nothing in this app")
+    if not token.allows(scope):
+        has = ", ".join(token.scopes) or "none"
+        return ApiError("insufficient_scope", f"the token lacks the scope {scope}; it has {has}")
+    return None
