@@ -8,14 +8,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.keys import SHARDS, Keys
 from redpoll.cluster.link import Link
 from redpoll.cluster.registry import Held, Registry, Ticket
+from redpoll.protocol.apps import App
 
 RUN = "0123456789ab"
 APP = "7"
+
+
+def record(**settings: Any) -> App:
+    """The app of these tests."""
+    return App(id=APP, name="test", keys=(), **settings)
+
 
 # The documented times, a twentieth as long.
 QUICK = {
@@ -23,6 +31,9 @@ QUICK = {
     "unanswered_s": 0.5,
     "away_s": 0.25,
     "second_look_s": 0.25,
+    "offline_s": 0.15,
+    "admit_again_s": 0.025,
+    "admit_most_s": 0.35,
     "join_wait_s": 1.5,
     "retry_s": 0.01,
     "greatest_retry_s": 0.05,
@@ -41,6 +52,9 @@ class Socket:
     snapshot: set[str] | None = None
     frames: list[tuple[str, str]] = field(default_factory=list)
     events: list[bytes] = field(default_factory=list)
+    # On cache channels, what came at first; the counts told, in order.
+    cached: bytes | None = None
+    counts: list[int] = field(default_factory=list)
     ticket: Ticket | None = None
 
 
@@ -52,6 +66,9 @@ class Sockets:
         self.opened_channels: list[str] = []
         self.dropped_channels: list[str] = []
         self.faults: list[str] = []
+        # Connections by outcome, and what was told of watched users.
+        self.connections: dict[Ticket, int] = {}
+        self.states: list[tuple[str, bool]] = []
 
     def opened(self, held: Held) -> None:
         self.opened_channels.append(held.channel)
@@ -62,11 +79,14 @@ class Sockets:
         if self.attached.pop(held.channel):
             self.faults.append(f"{held.channel} dropped with sockets attached")
 
-    def joined(self, held: Held, tickets: list[Ticket]) -> None:
+    def joined(self, held: Held, tickets: list[Ticket], cached: bytes | None, total: int | None) -> None:
         for ticket in tickets:
             socket = ticket.owner
             assert isinstance(socket, Socket)
             socket.state = "attached"
+            socket.cached = cached
+            if total is not None:
+                socket.counts.append(total)
             self.attached[held.channel].append(socket)
             if held.roster is not None:
                 socket.snapshot = set(held.roster)
@@ -93,9 +113,24 @@ class Sockets:
                 self.faults.append(f"{user} removed twice from {held.channel}")
             socket.users.discard(user)
 
+    def counted(self, held: Held, total: int) -> None:
+        for socket in self.attached[held.channel]:
+            socket.counts.append(total)
+
     def event(self, held: Held, payload: bytes) -> None:
         for socket in self.attached[held.channel]:
             socket.events.append(payload)
+
+    def user_state(self, app_id: str, user_id: str, online: bool) -> None:
+        if (user_id, online) in self.states[-1:]:
+            self.faults.append(f"{user_id} told twice")
+        self.states.append((user_id, online))
+
+    def admitted(self, ticket: Ticket) -> None:
+        self.connections[ticket] = 200
+
+    def turned_away(self, ticket: Ticket, code: int) -> None:
+        self.connections[ticket] = code
 
 
 class Worker:
@@ -107,6 +142,7 @@ class Worker:
         self.sockets = Sockets()
         self.directory = Directory(self.link, self.keys, again_s=0.01)
         self.sys: list[dict[str, Any]] = []
+        self.app = record(max_presence_members=0)
         self.registry = Registry(
             self.link, self.keys, self.sockets, self.directory, run, k, on_sys=self.sys.append, **times
         )
@@ -114,8 +150,14 @@ class Worker:
     def join(self, channel: str, user: str | None = None, info: bytes = b"", cap: int = 0) -> Socket:
         socket = Socket(channel, user)
         socket.ticket = Ticket(socket, user, info)
-        self.registry.join(APP, channel, user is not None, cap, socket.ticket)
+        self.registry.join(structs.replace(self.app, max_presence_members=cap), channel, socket.ticket)
         return socket
+
+    def connect(self) -> Ticket:
+        """A connection of `self.app` that wants to be let in; the outcome is in `sockets.connections`."""
+        ticket = Ticket(None)
+        self.registry.admit(self.app, ticket)
+        return ticket
 
     def leave(self, socket: Socket) -> None:
         if socket.state == "attached":
@@ -156,6 +198,12 @@ async def start_worker(redis) -> AsyncIterator[Callable[..., Any]]:
     yield start
     for worker in workers:
         await worker.kill()
+
+
+@pytest.fixture
+def make_app() -> Callable[..., App]:
+    """`make_app(watchlist=True)`: the record of these tests' app."""
+    return record
 
 
 @pytest.fixture
@@ -211,6 +259,8 @@ class Truth:
                 wrong.append(f"{channel}: {await self.users(channel)} listed, {users[channel]} attached")
         for worker in workers:
             for held in worker.registry.helds():
+                if not held.listens:
+                    continue
                 attached = worker.sockets.attached[held.channel]
                 if held.waiting or held.call:
                     wrong.append(f"{held.channel}: a call is under way")

@@ -52,7 +52,8 @@ async def test_changes_wait_until_what_is_held_was_told_again(start_worker, wait
 
 
 async def test_topics_of_one_tick_go_in_one_subscribe_ahead_of_the_calls(start_worker, wait_until):
-    worker = await start_worker()
+    # No beat is due meanwhile: it would be counted among the calls.
+    worker = await start_worker(beat_s=60, unanswered_s=120)
     commands = []
     call = worker.link.call
 
@@ -100,4 +101,30 @@ async def test_channel_that_waits_for_its_retry_holds_up_no_other_after_a_break(
     late = worker.join("late")
     await wait_until(lambda: late.state == "attached")
     await link.ask(b"RENAME", b"aside", keys.counts("7", "bad"))
+    await truth.settled([worker])
+
+
+async def test_at_most_64_cached_events_are_awaited(start_worker, wait_until, truth):
+    worker = await start_worker()
+    awaited, most = set(), 0
+    run = worker.link.run
+
+    def watch(script, keys, args, done):
+        nonlocal most
+        if len(args) > 3 and "c" in str(args[3]):
+            awaited.add(args[5])
+            most = max(most, len(awaited))
+
+            def answered(reply):
+                awaited.discard(args[5])
+                done(reply)
+
+            run(script, keys, args, answered)
+        else:
+            run(script, keys, args, done)
+
+    worker.link.run = watch
+    sockets = [worker.join(f"cache-{n}") for n in range(200)] + [worker.join(f"news-{n}") for n in range(200)]
+    await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
+    assert most == 64
     await truth.settled([worker])

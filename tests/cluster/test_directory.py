@@ -1,6 +1,6 @@
 import pytest
 
-from redpoll.cluster.directory import Directory, DirectoryWriter
+from redpoll.cluster.directory import Directory, DirectoryWriter, read_app
 from redpoll.protocol.apps import App, Key
 
 
@@ -113,3 +113,35 @@ async def test_change_during_a_reading_is_not_lost(worker, writer, wait_until):
 
 def test_directory_is_incomplete_until_it_was_read(link, keys):
     assert not Directory(link, keys).complete
+
+
+async def test_records_of_an_earlier_start_are_not_complete_until_the_newer_ones_are_there(
+    writer, start_worker, wait_until
+):
+    await writer.fill([app(1)], 4)
+    worker = await start_worker()
+    worker.directory.want(None)
+    await wait_until(lambda: worker.directory.version == 4)
+    assert not worker.registry.ready
+    worker.directory.want(5)
+    assert not worker.registry.ready
+    await writer.fill([app(2)], 5)
+    await wait_until(lambda: worker.registry.ready)
+    assert worker.directory.find("key1") is None
+    assert worker.directory.find("key2") == app(2)
+
+
+async def test_change_that_comes_over_sys_makes_the_records_complete_too(worker, writer, wait_until):
+    await wait_until(lambda: worker.directory.complete)
+    worker.directory.want(2)
+    assert not worker.directory.complete
+    await writer.put("2", app(2), 2)
+    await wait_until(lambda: worker.directory.complete)
+
+
+async def test_one_record_is_read_by_who_keeps_no_copy(writer, link, keys):
+    await writer.fill([app(1)], 1)
+    assert await read_app(link, keys, "1") == app(1)
+    assert await read_app(link, keys, "2") is None
+    await link.ask(b"HSET", keys.directory, "3", b"no json")
+    assert await read_app(link, keys, "3") is None

@@ -1,6 +1,15 @@
 import pytest
 
-from redpoll.cluster.envelopes import Added, Removed, event_envelope, event_tail, parse_added, parse_removed
+from redpoll.cluster.envelopes import (
+    Added,
+    Removed,
+    cached_envelope,
+    event_envelope,
+    event_tail,
+    parse_added,
+    parse_count,
+    parse_removed,
+)
 
 
 def test_event_has_a_header_line_and_then_user_event_and_data():
@@ -39,3 +48,18 @@ def test_what_is_no_added_member_is_refused(payload):
 def test_what_is_no_removed_member_is_refused(payload):
     with pytest.raises(ValueError):  # noqa: PT011
         parse_removed(payload)
+
+
+def test_count_is_the_last_word():
+    assert parse_count(b"n 0123456789ab.0.1 1795 12") == 12
+
+
+@pytest.mark.parametrize("payload", [b"", b"n", b"n w 1", b"n w 1 x", b"r w 1 2"])
+def test_what_is_no_count_is_refused(payload):
+    with pytest.raises(ValueError):  # noqa: PT011
+        parse_count(payload)
+
+
+def test_cached_event_leaves_nobody_out():
+    tail = event_tail("ev", "a b", skip="1.2", trace="ab" * 16)
+    assert cached_envelope(tail) == event_envelope("ev", "a b", trace="ab" * 16)

@@ -1,11 +1,12 @@
 import pytest
 
 from redpoll.cluster.held import UNKNOWN, Held, Ticket
+from redpoll.cluster.tally import Tally
 from redpoll.protocol.presence import Roster
 
 
 def room(presence: bool = True) -> Held:
-    return Held("7", "presence-room" if presence else "news", presence, b"topic")
+    return Held("7", "presence-room" if presence else "news", "p" if presence else "c", b"topic")
 
 
 def wait(held: Held, user: str | None = None, info: bytes = b"") -> Ticket:
@@ -271,3 +272,64 @@ def test_users_that_redis_lists_for_us_are_gone_unless_a_socket_is_theirs():
     attach(held, "a")
     held.forsake(["a", "b"])
     assert send(held).gone == ["b"]
+
+
+def test_cached_event_is_asked_for_with_joins_only():
+    held = room(presence=False)
+    held.caches = True
+    wait(held)
+    assert send(held).flags == "c"
+    answer(held)
+    held.detach(None)
+    assert send(held).flags == ""
+
+
+def test_count_is_told_with_every_change_and_when_it_is_due():
+    held = room(presence=False)
+    held.tally = Tally()
+    wait(held)
+    assert send(held).flags == "s"
+    answer(held)
+    assert held.plan() is None
+    held.tally.hurry()
+    assert not held.idle
+    assert send(held).flags == "s"
+    answer(held)
+    assert held.plan() is None
+
+
+def test_channel_whose_count_is_still_to_be_told_is_not_forgotten():
+    held = room(presence=False)
+    held.tally = Tally()
+    held.tally.hurry()
+    assert not held.idle
+    send(held)
+    answer(held)
+    assert held.idle
+
+
+def test_after_a_break_counts_are_told_behind_what_is_held():
+    held = room(presence=False)
+    held.tally = Tally()
+    wait(held)
+    send(held)
+    answer(held)
+    held.lose()
+    assert send(held).flags == "k"
+    answer(held)
+    assert send(held).flags == "s"
+    answer(held)
+    assert held.plan() is None
+
+
+def test_topic_alone_is_never_told_to_redis():
+    held = Held("7", "#server-to-user-1", "t", b"topic")
+    ticket = wait(held)
+    assert held.listen() == [ticket]
+    assert held.attached == 1
+    held.subscribed = held.listening = True
+    held.lose()
+    held.renew()
+    assert (held.asserted, held.subscribed, held.listening) == (True, False, False)
+    held.detach(None)
+    assert held.idle

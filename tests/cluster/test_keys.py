@@ -51,6 +51,9 @@ def test_keys_and_topic_of_a_channel_lie_in_one_slot():
             keys.counts(app_id, channel),
             keys.members(app_id, channel),
             keys.occupied(at, app_id),
+            keys.told_count(app_id, channel),
+            keys.cached(app_id, channel),
+            keys.published(app_id, channel, "0123456789abcdef", 3),
             keys.topic(app_id, channel),
         ]
         assert len({slot(name) for name in names}) == 1
@@ -60,12 +63,19 @@ def test_keys_and_topic_of_a_channel_lie_in_one_slot():
 def test_every_name_follows_a_row_of_the_table():
     keys = Keys("px")
     at, tag = shard("A", "C"), TAGS[shard("A", "C")].decode()
+    day, request = TAGS[shard("A", "%day")].decode(), TAGS[shard("A", "%id:H")].decode()
     built = {
         keys.clock(at),
         keys.worker(at, "W"),
         keys.counts("A", "C"),
         keys.members("A", "C"),
         keys.occupied(at, "A"),
+        keys.told_count("A", "C"),
+        keys.cached("A", "C"),
+        keys.published("A", "C", "ONCE", 0).replace(b"ONCE.0", b"ONCE.INDEX"),
+        keys.request("A", "H").replace(b"{%b}" % request.encode(), b"{%b}" % tag.encode()),
+        keys.spent("A", "YYYYMMDD").replace(b"{%b}" % day.encode(), b"{%b}" % tag.encode()),
+        keys.answers("ID"),
         keys.beat,
         keys.directory,
         keys.directory_version,

@@ -157,11 +157,11 @@ async def test_nothing_is_left_of_a_channel_that_all_have_left(a, b, wait_until,
 async def test_events_reach_whoever_is_attached_and_nobody_after(a, wait_until, link, keys):
     bus = Bus(link, keys)
     socket = await attach(a, "news", None, wait_until)
-    assert await bus.publish_all("7", [Outgoing("news", "e", "1"), Outgoing("other", "e", "2")]) == [1, 0]
+    assert await bus.publish_all(a.app, [Outgoing("news", "e", "1"), Outgoing("other", "e", "2")]) == [1, 0]
     await wait_until(lambda: len(socket.events) == 1)
     a.leave(socket)
     await wait_until(lambda: a.registry.channels == 0)
-    assert await bus.publish_all("7", [Outgoing("news", "e", "3")]) == [0]
+    assert await bus.publish_all(a.app, [Outgoing("news", "e", "3")]) == [0]
     assert socket.events == [b"e 0 0 - - 0 1\ne1"]
 
 
@@ -341,7 +341,7 @@ async def test_events_flow_again_after_a_break(a, link, keys, wait_until):
     await wait_until(lambda: a.link.connects == 2)
     while await bus.workers_listening() == 0:
         await link.ask(b"PING")
-    assert await bus.publish_all("7", [Outgoing("news", "e", "1")]) == [1]
+    assert await bus.publish_all(a.app, [Outgoing("news", "e", "1")]) == [1]
     await wait_until(lambda: len(socket.events) == 1)
 
 
@@ -586,7 +586,7 @@ async def test_failing_listener_does_not_stop_the_registry(a, b, wait_until, lin
     problems = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
     real = a.sockets.joined
-    a.sockets.joined = lambda held, tickets: 1 / 0
+    a.sockets.joined = lambda held, *joined: 1 / 0
     a.join("news")
     await wait_until(lambda: problems)
     a.sockets.joined = real

@@ -1,11 +1,12 @@
 """The transitions of the scripts, one call at a time, against a real Redis."""
 
+import hiredis
 import pytest
 
-from redpoll.cluster.envelopes import parse_added, parse_removed
+from redpoll.cluster.envelopes import parse_added, parse_count, parse_removed
 from redpoll.cluster.keys import Keys, shard
 from redpoll.cluster.link import Link
-from redpoll.cluster.scripts import ALL, BEAT, BURY, DIR_PUT, FENCE, HOLD, REGISTER
+from redpoll.cluster.scripts import ALL, BEAT, BURY, DIR_PUT, FENCE, HOLD, PUBLISH, REGISTER, SPEND
 
 A, C = "7", "presence-room"
 W, V = "0123456789ab.1.0", "0123456789ab.2.0"
@@ -30,17 +31,11 @@ class Room:
         return await self.link.execute(REGISTER, (self.keys.worker(self.at, w),), (gen, fresh))
 
     async def hold(self, w=W, *, gen=1, base=0, cap=0, flags="", gone=(), joins=(), n=None) -> list:
-        keys = [
-            self.keys.worker(self.at, w),
-            self.keys.counts(A, self.channel),
-            self.keys.occupied(self.at, A),
-            self.keys.clock(self.at),
-        ]
+        keys = self.keys.hold(w, A, self.channel, self.kind, flags)
         args = [w, gen, self.kind, flags, A, self.channel, base, cap]
         args += [self.keys.topic(A, self.channel), self.keys.publish, len(gone)]
         args += [len(joins) if n is None else n, *gone]
         if self.kind == "p":
-            keys.append(self.keys.members(A, self.channel))
             for user, info in joins:
                 args += [user, info]
         return await self.link.execute(HOLD, keys, args)
@@ -77,7 +72,7 @@ async def plain(link, keys):
 def test_every_script_has_a_shebang_and_says_what_its_keys_and_arguments_are():
     for script in ALL:
         lines = script.source.decode().splitlines()
-        assert lines[0] == ("#!lua" if script is DIR_PUT else "#!lua flags=allow-oom")
+        assert lines[0] == ("#!lua" if script in (DIR_PUT, PUBLISH, SPEND) else "#!lua flags=allow-oom")
         head = [line for line in lines[1:12] if line.startswith("--")]
         assert any("KEYS" in line for line in head), script.name
         assert any("Returns" in line for line in lines if line.startswith("--")), script.name
@@ -311,3 +306,147 @@ async def test_leaves_are_taken_when_redis_has_no_memory_left(room):
     finally:
         await room.link.ask(b"CONFIG", b"SET", b"maxmemory", 0)
     assert await room.members() == {}
+
+
+# hold: counts that are told (cluster.md 5.6)
+
+
+@pytest.fixture
+async def counting(link, keys):
+    return await Room(link, keys, "news", "c").open()
+
+
+async def told_counts(room) -> list[int]:
+    await room.link.ask(b"PING")
+    pushes, room.pushes[:] = list(room.pushes), []
+    return [parse_count(each) for each in pushes]
+
+
+async def age(room, ms: int) -> None:
+    """Makes the count last told so much older."""
+    key = room.keys.told_count(A, room.channel)
+    said, at = (await room.link.ask(b"GET", key)).split()
+    await room.link.ask(b"SET", key, b"%b %d" % (said, int(at) - ms), b"KEEPTTL")
+
+
+async def test_count_is_told_at_once_and_then_when_the_window_has_passed(counting):
+    assert (await counting.hold(n=1, flags="s"))[5:] == [1, 0]
+    assert await told_counts(counting) == [1]
+    total, due_ms = (await counting.hold(V, n=1, flags="s"))[5:]
+    assert total == 2
+    assert 0 < due_ms <= 250
+    assert await told_counts(counting) == []
+    await age(counting, 250)
+    assert (await counting.hold(base=1, flags="s"))[5:] == [2, 0]
+    assert await told_counts(counting) == [2]
+    assert (await counting.hold(base=1, flags="s"))[5:] == [2, 0]
+    assert await told_counts(counting) == []
+
+
+async def test_above_a_hundred_the_window_is_five_seconds(counting):
+    await counting.hold(n=100, flags="s")
+    assert 250 < (await counting.hold(base=100, n=1, flags="s"))[6] <= 5000
+    await age(counting, 4900)
+    assert 0 < (await counting.hold(base=101, flags="s"))[6] <= 100
+    await age(counting, 100)
+    assert (await counting.hold(base=101, flags="s"))[5:] == [101, 0]
+    assert await told_counts(counting) == [100, 101]
+
+
+async def test_time_told_that_is_ahead_of_now_counts_as_passed(counting):
+    await counting.hold(n=1, flags="s")
+    await age(counting, -60_000)
+    assert (await counting.hold(base=1, n=1, flags="s"))[5:] == [2, 0]
+
+
+async def test_count_is_told_with_the_last_call_of_a_worker_that_ends_or_is_reaped(counting):
+    await counting.hold(n=3, flags="s")
+    await counting.hold(V, n=2, flags="s")
+    assert (await counting.hold(V, base=1, flags="se"))[5:] == [4, 0]
+    await counting.link.execute(FENCE, (counting.keys.worker(counting.at, V),))
+    assert (await counting.hold(V, gen=-1, base=0, flags="s"))[5:] == [3, 0]
+    assert await told_counts(counting) == [3, 4, 3]
+
+
+async def test_count_that_came_back_is_not_told_again(counting):
+    await counting.hold(n=1, flags="s")
+    assert (await counting.hold(V, n=1, flags="s"))[6] > 0
+    assert (await counting.hold(V, base=0, flags="s"))[5:] == [1, 0]
+    assert await told_counts(counting) == [1]
+
+
+async def test_of_a_channel_that_nobody_holds_no_count_is_kept(counting):
+    await counting.hold(n=1, flags="s")
+    assert (await counting.hold(base=0, flags="s"))[5:] == [0, 0]
+    assert await counting.link.ask(b"EXISTS", counting.keys.told_count(A, "news")) == 0
+
+
+async def test_count_is_kept_for_a_minute(counting):
+    await counting.hold(n=1, flags="s")
+    assert 50 < await counting.link.ask(b"TTL", counting.keys.told_count(A, "news")) <= 60
+
+
+async def test_cached_event_comes_with_roster_and_count_each_in_its_place(link, keys):
+    room = await Room(link, keys, "presence-cache-room").open()
+    assert (await room.hold(joins=[("u", "")], flags="rc"))[5:] == [[b"u", W.encode() + b"\n"], None]
+    await link.ask(b"SET", keys.cached(A, room.channel), b"tail")
+    assert (await room.hold(base=1, joins=[("u", "")], flags="c"))[5:] == [b"tail"]
+    plain = await Room(link, keys, "cache-news", "c").open()
+    assert (await plain.hold(n=1, flags="cs"))[5:] == [None, 1, 0]
+
+
+# hold: users and connections
+
+
+async def test_user_is_online_with_its_first_worker_and_offline_with_its_last(link, keys):
+    user = await Room(link, keys, "%u:1", "u").open()
+    await user.hold(base=1)
+    await user.hold(base=2)
+    await user.hold(V, base=1)
+    await user.hold(base=0)
+    await user.hold(V, base=0)
+    await user.hold(V, base=0)
+    await link.ask(b"PING")
+    assert [(push[:1], push.split(b" ")[1].decode()) for push in user.pushes] == [(b"o", W), (b"f", V)]
+    assert await user.occupied() == set()
+
+
+async def test_connections_are_admitted_up_to_the_cap_over_all_workers(link, keys):
+    app = await Room(link, keys, "%conn", "q").open()
+    assert (await app.hold(n=2, cap=5))[2] == b"11"
+    assert (await app.hold(V, n=5, cap=5))[2] == b"11100"
+    assert (await app.hold(base=2, n=1, cap=5))[2] == b"0"
+    assert (await app.hold(base=1, n=2, cap=5))[2] == b"10"
+    assert (await app.hold(base=9, n=1, cap=5))[2] == b"0"
+    assert (await app.hold(base=9, n=1))[2] == b"1"
+    assert await app.fields() == {b"gen": b"1", b"7:%conn": b"q10"}
+    assert await app.occupied() == set()
+    await app.link.ask(b"PING")
+    assert app.pushes == []
+
+
+# publish, spend
+
+
+async def test_publish_and_spend_are_refused_when_redis_has_no_memory_left(link, keys):
+    await link.ask(b"CONFIG", b"SET", b"maxmemory", 1)
+    try:
+        with pytest.raises(hiredis.ReplyError, match="OOM"):
+            await link.execute(SPEND, (keys.spent(A, "d"),), (1, 5, 0, 60))
+        with pytest.raises(hiredis.ReplyError, match="OOM"):
+            await link.execute(PUBLISH, (keys.cached(A, "cache-a"),), (keys.publish, b"t", "c", "tail", 60, 60))
+    finally:
+        await link.ask(b"CONFIG", b"SET", b"maxmemory", 0)
+
+
+async def test_publish_caches_and_tells_its_receivers_each_time_it_is_repeated(link, keys):
+    pushes = []
+    link.on_push = lambda topic, payload: pushes.append(payload)
+    topic = keys.topic(A, "cache-a")
+    link.subscribe([topic])
+    names = (keys.cached(A, "cache-a"), keys.published(A, "cache-a", "x", 0))
+    for _ in range(2):
+        assert await link.execute(PUBLISH, names, (keys.publish, topic, "ci", "- - 0 1\ne", 60, 120)) == [b"OK", 1]
+    assert pushes == [b"e 0 0 - - 0 1\ne"]
+    assert await link.ask(b"GET", names[0]) == b"- - 0 1\ne"
+    assert await link.execute(PUBLISH, names[1:], (keys.publish, topic, "i", "other", 60, 120)) == [b"OK", 1]

@@ -1,25 +1,36 @@
 """Events on their way into Redis.
 
 Both the HTTP API and client events go through here, so there is one path and one order. Nothing is repeated:
-what Redis did not confirm is said to be unconfirmed, and the publisher decides.
+what Redis did not confirm is said to be unconfirmed, and the publisher decides. With a base key that stays the
+same (`once`) it may repeat: what was done is not done twice.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
 
 import hiredis
 
-from redpoll.cluster.envelopes import event_envelope
+from redpoll import _frame
+from redpoll.cluster.envelopes import cached_envelope, event_envelope, event_tail
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Done, Link, LinkDown
+from redpoll.cluster.scripts import PUBLISH
+from redpoll.protocol.apps import App
+from redpoll.protocol.channels import is_cache
 
-__all__ = ["Bus", "Outgoing", "Unavailable"]
+__all__ = ["ONCE_S", "Bus", "Cached", "Outgoing", "Unavailable", "confirmed", "read_cached"]
 
 # The answer that says so is to be with the publisher within 2 s.
 CONFIRM_S: Final = 1.9
 
+# How long a request with a correlation id, and each of its events, is known as done (cluster.md 2).
+ONCE_S: Final = 120
+
 _HELLO: Final = b"{}"
+
+T = TypeVar("T")
 
 
 class Unavailable(Exception):
@@ -41,6 +52,43 @@ class Outgoing(NamedTuple):
     data: str
     skip: str | None = None
     user: str | None = None
+
+
+async def confirmed(link: Link, ask: Callable[[], Awaitable[T]], confirm_s: float = CONFIRM_S) -> T:
+    """What Redis answers to `ask`, which is called once it is there. Raises Unavailable: no answer within
+    `confirm_s`, or none that helps."""
+    try:
+        async with asyncio.timeout(confirm_s):
+            if not link.up:
+                await link.wait_up()
+            return await ask()
+    except TimeoutError:
+        raise Unavailable(f"no answer from Redis within {confirm_s:g} s") from None
+    except (LinkDown, hiredis.ReplyError) as error:
+        raise Unavailable(str(error)) from None
+
+
+class Cached(NamedTuple):
+    """The event that a cache channel tells to whoever joins, and for how long still."""
+
+    event: str
+    data: str
+    ttl_s: int
+
+
+async def read_cached(link: Link, keys: Keys, app_id: str, channel: str) -> Cached | None:
+    """What `info=cache` asks for. Raises Unavailable."""
+    key = keys.cached(app_id, channel)
+    tail, ttl_ms = await confirmed(link, lambda: asyncio.gather(link.ask(b"GET", key), link.ask(b"PTTL", key)))
+    if tail is None or ttl_ms == -2:
+        return None
+    *_, event, data = _frame.envelope(cached_envelope(tail))
+    return Cached(event.decode(), data.decode(), max(1, round(ttl_ms / 1000)))
+
+
+def _published(done: Done, reply: Any) -> None:
+    # The script's answer as a plain PUBLISH would give it.
+    done(reply[1] if isinstance(reply, list) else reply)
 
 
 class _Answers:
@@ -77,7 +125,7 @@ class Bus:
 
     def publish(
         self,
-        app_id: str,
+        app: App,
         channel: str,
         event: str,
         data: str,
@@ -87,22 +135,56 @@ class Bus:
         user: str | None = None,
         done: Done,
     ) -> None:
-        """One event, for callers that don't wait. `done` gets the number of receiving workers, a ReplyError
+        """A client's event, which is never cached. `done` gets the number of receiving workers, a ReplyError
         or a LinkDown; the last at once while Redis is away, which for a client event is 4301."""
         envelope = event_envelope(event, data, skip=skip, trace=trace, user=user)
         self.published += 1
-        self._link.call(self._keys.publish, self._keys.topic(app_id, channel), envelope, done=done)
+        self._link.call(self._keys.publish, self._keys.topic(app.id, channel), envelope, done=done)
+
+    def post(
+        self,
+        app: App,
+        item: Outgoing | tuple[str, str, str, str | None, str | None],
+        trace: str | None = None,
+        *,
+        once: str | None = None,
+        index: int = 0,
+        done: Done,
+    ) -> None:
+        """A server's event, for callers that gather the answers themselves; `done` as in `publish`.
+
+        It is cached where the channel caches. With `once` (idempotency.py) it is published once, however often
+        this is called with the same `once` and `index`, the event's place in its request.
+        """
+        channel, event, data, skip, user = item
+        caches = is_cache(channel) and app.cache_ttl_s > 0
+        if not caches and once is None:
+            self.publish(app, channel, event, data, skip=skip, trace=trace, user=user, done=done)
+            return
+        keys = self._keys
+        names: list[bytes] = []
+        if caches:
+            names.append(keys.cached(app.id, channel))
+        if once is not None:
+            names.append(keys.published(app.id, channel, once, index))
+        flags = ("c" if caches else "") + ("i" if once is not None else "")
+        tail = event_tail(event, data, skip=skip, trace=trace, user=user)
+        args = (keys.publish, keys.topic(app.id, channel), flags, tail, app.cache_ttl_s, ONCE_S)
+        self.published += 1
+        self._link.run(PUBLISH, names, args, partial(_published, done))
 
     async def publish_all(
         self,
-        app_id: str,
+        app: App,
         items: Sequence[Outgoing | tuple[str, str, str, str | None, str | None]],
         trace: str | None = None,
+        once: str | None = None,
     ) -> list[int]:
-        """All events in one write and in the order given; returns the number of receiving workers of each.
+        """All events in one write and in the order given, as `post` publishes them; returns the number of
+        receiving workers of each.
 
         Raises Unavailable when Redis hasn't confirmed every one of them within `confirm_s`. Some of them may
-        have been delivered then.
+        have been delivered then; the same call with the same `once` delivers the others.
         """
         if not items:
             return []
@@ -112,8 +194,8 @@ class Bus:
                 if not self._link.up:
                     await self._link.wait_up()
                 answers = _Answers(len(items), future)
-                for channel, event, data, skip, user in items:
-                    self.publish(app_id, channel, event, data, skip=skip, trace=trace, user=user, done=answers)
+                for index, item in enumerate(items):
+                    self.post(app, item, trace, once=once, index=index, done=answers)
                 return await future
         except TimeoutError:
             self.unconfirmed += len(items)

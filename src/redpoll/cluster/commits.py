@@ -12,7 +12,7 @@ from typing import Any, Final
 import hiredis
 import structlog
 
-from redpoll.cluster.held import Call, Held
+from redpoll.cluster.held import TOPIC, Call, Held
 from redpoll.cluster.incarnation import Incarnation
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
@@ -23,19 +23,43 @@ __all__ = ["Commits"]
 log = structlog.get_logger(__name__)
 
 _TOPICS_A_SUBSCRIBE: Final = 1_000
-# Redis closes a subscribed connection with 32 MB unread; a roster has at most 512 KiB.
+# Redis closes a subscribed connection with 32 MB unread; a roster has at most 512 KiB, a cached event 256 KiB.
 _MAX_ROSTERS: Final = 32
+_MAX_CACHED: Final = 64
 # Of a re-assertion: enough to keep Redis busy, few enough that others get their turn.
 _MAX_TELLING: Final = 500
+
+
+class _Bulk:
+    """Replies of one sort that may be big: at most `most` are awaited, the channels of the others wait."""
+
+    __slots__ = ("awaited", "most", "waiting")
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.awaited = 0
+        self.waiting: dict[Held, None] = {}
+
+    @property
+    def full(self) -> bool:
+        return self.awaited >= self.most
+
+    def next(self) -> Held | None:
+        """Who may be told now."""
+        if not self.waiting or self.full:
+            return None
+        held = next(iter(self.waiting))
+        del self.waiting[held]
+        return held
 
 
 class Commits:
     """`touch` a channel when something about it changed. Nothing goes out before `tell` on a new connection,
     which first repeats what is held, and only then lets changes through.
 
-    `on_ok(held, call, reply)`: Redis took the call. `on_idle(held)`: the channel can be forgotten.
-    `on_fenced()`: Redis takes nothing more in our name; `on_settled()`: after `stop`, the last call has
-    ended.
+    `on_ok(held, call, reply)`: Redis took the call. `on_heard(held)`: the topic of a channel that is no more
+    than that is heard. `on_idle(held)`: the channel can be forgotten. `on_fenced()`: Redis takes nothing more in
+    our name; `on_settled()`: after `stop`, the last call has ended.
     """
 
     def __init__(
@@ -45,6 +69,7 @@ class Commits:
         incarnation: Incarnation,
         *,
         on_ok: Callable[[Held, Call, list[Any]], None],
+        on_heard: Callable[[Held], None],
         on_idle: Callable[[Held], None],
         on_fenced: Callable[[], None],
         on_settled: Callable[[], None],
@@ -53,10 +78,13 @@ class Commits:
     ) -> None:
         self.errors = 0
         self.in_flight = 0
+        # The worker ends: counts that would be told later are told with this call.
+        self.ending = False
         self._link = link
         self._keys = keys
         self._incarnation = incarnation
         self._on_ok = on_ok
+        self._on_heard = on_heard
         self._on_idle = on_idle
         self._on_fenced = on_fenced
         self._on_settled = on_settled
@@ -72,8 +100,7 @@ class Commits:
         # Held channels that Redis has yet to be told of again, and those of them that wait for their turn.
         self._unasserted: dict[Held, None] = {}
         self._queue: deque[Held] = deque()
-        self._rosters = 0
-        self._roster_queue: dict[Held, None] = {}
+        self._bulks = {"r": _Bulk(_MAX_ROSTERS), "c": _Bulk(_MAX_CACHED)}
 
     def touch(self, held: Held) -> None:
         """Something changed: Redis hears of it in this tick's write, or when the call under way is
@@ -100,7 +127,8 @@ class Commits:
         self._dirty.clear()
         self._unasserted.clear()
         self._queue.clear()
-        self._roster_queue.clear()
+        for bulk in self._bulks.values():
+            bulk.waiting.clear()
 
     def lose(self) -> None:
         """The connection broke."""
@@ -147,13 +175,22 @@ class Commits:
 
     def _subscribe(self, helds: Iterable[Held]) -> None:
         # Before the calls, in the same write: no event published after a success frame may be missed.
-        topics: list[bytes] = []
+        fresh: list[Held] = []
         for held in helds:
-            if not held.subscribed:
+            if held.listens and not held.subscribed:
                 held.subscribed = True
-                topics.append(held.topic)
-        for at in range(0, len(topics), _TOPICS_A_SUBSCRIBE):
-            self._link.subscribe(topics[at : at + _TOPICS_A_SUBSCRIBE], self._subscribed)
+                fresh.append(held)
+        for at in range(0, len(fresh), _TOPICS_A_SUBSCRIBE):
+            share = fresh[at : at + _TOPICS_A_SUBSCRIBE]
+            bare = [held for held in share if held.kind == TOPIC]
+            self._link.subscribe([held.topic for held in share], partial(self._heard, bare))
+
+    def _heard(self, bare: list[Held], outcome: Any) -> None:
+        self._subscribed(outcome)
+        if outcome is None:
+            for held in bare:
+                held.listening = True
+                self._advance(held)
 
     def _subscribed(self, outcome: Any) -> None:
         # A refusal (by an ACL) comes before the replies to the calls that count on it.
@@ -164,8 +201,15 @@ class Commits:
     def _advance(self, held: Held) -> None:
         if held.dropped or held.call is not None or held.blocked:
             return
-        if held.wants_roster and self._rosters >= _MAX_ROSTERS:
-            self._roster_queue[held] = None
+        if held.kind == TOPIC:
+            if held.listening and held.waiting:
+                self._on_heard(held)
+            if held.idle:
+                self._on_idle(held)
+            return
+        bulk = self._bulks.get(held.wants)
+        if bulk is not None and bulk.full:
+            bulk.waiting[held] = None
             return
         call = held.plan()
         if held.asserted:
@@ -178,19 +222,16 @@ class Commits:
     def _send(self, held: Held, call: Call) -> None:
         held.call = call
         self.in_flight += 1
-        self._rosters += call.roster
-        keys, app_id, channel, at = self._keys, held.app_id, held.channel, held.shard
-        names = [
-            keys.worker(at, self._incarnation.w),
-            keys.counts(app_id, channel),
-            keys.occupied(at, app_id),
-            keys.clock(at),
-        ]
+        if call.brings:
+            self._bulks[call.brings].awaited += 1
+        keys, app_id, channel = self._keys, held.app_id, held.channel
+        flags = call.flags + "e" if self.ending else call.flags
+        names = keys.hold(self._incarnation.w, app_id, channel, held.kind, flags)
         args: list[bytes | str | int] = [
             self._incarnation.name,
             self._incarnation.gen,
             held.kind,
-            call.flags,
+            flags,
             app_id,
             channel,
             call.base,
@@ -202,7 +243,6 @@ class Commits:
             *call.gone,
         ]
         if held.sockets is not None:
-            names.append(keys.members(app_id, channel))
             for user, info in call.joins:
                 args += (user, info)
         self._link.run(HOLD, names, args, partial(self._answered, held, call))
@@ -210,7 +250,8 @@ class Commits:
     def _answered(self, held: Held, call: Call, reply: Any) -> None:
         held.call = None
         self.in_flight -= 1
-        self._rosters -= call.roster
+        if call.brings:
+            self._bulks[call.brings].awaited -= 1
         try:
             if isinstance(reply, list) and reply[0] == b"OK":
                 self._on_ok(held, call, reply)
@@ -231,10 +272,9 @@ class Commits:
 
     def _pump(self) -> None:
         # Goes on with whatever waited for a call to be answered.
-        while self._roster_queue and self._rosters < _MAX_ROSTERS:
-            held = next(iter(self._roster_queue))
-            del self._roster_queue[held]
-            self._advance(held)
+        for bulk in self._bulks.values():
+            while held := bulk.next():
+                self._advance(held)
         while self._queue and self.in_flight < _MAX_TELLING:
             self._advance(self._queue.popleft())
         if self._telling:

@@ -17,7 +17,7 @@ from redpoll.cluster.link import Link, LinkDown
 from redpoll.cluster.scripts import DIR_PUT
 from redpoll.protocol.apps import App
 
-__all__ = ["Change", "Directory", "DirectoryWriter"]
+__all__ = ["Change", "Directory", "DirectoryWriter", "read_app"]
 
 log = structlog.get_logger(__name__)
 
@@ -42,8 +42,18 @@ def _announcement(change: Change) -> bytes:
     return _ENCODER.encode({"dir": change})
 
 
+async def read_app(link: Link, keys: Keys, app_id: str) -> App | None:
+    """One record as Redis has it, for who keeps no copy. Raises LinkDown or hiredis.ReplyError."""
+    record = await link.ask(b"HGET", keys.directory, app_id)
+    try:
+        return None if record is None else _DECODER.decode(record)
+    except msgspec.DecodeError:
+        return None
+
+
 class Directory:
-    """The records that this worker goes by. `complete` says that they were read whole at least once.
+    """The records that this worker goes by. `complete` says that they were read whole at least once, and are not
+    older than `want` said.
 
     `on_change(app_id, old, new)` is called for every record that changed, appeared (old None) or went
     (new None), after `by_id` and `by_key` say the new state.
@@ -67,6 +77,8 @@ class Directory:
         self._again_s = again_s
         self._reading: asyncio.Task[None] | None = None
         self._told = 0
+        self._known = False
+        self._wanted: int | None = 0
 
     def find(self, key: str) -> App | None:
         """The app that `key` opens. A disabled key opens nothing; a disabled app is found, and says so."""
@@ -74,8 +86,17 @@ class Directory:
 
     def saw(self, version: bytes | None) -> None:
         """Told by every beat what Redis' version is; None: there is none, so control has yet to fill it."""
-        if version is None or not self.complete or int(version) != self.version:
+        if version is None or not self._known or int(version) != self.version:
             self.read()
+
+    def want(self, version: int | None) -> None:
+        """The store's version as this server's start found it: what Redis kept of an earlier one may be older,
+        and is not complete until control has filled it anew. None: not known yet, so nothing is."""
+        self._wanted = version
+        self._judge()
+
+    def _judge(self) -> None:
+        self.complete = self._known and self._wanted is not None and self.version >= self._wanted
 
     def heard(self, change: dict[str, Any]) -> None:
         """Takes the `dir` part of a message on `sys`."""
@@ -86,6 +107,7 @@ class Directory:
         elif told.app is not None and told.version == self.version + 1:
             self.version = told.version
             self._put(told.app, told.record)
+            self._judge()
         elif told.version != self.version:
             self.read()
 
@@ -139,11 +161,12 @@ class Directory:
 
     def _take(self, version: int, apps: dict[str, App]) -> None:
         self.version = version
-        self.complete = True
+        self._known = True
         for app_id in [app_id for app_id in self.by_id if app_id not in apps]:
             self._put(app_id, None)
         for app_id, app in apps.items():
             self._put(app_id, app)
+        self._judge()
 
     def _put(self, app_id: str, app: App | None) -> None:
         old = self.by_id.get(app_id)

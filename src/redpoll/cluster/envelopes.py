@@ -9,7 +9,16 @@ App and channel are the topic's. Events are parsed by the extension (redpoll._fr
 
 from typing import NamedTuple
 
-__all__ = ["Added", "Removed", "event_envelope", "event_tail", "parse_added", "parse_removed"]
+__all__ = [
+    "Added",
+    "Removed",
+    "cached_envelope",
+    "event_envelope",
+    "event_tail",
+    "parse_added",
+    "parse_count",
+    "parse_removed",
+]
 
 
 class Added(NamedTuple):
@@ -69,3 +78,16 @@ def parse_removed(payload: bytes) -> Removed:
     if letter != b"r":
         raise ValueError("not a removal's envelope")
     return Removed(w.decode(), int(stamp), body.decode())
+
+
+def parse_count(payload: bytes) -> int:
+    """The total of an `n` envelope. ValueError when it is none."""
+    letter, _, _, total = payload.split(b" ")
+    if letter != b"n":
+        raise ValueError("not a count's envelope")
+    return int(total)
+
+
+def cached_envelope(tail: bytes) -> bytes:
+    """A cached event as an `e` envelope. Whoever sent it: nobody is left out of a cached one."""
+    return b"e 0 0 - " + tail.partition(b" ")[2]

@@ -1,5 +1,8 @@
 """One channel that this worker holds: who is attached, who waits, who is gone, and the call that tells Redis.
 
+A user's signed-in connections (`%u:U`) and an app's connections (`%conn`) are held like channels, without a
+topic; of a user's channel (`#server-to-user-U`) there is a topic and nothing that Redis is to know.
+
 Bookkeeping only: no Redis, no loop. The registry sends what `plan` makes and hands the outcome back. Calls
 say what is (absolute values), and at most one is under way per channel; what changes meanwhile goes into the
 next (cluster.md rule 2).
@@ -10,9 +13,17 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from redpoll.cluster.keys import shard
+from redpoll.cluster.tally import Tally
 from redpoll.protocol.presence import Roster
 
-__all__ = ["Call", "Held", "Ticket"]
+__all__ = ["CHANNEL", "CONNECTIONS", "PRESENCE", "SIGNED_IN", "TOPIC", "Call", "Held", "Ticket"]
+
+# Kinds, as `hold` is told them; of the last it is told nothing.
+CHANNEL: Final = "c"
+PRESENCE: Final = "p"
+SIGNED_IN: Final = "u"
+CONNECTIONS: Final = "q"
+TOPIC: Final = "t"
 
 MAX_JOINS: Final = 256
 MAX_GONE: Final = 256
@@ -60,6 +71,11 @@ class Call(NamedTuple):
         return "r" in self.flags
 
     @property
+    def brings(self) -> str:
+        """What of its reply may be big: `r` a roster, `c` a cached event, or neither."""
+        return "r" if self.roster else "c" if "c" in self.flags else ""
+
+    @property
     def joining(self) -> int:
         """How many subscriptions it asks for: joins without a ticket stand for attached sockets."""
         return len(self.joins) or len(self.tickets)
@@ -69,7 +85,8 @@ class Held:
     """A channel of this worker. `audience` is the listener's, set in its `opened`.
 
     `attached` counts sockets, `roster` is everybody on the channel, in the whole cluster (presence only; None
-    until Redis has told it). Everything else is between this and the registry.
+    until Redis has told it). `caches`: joiners are told the cached event; `tally` is there where subscribers are
+    told how many they are. Everything else is between this and the registry.
     """
 
     __slots__ = (
@@ -78,6 +95,7 @@ class Held:
         "attached",
         "audience",
         "blocked",
+        "caches",
         "call",
         "cap",
         "channel",
@@ -86,6 +104,8 @@ class Held:
         "failures",
         "gone",
         "infos",
+        "kind",
+        "listening",
         "look",
         "passing",
         "roster",
@@ -93,13 +113,16 @@ class Held:
         "shard",
         "sockets",
         "subscribed",
+        "tally",
         "topic",
         "waiting",
     )
 
-    def __init__(self, app_id: str, channel: str, presence: bool, topic: bytes) -> None:
+    def __init__(self, app_id: str, channel: str, kind: str, topic: bytes) -> None:
+        presence = kind == PRESENCE
         self.app_id = app_id
         self.channel = channel
+        self.kind = kind
         self.shard = shard(app_id, channel)
         self.topic = topic
         self.audience: Any = None
@@ -112,10 +135,14 @@ class Held:
         self.gone: dict[str, None] | None = {} if presence else None
         self.waiting: dict[Ticket, None] | None = None
         self.cap = 0
+        self.caches = False
+        self.tally: Tally | None = None
         self.call: Call | None = None
         self.confirmed = 0
         self.failures = 0
+        # Its topic is asked for; Redis has confirmed it.
         self.subscribed = False
+        self.listening = False
         self.dropped = False
         # Busy with something else than a call: a delay after an error, or the scan of a lost channel's users.
         self.blocked = False
@@ -128,9 +155,9 @@ class Held:
         self.passing: list[str] | None = None
 
     @property
-    def kind(self) -> str:
-        """`p` presence, `c` any other: the kind that `hold` is told."""
-        return "c" if self.sockets is None else "p"
+    def listens(self) -> bool:
+        """Whether it has a topic that this worker subscribes."""
+        return self.kind in (CHANNEL, PRESENCE, TOPIC)
 
     @property
     def idle(self) -> bool:
@@ -142,6 +169,7 @@ class Held:
             and not self.gone
             and self.call is None
             and not self.blocked
+            and (self.tally is None or self.tally.settled)
         )
 
     @property
@@ -154,6 +182,13 @@ class Held:
         if not self.asserted:
             return bool(self.waiting)
         return self.look or (self.roster is None and bool(self.waiting))
+
+    @property
+    def wants(self) -> str:
+        """What the next call is likely to bring, as `Call.brings`."""
+        if self.wants_roster:
+            return "r"
+        return "c" if self.caches and self.waiting else ""
 
     def wait(self, ticket: Ticket) -> None:
         """Takes a subscribe in, behind those that wait already."""
@@ -225,10 +260,16 @@ class Held:
             for ticket in tickets:
                 del self.waiting[ticket]
         gone, more = self._leavers(tickets)
-        if not tickets and not gone and not self.look and self.attached == self.confirmed:
+        counting = self.tally is not None and self.tally.due
+        if not (tickets or gone or self.look or counting) and self.attached == self.confirmed:
             return None
         joins = [(ticket.user or "", ticket.info) for ticket in tickets] if self.sockets is not None else ()
         flags = ("u" if more else "") + ("r" if self._reads(tickets) else "")
+        if self.caches and tickets:
+            flags += "c"
+        if self.tally is not None:
+            flags += "s"
+            self.tally.due = False
         return Call(self.attached, self.cap, flags, gone, joins, tickets, True, self.look)
 
     def _reads(self, tickets: Sequence[Ticket]) -> bool:
@@ -305,10 +346,28 @@ class Held:
             self.waiting = {**front, **(self.waiting or {})}
         if not self.asserted:
             self.passing = None
+        self._count_again()
+
+    def _count_again(self) -> None:
+        # Changes of ours may not have been told, and others' may have passed us by.
+        if self.tally is not None:
+            self.tally.hurry()
+
+    def listen(self) -> list[Ticket]:
+        """The topic of a user's channel is heard: those who wait are attached. Returns them."""
+        joined = list(self.waiting or ())
+        self.waiting = None
+        for ticket in joined:
+            ticket.held = None
+            self.attach(ticket)
+        return joined
 
     def lose(self) -> None:
         """The connection broke: Redis has to be told everything again, and what it has nobody knows."""
-        self.subscribed = False
+        self.subscribed = self.listening = False
+        if self.kind == TOPIC:
+            return
+        self._count_again()
         self.look = False
         self.asserted = False
         self.passing = None
@@ -317,6 +376,9 @@ class Held:
 
     def renew(self) -> None:
         """This worker has a new name, in which Redis has nothing yet."""
+        if self.kind == TOPIC:
+            return
+        self._count_again()
         self.asserted = False
         self.passing = None
         self.look = False

@@ -55,12 +55,25 @@ TABLE: Final = (
         "bury",
     ),
     Key("{T}:c:A:C", "hash", "W → subscriptions; sum: subscription_count", "while held", "hold", "hold"),
+    Key("{T}:n:A:C", "string", "subscription_count last told, and when (ms)", "60 s", "hold", "expiry"),
+    Key("{T}:k:A:C", "string", "cached event (envelope tail)", "cache_ttl_s", "publish", "expiry"),
     Key("{T}:p:A:C", "hash", "user id → W W…\\n<user_info or empty>", "while held", "hold", "hold"),
     Key("{T}:a:A", "set", "occupied channels", "while any", "hold", "hold"),
+    Key("{T}:d:A:YYYYMMDD", "string", "messages of that UTC day", "3 days", "spend", "expiry"),
+    Key(
+        "{T}:i:A:%id:H",
+        "string",
+        "a request with a correlation id: its hash, nonce and answer",
+        "120 s",
+        "control",
+        "expiry, control",
+    ),
+    Key("{T}:i:A:C:ONCE.INDEX", "string", "this event of that request is published", "120 s", "publish", "expiry"),
     Key("{T0}:beat", "hash", "W → beats", "until reaped or ended", "beat", "reaper, worker at a clean end"),
     Key("{T0}:dir", "hash", "app id → record as JSON", "for ever", "dir_put", "dir_put"),
     Key("{T0}:dirver", "string", "version of the directory", "for ever", "dir_put", "–"),
     Key("{T0}:stats:W", "string", "counters of a worker as JSON", "15 s", "worker", "expiry"),
+    Key("{T0}:ans:ID", "list", "answers of workers to a question", "10 s", "worker", "expiry"),
     Key("{T}:t:A:C", "topic", "events and member deltas of a channel", "–", "publishers, hold", "–"),
     Key("{T0}:sys", "topic", "messages to every worker, JSON", "–", "dir_put, control", "–"),
 )
@@ -68,6 +81,9 @@ TABLE: Final = (
 
 class Keys:
     """The names, under one prefix. Built as bytes, since that is what goes to Redis.
+
+    Where a channel is asked for, `%u:U` (a signed-in user's connections) and `%conn` (an app's) will do: `%`
+    can't occur in the name of a channel.
 
     `sharded` turns PUBLISH and SUBSCRIBE into their sharded twins, which Redis Cluster wants.
     """
@@ -94,6 +110,38 @@ class Keys:
 
     def members(self, app_id: str, channel: str) -> bytes:
         return b"%bp:%b:%b" % (self._heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+
+    def told_count(self, app_id: str, channel: str) -> bytes:
+        return b"%bn:%b:%b" % (self._heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+
+    def cached(self, app_id: str, channel: str) -> bytes:
+        return b"%bk:%b:%b" % (self._heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+
+    def published(self, app_id: str, channel: str, once: str, index: int) -> bytes:
+        head = self._heads[shard(app_id, channel)]
+        return b"%bi:%b:%b:%b.%d" % (head, app_id.encode(), channel.encode(), once.encode(), index)
+
+    def request(self, app_id: str, hashed_id: str) -> bytes:
+        pseudo = f"%id:{hashed_id}"
+        return b"%bi:%b:%b" % (self._heads[shard(app_id, pseudo)], app_id.encode(), pseudo.encode())
+
+    def spent(self, app_id: str, day: str) -> bytes:
+        return b"%bd:%b:%b" % (self._heads[shard(app_id, "%day")], app_id.encode(), day.encode())
+
+    def answers(self, question: str) -> bytes:
+        return b"%bans:%b" % (self._heads[0], question.encode())
+
+    def hold(self, w: str, app_id: str, channel: str, kind: str, flags: str) -> list[bytes]:
+        """The keys of a call of `hold`, in its order."""
+        at = shard(app_id, channel)
+        names = [self.worker(at, w), self.counts(app_id, channel), self.occupied(at, app_id), self.clock(at)]
+        if kind == "p":
+            names.append(self.members(app_id, channel))
+        if "s" in flags:
+            names.append(self.told_count(app_id, channel))
+        if "c" in flags:
+            names.append(self.cached(app_id, channel))
+        return names
 
     def occupied(self, at: int, app_id: str) -> bytes:
         return b"%ba:%b" % (self._heads[at], app_id.encode())

@@ -1,4 +1,5 @@
-"""Takes dead workers out of Redis: their counts, their members, and at last their names.
+"""Takes dead workers out of Redis: their counts, members, signed-in users and connections, and at last their
+names.
 
 Control runs the only one. Who is dead the supervisor's list says at once, and the beats say after four looks
 that found the same; a live worker reaped by mistake costs its members one removal and one return (cluster.md
@@ -11,6 +12,8 @@ from typing import Any, Final
 import hiredis
 import structlog
 
+from redpoll.cluster.directory import read_app
+from redpoll.cluster.held import CHANNEL, PRESENCE
 from redpoll.cluster.keys import SHARDS, Keys
 from redpoll.cluster.link import Clock, Link, LinkDown
 from redpoll.cluster.scripts import BURY, FENCE, HOLD
@@ -97,6 +100,8 @@ class Reaper:
         self._reaping: dict[str, asyncio.Task[None]] = {}
         self._struck = asyncio.Event()
         self._in_flight = asyncio.Semaphore(_MAX_IN_FLIGHT)
+        # Whether an app's subscribers are told how many they are; asked once per reap.
+        self._counting: dict[str, bool] = {}
 
     def set_alive(self, ks: set[int], greatest: int) -> None:
         """The supervisor's list, at control's start and at every change."""
@@ -170,6 +175,7 @@ class Reaper:
         """Takes one worker out of Redis, whole. Raises LinkDown or hiredis.ReplyError, and can be
         repeated."""
         began = self._clock()
+        self._counting.clear()
         await self._link.ask(b"HSET", self._keys.beat, w, _FENCED_BEAT)
         fenced = await asyncio.gather(*(self._link.execute(FENCE, (self._keys.worker(at, w),)) for at in range(SHARDS)))
         await asyncio.gather(*(self._empty(at, w) for at, left in enumerate(fenced) if left))
@@ -189,23 +195,30 @@ class Reaper:
         while True:
             cursor, flat = await self._link.ask(b"HSCAN", key, cursor, b"COUNT", _SCAN_COUNT)
             fields = [
-                (field.decode(), value[:1])
+                (field.decode(), value[:1].decode())
                 for field, value in zip(flat[::2], flat[1::2], strict=True)
                 if field != b"gen"
             ]
-            await asyncio.gather(*(self._let_go(at, w, field, kind) for field, kind in fields))
+            await asyncio.gather(*(self._let_go(w, field, kind) for field, kind in fields))
             if int(cursor) == 0:
                 return
 
-    async def _let_go(self, at: int, w: str, field: str, kind: bytes) -> None:
+    async def _let_go(self, w: str, field: str, kind: str) -> None:
         app_id, _, channel = field.partition(":")
-        users = await self._users(w, app_id, channel) if kind == b"p" else []
+        users = await self._users(w, app_id, channel) if kind == PRESENCE else []
+        flags = "s" if kind == CHANNEL and await self._counts(app_id) else ""
         # Removals first, all but the last call with a floor under the count: a reaper that comes after us
         # finds the users by way of it.
         while len(users) > _MAX_GONE:
-            await self._hold(at, w, app_id, channel, kind, "u", users[:_MAX_GONE])
+            await self._hold(w, app_id, channel, kind, "u", users[:_MAX_GONE])
             users = users[_MAX_GONE:]
-        await self._hold(at, w, app_id, channel, kind, "", users)
+        await self._hold(w, app_id, channel, kind, flags, users)
+
+    async def _counts(self, app_id: str) -> bool:
+        if app_id not in self._counting:
+            app = await read_app(self._link, self._keys, app_id)
+            self._counting[app_id] = app is not None and app.subscription_count
+        return self._counting[app_id]
 
     async def _users(self, w: str, app_id: str, channel: str) -> list[str]:
         key, name = self._keys.members(app_id, channel), w.encode()
@@ -220,20 +233,13 @@ class Reaper:
             if int(cursor) == 0:
                 return list(users)
 
-    async def _hold(self, at: int, w: str, app_id: str, channel: str, kind: bytes, flags: str, gone: list[str]) -> None:
+    async def _hold(self, w: str, app_id: str, channel: str, kind: str, flags: str, gone: list[str]) -> None:
         keys = self._keys
-        names = [
-            keys.worker(at, w),
-            keys.counts(app_id, channel),
-            keys.occupied(at, app_id),
-            keys.clock(at),
-        ]
-        if kind == b"p":
-            names.append(keys.members(app_id, channel))
+        names = keys.hold(w, app_id, channel, kind, flags)
         topic = keys.topic(app_id, channel)
         told: list[Any] = [w, -1, kind, flags, app_id, channel, 0, 0, topic, keys.publish]
         async with self._in_flight:
             reply = await self._link.execute(HOLD, names, [*told, len(gone), 0, *gone])
         # FENCED: there is no such worker any more (Redis was emptied, or somebody buried it).
         if reply[0] == b"STALE":
-            raise hiredis.ReplyError(f"{w} is not fenced in shard {at}")
+            raise hiredis.ReplyError(f"{w} is not fenced in the shard of {channel}")

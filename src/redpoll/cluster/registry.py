@@ -8,20 +8,27 @@ everything here happening in the order in which the one connection brings it.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, Protocol
 
 import hiredis
 import msgspec
 import structlog
 
+from redpoll.cluster.admissions import Admissions
 from redpoll.cluster.commits import Commits
 from redpoll.cluster.directory import Directory
-from redpoll.cluster.envelopes import parse_added, parse_removed
-from redpoll.cluster.held import UNKNOWN, Call, Held, Ticket
+from redpoll.cluster.envelopes import cached_envelope, parse_added, parse_count, parse_removed
+from redpoll.cluster.held import CHANNEL, CONNECTIONS, PRESENCE, TOPIC, UNKNOWN, Call, Held, Ticket
 from redpoll.cluster.incarnation import Incarnation
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
 from redpoll.cluster.rosters import Changes, apply_reply, read_again, read_first
+from redpoll.cluster.tally import Tally
+from redpoll.cluster.users import Users
+from redpoll.cluster.watches import Watches
+from redpoll.protocol.apps import App
+from redpoll.protocol.channels import Kind, is_cache, kind_of
 
 __all__ = ["Held", "Listener", "Registry", "Ticket"]
 
@@ -29,6 +36,7 @@ log = structlog.get_logger(__name__)
 
 _EVENT: Final = ord("e")
 _SCAN_COUNT: Final = 200
+_KINDS: Final = {Kind.PRESENCE: PRESENCE, Kind.USER: TOPIC}
 
 
 class Listener(Protocol):
@@ -37,9 +45,12 @@ class Listener(Protocol):
     def opened(self, held: Held) -> None:
         """A channel is held from now on; the place to set `held.audience`."""
 
-    def joined(self, held: Held, tickets: list[Ticket]) -> None:
-        """Attach these and send success, with `held.roster` as it is now; comes behind the member frames of
-        the same reply, which are for those attached before."""
+    def joined(self, held: Held, tickets: list[Ticket], cached: bytes | None, total: int | None) -> None:
+        """Attach these and send success, with `held.roster` as it is now; comes behind the member and count
+        frames of the same reply, which are for those attached before.
+
+        Then `cached`, an `e` envelope without a skip: the last event of a cache channel, b"" where there is none,
+        None on other channels. Then `total`, where subscribers are told how many they are."""
 
     def refused(self, held: Held, ticket: Ticket, reason: str) -> None:
         """`members`: the channel is full. `unavailable`: Redis didn't answer in time."""
@@ -50,11 +61,23 @@ class Listener(Protocol):
     def member_removed(self, held: Held, user: str) -> None:
         """A user of the roster is gone."""
 
+    def counted(self, held: Held, total: int) -> None:
+        """Everyone attached is to be told that so many are, in the whole cluster."""
+
     def event(self, held: Held, payload: bytes) -> None:
         """An `e` envelope."""
 
     def dropped(self, held: Held) -> None:
         """The channel isn't held any more, and Redis knows it."""
+
+    def user_state(self, app_id: str, user_id: str, online: bool) -> None:
+        """A watched user is online or offline: the first answer about it, then each change."""
+
+    def admitted(self, ticket: Ticket) -> None:
+        """This connection counts from now on, until `depart`."""
+
+    def turned_away(self, ticket: Ticket, code: int) -> None:
+        """Close it: 4004, the app has as many connections as it may have; 4100, nobody knows in time."""
 
 
 def _no_message(message: dict[str, Any]) -> None:
@@ -66,6 +89,9 @@ class Registry:
 
     `on_sys(message)` gets what comes over `sys` for others than the directory. `ready` says whether clients
     may be let in. The times are those of cluster.md; tests shorten them.
+
+    `sign_in(app, user_id)`, `sign_out(app_id, user_id)`: users.py. `watch(app_id, user_id)`, `unwatch`:
+    watches.py. `admit(app, ticket)` for each connection, `depart(app_id)` for each admitted one: admissions.py.
     """
 
     def __init__(
@@ -82,6 +108,9 @@ class Registry:
         unanswered_s: float = 10.0,
         away_s: float = 5.0,
         second_look_s: float = 5.0,
+        offline_s: float = 3.0,
+        admit_again_s: float = 0.5,
+        admit_most_s: float = 7.0,
         join_wait_s: float = 30.0,
         retry_s: float = 0.05,
         greatest_retry_s: float = 1.0,
@@ -111,12 +140,37 @@ class Registry:
             keys,
             self._incarnation,
             on_ok=self._apply,
+            on_heard=self._listening,
             on_idle=self._drop,
             on_fenced=self._fence,
             on_settled=self._settled,
             retry_s=retry_s,
             greatest_retry_s=greatest_retry_s,
         )
+        users = Users(self._hold, self._commits.touch)
+        self.sign_in, self.sign_out, self._switch_watchlist = users.sign_in, users.sign_out, users.switch
+        self._watches = Watches(
+            link,
+            keys,
+            listener.user_state,
+            offline_s=offline_s,
+            second_look_s=second_look_s,
+            retry_s=retry_s,
+        )
+        self.watch, self.unwatch = self._watches.watch, self._watches.unwatch
+        self._admissions = Admissions(
+            link,
+            keys,
+            self._hold,
+            self._commits.touch,
+            lambda: self._incarnation.name,
+            on_admitted=listener.admitted,
+            on_turned_away=listener.turned_away,
+            again_s=admit_again_s,
+            most_s=admit_most_s,
+            away_s=away_s,
+        )
+        self.admit, self.depart = self._admissions.admit, self._admissions.depart
         self._held: dict[tuple[str, str], Held] = {}
         self._topics: dict[bytes, Held] = {}
         self._fencing = False
@@ -146,16 +200,18 @@ class Registry:
     @property
     def errors(self) -> int:
         """Calls that Redis answered with an error, each of them repeated; for /metrics."""
-        return self._commits.errors + self._incarnation.errors
+        return self._commits.errors + self._incarnation.errors + self._watches.errors
 
     @property
     def channels(self) -> int:
-        return len(self._held)
+        """How many channels have a subscriber here, or are about to."""
+        return len(self._topics)
 
     def held(self, app_id: str, channel: str) -> Held | None:
         return self._held.get((app_id, channel))
 
     def helds(self) -> Iterable[Held]:
+        """Channels and pseudo-channels; the former are those that listen."""
         return self._held.values()
 
     async def start(self) -> None:
@@ -172,6 +228,10 @@ class Registry:
         clean = False
         try:
             async with asyncio.timeout(timeout_s):
+                self._commits.ending = True
+                for held in list(self._held.values()):
+                    if held.tally is not None and not held.tally.settled:
+                        self._count(held)
                 while self._held:
                     self._emptied.clear()
                     await self._emptied.wait()
@@ -185,6 +245,11 @@ class Registry:
         """Stops timers and tasks, and lets go of the link; what Redis has in our name stays there."""
         self._link.let_go()
         self._commits.lose()
+        self._watches.close()
+        self._admissions.close()
+        for held in self._held.values():
+            if held.tally is not None:
+                held.tally.rest()
         self._incarnation.close()
         self._directory.close()
         for task in self._scans | ({self._rising} if self._rising else set()):
@@ -194,13 +259,16 @@ class Registry:
 
     # What the worker says.
 
-    def join(self, app_id: str, channel: str, presence: bool, cap: int, ticket: Ticket) -> Held:
+    def join(self, app: App, channel: str, ticket: Ticket) -> Held:
         """A subscribe. The outcome comes as `joined` or `refused` with this ticket, never from within this
-        call; `cap` is the most users that a presence channel may have, 0 for any number."""
-        held = self._held.get((app_id, channel))
+        call. A user's channel is joined when its topic is heard; the rest follows from the app and the name."""
+        held = self._held.get((app.id, channel))
         if held is None:
-            held = self._open(app_id, channel, presence)
-        held.cap = cap
+            held = self._open(app.id, channel, _KINDS.get(kind_of(channel), CHANNEL))
+        if held.kind == PRESENCE:
+            held.cap = app.max_presence_members
+        held.caches = is_cache(channel)
+        self._switch_count(held, app.subscription_count)
         ticket.since = self._link.clock()
         held.wait(ticket)
         self._pending.append(ticket)
@@ -208,7 +276,8 @@ class Registry:
         return held
 
     def cancel(self, ticket: Ticket) -> None:
-        """Withdraws a subscribe that waits; without effect on one that was answered."""
+        """Withdraws a subscribe or a connection that waits; without effect on one that was answered."""
+        self._admissions.forget(ticket)
         held = ticket.held
         if held is not None:
             held.withdraw(ticket)
@@ -220,19 +289,51 @@ class Registry:
         held.detach(user)
         self._commits.touch(held)
 
-    def _open(self, app_id: str, channel: str, presence: bool) -> Held:
-        held = Held(app_id, channel, presence, self._keys.topic(app_id, channel))
+    def app_changed(self, old: App | None, new: App | None) -> None:
+        """An app's record changed: what it turned on is told with what is held, what it turned off is taken
+        back (cluster.md 6). Of an app that is gone the listener closes the sockets."""
+        if old is None or new is None:
+            return
+        self._switch_watchlist(new.id, new.watchlist)
+        self._admissions.limit(new.id, new.max_connections)
+        if old.subscription_count != new.subscription_count:
+            for held in list(self._held.values()):
+                if held.app_id == new.id and self._switch_count(held, new.subscription_count):
+                    self._count(held)
+
+    def _switch_count(self, held: Held, on: bool) -> bool:
+        # True: subscribers of this channel are told their number from now on.
+        if held.kind != CHANNEL or on == (held.tally is not None):
+            return False
+        if held.tally is not None:
+            held.tally.rest()
+        held.tally = Tally() if on else None
+        return on
+
+    def _count(self, held: Held) -> None:
+        if held.tally is not None and not held.dropped:
+            held.tally.hurry()
+            self._commits.touch(held)
+
+    def _hold(self, app_id: str, channel: str, kind: str) -> Held:
+        # A channel, or a pseudo-channel that no listener hears of.
+        return self._held.get((app_id, channel)) or self._open(app_id, channel, kind)
+
+    def _open(self, app_id: str, channel: str, kind: str) -> Held:
+        held = Held(app_id, channel, kind, self._keys.topic(app_id, channel))
         self._held[(app_id, channel)] = held
-        self._topics[held.topic] = held
-        self._listener.opened(held)
+        if held.listens:
+            self._topics[held.topic] = held
+            self._listener.opened(held)
         return held
 
     def _drop(self, held: Held) -> None:
         held.dropped = True
         del self._held[(held.app_id, held.channel)]
-        del self._topics[held.topic]
         self._commits.forget(held)
-        self._listener.dropped(held)
+        if held.listens:
+            del self._topics[held.topic]
+            self._listener.dropped(held)
         if not self._held:
             self._emptied.set()
 
@@ -260,6 +361,8 @@ class Registry:
         if held is None:
             if topic == self._keys.sys:
                 self._heard(payload)
+            else:
+                self._watches.message(topic, payload)
         elif payload[0] == _EVENT:
             self._event(held, payload)
         else:
@@ -274,6 +377,9 @@ class Registry:
 
     def _delta(self, held: Held, payload: bytes) -> None:
         roster = held.roster
+        if payload[:1] == b"n":
+            self._told(held, payload)
+            return
         # Before the first roster there is nothing to apply it to. What we did ourselves the reply says, since
         # our own pushes come before it on one server and behind it on another (cluster.md rule 3).
         if roster is None or payload[2 : payload.index(b" ", 2)] == self._incarnation.name:
@@ -287,22 +393,56 @@ class Registry:
             if roster.remove(user):
                 self._listener.member_removed(held, user)
 
+    def _told(self, held: Held, payload: bytes) -> None:
+        tally = held.tally
+        if tally is None or payload[2 : payload.index(b" ", 2)] == self._incarnation.name:
+            return
+        total = parse_count(payload)
+        # While Redis is being told again after a break, our changes aren't in this number yet.
+        news = tally.pushed(total) if held.asserted else tally.heard(total)
+        if news and held.attached:
+            self._listener.counted(held, total)
+        self._commits.touch(held)
+
+    def _listening(self, held: Held) -> None:
+        self._listener.joined(held, held.listen(), None, None)
+
     def _apply(self, held: Held, call: Call, reply: list[Any]) -> None:
         _, _, accepted, added, removed = reply[:5]
+        rest = reply[5:]
+        attached = held.attached
         joined, refused = held.accept(call, accepted)
+        if held.kind == CONNECTIONS:
+            self._admissions.answered(held, joined, refused)
+            return
         changes = Changes()
         if call.roster:
-            changes = self._read_roster(held, call, reply[5])
+            changes = self._read_roster(held, call, rest.pop(0))
         elif held.roster is not None:
             changes = apply_reply(held.roster, call, added, removed)
         for user in changes.removed:
             self._listener.member_removed(held, user)
         for user, info in changes.added:
             self._listener.member_added(held, user, info)
+        cached = self._read_cached(rest.pop(0)) if "c" in call.flags else None
+        total = None
+        if "s" in call.flags and held.tally is not None:
+            total, due_ms = rest
+            if held.tally.answered(total, due_ms, partial(self._count_later, held)) and attached:
+                self._listener.counted(held, total)
         if joined:
-            self._listener.joined(held, joined)
+            if total is not None and held.tally is not None:
+                held.tally.joined(total, alone=not attached)
+            self._listener.joined(held, joined, cached, total)
         for ticket in refused:
             self._listener.refused(held, ticket, "members")
+
+    @staticmethod
+    def _read_cached(tail: bytes | None) -> bytes:
+        return b"" if tail is None else cached_envelope(tail)
+
+    def _count_later(self, held: Held, delay_s: float) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(delay_s, self._count, held)
 
     def _read_roster(self, held: Held, call: Call, flat: list[bytes]) -> Changes:
         name = self._incarnation.name
@@ -336,6 +476,7 @@ class Registry:
             self._rising = None
         self._incarnation.down()
         self._commits.lose()
+        self._watches.lose()
         for held in self._held.values():
             held.lose()
 
@@ -381,14 +522,18 @@ class Registry:
         for field, value in fields.items():
             app_id, _, channel = field.partition(":")
             if (app_id, channel) not in self._held:
-                self._clear_away(self._open(app_id, channel, value[0] == "p"))
+                self._clear_away(self._open(app_id, channel, value[0]))
         self._risen.set()
+        self._watches.tell()
         self._commits.tell(self._held.values(), self._keys.sys)
 
     def _clear_away(self, held: Held) -> None:
         # Redis lists a channel that we don't hold. Its users must be known before the count goes to 0, which
         # would hide them from a reaper; until then the channel is busy.
         held.confirmed = UNKNOWN
+        app = self._directory.by_id.get(held.app_id)
+        if app is not None:
+            self._switch_count(held, app.subscription_count)
         if held.gone is not None:
             held.blocked = held.scan = True
             task = asyncio.get_running_loop().create_task(self._scan(held))

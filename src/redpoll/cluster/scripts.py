@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Final
 
-__all__ = ["ALL", "BEAT", "BURY", "DIR_PUT", "FENCE", "HOLD", "REGISTER", "Script"]
+__all__ = ["ALL", "BEAT", "BURY", "DIR_PUT", "FENCE", "HOLD", "PUBLISH", "REGISTER", "SPEND", "Script"]
 
 
 class Script:
@@ -32,5 +32,7 @@ FENCE: Final = Script("fence")
 BURY: Final = Script("bury")
 BEAT: Final = Script("beat")
 DIR_PUT: Final = Script("dir_put")
+PUBLISH: Final = Script("publish")
+SPEND: Final = Script("spend")
 
-ALL: Final = (REGISTER, HOLD, FENCE, BURY, BEAT, DIR_PUT)
+ALL: Final = (REGISTER, HOLD, FENCE, BURY, BEAT, DIR_PUT, PUBLISH, SPEND)

@@ -6,16 +6,25 @@
 --       2 c      the channel's counts by worker
 --       3 a      the app's occupied channels in the shard
 --       4 clock  the shard's last stamp
---       5 p      the channel's users (kind p only)
--- ARGV  1 W  2 gen (-1: the reaper's)  3 kind (c: plain, p: presence)
+--       then p   the channel's users (kind p)
+--       then n   the count last told, and when (flag s)
+--       then k   the cached event (flag c)
+-- ARGV  1 W  2 gen (-1: the reaper's)
+--       3 kind   c: plain, p: presence, u: a user's signed-in connections, q: an app's connections
 --       4 flags  r the reply carries the roster
 --                u users of W remain to be removed after this call
 --                k a known user's info stays as it is
---       5 app id  6 channel  7 base (sockets attached that stay)  8 cap on users (0: none)
+--                s subscribers are told how many they are
+--                e W ends: there is no later call to tell a count in
+--                c the reply carries the cached event
+--       5 app id  6 channel  7 base (sockets attached that stay)
+--       8 cap on users (p) or on the sum of all counts (q); 0: none
 --       9 topic  10 PUBLISH or SPUBLISH  11 number of gone users  12 number of joins
 --       13… the gone users, then for kind p a user and an info per join
--- Returns {'OK', stamp, accepted, added, removed[, roster]}: accepted is a digit per join, added counts
---         joins and removed counts gone users, both from 0; the roster is p, flat. Or {'FENCED'}, {'STALE'}.
+-- Returns {'OK', stamp, accepted, added, removed[, roster][, cached][, total, due]}: accepted is a digit per
+--         join, added counts joins and removed counts gone users, both from 0; the roster is p, flat; cached
+--         is an envelope's tail or nil; total is the sum of all counts, due the ms until it may be told, 0 if
+--         everybody was told. Or {'FENCED'}, {'STALE'}.
 
 local W, gen, kind, flags = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local channel, base, cap = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
@@ -29,9 +38,21 @@ if stored ~= gen then return {'STALE'} end
 
 local function flag(letter) return string.find(flags, letter, 1, true) ~= nil end
 
+local key_of, at = {}, 4
+for _, each in ipairs({{'p', kind == 'p'}, {'n', flag('s')}, {'k', flag('c')}}) do
+  if each[2] then
+    at = at + 1
+    key_of[each[1]] = KEYS[at]
+  end
+end
+
 local last = tonumber(redis.call('GET', KEYS[4]) or '0')
 local held = tonumber(redis.call('HGET', KEYS[2], W) or '0')
 local holders = redis.call('HLEN', KEYS[2])
+local elsewhere = -held
+if kind == 'q' or flag('s') then
+  for _, count in ipairs(redis.call('HVALS', KEYS[2])) do elsewhere = elsewhere + tonumber(count) end
+end
 
 -- Presence: `value` is each named user's field as it stands, then as it is to be; false: no such user.
 local value, touched = {}, {}
@@ -54,11 +75,11 @@ local function put(user, entry)
 end
 
 if kind == 'p' and gone + joins > 0 then
-  local members = redis.call('HLEN', KEYS[5])
+  local members = redis.call('HLEN', key_of.p)
   local users = {}
   for i = 1, gone do users[i] = ARGV[12 + i] end
   for i = 1, joins do users[gone + i] = ARGV[11 + gone + 2 * i] end
-  local entries = redis.call('HMGET', KEYS[5], unpack(users))
+  local entries = redis.call('HMGET', key_of.p, unpack(users))
   for i = 1, #users do value[users[i]] = entries[i] end
 
   for i = 1, gone do
@@ -102,6 +123,9 @@ if kind == 'p' and gone + joins > 0 then
     if accepted[i] == '1' then admitted = admitted + 1 end
   end
   accepted = table.concat(accepted)
+elseif kind == 'q' and cap > 0 then
+  admitted = math.max(0, math.min(joins, cap - elsewhere - base))
+  accepted = string.rep('1', admitted) .. string.rep('0', joins - admitted)
 else
   accepted = string.rep('1', joins)
   admitted = joins
@@ -112,14 +136,32 @@ local n = base + admitted
 if n < 1 and flag('u') then n = 1 end
 if gen == '-1' and n > held then n = held end
 
--- A stamp for each delta, and one for a call without any. They never repeat, whatever the clock does.
+if kind == 'u' and holders == 0 and n > 0 then
+  deltas[1] = {'o'}
+elseif kind == 'u' and held > 0 and n == 0 and holders == 1 then
+  deltas[1] = {'f'}
+end
+
 local now = redis.call('TIME')
+-- The count is told now, or the caller calls again when it may be; with nobody left there is none to tell.
+local total, due, tell = elsewhere + n, 0, false
+if flag('s') and total > 0 then
+  local said, told_at = string.match(redis.call('GET', key_of.n) or '', '^(%d+) (%d+)$')
+  if tonumber(said) ~= total then
+    local passed = now[1] * 1000 + math.floor(now[2] / 1000) - (told_at or 0)
+    local window = total > 100 and 5000 or 250
+    tell = not said or passed < 0 or passed >= window or gen == '-1' or flag('e')
+    if tell then deltas[#deltas + 1] = {'n', string.format('%.0f', total)} else due = window - passed end
+  end
+end
+
+-- A stamp for each delta, and one for a call without any. They never repeat, whatever the clock does.
 local stamp = math.max(last + 1, tonumber(now[1]) * 1000000 + tonumber(now[2]))
 local final = stamp + math.max(#deltas, 1) - 1
 redis.call('SET', KEYS[4], string.format('%.0f', final))
 
 for _, user in ipairs(touched) do
-  if value[user] then redis.call('HSET', KEYS[5], user, value[user]) else redis.call('HDEL', KEYS[5], user) end
+  if value[user] then redis.call('HSET', key_of.p, user, value[user]) else redis.call('HDEL', key_of.p, user) end
 end
 if n > 0 then
   redis.call('HSET', KEYS[2], W, n)
@@ -128,21 +170,37 @@ else
   redis.call('HDEL', KEYS[2], W)
   redis.call('HDEL', KEYS[1], field)
 end
-if holders == 0 and n > 0 then
-  redis.call('SADD', KEYS[3], channel)
-elseif held > 0 and n == 0 and holders == 1 then
-  redis.call('SREM', KEYS[3], channel)
+if kind == 'c' or kind == 'p' then
+  if holders == 0 and n > 0 then
+    redis.call('SADD', KEYS[3], channel)
+  elseif held > 0 and n == 0 and holders == 1 then
+    redis.call('SREM', KEYS[3], channel)
+  end
+end
+if tell then
+  redis.call('SET', key_of.n, string.format('%.0f %s%03d', total, now[1], math.floor(now[2] / 1000)), 'EX', 60)
+elseif flag('s') and total == 0 then
+  redis.call('DEL', key_of.n)
 end
 
 for i, delta in ipairs(deltas) do
   local head = delta[1] .. ' ' .. W .. ' ' .. string.format('%.0f', stamp + i - 1)
   if delta[1] == 'm' then
     redis.call(command, topic, head .. ' ' .. #delta[2] .. '\n' .. delta[2] .. delta[3])
-  else
+  elseif delta[1] == 'r' then
     redis.call(command, topic, head .. '\n' .. delta[2])
+  elseif delta[1] == 'n' then
+    redis.call(command, topic, head .. ' ' .. delta[2])
+  else
+    redis.call(command, topic, head)
   end
 end
 
 local reply = {'OK', string.format('%.0f', final), accepted, added, removed}
-if flag('r') then reply[6] = redis.call('HGETALL', KEYS[5]) end
+if flag('r') then reply[#reply + 1] = redis.call('HGETALL', key_of.p) end
+if flag('c') then reply[#reply + 1] = redis.call('GET', key_of.k) end
+if flag('s') then
+  reply[#reply + 1] = total
+  reply[#reply + 1] = due
+end
 return reply

@@ -1,0 +1,77 @@
+"""How many messages an app published today, over all processes, and that no more than its plan allows.
+
+Counted before the publish, by UTC day, in Redis; control copies the count to the record store and restores it
+where Redis lost it. Which plan allows how many the app's record says (`App.daily_limit`).
+"""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from redpoll.cluster.bus import CONFIRM_S, confirmed
+from redpoll.cluster.keys import Keys
+from redpoll.cluster.link import Link
+from redpoll.cluster.scripts import SPEND
+
+__all__ = ["Quota", "Spent"]
+
+_KEPT_S: Final = 3 * 86_400
+
+
+class Spent(NamedTuple):
+    """`ok` False: these would pass the limit, and none of them is counted. `used`: what the day has now."""
+
+    ok: bool
+    used: int
+
+
+def _spent(done: Callable[[Any], None], reply: Any) -> None:
+    done(Spent(reply[0] == 1, reply[1]) if isinstance(reply, list) else reply)
+
+
+class Quota:
+    """Counts for apps that have a limit. `wall_clock` gives seconds since 1970."""
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        *,
+        wall_clock: Callable[[], float] = time.time,
+        confirm_s: float = CONFIRM_S,
+    ) -> None:
+        self._link = link
+        self._keys = keys
+        self._wall_clock = wall_clock
+        self._confirm_s = confirm_s
+
+    def today(self) -> str:
+        """The UTC day, `YYYYMMDD`."""
+        return datetime.fromtimestamp(self._wall_clock(), UTC).strftime("%Y%m%d")
+
+    async def spend(self, app_id: str, n: int, limit: int) -> Spent:
+        """Counts `n` messages that are about to be published, or none of them. Raises Unavailable: perhaps
+        counted."""
+        return await self._run(app_id, self.today(), n, limit, 0)
+
+    def spend_then(self, app_id: str, n: int, limit: int, done: Callable[[Any], None]) -> None:
+        """As `spend`, for callers that don't wait: `done` gets Spent, a ReplyError or a LinkDown, in the order
+        of the calls."""
+        args = (n, limit, 0, _KEPT_S)
+        self._link.run(SPEND, (self._keys.spent(app_id, self.today()),), args, partial(_spent, done))
+
+    async def used(self, app_id: str, day: str | None = None) -> int:
+        """The count of a day, today's by default. Raises Unavailable."""
+        key = self._keys.spent(app_id, day or self.today())
+        return int(await confirmed(self._link, lambda: self._link.ask(b"GET", key), self._confirm_s) or 0)
+
+    async def restore(self, app_id: str, day: str, n: int) -> int:
+        """Makes the count of a day at least `n`, and returns it. Raises Unavailable."""
+        return (await self._run(app_id, day, 0, 0, n)).used
+
+    async def _run(self, app_id: str, day: str, n: int, limit: int, least: int) -> Spent:
+        names, args = (self._keys.spent(app_id, day),), (n, limit, least, _KEPT_S)
+        ok, used = await confirmed(self._link, lambda: self._link.execute(SPEND, names, args), self._confirm_s)
+        return Spent(ok == 1, used)

@@ -1,0 +1,62 @@
+"""Which users are signed in on this worker, and that Redis knows it where somebody may watch them.
+
+A user's connections are held like a channel, `%u:U`, and only while the app has a watchlist: else a sign-in
+costs Redis nothing (cluster.md 7). Who watches is the business of watches.py.
+"""
+
+from collections.abc import Callable
+
+from redpoll.cluster.held import SIGNED_IN, Held
+from redpoll.protocol.apps import App
+
+__all__ = ["Users"]
+
+
+class Users:
+    """Counts connections by user. `hold(app_id, pseudo, kind)` gives the Held of a pseudo-channel, `touch` has
+    Redis told of its change."""
+
+    def __init__(self, hold: Callable[[str, str, str], Held], touch: Callable[[Held], None]) -> None:
+        self._hold = hold
+        self._touch = touch
+        self._connections: dict[str, dict[str, int]] = {}
+        # Ids of the apps whose users Redis is told of.
+        self._watched: set[str] = set()
+
+    def sign_in(self, app: App, user_id: str) -> None:
+        """One more connection of this user."""
+        users = self._connections.setdefault(app.id, {})
+        users[user_id] = users.get(user_id, 0) + 1
+        if app.watchlist and app.id not in self._watched:
+            self.switch(app.id, True)
+        elif app.id in self._watched:
+            self._tell(app.id, user_id, users[user_id])
+
+    def sign_out(self, app_id: str, user_id: str) -> None:
+        """One connection less; every connection that signed in does this once, at its close."""
+        users = self._connections[app_id]
+        left = users[user_id] - 1
+        if left:
+            users[user_id] = left
+        else:
+            del users[user_id]
+            if not users:
+                del self._connections[app_id]
+        if app_id in self._watched:
+            self._tell(app_id, user_id, left)
+
+    def switch(self, app_id: str, on: bool) -> None:
+        """The app's watchlist was turned on or off: Redis is told of all its users, or that there are none."""
+        if on == (app_id in self._watched):
+            return
+        if on:
+            self._watched.add(app_id)
+        else:
+            self._watched.discard(app_id)
+        for user_id, count in self._connections.get(app_id, {}).items():
+            self._tell(app_id, user_id, count if on else 0)
+
+    def _tell(self, app_id: str, user_id: str, count: int) -> None:
+        held = self._hold(app_id, f"%u:{user_id}", SIGNED_IN)
+        held.attached = count
+        self._touch(held)

@@ -1,0 +1,198 @@
+"""Random histories of what is counted: subscribers who are told their number, signed-in users who are watched,
+connections of an app with a limit. Breaks, fences, kills and a Redis that forgets come between.
+
+In the end every client knows the last count, every watcher the truth, and Redis counts what is there. The seed of
+a failing history is in the test's name; `HISTORIES=1000` runs more of them.
+"""
+
+import asyncio
+import os
+import random
+import time
+from itertools import pairwise
+
+import pytest
+
+from redpoll.cluster.directory import DirectoryWriter
+from redpoll.cluster.reaper import Reaper
+
+CHANNELS = ("news", "cache-news", "private-news")
+USERS = tuple(f"u{n}" for n in range(5))
+LIMIT = 12
+HISTORIES = int(os.environ.get("HISTORIES", "10"))
+
+
+class History:
+    def __init__(self, seed, start_worker, app, link, keys):
+        self.random = random.Random(seed)
+        self.start_worker = start_worker
+        self.app = app
+        self.link = link
+        self.keys = keys
+        self.reaper = Reaper(link, keys, "ffffffffffff")
+        self.workers = []
+        # What the sockets of each worker are: (worker, thing).
+        self.sockets, self.signed_in, self.tickets = [], [], []
+        self.k = 0
+
+    async def add_worker(self):
+        self.k += 1
+        worker = await self.start_worker(self.k, second_look_s=0.3, admit_most_s=0.5)
+        worker.app = self.app
+        for user in USERS:
+            worker.registry.watch("7", user)
+        for channel in CHANNELS:
+            self.sockets.append((worker, worker.join(channel)))
+        self.workers.append(worker)
+
+    def step(self):
+        worker = self.random.choice(self.workers)
+        chance = self.random.random()
+        if chance < 0.25:
+            self.sockets.append((worker, worker.join(self.random.choice(CHANNELS))))
+        elif chance < 0.45 and self.sockets:
+            owner, socket = self.sockets.pop(self.random.randrange(len(self.sockets)))
+            owner.leave(socket)
+        elif chance < 0.6:
+            user = self.random.choice(USERS)
+            worker.registry.sign_in(self.app, user)
+            self.signed_in.append((worker, user))
+        elif chance < 0.75 and self.signed_in:
+            owner, user = self.signed_in.pop(self.random.randrange(len(self.signed_in)))
+            owner.registry.sign_out("7", user)
+        elif chance < 0.88:
+            self.tickets.append((worker, worker.connect()))
+        elif self.tickets:
+            self.disconnect(self.random.randrange(len(self.tickets)))
+
+    def disconnect(self, at):
+        owner, ticket = self.tickets.pop(at)
+        outcome = owner.sockets.connections.pop(ticket, None)
+        if outcome is None:
+            owner.registry.cancel(ticket)
+        elif outcome == 200:
+            owner.registry.depart("7")
+
+    async def mishap(self):
+        chance = self.random.random()
+        worker = self.random.choice(self.workers)
+        if chance < 0.35:
+            worker.link.drop("cut")
+        elif chance < 0.6:
+            if worker.link.up:
+                worker.deafen()
+                worker.link.flush()
+                asyncio.get_running_loop().call_later(0.01, worker.link.drop, "cut behind its back")
+        elif chance < 0.75:
+            await self.reaper.reap(worker.registry.w)
+        elif chance < 0.9:
+            await self.kill(worker)
+        else:
+            await self.link.ask(b"FLUSHALL")
+            await DirectoryWriter(self.link, self.keys).fill([self.app], 1)
+
+    async def kill(self, worker):
+        self.workers.remove(worker)
+        for things in (self.sockets, self.signed_in, self.tickets):
+            things[:] = [(owner, thing) for owner, thing in things if owner is not worker]
+        await worker.kill()
+        await self.reap_the_dead()
+        await self.add_worker()
+
+    async def reap_the_dead(self):
+        living = {worker.registry.w for worker in self.workers}
+        for name in await self.link.ask(b"HKEYS", self.keys.beat):
+            if name.decode() not in living:
+                await self.reaper.reap(name.decode())
+
+    async def sum_of(self, channel):
+        return sum(int(n) for n in await self.link.ask(b"HVALS", self.keys.counts("7", channel)))
+
+    async def differences(self):
+        wrong = [fault for worker in self.workers for fault in worker.sockets.faults]
+        for channel in CHANNELS:
+            attached = [socket for _, socket in self.sockets if socket.channel == channel]
+            if any(socket.state != "attached" for socket in attached):
+                wrong.append(f"{channel}: a socket waits")
+            told = {socket.counts[-1] if socket.counts else None for socket in attached}
+            if attached and told != {len(attached)}:
+                wrong.append(f"{channel}: {len(attached)} attached, told {told}")
+            if await self.sum_of(channel) != len(attached):
+                wrong.append(f"{channel}: {len(attached)} attached, Redis has {await self.sum_of(channel)}")
+        for user in USERS:
+            n = sum(name == user for _, name in self.signed_in)
+            if await self.sum_of(f"%u:{user}") != n:
+                wrong.append(f"{user}: {n} connections, Redis has {await self.sum_of(f'%u:{user}')}")
+            for worker in self.workers:
+                told = [online for name, online in worker.sockets.states if name == user]
+                if told[-1:] != [n > 0]:
+                    wrong.append(f"{user}: {n} connections, {worker.registry.w} was told {told[-2:]}")
+                if any(before == after for before, after in pairwise(told)):
+                    wrong.append(f"{user}: told twice")
+        admitted = [owner.sockets.connections.get(ticket) for owner, ticket in self.tickets]
+        if None in admitted:
+            wrong.append("a connection waits")
+        if await self.sum_of("%conn") != admitted.count(200):
+            wrong.append(f"{admitted.count(200)} connections, Redis has {await self.sum_of('%conn')}")
+        return wrong
+
+    async def settled(self, timeout_s=20.0):
+        deadline = time.monotonic() + timeout_s
+        while wrong := await self.differences():
+            if time.monotonic() > deadline:
+                pytest.fail("; ".join(wrong[:8]))
+            await asyncio.sleep(0.02)
+
+    async def run(self, steps, *, mishaps=True):
+        for _ in range(steps):
+            self.step()
+            if mishaps and self.random.random() < 0.08:
+                await self.mishap()
+            if self.random.random() < 0.5:
+                await asyncio.sleep(self.random.choice((0, 0, 0.001, 0.01)))
+
+    async def end(self, truth):
+        await self.settled()
+        await self.reap_the_dead()
+        await self.settled()
+        for owner, socket in self.sockets:
+            owner.leave(socket)
+        for owner, user in self.signed_in:
+            owner.registry.sign_out("7", user)
+        while self.tickets:
+            self.disconnect(0)
+        deadline = time.monotonic() + 10
+        while any([*worker.registry.helds()] for worker in self.workers):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        assert await truth.channel_keys() == []
+
+
+@pytest.fixture
+async def begin(start_worker, make_app, link, keys):
+    async def make(seed, workers):
+        app = make_app(subscription_count=True, watchlist=True, max_connections=LIMIT)
+        await DirectoryWriter(link, keys).fill([app], 1)
+        history = History(seed, start_worker, app, link, keys)
+        for _ in range(workers):
+            await history.add_worker()
+        return history
+
+    return make
+
+
+@pytest.mark.parametrize("seed", range(HISTORIES))
+async def test_random_history_ends_with_everybody_told_the_truth(seed, begin, truth):
+    history = await begin(seed, 3)
+    await history.run(250)
+    await history.end(truth)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_without_mishaps_nobody_is_admitted_beyond_the_limit(seed, begin, truth):
+    history = await begin(seed, 4)
+    for _ in range(10):
+        await history.run(100, mishaps=False)
+        admitted = sum(owner.sockets.connections.get(ticket) == 200 for owner, ticket in history.tickets)
+        assert admitted <= LIMIT
+    await history.end(truth)
