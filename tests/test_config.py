@@ -1,15 +1,13 @@
 """Settings from flags, environment and file: who wins, and what is said about what is wrong."""
 
+import base64
 import os
-import tomllib
 from pathlib import Path
 
 import pytest
 
-from redpoll import config
-from redpoll.config import ConfigError, Settings, load
-
-ROOT = Path(__file__).parent.parent
+from certs import self_signed
+from redpoll.config import TABLE, ConfigError, Settings, load
 
 
 def faults_of(flags=None, environment=None, config_path=None) -> dict[str, str]:
@@ -184,19 +182,132 @@ def test_an_unknown_variable_is_a_warning_that_names_the_nearest():
     assert warnings == ["REDPOLL_WORKER is no setting; did you mean REDPOLL_WORKERS?"]
 
 
-def test_the_sample_file_is_the_table():
-    assert (ROOT / "deploy" / "redpoll.toml").read_text() == config.sample(), (
-        "write deploy/redpoll.toml anew from redpoll.config.sample()"
-    )
-
-
-def test_the_sample_file_shows_the_defaults():
-    lines = [line[1:] for line in config.sample().splitlines() if line.startswith("#") and line[1] != " "]
-    assert tomllib.loads("\n".join(lines)) == {setting.name: setting.default for setting in config.TABLE}
-
-
 def test_every_default_is_within_its_own_bounds():
-    for setting in config.TABLE:
-        if setting.default != "":
+    for setting in TABLE:
+        if setting.default not in ("", (), None):
             load({}, {setting.variable: str(setting.default)})
     assert Settings().port == 6001
+
+
+# -- lists, switches, none
+
+
+@pytest.mark.parametrize("text", ["10.0.0.0/8,::1", " 10.0.0.0/8 , ::1 ,"])
+def test_a_list_has_commas_in_the_environment_and_on_the_command_line(text):
+    assert load({}, {"REDPOLL_TRUSTED_PROXIES": text})[0].trusted_proxies == ("10.0.0.0/8", "::1")
+    assert load({"trusted_proxies": text}, {})[0].trusted_proxies == ("10.0.0.0/8", "::1")
+
+
+def test_a_list_is_an_array_in_the_file(tmp_path):
+    path = written(tmp_path, 'trusted_proxies = ["10.0.0.0/8", "::1"]')
+    assert load({}, {}, path)[0].trusted_proxies == ("10.0.0.0/8", "::1")
+    wrong = written(tmp_path, 'trusted_proxies = "10.0.0.0/8,::1"')
+    assert "Expected `array`" in faults_of(config_path=wrong)[f"{wrong}: $.trusted_proxies"]
+
+
+@pytest.mark.parametrize("network", ["10.0.0.1/8", "10.0.0.0/33", "proxy.example", "10.0.0"])
+def test_what_is_no_network_is_a_fault(network):
+    faults = faults_of(environment={"REDPOLL_TRUSTED_PROXIES": f"127.0.0.1,{network}"})
+    assert "is no address or network" in faults["REDPOLL_TRUSTED_PROXIES"]
+    assert network.partition("/")[0] in faults["REDPOLL_TRUSTED_PROXIES"]
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("true", True), ("0", False), ("false", False)])
+def test_a_switch_is_1_or_0_or_true_or_false(text, value):
+    assert load({}, {"REDPOLL_PROXY_PROTOCOL": text})[0].proxy_protocol is value
+
+
+def test_anything_else_is_no_switch():
+    assert list(faults_of({"proxy_protocol": "v2"})) == ["--proxy-protocol"]
+
+
+def test_the_rate_limit_may_be_off():
+    assert load({}, {"REDPOLL_TRIGGER_RATE_PER_MINUTE": "0"})[0].trigger_rate_per_minute == 0
+    assert list(faults_of({"trigger_rate_per_minute": "-1"})) == ["--trigger-rate-per-minute"]
+
+
+# -- the key of encrypted channels
+
+
+def test_the_master_key_is_32_bytes_in_base64():
+    text = base64.b64encode(bytes(range(32))).decode()
+    assert load({}, {"REDPOLL_ENCRYPTION_MASTER_KEY": text})[0].master_key() == bytes(range(32))
+    assert load({}, {})[0].master_key() is None
+
+
+@pytest.mark.parametrize("text", ["c2hvcnQ=", "no base64!", "A" * 44, "hunter2"])
+def test_another_master_key_is_a_fault_that_does_not_repeat_it(text):
+    faults = faults_of(environment={"REDPOLL_ENCRYPTION_MASTER_KEY": text})
+    assert "is not 32 bytes in base64" in faults["REDPOLL_ENCRYPTION_MASTER_KEY"]
+    assert text not in faults["REDPOLL_ENCRYPTION_MASTER_KEY"]
+
+
+# -- TLS
+
+
+@pytest.fixture
+def tls(tmp_path):
+    """Variables of a server with a TLS port."""
+    cert, key = self_signed(tmp_path)
+    return {"REDPOLL_TLS_PORT": "0", "REDPOLL_TLS_CERT": str(cert), "REDPOLL_TLS_KEY": str(key)}
+
+
+def test_a_tls_port_with_a_certificate_and_its_key(tls):
+    settings, warnings = load({}, tls)
+    assert (settings.tls_port, settings.tls_cert, settings.tls_key) == (
+        0,
+        tls["REDPOLL_TLS_CERT"],
+        tls["REDPOLL_TLS_KEY"],
+    )
+    assert warnings == []
+
+
+def test_no_tls_port_is_none_and_an_empty_one_too(tmp_path):
+    assert load({}, {})[0].tls_port is None
+    assert load({"tls_port": ""}, {}, written(tmp_path, "tls_port = 6002"))[0].tls_port is None
+    assert load({}, {}, written(tmp_path, 'tls_port = ""'))[0].tls_port is None
+
+
+def test_a_tls_port_out_of_bounds_is_told_like_any_number():
+    assert "<= 65535" in faults_of({"tls_port": "70000"})["--tls-port"]
+    assert faults_of({"tls_port": "x"})["--tls-port"].startswith("Expected `int`, got `str`")
+
+
+def test_a_tls_port_without_certificate_or_key_is_a_fault_for_each():
+    faults = faults_of({"tls_port": "6002"})
+    assert list(faults) == ["REDPOLL_TLS_CERT (tls_cert)", "REDPOLL_TLS_KEY (tls_key)"]
+
+
+def test_soketis_certificate_without_a_tls_port_is_a_warning(tls):
+    _, warnings = load({}, {"SOKETI_SSL_CERT": tls["REDPOLL_TLS_CERT"], "SOKETI_SSL_KEY": tls["REDPOLL_TLS_KEY"]})
+    assert warnings == ["a certificate or its key is given and no tls_port: nothing is served over TLS"]
+
+
+def test_soketis_names_are_understood_beside_a_tls_port(tls):
+    environment = {"SOKETI_SSL_CERT": tls["REDPOLL_TLS_CERT"], "SOKETI_SSL_KEY": tls["REDPOLL_TLS_KEY"]}
+    assert load({"tls_port": "0"}, environment)[0].tls_cert == tls["REDPOLL_TLS_CERT"]
+
+
+def test_files_that_cannot_be_read_are_each_told_with_their_place(tls, tmp_path):
+    tls |= {"REDPOLL_TLS_CERT": str(tmp_path / "none.crt"), "REDPOLL_TLS_KEY": str(tmp_path)}
+    faults = faults_of(environment=tls)
+    assert "No such file" in faults["REDPOLL_TLS_CERT"]
+    assert "Is a directory" in faults["REDPOLL_TLS_KEY"]
+
+
+def test_the_key_of_another_certificate_is_a_fault(tls, tmp_path):
+    _, other_key = self_signed(tmp_path, "other")
+    faults = faults_of({"tls_key": str(other_key)}, tls)
+    assert "is not the key of the certificate" in faults["--tls-key"]
+
+
+def test_who_wants_records_only_need_not_be_able_to_read_the_key(tls):
+    tls |= {"REDPOLL_TLS_KEY": "/nowhere/key.pem"}
+    assert load({}, tls, look_into_files=False)[0].tls_key == "/nowhere/key.pem"
+
+
+def test_three_ports_are_three(tls):
+    faults = faults_of({"port": "7000", "control_port": "7001"}, tls | {"REDPOLL_TLS_PORT": "7000"})
+    assert faults == {"REDPOLL_TLS_PORT": "public and TLS port are both 7000; they are two"}
+    faults = faults_of({"tls_port": "9601"}, tls)
+    assert "control and TLS port are both 9601" in faults["--tls-port"]

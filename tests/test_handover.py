@@ -16,7 +16,7 @@ async def ends():
     left = handover.Passage(left_socket, lambda *what: left_got.append(what), lambda: lost.append("left"))
     right = handover.Passage(right_socket, lambda *what: right_got.append(what), lambda: lost.append("right"))
     yield left, right, left_got, right_got, lost
-    for descriptor, _peer, _data in left_got + right_got:
+    for descriptor, *_ in left_got + right_got:
         os.close(descriptor)
     left.close()
     right.close()
@@ -32,8 +32,9 @@ async def test_a_descriptor_arrives_with_its_peer_and_the_bytes_read_so_far(ends
     reading, writing = pipe_end()
     assert left.send(writing, ("10.1.2.3", 4711), b"GET / HTTP/1.1\r\n\r\nrest\n")
     await wait_until(lambda: right_got)
-    descriptor, peer, data = right_got[0]
+    descriptor, peer, data, secure = right_got[0]
     assert peer == ("10.1.2.3", 4711)
+    assert not secure
     assert data == b"GET / HTTP/1.1\r\n\r\nrest\n"
     os.write(descriptor, b"through")
     assert os.read(reading, 10) == b"through"
@@ -58,7 +59,7 @@ async def test_many_wait_in_order_while_the_other_end_is_slow(ends, wait_until):
         readers.append(reading)
         assert left.send(writing, ("h", number), b"x" * 60_000)
     await wait_until(lambda: len(right_got) == 100)
-    assert [peer[1] for _descriptor, peer, _data in right_got] == list(range(100))
+    assert [peer[1] for _descriptor, peer, *_ in right_got] == list(range(100))
     for reading in readers:
         os.close(reading)
 
@@ -68,7 +69,7 @@ async def test_both_directions_share_one_way(ends, wait_until):
     reading, writing = pipe_end()
     right.send(writing, ("back", 2), b"GET /app/k HTTP/1.1\r\n")
     await wait_until(lambda: left_got)
-    assert left_got[0][1:] == (("back", 2), b"GET /app/k HTTP/1.1\r\n")
+    assert left_got[0][1:] == (("back", 2), b"GET /app/k HTTP/1.1\r\n", False)
     os.close(reading)
 
 

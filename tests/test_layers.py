@@ -25,7 +25,7 @@ ROOMS = {
     "host": {"worker", "control", "store", "protocol", "base"},
 }
 # Modules at the top of src/redpoll that any room but protocol may import.
-BASE = {"config", "logs", "leash", "handover", "redpoll"}
+BASE = {"config", "settings", "certificate", "logs", "leash", "handover", "proxies", "redpoll"}
 HOST = {"__main__", "cli", "supervisor", "post", "embedded", "datafolder", "welcome"}
 
 

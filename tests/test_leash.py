@@ -23,7 +23,8 @@ START = Start(
     listen_fd=7,
     handover_path="/tmp/h.sock",
     data_dir="/tmp/data",
-    settings=Settings(port=0, app_id="1", app_key="k", app_secret="s"),
+    settings=Settings(port=0, app_id="1", app_key="k", app_secret="s", tls_port=0, trusted_proxies=("::1",)),
+    tls_fd=8,
 )
 
 
@@ -111,7 +112,7 @@ async def test_telling_one_who_is_gone_is_no_error(ends, wait_until):
     ours.tell({"drain": True})
 
 
-def test_an_armed_child_dies_with_its_parent_and_ignores_ctrl_c():
+def test_an_armed_child_dies_with_its_parent_and_ignores_what_a_terminal_sends():
     parent = (
         "import subprocess, sys, time\n"
         "from redpoll.leash import arm_child\n"
@@ -125,7 +126,8 @@ def test_an_armed_child_dies_with_its_parent_and_ignores_ctrl_c():
         child = os.pidfd_open(pid)
         status = Path(f"/proc/{pid}/status").read_text()
         ignored = next(line for line in status.splitlines() if line.startswith("SigIgn"))
-        assert int(ignored.split()[1], 16) & 1 << (signal.SIGINT - 1)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            assert int(ignored.split()[1], 16) & 1 << (number - 1)
         process.kill()
     # A pidfd becomes readable when its process ends.
     readable, _, _ = select.select([child], [], [], 10)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 
 import pytest
@@ -78,6 +79,15 @@ async def test_an_empty_post_is_vacant_and_hears_nothing(post):
     await post.wait_vacant(0.0)
     post.tell({"drain": True})
     assert post.take_exit_code() is None
+
+
+async def test_listening_sockets_are_passed_on_until_they_are_closed(wait_until):
+    with socket.create_server(("127.0.0.1", 0)) as plain, socket.create_server(("127.0.0.1", 0)) as tls:
+        post = Post("worker 0", lambda: None, plain, tls)
+        assert post.listening_fds() == (plain.fileno(), tls.fileno())
+        post.stop_listening()
+        assert plain.fileno() == tls.fileno() == -1
+    assert Post("redis", lambda: None).listening_fds() == ()
 
 
 async def test_a_process_group_of_its_own(post, wait_until, tmp_path):

@@ -5,6 +5,7 @@ A stand-in keeps to the leash as a real child does and writes down what it was t
 tested with them.
 """
 
+import fcntl
 import json
 import os
 import resource
@@ -12,11 +13,14 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
 import redis
 
+from certs import self_signed
+from redpoll.certificate import read_pair
 from redpoll.supervisor import StartError, child_command, listen
 
 # What one child does. It writes `PLACE.PID` with a line of JSON for its start and for every message; the file
@@ -35,8 +39,9 @@ start = leash.read_start()
 notes = open(folder / f"{place}.{os.getpid()}", "a", buffering=1)
 def note(what): notes.write(json.dumps(what) + "\\n")
 note({"k": start.k, "number": start.number, "run": start.run, "redis_url": start.redis_url,
-      "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "notify": os.environ.get("NOTIFY_SOCKET")})
-listening = socket.socket(fileno=start.listen_fd)
+      "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "notify": os.environ.get("NOTIFY_SOCKET"),
+      "pair": [start.settings.tls_cert, start.settings.tls_key]})
+doors = [socket.socket(fileno=fd) for fd in (start.listen_fd, start.tls_fd) if fd is not None]
 
 async def main():
     loop = asyncio.get_running_loop()
@@ -44,22 +49,27 @@ async def main():
     def told(message):
         note(message)
         if "stop_listening" in message:
-            loop.remove_reader(listening)
-            listening.close()
+            for listening in doors:
+                loop.remove_reader(listening)
+                listening.close()
             leash.tell({"listening": False})
         if "drain" in message and "stay" not in does:
             ended.set()
-    def accept():
+    def accept(listening):
         connection, _ = listening.accept()
         with connection:
-            connection.sendall(f"{place} {start.k}".encode())
+            behind = " by TLS" if listening.fileno() == start.tls_fd else ""
+            connection.sendall(f"{place} {start.k}{behind}".encode())
     leash.attach(loop, told, lambda: os._exit(1))
-    listening.setblocking(False)
-    if "deaf" not in does:
-        loop.add_reader(listening, accept)
+    for listening in doors:
+        listening.setblocking(False)
+        if "deaf" not in does:
+            loop.add_reader(listening, accept, listening)
     if "fatal" in does:
         leash.tell({"fatal": "the disk is full"})
         return
+    if "records" in does:
+        leash.tell({"directory": 17})
     if "create" in does:
         leash.tell({"created_app": {"id": "77", "key": "abc", "secret": "def", "name": "x", "keys": []}})
     leash.tell({"ready": True})
@@ -129,7 +139,14 @@ class Tree:
 
     @property
     def port(self) -> int:
-        return int(self.out.partition("ready public=")[2].split()[0].rpartition(":")[2])
+        return self._port("public")
+
+    @property
+    def tls_port(self) -> int:
+        return self._port("tls")
+
+    def _port(self, what: str) -> int:
+        return int(self.out.partition(f" {what}=")[2].split()[0].rpartition(":")[2])
 
     def pids(self, place: str) -> list[int]:
         """Of all processes that this place has had, oldest first."""
@@ -255,6 +272,16 @@ async def test_a_new_control_plane_is_told_everything_again(tree, wait_until):
     await wait_until(lambda: {"workers_ready": True} in tree.of("control", new))
     assert tree.of("control", new)[1] == {"alive": [1, 2], "greatest": 2}
     assert tree.out.count("ready public=") == 1
+
+
+async def test_every_worker_is_told_the_version_of_the_records_a_later_one_too(tree, wait_until):
+    tree.does("control", "records")
+    tree.start(workers=2)
+    await wait_until(lambda: tree.is_ready)
+    for place in ("worker0", "worker1"):
+        await wait_until(lambda each=place: {"directory": 17} in tree.notes(each))
+    os.kill(tree.pids("worker0")[0], signal.SIGKILL)
+    await wait_until(lambda: len(tree.pids("worker0")) == 2 and {"directory": 17} in tree.notes("worker0"))
 
 
 async def test_a_stop_goes_in_order_and_ends_with_0(tree, wait_until):
@@ -440,6 +467,120 @@ async def test_what_lies_in_the_data_folder_is_for_its_owner_only(tree, wait_unt
     folder = tree.folder / "data"
     modes = {path: path.stat().st_mode & 0o077 for path in [folder, *folder.rglob("*")]}
     assert not any(modes.values()), modes
+
+
+# -- TLS
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Settings of a TLS port; `tls_cert` and `tls_key` are paths."""
+    cert, key = self_signed(tmp_path)
+    return {"tls_port": 0, "tls_cert": cert, "tls_key": key}
+
+
+async def test_every_worker_serves_the_tls_port_as_well(tree, pair, wait_until):
+    tree.start(workers=3, **pair)
+    await wait_until(lambda: tree.is_ready)
+    (line,) = tree.out.splitlines()
+    assert line.split()[-1] == f"tls=https://127.0.0.1:{tree.tls_port}"
+    assert tree.tls_port != tree.port
+    seen = {said_by(tree.tls_port) for _ in range(200)}
+    assert seen == {"worker0 1 by TLS", "worker1 2 by TLS", "worker2 3 by TLS"}
+    assert not said_by(tree.port).endswith("TLS")
+    assert tree.stop() == 0
+    for port in (tree.port, tree.tls_port):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 10)
+
+
+async def test_without_a_tls_port_the_ready_line_names_none(tree, wait_until):
+    tree.start()
+    await wait_until(lambda: tree.is_ready)
+    assert "tls=" not in tree.out
+    assert tree.notes("worker0")[0]["pair"] == ["", ""]
+
+
+async def test_a_taken_tls_port_is_one_sentence(tree, pair):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        tree.start(**pair | {"tls_port": port})
+        assert tree.process.wait(10) == 1
+    assert tree.err.splitlines()[-1] == f"refused: can't listen on 127.0.0.1 port {port}: Address already in use"
+
+
+async def test_workers_read_a_pair_of_ours_that_goes_with_the_server(tree, pair, wait_until):
+    tree.start(**pair)
+    await wait_until(lambda: tree.is_ready)
+    ours = tree.folder / "data" / "tls.pem"
+    assert tree.notes("worker0")[0]["pair"] == [str(ours), str(ours)]
+    assert ours.read_bytes() == read_pair(pair["tls_cert"], pair["tls_key"])
+    assert ours.stat().st_mode & 0o777 == 0o600
+    assert tree.stop() == 0
+    assert not ours.exists()
+
+
+async def test_sighup_has_every_worker_take_the_new_certificate(tree, pair, wait_until):
+    tree.start(workers=2, **pair)
+    await wait_until(lambda: tree.is_ready)
+    self_signed(tree.folder)
+    tree.process.send_signal(signal.SIGHUP)
+    await wait_until(lambda: all({"reload": True} in tree.notes(place) for place in ("worker0", "worker1")))
+    kept = (tree.folder / "data" / "tls.pem").read_bytes()
+    assert kept == read_pair(pair["tls_cert"], pair["tls_key"])
+    assert "certificate taken" in tree.err
+    assert {"reload": True} not in tree.notes("control")
+
+
+async def test_a_pair_that_cannot_be_served_with_is_logged_and_changes_nothing(tree, pair, wait_until):
+    tree.start(workers=1, **pair)
+    await wait_until(lambda: tree.is_ready)
+    kept = (tree.folder / "data" / "tls.pem").read_bytes()
+    good = pair["tls_key"].read_bytes()
+    _, other = self_signed(tree.folder, "other")
+    pair["tls_key"].write_bytes(other.read_bytes())
+    tree.process.send_signal(signal.SIGHUP)
+    await wait_until(lambda: "is not the key of the certificate" in tree.err)
+    # A successor serves with the pair before as well.
+    os.kill(tree.pids("worker0")[0], signal.SIGKILL)
+    await wait_until(lambda: len(tree.pids("worker0")) == 2)
+    assert (tree.folder / "data" / "tls.pem").read_bytes() == kept
+    assert {"reload": True} not in tree.notes("worker0", 0)
+    pair["tls_key"].write_bytes(good)
+    tree.process.send_signal(signal.SIGHUP)
+    await wait_until(lambda: {"reload": True} in tree.notes("worker0"))
+
+
+async def test_sighup_without_tls_harms_nobody_not_even_the_whole_group(tree, wait_until):
+    tree.start()
+    await wait_until(lambda: tree.is_ready)
+    os.killpg(tree.process.pid, signal.SIGHUP)
+    await wait_until(lambda: "nothing to read again" in tree.err)
+    assert said_by(tree.port).startswith("worker")
+    assert "child ended" not in tree.err
+    assert tree.stop() == 0
+
+
+@pytest.mark.parametrize("nohup", [False, True])
+async def test_a_closed_terminal_ends_the_server_unless_nohup_started_it(tree, wait_until, nohup):
+    ours, terminal = os.openpty()
+
+    def take_terminal() -> None:
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+        if nohup:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    tree.start(before=take_terminal)
+    os.close(terminal)
+    await wait_until(lambda: tree.is_ready)
+    workers = tree.pids("worker0") + tree.pids("worker1")
+    os.close(ours)
+    if nohup:
+        await wait_until(lambda: "nothing to read again" in tree.err)
+        assert tree.stop() == 0
+    else:
+        assert tree.process.wait(10) == -signal.SIGHUP
+        await wait_until(lambda: not any(is_alive(pid) for pid in workers))
 
 
 def test_sockets_of_one_port_are_in_the_way_of_everybody_else():

@@ -50,6 +50,11 @@ def test_pusher_js_is_kept_away_from_the_hosted_service():
         assert option in options
 
 
+@pytest.mark.parametrize(("tls_port", "wss_port"), [(None, 6001), (0, 6001), (6002, 6002)])
+def test_pusher_js_is_told_the_port_of_tls(tls_port, wss_port):
+    assert f"wsPort: 6001, wssPort: {wss_port}," in how_to_use(APP, "127.0.0.1", 6001, tls_port)
+
+
 @pytest.mark.parametrize(
     ("host", "in_url"),
     [

@@ -2,7 +2,8 @@
 
 One message is one SOCK_SEQPACKET packet: a line of JSON, the bytes read so far, and the descriptor beside it
 (SCM_RIGHTS). A worker sends what isn't a WebSocket to the control plane; control sends back an Upgrade that
-comes later on such a connection. Both ends use this module; it knows nothing of HTTP.
+comes later on such a connection. A connection of the TLS port travels as one end of a socket pair, whose other
+end the worker relays (worker/relay.py). Both ends use this module; it knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -24,21 +25,28 @@ MAX_PACKET_BYTES = 128 * 1024
 _MAX_WAITING = 256
 
 
-class _Line(msgspec.Struct):
+# (descriptor, peer, bytes read so far, whether the client came by TLS)
+Received = Callable[[int, tuple[str, int], bytes, bool], None]
+
+
+class _Line(msgspec.Struct, omit_defaults=True):
+    """`peer` is whoever is in front of us: the client, or a proxy that carries many clients' requests."""
+
     peer: tuple[str, int]
+    secure: bool = False
 
 
 class Passage:
     """One end of the way between a worker and the control plane.
 
-    `received(descriptor, peer, data)` is called for each connection that arrives, and owns the descriptor;
+    `received(descriptor, peer, data, secure)` is called for each connection that arrives, and owns the descriptor;
     `lost()` once when the other end is gone.
     """
 
     def __init__(
         self,
         sock: socket.socket,
-        received: Callable[[int, tuple[str, int], bytes], None],
+        received: Received,
         lost: Callable[[], None],
     ) -> None:
         self._sock = sock
@@ -50,9 +58,9 @@ class Passage:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_PACKET_BYTES)
         self._loop.add_reader(sock, self._readable)
 
-    def send(self, descriptor: int, peer: tuple[str, int], data: bytes) -> bool:
+    def send(self, descriptor: int, peer: tuple[str, int], data: bytes, secure: bool = False) -> bool:
         """Hand `descriptor` over; it is closed here in any case. False: the other end can't take it now."""
-        packet = msgspec.json.encode(_Line(peer)) + b"\n" + data
+        packet = msgspec.json.encode(_Line(peer, secure)) + b"\n" + data
         if self._sock.fileno() < 0 or len(packet) > MAX_PACKET_BYTES or len(self._waiting) >= _MAX_WAITING:
             os.close(descriptor)
             return False
@@ -101,17 +109,16 @@ class Passage:
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 (descriptor,) = array.array("i", content)
-                line, _, rest = data.partition(b"\n")
-                self._received(descriptor, msgspec.json.decode(line, type=_Line).peer, rest)
+                text, _, rest = data.partition(b"\n")
+                line = msgspec.json.decode(text, type=_Line)
+                self._received(descriptor, line.peer, rest, line.secure)
 
     def _end(self) -> None:
         self.close()
         self._lost()
 
 
-def connect(
-    path: str, received: Callable[[int, tuple[str, int], bytes], None], lost: Callable[[], None]
-) -> Passage | None:
+def connect(path: str, received: Received, lost: Callable[[], None]) -> Passage | None:
     """A worker's end of the way to the control plane that listens at `path`; None while nobody does."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from redpoll.config import Settings
+from redpoll.settings import Settings
 
 __all__ = ["Leash", "LeashClosed", "Start", "arm_child"]
 
@@ -29,7 +29,9 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     `number` is the worker's place, 0 to N - 1, the same for its successors; `k` counts the worker processes
     of the run from 1 on and never repeats (cluster.md rule 4); both are 0 for the control plane. `listen_fd`
     is the listening socket, inherited: the public port's for a worker, the control port's for control.
-    `settings.redis_url` is as the operator gave it; `redis_url` here is never empty.
+    `tls_fd` is a worker's second one, the TLS port's, where there is one; `settings.tls_cert` and `.tls_key`
+    then name one PEM file of ours that holds both, found good (certificate.py). `settings.redis_url` is as
+    the operator gave it; `redis_url` here is never empty.
     """
 
     role: Literal["worker", "control"]
@@ -41,6 +43,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     handover_path: str
     data_dir: str
     settings: Settings
+    tls_fd: int | None = None
 
 
 class LeashClosed(Exception):
@@ -146,11 +149,13 @@ class Leash:
 
 
 def arm_child() -> None:
-    """Runs in a child between fork and exec: it dies with its parent, and Ctrl-C is left to the parent.
+    """Runs in a child between fork and exec: it dies with its parent, and Ctrl-C and SIGHUP are left to the parent.
 
-    The terminal sends SIGINT to the whole group; only the supervisor knows the order in which to stop.
+    The terminal sends both to the whole group; only the supervisor knows the order in which to stop, and that
+    SIGHUP means a new certificate.
     Where there is no prctl, end of file on the leash does it alone.
     """
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)

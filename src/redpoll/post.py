@@ -29,15 +29,23 @@ _HEALTHY_AFTER_S = 10.0
 
 class Post:
     """One place. `start` fills it, at first and again; `listening` and `leash` are None where it has no such.
+    `tls` is a second listening socket, for TLS.
 
     `k` and `ready` are of the present process, `quick_deaths` counts those in a row that lived less than 10
     s.
     """
 
-    def __init__(self, name: str, start: Callable[[], None], listening: socket.socket | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        start: Callable[[], None],
+        listening: socket.socket | None = None,
+        tls: socket.socket | None = None,
+    ) -> None:
         self.name = name
         self.start = start
         self.listening = listening
+        self.tls = tls
         self.leash: Leash | None = None
         self.k = 0
         self.ready = False
@@ -69,6 +77,16 @@ class Post:
         """Sends its process a message; one that is gone misses nothing."""
         if self.leash is not None:
             self.leash.tell(message)
+
+    def listening_fds(self) -> tuple[int, ...]:
+        """What each process here inherits."""
+        return tuple(each.fileno() for each in (self.listening, self.tls) if each is not None)
+
+    def stop_listening(self) -> None:
+        """Closes our copies; the place can't be filled again."""
+        for each in (self.listening, self.tls):
+            if each is not None:
+                each.close()
 
     def take_exit_code(self) -> int | None:
         """The exit code (negative: the signal) of a process that ended since the last look, else None."""

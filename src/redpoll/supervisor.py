@@ -16,13 +16,15 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
+import msgspec
 import structlog
 
-from redpoll import datafolder, embedded
+from redpoll import certificate, datafolder, embedded
 from redpoll.config import Settings
 from redpoll.leash import Leash, Start
 from redpoll.post import Post
@@ -44,6 +46,8 @@ _SIGN_OFF_WITHIN_S = 2.0
 _CONTROL_ENDS_WITHIN_S = 10.0
 _REDIS_ENDS_WITHIN_S = 10.0
 _MAX_SOCKET_PATH_BYTES = 107
+# In the data folder, which is private: what workers serve TLS with.
+_PAIR_NAME = "tls.pem"
 
 
 class StartError(Exception):
@@ -67,6 +71,16 @@ def serve(settings: Settings, command_of: Callable[[str, int, int], list[str]] |
         public = listen(settings.host, settings.port, count=settings.workers)
         for each in public:
             stack.enter_context(each)
+        tls: list[socket.socket] = []
+        if settings.tls_port is not None:
+            tls = listen(settings.host, settings.tls_port, count=settings.workers)
+            for each in tls:
+                stack.enter_context(each)
+            try:
+                _take_pair(settings, folder)
+            except certificate.PairError as error:
+                raise StartError(f"TLS can't be served: {error}") from error
+            stack.callback((folder / _PAIR_NAME).unlink, missing_ok=True)
         control = stack.enter_context(listen(settings.control_host, settings.control_port)[0])
         run_dir = Path(tempfile.mkdtemp(prefix="redpoll-"))
         stack.callback(shutil.rmtree, run_dir, ignore_errors=True)
@@ -74,10 +88,15 @@ def serve(settings: Settings, command_of: Callable[[str, int, int], list[str]] |
 
         async def run() -> int:
             return await Supervisor(
-                settings, folder, run_dir, public, control, redis_binary, command_of or child_command
+                settings, folder, run_dir, public, tls, control, redis_binary, command_of or child_command
             ).run()
 
         return asyncio.run(run())
+
+
+def _take_pair(settings: Settings, folder: Path) -> None:
+    """Puts the operator's certificate and key where the workers read them. Raises certificate.PairError."""
+    certificate.keep(certificate.read_pair(settings.tls_cert, settings.tls_key), folder / _PAIR_NAME)
 
 
 def listen(host: str, port: int, count: int = 1) -> list[socket.socket]:
@@ -131,8 +150,8 @@ def child_command(role: str, number: int, leash_fd: int) -> list[str]:
 class Supervisor:
     """The tree of processes. `run()` returns the exit code: 0, 1 for a failed start, 130 for a second Ctrl-C.
 
-    `public` has one listening socket for each worker; `redis_binary` is None where `settings.redis_url` says
-    where Redis is. Make it inside the running loop.
+    `public` has one listening socket for each worker, and `tls` as many, or none where TLS is off;
+    `redis_binary` is None where `settings.redis_url` says where Redis is. Make it inside the running loop.
     """
 
     def __init__(
@@ -141,11 +160,16 @@ class Supervisor:
         folder: Path,
         run_dir: Path,
         public: list[socket.socket],
+        tls: list[socket.socket],
         control: socket.socket,
         redis_binary: Path | None,
         command_of: Callable[[str, int, int], list[str]],
     ) -> None:
         self._settings = settings
+        self._children_settings = settings
+        if tls:
+            pair = str(folder / _PAIR_NAME)
+            self._children_settings = msgspec.structs.replace(settings, tls_cert=pair, tls_key=pair)
         self._folder = folder
         self._run_dir = run_dir
         self._redis_binary = redis_binary
@@ -158,16 +182,20 @@ class Supervisor:
         self._k = 0
         self._alive: set[int] = set()
         self._announced = False
+        self._directory_version: int | None = None
         self._created_app: dict[str, Any] | None = None
         self._stop_asked = asyncio.Event()
         self._failure: str | None = None
         self._interrupts = 0
+        self._ends_with_terminal = False
         self._redis = Post("redis", self._start_redis)
         self._control = Post("control", self._start_control, control)
-        self._workers = [self._worker_post(number, each) for number, each in enumerate(public)]
+        self._workers = [
+            self._worker_post(number, *each) for number, each in enumerate(zip_longest(public, tls, fillvalue=None))
+        ]
 
-    def _worker_post(self, number: int, listening: socket.socket) -> Post:
-        post = Post(f"worker {number}", lambda: self._start_worker(post, number), listening)
+    def _worker_post(self, number: int, listening: socket.socket | None, tls: socket.socket | None) -> Post:
+        post = Post(f"worker {number}", lambda: self._start_worker(post, number), listening, tls)
         return post
 
     async def run(self) -> int:
@@ -175,6 +203,9 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGCHLD, self._look_for_ended)
         loop.add_signal_handler(signal.SIGTERM, self._stop_asked.set)
         loop.add_signal_handler(signal.SIGINT, self._interrupted)
+        # Started by nohup, it outlives its terminal.
+        self._ends_with_terminal = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and _has_terminal()
+        loop.add_signal_handler(signal.SIGHUP, self._hung_up)
         log.info("starting", run=self._run, workers=len(self._workers), data_dir=str(self._folder))
         starting = asyncio.create_task(self._start())
         starting.add_done_callback(self._start_done)
@@ -221,14 +252,15 @@ class Supervisor:
         self._alive.add(self._k)
         self._tell_alive()
         self._start_child(post, "worker", number, self._k)
+        if self._directory_version is not None:
+            post.tell({"directory": self._directory_version})
 
     def _start_child(self, post: Post, role: Literal["worker", "control"], number: int, k: int) -> None:
         assert post.listening is not None
-        listen_fd = post.listening.fileno()
         ours, theirs = socket.socketpair()
         with theirs:
             command = self._command_of(role, number, theirs.fileno())
-            post.fill(command, pass_fds=(theirs.fileno(), listen_fd))
+            post.fill(command, pass_fds=(theirs.fileno(), *post.listening_fds()))
         post.leash = Leash(ours.detach())
         # End of file says no more than SIGCHLD does, and that is looked for in one place.
         post.leash.attach(asyncio.get_running_loop(), lambda message: self._told(post, message), lambda: None)
@@ -239,10 +271,11 @@ class Supervisor:
                 run=self._run,
                 k=k,
                 redis_url=self._redis_url,
-                listen_fd=listen_fd,
+                listen_fd=post.listening.fileno(),
+                tls_fd=post.tls.fileno() if post.tls is not None else None,
                 handover_path=str(self._run_dir / "handover.sock"),
                 data_dir=str(self._folder),
-                settings=self._settings,
+                settings=self._children_settings,
             )
         )
 
@@ -257,6 +290,12 @@ class Supervisor:
             self._announce()
         if message.get("listening") is False:
             post.doors_shut.set()
+        if "directory" in message:
+            # The version of the records: until Redis has it too, workers have nothing to judge a key by. What lies
+            # there may be of before a change that was made while no server ran.
+            self._directory_version = message["directory"]
+            for worker in self._workers:
+                worker.tell({"directory": self._directory_version})
         if "created_app" in message:
             self._created_app = message["created_app"]
         if "fatal" in message and not self._announced:
@@ -269,13 +308,16 @@ class Supervisor:
             return
         self._announced = True
         self._control.tell({"workers_ready": True})
-        public, control = _port(self._workers[0]), _port(self._control)
+        first = self._workers[0]
+        public, control = _port(first.listening), _port(self._control.listening)
+        tls = _port(first.tls) if first.tls is not None else None
         if self._created_app is not None:
             print("redpoll made an app for its first start (`redpoll app show ID` shows it again):\n")
-            print(how_to_use(self._created_app, self._settings.host, public))
+            print(how_to_use(self._created_app, self._settings.host, public, tls))
         public_url = f"http://{url_host(self._settings.host)}:{public}"
         control_url = f"http://{url_host(self._settings.control_host)}:{control}"
-        print(f"ready public={public_url} control={control_url}", flush=True)
+        tls_url = f" tls=https://{url_host(self._settings.host)}:{tls}" if tls is not None else ""
+        print(f"ready public={public_url} control={control_url}{tls_url}", flush=True)
         _notify_systemd("READY=1")
 
     # -- what children come to
@@ -323,6 +365,30 @@ class Supervisor:
         self._failure = why
         self._stop_asked.set()
 
+    # -- while it runs
+
+    def _hung_up(self) -> None:
+        """SIGHUP: somebody asks for the new certificate, or the terminal that we run in was closed."""
+        if self._ends_with_terminal and not _has_terminal():
+            # Nobody sees or stops us any more; nothing can be logged either. The children end with us.
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
+        self._reload()
+
+    def _reload(self) -> None:
+        """A new certificate for new handshakes. One that can't be served with changes nothing."""
+        if self._settings.tls_port is None:
+            log.info("nothing to read again: there is no tls_port")
+            return
+        try:
+            _take_pair(self._settings, self._folder)
+        except (certificate.PairError, OSError) as error:
+            log.error("certificate not taken, the one before stays", why=str(error))
+            return
+        for post in self._workers:
+            post.tell({"reload": True})
+        log.info("certificate taken", cert=self._settings.tls_cert)
+
     # -- stopping
 
     def _interrupted(self) -> None:
@@ -344,8 +410,7 @@ class Supervisor:
             await asyncio.wait_for(self._wait_doors_shut(), _DOORS_SHUT_WITHIN_S)
         for post in self._workers:
             # Ours are the last copies: with them the kernel refuses what still comes.
-            assert post.listening is not None
-            post.listening.close()
+            post.stop_listening()
             post.tell({"drain": True})
         await asyncio.gather(*(post.wait_vacant(grace_s + _SIGN_OFF_WITHIN_S) for post in self._workers))
         self._control.tell({"drain": True})
@@ -360,10 +425,18 @@ class Supervisor:
                 await post.doors_shut.wait()
 
 
-def _port(post: Post) -> int:
-    assert post.listening is not None
-    port: int = post.listening.getsockname()[1]
+def _port(listening: socket.socket | None) -> int:
+    assert listening is not None
+    port: int = listening.getsockname()[1]
     return port
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _notify_systemd(state: str) -> None:

@@ -44,7 +44,7 @@ VITE_REVERB_SCHEME=http
 pusher-js:
 
 new Pusher("{key}", {{
-  cluster: "mt1", wsHost: "{host}", wsPort: {port}, wssPort: {port},
+  cluster: "mt1", wsHost: "{host}", wsPort: {port}, wssPort: {tls_port},
   forceTLS: false, enabledTransports: ["ws", "wss"],
 }})
 
@@ -59,12 +59,21 @@ pusher.Pusher(app_id="{id}", key="{key}", secret="{secret}",
 """
 
 
-def how_to_use(app: Mapping[str, Any], host: str, port: int) -> str:
+def how_to_use(app: Mapping[str, Any], host: str, port: int, tls_port: int | None = None) -> str:
     """The block for an app `{id, key, secret, …}` of a server that listens at `host` and `port`.
+
+    Without a TLS port of its own, or one that nobody knows yet (0), it says `port`: whoever adds TLS says where.
 
     The cluster is a placeholder: pusher-js insists on one, the server ignores it (spec section 1).
     """
-    return _TEXT.format(id=app["id"], key=app["key"], secret=app["secret"], host=url_host(host), port=port)
+    return _TEXT.format(
+        id=app["id"],
+        key=app["key"],
+        secret=app["secret"],
+        host=url_host(host),
+        port=port,
+        tls_port=tls_port or port,
+    )
 
 
 def url_host(host: str) -> str:

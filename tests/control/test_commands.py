@@ -9,6 +9,8 @@ import pytest
 from redpoll.control import commands
 from redpoll.control.commands import CommandError
 from redpoll.control.records import Records
+from redpoll.protocol.apps import SETTINGS
+from redpoll.protocol.auth import token_hash
 from redpoll.store.store import Store, database_url
 
 
@@ -43,6 +45,57 @@ async def test_an_app_has_one_shape_everywhere(records):
     assert await commands.run(records, "app list", {}) == [made]
 
 
+async def test_settings_are_taken_as_text_and_shown_with_their_values(records):
+    made = await commands.run(records, "app create", {"name": "demo"})
+    args = {"id": made["id"], "settings": {"plan": "free", "allowed_origins": "a.example, *.b.example"}}
+    shown = await commands.run(records, "app set", args)
+    assert shown["id"] == made["id"]
+    assert list(shown["settings"]) == list(SETTINGS)
+    assert shown["settings"]["plan"] == records.apps[made["id"]].plan == "free"
+    assert records.apps[made["id"]].allowed_origins == ("a.example", "*.b.example")
+    assert await commands.run(records, "app set", {"id": made["id"], "settings": {}}) == shown
+
+
+async def test_one_wrong_setting_keeps_all_from_being_changed(records):
+    made = await commands.run(records, "app create", {"name": "demo"})
+    before = records.apps[made["id"]]
+    settings = {"plan": "free", "enabled": "perhaps", "colour": "red"}
+    with pytest.raises(CommandError) as caught:
+        await commands.run(records, "app set", {"id": made["id"], "settings": settings})
+    first, second = str(caught.value).splitlines()
+    assert "enabled" in first
+    assert "colour" in second
+    assert records.apps[made["id"]] is before
+
+
+async def test_keys_and_tokens_have_their_shapes(records, served):
+    app = await served("app create", {"name": "demo"})
+    added = await served("key add", {"app": app["id"], "key": None})
+    assert list(added) == ["key", "secret"]
+    assert await served("key list", {"app": app["id"]}) == [*app["keys"], added | {"enabled": True}]
+    disabled = await served("key disable", {"app": app["id"], "key": app["key"]})
+    assert disabled == app["keys"][0] | {"enabled": False}
+    args = {"app": app["id"], "name": "CI", "scopes": ["publish"], "lasts_s": 60}
+    token = await served("token create", args)
+    assert list(token) == ["id", "token", "name", "scopes", "expires_at"]
+    held = records.tokens[token_hash(token["token"])]
+    assert (token["id"], token["scopes"], token["expires_at"]) == (held.id, ["publish"], int(held.expires_at))
+    (listed,) = await served("token list", {"app": app["id"]})
+    assert listed == {
+        "id": held.id,
+        "name": "CI",
+        "prefix": token["token"][:8],
+        "scopes": ["publish"],
+        "created_at": int(held.created_at),
+        "expires_at": int(held.expires_at),
+        "last_used_at": None,
+        "revoked_at": None,
+    }
+    (revoked,) = await served("token revoke", {"ids": [held.id]})
+    assert revoked == listed | {"revoked_at": revoked["revoked_at"]}
+    assert records.tokens[held.hash].revoked_at is not None
+
+
 async def test_a_server_does_the_same_over_its_socket(records, served):
     made = await served("app create", {"name": "Büro"})
     assert made["name"] == "Büro"
@@ -53,6 +106,9 @@ async def test_a_server_does_the_same_over_its_socket(records, served):
 async def test_what_cannot_be_done_is_told_in_words(served):
     with pytest.raises(CommandError, match="there is no app with the id 5"):
         await served("app show", {"id": "5"})
+    for verb, more in (("key list", {}), ("key add", {"key": None}), ("key disable", {"key": "k"}), ("token list", {})):
+        with pytest.raises(CommandError, match="there is no app with the id 5"):
+            await served(verb, {"app": "5", **more})
     with pytest.raises(CommandError, match="1 to 200 printable characters"):
         await served("app create", {"name": ""})
     with pytest.raises(CommandError, match="knows no command 'app destroy'"):

@@ -58,6 +58,24 @@ async def test_given_keys_are_removed_and_made_ones_stay(store):
     assert [key.key for key in (await read(store))["7"].keys] == ["aa", "bb", "g2"]
 
 
+async def test_settings_are_written_anew_and_keys_stay(store):
+    changed = App(id="7", name="other", keys=(), plan="free", user_authentication_timeout_s=1.5)
+    async with store.change() as connection:
+        await app_rows.add(connection, APP)
+        await app_rows.set_settings(connection, changed)
+    found = (await read(store))["7"]
+    assert found == App(id="7", name=APP.name, keys=KEYS, plan="free", user_authentication_timeout_s=1.5)
+
+
+async def test_a_key_is_disabled_and_enabled_in_its_place(store):
+    async with store.change() as connection:
+        await app_rows.add(connection, APP)
+        await app_rows.enable_key(connection, "aa", False)
+        await app_rows.enable_key(connection, "bb", True)
+    keys = (await read(store))["7"].keys
+    assert [(key.key, key.enabled) for key in keys] == [("aa", False), ("bb", True)]
+
+
 async def test_a_secret_can_be_replaced(store):
     async with store.change() as connection:
         await app_rows.add(connection, APP)

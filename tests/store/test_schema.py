@@ -3,7 +3,7 @@
 import pytest
 import sqlalchemy as sa
 
-from redpoll.store.schema import apps, keys
+from redpoll.store.schema import apps, daily, keys, tokens
 from redpoll.store.store import Store, database_url
 
 
@@ -34,3 +34,24 @@ async def test_a_key_has_an_app_and_goes_with_it(store):
         await connection.execute(key())
         await connection.execute(sa.delete(apps))
         assert (await connection.execute(sa.select(keys))).all() == []
+
+
+def token(**more) -> sa.Insert:
+    values = {"id": "t", "app_id": "1", "name": "n", "hash": "h", "prefix": "rp_", "scopes": "[]", "created_at": 1.0}
+    return sa.insert(tokens).values({**values, **more})
+
+
+async def test_two_tokens_never_have_one_hash(store):
+    async with store.change() as connection:
+        await connection.execute(token())
+        with pytest.raises(sa.exc.IntegrityError):
+            await connection.execute(token(id="u"))
+
+
+async def test_tokens_and_counters_go_with_their_app(store):
+    async with store.change() as connection:
+        await connection.execute(token())
+        await connection.execute(sa.insert(daily).values(app_id="1", day="20261121", used=1))
+        await connection.execute(sa.delete(apps))
+        for table in (tokens, daily):
+            assert (await connection.execute(sa.select(table))).all() == []

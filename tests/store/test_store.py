@@ -9,6 +9,8 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
+from redpoll.store import apps as app_rows
+from redpoll.store import tokens as token_rows
 from redpoll.store.schema import meta, metadata
 from redpoll.store.store import Store, StoreError, database_url, directory_version, raise_directory_version
 
@@ -67,6 +69,24 @@ async def test_a_change_that_fails_leaves_nothing(store):
         await fail_half_way()
     async with store.reading() as connection:
         assert (await connection.execute(sa.select(meta).where(meta.c.name == "x"))).first() is None
+
+
+async def test_a_store_of_the_first_version_keeps_what_is_in_it(store, tmp_path):
+    await store.close()
+    with sqlite3.connect(tmp_path / "redpoll.sqlite") as connection:
+        # As migration 0001 left it.
+        connection.executescript(
+            "DROP TABLE tokens; DROP TABLE daily; UPDATE alembic_version SET version_num = '0001';"
+            "INSERT INTO apps VALUES ('7', 'old', '{}');"
+            "INSERT INTO keys (key, secret, app_id, enabled, given) VALUES ('k', 's', '7', 1, 0);"
+        )
+    connection.close()
+    again = await Store.open(database_url(tmp_path))
+    async with again.reading() as connection:
+        (app,) = (await app_rows.every(connection)).values()
+        assert (app.id, app.name, app.secret_of("k")) == ("7", "old", "s")
+        assert await token_rows.every(connection) == {}
+    await again.close()
 
 
 async def test_a_store_of_a_newer_redpoll_is_refused_in_words(store, tmp_path):

@@ -17,7 +17,8 @@ import msgspec
 import structlog
 
 from redpoll.control.records import RecordError, Records
-from redpoll.protocol.apps import App
+from redpoll.protocol.apps import SETTINGS, App, Key, parse_setting
+from redpoll.protocol.tokens import Token
 
 __all__ = ["COMMANDS", "CommandError", "app_shape", "ask", "run", "serve_commands", "socket_path"]
 
@@ -44,8 +45,38 @@ def app_shape(app: App) -> dict[str, Any]:
         "name": app.name,
         "key": signing.key if signing else None,
         "secret": signing.secret if signing else None,
-        "keys": [{"key": key.key, "secret": key.secret, "enabled": key.enabled} for key in app.keys],
+        "keys": [key_shape(key) for key in app.keys],
     }
+
+
+def key_shape(key: Key) -> dict[str, Any]:
+    return {"key": key.key, "secret": key.secret, "enabled": key.enabled}
+
+
+def settings_shape(app: App) -> dict[str, Any]:
+    """Every setting of an app that `app set` may change, with its value."""
+    return {"id": app.id, "settings": {name: getattr(app, name) for name in SETTINGS}}
+
+
+def token_shape(token: Token) -> dict[str, Any]:
+    """A token as commands print it after its making: without the plain form, which nobody has kept.
+
+    Times are Unix seconds; null: never.
+    """
+    return {
+        "id": token.id,
+        "name": token.name,
+        "prefix": token.prefix,
+        "scopes": token.scopes,
+        "created_at": _whole(token.created_at),
+        "expires_at": _whole(token.expires_at),
+        "last_used_at": _whole(token.last_used_at),
+        "revoked_at": _whole(token.revoked_at),
+    }
+
+
+def _whole(at_s: float | None) -> int | None:
+    return None if at_s is None else int(at_s)
 
 
 async def _app_create(records: Records, args: dict[str, Any]) -> Any:
@@ -57,16 +88,71 @@ async def _app_list(records: Records, _args: dict[str, Any]) -> Any:
 
 
 async def _app_show(records: Records, args: dict[str, Any]) -> Any:
-    app = records.apps.get(args["id"])
+    return app_shape(_app(records, args["id"]))
+
+
+async def _app_set(records: Records, args: dict[str, Any]) -> Any:
+    values, faults = {}, []
+    for name, text in args["settings"].items():
+        try:
+            values[name] = parse_setting(name, text)
+        except ValueError as error:
+            faults.append(str(error))
+    if faults:
+        raise CommandError("\n".join(faults))
+    return settings_shape(await records.set_app(args["id"], values))
+
+
+async def _key_add(records: Records, args: dict[str, Any]) -> Any:
+    made = await records.add_key(args["app"], args["key"])
+    return {"key": made.key, "secret": made.secret}
+
+
+async def _key_list(records: Records, args: dict[str, Any]) -> Any:
+    return app_shape(_app(records, args["app"]))["keys"]
+
+
+async def _key_disable(records: Records, args: dict[str, Any]) -> Any:
+    return key_shape(await records.disable_key(args["app"], args["key"]))
+
+
+async def _token_create(records: Records, args: dict[str, Any]) -> Any:
+    token, plain = await records.create_token(args["app"], args["name"], args["scopes"], args["lasts_s"])
+    return {
+        "id": token.id,
+        "token": plain,
+        "name": token.name,
+        "scopes": token.scopes,
+        "expires_at": _whole(token.expires_at),
+    }
+
+
+async def _token_list(records: Records, args: dict[str, Any]) -> Any:
+    return [token_shape(token) for token in records.tokens_of(args["app"])]
+
+
+async def _token_revoke(records: Records, args: dict[str, Any]) -> Any:
+    return [token_shape(token) for token in await records.revoke_tokens(args["ids"])]
+
+
+def _app(records: Records, app_id: str) -> App:
+    app = records.apps.get(app_id)
     if app is None:
-        raise CommandError(f"there is no app with the id {args['id']}")
-    return app_shape(app)
+        raise CommandError(f"there is no app with the id {app_id}")
+    return app
 
 
 COMMANDS: dict[str, Callable[[Records, dict[str, Any]], Awaitable[Any]]] = {
     "app create": _app_create,  # {name} -> app
     "app list": _app_list,  # {} -> [app]
     "app show": _app_show,  # {id} -> app
+    "app set": _app_set,  # {id, settings: {name: text}} -> {id, settings: {name: value}}, all of them
+    "key add": _key_add,  # {app, key or null} -> {key, secret}
+    "key list": _key_list,  # {app} -> [key]
+    "key disable": _key_disable,  # {app, key} -> key
+    "token create": _token_create,  # {app, name, scopes, lasts_s or null} -> {id, token, name, scopes, expires_at}
+    "token list": _token_list,  # {app} -> [token]
+    "token revoke": _token_revoke,  # {ids} -> [token]
 }
 
 

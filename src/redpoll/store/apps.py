@@ -1,5 +1,6 @@
 """App records in the store: rows in, `App` out. Who may change what, and when, is control/records.py's."""
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -9,7 +10,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from redpoll.protocol.apps import App, Key
 from redpoll.store.schema import apps, keys
 
-__all__ = ["add", "add_key", "every", "one", "remove_given_keys", "set_secret"]
+__all__ = [
+    "add",
+    "add_key",
+    "enable_key",
+    "every",
+    "one",
+    "remove_given_keys",
+    "remove_keys",
+    "set_secret",
+    "set_settings",
+]
 
 # The fields that have a column or a table of their own; all others live in the column `settings`.
 _OWN_PLACE = {"id", "name", "keys"}
@@ -40,11 +51,20 @@ def _app(row: Any, held: list[Key]) -> App:
 
 async def add(connection: AsyncConnection, app: App, *, given: bool = False) -> None:
     """Writes a new app with its keys. `given`: they came with the settings REDPOLL_APP_…."""
-    settings = {name: value for name, value in msgspec.to_builtins(app).items() if name not in _OWN_PLACE}
-    values = {"id": app.id, "name": app.name, "settings": msgspec.json.encode(settings).decode()}
+    values = {"id": app.id, "name": app.name, "settings": _settings_text(app)}
     await connection.execute(sa.insert(apps).values(values))
     for key in app.keys:
         await add_key(connection, app.id, key, given=given)
+
+
+def _settings_text(app: App) -> str:
+    settings = {name: value for name, value in msgspec.to_builtins(app).items() if name not in _OWN_PLACE}
+    return msgspec.json.encode(settings).decode()
+
+
+async def set_settings(connection: AsyncConnection, app: App) -> None:
+    """Writes everything of the app that has no place of its own, anew."""
+    await connection.execute(sa.update(apps).where(apps.c.id == app.id).values(settings=_settings_text(app)))
 
 
 async def add_key(connection: AsyncConnection, app_id: str, key: Key, *, given: bool) -> None:
@@ -55,6 +75,14 @@ async def add_key(connection: AsyncConnection, app_id: str, key: Key, *, given: 
 
 async def set_secret(connection: AsyncConnection, key: str, secret: str) -> None:
     await connection.execute(sa.update(keys).where(keys.c.key == key).values(secret=secret))
+
+
+async def enable_key(connection: AsyncConnection, key: str, enabled: bool) -> None:
+    await connection.execute(sa.update(keys).where(keys.c.key == key).values(enabled=enabled))
+
+
+async def remove_keys(connection: AsyncConnection, names: Collection[str]) -> None:
+    await connection.execute(sa.delete(keys).where(keys.c.key.in_(names)))
 
 
 async def remove_given_keys(connection: AsyncConnection, app_id: str, but: str) -> int:

@@ -1,0 +1,60 @@
+"""The copies of the daily counters: they never go down."""
+
+import pytest
+
+from redpoll.protocol.apps import App
+from redpoll.store import apps as app_rows
+from redpoll.store import daily
+from redpoll.store.store import Store, database_url
+
+
+@pytest.fixture
+async def store(tmp_path):
+    opened = await Store.open(database_url(tmp_path))
+    async with opened.change() as connection:
+        for app_id in ("7", "8"):
+            await app_rows.add(connection, App(id=app_id, name="x", keys=()))
+    yield opened
+    await opened.close()
+
+
+async def put(store: Store, day: str, **used: int) -> None:
+    async with store.change() as connection:
+        await daily.put(connection, day, {name.removeprefix("app"): count for name, count in used.items()})
+
+
+async def read(store: Store, day: str) -> dict[str, int]:
+    async with store.reading() as connection:
+        return await daily.read(connection, day)
+
+
+async def test_each_app_has_a_counter_for_each_day(store):
+    await put(store, "20261120", app7=5)
+    await put(store, "20261121", app7=1, app8=2)
+    assert await read(store, "20261120") == {"7": 5}
+    assert await read(store, "20261121") == {"7": 1, "8": 2}
+    assert await read(store, "20261122") == {}
+
+
+async def test_the_greater_number_stands(store):
+    await put(store, "20261121", app7=10, app8=10)
+    await put(store, "20261121", app7=9, app8=11)
+    assert await read(store, "20261121") == {"7": 10, "8": 11}
+
+
+async def test_a_count_beyond_32_bits_is_kept(store):
+    await put(store, "20261121", app7=1 << 40)
+    assert await read(store, "20261121") == {"7": 1 << 40}
+
+
+async def test_nothing_to_write_is_fine(store):
+    await put(store, "20261121")
+    assert await read(store, "20261121") == {}
+
+
+async def test_old_days_are_forgotten(store):
+    for day in ("20251231", "20261120", "20261121"):
+        await put(store, day, app7=1)
+    async with store.change() as connection:
+        await daily.forget_before(connection, "20261120")
+    assert [bool(await read(store, day)) for day in ("20251231", "20261120", "20261121")] == [False, True, True]

@@ -1,0 +1,86 @@
+"""Whose word on a client's address and scheme is taken."""
+
+import pytest
+
+from redpoll.proxies import NOBODY, TrustedProxies, plain_address
+
+OURS = TrustedProxies(["10.0.0.0/8", "192.0.2.7", "2001:db8:1::/48"])
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "client"),
+    [
+        # Nobody in front, or somebody who isn't ours: what they say counts for nothing.
+        ("203.0.113.9", [], "203.0.113.9"),
+        ("203.0.113.9", ["198.51.100.1"], "203.0.113.9"),
+        ("10.1.1.1", [], "10.1.1.1"),
+        ("10.1.1.1", ["198.51.100.1"], "198.51.100.1"),
+        # The client wrote the left one itself.
+        ("10.1.1.1", ["1.2.3.4, 198.51.100.1"], "198.51.100.1"),
+        ("10.1.1.1", ["1.2.3.4", "198.51.100.1"], "198.51.100.1"),
+        # Proxy behind proxy.
+        ("10.1.1.1", ["1.2.3.4, 198.51.100.1, 192.0.2.7"], "198.51.100.1"),
+        ("10.1.1.1", ["1.2.3.4, 198.51.100.1", "2001:db8:1::9,10.2.2.2"], "198.51.100.1"),
+        # All of them ours: the leftmost.
+        ("10.1.1.1", ["10.3.3.3, 10.2.2.2"], "10.3.3.3"),
+        # As some write it.
+        ("10.1.1.1", ["198.51.100.1:4711"], "198.51.100.1"),
+        ("10.1.1.1", ["[2001:db8:2::1]:4711"], "2001:db8:2::1"),
+        ("10.1.1.1", ["2001:DB8:2:0:0:0:0:1"], "2001:db8:2::1"),
+        ("10.1.1.1", ["::ffff:198.51.100.1"], "198.51.100.1"),
+        # No address: whoever wrote it is as far as we know.
+        ("10.1.1.1", ["unknown"], "10.1.1.1"),
+        ("10.1.1.1", ["198.51.100.1, unknown, 10.2.2.2"], "10.2.2.2"),
+        ("10.1.1.1", [""], "10.1.1.1"),
+        ("10.1.1.1", ["198.51.100.1,"], "10.1.1.1"),
+        ("10.1.1.1", ["198.51.100.1 10.2.2.2"], "10.1.1.1"),
+        # A socket of ours that listens on `::`.
+        ("::ffff:10.1.1.1", ["198.51.100.1"], "198.51.100.1"),
+    ],
+)
+def test_the_client_is_the_rightmost_that_is_not_ours(peer, forwarded, client):
+    assert OURS.client_of(peer, forwarded) == client
+
+
+def test_without_proxies_nobody_is_believed():
+    assert not NOBODY
+    assert NOBODY.client_of("10.1.1.1", ["198.51.100.1"]) == "10.1.1.1"
+    assert not NOBODY.is_secure("10.1.1.1", "https", False)
+    assert not NOBODY.trusts("10.1.1.1")
+
+
+def test_a_header_of_a_thousand_addresses_costs_as_little_as_one_of_32():
+    forwarded = ["198.51.100.1" + ",10.2.2.2" * 1000]
+    assert OURS.client_of("10.1.1.1", forwarded) == "10.2.2.2"
+
+
+@pytest.mark.parametrize(
+    ("peer", "proto", "connection_is_tls", "secure"),
+    [
+        ("203.0.113.9", "https", False, False),
+        ("203.0.113.9", "http", True, True),
+        ("10.1.1.1", None, False, False),
+        ("10.1.1.1", None, True, True),
+        ("10.1.1.1", "https", False, True),
+        ("10.1.1.1", "WSS", False, True),
+        ("10.1.1.1", "http", True, False),
+        # The client's hop is the leftmost: a later one in the clear is the operator's affair.
+        ("10.1.1.1", "https, http", False, True),
+        ("10.1.1.1", "http, https", False, False),
+        ("10.1.1.1", "gopher", False, False),
+    ],
+)
+def test_the_scheme_is_the_trusted_proxys(peer, proto, connection_is_tls, secure):
+    assert OURS.is_secure(peer, proto, connection_is_tls) is secure
+
+
+def test_what_is_no_network_is_refused():
+    with pytest.raises(ValueError, match="/99"):
+        TrustedProxies(["10.0.0.0/99"])
+
+
+def test_an_ipv4_client_of_an_ipv6_socket_has_its_own_address():
+    assert plain_address("::ffff:192.0.2.1") == "192.0.2.1"
+    assert plain_address("::FFFF:192.0.2.1") == "192.0.2.1"
+    assert plain_address("2001:db8::1") == "2001:db8::1"
+    assert not OURS.trusts("no address at all")
