@@ -443,6 +443,22 @@ cdef class WebSocket(Sink):
         transport.abort()
         return descriptor, received
 
+    def give_transport(self) -> tuple:
+        """As detach(), where there is no descriptor to give (TLS): `(transport, bytes)`, all received so far.
+
+        The caller sets a protocol of its own on the transport at once. gone() is not called: nothing has gone.
+        """
+        if self.state != STATE_HEAD or self.transport is None or self.unfinished == NULL:
+            raise RuntimeError("nothing to hand over")
+        received = PyBytes_FromStringAndSize(<const char*> self.unfinished.data, self.unfinished.size)
+        transport = self.transport
+        self.state = STATE_HANDED
+        self.listening = False
+        self.told = True
+        self.drop_part()
+        self.detach_transport()
+        return transport, received
+
     def send(self, bytes frame not None) -> bool:
         """Note a frame for this client alone; False where it takes no more (closing, or not yet open)."""
         return self.state == STATE_OPEN and self.note(frame, False) == 1
@@ -487,6 +503,11 @@ cdef class WebSocket(Sink):
             return None
         address = self.transport.get_extra_info("peername")
         return tuple(address[:2]) if isinstance(address, (tuple, list)) else None
+
+    @property
+    def has_descriptor(self) -> bool:
+        """Whether detach() can give it away; a TLS connection is more than its descriptor."""
+        return self.fd >= 0
 
     @property
     def buffered(self) -> int:

@@ -122,7 +122,7 @@ cdef class Flusher:
     cdef int write_now(self, Sink sink) except -1
     cdef int write_owed(self, Sink sink) except -1
     cdef int write_through_transport(self, Sink sink, Chain* chain, bint urgent) except -1
-    cdef int keep_rest(self, Sink sink, Chain* chain, bint urgent, size_t sent) except -1
+    cdef int keep_rest(self, Sink sink, Chain* chain, bint urgent, size_t sent, bint unsent) except -1
     cdef int hand(self, Sink sink, bytes data) except -1
     cdef char* join(self, Chain* chain) except NULL
 

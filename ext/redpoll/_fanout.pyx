@@ -48,6 +48,9 @@ cdef enum:
     SINKS_PER_LOOK = 32
     # Scratch above this is given back at the end of a flush.
     KEPT_SCRATCH_BYTES = 262144
+    # A transport that alone may touch the socket is handed this much at a time (a frame more, to be exact): it
+    # says that it is full only after it has taken whatever it was given.
+    TRANSPORT_WRITE_BYTES = 65536
     FIRST_SEATS = 4
 
 cdef Live alive
@@ -236,7 +239,10 @@ cdef class Sink(Timed):
         sock = transport.get_extra_info("socket")
         self.transport = transport
         self.writable = True
-        if sock is not None and transport.get_extra_info("sslcontext") is None:
+        if transport.get_extra_info("sslcontext") is not None:
+            # Paused as soon as the encrypted bytes find the socket full (uvloop pauses at `high`, so 1 and not 0).
+            transport.set_write_buffer_limits(1, 0)
+        elif sock is not None:
             self.fd = sock.fileno()
             # Resume fires when the transport's buffer is empty: from then on send(2) is in order again.
             transport.set_write_buffer_limits(0, 0)
@@ -667,9 +673,9 @@ cdef class Flusher:
             elif sent >= 0:
                 self.writes += 1
                 self.bytes_written += sent
-                self.keep_rest(sink, chain, urgent, sent)
+                self.keep_rest(sink, chain, urgent, sent, False)
             elif errno == EAGAIN or errno == ENOBUFS or errno == ENOMEM:
-                self.keep_rest(sink, chain, urgent, 0)
+                self.keep_rest(sink, chain, urgent, 0, False)
             elif errno != EINTR:
                 self.sinks_closed_on_error += 1
                 sink.broke()
@@ -682,8 +688,11 @@ cdef class Flusher:
         return 0
 
     cdef int write_through_transport(self, Sink sink, Chain* chain, bint urgent) except -1:
-        """All of `chain` in one write of a transport that alone may touch the socket (TLS)."""
+        """The frames of `chain` in one write of a transport that alone may touch the socket (TLS); of a long chain
+        the first of them, and the rest stay ours: what the transport holds can't be dropped any more."""
         cdef bytes data
+        if chain.size > TRANSPORT_WRITE_BYTES and chain.frames > 1:
+            return self.keep_rest(sink, chain, urgent, TRANSPORT_WRITE_BYTES, True)
         if chain.frames == 1:
             data = <bytes> chain.frame
         else:
@@ -696,9 +705,10 @@ cdef class Flusher:
         release(chain, 1)
         return self.hand(sink, data)
 
-    cdef int keep_rest(self, Sink sink, Chain* chain, bint urgent, size_t sent) except -1:
+    cdef int keep_rest(self, Sink sink, Chain* chain, bint urgent, size_t sent, bint unsent) except -1:
         """The kernel took `sent` bytes of `chain`: the rest of the frame in which it stopped goes to the
-        transport, which waits for room; the frames behind that stay ours, as references."""
+        transport, which waits for room; the frames behind that stay ours, as references. `unsent`: it took none,
+        and the transport is handed what lies before, too."""
         cdef:
             Chain** links
             Chain* link = chain
@@ -707,6 +717,7 @@ cdef class Flusher:
             uint32_t i = chain.frames
             uint32_t j
             bytes started
+            list handed = []
         links = <Chain**> PyMem_Malloc(chain.frames * sizeof(Chain*))
         if links == NULL:
             raise MemoryError()
@@ -717,6 +728,8 @@ cdef class Flusher:
                 link = link.before
             while sent >= <size_t> PyBytes_GET_SIZE(<bytes> links[i].frame):
                 sent -= PyBytes_GET_SIZE(<bytes> links[i].frame)
+                if unsent:
+                    handed.append(<bytes> links[i].frame)
                 i += 1
             self.frames_written += i + 1
             started = <bytes> links[i].frame
@@ -736,6 +749,9 @@ cdef class Flusher:
         else:
             sink.owed = rest
         release(chain, 1)
+        if unsent:
+            handed.append(started)
+            return self.hand(sink, b"".join(handed))
         return self.hand(sink, started[sent:] if sent else started)
 
     cdef int hand(self, Sink sink, bytes data) except -1:

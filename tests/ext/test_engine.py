@@ -922,3 +922,40 @@ def test_upgrades_that_are_accepted(head, old, new):
 def test_any_bytes_are_parsed_or_refused(data):
     with contextlib.suppress(ValueError):
         parse_head(data)
+
+
+def test_a_connection_without_a_descriptor_gives_its_transport_away(recorder, fake_transport, flusher, head):
+    given = []
+    ws, transport = recorder(flusher), fake_transport()
+    ws.on["head"] = lambda _head: given.append(ws.give_transport())
+    ws.connection_made(transport)
+    assert not ws.has_descriptor
+    ws.hear(head + b"behind")
+    assert given == [(transport, head + b"behind")]
+    assert ws.state == HANDED
+    assert not transport.aborted
+    assert not ws.send(b"frame")
+    ws.abort()
+    assert not transport.aborted
+    with pytest.raises(RuntimeError):
+        ws.give_transport()
+    # Nothing has gone: somebody else has it now.
+    ws.connection_lost(None)
+    assert ws.heard == []
+
+
+def test_before_its_head_is_whole_no_transport_is_given_away(recorder, fake_transport, flusher):
+    ws, transport = recorder(flusher), fake_transport()
+    ws.connection_made(transport)
+    with pytest.raises(RuntimeError):
+        ws.give_transport()
+    ws.connection_lost(None)
+
+
+async def test_a_plain_connection_has_a_descriptor(served):
+    seen = []
+    served.prepare = lambda ws: ws.on.update(head=lambda _head: seen.append(ws.has_descriptor) or ws.abort())
+    client = await served.client(upgrade=False)
+    await asyncio.get_running_loop().sock_sendall(client, b"GET / HTTP/1.1\r\n\r\n")
+    await served.read_to_end(client)
+    assert seen == [True]

@@ -417,3 +417,85 @@ async def test_a_broken_pipe_is_counted_and_kept_to_its_sink():
     assert sink.send(b"y") is False
     await asyncio.sleep(0)
     await asyncio.sleep(0)
+
+
+class TlsTransport:
+    """A transport that has a descriptor which is not for others, as uvloop's of TLS; full behind `room` bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.writes = []
+        self.room = room
+        self.limits = None
+        self.sink = None
+
+    def get_extra_info(self, name, default=None):
+        return {"sslcontext": self, "socket": self}.get(name, default)
+
+    def set_write_buffer_limits(self, high, low) -> None:
+        self.limits = (high, low)
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+        if sum(map(len, self.writes)) > self.room:
+            self.sink.pause_writing()
+
+    def abort(self) -> None:
+        self.writes.clear()
+
+
+def tls_sink(flusher, room=1 << 30):
+    sink, transport = Sink(flusher), TlsTransport(room)
+    transport.sink = sink
+    sink.attach_to(transport)
+    return sink, transport
+
+
+def test_a_transport_with_tls_is_written_through_in_order_and_in_pieces():
+    flusher = Flusher(lambda: None)
+    sink, transport = tls_sink(flusher)
+    # Paused as soon as there is a byte that the socket didn't take.
+    assert transport.limits == (1, 0)
+    frames = [bytes([number]) * (1000 * number) for number in range(1, 30)]
+    for frame in frames:
+        sink.send(frame)
+    while flusher.flush():
+        pass
+    assert b"".join(transport.writes) == b"".join(frames)
+    assert max(map(len, transport.writes)) < 65_536 + 30_000
+    assert len(transport.writes) < 12
+    assert flusher.frames_written == len(frames)
+    assert flusher.bytes_written == sum(map(len, frames))
+    assert sink.bytes_owed == 0
+
+
+def test_what_a_full_tls_transport_has_not_taken_stays_ours_and_counts():
+    flusher = Flusher(lambda: None, 1_000_000)
+    sink, transport = tls_sink(flusher, room=0)
+    for _ in range(50):
+        sink.send(b"x" * 10_000)
+    flusher.flush()
+    (handed,) = transport.writes
+    assert 65_536 <= len(handed) <= 75_536
+    # What it was handed is owed still: it has said that it is full.
+    assert sink.bytes_owed == 500_000
+    while sink.send(b"x" * 10_000):
+        assert sink.bytes_owed <= 1_000_000
+    assert flusher.overruns == 0
+    flusher.flush()
+    assert flusher.overruns == 1
+
+
+def test_a_tls_transport_that_has_room_again_gets_the_rest():
+    flusher = Flusher(lambda: None)
+    sink, transport = tls_sink(flusher, room=100_000)
+    frames = [bytes([number]) * 10_000 for number in range(30)]
+    for frame in frames:
+        sink.send(frame)
+    sent = b""
+    for _ in range(30):
+        flusher.flush()
+        sent += b"".join(transport.writes)
+        transport.writes.clear()
+        sink.resume_writing()
+    assert sent == b"".join(frames)
+    assert sink.bytes_owed == 0

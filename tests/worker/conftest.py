@@ -8,6 +8,7 @@ import json
 import socket
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 import websockets
 
@@ -21,6 +22,8 @@ from redpoll.protocol.apps import App, Key
 from redpoll.worker.main import Worker
 
 APP = App(id="1", name="test", keys=(Key(key="278d425bdf160c739803", secret="7ad3773142a6692b25b8"),))
+
+OTHER = App(id="2", name="other", keys=(Key(key="aaaabbbbccccddddeeee", secret="ffff0000ffff0000ffff"),))
 
 
 def sign(app: App, text: str) -> str:
@@ -56,14 +59,33 @@ class Client:
         await self.ask(channel, member, app)
         return await self.until("pusher_internal:subscription_succeeded")
 
+    def sign(self, channel: str, app: App = APP) -> str:
+        """`auth` for a channel, without member data."""
+        return sign(app, f"{self.socket_id}:{channel}")
+
     async def ask(self, channel: str, member: dict | None = None, app: App = APP) -> None:
         data = {"channel": channel}
         if member is not None:
             data["channel_data"] = json.dumps(member)
             data["auth"] = sign(app, f"{self.socket_id}:{channel}:{data['channel_data']}")
-        elif channel.startswith("private-"):
-            data["auth"] = sign(app, f"{self.socket_id}:{channel}")
+        elif channel.startswith(("private-", "presence-")):
+            data["auth"] = self.sign(channel, app)
         await self.send("pusher:subscribe", data)
+
+    async def sign_in(self, user_id: str, app: App = APP, **more) -> dict:
+        """Sign in, `watchlist` and `user_info` as wanted, and return the success frame."""
+        user_data = json.dumps({"id": user_id, **more})
+        auth = sign(app, f"{self.socket_id}::user::{user_data}")
+        await self.send("pusher:signin", {"auth": auth, "user_data": user_data})
+        return await self.until("pusher:signin_success")
+
+    async def closed_with(self, timeout_s: float = 10.0) -> int:
+        """The code of the Close that comes; the error frame before it says the same."""
+        told = (await self.until("pusher:error", timeout_s))["data"]["code"]
+        with pytest.raises(websockets.ConnectionClosed) as closed:
+            await self.next(timeout_s)
+        assert closed.value.rcvd.code == told
+        return told
 
     async def nothing_more(self) -> None:
         """A ping is answered by its pong with no frame of another kind before it."""
@@ -81,11 +103,24 @@ class Bench:
         self.stack = stack
         self.workers: list[Worker] = []
         self.version = 0
+        self.app = APP
+        self.other = OTHER
 
     async def put(self, app_id: str, app: App | None) -> None:
         """Write one record to the directory, as the control plane does."""
         self.version += 1
         await self.directory.put(app_id, app, self.version)
+
+    async def publish(self, channel: str, event: str, data: str, skip: str | None = None) -> None:
+        """One event, as the HTTP API publishes it."""
+        await self.bus.publish_all(self.app, [(channel, event, data, skip, None)])
+
+    async def change(self, **settings) -> None:
+        """Change the app's record, and wait until every worker goes by it."""
+        self.app = msgspec.structs.replace(self.app, **settings)
+        await self.put("1", self.app)
+        for worker in self.workers:
+            await self.settled(worker, lambda worker=worker: worker.directory.by_id["1"] == self.app)
 
     async def start(self, **settings) -> Worker:
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
@@ -105,6 +140,8 @@ class Bench:
         )
         worker = Worker(start, Leash(theirs.detach()))
         worker.supervisor = ours
+        # As the supervisor does, who has it from control.
+        ours.sendall(json.dumps({"directory": self.version}).encode() + b"\n")
         self.workers.append(worker)
         task = asyncio.create_task(worker.run())
 
@@ -136,9 +173,9 @@ class Bench:
         self.stack.push_async_callback(connection.close)
         return Client(connection)
 
-    async def client(self, worker: Worker, **more) -> Client:
+    async def client(self, worker: Worker, app: App = APP, **more) -> Client:
         """A client that has been greeted."""
-        client = await self.open(worker, **more)
+        client = await self.open(worker, f"/app/{app.keys[0].key}?protocol=7&client=test&version=1", **more)
         established = await client.next()
         assert established["event"] == "pusher:connection_established", established
         client.socket_id = json.loads(established["data"])["socket_id"]
@@ -154,7 +191,7 @@ async def _bench(redis, tmp_path, stack: contextlib.AsyncExitStack) -> Bench:
     made.bus = Bus(link, Keys())
     made.directory = DirectoryWriter(link, Keys())
     made.version = 1
-    await made.directory.fill([APP], 1)
+    await made.directory.fill([APP, OTHER], 1)
     return made
 
 

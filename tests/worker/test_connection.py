@@ -75,7 +75,7 @@ async def test_a_client_that_does_not_read_is_closed_and_its_frames_are_let_go(b
     payload = "x" * 10_000
     sent = 0
     while worker.flusher.overruns == 0:
-        await bench.bus.publish_all("1", [("news", "n", payload, None, None)] * 10)
+        await bench.bus.publish_all(bench.app, [("news", "n", payload, None, None)] * 10)
         sent += 10
         assert sent < 5_000, "never closed"
         for _ in range(10):

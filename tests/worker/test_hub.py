@@ -6,6 +6,10 @@ import json
 import msgspec
 import pytest
 
+from redpoll.cluster.keys import Keys
+from redpoll.cluster.quota import Quota
+from redpoll.protocol.apps import DAILY_LIMITS, Key
+
 SUCCEEDED = "pusher_internal:subscription_succeeded"
 ADDED = "pusher_internal:member_added"
 REMOVED = "pusher_internal:member_removed"
@@ -15,17 +19,13 @@ def data_of(frame: dict) -> dict:
     return json.loads(frame["data"])
 
 
-async def publish(bench, channel: str, event: str, data: str, skip: str | None = None) -> None:
-    await bench.bus.publish_all("1", [(channel, event, data, skip, None)])
-
-
 class TestChannels:
     async def test_a_subscriber_hears_what_is_published_and_nobody_else_does(self, bench):
         worker = await bench.start()
         inside, outside = await bench.client(worker), await bench.client(worker)
         success = await inside.subscribe("news")
         assert success == {"event": SUCCEEDED, "channel": "news", "data": "{}"}
-        await publish(bench, "news", "headline", '{"n":1}')
+        await bench.publish("news", "headline", '{"n":1}')
         frame = await inside.next()
         assert frame == {"event": "headline", "channel": "news", "data": '{"n":1}'}
         await outside.nothing_more()
@@ -35,7 +35,7 @@ class TestChannels:
         client = await bench.client(worker)
         await client.subscribe("news")
         data = 'not JSON " \\ \u0000 \u001f \u2028 é 🎈 {"a": 1.0e0}'
-        await publish(bench, "news", "App\\Events\\Shipped", data)
+        await bench.publish("news", "App\\Events\\Shipped", data)
         frame = await client.next()
         assert frame["data"] == data
         assert frame["event"] == "App\\Events\\Shipped"
@@ -45,7 +45,7 @@ class TestChannels:
         sender, listener = await bench.client(other), await bench.client(one)
         await sender.subscribe("news")
         await listener.subscribe("news")
-        await publish(bench, "news", "said", "1", skip=sender.socket_id)
+        await bench.publish("news", "said", "1", skip=sender.socket_id)
         assert (await listener.next())["event"] == "said"
         await sender.nothing_more()
 
@@ -56,7 +56,7 @@ class TestChannels:
         await witness.subscribe("news")
         await client.send("pusher:unsubscribe", {"channel": "news"})
         await client.nothing_more()
-        await publish(bench, "news", "late", "1")
+        await bench.publish("news", "late", "1")
         await witness.until("late")
         await client.nothing_more()
 
@@ -65,7 +65,7 @@ class TestChannels:
         client = await bench.client(worker)
         await client.subscribe("news")
         await client.subscribe("news")
-        await publish(bench, "news", "once", "1")
+        await bench.publish("news", "once", "1")
         await client.until("once")
         await client.nothing_more()
 
@@ -78,7 +78,7 @@ class TestChannels:
         await client.subscribe("other")
         await bench.settled(worker, lambda: worker.hub.registry.held("1", "news") is None)
         await bench.settled(worker, lambda: not worker.hub.pending)
-        await publish(bench, "news", "ghost", "1")
+        await bench.publish("news", "ghost", "1")
         await client.nothing_more()
 
     async def test_events_of_one_call_arrive_in_order(self, bench):
@@ -86,7 +86,9 @@ class TestChannels:
         client = await bench.client(worker)
         await client.subscribe("news")
         for start in range(0, 500, 10):
-            await bench.bus.publish_all("1", [("news", "n", str(n), None, None) for n in range(start, start + 10)])
+            await bench.bus.publish_all(
+                bench.app, [("news", "n", str(n), None, None) for n in range(start, start + 10)]
+            )
         assert [int((await client.next())["data"]) for _ in range(500)] == list(range(500))
 
     async def test_a_closed_connection_is_nowhere_any_more(self, bench):
@@ -195,6 +197,139 @@ class TestClientEvents:
         await bench.settled(worker, lambda: worker.link.up)
 
 
+class TestCacheChannels:
+    async def test_a_late_subscriber_gets_the_last_event_behind_the_success(self, bench):
+        worker = await bench.start()
+        for n in range(3):
+            await bench.publish("cache-c", "state", f'{{"n":{n}}}')
+        client = await bench.client(worker)
+        success = await client.subscribe("cache-c")
+        assert success["event"] == SUCCEEDED
+        assert await client.next() == {"event": "state", "channel": "cache-c", "data": '{"n":2}'}
+        await client.nothing_more()
+
+    async def test_where_nothing_is_kept_it_is_a_miss(self, bench):
+        client = await bench.client(await bench.start())
+        for channel in ("cache-c", "private-cache-c"):
+            await client.subscribe(channel)
+            assert await client.next() == {"event": "pusher:cache_miss", "channel": channel, "data": "{}"}
+        await client.nothing_more()
+
+    async def test_the_excluded_socket_gets_it_when_it_comes_back(self, bench):
+        client = await bench.client(await bench.start())
+        await client.subscribe("cache-c")
+        await client.until("pusher:cache_miss")
+        await bench.publish("cache-c", "state", "1", skip=client.socket_id)
+        await client.nothing_more()
+        await client.send("pusher:unsubscribe", {"channel": "cache-c"})
+        await client.subscribe("cache-c")
+        assert (await client.next())["data"] == "1"
+
+    async def test_client_events_are_not_kept(self, bench):
+        worker = await bench.start()
+        sender, late = await bench.client(worker), await bench.client(worker)
+        await sender.subscribe("private-cache-c")
+        await sender.until("pusher:cache_miss")
+        await sender.send("client-x", "1", channel="private-cache-c")
+        await sender.nothing_more()
+        await late.subscribe("private-cache-c")
+        assert (await late.next())["event"] == "pusher:cache_miss"
+
+    async def test_presence_members_come_with_it(self, bench):
+        client = await bench.client(await bench.start())
+        await bench.publish("presence-cache-c", "state", "1")
+        success = await client.subscribe("presence-cache-c", {"user_id": "u"})
+        assert data_of(success)["presence"]["ids"] == ["u"]
+        assert (await client.next())["event"] == "state"
+
+    async def test_exactly_one_of_cached_and_live(self, bench):
+        """Subscribing while it is published: each event once, whichever way it came."""
+        worker = await bench.start()
+        for n in range(40):
+            client = await bench.client(worker)
+            publishing = asyncio.create_task(bench.publish(f"cache-{n}", "state", "1"))
+            await client.subscribe(f"cache-{n}")
+            await publishing
+            if (first := (await client.next())["event"]) != "state":
+                assert first == "pusher:cache_miss"
+                assert (await client.next())["event"] == "state"
+            await client.nothing_more()
+            await client.socket.close()
+
+
+class TestCounts:
+    COUNT = "pusher_internal:subscription_count"
+
+    async def test_joiners_are_told_behind_their_success_and_the_others_soon(self, bench):
+        one, other = await bench.start(), await bench.start()
+        await bench.change(subscription_count=True)
+        first, second = await bench.client(one), await bench.client(other)
+        await first.subscribe("news")
+        assert await first.next() == {"event": self.COUNT, "channel": "news", "data": '{"subscription_count":1}'}
+        await second.subscribe("news")
+        assert data_of(await second.next()) == {"subscription_count": 2}
+        assert data_of(await first.until(self.COUNT)) == {"subscription_count": 2}
+        await second.socket.close()
+        assert data_of(await first.until(self.COUNT)) == {"subscription_count": 1}
+        await first.nothing_more()
+
+    async def test_the_cached_event_comes_before_the_count(self, bench):
+        worker = await bench.start()
+        await bench.change(subscription_count=True)
+        client = await bench.client(worker)
+        await bench.publish("cache-c", "state", "1")
+        await client.subscribe("cache-c")
+        assert [(await client.next())["event"] for _ in range(2)] == ["state", self.COUNT]
+
+    async def test_presence_channels_tell_none(self, bench):
+        worker = await bench.start()
+        await bench.change(subscription_count=True)
+        client = await bench.client(worker)
+        await client.subscribe("presence-p", {"user_id": "u"})
+        await client.nothing_more()
+
+    async def test_turned_on_those_who_are_there_are_told_and_turned_off_nobody_is(self, bench):
+        worker = await bench.start()
+        client, another = await bench.client(worker), await bench.client(worker)
+        await client.subscribe("news")
+        await bench.change(subscription_count=True)
+        assert data_of(await client.until(self.COUNT)) == {"subscription_count": 1}
+        await bench.change(subscription_count=False)
+        await another.subscribe("news")
+        await another.nothing_more()
+        await client.nothing_more()
+
+    async def test_many_who_join_at_once_are_not_each_told_of_each(self, bench):
+        worker = await bench.start()
+        await bench.change(subscription_count=True)
+        first = await bench.client(worker)
+        await first.subscribe("news")
+        others = [await bench.client(worker) for _ in range(50)]
+        await asyncio.gather(*(client.subscribe("news") for client in others))
+        told = [data_of(await first.until(self.COUNT))["subscription_count"]]
+        while told[-1] != 51:
+            told.append(data_of(await first.until(self.COUNT))["subscription_count"])
+        assert len(told) < 12
+
+
+class TestDailyLimit:
+    async def test_client_events_beyond_the_plan_are_4301_and_the_others_arrive(self, bench, monkeypatch):
+        monkeypatch.setitem(DAILY_LIMITS, "free", 3)
+        worker = await bench.start(client_events_per_second=100)
+        await bench.change(plan="free")
+        sender, listener = await bench.client(worker), await bench.client(worker)
+        for client in (sender, listener):
+            await client.subscribe("private-room")
+        for n in range(5):
+            await sender.send("client-x", f"{n}", channel="private-room")
+        assert [(await listener.next())["data"] for _ in range(3)] == ["0", "1", "2"]
+        error = await sender.until("pusher:error")
+        assert error["data"]["code"] == 4301
+        assert "daily limit" in error["data"]["message"]
+        await listener.nothing_more()
+        assert await Quota(worker.link, Keys()).used("1") == 3
+
+
 class TestRecords:
     async def test_an_app_that_is_deleted_closes_its_sockets_with_4001(self, bench):
         worker = await bench.start()
@@ -202,6 +337,29 @@ class TestRecords:
         await bench.put("1", None)
         error = await client.until("pusher:error")
         assert error["data"]["code"] == 4001
+
+    async def test_an_app_that_is_disabled_closes_its_sockets_with_4003(self, bench):
+        workers = [await bench.start(), await bench.start()]
+        clients = [await bench.client(worker) for worker in workers]
+        await clients[0].subscribe("news")
+        await bench.change(enabled=False)
+        for client in clients:
+            assert await client.closed_with() == 4003
+        await bench.change(enabled=True)
+        await (await bench.client(workers[0])).nothing_more()
+
+    async def test_a_key_disabled_signs_nothing_more_and_its_sockets_stay(self, bench):
+        worker = await bench.start()
+        client = await bench.client(worker)
+        await client.subscribe("private-before")
+        old, new = bench.app.keys[0], Key(key="new", secret="secret")
+        await bench.change(keys=(old, new))
+        await client.subscribe("private-between")
+        await bench.change(keys=(msgspec.structs.replace(old, enabled=False), new))
+        await client.ask("private-after")
+        assert data_of(await client.until("pusher:subscription_error"))["status"] == 401
+        await bench.publish("private-before", "still", "1")
+        await client.until("still")
 
     async def test_a_changed_setting_is_in_force_for_open_connections(self, bench):
         worker = await bench.start()

@@ -18,7 +18,8 @@ class TestSilence:
         client = await bench.client(worker)
         assert await client.next() == {"event": "pusher:ping", "data": "{}"}
 
-    async def test_a_client_that_never_answers_is_closed_with_4201(self, bench):
+    async def test_a_client_that_never_answers_is_closed_with_4201(self, bench, monkeypatch):
+        monkeypatch.setattr("redpoll.worker.janitor._CLOSE_TIMEOUT_S", 0.25)
         worker = await bench.start(activity_timeout_s=1, pong_timeout_s=1)
         # Spoken by hand: every library answers a WebSocket ping by itself, which counts as life.
         reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
@@ -85,3 +86,93 @@ async def test_a_drained_client_reads_4200(bench):
     with pytest.raises(websockets.ConnectionClosed) as closed:
         await client.socket.recv()
     assert closed.value.rcvd.code == 4200
+
+
+class TestProof:
+    async def test_who_proves_nothing_in_time_is_closed_with_4009(self, bench):
+        worker = await bench.start()
+        await bench.change(user_authentication_timeout_s=0.5)
+        client = await bench.client(worker)
+        # A public channel proves nothing, and neither does one that was refused.
+        await client.subscribe("news")
+        await client.send("pusher:subscribe", {"channel": "private-x", "auth": "278d425bdf160c739803:00"})
+        await client.until("pusher:error")
+        began = time.monotonic()
+        assert await client.closed_with() == 4009
+        assert time.monotonic() - began > 0.3
+        assert not worker.janitor._unproven
+
+    async def test_who_signs_in_or_enters_a_private_channel_stays(self, bench):
+        worker = await bench.start()
+        await bench.change(user_authentication_timeout_s=0.5)
+        user, subscriber, visitor, nobody = [await bench.client(worker) for _ in range(4)]
+        await user.sign_in("7")
+        await subscriber.subscribe("private-x")
+        # Once is enough: it has shown who it is.
+        await visitor.subscribe("presence-p", {"user_id": "1"})
+        await visitor.send("pusher:unsubscribe", {"channel": "presence-p"})
+        assert await nobody.closed_with() == 4009
+        for client in (user, subscriber, visitor):
+            await client.nothing_more()
+        assert not worker.janitor._unproven
+
+    async def test_turned_on_the_time_counts_from_then(self, bench):
+        worker = await bench.start()
+        user, nobody = await bench.client(worker), await bench.client(worker)
+        await user.sign_in("7")
+        await bench.change(user_authentication_timeout_s=0.5)
+        assert await nobody.closed_with() == 4009
+        await user.nothing_more()
+
+    async def test_turned_off_or_longer_nobody_is_closed_by_the_old_time(self, bench):
+        worker = await bench.start()
+        await bench.change(user_authentication_timeout_s=1)
+        clients = [await bench.client(worker) for _ in range(2)]
+        await bench.change(user_authentication_timeout_s=3600)
+        tick = worker.janitor._tick
+        await bench.settled(worker, lambda: worker.janitor._tick > tick + 6)
+        for client in clients:
+            await client.nothing_more()
+        await bench.change(user_authentication_timeout_s=0)
+        assert not worker.janitor._unproven
+
+    async def test_a_crowd_is_closed_in_slices(self, bench, monkeypatch):
+        monkeypatch.setattr("redpoll.worker.janitor._PROOFS_A_BEAT", 2)
+        worker = await bench.start()
+        await bench.change(user_authentication_timeout_s=0.25)
+        clients = [await bench.client(worker) for _ in range(7)]
+        first = clients[0].socket_id
+        await bench.settled(worker, lambda: first not in {each.session.socket_id for each in worker.hub.everyone})
+        assert len(worker.hub.everyone) > 0
+        for client in clients:
+            assert await client.closed_with() == 4009
+        assert not worker.janitor._unproven
+
+    async def test_nothing_is_kept_of_who_is_gone(self, bench):
+        worker = await bench.start()
+        await bench.change(user_authentication_timeout_s=3600)
+        clients = [await bench.client(worker) for _ in range(5)]
+        for client in clients:
+            client.socket.transport.abort()
+        await bench.settled(worker, lambda: not worker.gate.connections)
+        assert not worker.janitor._unproven
+
+    async def test_silence_is_still_heard_beside_it(self, bench, monkeypatch):
+        """Two deadlines of one connection: neither is put off by the other."""
+        monkeypatch.setattr("redpoll.worker.janitor._CLOSE_TIMEOUT_S", 0.25)
+        worker = await bench.start(activity_timeout_s=1, pong_timeout_s=1)
+        await bench.change(user_authentication_timeout_s=1.5)
+        reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+        writer.write(UPGRADE.format(path="/app/278d425bdf160c739803?protocol=7").encode())
+        await reader.readuntil(b"pusher:connection_established")
+        rest = await asyncio.wait_for(reader.read(), 20)
+        assert rest.count(b"pusher:ping") == 1
+        assert b'"code":4009' in rest
+        writer.close()
+
+    async def test_a_failed_signin_is_the_end_at_once(self, bench):
+        worker = await bench.start()
+        await bench.change(user_authentication_timeout_s=3600)
+        client = await bench.client(worker)
+        await client.send("pusher:signin", {"auth": "278d425bdf160c739803:00", "user_data": '{"id":"7"}'})
+        assert await client.closed_with() == 4009

@@ -28,12 +28,24 @@ async def test_it_tells_the_supervisor_when_it_is_ready(bench):
     assert json.loads(line) == {"ready": True}
 
 
+async def test_it_lets_nobody_in_by_a_directory_older_than_the_stores(bench):
+    worker = await bench.start()
+    worker.supervisor.sendall(json.dumps({"directory": bench.version + 1}).encode() + b"\n")
+    await bench.settled(worker, lambda: not worker.registry.ready)
+    with pytest.raises(websockets.InvalidStatus) as refused:
+        await bench.open(worker)
+    assert refused.value.response.status_code == 503
+    await bench.put("1", bench.app)
+    await bench.settled(worker, lambda: worker.registry.ready)
+    await (await bench.client(worker)).nothing_more()
+
+
 async def test_an_event_published_right_after_ready_reaches_its_subscriber(bench):
     for _ in range(5):
         worker = await bench.start()
         client = await bench.client(worker)
         await client.subscribe("news")
-        await bench.bus.publish_all("1", [("news", "first", "1", None, None)])
+        await bench.bus.publish_all(bench.app, [("news", "first", "1", None, None)])
         assert (await client.next())["event"] == "first"
 
 
@@ -50,6 +62,20 @@ async def test_a_drained_worker_leaves_nothing_in_redis(bench, client_of_redis):
     assert left == {b"clock", b"dir", b"dirver", b"stats"}  # counters are gone after 15 s
 
 
+async def test_users_counts_and_connections_are_taken_out_of_redis_too(bench, client_of_redis):
+    worker = await bench.start()
+    await bench.change(watchlist=True, subscription_count=True, max_connections=10)
+    for n in range(5):
+        client = await bench.client(worker)
+        await client.sign_in(f"{n}", watchlist=["1", "2"])
+        await client.subscribe(f"#server-to-user-{n}")
+        await client.subscribe("news")
+    worker.drain()
+    await asyncio.wait_for(worker.ended.wait(), 20)
+    left = {key.split(b":")[2] async for key in client_of_redis.scan_iter("rp:*")}
+    assert left <= {b"clock", b"dir", b"dirver", b"stats", b"n"}  # `n`, the count told last, goes after 60 s
+
+
 async def test_the_port_is_closed_before_anybody_is_sent_away(bench):
     worker = await bench.start()
     client = await bench.client(worker)
@@ -63,12 +89,15 @@ async def test_its_counters_are_in_redis(bench, client_of_redis):
     worker = await bench.start()
     client = await bench.client(worker)
     await client.subscribe("news")
+    await bench.change(max_connections=5)
+    await client.sign_in("7")
     worker.janitor._stats()
     await bench.settled(worker, lambda: worker.link.unanswered == 0)
     told = json.loads(await client_of_redis.get(f"rp:{{{TAGS[0].decode()}}}:stats:{worker.registry.w}"))
     assert told["connections"] == 1
     assert told["subscriptions"] == 1
     assert told["channels"] == 1
+    assert told["users"] == 1
     assert told["messages_received_total"] >= 1
     assert told["loop_exceptions_total"] == 0
 
@@ -88,7 +117,7 @@ async def test_redis_restarts_and_no_client_loses_its_socket(own_redis, bench_on
             receivers = [0]
             while receivers != [1]:
                 try:
-                    receivers = await bench.bus.publish_all("1", [("news", "n", str(round_), None, None)])
+                    receivers = await bench.bus.publish_all(bench.app, [("news", "n", str(round_), None, None)])
                 except Exception:
                     await asyncio.sleep(0.01)
         assert (await client.until("n"))["data"] == str(round_)

@@ -1,14 +1,17 @@
 """The public port's door: reads the head of a request and says where it goes.
 
 An Upgrade becomes a WebSocket here, or is refused with the protocol's own code; any other request is handed
-to the control plane as the same TCP connection. Knows HTTP heads and nothing of channels.
+to the control plane as the same TCP connection, or relayed where the TLS ends here. Knows HTTP heads and nothing
+of channels.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 from collections.abc import Callable
+from functools import partial
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -19,11 +22,15 @@ from redpoll._fanout import Flusher
 from redpoll.cluster.directory import Directory
 from redpoll.config import Settings
 from redpoll.protocol import frames, handshake
+from redpoll.protocol.apps import App
 from redpoll.protocol.limits import Limits
 from redpoll.protocol.session import Session
+from redpoll.proxies import TrustedProxies
 from redpoll.worker.connection import Connection
+from redpoll.worker.doors import Introduced
 from redpoll.worker.hub import Hub
 from redpoll.worker.janitor import Janitor
+from redpoll.worker.relay import Relay
 
 __all__ = ["Gate"]
 
@@ -45,7 +52,8 @@ _HEADROOM = 48
 class Gate:
     """Lets connections in. `ready()` says whether this worker may: directory loaded, Redis there.
 
-    `max_connections` counts sockets of this worker, open or still at the door.
+    `max_connections` counts sockets of this worker, open or still at the door. `relays`: by the inode of the end that
+    control has, so that one handed back is known again.
     """
 
     def __init__(
@@ -68,6 +76,8 @@ class Gate:
         self._passage: handover.Passage | None = None
         self._ready = ready
         self._max_connections = max_connections
+        self._trusted = TrustedProxies(settings.trusted_proxies)
+        self.relays: dict[int, Relay] = {}
         self._limits = Limits(settings.max_channels_per_connection, settings.client_events_per_second)
         self.draining = False
         self.connections = 0
@@ -80,15 +90,20 @@ class Gate:
     def connected(self, connection: Connection) -> None:
         self.connections += 1
         self.connections_total += 1
-        if self.connections > self._max_connections + _HEADROOM:
+        if self.is_crowded(-1):
             connection.abort()
         else:
             self.janitor.arrived(connection)
+
+    def is_crowded(self, entering: int) -> bool:
+        """Whether there is no room for one more at the door, besides `entering` that haven't got that far."""
+        return self.connections + entering >= self._max_connections + _HEADROOM
 
     def gone(self, connection: Connection) -> None:
         """A connection that never became a WebSocket is lost, answered or handed over."""
         self.connections -= 1
         self.janitor.departed(connection)
+        self.hub.admission.withdraw(connection)
 
     def closing(self, connection: Connection) -> None:
         """Our last word is queued: channels are left now, the socket has a little time for its goodbye."""
@@ -142,13 +157,36 @@ class Gate:
             text = "this server is full" if self._ready() and not self.draining else "this server isn't ready"
             self._answer(connection, 503, "unavailable", text, "Retry-After: 1\r\n")
             return
+        outcome = self._check(connection, request)
+        if isinstance(outcome, handshake.Refusal):
+            self._settle(connection, request, outcome)
+            return
+        # The request is complete, and the registry answers in its own time; at once where the app has no limit.
+        self.janitor.departed(connection)
+        self.hub.admission.ask(connection, outcome, partial(self._place_found, connection, request, outcome))
+
+    def _check(self, connection: Connection, request: _engine.Head) -> App | handshake.Refusal:
         target = urlsplit(request.target.decode("latin-1"))
-        outcome = handshake.check(
+        return handshake.check(
             target.path,
             {name: values[-1] for name, values in parse_qs(target.query, keep_blank_values=True).items()},
             _text(request.headers.get(b"origin")),
             self._directory.find,
+            self._is_secure(connection, request),
         )
+
+    def _place_found(
+        self, connection: Connection, request: _engine.Head, app: App, refusal: handshake.Refusal | None
+    ) -> None:
+        outcome: App | handshake.Refusal = refusal or app
+        if refusal is None and self._directory.by_id.get(app.id) is not app:
+            # The record changed while it waited.
+            outcome = self._check(connection, request)
+            if isinstance(outcome, handshake.Refusal):
+                self.hub.admission.give_back(app.id)
+        self._settle(connection, request, outcome)
+
+    def _settle(self, connection: Connection, request: _engine.Head, outcome: App | handshake.Refusal) -> None:
         connection.accept(request.headers[b"sec-websocket-key"])
         if isinstance(outcome, handshake.Refusal):
             self.upgrades_refused_total += 1
@@ -174,24 +212,67 @@ class Gate:
             text = "the control plane isn't there; send the request again"
             self._answer(connection, 503, "unavailable", text, "Retry-After: 1\r\n")
             return
-        peer = connection.peer
-        descriptor, data = connection.detach()
+        peer, secure = self._introduction(connection)
         self.handed_over_total += 1
-        self._passage.send(descriptor, peer or ("", 0), data)
+        if connection.has_descriptor:
+            descriptor, data = connection.detach()
+            self._passage.send(descriptor, peer, data, secure)
+        else:
+            self._relay(connection, self._passage, peer)
 
-    def _handed_back(self, descriptor: int, peer: tuple[str, int], data: bytes) -> None:
+    def _relay(self, connection: Connection, passage: handover.Passage, peer: tuple[str, int]) -> None:
+        """TLS ends here, so control gets one end of a socket pair, and what is decrypted goes through the other."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        inode = os.fstat(theirs.fileno()).st_ino
+        transport, data = connection.give_transport()
+        self.janitor.departed(connection)
+        # It stays counted, and the pair's end is one more.
+        self.connections += 1
+
+        def ended(relay: Relay) -> None:
+            self.connections -= 2
+            del self.relays[inode]
+
+        relay = self.relays[inode] = Relay(transport, ours, ended)
+        # Where control can't take it the other end closes, and so does the client's.
+        passage.send(theirs.detach(), peer, data, secure=True)
+        self.janitor.spawn(relay.open())
+
+    def end_relays(self) -> None:
+        """Those that carry requests: control answers what it has been asked. WebSockets are sent away otherwise."""
+        for relay in list(self.relays.values()):
+            if not relay.carries_websocket:
+                relay.end()
+
+    def _handed_back(self, descriptor: int, peer: tuple[str, int], data: bytes, secure: bool) -> None:
         sock = socket.socket(fileno=descriptor)
         sock.setblocking(False)
-        self.janitor.spawn(self._take_back(sock, data))
+        relay = self.relays.get(os.fstat(descriptor).st_ino)
+        if relay is not None:
+            relay.carries_websocket = True
+        self.janitor.spawn(self._take_back(sock, peer, data, secure))
 
-    async def _take_back(self, sock: socket.socket, data: bytes) -> None:
+    async def _take_back(self, sock: socket.socket, peer: tuple[str, int], data: bytes, secure: bool) -> None:
         def connection() -> Connection:
             # Fed before the transport is there, so that nothing read later can come before it.
-            made = Connection(self)
+            made = Introduced(self, peer, secure)
             made.feed(data)
             return made
 
         await self.janitor.loop.connect_accepted_socket(connection, sock)
+
+    # -- who is there --------------------------------------------------------------------------------------
+
+    def _introduction(self, connection: Connection) -> tuple[tuple[str, int], bool]:
+        """Whoever is in front of us, and whether they came by TLS, as far as the connection tells."""
+        if isinstance(connection, Introduced):
+            return connection.peer_address, connection.secure
+        return connection.peer or ("", 0), False
+
+    def _is_secure(self, connection: Connection, request: _engine.Head) -> bool:
+        peer, secure = self._introduction(connection)
+        return self._trusted.is_secure(peer[0], _text(request.headers.get(b"x-forwarded-proto")), secure)
 
     def _passage_lost(self) -> None:
         self._passage = None
@@ -208,6 +289,8 @@ class Gate:
     def close(self) -> None:
         if self._passage is not None:
             self._passage.close()
+        for relay in list(self.relays.values()):
+            relay.abort()
 
 
 def _is_websocket_path(target: bytes) -> bool:

@@ -6,16 +6,16 @@ nothing of JSON, of signatures or of other workers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
+from time import monotonic
 
 from redpoll import _frame
 from redpoll._fanout import Audience, Flusher
 from redpoll.cluster.bus import Bus
+from redpoll.cluster.quota import Quota, Spent
 from redpoll.cluster.registry import Held, Registry, Ticket
 from redpoll.protocol import frames
-from redpoll.protocol.apps import App
-from redpoll.protocol.channels import Kind, kind_of
 from redpoll.protocol.session import (
     Acknowledge,
     Close,
@@ -25,8 +25,11 @@ from redpoll.protocol.session import (
     Publish,
     Send,
     SendUrgent,
+    SignedIn,
 )
+from redpoll.worker.admission import Admission
 from redpoll.worker.connection import Connection
+from redpoll.worker.users import Users
 
 __all__ = ["Channel", "Hub"]
 
@@ -44,20 +47,27 @@ class Channel(Audience):
 class Hub:
     """The worker's table of who hears what. Implements `cluster.registry.Listener`.
 
-    `everyone` holds each open connection once; `pending` the subscribes that Redis hasn't answered yet.
+    `everyone` holds each open connection once; `pending` the subscribes that Redis hasn't answered yet; `users`
+    who is signed in, and `admission` who waits to be let in.
     """
 
     def __init__(self, flusher: Flusher) -> None:
         self.flusher = flusher
         self.everyone = Audience(flusher)
         self.pending: dict[Connection, dict[str, Ticket]] = {}
+        self.users = Users(flusher)
+        self.admission = Admission()
         self.registry: Registry
         self.bus: Bus
+        self.quota: Quota
 
-    def attach(self, registry: Registry, bus: Bus) -> None:
+    def attach(self, registry: Registry, bus: Bus, quota: Quota) -> None:
         """Tie the knot: the registry needs its listener first, and the hub its registry."""
         self.registry = registry
+        self.users.attach(registry)
+        self.admission.registry = registry
         self.bus = bus
+        self.quota = quota
 
     # -- what sessions want -------------------------------------------------------------------------------
 
@@ -76,12 +86,13 @@ class Hub:
                 self._publish(connection, effect)
             elif isinstance(effect, Acknowledge):
                 self._acknowledge(connection, effect.channel)
+            elif isinstance(effect, SignedIn):
+                self.users.signed_in(connection, effect.user_id, effect.watchlist)
             elif isinstance(effect, Close):
                 connection.shut(effect.code, effect.message)
                 return
 
     def _join(self, connection: Connection, join: Join) -> None:
-        app = connection.session.app
         member = join.member
         ticket = Ticket(
             owner=connection,
@@ -89,8 +100,7 @@ class Hub:
             info=member.user_info if member else b"",
         )
         self.pending.setdefault(connection, {})[join.channel] = ticket
-        presence = kind_of(join.channel) is Kind.PRESENCE
-        self.registry.join(app.id, join.channel, presence, app.max_presence_members, ticket)
+        self.registry.join(connection.session.app, join.channel, ticket)
 
     def _leave(self, connection: Connection, channel: str, user: str | None) -> None:
         app_id = connection.session.app.id
@@ -103,21 +113,40 @@ class Hub:
             self.registry.leave(app_id, channel, user)
 
     def _publish(self, connection: Connection, publish: Publish) -> None:
+        app = connection.session.app
+        if app.daily_limit is None:
+            self._send_on(connection, publish)
+            return
+        # Both go over the one connection to Redis: what one client says in order is spent and sent in order.
+        spent = partial(self._spent, connection, publish)
+        self.quota.spend_then(app.id, 1, app.daily_limit, spent)
+
+    def _spent(self, connection: Connection, publish: Publish, outcome: Spent | Exception) -> None:
+        if isinstance(outcome, Exception):
+            self._published(connection, outcome)
+        elif outcome.ok:
+            self._send_on(connection, publish)
+        else:
+            self._rejected(connection, "the app's daily limit of messages is reached")
+
+    def _send_on(self, connection: Connection, publish: Publish) -> None:
+        session = connection.session
         self.bus.publish(
-            connection.session.app.id,
+            session.app,
             publish.channel,
             publish.event,
             publish.data,
-            skip=connection.session.socket_id,
+            skip=session.socket_id,
             user=publish.user_id,
             done=partial(self._published, connection),
         )
 
-    @staticmethod
-    def _published(connection: Connection, reply: object) -> None:
+    def _published(self, connection: Connection, reply: object) -> None:
         if isinstance(reply, Exception):
-            message = "client event not confirmed: the server has lost its connection to Redis; send it again"
-            connection.send(_frame.text(frames.error(4301, message)))
+            self._rejected(connection, "the server has lost its connection to Redis; send it again")
+
+    def _rejected(self, connection: Connection, fault: str) -> None:
+        self.perform(connection, connection.session.rejected(fault, monotonic()))
 
     def _acknowledge(self, connection: Connection, channel: str) -> None:
         held = self.registry.held(connection.session.app.id, channel)
@@ -126,11 +155,14 @@ class Hub:
 
     def closed(self, connection: Connection) -> None:
         """The one path for every cause of a close: whatever the connection held is let go. Idempotent."""
-        self.everyone.discard(connection)
+        if not self.everyone.discard(connection):
+            return
         session = connection.session
         for channel, membership in list(session.channels.items()):
             self._leave(connection, channel, membership.user_id)
         session.channels.clear()
+        self.users.closed(connection)
+        self.registry.depart(session.app.id)
 
     def _settled(self, connection: Connection, channel: str) -> Ticket:
         waiting = self.pending[connection]
@@ -144,14 +176,25 @@ class Hub:
     def opened(self, held: Held) -> None:
         held.audience = Channel(self.flusher, held.channel.encode())
 
-    def joined(self, held: Held, tickets: Sequence[Ticket]) -> None:
-        """Attach and answer, in one breath: what the roster says now is what each joiner is told."""
-        success = self._success(held)
+    def joined(self, held: Held, tickets: Sequence[Ticket], cached: bytes | None, total: int | None) -> None:
+        """Attach and answer, in one breath: what the roster says now is what each joiner is told.
+
+        `cached`: the event that a cache channel kept, b"" for none. `total`: how many they are, in apps that tell.
+        """
+        audience = held.audience
+        # One piece for all: success, then the cached event or its miss, then the count (protocol.md 8, 9).
+        answer = self._success(held)
+        if cached:
+            answer += _frame.frame_of(cached, audience.name)[0]
+        elif cached is not None:
+            answer += _frame.text(frames.cache_miss(held.channel))
+        if total is not None:
+            answer += _frame.text(frames.subscription_count(held.channel, total))
         for ticket in tickets:
             connection: Connection = ticket.owner
             self._settled(connection, held.channel)
-            held.audience.add(connection)
-            connection.send(success)
+            audience.add(connection)
+            connection.send(answer)
             effects = connection.session.joined(held.channel)
             if effects:
                 self.perform(connection, effects)
@@ -169,6 +212,9 @@ class Hub:
     def member_removed(self, held: Held, user: str) -> None:
         held.audience.post(_frame.text(frames.member_removed(held.channel, user)))
 
+    def counted(self, held: Held, total: int) -> None:
+        held.audience.post(_frame.text(frames.subscription_count(held.channel, total)))
+
     def event(self, held: Held, payload: bytes) -> None:
         audience = held.audience
         frame, skip_hi, skip_lo = _frame.frame_of(payload, audience.name)
@@ -177,6 +223,15 @@ class Hub:
     def dropped(self, held: Held) -> None:
         held.audience = None
 
+    def user_state(self, app_id: str, user_id: str, online: bool) -> None:
+        self.users.watchlists.user_state(app_id, user_id, online)
+
+    def admitted(self, ticket: Ticket) -> None:
+        self.admission.admitted(ticket)
+
+    def turned_away(self, ticket: Ticket, code: int) -> None:
+        self.admission.turned_away(ticket, code)
+
     @staticmethod
     def _success(held: Held) -> bytes:
         presence = held.roster.snapshot() if held.roster is not None else None
@@ -184,18 +239,25 @@ class Hub:
 
     # -- what others ask -----------------------------------------------------------------------------------
 
-    def subscriptions(self) -> int:
-        """How many subscriptions this worker's connections hold, over all channels."""
-        return sum(held.attached for held in self.registry.helds())
+    def occupancy(self) -> tuple[int, int]:
+        """How many channels have a subscriber on this worker, and how many subscriptions they are."""
+        # What the registry holds besides, of users and connections, are no channels.
+        attached = [held.attached for held in self.registry.helds() if held.listens and held.attached]
+        return len(attached), sum(attached)
 
-    # -- what the directory has to say ---------------------------------------------------------------------
+    def of_app(self, app_id: str) -> list[Connection]:
+        """The open connections of one app."""
+        return [each for each in self.everyone if each.session.app.id == app_id]
 
-    def app_changed(self, app_id: str, new: App | None) -> Iterator[Connection]:
-        """Give every connection of the app its new record; yields those that must close, to be paced."""
-        for connection in list(self.everyone):
-            session = connection.session
-            if session.app.id == app_id:
-                if new is None or not new.enabled:
-                    yield connection
-                else:
-                    session.app = new
+    def close_socket(self, app_id: str, socket_id: str) -> int:
+        """Close the connection with this id; how many that were. A search through all of them: it is rarely asked,
+        and a map would cost each connection 100 bytes."""
+        hi, _, lo = socket_id.partition(".")
+        if not (hi.isdecimal() and lo.isdecimal()):
+            return 0
+        sid = (int(hi), int(lo))
+        for connection in self.everyone:
+            if (connection.sid_hi, connection.sid_lo) == sid and connection.session.app.id == app_id:
+                connection.shut(4009, "the connection was closed by the app")
+                return 1
+        return 0

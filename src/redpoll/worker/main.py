@@ -9,7 +9,6 @@ import asyncio
 import os
 import resource
 import signal
-import socket
 from collections import deque
 from typing import Any
 
@@ -22,11 +21,16 @@ from redpoll.cluster.bus import Bus
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
+from redpoll.cluster.questions import Questions
+from redpoll.cluster.quota import Quota
 from redpoll.cluster.registry import Registry
 from redpoll.cluster.stats import Stats
 from redpoll.leash import Leash, Start
 from redpoll.protocol.apps import App
+from redpoll.protocol.handshake import Refusal
+from redpoll.worker.brake import Brake
 from redpoll.worker.connection import Connection
+from redpoll.worker.doors import Doors
 from redpoll.worker.gate import Gate
 from redpoll.worker.hub import Hub
 from redpoll.worker.janitor import Janitor
@@ -37,17 +41,17 @@ log = structlog.get_logger()
 
 # Descriptors that stay free for Redis, the control plane, logs and the hand-over (failures.md row 14).
 _RESERVED_DESCRIPTORS = 64
-_BACKLOG = 4096
 # Closes of a drain, or of an app that was switched off, come in slices: others are served in between.
 _CLOSES_A_SLICE = 100
 _SLICE_S = 0.01
+_RESTARTING = "the server is restarting; connect again"
 
 
 class Worker:
     """The rooms of one worker and how they are tied. `run()` returns when everything is closed.
 
-    `port` is the public one, as it is bound. `ready` is set once Redis knows this worker and the directory was
-    read: clients are let in from then on. `ended`: nothing is left to do.
+    `port` is the public one, as it is bound, `tls_port` None without TLS. `ready` is set once Redis knows this worker
+    and the directory was read: clients are let in from then on. `ended`: nothing is left to do.
     """
 
     def __init__(self, start: Start, leash: Leash) -> None:
@@ -59,19 +63,19 @@ class Worker:
         self.ended = asyncio.Event()
         self.loop_exceptions_total = 0
         self._draining = asyncio.Event()
-        self._listening = socket.socket(fileno=start.listen_fd)
-        self.port: int = self._listening.getsockname()[1]
-        self._server: asyncio.AbstractServer | None = None
         self._to_close: deque[tuple[Connection, int, str]] = deque()
 
         self.flusher = Flusher(self._schedule_flush, settings.max_owed_bytes)
         self.hub = Hub(self.flusher)
-        self.janitor = Janitor(settings, self._tell_stats)
         keys = Keys(settings.redis_prefix)
         self.link = Link(start.redis_url)
+        self.brake = Brake(self.hub.everyone, lambda: self.link.congested)
+        self.janitor = Janitor(settings, self._tell_stats, self.brake)
         self.directory = Directory(self.link, keys, on_change=self._app_changed)
-        self.registry = Registry(self.link, keys, self.hub, self.directory, start.run, start.k)
-        self.hub.attach(self.registry, Bus(self.link, keys))
+        self.directory.want(None)
+        self.registry = Registry(self.link, keys, self.hub, self.directory, start.run, start.k, on_sys=self._asked)
+        self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys))
+        self.questions = Questions(self.link, keys)
         self.stats = Stats(self.link, keys)
         self.gate = Gate(
             settings,
@@ -80,10 +84,12 @@ class Worker:
             self.janitor,
             self.directory,
             start.handover_path,
-            lambda: self.registry.ready,
+            lambda: self.registry.ready and not self.brake.on,
             _max_connections(),
         )
         self.janitor.head_late = self.gate.head_late
+        self.doors = Doors(start, self.gate)
+        self.port, self.tls_port = self.doors.port, self.doors.tls_port
 
     async def run(self) -> None:
         """Serve until drained."""
@@ -91,9 +97,7 @@ class Worker:
         self.loop.add_signal_handler(signal.SIGTERM, self.drain)
         self.leash.attach(self.loop, self._told, _supervisor_died)
         # From the first moment: /healthz is answered and upgrades are 503, not refused connections.
-        self._server = await self.loop.create_server(
-            lambda: Connection(self.gate), sock=self._listening, backlog=_BACKLOG
-        )
+        await self.doors.open()
         self.janitor.start()
         beginning = self.loop.create_task(self._begin())
         await self._draining.wait()
@@ -115,9 +119,7 @@ class Worker:
     def stop_listening(self) -> None:
         """No new connections: the port is closed before anybody is sent away (decisions.md)."""
         self.gate.draining = True
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self.doors.close():
             self.leash.tell({"listening": False})
 
     def drain(self) -> None:
@@ -129,7 +131,8 @@ class Worker:
         grace_s = self.start_message.settings.shutdown_grace_s
         try:
             async with asyncio.timeout(grace_s):
-                self._close_all(self.hub.everyone, 4200, "the server is restarting; connect again")
+                self.hub.admission.dismiss(Refusal(4200, _RESTARTING))
+                self._close_all(self.hub.everyone, 4200, _RESTARTING)
                 while self.gate.connections:
                     await asyncio.sleep(_SLICE_S)
         except TimeoutError:
@@ -137,6 +140,7 @@ class Worker:
                 connection.abort()
             log.warning("connections cut", count=self.gate.connections, grace_s=grace_s)
         self.janitor.stop()
+        self.doors.finish()
         self.gate.close()
         await self.registry.finish()
         await self.link.close()
@@ -162,13 +166,46 @@ class Worker:
     def _told(self, message: dict[str, Any]) -> None:
         if "stop_listening" in message:
             self.stop_listening()
+        if "directory" in message:
+            # The store's version: what Redis kept of an earlier run may be older, and is nobody's to be let in by.
+            self.directory.want(message["directory"])
+        if "reload" in message:
+            self.doors.reload()
         if "drain" in message:
             self.drain()
 
     def _app_changed(self, app_id: str, old: App | None, new: App | None) -> None:
-        code, message = (4001, "the app was deleted") if new is None else (4003, "the app is disabled")
-        if old is not None:
-            self._close_all(self.hub.app_changed(app_id, new), code, message)
+        """A record changed: in force at once, for connections that are open too (decisions.md)."""
+        connections = self.hub.of_app(app_id)
+        if new is not None:
+            for connection in connections:
+                connection.session.app = new
+        self.registry.app_changed(old, new)
+        if old is None:
+            return
+        if new is None:
+            self._close_all(connections, 4001, "the app was deleted")
+            return
+        self.hub.users.app_changed(old, new)
+        if new.user_authentication_timeout_s != old.user_authentication_timeout_s:
+            self.janitor.proof_changed(connections, new.user_authentication_timeout_s)
+        if not new.enabled:
+            self._close_all(connections, 4003, "the app is disabled")
+
+    def _asked(self, message: dict[str, Any]) -> None:
+        """Control asks every worker over `sys`. The answer, how many connections were closed, comes when they are."""
+        question = message.get("ask")
+        if question is None:
+            # Control counts who is listening.
+            return
+        if question == "terminate":
+            closed = self.hub.users.terminate(message["app"], message["user"])
+        elif question == "close":
+            closed = self.hub.close_socket(message["app"], message["socket"])
+        else:
+            log.warning("unknown question", ask=question)
+            return
+        self.questions.answer(message["id"], self.registry.w, closed)
 
     def _loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.loop_exceptions_total += 1
@@ -183,6 +220,7 @@ class Worker:
         if not self.link.up:
             return
         engine, flusher, gate = _engine.counters(), self.flusher, self.gate
+        channels, subscriptions = self.hub.occupancy()
         self.stats.write(
             self.registry.w,
             {
@@ -202,8 +240,11 @@ class Worker:
                 "loop_lag_seconds": self.janitor.loop_lag_s,
                 "redis_reconnects_total": self.link.reconnects,
                 "redis_errors_total": self.link.errors,
-                "channels": self.registry.channels,
-                "subscriptions": self.hub.subscriptions(),
+                "channels": channels,
+                "subscriptions": subscriptions,
+                "users": len(self.hub.users),
+                "brakes_total": self.brake.times_on,
+                "handshakes_failed_total": self.doors.handshakes_failed_total,
                 "upgrades_refused_total": gate.upgrades_refused_total,
                 "handed_over_total": gate.handed_over_total,
             },

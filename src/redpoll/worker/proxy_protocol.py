@@ -1,0 +1,144 @@
+"""The PROXY protocol's header: what a proxy that passes bytes on says of the client in front of it.
+
+Versions 1 (a line of text) and 2 (binary) of haproxy's "The PROXY protocol" (doc/proxy-protocol.txt, sections 2.1
+and 2.2). Bytes in, an introduction out; knows no sockets, and doesn't judge who may send one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import struct
+from typing import Final, NamedTuple
+
+__all__ = ["MAX_HEADER_BYTES", "Introduction", "ProxyFault", "parse"]
+
+# Version 2 may announce 64 KiB; even a client certificate in it is a few, and a head of HTTP has as much.
+MAX_HEADER_BYTES: Final = 16 * 1024
+
+_V1: Final = b"PROXY "
+# The longest line of version 1, its CRLF with it (2.1).
+_V1_BYTES: Final = 107
+_V1_LINE = re.compile(
+    rb"PROXY (TCP4|TCP6) ([0-9A-Fa-f:.]+) ([0-9A-Fa-f:.]+) (0|[1-9][0-9]{0,4}) (0|[1-9][0-9]{0,4})"
+).fullmatch
+_V1_UNKNOWN = re.compile(rb"PROXY UNKNOWN(?: [ -~]*)?").fullmatch
+
+_V2: Final = b"\r\n\r\n\x00\r\nQUIT\n"
+_V2_FIXED_BYTES: Final = 16
+_LOCAL, _PROXY = 0, 1
+_UNSPECIFIED, _INET, _INET6, _UNIX = 0, 1, 2, 3
+_ADDRESSES_BYTES: Final = {_UNSPECIFIED: 0, _INET: 12, _INET6: 36, _UNIX: 216}
+_STREAM: Final = 1
+_TLV_SSL: Final = 0x20
+_CLIENT_SSL: Final = 0x01
+
+
+class ProxyFault(ValueError):
+    """The bytes are no PROXY header. Whoever sent them isn't the proxy that was expected (2: no guessing)."""
+
+
+class Introduction(NamedTuple):
+    """What a header says. `size`: of the header; what is behind it is the client's.
+
+    `address` is the client's, None where the proxy speaks for itself (a health check) or doesn't know. `secure`:
+    the client came to the proxy by TLS; only version 2 can say so.
+    """
+
+    size: int
+    address: tuple[str, int] | None
+    secure: bool
+
+
+def parse(data: bytes) -> Introduction | None:
+    """The header that `data` begins with; None while more is needed, and then all of `data` belongs to it.
+
+    Raises ProxyFault at the first byte that shows it.
+    """
+    if data.startswith(_V2):
+        return _parse_v2(data)
+    if data.startswith(_V1):
+        return _parse_v1(data)
+    if _V1.startswith(data) or _V2.startswith(data):
+        return None
+    raise ProxyFault("no PROXY header")
+
+
+def _parse_v1(data: bytes) -> Introduction | None:
+    end = data.find(b"\r\n", 0, _V1_BYTES)
+    if end < 0:
+        if len(data) >= _V1_BYTES or b"\n" in data or b"\r" in data[:-1]:
+            raise ProxyFault("the line of version 1 has no end")
+        return None
+    line = data[:end]
+    size = end + 2
+    if _V1_UNKNOWN(line):
+        return Introduction(size, None, False)
+    match = _V1_LINE(line)
+    if match is None:
+        raise ProxyFault("the line of version 1 is not `PROXY TCP4|TCP6|UNKNOWN …`")
+    make = ipaddress.IPv4Address if match[1] == b"TCP4" else ipaddress.IPv6Address
+    try:
+        source = make(match[2].decode())
+        make(match[3].decode())
+    except ValueError:
+        raise ProxyFault("version 1 with what is no address of its family") from None
+    ports = int(match[4]), int(match[5])
+    if max(ports) > 0xFFFF:
+        raise ProxyFault("version 1 with what is no port")
+    return Introduction(size, (_text(source), ports[0]), False)
+
+
+def _parse_v2(data: bytes) -> Introduction | None:
+    if len(data) > 12 and (data[12] >> 4 != 2 or data[12] & 0x0F > _PROXY):
+        raise ProxyFault("neither LOCAL nor PROXY of version 2")
+    if len(data) < _V2_FIXED_BYTES:
+        return None
+    command, family, transport = data[12] & 0x0F, data[13] >> 4, data[13] & 0x0F
+    (length,) = struct.unpack_from(">H", data, 14)
+    size = _V2_FIXED_BYTES + length
+    if size > MAX_HEADER_BYTES:
+        raise ProxyFault(f"a header of more than {MAX_HEADER_BYTES} bytes")
+    if command == _PROXY:
+        if family not in _ADDRESSES_BYTES or (transport != _STREAM and (family, transport) != (_UNSPECIFIED, 0)):
+            raise ProxyFault("version 2 with an unknown family, or one that is no stream")
+        if length < _ADDRESSES_BYTES[family]:
+            raise ProxyFault("version 2 with half an address")
+    if len(data) < size:
+        return None
+    if command == _LOCAL:
+        return Introduction(size, None, False)
+    body = data[_V2_FIXED_BYTES:size]
+    secure = _came_by_tls(body[_ADDRESSES_BYTES[family] :])
+    if family == _INET:
+        (port,) = struct.unpack_from(">H", body, 8)
+        return Introduction(size, (str(ipaddress.IPv4Address(body[:4])), port), secure)
+    if family == _INET6:
+        (port,) = struct.unpack_from(">H", body, 32)
+        return Introduction(size, (_text(ipaddress.IPv6Address(body[:16])), port), secure)
+    return Introduction(size, None, secure)
+
+
+def _came_by_tls(tlvs: bytes) -> bool:
+    """2.2.6: PP2_TYPE_SSL with PP2_CLIENT_SSL. What else there is, the checksum with it, is passed over."""
+    secure = False
+    at = 0
+    while at < len(tlvs):
+        if len(tlvs) - at < 3:
+            raise ProxyFault("version 2 with half an extension")
+        kind, length = struct.unpack_from(">BH", tlvs, at)
+        value = tlvs[at + 3 : at + 3 + length]
+        if len(value) < length:
+            raise ProxyFault("version 2 with an extension longer than the header")
+        if kind == _TLV_SSL:
+            if length < 5:
+                raise ProxyFault("version 2 with half a TLS extension")
+            secure = bool(value[0] & _CLIENT_SSL)
+        at += 3 + length
+    return secure
+
+
+def _text(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(address)

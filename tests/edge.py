@@ -1,0 +1,99 @@
+"""Doors of a test's own into a running worker: a plain and a TLS port, with whatever settings the test wants.
+
+Not a test. The worker is the one of tests/worker/conftest.py; its own port stays as it is.
+"""
+
+import asyncio
+import os
+import socket
+import ssl
+
+import msgspec
+
+from certs import self_signed
+from redpoll.worker.doors import Doors
+
+
+class Edge:
+    """`doors` of `worker`; clients to them. `close()` when done."""
+
+    def __init__(self, worker, folder, *, tls: bool = True, **settings) -> None:
+        self.worker = worker
+        self.folder = folder
+        self.cert, self.key = folder / "now.crt", folder / "now.key"
+        self.certify("first")
+        changed = msgspec.structs.replace(
+            worker.start_message.settings, tls_cert=str(self.cert), tls_key=str(self.key), **settings
+        )
+        plain, encrypted = (socket.create_server(("127.0.0.1", 0), backlog=1024) for _ in range(2))
+        start = msgspec.structs.replace(
+            worker.start_message, listen_fd=plain.detach(), tls_fd=encrypted.detach() if tls else None, settings=changed
+        )
+        self.doors = Doors(start, worker.gate)
+        self.writers: list[asyncio.StreamWriter] = []
+
+    def certify(self, name: str) -> bytes:
+        """Put a new certificate where the doors read it; its DER form."""
+        cert, key = self_signed(self.folder, name)
+        os.replace(cert, self.cert)
+        os.replace(key, self.key)
+        return ssl.PEM_cert_to_DER_cert(self.cert.read_text())
+
+    def trusting(self) -> ssl.SSLContext:
+        """A client's context that takes the certificate of now and no other."""
+        return ssl.create_default_context(cafile=str(self.cert))
+
+    async def connect(
+        self, *, tls: bool = True, before: bytes = b""
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection; `before` goes out in the clear, ahead of the handshake."""
+        port = self.doors.tls_port if tls else self.doors.port
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        self.writers.append(writer)
+        writer.write(before)
+        await writer.drain()
+        if tls:
+            await asyncio.wait_for(writer.start_tls(self.trusting(), server_hostname="localhost"), 10)
+        return reader, writer
+
+    async def ask(self, request: bytes, **how) -> bytes:
+        """Everything that comes back until the end, of whatever kind."""
+        reader, writer = await self.connect(**how)
+        writer.write(request)
+        return await until_end(reader)
+
+    def close(self) -> None:
+        for writer in self.writers:
+            writer.transport.abort()
+        self.doors.close()
+        self.doors.finish()
+
+
+async def until_end(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the connection ends; a reset is an end too (the kernel's word for bytes that nobody read)."""
+    received = b""
+    try:
+        while piece := await asyncio.wait_for(reader.read(65536), 10):
+            received += piece
+    except ConnectionResetError:
+        pass
+    return received
+
+
+def upgrade(path: str, extra: str = "") -> bytes:
+    """The head of a WebSocket upgrade; `extra` is whole header lines."""
+    return (
+        f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        f"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n{extra}\r\n"
+    ).encode()
+
+
+async def first_frame(reader: asyncio.StreamReader) -> bytes:
+    """The head of the answer is 101; the payload of the frame behind it."""
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    assert head.startswith(b"HTTP/1.1 101 "), head
+    start = await asyncio.wait_for(reader.readexactly(2), 10)
+    size = start[1]
+    if size == 126:
+        size = int.from_bytes(await reader.readexactly(2), "big")
+    return await asyncio.wait_for(reader.readexactly(size), 10)

@@ -1,0 +1,166 @@
+"""`max_connections`: exactly so many over all workers, 4004 for who comes then, and places that are given back."""
+
+import asyncio
+import json
+import time
+
+import pytest
+
+
+@pytest.fixture
+def quick():
+    """The registry of a worker gives up after a fraction of a second, not after 7 s."""
+
+    def hurry(worker) -> None:
+        admissions = worker.registry._admissions
+        admissions._again_s, admissions._most_s, admissions._away_s = 0.05, 0.4, 0.4
+
+    return hurry
+
+
+async def outcome(client) -> str | int:
+    """What the first frame says: greeted, or the code of the refusal."""
+    frame = await client.next(15)
+    return frame["event"] if frame["event"] != "pusher:error" else frame["data"]["code"]
+
+
+GREETED = "pusher:connection_established"
+
+
+async def test_who_comes_when_the_app_is_full_is_closed_with_4004(bench, quick):
+    workers = [await bench.start(), await bench.start()]
+    for worker in workers:
+        quick(worker)
+    await bench.change(max_connections=2)
+    for worker in workers:
+        await bench.client(worker)
+    third = await bench.open(workers[0])
+    code = (await third.next(15))["data"]["code"]
+    # 4100 only if the other worker was not heard of in that short time.
+    assert code in (4004, 4100)
+    assert len(workers[0].hub.admission) == 0
+
+
+async def test_the_documented_code_comes_when_all_workers_live(bench):
+    """With the real times: every other worker has beaten, so the app is full of living connections."""
+    workers = [await bench.start(), await bench.start()]
+    await bench.change(max_connections=1)
+    await bench.client(workers[1])
+    began = time.monotonic()
+    refused = await bench.open(workers[0])
+    assert await refused.closed_with() == 4004
+    assert time.monotonic() - began < 7.5
+
+
+async def test_of_many_at_once_exactly_so_many_are_let_in(bench, quick):
+    workers = [await bench.start(), await bench.start()]
+    for worker in workers:
+        quick(worker)
+    await bench.change(max_connections=7)
+    clients = await asyncio.gather(*(bench.open(workers[n % 2]) for n in range(24)))
+    outcomes = await asyncio.gather(*(outcome(client) for client in clients))
+    assert outcomes.count(GREETED) == 7
+    assert {each for each in outcomes if each != GREETED} <= {4004, 4100}
+
+
+async def test_a_place_is_free_again_when_its_connection_ends(bench):
+    workers = [await bench.start(), await bench.start()]
+    await bench.change(max_connections=1)
+    for n in range(4):
+        first = await bench.client(workers[n % 2])
+        if n % 2:
+            first.socket.transport.abort()
+        else:
+            await first.socket.close()
+
+
+async def test_who_waits_gets_the_place_that_becomes_free(bench):
+    worker = await bench.start()
+    await bench.change(max_connections=1)
+    first = await bench.client(worker)
+    second = asyncio.create_task(bench.client(worker))
+    await bench.settled(worker, lambda: len(worker.hub.admission) == 1)
+    await first.socket.close()
+    await (await asyncio.wait_for(second, 5)).nothing_more()
+
+
+async def test_who_goes_away_while_waiting_keeps_no_place(bench):
+    worker = await bench.start()
+    await bench.change(max_connections=1)
+    first = await bench.client(worker)
+    waiting = asyncio.create_task(bench.open(worker))
+    await bench.settled(worker, lambda: len(worker.hub.admission) == 1)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await first.socket.close()
+    async with asyncio.timeout(10):
+        await (await bench.client(worker)).nothing_more()
+    assert worker.loop_exceptions_total == 0
+
+
+async def test_turned_on_it_counts_those_who_are_there_and_puts_nobody_out(bench, quick):
+    workers = [await bench.start(), await bench.start()]
+    for worker in workers:
+        quick(worker)
+    there = [await bench.client(worker) for worker in workers]
+    await bench.change(max_connections=1)
+    assert await outcome(await bench.open(workers[0])) in (4004, 4100)
+    for client in there:
+        await client.nothing_more()
+    await there[0].socket.close()
+    assert await outcome(await bench.open(workers[0])) in (4004, 4100)
+
+
+async def test_turned_off_who_waits_comes_in(bench):
+    worker = await bench.start()
+    await bench.change(max_connections=1)
+    await bench.client(worker)
+    second = asyncio.create_task(bench.client(worker))
+    await bench.settled(worker, lambda: len(worker.hub.admission) == 1)
+    await bench.change(max_connections=0)
+    await (await asyncio.wait_for(second, 5)).nothing_more()
+
+
+async def test_an_app_disabled_meanwhile_lets_nobody_in(bench):
+    worker = await bench.start()
+    await bench.change(max_connections=1)
+    first = await bench.client(worker)
+    second = asyncio.create_task(bench.open(worker))
+    await bench.settled(worker, lambda: len(worker.hub.admission) == 1)
+    await bench.change(enabled=False)
+    assert await first.closed_with() == 4003
+    assert await outcome(await asyncio.wait_for(second, 10)) == 4003
+    await bench.change(enabled=True)
+    await (await bench.client(worker)).nothing_more()
+
+
+async def test_without_redis_it_is_4100_and_not_4004(own_redis, bench_on, quick):
+    bench = await bench_on(own_redis)
+    worker = await bench.start()
+    quick(worker)
+    await bench.change(max_connections=5)
+    own_redis.kill()
+    await bench.settled(worker, lambda: not worker.link.up)
+    assert await outcome(await bench.open(worker)) == 4100
+    own_redis.start()
+
+
+async def test_a_drained_worker_sends_those_who_wait_elsewhere(bench):
+    worker = await bench.start()
+    await bench.change(max_connections=1)
+    await bench.client(worker)
+    second = asyncio.create_task(bench.open(worker))
+    await bench.settled(worker, lambda: len(worker.hub.admission) == 1)
+    worker.drain()
+    frame = await (await asyncio.wait_for(second, 10)).next()
+    assert frame["data"]["code"] == 4200
+    await asyncio.wait_for(worker.ended.wait(), 10)
+
+
+async def test_what_a_client_sends_before_the_greeting_is_heard_after_it(bench):
+    worker = await bench.start()
+    await bench.change(max_connections=1)
+    client = await bench.open(worker)
+    await client.send("pusher:subscribe", {"channel": "news"})
+    assert (await client.next())["event"] == GREETED
+    assert json.loads((await client.until("pusher_internal:subscription_succeeded"))["data"]) == {}
