@@ -159,7 +159,7 @@ async def make_plane(tmp_path, connect, wait_until):
                 listen_fd=listener.fileno(),
                 handover_path=str(tmp_path / "handover.sock"),
                 data_dir=str(tmp_path),
-                settings=Settings(**settings),
+                settings=Settings(**{"trigger_rate_per_minute": 0, **settings}),
             )
             heard = []
             plane = ControlPlane(start, records, listener, heard.append, body_timeout_s=body_timeout_s)

@@ -233,7 +233,7 @@ async def test_a_channel_always_has_its_counts(plane, occupy):
 
 async def test_a_channel_nobody_is_in_has_zeros(plane):
     assert (await plane.call("GET", "/apps/3/channels/b")).json() == {"occupied": False, "subscription_count": 0}
-    assert (await plane.call("GET", "/apps/3/channels/presence-a", params={"info": "cache"})).json() == {
+    assert (await plane.call("GET", "/apps/3/channels/presence-a")).json() == {
         "occupied": False,
         "subscription_count": 0,
         "user_count": 0,
@@ -325,6 +325,323 @@ async def test_auth_answers_a_preflight_without_credentials_and_lets_the_page_re
     assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, "https://example.com")
 
 
+async def test_auth_gives_the_secret_of_an_encrypted_channel_where_there_is_a_master_key(make_plane, redis):
+    import base64
+
+    master = bytes(range(32))
+    plane = await make_plane(redis.url, encryption_master_key=base64.b64encode(master).decode())
+    body = {"socket_id": "1.2", "channel_name": "private-encrypted-a"}
+    expected = base64.b64encode(hashlib.sha256(b"private-encrypted-a" + master).digest()).decode()
+    told = (await plane.call("POST", "/apps/3/auth", body)).json()
+    assert told == {"auth": "278d425bdf160c739803:" + digest("1.2:private-encrypted-a"), "shared_secret": expected}
+    assert (
+        "shared_secret" not in (await plane.call("POST", "/apps/3/auth", {**body, "channel_name": "private-a"})).json()
+    )
+
+
+async def test_without_a_master_key_an_encrypted_channel_is_signed_like_any_private_one(plane):
+    body = {"socket_id": "1.2", "channel_name": "private-encrypted-a"}
+    told = (await plane.call("POST", "/apps/3/auth", body)).json()
+    assert told == {"auth": "278d425bdf160c739803:" + digest("1.2:private-encrypted-a")}
+
+
+# -- cache, encrypted and user channels ---------------------------------------------------------------------------
+
+
+async def test_what_a_cache_channel_has_is_told_when_asked(plane):
+    path, asked = "/apps/3/channels/private-cache-a", {"info": "cache,subscription_count"}
+    counts = {"occupied": False, "subscription_count": 0}
+    assert (await plane.call("GET", path, params=asked)).json() == {**counts, "cache": None}
+    assert (await plane.trigger(channels=["private-cache-a", "b"], data="döta")).status == 200
+    told = (await plane.call("GET", path, params=asked)).json()
+    assert 1790 <= told["cache"].pop("ttl") <= 1800
+    assert told == {**counts, "cache": {"data": "döta"}}
+    assert (await plane.call("GET", path)).json() == counts
+    reply = await plane.call("GET", "/apps/3/channels/b", params={"info": "cache"})
+    assert (reply.status, reply.json()["code"]) == (400, "invalid_info")
+
+
+@pytest.mark.parametrize("how", ["trigger", "batch", "idempotent"])
+async def test_every_way_to_publish_fills_the_cache(plane, how):
+    if how == "idempotent":
+        await plane.records.set_app("3", {"idempotency": True})
+    event = {"name": "e", "channel": "cache-a", "data": how}
+    if how == "batch":
+        reply = await plane.call("POST", "/apps/3/batch_events", {"batch": [event]})
+    else:
+        reply = await plane.call("POST", "/apps/3/events", {**event, "correlation_id": "1"})
+    assert reply.status == 200
+    told = (await plane.call("GET", "/apps/3/channels/cache-a", params={"info": "cache"})).json()
+    assert told["cache"]["data"] == how
+
+
+async def test_an_encrypted_channel_is_published_to_alone(plane):
+    reply = await plane.trigger(channels=["private-encrypted-a", "b"])
+    assert (reply.status, reply.json()["code"]) == (400, "bad_request")
+    assert "private-encrypted-a" in reply.json()["error"]
+    assert (await plane.trigger(channels=["private-encrypted-a"])).status == 200
+
+
+async def test_an_event_for_a_user_goes_over_the_users_topic(plane, hear, wait_until):
+    listener = await hear("#server-to-user-u1")
+    reply = await plane.trigger(channels=["#server-to-user-u1"], info="subscription_count,user_count")
+    # Nobody counts there.
+    assert (reply.status, reply.json()) == (200, {"channels": {"#server-to-user-u1": {}}})
+    await wait_until(lambda: listener.heard)
+    assert parsed(listener.heard[0])[0] == "e"
+    assert (await plane.trigger(channels=["#server-to-user-"])).status == 400
+    assert (await plane.trigger(channels=["#other"])).status == 400
+
+
+# -- the daily limit ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def limited(plane, monkeypatch):
+    """`await limited(n)`: the plan of app 3 allows n messages a day."""
+    from redpoll.protocol import apps
+
+    async def limit(messages):
+        monkeypatch.setitem(apps.DAILY_LIMITS, "free", messages)
+        await plane.records.set_app("3", {"plan": "free"})
+
+    return limit
+
+
+async def test_each_channel_of_a_trigger_and_each_event_of_a_batch_is_a_message(plane, limited):
+    await limited(10)
+    reply = await plane.trigger(channels=["a", "b", "a"])
+    assert (reply.headers["x-ratelimit-policy"], reply.headers["x-ratelimit-remaining"]) == ("daily", "8")
+    items = [{"name": "e", "channel": "a", "data": ""}] * 5
+    reply = await plane.call("POST", "/apps/3/batch_events", {"batch": items})
+    assert reply.headers["x-ratelimit-remaining"] == "3"
+    assert (await plane.trigger()).headers["x-ratelimit-remaining"] == "2"
+    assert (await plane.trigger(name="")).status == 400
+    assert (await plane.trigger()).headers["x-ratelimit-remaining"] == "1"
+
+
+async def test_what_would_pass_the_daily_limit_is_refused_whole(plane, limited, hear, wait_until):
+    await limited(2)
+    listener = await hear("a", "b", "c")
+    reply = await plane.trigger(channels=["a", "b", "c"], correlation_id="x")
+    assert (reply.status, reply.json()["code"]) == (429, "daily_limit_exceeded")
+    assert (reply.headers["x-ratelimit-policy"], reply.headers["x-ratelimit-limit"]) == ("daily", "2")
+    assert reply.headers["x-ratelimit-remaining"] == "2"
+    assert int(reply.headers["retry-after"]) <= 86_400
+    assert int(reply.headers["x-ratelimit-reset"]) % 86_400 == 0
+    # It is this call's answer, whatever its fate.
+    assert reply.headers["x-service-correlation-id"] == "x"
+    assert (await plane.trigger(channels=["a", "b"], name="fits")).status == 200
+    assert (await plane.trigger(channels=["a"], name="beyond")).status == 429
+    await wait_until(lambda: len(listener.heard) == 2)
+    assert {parsed(each)[0] for each in listener.heard} == {"fits"}
+
+
+async def test_a_daily_refusal_takes_the_place_of_the_addresses_headers(make_plane, redis, monkeypatch):
+    from redpoll.protocol import apps
+
+    plane = await make_plane(redis.url, trigger_rate_per_minute=300)
+    monkeypatch.setitem(apps.DAILY_LIMITS, "free", 1)
+    await plane.records.set_app("3", {"plan": "free"})
+    assert (await plane.trigger()).headers["x-ratelimit-policy"] == "ip"
+    reply = await plane.trigger()
+    assert (reply.status, reply.headers["x-ratelimit-policy"], reply.headers["x-ratelimit-limit"]) == (
+        429,
+        "daily",
+        "1",
+    )
+
+
+# -- idempotency ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def idempotent(plane):
+    await plane.records.set_app("3", {"idempotency": True})
+
+
+@pytest.mark.usefixtures("idempotent")
+async def test_a_repetition_gets_the_same_answer_and_publishes_nothing(plane, hear, occupy, wait_until):
+    listener = await hear("a", "b")
+    await occupy("a", {"w1": 1})
+    event = {"channels": ["a", "b"], "info": "subscription_count", "correlation_id": "order 7"}
+    first = await plane.trigger(**event)
+    await occupy("a", {"w2": 5})
+    again = await plane.trigger(**event)
+    assert (first.status, again.status, again.body) == (200, 200, first.body)
+    assert again.headers["x-service-correlation-id"] == "order 7"
+    assert again.headers["x-service-trace-id"] != first.headers["x-service-trace-id"]
+    # The very same at the other mount, with another credential.
+    pair = {"X-Service-Key": "278d425bdf160c739803", "X-Service-Secret": SECRET}
+    body = json.dumps({"name": "e", "data": "{}", **event}).encode()
+    reply = await plane.ask("POST", "/api/v1/apps/3/events", body, pair)
+    assert (reply.status, reply.body) == (200, first.body)
+    assert (await plane.trigger(channels=["a"], name="end")).status == 200
+    await wait_until(lambda: len(listener.heard) == 3)
+    assert [parsed(each)[0] for each in listener.heard] == ["e", "e", "end"]
+
+
+@pytest.mark.usefixtures("idempotent")
+@pytest.mark.parametrize("other", [{"name": "f"}, {"data": "x"}, {"channels": ["d"]}, {"info": "user_count"}])
+async def test_the_same_id_with_another_body_is_409_and_publishes_nothing(plane, hear, wait_until, other):
+    listener = await hear("c", "d")
+    assert (await plane.trigger(correlation_id="1")).status == 200
+    reply = await plane.trigger(correlation_id="1", **other)
+    assert (reply.status, reply.json()["code"]) == (409, "idempotency_conflict")
+    assert (await plane.trigger(name="end")).status == 200
+    await wait_until(lambda: len(listener.heard) == 2)
+    assert [parsed(each)[0] for each in listener.heard] == ["e", "end"]
+
+
+@pytest.mark.usefixtures("idempotent")
+async def test_parameters_in_the_query_are_part_of_the_request(plane):
+    body = {"data": "d", "channel": "c", "correlation_id": "1"}
+    assert (await plane.call("POST", "/apps/3/events", body, {"name": "one"})).status == 200
+    assert (await plane.call("POST", "/apps/3/events", body, {"name": "one"}, timestamp="")).status == 401
+    assert (await plane.call("POST", "/apps/3/events", body, {"name": "one"})).status == 200
+    assert (await plane.call("POST", "/apps/3/events", body, {"name": "two"})).status == 409
+
+
+@pytest.mark.usefixtures("idempotent")
+async def test_a_batch_is_repeated_like_a_trigger(plane, hear, wait_until):
+    listener = await hear("c")
+    batch = {"batch": [{"name": f"e{number}", "channel": "c", "data": ""} for number in range(3)]}
+    for _ in range(3):
+        reply = await plane.call("POST", "/apps/3/batch_events", {**batch, "correlation_id": "1"})
+        assert (reply.status, reply.headers["x-service-correlation-id"]) == (200, "1")
+    assert (await plane.trigger(name="end")).status == 200
+    await wait_until(lambda: len(listener.heard) == 4)
+    assert [parsed(each)[0] for each in listener.heard] == ["e0", "e1", "e2", "end"]
+    # An id stands for one request of the app, not of one address of it.
+    assert (await plane.trigger(correlation_id="1")).status == 409
+
+
+@pytest.mark.usefixtures("idempotent")
+async def test_the_same_request_many_times_at_once_is_published_once(plane, hear, connect, wait_until, sign):
+    from redpoll import _frame
+
+    listener = await hear("c")
+    body = json.dumps({"name": "e", "channel": "c", "data": "", "correlation_id": "1"}).encode()
+    head = f"POST {sign('POST', '/apps/3/events', body)} HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
+    wires = [await connect(plane.port) for _ in range(10)]
+    replies = await asyncio.gather(*(wire.ask(head.encode() + body) for wire in wires))
+    assert {(reply.status, reply.body) for reply in replies} == {(200, b"{}")}
+    assert (await plane.trigger(name="end")).status == 200
+    await wait_until(lambda: len(listener.heard) >= 2)
+    assert [_frame.envelope(each)[6] for each in listener.heard] == [b"e", b"end"]
+
+
+@pytest.mark.usefixtures("idempotent")
+async def test_a_repetition_costs_nothing_of_the_daily_limit_and_a_refused_one_may_come_again(plane, limited):
+    await limited(2)
+    await plane.trigger(correlation_id="1")
+    await plane.trigger(correlation_id="1")
+    assert (await plane.trigger(channels=["a", "b"], correlation_id="2")).status == 429
+    await limited(3)
+    assert (await plane.trigger(channels=["a", "b"], correlation_id="2")).status == 200
+    assert (await plane.trigger()).status == 429
+
+
+async def test_without_the_switch_an_id_is_only_echoed(plane, hear, wait_until):
+    listener = await hear("c")
+    for event in ({}, {}, {"name": "other"}):
+        assert (await plane.trigger(correlation_id="1", **event)).status == 200
+    await wait_until(lambda: len(listener.heard) == 3)
+
+
+async def test_a_publish_answered_503_may_be_repeated_and_is_done_once(make_plane, own_redis, wait_until):
+    from redpoll.cluster.keys import Keys
+    from redpoll.cluster.link import Link
+
+    plane = await make_plane(own_redis.url)
+    await plane.records.set_app("3", {"idempotency": True})
+    link, heard = Link(own_redis.url), []
+    link.on_push = lambda topic, payload: heard.append(parsed(payload)[0])
+    link.start()
+    await link.wait_up()
+    subscribed = asyncio.get_running_loop().create_future()
+    link.subscribe([Keys("rp").topic("3", "c")], subscribed.set_result)
+    await subscribed
+    own_redis.pause()
+    try:
+        assert (await plane.trigger(correlation_id="1")).status == 503
+    finally:
+        own_redis.resume()
+    await wait_until(lambda: plane.plane.publisher.open)
+    assert (await plane.trigger(correlation_id="1")).status == 200
+    assert (await plane.trigger(correlation_id="1")).status == 200
+    assert (await plane.trigger(name="end")).status == 200
+    await wait_until(lambda: "end" in heard)
+    assert heard == ["e", "end"]
+    await link.close()
+
+
+# -- users ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def answering(redis, wait_until):
+    """`await answering(…)`: workers that are alive; those named answer, and what all are asked is in `.asked`."""
+    import msgspec
+
+    from redpoll.cluster.keys import Keys
+    from redpoll.cluster.link import Link
+    from redpoll.cluster.questions import Questions
+
+    keys, links = Keys("rp"), []
+
+    class Workers:
+        def __init__(self):
+            self.asked = []
+
+    async def start(alive, who_answer):
+        link = Link(redis.url)
+        links.append(link)
+        workers = Workers()
+
+        def hears(topic, payload):
+            question = msgspec.json.decode(payload)
+            if "ask" in question:
+                workers.asked.append(question)
+                for w in who_answer:
+                    Questions(link, keys).answer(question["id"], w, None)
+
+        link.on_push = hears
+        link.start()
+        await link.wait_up()
+        for w in alive:
+            await link.ask(b"HSET", keys.beat, w, 1)
+        subscribed = asyncio.get_running_loop().create_future()
+        link.subscribe([keys.sys], subscribed.set_result)
+        await subscribed
+        return workers
+
+    yield start
+    for link in links:
+        await link.close()
+
+
+@pytest.mark.parametrize("path", ["/apps/3", "/api/v1/apps/3", ""])
+async def test_terminate_asks_every_worker_for_the_user_of_this_app(plane, answering, path):
+    workers = await answering(["r.1.1", "r.2.1"], ["r.1.1", "r.2.1"])
+    reply = await plane.call("POST", path + "/users/u%201/terminate_connections", {})
+    assert (reply.status, reply.body) == (200, b"{}")
+    ((asked),) = workers.asked
+    assert {name: asked[name] for name in ("ask", "app", "user")} == {"ask": "terminate", "app": "3", "user": "u 1"}
+
+
+async def test_terminate_is_503_where_a_worker_does_not_answer(plane, answering):
+    await answering(["r.1.1", "r.2.1"], ["r.1.1"])
+    reply = await plane.call("POST", "/apps/3/users/u/terminate_connections", {})
+    assert (reply.status, reply.json()["code"]) == (503, "unavailable")
+    assert "r.2" in reply.json()["error"]
+
+
+async def test_terminate_takes_no_id_that_nobody_can_have(plane):
+    reply = await plane.call("POST", f"/apps/3/users/{'u' * 129}/terminate_connections", {})
+    assert (reply.status, reply.json()["code"]) == (400, "bad_request")
+
+
 # -- the official library ---------------------------------------------------------------------------------------
 
 
@@ -362,6 +679,12 @@ async def test_the_python_library_triggers_and_asks(plane, library, hear, occupy
         "subscription_count": 2,
     }
     assert await library("users_info", "presence-a") == {"users": [{"id": "1"}, {"id": "2"}]}
+
+
+async def test_the_python_library_ends_the_connections_of_a_user(plane, library, answering):
+    workers = await answering(["r.1.1"], ["r.1.1"])
+    assert await library("terminate_user_connections", "u1") == {}
+    assert [(asked["app"], asked["user"]) for asked in workers.asked] == [("3", "u1")]
 
 
 async def test_the_python_library_meets_the_errors_it_knows(plane, library):

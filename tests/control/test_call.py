@@ -8,7 +8,10 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from redpoll.control.call import Call, error_answer, new_trace_id
-from redpoll.protocol.errors import ApiError
+from redpoll.protocol.apps import App, Key
+from redpoll.protocol.errors import HTTP_STATUS, ApiError
+from redpoll.protocol.tokens import Token
+from redpoll.proxies import TrustedProxies
 
 
 def call(target="/apps/1/events?a=1", **headers):
@@ -82,3 +85,49 @@ async def test_who_waits_for_the_body_of_a_client_that_left_is_told():
     seen._cancel(ConnectionResetError("gone"))
     with pytest.raises(ConnectionResetError):
         await reading
+
+
+# -- who calls ----------------------------------------------------------------------------------------------------
+
+
+class Protocol:
+    """What a call asks of its connection."""
+
+    def __init__(self, peername, trusted=()):
+        self.peername = peername
+        self.trusted = TrustedProxies(trusted)
+
+
+@pytest.mark.parametrize(
+    ("peername", "trusted", "forwarded", "expected"),
+    [
+        (("192.0.2.1", 5), (), None, "192.0.2.1"),
+        (("192.0.2.1", 5), (), "198.51.100.1", "192.0.2.1"),
+        (("10.0.0.1", 5), ("10.0.0.0/8",), "198.51.100.1", "198.51.100.1"),
+        (("2001:db8::1", 5, 0, 0), (), None, "2001:db8::1"),
+        # A Unix socket's other end, and a client that left before it was asked.
+        ("", (), None, ""),
+        (None, (), None, ""),
+    ],
+)
+def test_the_clients_address_is_the_peers_or_what_a_trusted_proxy_says(peername, trusted, forwarded, expected):
+    seen = call(**({"X-Forwarded-For": forwarded} if forwarded else {}))
+    seen.protocol = Protocol(peername, trusted)
+    assert seen.remote == expected
+
+
+def test_the_key_of_a_call_with_a_token_is_the_one_that_the_server_signs_with():
+    keys = (Key(key="old", secret="1", enabled=False), Key(key="new", secret="2"), Key(key="newer", secret="3"))
+    token = Token(id="t", app_id="1", name="t", hash="h", prefix="p", scopes=("all",), created_at=0.0)
+    seen = call("/apps/1/auth?auth_key=q", **{"X-Service-Key": "newer"})
+    seen.params = [("auth_key", "q")]
+    seen.app, seen.token = App(id="1", name="a", keys=keys), token
+    assert seen.key == "new"
+    seen.app = App(id="1", name="a", keys=keys[:1])
+    assert seen.key == ""
+
+
+@pytest.mark.parametrize("code", [code for code, status in HTTP_STATUS.items() if status in (400, 401, 403, 429)])
+def test_every_401_says_how_to_show_a_credential(code):
+    headers = error_answer(ApiError(code, "x"), "0" * 32).headers
+    assert (b"WWW-Authenticate: Bearer" in headers) is (HTTP_STATUS[code] == 401 or code == "insufficient_scope")

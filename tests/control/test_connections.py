@@ -8,6 +8,7 @@ import pytest
 
 from redpoll.control.answers import Answer
 from redpoll.control.connections import Connections
+from redpoll.proxies import TrustedProxies
 
 
 def error_page(status, code, text):
@@ -310,4 +311,48 @@ async def test_an_upgrade_behind_other_requests_leaves_with_every_byte(serve):
     assert await reader.readexactly(13) == b"HTTP/1.1 101 "
     os.close(descriptor)
     assert await reader.read() == b""
+    writer.close()
+
+
+async def test_behind_a_trusted_proxy_each_request_has_a_client_of_its_own(serve):
+    connections, _ = await serve()
+    connections.trusted = TrustedProxies(["10.0.0.0/8"])
+    reader, writer = await taken(connections, b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n", peer=("10.1.1.1", 4711))
+    assert b"GET /a 0 10.1.1.1" in await reader.readuntil(b"10.1.1.1")
+    for client in (b"198.51.100.1", b"198.51.100.2"):
+        writer.write(b"GET /b HTTP/1.1\r\nHost: h\r\nX-Forwarded-For: 1.2.3.4, %b\r\n\r\n" % client)
+        assert b"GET /b 0 " + client in await reader.readuntil(client)
+    writer.close()
+
+
+async def test_what_a_relayed_client_asked_is_answered_behind_its_end_of_file(serve, wait_until):
+    """A worker ends its relays so (worker/relay.py)."""
+    proceed = asyncio.Event()
+
+    async def waits(call):
+        await proceed.wait()
+        return Answer(200, await call.content.read())
+
+    connections, _ = await serve(waits)
+    reader, writer = await taken(connections, b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nabcd")
+    await wait_until(lambda: connections.requests_count)
+    writer.write_eof()
+    await asyncio.sleep(0.05)
+    proceed.set()
+    answer = await asyncio.wait_for(reader.read(), 5)
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert answer.endswith(b"abcd")
+    await wait_until(lambda: not connections.connections)
+    writer.close()
+
+
+@pytest.mark.parametrize("rest", [b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nab", b"GET / HT", b""])
+async def test_a_relayed_client_that_ends_half_way_is_not_waited_for(serve, wait_until, rest):
+    connections, _ = await serve()
+    reader, writer = await taken(connections, b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n")
+    await reader.readuntil(b"203.0.113.9")
+    writer.write(rest)
+    writer.write_eof()
+    await asyncio.wait_for(reader.read(), 5)
+    await wait_until(lambda: not connections.connections, 2)
     writer.close()

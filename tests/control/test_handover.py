@@ -37,7 +37,7 @@ async def worker(handover, tmp_path):
     passage.back = back
     yield passage
     passage.close()
-    for descriptor, _peer, _data in back:
+    for descriptor, *_ in back:
         os.close(descriptor)
 
 
@@ -72,13 +72,15 @@ async def test_a_large_body_and_keep_alive_and_the_true_address_survive_the_hand
 
 async def test_an_upgrade_that_comes_late_is_handed_back_to_its_worker(handover, worker, wait_until):
     reader, writer, accepted = await client_and_accepted()
-    worker.send(os.dup(accepted.fileno()), ("203.0.113.9", 4711), b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n")
+    head = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
+    worker.send(os.dup(accepted.fileno()), ("203.0.113.9", 4711), head, secure=True)
     accepted.close()
     assert await body_of(reader) == b"GET /a 0 0 203.0.113.9"
     upgrade = b"GET /app/k HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     writer.write(upgrade)
     await wait_until(lambda: worker.back)
-    descriptor, peer, data = worker.back[0]
+    descriptor, peer, data, secure = worker.back[0]
+    assert secure
     assert (peer, data) == (("203.0.113.9", 4711), upgrade)
     os.write(descriptor, b"101")
     assert await reader.readexactly(3) == b"101"

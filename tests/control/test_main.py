@@ -125,6 +125,45 @@ async def test_an_exception_in_the_loop_is_counted(plane, wait_until):
     await wait_until(lambda: plane.plane._own_counters()["loop_exceptions_total"] == 1)
 
 
+@pytest.mark.parametrize("how", ["away", "hanging"])
+async def test_limits_and_ids_do_not_make_a_503_later(make_plane, own_redis, wait_until, how):
+    plane = await make_plane(own_redis.url)
+    await plane.records.set_app("3", {"plan": "free", "idempotency": True})
+    loop = asyncio.get_running_loop()
+    if how == "away":
+        own_redis.kill()
+    else:
+        own_redis.pause()
+    for event in ({}, {"correlation_id": "1"}, {"channels": ["a", "b"], "info": "subscription_count"}):
+        began = loop.time()
+        reply = await plane.trigger(**event)
+        # 2 s are promised; a busy machine may take longer, three waits one after another would take six.
+        assert loop.time() - began < 4
+        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+    if how == "away":
+        own_redis.start()
+    else:
+        own_redis.resume()
+    await wait_until(lambda: plane.plane.publisher.open)
+    assert (await plane.trigger(correlation_id="1")).status == 200
+
+
+async def test_the_daily_counter_goes_on_where_redis_lost_its_data(make_plane, own_redis, wait_until):
+    plane = await make_plane(own_redis.url)
+    await plane.records.set_app("3", {"plan": "free"})
+    for _ in range(5):
+        reply = await plane.trigger()
+    assert reply.headers["x-ratelimit-remaining"] == "199995"
+    own_redis.kill()
+    await wait_until(lambda: not plane.plane.publisher.open)
+    for file in own_redis.folder.rglob("*.*of*"):
+        if file.is_file():
+            file.unlink()
+    own_redis.start()
+    await wait_until(lambda: plane.plane.publisher.open)
+    assert (await plane.trigger()).headers["x-ratelimit-remaining"] == "199994"
+
+
 # -- as a process -----------------------------------------------------------------------------------------------
 
 CONTROL = (
@@ -239,3 +278,54 @@ async def test_records_that_cannot_be_used_end_the_start_with_a_sentence(start_p
     await wait_until(lambda: it.told)
     assert "redpoll.sqlite" in json.dumps(it.told)
     assert "fatal" in it.told[0]
+
+
+HEAD = b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %b\r\nContent-Length: 36\r\n\r\n"
+EVENT = b'{"name":"e","channel":"c","data":""}'
+
+
+async def test_a_token_made_by_command_opens_until_it_is_revoked_by_command(
+    start_process, connect, wait_until, tmp_path
+):
+    it = start_process(app_id="3", app_key="k", app_secret="s")
+    await wait_until(lambda: {"ready": True} in it.told)
+
+    async def command(verb, **arguments):
+        return await asyncio.to_thread(ask, socket_path(tmp_path), verb, arguments)
+
+    made = await command("token create", app="3", name="t", scopes=["publish"], lasts_s=None)
+    wire = await connect(it.port)
+    async with asyncio.timeout(10):
+        while not await ready(wire):
+            pass
+    request = HEAD % made["token"].encode() + EVENT
+    assert (await wire.ask(request)).status == 200
+    await command("token revoke", ids=[made["id"]])
+    reply = await wire.ask(request)
+    assert (reply.status, reply.json()["code"]) == (401, "token_revoked")
+    (listed,) = await command("token list", app="3")
+    assert listed["last_used_at"] is not None
+
+
+async def test_the_daily_counter_is_not_lower_after_control_was_killed(start_process, connect, wait_until, tmp_path):
+    it = start_process(app_id="3", app_key="k", app_secret="s", trigger_rate_per_minute=0)
+    await wait_until(lambda: {"ready": True} in it.told)
+    await asyncio.to_thread(ask, socket_path(tmp_path), "app set", {"id": "3", "settings": {"plan": "free"}})
+    head = b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\nX-Service-Key: k\r\nX-Service-Secret: s\r\n"
+    request = head + b"Content-Length: 36\r\n\r\n" + EVENT
+
+    async def left(process):
+        wire = await connect(process.port)
+        async with asyncio.timeout(10):
+            while not await ready(wire):
+                pass
+        for _ in range(7):
+            reply = await wire.ask(request)
+        return int(reply.headers["x-ratelimit-remaining"])
+
+    assert await left(it) == 200_000 - 7
+    it.process.kill()
+    await asyncio.to_thread(it.process.wait)
+    later = start_process(app_id="3", app_key="k", app_secret="s", trigger_rate_per_minute=0)
+    await wait_until(lambda: {"ready": True} in later.told)
+    assert await left(later) == 200_000 - 14

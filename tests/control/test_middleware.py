@@ -339,3 +339,231 @@ async def test_an_error_text_is_json_whatever_the_caller_wrote(plane, sign):
     reply = await plane.ask("POST", target, BODY)
     assert reply.status == 401
     json.loads(reply.body)
+
+
+# -- app tokens -------------------------------------------------------------------------------------------------
+
+
+async def token(plane, *scopes, app_id="3", lasts_s=None):
+    """(token, headers that show it)."""
+    made, plain = await plane.records.create_token(app_id, "t", scopes, lasts_s)
+    return made, {"Authorization": f"Bearer {plain}"}
+
+
+CALLS = {
+    "publish": [
+        ("POST", "/apps/3/events", BODY),
+        ("POST", "/apps/3/batch_events", b'{"batch":[]}'),
+        ("POST", "/apps/3/users/u/terminate_connections", b"{}"),
+        ("POST", "/users/u/terminate_connections", b"{}"),
+    ],
+    "read": [
+        ("GET", "/apps/3/channels", b""),
+        ("GET", "/apps/3/channels/c", b""),
+        ("GET", "/apps/3/channels/presence-c/users", b""),
+    ],
+    "auth": [("POST", "/apps/3/auth", b'{"socket_id":"1.2","channel_name":"private-a"}')],
+}
+
+
+@pytest.mark.parametrize("scope", ["publish", "read", "auth", "all"])
+async def test_a_token_opens_what_its_scope_says_and_nothing_else(plane, scope):
+    _, shown = await token(plane, scope)
+    for wanted, calls in CALLS.items():
+        for method, path, body in calls:
+            reply = await plane.ask(method, path, body, shown)
+            if scope in (wanted, "all"):
+                assert reply.status == 200, path
+            else:
+                assert code_of(reply) == (403, "insufficient_scope"), path
+                assert 'error="insufficient_scope"' in reply.headers["www-authenticate"]
+
+
+async def test_every_route_that_wants_a_credential_is_among_these_calls(plane):
+    known = {plane.plane.routes.find(path)[0][method].name for calls in CALLS.values() for method, path, _ in calls}
+    assert known == {route.name for route in plane.plane.routes.all if route.scope}
+
+
+async def test_a_revoked_token_opens_nothing_from_that_moment_on_the_same_connection(plane):
+    made, shown = await token(plane, "all")
+    assert (await plane.ask("POST", "/apps/3/events", BODY, shown)).status == 200
+    await plane.records.revoke_tokens([made.id])
+    reply = await plane.ask("POST", "/apps/3/events", BODY, shown)
+    assert code_of(reply) == (401, "token_revoked")
+    assert 'error="invalid_token"' in reply.headers["www-authenticate"]
+
+
+async def test_an_expired_token_is_told_when_it_expired(plane):
+    _, shown = await token(plane, "all", lasts_s=60)
+    assert (await plane.ask("GET", "/apps/3/channels", b"", shown)).status == 200
+    plane.plane.front._clock = lambda: time.time() + 61
+    reply = await plane.ask("GET", "/apps/3/channels", b"", shown)
+    assert code_of(reply) == (401, "token_expired")
+    assert "expired 1 s ago" in reply.json()["error"]
+
+
+async def test_what_is_no_token_of_ours_is_401_and_does_not_fall_through(plane, sign):
+    target = sign("POST", "/apps/3/events", BODY)
+    pair = {"X-Service-Key": KEY, "X-Service-Secret": SECRET}
+    for wrong in ("Bearer rp_x", "bearer ", "Bearer", "BEARER  \t", f"Bearer {SECRET}"):
+        reply = await plane.ask("POST", target, BODY, {"Authorization": wrong, **pair})
+        assert code_of(reply) == (401, "unauthorized"), wrong
+        assert reply.headers["www-authenticate"] == "Bearer"
+
+
+async def test_a_revoked_token_is_not_helped_by_another_credential(plane, sign):
+    made, shown = await token(plane, "all")
+    await plane.records.revoke_tokens([made.id])
+    target = sign("POST", "/apps/3/events", BODY)
+    pair = {"X-Service-Key": KEY, "X-Service-Secret": SECRET}
+    assert code_of(await plane.ask("POST", target, BODY, {**shown, **pair})) == (401, "token_revoked")
+
+
+async def test_the_stored_hash_of_a_token_opens_nothing(plane):
+    made, _ = await token(plane, "all")
+    for text in (made.hash, made.id, made.prefix):
+        reply = await plane.ask("GET", "/apps/3/channels", b"", {"Authorization": f"Bearer {text}"})
+        assert code_of(reply) == (401, "unauthorized")
+
+
+async def test_the_time_of_last_use_is_kept_for_calls_that_were_let_in_only(plane):
+    made, shown = await token(plane, "read")
+    assert (await plane.ask("POST", "/apps/3/events", BODY, shown)).status == 403
+    assert plane.records.tokens[made.hash].last_used_at is None
+    await plane.ask("GET", "/apps/3/channels", b"", shown)
+    assert abs(plane.records.tokens[made.hash].last_used_at - time.time()) < 5
+
+
+async def test_a_token_for_every_app_is_told_that_there_is_no_such_app(plane):
+    from redpoll.protocol.auth import token_hash
+    from redpoll.protocol.tokens import Token
+
+    wide = Token(
+        id="w", app_id=None, name="w", hash=token_hash("wide"), prefix="wide", scopes=("all",), created_at=time.time()
+    )
+    plane.records.tokens[wide.hash] = wide
+    shown = {"Authorization": "Bearer wide"}
+    for app_id in ("3", "4"):
+        assert (await plane.ask("POST", f"/apps/{app_id}/events", BODY, shown)).status == 200
+    assert code_of(await plane.ask("POST", "/apps/999/events", BODY, shown)) == (404, "unknown_app")
+    # Nobody says whose user that is.
+    reply = await plane.ask("POST", "/users/u/terminate_connections", b"{}", shown)
+    assert code_of(reply) == (400, "bad_request")
+
+
+async def test_a_token_of_an_app_that_is_switched_off_is_403(plane):
+    _, shown = await token(plane, "all")
+    await plane.records.set_app("3", {"enabled": False})
+    assert code_of(await plane.ask("GET", "/apps/3/channels", b"", shown)) == (403, "app_disabled")
+
+
+# -- keys -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_new_key_works_beside_the_old_until_that_is_disabled(plane, sign):
+    new = await plane.records.add_key("3")
+
+    def both():
+        return [
+            plane.ask("POST", sign("POST", "/apps/3/events", BODY, key=key, secret=secret), BODY)
+            for key, secret in ((KEY, SECRET), (new.key, new.secret))
+        ]
+
+    assert [(await asked).status for asked in both()] == [200, 200]
+    await plane.records.disable_key("3", KEY)
+    assert [(await asked).status for asked in both()] == [401, 200]
+    pair = {"X-Service-Key": KEY, "X-Service-Secret": SECRET}
+    for path in ("/apps/3/events", "/users/u/terminate_connections"):
+        assert code_of(await plane.ask("POST", path, BODY, pair)) == (401, "unauthorized")
+    # A token's signatures are made with a key that opens.
+    _, shown = await token(plane, "auth")
+    body = b'{"socket_id":"1.2","channel_name":"private-a"}'
+    assert (await plane.ask("POST", "/apps/3/auth", body, shown)).json()["auth"].startswith(new.key + ":")
+
+
+async def test_with_a_token_a_key_in_a_header_is_not_looked_at(plane):
+    _, shown = await token(plane, "auth")
+    body = b'{"socket_id":"1.2","channel_name":"private-a"}'
+    for other in (OTHER_KEY, "unknown"):
+        reply = await plane.ask("POST", f"/apps/3/auth?auth_key={other}", body, {**shown, "X-Service-Key": other})
+        assert reply.json()["auth"].startswith(KEY + ":")
+
+
+# -- the rate limit ---------------------------------------------------------------------------------------------
+
+
+async def test_triggers_beyond_the_rate_are_429_and_every_answer_tells_what_is_left(make_plane, redis):
+    plane = await make_plane(redis.url, trigger_rate_per_minute=3)
+    left = []
+    for event in ({}, {"name": ""}, {}):
+        reply = await plane.trigger(**event)
+        assert reply.headers["x-ratelimit-policy"] == "ip"
+        assert reply.headers["x-ratelimit-limit"] == "3"
+        assert 58 < int(reply.headers["x-ratelimit-reset"]) - time.time() <= 61
+        assert "retry-after" not in reply.headers
+        left.append((reply.status, reply.headers["x-ratelimit-remaining"]))
+    # What is refused for its form has been counted: authentication, rate limit, decode.
+    assert left == [(200, "2"), (400, "1"), (200, "0")]
+    reply = await plane.trigger()
+    assert code_of(reply) == (429, "rate_limited")
+    assert (reply.headers["x-ratelimit-remaining"], reply.headers["x-ratelimit-policy"]) == ("0", "ip")
+    assert 0 < int(reply.headers["retry-after"]) <= 60
+    assert "REDPOLL_TRIGGER_RATE_PER_MINUTE" in reply.json()["error"]
+    # Asking and signing aren't triggers.
+    reply = await plane.call("GET", "/apps/3/channels")
+    assert reply.status == 200
+    assert "x-ratelimit-limit" not in reply.headers
+
+
+async def test_a_batch_is_one_request_and_who_is_not_let_in_is_not_counted(make_plane, redis, sign):
+    plane = await make_plane(redis.url, trigger_rate_per_minute=2)
+    for _ in range(5):
+        assert (await plane.ask("POST", sign("POST", "/apps/3/events", BODY, secret="no"), BODY)).status == 401
+    items = [{"name": "e", "channel": "c", "data": ""}] * 10
+    reply = await plane.call("POST", "/apps/3/batch_events", {"batch": items})
+    assert (reply.status, reply.headers["x-ratelimit-remaining"]) == (200, "1")
+
+
+async def test_the_address_is_the_clients_behind_a_trusted_proxy_only(make_plane, redis, sign):
+    async def triggers(plane, *clients):
+        statuses = []
+        for client in clients:
+            target = sign("POST", "/apps/3/events", BODY)
+            statuses.append((await plane.ask("POST", target, BODY, {"X-Forwarded-For": client})).status)
+        return statuses
+
+    plane = await make_plane(redis.url, trigger_rate_per_minute=1, trusted_proxies=("127.0.0.0/8",))
+    assert await triggers(plane, "192.0.2.1", "192.0.2.2", "198.51.100.7, 192.0.2.1") == [200, 200, 429]
+
+
+async def test_whom_nobody_trusts_cannot_choose_an_address(make_plane, redis, sign):
+    plane = await make_plane(redis.url, trigger_rate_per_minute=1)
+    for client, status in (("192.0.2.1", 200), ("192.0.2.2", 429)):
+        reply = await plane.ask("POST", sign("POST", "/apps/3/events", BODY), BODY, {"X-Forwarded-For": client})
+        assert reply.status == status
+
+
+async def test_a_rate_of_nothing_is_no_limit_and_tells_none(make_plane, redis):
+    plane = await make_plane(redis.url, trigger_rate_per_minute=0)
+    for _ in range(400):
+        reply = await plane.trigger()
+    assert reply.status == 200
+    assert "x-ratelimit-limit" not in reply.headers
+
+
+# -- failures of cross-origin calls ------------------------------------------------------------------------------
+
+
+async def test_a_page_calls_auth_with_a_token_of_its_scope_and_reads_refusals_too(plane):
+    await plane.records.set_app("3", {"allowed_origins": ("good.example",)})
+    _, shown = await token(plane, "auth")
+    body = b"socket_id=1.2&channel_name=private-a"
+    form = {"Content-Type": "application/x-www-form-urlencoded", "Origin": "https://good.example"}
+    reply = await plane.ask("POST", "/apps/3/auth", body, {**shown, **form})
+    assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, "https://good.example")
+    refused = await plane.ask("POST", "/apps/3/auth", body, {"Authorization": "Bearer no", **form})
+    assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, "https://good.example")
+    evil = {**form, "Origin": "https://evil.example"}
+    assert (
+        "access-control-allow-origin" not in (await plane.ask("POST", "/apps/3/auth", body, {**shown, **evil})).headers
+    )

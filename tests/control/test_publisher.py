@@ -8,6 +8,13 @@ from redpoll.cluster.bus import Bus, Outgoing, Unavailable
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
 from redpoll.control.publisher import Publisher
+from redpoll.protocol.apps import App
+
+APP = App(id="1", name="one", keys=())
+
+
+def event(name, channel="c", skip=None):
+    return Outgoing(channel, name, "d", skip)
 
 
 class FakeBus:
@@ -18,8 +25,8 @@ class FakeBus:
         self.listening = 0
         self.asked = 0
 
-    def publish(self, app_id, channel, event, data, *, skip, trace, done):
-        self.sent.append((app_id, channel, event, data, skip, trace))
+    def post(self, app, item, trace, *, once, index, done):
+        self.sent.append((app.id, *item[:4], trace, once, index))
         self.done = done
         self.waiting.append(done)
 
@@ -59,8 +66,8 @@ async def opened(publisher, wait_until):
 
 async def test_a_publish_ends_with_redis_answer(publisher, bus, wait_until):
     it = await opened(publisher(), wait_until)
-    future = it.publish("1", "c", "e", "d", "1.2", "t")
-    assert bus.sent == [("1", "c", "e", "d", "1.2", "t")]
+    future = it.publish(APP, event("e", skip="1.2"), "t")
+    assert bus.sent == [("1", "c", "e", "d", "1.2", "t", None, 0)]
     assert not future.done()
     bus.done(3)
     it.confirmed(await future)
@@ -69,7 +76,7 @@ async def test_a_publish_ends_with_redis_answer(publisher, bus, wait_until):
 
 async def test_an_error_of_redis_is_unavailable(publisher, bus, wait_until):
     it = await opened(publisher(), wait_until)
-    future = it.publish("1", "c", "e", "d", None, "t")
+    future = it.publish(APP, event("e"), "t")
     bus.done(LinkDown(sent=True))
     with pytest.raises(Unavailable, match="not confirmed: Redis went away"):
         it.confirmed(await future)
@@ -78,13 +85,13 @@ async def test_an_error_of_redis_is_unavailable(publisher, bus, wait_until):
 
 async def test_what_is_not_confirmed_in_time_is_unavailable_and_a_late_answer_harms_nothing(publisher, bus, wait_until):
     it = await opened(publisher(confirm_s=0.05), wait_until)
-    first, second = (it.publish("1", "c", event, "d", None, "t") for event in "ab")
+    first, second = (it.publish(APP, event(name), "t") for name in "ab")
     bus.waiting[1](1)
     with pytest.raises(Unavailable, match=r"within 0\.05 s"):
         it.confirmed(await first)
     it.confirmed(await second)
     bus.waiting[0](1)
-    later = it.publish("1", "c", "c", "d", None, "t")
+    later = it.publish(APP, event("c"), "t")
     with pytest.raises(Unavailable):
         it.confirmed(await later)
 
@@ -92,7 +99,7 @@ async def test_what_is_not_confirmed_in_time_is_unavailable_and_a_late_answer_ha
 async def test_confirmed_ones_are_forgotten_while_others_come(publisher, bus, wait_until):
     it = await opened(publisher(), wait_until)
     for _ in range(1000):
-        future = it.publish("1", "c", "e", "d", None, "t")
+        future = it.publish(APP, event("e"), "t")
         bus.done(1)
         await future
     assert len(it._awaited) <= 1
@@ -101,9 +108,10 @@ async def test_confirmed_ones_are_forgotten_while_others_come(publisher, bus, wa
 async def test_several_events_are_adjacent_and_all_awaited(publisher, bus, wait_until):
     it = await opened(publisher(), wait_until)
     items = [Outgoing("a", "e1", "d"), Outgoing("b", "e2", "d", "1.2")]
-    publishing = asyncio.create_task(it.publish_all("1", items, "t"))
+    publishing = asyncio.create_task(it.publish_all(APP, items, "t"))
     await wait_until(lambda: len(bus.waiting) == 2)
     assert [sent[1:5] for sent in bus.sent] == [("a", "e1", "d", None), ("b", "e2", "d", "1.2")]
+    assert [sent[6:] for sent in bus.sent] == [(None, 0), (None, 1)]
     bus.waiting[0](1)
     await asyncio.sleep(0)
     assert not publishing.done()
@@ -116,7 +124,7 @@ async def test_the_gate_opens_when_every_worker_hears(publisher, bus, wait_until
     it = publisher(workers=2, gate_s=60)
     bus.listening = 1
     it.link_up()
-    waiting = asyncio.create_task(it.publish_all("1", [Outgoing("c", "e", "d")], "t"))
+    waiting = asyncio.create_task(it.publish_all(APP, [Outgoing("c", "e", "d")], "t"))
     await wait_until(lambda: bus.asked > 2)
     assert not it.open
     assert bus.sent == []
@@ -136,7 +144,7 @@ async def test_the_gate_opens_at_last_although_a_worker_is_deaf(publisher, bus, 
 async def test_a_closed_gate_is_unavailable_in_time(publisher, bus):
     it = publisher(confirm_s=0.02)
     with pytest.raises(Unavailable):
-        await it.publish_all("1", [Outgoing("c", "e", "d")], "t")
+        await it.publish_all(APP, [Outgoing("c", "e", "d")], "t")
     assert bus.sent == []
 
 
@@ -169,7 +177,7 @@ async def test_against_a_real_redis_the_workers_are_those_that_subscribed(redis,
     worker.on_push = lambda topic, payload: heard.append(topic)
     worker.subscribe([keys.sys, keys.topic("1", "c")])
     await wait_until(lambda: it.open)
-    it.confirmed(await it.publish("1", "c", "e", "d", None, "t"))
+    it.confirmed(await it.publish(APP, event("e"), "t"))
     await wait_until(lambda: keys.topic("1", "c") in heard)
     it.close()
     await ours.close()

@@ -1,4 +1,4 @@
-"""The HTTP API's endpoints: publish, ask who is there, sign a subscription (protocol.md 14, spec 4).
+"""The HTTP API's endpoints: publish, ask who is there, sign a subscription, end a user's connections (protocol.md 14).
 
 Who calls, and with which body, is settled before (control.middleware); what a body may say is redpoll.protocol's.
 Everything that waits here waits for Redis, at most 2 s, and then says 503.
@@ -6,75 +6,191 @@ Everything that waits here waits for Redis, at most 2 s, and then says 503.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
-from redpoll.cluster.bus import Outgoing
+from redpoll.cluster.bus import Outgoing, Unavailable
+from redpoll.cluster.idempotency import Claim, Idempotency, Outcome
+from redpoll.cluster.questions import Questions
 from redpoll.control.answers import EMPTY_OBJECT, Answer, header_line
 from redpoll.control.call import Call
+from redpoll.control.daily import Daily
 from redpoll.control.occupancy import Occupancy
 from redpoll.control.publisher import Publisher
-from redpoll.protocol.auth import sign_channel
-from redpoll.protocol.channels import Kind, kind_of
+from redpoll.control.shapes import (
+    Attributes,
+    AuthAnswer,
+    BatchAnswer,
+    CachedEvent,
+    ChannelAnswer,
+    ChannelsAnswer,
+    TriggerAnswer,
+    User,
+    UsersAnswer,
+)
+from redpoll.protocol.auth import AUTH_NAMES, encryption_secret, sign_channel
+from redpoll.protocol.channels import Kind, is_encrypted, kind_of
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.messages import (
     EVENT_INFO,
+    Event,
     check_channel,
     decode_auth,
     decode_batch,
     decode_event,
+    parse_channel_info,
     parse_info,
 )
+from redpoll.protocol.presence import MAX_USER_ID_CHARS
 
 __all__ = ["Api"]
 
 _encode: Final = msgspec.json.Encoder().encode
-# `cache` is allowed everywhere and told where something is cached.
-_CHANNEL_INFO: Final = EVENT_INFO | {"cache"}
 _PREFLIGHT_HEADERS: Final = b"Access-Control-Allow-Methods: POST\r\nAccess-Control-Max-Age: 600\r\n"
 _FORM: Final = "application/x-www-form-urlencoded"
+# For a publish with all that goes before it; the caller is to have its answer within 2 s.
+_PUBLISHED_WITHIN_S: Final = 1.9
+
+# Tells what `info` asked for, as the answer's body.
+_Tell = Callable[[], Awaitable[bytes]]
 
 
 class Api:
-    """The handlers. Each takes a `Call` with its app and returns the answer, or raises ApiError or Unavailable."""
+    """The handlers. Each takes a `Call` with its app and returns the answer, or raises ApiError or Unavailable.
 
-    def __init__(self, publisher: Publisher, occupancy: Occupancy) -> None:
+    `master_key`: the 32 bytes that encrypted channels' secrets are made of, None where the operator gave none.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        occupancy: Occupancy,
+        daily: Daily,
+        idempotency: Idempotency,
+        questions: Questions,
+        master_key: bytes | None = None,
+    ) -> None:
         self._publisher = publisher
         self._occupancy = occupancy
+        self._daily = daily
+        self._idempotency = idempotency
+        self._questions = questions
+        self._master_key = master_key
+
+    # -- publishing
 
     async def trigger(self, call: Call) -> Answer:
         """POST events: `{}`, or with `info` `{"channels": {name: {…}}}`, one entry per distinct channel."""
         app, publisher = call.app, self._publisher
         event = decode_event(call.body, call.params, app)
-        if publisher.open and len(event.channels) == 1:
-            publisher.confirmed(
-                await publisher.publish(
-                    app.id, event.channels[0], event.name, event.data, event.socket_id, call.trace_id
-                )
-            )
-        else:
-            items = [Outgoing(channel, event.name, event.data, event.socket_id) for channel in event.channels]
-            await publisher.publish_all(app.id, items, call.trace_id)
-        more_headers = b""
-        if event.correlation_id is not None:
-            more_headers = header_line("X-Service-Correlation-Id", event.correlation_id)
-        if not event.info:
-            return call.answer(EMPTY_OBJECT, more_headers)
-        asked = [(channel, event.info) for channel in event.channels]
-        told = await self._attributes(app.id, asked)
-        return call.answer(_encode({"channels": dict(zip(event.channels, told, strict=True))}), more_headers)
+        correlation_id = event.correlation_id
+        if correlation_id is not None:
+            call.more_headers += header_line("X-Service-Correlation-Id", correlation_id)
+        if (
+            publisher.open
+            and len(event.channels) == 1
+            and not event.info
+            and app.daily_limit is None
+            and (correlation_id is None or not app.idempotency)
+        ):
+            # Nearly every event, so nothing is made here that it doesn't need.
+            item = (event.channels[0], event.name, event.data, event.socket_id, None)
+            publisher.confirmed(await publisher.publish(app, item, call.trace_id))
+            return call.answer(EMPTY_OBJECT)
+        return await self._trigger(call, event)
+
+    async def _trigger(self, call: Call, event: Event) -> Answer:
+        items = [Outgoing(channel, event.name, event.data, event.socket_id) for channel in event.channels]
+
+        async def tell() -> bytes:
+            if not event.info:
+                return EMPTY_OBJECT
+            told = await self._attributes(call.app.id, [(channel, event.info) for channel in event.channels])
+            return _encode(TriggerAnswer(dict(zip(event.channels, told, strict=True))))
+
+        return call.answer(await self._publish(call, "events", items, event.correlation_id, tell))
 
     async def trigger_batch(self, call: Call) -> Answer:
         """POST batch_events: `{}`, or with any `info` `{"batch": [{…}, …]}`, by index."""
-        events = decode_batch(call.body, call.app)
+        app = call.app
+        events = decode_batch(call.body, app)
+        correlation_id = events[0].correlation_id if events else None
+        if correlation_id is not None:
+            call.more_headers += header_line("X-Service-Correlation-Id", correlation_id)
         items = [Outgoing(event.channels[0], event.name, event.data, event.socket_id) for event in events]
-        await self._publisher.publish_all(call.app.id, items, call.trace_id)
-        if not any(event.info for event in events):
-            return call.answer(EMPTY_OBJECT)
-        told = await self._attributes(call.app.id, [(event.channels[0], event.info) for event in events])
-        return call.answer(_encode({"batch": told}))
+
+        async def tell() -> bytes:
+            if not any(event.info for event in events):
+                return EMPTY_OBJECT
+            return _encode(BatchAnswer(await self._attributes(app.id, [_asked(event) for event in events])))
+
+        return call.answer(await self._publish(call, "batch_events", items, correlation_id, tell))
+
+    async def _publish(
+        self, call: Call, what: str, items: Sequence[Outgoing], correlation_id: str | None, tell: _Tell
+    ) -> bytes:
+        """The order of cluster.md 7: id, spend, publish. Returns the answer's body."""
+        try:
+            async with asyncio.timeout(_PUBLISHED_WITHIN_S):
+                if correlation_id is None or not call.app.idempotency:
+                    await self._spend(call, len(items))
+                    await self._publisher.publish_all(call.app, items, call.trace_id)
+                    return await tell()
+                request = _fingerprint(what, call)
+                claim = await self._idempotency.claim(call.app.id, correlation_id, request)
+                return await self._publish_once(call, claim, items, tell)
+        except TimeoutError:
+            self._publisher.unconfirmed += len(items)
+            raise Unavailable(f"no answer from Redis within {_PUBLISHED_WITHIN_S:g} s") from None
+
+    async def _publish_once(self, call: Call, claim: Claim, items: Sequence[Outgoing], tell: _Tell) -> bytes:
+        if claim.outcome is Outcome.CONFLICT:
+            raise ApiError(
+                "idempotency_conflict",
+                "this correlation_id was used for another request within the last 120 s: nothing was published",
+            )
+        if claim.answer is not None:
+            return claim.answer
+        try:
+            await self._spend(call, len(items))
+        except ApiError:
+            # A claim that stays is no harm: its repetition is refused anew.
+            with contextlib.suppress(Unavailable):
+                await self._idempotency.withdraw(claim)
+            raise
+        await self._publisher.publish_all(call.app, items, call.trace_id, claim.once)
+        body = await tell()
+        # It is published: a repetition that finds no answer publishes nothing twice and tells the same.
+        with contextlib.suppress(Unavailable):
+            await self._idempotency.settle(claim, body)
+        return body
+
+    async def _spend(self, call: Call, messages: int) -> None:
+        """Counts against the daily limit, where the app has one. Raises ApiError `daily_limit_exceeded`."""
+        app, daily = call.app, self._daily
+        limit = app.daily_limit
+        if limit is None:
+            return
+        spent = await daily.spend(app, messages, limit)
+        if spent.ok:
+            if b"X-RateLimit-" not in call.more_headers:
+                call.more_headers += daily.headers(spent, limit)
+            return
+        left_s = daily.left_s()
+        # In place of the address' limit, which isn't the one that was hit.
+        kept = [line for line in call.more_headers.splitlines(True) if not line.startswith(b"X-RateLimit-")]
+        call.more_headers = b"".join(kept) + daily.headers(spent, limit) + header_line("Retry-After", str(left_s))
+        raise ApiError(
+            "daily_limit_exceeded",
+            f"{messages} messages more would pass the limit of the app's plan {app.plan}: {limit} a UTC day, "
+            f"{spent.used} are used. The count begins anew in {left_s} s",
+        )
+
+    # -- asking
 
     async def list_channels(self, call: Call) -> Answer:
         """GET channels: `{"channels": {name: {…}}}` of the occupied ones, in order of name."""
@@ -82,23 +198,24 @@ class Api:
         prefix = call.param("filter_by_prefix") or ""
         channels = await self._occupancy.channels(call.app.id, prefix)
         told = await self._attributes(call.app.id, [(channel, info) for channel in channels])
-        return call.answer(_encode({"channels": dict(zip(channels, told, strict=True))}))
+        return call.answer(_encode(ChannelsAnswer(dict(zip(channels, told, strict=True)))))
 
     async def show_channel(self, call: Call) -> Answer:
-        """GET channels/NAME: `occupied` and `subscription_count`, on presence channels `user_count`.
+        """GET channels/NAME: `occupied` and `subscription_count`, on presence channels `user_count`; `cache` if asked.
 
         A channel that nobody is in has zeros; it is never 404 (protocol.md 14.7).
         """
-        channel = call.parameters[1]
+        app_id, channel = call.app.id, call.parameters[1]
         check_channel(channel)
-        info = parse_info(call.param("info") or "", _CHANNEL_INFO)
-        is_presence = kind_of(channel) is Kind.PRESENCE
-        if "user_count" in info and not is_presence:
-            text = "Cannot retrieve the user count unless the channel is a presence channel"
-            raise ApiError("not_presence_channel", text)
-        wanted = ("subscription_count", "user_count") if is_presence else ("subscription_count",)
-        (told,) = await self._attributes(call.app.id, [(channel, wanted)])
-        return call.answer(_encode({"occupied": told["subscription_count"] > 0, **told}))
+        info = parse_channel_info(channel, call.param("info") or "")
+        wanted = ("subscription_count", "user_count")
+        (told,) = await self._attributes(app_id, [(channel, wanted)])
+        subscriptions = told.subscription_count or 0
+        answer = ChannelAnswer(subscriptions > 0, subscriptions, told.user_count)
+        if "cache" in info:
+            cached = await self._occupancy.cached(app_id, channel)
+            answer.cache = None if cached is None else CachedEvent(cached.data, cached.ttl_s)
+        return call.answer(_encode(answer))
 
     async def list_users(self, call: Call) -> Answer:
         """GET channels/NAME/users: `{"users": [{"id": …}, …]}`, presence channels only."""
@@ -107,22 +224,37 @@ class Api:
         if kind_of(channel) is not Kind.PRESENCE:
             raise ApiError("not_presence_channel", "users are known of presence channels only")
         users = await self._occupancy.user_ids(call.app.id, channel)
-        return call.answer(_encode({"users": [{"id": user} for user in users]}))
+        return call.answer(_encode(UsersAnswer([User(user) for user in users])))
+
+    # -- users
+
+    async def terminate(self, call: Call) -> Answer:
+        """POST users/ID/terminate_connections: `{}` when every worker has answered, which is when all connections of
+        the user are being closed with 4009; else 503, and some may be (protocol.md 14.9)."""
+        user_id = call.parameters[-1]
+        if len(user_id) > MAX_USER_ID_CHARS:
+            raise ApiError("bad_request", f"a user's id has at most {MAX_USER_ID_CHARS} characters")
+        await self._questions.ask("terminate", app=call.app.id, user=user_id)
+        return call.answer(EMPTY_OBJECT)
 
     async def authorize(self, call: Call) -> Answer:
         """POST auth: `{"auth": "KEY:HEX"}`, on presence channels with the `channel_data` that was signed.
 
-        The body is JSON (the spec) or a form (pusher-js). Signed with the key that the call was made with.
+        The body is JSON (the spec) or a form (pusher-js). Signed with the key that the call was made with, for one
+        with a token with the app's oldest. On encrypted channels with their `shared_secret`, given a master key.
         """
         form = call.headers.get("Content-Type", "").partition(";")[0].strip().lower() == _FORM
         asked = decode_auth(call.body, call.app, form=form)
-        secret = call.app.secret_of(call.key)
-        assert secret is not None
-        digest = sign_channel(secret, asked.socket_id, asked.channel_name, asked.channel_data)
-        told = {"auth": f"{call.key}:{digest}"}
-        if kind_of(asked.channel_name) is Kind.PRESENCE and asked.channel_data is not None:
-            told["channel_data"] = asked.channel_data
-        return call.answer(_encode(told))
+        key, channel = call.key, asked.channel_name
+        secret = call.app.secret_of(key)
+        if secret is None:
+            raise ApiError("app_disabled", "all keys of this app are disabled: there is none to sign with")
+        answer = AuthAnswer(f"{key}:{sign_channel(secret, asked.socket_id, channel, asked.channel_data)}")
+        if kind_of(channel) is Kind.PRESENCE and asked.channel_data is not None:
+            answer.channel_data = asked.channel_data
+        if self._master_key is not None and is_encrypted(channel):
+            answer.shared_secret = encryption_secret(self._master_key, channel)
+        return call.answer(_encode(answer))
 
     async def preflight(self, call: Call) -> Answer:
         """OPTIONS auth, which browsers ask before they let a page send its headers (decisions.md)."""
@@ -134,10 +266,10 @@ class Api:
             headers += header_line("Access-Control-Allow-Headers", wanted)
         return Answer(204, b"", headers)
 
-    async def _attributes(self, app_id: str, asked: Sequence[tuple[str, tuple[str, ...]]]) -> list[dict[str, int]]:
+    async def _attributes(self, app_id: str, asked: Sequence[tuple[str, tuple[str, ...]]]) -> list[Attributes]:
         """What was asked of each channel, in one round; what doesn't apply to a channel is left out."""
-        counted = [channel for channel, info in asked if "subscription_count" in info]
-        peopled = [channel for channel, info in asked if "user_count" in info and kind_of(channel) is Kind.PRESENCE]
+        counted = [each for each, info in asked if "subscription_count" in info and kind_of(each) is not Kind.USER]
+        peopled = [each for each, info in asked if "user_count" in info and kind_of(each) is Kind.PRESENCE]
         subscriptions: Mapping[str, int] = {}
         users: Mapping[str, int] = {}
         if counted:
@@ -145,12 +277,22 @@ class Api:
             subscriptions = dict(zip(counted, found, strict=True))
         if peopled:
             users = dict(zip(peopled, await self._occupancy.user_counts(app_id, peopled), strict=True))
-        told: list[dict[str, Any]] = []
+        told = []
         for channel, info in asked:
-            attributes = {}
-            if "subscription_count" in info:
-                attributes["subscription_count"] = subscriptions[channel]
+            attributes = Attributes()
+            if "subscription_count" in info and channel in subscriptions:
+                attributes.subscription_count = subscriptions[channel]
             if "user_count" in info and channel in users:
-                attributes["user_count"] = users[channel]
+                attributes.user_count = users[channel]
             told.append(attributes)
         return told
+
+
+def _asked(event: Event) -> tuple[str, tuple[str, ...]]:
+    return event.channels[0], event.info
+
+
+def _fingerprint(what: str, call: Call) -> bytes:
+    """All that makes two requests the same: at either mount, signed anew, by whichever credential."""
+    query = sorted((name, value) for name, value in call.params if name not in AUTH_NAMES)
+    return b"%b\n%b\n%b" % (what.encode(), _encode(query), call.body)

@@ -21,6 +21,7 @@ from redpoll.control.answers import JSON, Answer
 from redpoll.protocol import auth
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
+from redpoll.protocol.tokens import Token
 
 if TYPE_CHECKING:
     from redpoll.control.connections import Connection
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
 __all__ = ["Call", "error_answer", "new_trace_id"]
 
 _RETRY_AFTER: Final = b"Retry-After: 1\r\n"
+# RFC 9110 15.5.2 wants a challenge on every 401; this is the one scheme of ours that has a name (RFC 6750).
+_CHALLENGES: Final = {
+    "token_expired": b'WWW-Authenticate: Bearer error="invalid_token", error_description="expired"\r\n',
+    "token_revoked": b'WWW-Authenticate: Bearer error="invalid_token", error_description="revoked"\r\n',
+    "insufficient_scope": b'WWW-Authenticate: Bearer error="insufficient_scope"\r\n',
+}
+_CHALLENGE: Final = b"WWW-Authenticate: Bearer\r\n"
 _TRACE_HEAD: Final = JSON + b"X-Service-Trace-Id: "
 # W3C trace context: version, trace id, parent, flags; the trace id must not be all zeros.
 _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
@@ -46,7 +54,8 @@ class Call:
     """A request. `path` and `query` are as requested, since they are signed; `body` is set once it is read.
 
     Where the route wants a credential, `app` and `params` (the query's) are set before its handler is called.
-    `parameters` are the decoded segments of the path; `more_headers` are header lines that go with any answer.
+    `token`: the caller showed one; None where it showed a key. `parameters` are the decoded segments of the path;
+    `more_headers` are header lines that go with any answer.
     """
 
     __slots__ = (
@@ -64,6 +73,7 @@ class Call:
         "path",
         "protocol",
         "query",
+        "token",
         "writer",
     )
 
@@ -87,6 +97,7 @@ class Call:
         self.path, _, self.query = message.path.partition("?")
         self.body = b""
         self.more_headers = b""
+        self.token: Token | None = None
         self._payload = payload
         self._task = task
         self._trace_id: str | None = None
@@ -107,10 +118,13 @@ class Call:
         return self._payload
 
     @property
-    def remote(self) -> str | None:
-        """The client's address, as the worker knows it where the connection came from one."""
-        peer: tuple[str, int] | None = self.protocol.peername
-        return peer[0] if peer else None
+    def remote(self) -> str:
+        """The client's address, as the worker knows it where the connection came from one, or as a trusted proxy
+        names it: many clients may share one connection there."""
+        peer = self.protocol.peername
+        host: str = (peer[0] if isinstance(peer, tuple) else peer) or ""
+        trusted = self.protocol.trusted
+        return trusted.client_of(host, self.headers.getall("X-Forwarded-For", ())) if trusted else host
 
     @property
     def trace_id(self) -> str:
@@ -123,7 +137,11 @@ class Call:
 
     @property
     def key(self) -> str:
-        """The app's key that the caller showed, by header or in the signed query."""
+        """The app's key that the caller showed, by header or in the signed query; for one with a token the key that
+        the server signs with. Empty where the app has none."""
+        if self.token is not None:
+            signing = self.app.signing_key()
+            return "" if signing is None else signing.key
         key = self.headers.get("X-Service-Key")
         return (self.param("auth_key") or "") if key is None else key
 
@@ -152,9 +170,10 @@ class Call:
 def error_answer(error: ApiError, trace_id: str, status: int = 0) -> Answer:
     """The one error shape (protocol.md 14.11): `{"error", "code", "status", "trace_id"}`.
 
-    503 tells when to try again. `status` is for what HTTP has a status for and the list of codes has no code.
+    503 tells when to try again, 401 how to show a credential. `status` is for what HTTP has a status for and the list
+    of codes has no code.
     """
     told: dict[str, Any] = error.body(trace_id)
     told["status"] = status = status or error.status
-    retry = _RETRY_AFTER if status == 503 else b""
-    return Answer(status, _encode(told), b"%b%b\r\n%b" % (_TRACE_HEAD, trace_id.encode(), retry))
+    more = _RETRY_AFTER if status == 503 else _CHALLENGES.get(error.code, _CHALLENGE if status == 401 else b"")
+    return Answer(status, _encode(told), b"%b%b\r\n%b" % (_TRACE_HEAD, trace_id.encode(), more))

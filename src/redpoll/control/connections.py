@@ -15,11 +15,13 @@ from typing import Any, Final
 
 import structlog
 from aiohttp.http import RawRequestMessage
+from aiohttp.streams import StreamReader
 from aiohttp.web import Server
 from aiohttp.web_protocol import RequestHandler
 
 from redpoll.control.answers import Answer
 from redpoll.control.call import Call
+from redpoll.proxies import NOBODY, TrustedProxies
 
 __all__ = ["Connection", "Connections", "ErrorPage", "HandBack"]
 
@@ -46,10 +48,19 @@ class Connection(RequestHandler):
     """One HTTP connection. `peer` is the client's address as the worker knows it, None on the control port.
 
     `half_head_since`: since when (loop time) a request head is incomplete; 0 while none is. `hand_back` is None
-    where the connection didn't come from a worker. `takes_no_more`: closes behind the answer under way.
+    where the connection didn't come from a worker. `trusted`: the proxies whose word is taken; one of them may be
+    the peer, and then each request has a client of its own. `takes_no_more`: closes behind the answer under way.
     """
 
-    __slots__ = ("_error_page", "_read_before", "half_head_since", "hand_back", "peer", "takes_no_more")
+    __slots__ = (
+        "_error_page",
+        "_read_before",
+        "half_head_since",
+        "hand_back",
+        "peer",
+        "takes_no_more",
+        "trusted",
+    )
 
     def __init__(
         self,
@@ -63,6 +74,7 @@ class Connection(RequestHandler):
         self._error_page = connections.error_page
         self.peer = peer
         self.hand_back = hand_back
+        self.trusted = connections.trusted
         self._read_before = read_before
         self.half_head_since = 0.0
         # One that was on its way here when the end began.
@@ -143,6 +155,34 @@ class Connection(RequestHandler):
         return taken
 
 
+class RelayedConnection(Connection):
+    """A client of the TLS port: a worker has the TLS, this is one end of a socket pair (worker/relay.py)."""
+
+    __slots__ = ("_last_body",)
+
+    def __init__(
+        self, connections: Connections, peer: tuple[str, int], hand_back: HandBack, read_before: bytes
+    ) -> None:
+        super().__init__(connections, peer, hand_back, read_before)
+        # Of the request that came last.
+        self._last_body: StreamReader | None = None
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._messages:
+            self._last_body = self._messages[-1][1]
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The worker is being stopped, or the client has gone: nothing more comes.
+
+        What was asked whole is answered first; where a head or a body is incomplete nobody waits for the rest.
+        """
+        if self.waits_for_a_head or self._last_body is None or not self._last_body.is_eof():
+            return False
+        self.close()
+        return True
+
+
 class Connections(Server):
     """Makes the connections of one control plane, whichever way they come, and looks after them.
 
@@ -155,9 +195,11 @@ class Connections(Server):
         error_page: ErrorPage,
         *,
         head_timeout_s: float,
+        trusted: TrustedProxies = NOBODY,
     ) -> None:
         super().__init__(handler, request_factory=Call)  # type: ignore[arg-type]
         self.error_page = error_page
+        self.trusted = trusted
         self.finishing = False
         self._head_timeout_s = head_timeout_s
         self.options: dict[str, Any] = {
@@ -177,7 +219,8 @@ class Connections(Server):
 
     async def take(self, sock: socket.socket, peer: tuple[str, int], data: bytes, hand_back: HandBack) -> None:
         """Go on with a connection that a worker accepted, and of which it has read `data`."""
-        await self._loop.connect_accepted_socket(lambda: Connection(self, peer, hand_back, data), sock)
+        make = RelayedConnection if sock.family == socket.AF_UNIX else Connection
+        await self._loop.connect_accepted_socket(lambda: make(self, peer, hand_back, data), sock)
 
     def sweep(self) -> None:
         """Close connections whose next head isn't complete in time (failures.md row 24); once a second."""

@@ -76,9 +76,9 @@ class Handover:
         """A worker is at the other end of `sock`."""
         passage: Passage
 
-        def received(descriptor: int, peer: tuple[str, int], data: bytes) -> None:
+        def received(descriptor: int, peer: tuple[str, int], data: bytes, secure: bool) -> None:
             self.received_total += 1
-            taking = self._loop.create_task(self._take(passage, descriptor, peer, data))
+            taking = self._loop.create_task(self._take(passage, descriptor, peer, data, secure))
             self._taking.add(taking)
             taking.add_done_callback(self._taking.discard)
 
@@ -88,12 +88,12 @@ class Handover:
         passage = Passage(sock, received, lost)
         self._passages.append(passage)
 
-    async def _take(self, passage: Passage, descriptor: int, peer: tuple[str, int], data: bytes) -> None:
+    async def _take(self, passage: Passage, descriptor: int, peer: tuple[str, int], data: bytes, secure: bool) -> None:
         sock = socket.socket(fileno=descriptor)
         sock.setblocking(False)
 
         def hand_back(descriptor: int, peer: tuple[str, int], data: bytes) -> bool:
-            return self._hand_back(passage, descriptor, peer, data)
+            return self._hand_back(passage, descriptor, peer, data, secure)
 
         try:
             await self._connections.take(sock, peer, data, hand_back)
@@ -102,7 +102,7 @@ class Handover:
             log.debug("handed-over connection lost", reason=str(error))
             sock.close()
 
-    def _hand_back(self, came_from: Passage, descriptor: int, peer: tuple[str, int], data: bytes) -> bool:
+    def _hand_back(self, came_from: Passage, descriptor: int, peer: tuple[str, int], data: bytes, secure: bool) -> bool:
         if came_from in self._passages:
             passage = came_from
         elif self._passages:
@@ -111,4 +111,4 @@ class Handover:
             os.close(descriptor)
             return False
         self.handed_back_total += 1
-        return passage.send(descriptor, peer, data)
+        return passage.send(descriptor, peer, data, secure)

@@ -22,13 +22,18 @@ from redpoll import logs
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.fitness import examine
+from redpoll.cluster.idempotency import Idempotency
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
+from redpoll.cluster.questions import Questions
+from redpoll.cluster.quota import Quota
 from redpoll.cluster.reaper import Reaper
 from redpoll.cluster.stats import Stats
 from redpoll.control import commands
+from redpoll.control.addresses import routes_of
 from redpoll.control.api import Api
 from redpoll.control.connections import Connections
+from redpoll.control.daily import Daily
 from redpoll.control.handover import Handover
 from redpoll.control.health import Health
 from redpoll.control.janitor import Janitor
@@ -36,45 +41,19 @@ from redpoll.control.metrics import Metrics
 from redpoll.control.middleware import Front
 from redpoll.control.occupancy import Occupancy
 from redpoll.control.publisher import Publisher
+from redpoll.control.ratelimit import RateLimit
 from redpoll.control.records import RecordError, Records
-from redpoll.control.routes import Access, Place, Route, Routes
 from redpoll.leash import Leash, Start
+from redpoll.proxies import TrustedProxies
 from redpoll.store.store import Store, StoreError, database_url
 
-__all__ = ["ControlPlane", "main", "routes_of"]
+__all__ = ["ControlPlane", "main"]
 
 log = structlog.get_logger(__name__)
 
 # Requests under way at the end get this long; their clients have 2 s deadlines on everything that waits here.
 _FINISH_WITHIN_S: Final = 5.0
 _BACKLOG: Final = 1024
-
-
-def routes_of(api: Api, health: Health, metrics: Metrics) -> Routes:
-    """The table of all addresses."""
-    channels = "/apps/{app_id}/channels"
-    return Routes(
-        [
-            Route("POST", "/apps/{app_id}/events", "events", api.trigger),
-            Route("POST", "/apps/{app_id}/batch_events", "batch_events", api.trigger_batch),
-            Route("GET", channels, "channels", api.list_channels),
-            Route("GET", channels + "/{channel}", "channel", api.show_channel),
-            Route("GET", channels + "/{channel}/users", "users", api.list_users),
-            Route("POST", "/apps/{app_id}/auth", "auth", api.authorize, cross_origin=True),
-            Route(
-                "OPTIONS",
-                "/apps/{app_id}/auth",
-                "auth_preflight",
-                api.preflight,
-                Access.OPEN,
-                cross_origin=True,
-            ),
-            Route("GET", "/healthz", "healthz", health.live, Access.OPEN),
-            Route("GET", "/readyz", "readyz", health.ready, Access.OPEN),
-            Route("GET", "/", "root", health.root, Access.OPEN),
-            Route("GET", "/metrics", "metrics", metrics.metrics, Access.OPEN, Place.CONTROL),
-        ]
-    )
 
 
 class ControlPlane:
@@ -110,13 +89,28 @@ class ControlPlane:
         self.link.on_up, self.link.on_down = self._link_up, self._link_down
         self.bus = Bus(self.link, self._keys)
         self.publisher = Publisher(self.bus, self.link, lambda: self._workers_alive)
+        self.daily = Daily(Quota(self.link, self._keys), records)
         self.reaper = Reaper(self.link, self._keys, start.run)
         self.health = Health(lambda: self.janitor.redis_answers())
         self.metrics = Metrics(lambda: self.routes, self._read_workers, self._own_counters)
-        api = Api(self.publisher, Occupancy(self.link, self._keys))
+        api = Api(
+            self.publisher,
+            Occupancy(self.link, self._keys),
+            self.daily,
+            Idempotency(self.link, self._keys),
+            Questions(self.link, self._keys),
+            settings.master_key(),
+        )
         self.routes = routes_of(api, self.health, self.metrics)
-        self.front = Front(self.routes, records.apps, body_timeout_s=body_timeout_s)
-        self.connections = Connections(self.front.handle, self.front.error_page, head_timeout_s=settings.head_timeout_s)
+        per_minute = settings.trigger_rate_per_minute
+        rate = RateLimit(per_minute) if per_minute else None
+        self.front = Front(self.routes, records, rate=rate, body_timeout_s=body_timeout_s)
+        self.connections = Connections(
+            self.front.handle,
+            self.front.error_page,
+            head_timeout_s=settings.head_timeout_s,
+            trusted=TrustedProxies(settings.trusted_proxies),
+        )
         self.handover = Handover(start.handover_path, self.connections)
         writer = DirectoryWriter(self.link, self._keys)
         self.janitor = Janitor(self.link, writer, records, self.connections, self.health)
@@ -127,6 +121,7 @@ class ControlPlane:
         self.loop.set_exception_handler(self._loop_exception)
         self.link.start()
         self.janitor.start()
+        self.daily.start()
         self._reaping = self.loop.create_task(self.reaper.run(), name="reaper")
         self._server = await self.loop.create_server(self.connections, sock=self._listener, backlog=_BACKLOG)
         self.handover.start()
@@ -164,10 +159,12 @@ class ControlPlane:
                 await asyncio.gather(task, return_exceptions=True)
         self.janitor.stop()
         self.publisher.close()
+        await self.daily.finish()
         await self.link.close()
 
     def _link_up(self) -> None:
         self.publisher.link_up()
+        self.daily.link_up()
         self.janitor.link_up()
         self._examining = self.loop.create_task(self._examine(), name="redis examined")
 
@@ -186,6 +183,7 @@ class ControlPlane:
 
     def _link_down(self, reason: str) -> None:
         self.publisher.link_down()
+        self.daily.link_down()
 
     def _loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self._loop_exceptions_total += 1
@@ -217,9 +215,11 @@ class ControlPlane:
 async def _serve(start: Start, leash: Leash) -> None:
     store = await Store.open(database_url(start.data_dir))
     try:
-        records = Records(store)
+        records = Records(store, max_owed_bytes=start.settings.max_owed_bytes)
         await records.load()
         made_up = await records.first_app(start.settings)
+        # What Redis kept of an earlier start may be older: workers let nobody in by it (a wrong 4001 is for good).
+        leash.tell({"directory": records.version})
         plane = ControlPlane(start, records, socket.socket(fileno=start.listen_fd), leash.tell)
         # End of file: the supervisor is dead. What must last is committed, so there is nothing to wait for.
         leash.attach(plane.loop, plane.told, lambda: os._exit(1))
@@ -233,6 +233,7 @@ async def _serve(start: Start, leash: Leash) -> None:
         await plane.finished.wait()
         operators.close()
         await plane.finish()
+        await records.finish()
     finally:
         await store.close()
 

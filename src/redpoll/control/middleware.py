@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 from aiohttp.web import RequestPayloadError
@@ -17,10 +17,12 @@ from aiohttp.web import RequestPayloadError
 from redpoll.cluster.bus import Unavailable
 from redpoll.control.answers import Answer, header_line
 from redpoll.control.call import Call, error_answer, new_trace_id
+from redpoll.control.ratelimit import WINDOW_S, RateLimit
 from redpoll.control.routes import Access, Place, Route, Routes
 from redpoll.protocol import auth, handshake
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
+from redpoll.protocol.tokens import Token, fault_of_token
 
 __all__ = ["MAX_BODY_BYTES", "Front"]
 
@@ -48,22 +50,40 @@ def _too_large() -> _CutOff:
     return _CutOff(413, "payload_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes")
 
 
-class Front:
-    """The handler under aiohttp's server. `apps` is looked into at every request, so that changes count at once.
+class Credentials(Protocol):
+    """What is needed of the records (control/records.py): apps by id and by key, tokens by their hash."""
 
+    @property
+    def apps(self) -> Mapping[str, App]: ...
+    @property
+    def by_key(self) -> Mapping[str, App]: ...
+    @property
+    def tokens(self) -> Mapping[str, Token]: ...
+    def token_used(self, token: Token, now_s: float) -> None: ...
+
+
+class Front:
+    """The handler under aiohttp's server. `records` are looked into at every request, so that changes count at once.
+
+    `rate`: None where triggers aren't limited.
     `clock` is Unix time, for signatures' timestamps. `body_timeout_s` is for a whole body, however it trickles.
     """
 
     def __init__(
         self,
         routes: Routes,
-        apps: Mapping[str, App],
+        records: Credentials,
         *,
+        rate: RateLimit | None = None,
         clock: Callable[[], float] = time.time,
         body_timeout_s: float = 15.0,
     ) -> None:
         self._routes = routes
-        self._apps = apps
+        self._records = records
+        # The very tables, which their owner goes on changing.
+        self._apps = records.apps
+        self._by_key = records.by_key
+        self._rate = rate
         self._clock = clock
         self._body_timeout_s = body_timeout_s
 
@@ -80,8 +100,10 @@ class Front:
                 call.more_headers = self._cross_origin(call)
             content = call.content
             call.body = content.read_nowait() if content.is_eof() else await self._read_body(call)
-            if route.access is Access.APP:
-                self._authenticate(call)
+            if route.access is not Access.OPEN:
+                self._authenticate(call, route)
+                if route.limited and self._rate is not None:
+                    self._limit(call, self._rate)
             answer = await route.handler(call)
         except ApiError as error:
             answer = call.error(error)
@@ -156,19 +178,23 @@ class Front:
             raise _CutOff(400, "bad_request", "the client went away before its body was whole") from None
         return b"".join(parts)
 
-    def _authenticate(self, call: Call) -> None:
+    def _authenticate(self, call: Call, route: Route) -> None:
         """Sets `app`, or raises ApiError: 401 for whoever can't show a credential of this very app.
 
-        An unknown app is answered like a wrong key, so that nobody learns which ids exist (protocol.md 18).
+        An unknown app is answered like a wrong key, so that nobody learns which ids exist; only who holds a token for
+        every app is told 404 (protocol.md 18).
         """
         headers = call.headers
-        app = self._apps.get(call.parameters[0])
-        if "Authorization" in headers and headers["Authorization"][:7].lower() == "bearer ":
-            raise ApiError("unauthorized", "no app token opens this app")
-        if "X-Service-Key" in headers or "X-Service-Secret" in headers:
-            auth.check_pair(app, headers.get("X-Service-Key", ""), headers.get("X-Service-Secret", ""))
+        app: App | None
+        if "Authorization" in headers and headers["Authorization"].partition(" ")[0].lower() == "bearer":
+            app = self._app_of_token(call, route)
+        elif "X-Service-Key" in headers or "X-Service-Secret" in headers:
+            key = headers.get("X-Service-Key", "")
+            app = self._apps.get(call.parameters[0]) if route.access is Access.APP else self._by_key.get(key)
+            auth.check_pair(app, key, headers.get("X-Service-Secret", ""))
             call.params = auth.parse_query(call.query)
         else:
+            app = self._apps.get(call.parameters[0]) if route.access is Access.APP else self._app_of_query(call)
             call.params = auth.check_query(app, call.method, call.path, call.query, call.body, self._clock())
         assert app is not None
         if not app.enabled:
@@ -176,6 +202,47 @@ class Front:
         if "Content-Encoding" in headers and headers["Content-Encoding"].lower() != "identity":
             raise ApiError("unsupported_media_type", "a compressed body; send it as it is")
         call.app = app
+
+    def _app_of_token(self, call: Call, route: Route) -> App:
+        now_s = self._clock()
+        plain = call.headers["Authorization"].partition(" ")[2].strip()
+        token = self._records.tokens.get(auth.token_hash(plain))
+        if route.access is Access.APP:
+            app_id = call.parameters[0]
+        else:
+            app_id = (token.app_id if token is not None else None) or ""
+        fault = fault_of_token(token, route.scope, app_id, now_s)
+        if fault is not None:
+            raise fault
+        assert token is not None
+        if not app_id:
+            raise ApiError("bad_request", "the token opens every app: name one, in the path /apps/ID/…")
+        app = self._apps.get(app_id)
+        if app is None:
+            raise ApiError("unknown_app", "there is no app with this id")
+        self._records.token_used(token, now_s)
+        call.params = auth.parse_query(call.query)
+        call.token = token
+        return app
+
+    def _app_of_query(self, call: Call) -> App | None:
+        # Of a repeated auth_key none is looked at: check_query refuses it.
+        return self._by_key.get(dict(auth.parse_query(call.query)).get("auth_key", ""))
+
+    def _limit(self, call: Call, rate: RateLimit) -> None:
+        """Counts a trigger of this address, and puts on its answer what is left. Raises ApiError `rate_limited`."""
+        address = call.remote
+        window = rate.take(address)
+        call.more_headers = window.headers()
+        if window.passed:
+            left_s = rate.left_s(window)
+            call.more_headers += header_line("Retry-After", str(left_s))
+            raise ApiError(
+                "rate_limited",
+                f"more than {rate.per_minute} triggers within {WINDOW_S:.0f} s from the address {address}; the window "
+                f"ends in {left_s} s. The server's setting is trigger_rate_per_minute "
+                "(REDPOLL_TRIGGER_RATE_PER_MINUTE), 0 switches it off",
+            )
 
     def _cross_origin(self, call: Call) -> bytes:
         """The header lines that let a page of an allowed origin read the answer (decisions.md)."""

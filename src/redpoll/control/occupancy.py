@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import hiredis
 
-from redpoll.cluster.bus import Unavailable
+from redpoll.cluster.bus import Cached, Unavailable, read_cached
 from redpoll.cluster.keys import SHARDS, Keys
 from redpoll.cluster.link import Link, LinkDown
 
@@ -45,6 +45,10 @@ class Occupancy:
         """The users of a presence channel, in no order."""
         (users,) = await self._ask_all([(b"HKEYS", self._keys.members(app_id, channel))])
         return sorted(user.decode() for user in users)
+
+    async def cached(self, app_id: str, channel: str) -> Cached | None:
+        """The event that a cache channel tells to whoever joins; None while there is none."""
+        return await read_cached(self._link, self._keys, app_id, channel)
 
     async def channels(self, app_id: str, prefix: str) -> list[str]:
         """The occupied channels whose names begin with `prefix`, in order of name."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from redpoll.cluster.bus import Bus, Outgoing, Unavailable
 from redpoll.cluster.link import Link
+from redpoll.protocol.apps import App
 
 __all__ = ["Publisher"]
 
@@ -86,16 +87,21 @@ class Publisher:
         self._open.set()
 
     def publish(
-        self, app_id: str, channel: str, event: str, data: str, skip: str | None, trace: str
+        self,
+        app: App,
+        item: Outgoing | tuple[str, str, str, str | None, str | None],
+        trace: str,
+        once: str | None = None,
+        index: int = 0,
     ) -> asyncio.Future[Any]:
         """One event to one channel, while `open`: the path that is walked twenty thousand times a second.
 
-        The future's result is the number of workers that got it, or the exception that is to be told
-        (`confirmed` turns it into Unavailable).
+        `once` and `index`: as in `Bus.post`. The future's result is the number of workers that got it, or the
+        exception that is to be told (`confirmed` turns it into Unavailable).
         """
         loop = self._loop
         future = loop.create_future()
-        self._bus.publish(app_id, channel, event, data, skip=skip, trace=trace, done=partial(_settle, future))
+        self._bus.post(app, item, trace, once=once, index=index, done=partial(_settle, future))
         awaited = self._awaited
         while awaited and awaited[0][1].done():
             awaited.popleft()
@@ -111,24 +117,25 @@ class Publisher:
             raise Unavailable(str(reply))
         self.events_published += count
 
-    async def publish_all(self, app_id: str, items: Sequence[Outgoing], trace: str) -> None:
+    async def publish_all(self, app: App, items: Sequence[Outgoing], trace: str, once: str | None = None) -> None:
         """Several events, adjacent and in order. Waits for the gate; raises Unavailable.
 
-        Of the events of a call that raises, some may have been delivered.
+        Of the events of a call that raises, some may have been delivered; the same call with the same `once`
+        delivers the others.
         """
         if self._open.is_set():
-            await self._publish_open(app_id, items, trace)
+            await self._publish_open(app, items, trace, once)
             return
         try:
             async with asyncio.timeout(self._confirm_s):
                 await self._open.wait()
-                await self._publish_open(app_id, items, trace)
+                await self._publish_open(app, items, trace, once)
         except TimeoutError:
             self.unconfirmed += len(items)
             raise Unavailable("Redis isn't there, or the workers don't hear it yet") from None
 
-    async def _publish_open(self, app_id: str, items: Sequence[Outgoing], trace: str) -> None:
-        futures = [self.publish(app_id, item.channel, item.event, item.data, item.skip, trace) for item in items]
+    async def _publish_open(self, app: App, items: Sequence[Outgoing], trace: str, once: str | None) -> None:
+        futures = [self.publish(app, item, trace, once, index) for index, item in enumerate(items)]
         for future in futures:
             self.confirmed(await future)
 

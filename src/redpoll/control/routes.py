@@ -10,14 +10,14 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote
 
 if TYPE_CHECKING:
     from redpoll.control.answers import Answer
     from redpoll.control.call import Call
 
-__all__ = ["API_PREFIX", "Access", "Handler", "Place", "Route", "Routes", "slot_bound_s"]
+__all__ = ["API_PREFIX", "About", "Access", "Handler", "Place", "Route", "Routes", "slot_bound_s"]
 
 API_PREFIX: Final = "/api/v1"
 # The last but one slot ends at 2^24 µs, about 17 s: longer than any deadline of ours.
@@ -34,30 +34,54 @@ class Place(Enum):
 
 
 class Access(Enum):
-    """Who may call it: anybody, or the holder of a credential of the app in the path."""
+    """Who may call it: anybody, the holder of a credential of the app in the path, or of any app, which is then the
+    one that is meant (one library leaves it out of the path, protocol.md 14.9)."""
 
     OPEN = "open"
     APP = "app"
+    ANY_APP = "any_app"
+
+
+class About(NamedTuple):
+    """What the OpenAPI document says of a route, beyond what follows from its access (openapi.py).
+
+    `answer` and `body` are types, whose schemas are shown; `form`: the body may be urlencoded, too. `query` are its
+    query parameters. `faults` are the error codes of its own; `success` is the status where all went well.
+    """
+
+    summary: str
+    answer: type | None
+    body: type | None = None
+    form: bool = False
+    query: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    success: int = 200
 
 
 class Route:
     """One line of the table, and what has been counted of it.
 
-    `cross_origin`: pages of the app's allowed origins may call it. `answers` is answers by status. `times` counts
-    answers by duration: slot k holds those that took less than 2^k µs and no less than 2^(k-1); the last slot
-    holds the rest.
+    `scope`: what a token must be made for (protocol.tokens.SCOPES); empty where the access is open. `limited`: the
+    rate limit of triggers holds here. `cross_origin`: pages of the app's allowed origins may call it. `about`: None
+    where it is no part of the API.
+
+    `answers` is answers by status. `times` counts answers by duration: slot k holds those that took less than 2^k µs
+    and no less than 2^(k-1); the last slot holds the rest.
     """
 
     __slots__ = (
+        "about",
         "access",
         "answers",
         "cross_origin",
         "handler",
+        "limited",
         "method",
         "microseconds",
         "name",
         "pattern",
         "place",
+        "scope",
         "times",
     )
 
@@ -70,7 +94,10 @@ class Route:
         access: Access = Access.APP,
         place: Place = Place.PUBLIC,
         *,
+        scope: str = "",
+        limited: bool = False,
         cross_origin: bool = False,
+        about: About | None = None,
     ) -> None:
         self.method = method
         self.pattern = pattern
@@ -78,6 +105,9 @@ class Route:
         self.handler = handler
         self.access = access
         self.place = place
+        self.scope = scope
+        self.limited = limited
+        self.about = about
         self.cross_origin = cross_origin
         self.answers: dict[int, int] = {}
         self.times = [0] * _SLOTS

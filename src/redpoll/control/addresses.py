@@ -1,0 +1,163 @@
+"""The table of all addresses: which handler answers what, who may call it, and what the document says of it.
+
+Everything that tells addresses reads this: the front, the metrics, the OpenAPI document. The handlers are api.py's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from redpoll.control.api import Api
+from redpoll.control.health import Health
+from redpoll.control.metrics import Metrics
+from redpoll.control.openapi import Document
+from redpoll.control.routes import API_PREFIX, About, Access, Place, Route, Routes
+from redpoll.control.shapes import (
+    AuthAnswer,
+    BatchAnswer,
+    ChannelAnswer,
+    ChannelsAnswer,
+    Empty,
+    TriggerAnswer,
+    UsersAnswer,
+)
+
+# Private there, since no other code may take them for valid: only the document shows them.
+from redpoll.protocol.messages import _Auth, _Batch, _Trigger
+
+__all__ = ["routes_of"]
+
+_EVENT_FAULTS: Final = (
+    "invalid_event_name",
+    "invalid_channel",
+    "invalid_socket_id",
+    "invalid_info",
+    "idempotency_conflict",
+    "daily_limit_exceeded",
+)
+_TERMINATE: Final = About("Close all connections of a signed-in user.", Empty, body=Empty)
+
+
+def routes_of(api: Api, health: Health, metrics: Metrics) -> Routes:
+    """The table. Its document is made of it, and answers at an address of it."""
+    document = Document()
+    channels = "/apps/{app_id}/channels"
+    terminate = "/users/{user_id}/terminate_connections"
+    routes = Routes(
+        [
+            Route(
+                "POST",
+                "/apps/{app_id}/events",
+                "events",
+                api.trigger,
+                scope="publish",
+                limited=True,
+                about=About(
+                    "Publish an event to one or more channels.",
+                    TriggerAnswer,
+                    body=_Trigger,
+                    faults=("too_many_channels", *_EVENT_FAULTS),
+                ),
+            ),
+            Route(
+                "POST",
+                "/apps/{app_id}/batch_events",
+                "batch_events",
+                api.trigger_batch,
+                scope="publish",
+                limited=True,
+                about=About(
+                    "Publish several events, all or none.",
+                    BatchAnswer,
+                    body=_Batch,
+                    faults=("batch_too_large", *_EVENT_FAULTS),
+                ),
+            ),
+            Route(
+                "GET",
+                channels,
+                "channels",
+                api.list_channels,
+                scope="read",
+                about=About(
+                    "The occupied channels.",
+                    ChannelsAnswer,
+                    query=("filter_by_prefix", "info"),
+                    faults=("invalid_info",),
+                ),
+            ),
+            Route(
+                "GET",
+                channels + "/{channel}",
+                "channel",
+                api.show_channel,
+                scope="read",
+                about=About(
+                    "Whether a channel is occupied, by how many, and what it has cached.",
+                    ChannelAnswer,
+                    query=("channel_info",),
+                    faults=("invalid_channel", "invalid_info", "not_presence_channel"),
+                ),
+            ),
+            Route(
+                "GET",
+                channels + "/{channel}/users",
+                "users",
+                api.list_users,
+                scope="read",
+                about=About(
+                    "The users of a presence channel.",
+                    UsersAnswer,
+                    faults=("invalid_channel", "not_presence_channel"),
+                ),
+            ),
+            Route(
+                "POST",
+                "/apps/{app_id}" + terminate,
+                "terminate_connections",
+                api.terminate,
+                scope="publish",
+                about=_TERMINATE,
+            ),
+            Route(
+                "POST",
+                terminate,
+                "terminate_connections_of_key",
+                api.terminate,
+                Access.ANY_APP,
+                scope="publish",
+                about=_TERMINATE,
+            ),
+            Route(
+                "POST",
+                "/apps/{app_id}/auth",
+                "auth",
+                api.authorize,
+                scope="auth",
+                cross_origin=True,
+                about=About(
+                    "Sign a subscription to a private, presence or encrypted channel.",
+                    AuthAnswer,
+                    body=_Auth,
+                    form=True,
+                    faults=("invalid_channel", "invalid_socket_id"),
+                ),
+            ),
+            Route(
+                "OPTIONS",
+                "/apps/{app_id}/auth",
+                "auth_preflight",
+                api.preflight,
+                Access.OPEN,
+                cross_origin=True,
+                about=About("What a browser asks before a page may call this.", None, success=204),
+            ),
+            Route("GET", API_PREFIX + "/openapi.json", "openapi", document.show, Access.OPEN),
+            Route("GET", "/healthz", "healthz", health.live, Access.OPEN),
+            Route("GET", "/readyz", "readyz", health.ready, Access.OPEN),
+            Route("GET", "/", "root", health.root, Access.OPEN),
+            Route("GET", "/metrics", "metrics", metrics.metrics, Access.OPEN, Place.CONTROL),
+        ]
+    )
+    document.render(routes)
+    return routes
