@@ -30,6 +30,7 @@ from redpoll.cluster.envelopes import event_envelope
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
 from redpoll.cluster.registry import Held, Registry, Ticket
+from redpoll.protocol.apps import App
 
 APP = "1"
 # One call publishes so many; Redis reads and answers nobody meanwhile.
@@ -63,7 +64,7 @@ class Frames:
     def opened(self, held: Held) -> None:
         held.audience = held.channel.encode()
 
-    def joined(self, held: Held, tickets: list[Ticket]) -> None:
+    def joined(self, held: Held, tickets: list[Ticket], cached: bytes | None, total: int | None) -> None:
         self.attached += len(tickets)
 
     def event(self, held: Held, payload: bytes) -> None:
@@ -84,6 +85,18 @@ class Frames:
 
     def dropped(self, held: Held) -> None:
         raise AssertionError("nobody leaves here")
+
+    def counted(self, held: Held, total: int) -> None:
+        raise AssertionError("no counts are told here")
+
+    def user_state(self, app_id: str, user_id: str, online: bool) -> None:
+        raise AssertionError("nobody is watched here")
+
+    def admitted(self, ticket: Ticket) -> None:
+        raise AssertionError("nobody asks for a place here")
+
+    def turned_away(self, ticket: Ticket, code: int) -> None:
+        raise AssertionError("nobody asks for a place here")
 
 
 class BareReader(asyncio.BufferedProtocol):
@@ -145,7 +158,7 @@ async def run(url: str, path: str, options: argparse.Namespace) -> None:
         registry = Registry(link, keys, frames, Directory(link, keys), "0123456789ab", 0)
         await registry.start()
         for channel in channels:
-            registry.join(APP, channel, False, 0, Ticket(None))
+            registry.join(App(id=APP, name="bench", keys=()), channel, Ticket(None))
         while frames.attached < len(channels):
             await link.ask(b"PING")
 

@@ -112,7 +112,9 @@ class Bench:
             listen_fd=listener.fileno(),
             handover_path=str(self.folder / "handover.sock"),
             data_dir=str(self.folder),
-            settings=Settings(app_id=APP_ID, app_key=KEY, app_secret=SECRET, log_level="warning"),
+            settings=Settings(
+                app_id=APP_ID, app_key=KEY, app_secret=SECRET, trigger_rate_per_minute=0, log_level="warning"
+            ),
         )
         fds = (listener.fileno(), theirs.fileno())
         process = self.run([sys.executable, "-c", CONTROL, str(theirs.fileno())], self.server_core, pass_fds=fds)
