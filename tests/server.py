@@ -7,6 +7,7 @@ exit. It knows redpoll only as an operator does: by its command line, its ports,
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -35,7 +36,7 @@ READY_WITHIN_S = 30.0
 # The grace period of a stop is set shorter than the default, so that a hanging socket fails a test and not
 # the run.
 STOPPED_WITHIN_S = 20.0
-_READY_LINE = re.compile(r"^ready public=(\S+) control=(\S+)", re.MULTILINE)
+_READY_LINE = re.compile(r"^ready public=(\S+) control=(\S+)(?: tls=(\S+))?", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -106,7 +107,8 @@ class Server:
         self.app_id, self.app_key, self.app_secret = APP_ID, APP_KEY, APP_SECRET
         self.public_url = self.control_url = ""
         self.port = self.control_port = 0
-        self.settings = {"shutdown_grace_s": 5, **settings}
+        # Everything here publishes from one address; the tests of the rate limit switch it on.
+        self.settings = {"shutdown_grace_s": 5, "trigger_rate_per_minute": 0, **settings}
         self._files = files
         self._process: subprocess.Popen[bytes] | None = None
         # Short: the path of a Unix socket may have 107 bytes.
@@ -233,7 +235,8 @@ class Server:
 
     def _end_by_force(self) -> None:
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
 
