@@ -11,7 +11,8 @@
  *   disconnect
  *   publish HOST PORT FILE                        each publisher: next request when all have the last one
  *   paced HOST PORT FILE RATE                     RATE requests a second, whatever has arrived; latency from the due time
- *   floor COUNT FRAME_BYTES JOINED ROUNDS         the reference: a bare send() loop in a child, JOINED frames a send()
+ *   floor COUNT FRAME_BYTES JOINED ROUNDS CORE    the reference: a bare send() loop in a child (on CORE, unless -1),
+ *                                                 JOINED frames a send()
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -19,6 +20,7 @@
 #include <fcntl.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -538,7 +540,7 @@ static void floor_server(int listener, int orders, uint32_t count, uint32_t fram
     _exit(0);
 }
 
-static void floor_reference(uint32_t count, uint32_t frame_bytes, uint32_t joined, uint32_t rounds) {
+static void floor_reference(uint32_t count, uint32_t frame_bytes, uint32_t joined, uint32_t rounds, int core) {
     int listener = socket(AF_INET, SOCK_STREAM, 0), orders[2];
     struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t size = sizeof here;
@@ -550,6 +552,12 @@ static void floor_reference(uint32_t count, uint32_t frame_bytes, uint32_t joine
     if (child == 0) {
         close(orders[1]);
         close(poller);
+        if (core >= 0) {
+            cpu_set_t cores;
+            CPU_ZERO(&cores);
+            CPU_SET(core, &cores);
+            if (sched_setaffinity(0, sizeof cores, &cores) < 0) die("sched_setaffinity");
+        }
         floor_server(listener, orders[0], count, frame_bytes, joined);
     }
     close(orders[0]);
@@ -606,6 +614,7 @@ int main(void) {
         if (!fgets(line, sizeof line, stdin)) break;
         unsigned count, at_once, frame_bytes, joined, rounds;
         double rate;
+        int core;
         if (sscanf(line, "connect %63s %15s %63s %255s %u %u", host, port, key, channel, &count, &at_once) == 6) {
             resolve(host, port, &address);
             connect_subscribers(count, at_once);
@@ -617,8 +626,8 @@ int main(void) {
             resolve(host, port, &publish_address);
             read_requests(path);
             publish(rate);
-        } else if (sscanf(line, "floor %u %u %u %u", &count, &frame_bytes, &joined, &rounds) == 4) {
-            floor_reference(count, frame_bytes, joined, rounds);
+        } else if (sscanf(line, "floor %u %u %u %u %d", &count, &frame_bytes, &joined, &rounds, &core) == 5) {
+            floor_reference(count, frame_bytes, joined, rounds, core);
         } else if (!strncmp(line, "disconnect", 10)) {
             disconnect_subscribers();
             printf("{}\n");

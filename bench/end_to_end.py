@@ -106,7 +106,7 @@ def main() -> None:
     core = 0 if options.pin else None
     with (
         server_under_test(os.environ.get("PUSHER_URL"), options.workers, core) as (name, address),
-        Client(1 if options.pin else None) as client,
+        Client(1 if options.pin else None, core) as client,
     ):
         about = {**machine(), "server": name, "pinned": options.pin, "runs": options.runs}
         print(json.dumps(about))

@@ -82,8 +82,8 @@ def write_requests(file: Path, address: Address, channel: str, *, publishers: in
 class Client:
     """bench/client.c, compiled and running. Each method is one of its commands and returns its figures."""
 
-    def __init__(self, core: int | None = None) -> None:
-        self._core = core
+    def __init__(self, core: int | None = None, server_core: int | None = None) -> None:
+        self._core, self._server_core = core, server_core
 
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory(prefix="rpbench")
@@ -135,7 +135,8 @@ class Client:
 
     def floor(self, count: int, size_bytes: int, joined: int, rounds: int) -> dict[str, Any]:
         """The reference: a bare send() loop to as many sockets, `joined` frames in one send()."""
-        return self._ask("floor", count, size_bytes, joined, rounds)
+        core = -1 if self._server_core is None else self._server_core
+        return self._ask("floor", count, size_bytes, joined, rounds, core)
 
 
 def machine() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from redpoll.proxies import TrustedProxies, plain_address
-from redpoll.worker.connection import Connection
+from redpoll.worker.connection import Connection, Introduced
 from redpoll.worker.proxy_protocol import MAX_HEADER_BYTES, Introduction, ProxyFault, parse
 from redpoll.worker.tls import SHUTDOWN_TIMEOUT_S, Certificate, give_memory_back
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from redpoll.leash import Start
     from redpoll.worker.gate import Gate
 
-__all__ = ["Doors", "Introduced"]
+__all__ = ["Doors"]
 
 log = structlog.get_logger()
 
@@ -33,22 +33,6 @@ _ACCEPTS_A_TURN = 64
 # Out of descriptors or memory: the kernel keeps who knocks meanwhile.
 _REST_S = 0.25
 _TIDY_EVERY_S = 10.0
-
-
-class Introduced(Connection):
-    """A connection of which more is known than the kernel says.
-
-    `peer_address`: the client's, or that of whoever is in front of us (None where there is none to know). `secure`:
-    this connection is TLS, or the proxy in front says that its own was.
-    """
-
-    # Paid by these connections alone.
-    __slots__ = ("peer_address", "secure")
-
-    def __init__(self, gate: Gate, peer_address: tuple[str, int], secure: bool) -> None:
-        super().__init__(gate)
-        self.peer_address = peer_address
-        self.secure = secure
 
 
 class Doors:

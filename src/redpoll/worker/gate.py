@@ -26,8 +26,7 @@ from redpoll.protocol.apps import App
 from redpoll.protocol.limits import Limits
 from redpoll.protocol.session import Session
 from redpoll.proxies import TrustedProxies
-from redpoll.worker.connection import Connection
-from redpoll.worker.doors import Introduced
+from redpoll.worker.connection import Connection, Introduced
 from redpoll.worker.hub import Hub
 from redpoll.worker.janitor import Janitor
 from redpoll.worker.relay import Relay
@@ -69,6 +68,8 @@ class Gate:
     ) -> None:
         self.settings = settings
         self.flusher = flusher
+        self.max_message_bytes = settings.max_message_bytes
+        self.perform = hub.perform
         self.hub = hub
         self.janitor = janitor
         self._directory = directory
