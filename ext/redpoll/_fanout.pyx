@@ -46,6 +46,9 @@ cdef enum:
     LINK_BYTES = 64
     # The clock is read once in so many sinks (a send is about 5 µs).
     SINKS_PER_LOOK = 32
+    # Sinks ahead in the flusher's list that an urgent frame doesn't wait for. Fewer don't matter, and then the
+    # pongs of a flood are still joined.
+    LONG_QUEUE = 64
     # Scratch above this is given back at the end of a flush.
     KEPT_SCRATCH_BYTES = 262144
     # A transport that alone may touch the socket is handed this much at a time (a frame more, to be exact): it
@@ -272,6 +275,9 @@ cdef class Sink(Timed):
         cdef int noted = 0
         if self.writable:
             noted = self.owe(frame, urgent)
+            if urgent and noted and not self.paused and self.flusher.end - self.flusher.start > LONG_QUEUE:
+                # A pong behind a large channel's fan-out would wait for all of it (failures.md row 19).
+                self.flusher.write_now(self)
             self.flusher.wake()
         return noted
 

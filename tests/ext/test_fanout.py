@@ -218,6 +218,22 @@ def test_urgent_frames_pass_those_not_yet_started(sinks, flusher):
     assert transport.take() == b"!12"
 
 
+def test_an_urgent_frame_does_not_wait_for_a_large_audience(sinks, flusher):
+    crowd = sinks(100)
+    [(sink, transport)] = sinks(1)
+    audience = Audience(flusher)
+    for each, _ in crowd:
+        audience.add(each)
+    audience.post(b"fat")
+    sink.send(b"1")
+    sink.send_urgent(b"!")
+    assert transport.take() == b"!1"  # before any flush
+    assert crowd[0][1].take() == b""
+    flusher.flush()
+    assert {each_transport.take() for _, each_transport in crowd} == {b"fat"}
+    assert transport.take() == b""
+
+
 def test_a_paused_sink_keeps_its_frames_until_there_is_room(sinks, flusher):
     [(sink, transport)] = sinks(1)
     transport.full = True
