@@ -289,6 +289,13 @@ async def test_auth_returns_the_channel_data_that_it_signed(plane):
     assert reply.json() == {"auth": expected, "channel_data": data}
 
 
+async def test_auth_leaves_member_data_out_of_a_private_channels_signature(plane):
+    """Spec 4.6: `channel_data` is the presence channels' alone; stock pusher-js sends on only what is answered."""
+    body = {"socket_id": "1.2", "channel_name": "private-a", "channel_data": '{"user_id":7}'}
+    reply = await plane.call("POST", "/apps/3/auth", body)
+    assert reply.json() == {"auth": "278d425bdf160c739803:" + digest("1.2:private-a")}
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -249,9 +249,12 @@ class Api:
         secret = call.app.secret_of(key)
         if secret is None:
             raise ApiError("app_disabled", "all keys of this app are disabled: there is none to sign with")
-        answer = AuthAnswer(f"{key}:{sign_channel(secret, asked.socket_id, channel, asked.channel_data)}")
-        if kind_of(channel) is Kind.PRESENCE and asked.channel_data is not None:
-            answer.channel_data = asked.channel_data
+        # Presence channels only (spec 4.6, 5.3): a page's pusher-js may send its member data with every request, and
+        # sends on no more than the answer holds.
+        channel_data = asked.channel_data if kind_of(channel) is Kind.PRESENCE else None
+        answer = AuthAnswer(f"{key}:{sign_channel(secret, asked.socket_id, channel, channel_data)}")
+        if channel_data is not None:
+            answer.channel_data = channel_data
         if self._master_key is not None and is_encrypted(channel):
             answer.shared_secret = encryption_secret(self._master_key, channel)
         return call.answer(_encode(answer))
