@@ -1,0 +1,249 @@
+"""One running redpoll for the whole matrix, with an app for each way an app can be set, and a website beside it.
+
+Not a test. The server has two workers and both ports, `ws` and `wss`. The website is what an application would have:
+the page that Chromium opens, and the endpoints that sign for its visitors. Whoever visits is said in the endpoint's
+query, where a real application looks at its session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from aiohttp import web
+from click.testing import CliRunner
+
+from certs import self_signed
+from node import HERE as CLIENTS
+from node import Node
+from redpoll.cli import main as redpoll_command
+from server import Server
+from wire import channel_auth, digest
+
+MASTER_KEY = bytes(range(32))
+
+# Debian's Chromium, as root and without a network: nothing is looked up or fetched in the background.
+CHROMIUM = "/usr/bin/chromium"
+_CHROMIUM_FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
+
+# How each app of the server is set; all others keep the defaults.
+APPS = {
+    "plain": {},
+    "social": {"watchlist": "true", "subscription_count": "true"},
+    "small rooms": {"max_presence_members": "2"},
+    "authorised only": {"user_authentication_timeout_s": "1"},
+    "our page only": {},  # allowed_origins is the website, whose port is not known before
+    "other pages only": {"allowed_origins": "shop.example"},
+    "disabled": {"enabled": "false"},
+    "one connection": {"max_connections": "1"},
+    "tls only": {"tls_required": "true"},
+    "idempotent": {"idempotency": "true"},
+}
+
+
+@dataclass(frozen=True)
+class App:
+    """One app of the server, and one of its keys: what a client or a backend is configured with."""
+
+    port: int
+    tls_port: int
+    app_id: str
+    app_key: str
+    app_secret: str
+
+    def with_key(self, made: Mapping[str, Any]) -> App:
+        return App(self.port, self.tls_port, self.app_id, made["key"], made["secret"])
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Who a client is to the application that signs for it."""
+
+    app: App
+    user: str | int | None = None
+    watchlist: tuple[str, ...] = ()
+    by_signin: bool = False  # presence channels are signed without channel_data: the signed-in user is meant
+    forged: bool = False  # signed with a secret that isn't the app's
+
+    def member(self) -> dict[str, object]:
+        return {"user_id": self.user, "user_info": {"name": f"name of {self.user}"}}
+
+    def signing(self) -> App:
+        app = self.app
+        return App(app.port, app.tls_port, app.app_id, app.app_key, "f" * 20) if self.forged else app
+
+
+@dataclass
+class World:
+    server: Server
+    apps: dict[str, App]
+    node: Node
+    site_url: str
+    certificate: Path
+    page_token: str = ""
+    visitors: dict[str, Visitor] = field(default_factory=dict)
+    chromium_version: str = ""
+
+    def endpoint(self, path: str, visitor: Visitor) -> str:
+        """The address of the application's endpoint for this visitor."""
+        number = str(len(self.visitors))
+        self.visitors[number] = visitor
+        return f"{self.site_url}{path}?{urlencode({'visitor': number})}"
+
+    async def command(self, *words: str) -> Any:
+        """What an operator types, with --json; the answer."""
+        return await asyncio.to_thread(_command, self.server, *words)
+
+
+def _command(server: Server, *words: str) -> Any:
+    result = CliRunner().invoke(redpoll_command, [*words, "--json", "--data-dir", str(server.folder / "data")])
+    assert result.exit_code == 0, f"redpoll {' '.join(words)}: {result.output} {result.exception}"
+    return json.loads(result.stdout)
+
+
+def shared_secret(channel: str) -> str:
+    """The key of an encrypted channel, protocol.md 11."""
+    return base64.b64encode(hashlib.sha256(channel.encode() + MASTER_KEY).digest()).decode()
+
+
+@asynccontextmanager
+async def running_world() -> AsyncIterator[World]:
+    with tempfile.TemporaryDirectory(prefix="rpm") as folder:
+        certificate, key = self_signed(Path(folder))
+        settings = {
+            "tls_port": 0,
+            "tls_cert": certificate,
+            "tls_key": key,
+            "encryption_master_key": base64.b64encode(MASTER_KEY).decode(),
+            # Every request of the matrix comes from one address.
+            "trigger_rate_per_minute": 0,
+        }
+        with Server(workers=2, **settings) as server, _trusted(certificate):
+            async with Node(server) as node:
+                world = World(server, {}, node, "", certificate)
+                async with _website(world):
+                    await _make_apps(world)
+                    world.chromium_version = await _open_chromium(world)
+                    yield world
+
+
+@contextmanager
+def _trusted(certificate: Path) -> Iterator[None]:
+    """Node's libraries and pysher's WebSocket client, begun in here, trust the certificate."""
+    names = ("NODE_EXTRA_CA_CERTS", "WEBSOCKET_CLIENT_CA_BUNDLE")
+    before = {name: os.environ.pop(name, None) for name in names}
+    os.environ.update(dict.fromkeys(names, str(certificate)))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
+
+
+async def _make_apps(world: World) -> None:
+    server = world.server
+    tls = re.search(r"^ready .* tls=\S+:(\d+)", server.output(), re.MULTILINE)
+    assert tls is not None, server.output()
+    for name, values in APPS.items():
+        made = {"id": server.app_id, "key": server.app_key, "secret": server.app_secret}
+        if name != "plain":
+            made = await world.command("app", "create", name)
+        world.apps[name] = App(server.port, int(tls[1]), str(made["id"]), made["key"], made["secret"])
+        if name == "our page only":
+            values = {"allowed_origins": world.site_url.partition("://")[2] + f",127.0.0.1:{server.port}"}
+        if values:
+            await world.command("app", "set", str(made["id"]), *(f"{key}={value}" for key, value in values.items()))
+    token = await world.command("token", "create", server.app_id, "--name", "page", "--scope", "auth")
+    world.page_token = token["token"]
+
+
+async def _open_chromium(world: World) -> str:
+    # The one key whose certificates are taken though nobody signed them: the browser's own way to pin one.
+    command = f"openssl x509 -pubkey -noout -in {world.certificate} | openssl pkey -pubin -outform der"
+    process = await asyncio.create_subprocess_shell(command, stdout=asyncio.subprocess.PIPE)
+    public_key, _ = await process.communicate()
+    pin = base64.b64encode(hashlib.sha256(public_key).digest()).decode()
+    flags = [*_CHROMIUM_FLAGS, f"--ignore-certificate-errors-spki-list={pin}"]
+    version = await world.node.call(
+        "browser", url=f"{world.site_url}/", options={"executablePath": CHROMIUM, "args": flags}
+    )
+    assert isinstance(version, str)
+    return version
+
+
+@asynccontextmanager
+async def _website(world: World) -> AsyncIterator[None]:
+    """The application: its page, and its endpoints `/auth` and `/user-auth`."""
+
+    def who(request: web.Request) -> Visitor:
+        return world.visitors[request.query["visitor"]]
+
+    async def auth(request: web.Request) -> web.Response:
+        form, visitor = await request.post(), who(request)
+        socket_id, channel = str(form["socket_id"]), str(form["channel_name"])
+        answer = {}
+        data = None
+        if channel.startswith("presence-") and not visitor.by_signin:
+            answer["channel_data"] = data = json.dumps(visitor.member())
+        if channel.startswith("private-encrypted-"):
+            answer["shared_secret"] = shared_secret(channel)
+        return web.json_response({"auth": channel_auth(visitor.signing(), socket_id, channel, data), **answer})
+
+    async def user_auth(request: web.Request) -> web.Response:
+        form, visitor = await request.post(), who(request)
+        return web.json_response(signed_user(visitor, str(form["socket_id"])))
+
+    def file(path: Path, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+        text = path.read_text()
+
+        async def answer(request: web.Request) -> web.Response:
+            return web.Response(text=text, content_type=f"text/{kind}")
+
+        return answer
+
+    application = web.Application()
+    application.router.add_post("/auth", auth)
+    application.router.add_post("/user-auth", user_auth)
+    application.router.add_get("/", file(Path(__file__).parent / "page.html", "html"))
+    application.router.add_get("/page.mjs", file(CLIENTS / "page.mjs", "javascript"))
+    # The build that pages load, with the part that decrypts.
+    pusher_js = CLIENTS / "node_modules/pusher-js/dist/web/pusher-with-encryption.min.js"
+    application.router.add_get("/pusher.js", file(pusher_js, "javascript"))
+    runner = web.AppRunner(application)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        world.site_url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def signed_user(visitor: Visitor, socket_id: str) -> dict[str, str]:
+    """The `auth` and `user_data` of a signin, protocol.md 10.1."""
+    user: dict[str, object] = {"id": str(visitor.user), "user_info": {"name": f"name of {visitor.user}"}}
+    if visitor.watchlist:
+        user["watchlist"] = list(visitor.watchlist)
+    user_data = json.dumps(user)
+    app = visitor.signing()
+    return {
+        "auth": f"{app.app_key}:{digest(app.app_secret, f'{socket_id}::user::{user_data}')}",
+        "user_data": user_data,
+    }
