@@ -105,7 +105,7 @@ class Server:
         self.workers = workers
         self.redis_url = redis_url
         self.app_id, self.app_key, self.app_secret = APP_ID, APP_KEY, APP_SECRET
-        self.public_url = self.control_url = ""
+        self.public_url = self.control_url = self.tls_url = ""
         self.port = self.control_port = 0
         # Everything here publishes from one address; the tests of the rate limit switch it on.
         self.settings = {"shutdown_grace_s": 5, "trigger_rate_per_minute": 0, **settings}
@@ -162,7 +162,7 @@ class Server:
                 preexec_fn=self._limit_files if self._files else None,
             )
         match = self._wait_ready_line()
-        self.public_url, self.control_url = match[1], match[2]
+        self.public_url, self.control_url, self.tls_url = match[1], match[2], match[3] or ""
         self.port = int(self.public_url.rpartition(":")[2])
         self.control_port = int(self.control_url.rpartition(":")[2])
 

@@ -1,0 +1,118 @@
+"""The daily counter of a plan, whatever is killed: never below what was accepted, and above it by no more than what
+was under way at the kills (decisions.md, "Apps, limits, authentication")."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import aiohttp
+from click.testing import CliRunner
+
+from redpoll.cli import main
+from server import Server
+from wire import signed_path
+
+FREE_PLAN = 200_000
+PUBLISHERS = 8
+
+
+@dataclass
+class Spender:
+    """Publishes on a limited plan from several connections, one event after another on each."""
+
+    server: Server
+    accepted: int = 0
+    under_way: int = 0
+    lost_at_kills: int = 0
+    paused: bool = False
+
+    async def publish(self, session: aiohttp.ClientSession) -> int:
+        """One event; how many more the counter has left by the answer, -1 where it wasn't accepted."""
+        body = json.dumps({"name": "n", "channels": ["news"], "data": "{}"}).encode()
+        target = signed_path(self.server, "POST", f"/apps/{self.server.app_id}/events", body)
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with session.post(f"{self.server.public_url}{target}", data=body) as answer:
+                await answer.read()
+                if answer.status == 200:
+                    self.accepted += 1
+                    return int(answer.headers["X-RateLimit-Remaining"])
+                assert answer.status == 503, answer
+        return -1
+
+    async def go_on(self, session: aiohttp.ClientSession) -> None:
+        while True:
+            if self.paused:
+                await asyncio.sleep(0.01)
+                continue
+            self.under_way += 1
+            try:
+                await self.publish(session)
+            finally:
+                self.under_way -= 1
+
+    async def more(self, count: int) -> None:
+        """Until so many more were accepted."""
+        goal = self.accepted + count
+        async with asyncio.timeout(60):
+            while self.accepted < goal:
+                await asyncio.sleep(0.01)
+
+    def kill(self, pid: int) -> None:
+        self.lost_at_kills += self.under_way
+        os.kill(pid, signal.SIGKILL)
+
+
+def set_plan(server: Server, plan: str) -> None:
+    line = ["app", "set", server.app_id, f"plan={plan}", "--data-dir", str(server.folder / "data")]
+    result = CliRunner().invoke(main, line)
+    assert result.exit_code == 0, result.output
+
+
+async def kill(spender: Spender, victim: str, wait_until: Callable) -> None:
+    server = spender.server
+    if victim == "control":
+        spender.kill(server.control_pid)
+    elif victim == "redis":
+        spender.kill(server.redis_pid)
+    elif victim == "supervisor":
+        spender.kill(server.pid)
+        spender.paused = True
+        assert await asyncio.to_thread(server.wait) == -signal.SIGKILL
+        await wait_until(lambda: spender.under_way == 0, timeout_s=30)
+        await asyncio.to_thread(server.start)
+        spender.paused = False
+    else:
+        await wait_until(lambda: len(server.worker_pids()) == server.workers)
+        spender.kill(server.worker_pids()[int(victim)])
+
+
+async def test_the_daily_counter_survives_the_end_of_every_process(
+    size: Callable[[int, int], int], wait_until: Callable, figures
+) -> None:
+    with Server(workers=2) as server:
+        await asyncio.to_thread(set_plan, server, "free")
+        spender = Spender(server)
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+            publishers = [asyncio.create_task(spender.go_on(session)) for _ in range(PUBLISHERS)]
+            try:
+                for _ in range(size(1, 10)):
+                    for victim in ("0", "1", "control", "redis", "supervisor"):
+                        await spender.more(100)
+                        await kill(spender, victim, wait_until)
+                await spender.more(100)
+            finally:
+                # Those cut off here may have been counted, too.
+                spender.lost_at_kills += spender.under_way
+                for publisher in publishers:
+                    publisher.cancel()
+                await asyncio.gather(*publishers, return_exceptions=True)
+            left = await spender.publish(session)
+        counted = FREE_PLAN - left
+        above = counted - spender.accepted
+        figures.note(0, f"daily counter above the accepted (at most {spender.lost_at_kills})", above, "messages")
+        assert left >= 0
+        assert spender.accepted <= counted <= spender.accepted + spender.lost_at_kills
