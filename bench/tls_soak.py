@@ -182,6 +182,9 @@ class Soak:
                 assert number == expected, f"event {number} where {expected} was due"
                 expected += 1
                 self.delivered += 1
+                if expected % 1000 == 0:
+                    # A client from which nothing comes for two minutes is asked, and closed where it is silent.
+                    reader.send({"event": "pusher:ping", "data": {}})
                 if len(reader.frames) > 100 and reader._cursor == len(reader.frames):
                     reader.forget()
 
