@@ -7,7 +7,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memchr, memcpy, memset
 
-__all__ = ["close", "envelope", "event_frame", "frame_of", "ping", "pong", "text"]
+__all__ = ["close", "envelope", "event_frame", "frame_of", "offsets", "ping", "pong", "text", "trace_of"]
 
 # RFC 6455 5.2: FIN set, no RSV, opcode. 5.5: a control frame carries at most 125 bytes.
 cdef enum:
@@ -178,9 +178,28 @@ cdef inline Span span_of(bytes of) noexcept:
     return span
 
 
-cdef bytes encode_event(Span event, Span channel, Span data, Span user, bint has_user):
-    # Sizes first, so that the frame is allocated once and exactly.
+cdef int put_number(uint8_t* to, uint64_t number) noexcept nogil:
+    """Decimal digits; how many. At most 20."""
     cdef:
+        uint8_t[20] digits
+        int count = 0
+        int i
+    while True:
+        digits[count] = c'0' + <uint8_t> (number % 10)
+        number //= 10
+        count += 1
+        if number == 0:
+            break
+    for i in range(count):
+        to[i] = digits[count - 1 - i]
+    return count
+
+
+cdef bytes encode_event(Span event, Span channel, Span data, Span user, bint has_user, uint64_t offset):
+    # Sizes first, so that the frame is allocated once and exactly. Offset 0: none.
+    cdef:
+        uint8_t[20] digits
+        int digits_size = 0
         Py_ssize_t event_size = escaped_size(event.at, event.size)
         Py_ssize_t channel_size = escaped_size(channel.at, channel.size)
         Py_ssize_t data_size = escaped_size(data.at, data.size)
@@ -190,6 +209,9 @@ cdef bytes encode_event(Span event, Span channel, Span data, Span user, bint has
         uint8_t* to
     if has_user:
         size += 13 + user_size
+    if offset:
+        digits_size = put_number(digits, offset)
+        size += 10 + digits_size
     made = PyBytes_FromStringAndSize(NULL, head_size(size) + size)
     to = put_head(<uint8_t*> PyBytes_AS_STRING(made), TEXT, size)
     memcpy(to, b'{"event":"', 10)
@@ -201,7 +223,12 @@ cdef bytes encode_event(Span event, Span channel, Span data, Span user, bint has
     if has_user:
         memcpy(to, b'","user_id":"', 13)
         to = put_escaped(to + 13, user.at, user.size, user_size == user.size)
-    memcpy(to, b'"}', 2)
+    to[0] = c'"'
+    if offset:
+        memcpy(to + 1, b',"offset":', 10)
+        memcpy(to + 11, digits, digits_size)
+        to += 10 + digits_size
+    to[1] = c'}'
     return made
 
 
@@ -214,7 +241,7 @@ def event_frame(
     user.size = 0
     if user_id is not None:
         user = span_of(user_id)
-    return encode_event(span_of(event), span_of(channel), span_of(data), user, user_id is not None)
+    return encode_event(span_of(event), span_of(channel), span_of(data), user, user_id is not None, 0)
 
 
 # -- the bus envelope (cluster.md 3) -------------------------------------------------------------------------
@@ -345,15 +372,70 @@ def envelope(bytes payload not None) -> tuple:
     )
 
 
-def frame_of(bytes payload not None, bytes channel not None) -> tuple:
+def frame_of(bytes payload not None, bytes channel not None, bint with_offset=False) -> tuple:
     """`(frame, skip_hi, skip_lo)`: an `e` envelope straight to the frame that its subscribers get.
 
-    As `envelope` and `event_frame`, without the objects in between. ValueError where it is malformed.
+    As `envelope` and `event_frame`, without the objects in between. `with_offset`: for those who recover, with
+    `"offset":N` beside `"event"`, if the envelope has one. ValueError where it is malformed.
     """
     cdef Envelope found
     read_envelope(payload, &found)
     return (
-        encode_event(found.event, span_of(channel), found.data, found.user, found.user.at != NULL),
+        encode_event(
+            found.event,
+            span_of(channel),
+            found.data,
+            found.user,
+            found.user.at != NULL,
+            found.offset if with_offset else 0,
+        ),
         found.skip_hi,
         found.skip_lo,
     )
+
+
+cdef int read_offsets(bytes payload, uint64_t* offset, uint64_t* prev, const uint8_t** at, const uint8_t** end) except -1:
+    """The start of the header line; `at` is left behind it, `end` at the line's end."""
+    cdef:
+        const uint8_t* line
+        Span word
+    at[0] = <const uint8_t*> PyBytes_AS_STRING(payload)
+    end[0] = at[0] + PyBytes_GET_SIZE(payload)
+    if end[0] - at[0] < 2 or at[0][0] != c'e' or at[0][1] != c' ':
+        malformed("kind")
+    line = <const uint8_t*> memchr(at[0], c'\n', end[0] - at[0])
+    if line == NULL:
+        malformed("header line")
+    end[0] = line
+    at[0] += 2
+    next_word(at, line, c' ', &word)
+    read_number(word, offset)
+    next_word(at, line, c' ', &word)
+    read_number(word, prev)
+    return 0
+
+
+def offsets(bytes payload not None) -> tuple:
+    """`(offset, prev)` of an `e` envelope; `0, 0` on channels without history. ValueError where its start is
+    malformed; what follows isn't looked at."""
+    cdef:
+        uint64_t offset = 0
+        uint64_t prev = 0
+        const uint8_t* at
+        const uint8_t* end
+    read_offsets(payload, &offset, &prev, &at, &end)
+    return offset, prev
+
+
+def trace_of(bytes payload not None) -> bytes | None:
+    """The trace id of an `e` envelope, None where nobody wants to know what becomes of it. ValueError as `offsets`."""
+    cdef:
+        uint64_t offset = 0
+        uint64_t prev = 0
+        const uint8_t* at
+        const uint8_t* end
+        Span word
+    read_offsets(payload, &offset, &prev, &at, &end)
+    next_word(&at, end, c' ', &word)
+    next_word(&at, end, c' ', &word)
+    return None if is_dash(word) else PyBytes_FromStringAndSize(<const char*> word.at, word.size)

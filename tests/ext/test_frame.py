@@ -73,6 +73,47 @@ def test_envelope_reads_what_a_publisher_writes(offset, prev, skip, trace, user,
     assert _frame.envelope(payload) == expected
     frame = _frame.event_frame(event, b"private-c", data, user or None)
     assert _frame.frame_of(payload, b"private-c") == (frame, *(skip or (0, 0)))
+    assert _frame.offsets(payload) == (offset, prev)
+    assert _frame.trace_of(payload) == (trace.encode() if trace else None)
+
+
+@given(offset=st.integers(1, 2**63 - 1), user=st.none() | AWKWARD.filter(bool), data=LONG)
+def test_a_frame_for_those_who_recover_has_its_offset_beside_the_event(reference, offset, user, data):
+    payload = envelope(offset, 0, user=(user or "").encode(), event=b"news", data=data.encode())
+    frame, _, _ = _frame.frame_of(payload, b"c", True)
+    [(_, told)] = reference.server_frames(frame)
+    expected = {"event": "news", "channel": "c", "data": data, "offset": offset}
+    assert json.loads(told) == (expected if user is None else {**expected, "user_id": user})
+    assert _frame.frame_of(payload, b"c", with_offset=False) == _frame.frame_of(payload, b"c")
+
+
+@pytest.mark.parametrize("offset", [1, 9, 10, 99, 100, 2**32, 10**18, 2**63 - 1])
+def test_offsets_of_every_length_fit_their_frame(reference, offset):
+    for size in (0, 70, 80, 90, 65_490, 65_500, 65_510):
+        frame, _, _ = _frame.frame_of(envelope(offset, data=b"x" * size), b"c", True)
+        [(opcode, told)] = reference.server_frames(frame)
+        assert (opcode, json.loads(told)["offset"]) == (1, offset)
+
+
+def test_an_event_that_is_not_kept_has_no_offset_to_tell():
+    assert _frame.frame_of(envelope(), b"c", True) == _frame.frame_of(envelope(), b"c")
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"e", b"e ", b"x 0 0 - - 0 1\ne", b"e 1 2", b"e 1\n2 - - 0 1", b"e -1 0 - - 0 1\n", b"e 1 x - - 0 1\n"],
+)
+def test_offsets_and_trace_of_a_malformed_start_are_refused(payload):
+    with pytest.raises(ValueError, match="malformed envelope"):
+        _frame.offsets(payload)
+    with pytest.raises(ValueError, match="malformed envelope"):
+        _frame.trace_of(payload)
+
+
+def test_the_trace_is_looked_for_in_the_header_line_alone():
+    for payload in (b"e 1 2 \n- abc 0 1\n", b"e 1 2 -\n abc ", b"e 1 2 - abc\n "):
+        with pytest.raises(ValueError, match="header line"):
+            _frame.trace_of(payload)
 
 
 def test_an_empty_event_and_data_are_read():

@@ -22,6 +22,8 @@ CHANNEL_EVENTS = {
     "pusher:cache_miss",
     "pusher:subscription_error",
     "auth_required",
+    "pusher:history",
+    "pusher:position",
 }
 OTHER_EVENTS = {
     "pusher:connection_established",

@@ -1,7 +1,16 @@
 import msgspec
 import pytest
 
-from redpoll.protocol.apps import DAILY_LIMITS, SETTINGS, App, Key, parse_setting
+from redpoll.protocol.apps import (
+    DAILY_LIMITS,
+    NOT_SETTINGS,
+    SETTINGS,
+    App,
+    HistoryRule,
+    Key,
+    history_fault,
+    parse_setting,
+)
 
 OLD, NEW, OFF = (
     Key(key="aa", secret="01"),
@@ -27,13 +36,101 @@ def test_a_record_survives_json_and_leaves_defaults_out():
     assert b"max_data_bytes" not in text
 
 
+# -- rules of history ----------------------------------------------------------------------------------------
+
+
+def rule(name: str, **fields: object) -> HistoryRule:
+    return HistoryRule(id="00000a", name=name, **{"keep": 10, "seconds": 60, **fields})
+
+
+def app_with(*rules: HistoryRule) -> App:
+    return App(id="1", name="x", keys=(), history=rules)
+
+
+def test_a_name_goes_before_prefixes_and_a_longer_prefix_before_a_shorter_one():
+    every, news, sport, one = (
+        rule("", prefix=True),
+        rule("news-", prefix=True),
+        rule("news-sport-", prefix=True),
+        rule("news-sport-1"),
+    )
+    for app in (app_with(every, news, sport, one), app_with(one, sport, news, every)):
+        asked = ("news-sport-1", "news-sport-2", "news-x", "news", "presence-x")
+        assert [app.history_rule(channel) for channel in asked] == [one, sport, news, every, every]
+
+
+def test_without_a_rule_nothing_is_kept():
+    assert app_with().history_rule("a") is None
+    assert app_with(rule("a"), rule("b-", prefix=True)).history_rule("ab-") is None
+
+
+def test_a_rule_that_keeps_nothing_is_an_exception_to_a_wider_one():
+    app = app_with(rule("news-", prefix=True), rule("news-private", keep=0, seconds=0))
+    assert app.history_rule("news-private") is None
+    assert app.history_rule("news-private-1") is not None
+
+
+@pytest.mark.parametrize("channel", ["#server-to-user-7", "private-redpoll.console", "private-redpoll.x"])
+def test_what_is_for_one_user_and_the_console_are_never_kept(channel):
+    assert app_with(rule("", prefix=True), rule(channel)).history_rule(channel) is None
+
+
+def test_rules_survive_json():
+    app = app_with(rule("news-", prefix=True, replay=3, client_events=True), rule("x", replay_seconds=5))
+    assert msgspec.json.decode(msgspec.json.encode(app), type=App) == app
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        rule("news"),
+        rule("", prefix=True),
+        rule("news-", prefix=True, keep=10_000, seconds=2_592_000, replay=1_000),
+        rule("news", keep=3, replay=3, client_events=True),
+        rule("news", seconds=5, replay_seconds=5),
+        rule("news", keep=0, seconds=0),
+        rule("x" * 200),
+    ],
+)
+def test_sound_rules_have_no_fault(given):
+    assert history_fault(given) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        (HistoryRule(id="00000", name="x"), "id must be 6 hex digits"),
+        (rule(""), "'' is not the name of a channel"),
+        (rule("a b"), "'a b' is not the name of a channel"),
+        (rule("x" * 201), "is not the name of a channel"),
+        (rule("#", prefix=True), "'#' is not how a name of a channel begins"),
+        (rule("x", keep=-1), "keep must be between 0 and 10000 messages, not -1"),
+        (rule("x", keep=10_001), "keep must be between 0 and 10000 messages, not 10001"),
+        (rule("x", seconds=0), "seconds must be between 1 and 2592000, not 0"),
+        (rule("x", seconds=2_592_001), "seconds must be between 1 and 2592000, not 2592001"),
+        (rule("x", keep=0), "a rule that keeps 0 messages"),
+        (rule("x", keep=0, seconds=0, replay=1), "a rule that keeps 0 messages"),
+        (rule("x", keep=0, seconds=0, client_events=True), "a rule that keeps 0 messages"),
+        (rule("x", replay=1, replay_seconds=1), "not both"),
+        (rule("x", replay=11), "replay must be between 0 and 10 messages, not 11"),
+        (rule("x", keep=2_000, replay=1_001), "replay must be between 0 and 1000 messages, not 1001"),
+        (rule("x", replay=-1), "replay must be between 0 and 10 messages, not -1"),
+        (rule("x", replay_seconds=61), "replay_seconds must be between 0 and the 60 s kept, not 61"),
+        (rule("x", replay_seconds=-1), "replay_seconds must be between 0 and the 60 s kept, not -1"),
+    ],
+)
+def test_a_rule_that_contradicts_itself_is_told_so(given, fault):
+    told = history_fault(given)
+    assert told is not None
+    assert fault in told
+
+
 # -- what an operator may change -----------------------------------------------------------------------------
 
-IDENTITY = ("id", "name", "keys")
 
-
-def test_the_table_has_every_field_of_the_record_but_who_it_is():
-    assert tuple(SETTINGS) == tuple(field for field in App.__struct_fields__ if field not in IDENTITY)
+def test_the_table_has_every_field_of_the_record_but_those_that_have_commands_of_their_own():
+    assert tuple(SETTINGS) == tuple(field for field in App.__struct_fields__ if field not in NOT_SETTINGS)
+    assert set(App.__struct_fields__) > NOT_SETTINGS
 
 
 def test_defaults_are_those_of_the_decisions():
@@ -55,6 +152,8 @@ def test_defaults_are_those_of_the_decisions():
         "max_batch": 10,
         "max_presence_members": 100,
         "max_user_info_bytes": 1024,
+        "user_resume_s": 0,
+        "max_history_channels": 10_000,
     }
 
 

@@ -3,11 +3,14 @@ import string
 import pytest
 
 from redpoll.protocol.channels import (
+    CONSOLE,
     MAX_NAME_CHARS,
+    OWN_PREFIX,
     SERVER_TO_USER,
     Kind,
     is_cache,
     is_encrypted,
+    is_reserved,
     kind_of,
     needs_auth,
     valid_name,
@@ -113,3 +116,11 @@ def test_users_and_channels_can_be_published_to(user):
 )
 def test_other_names_cannot_be_published_to(name):
     assert not valid_target(name)
+
+
+def test_the_servers_own_names_are_nobodys_to_publish_to_and_only_the_console_is_a_channel():
+    for name in (CONSOLE, OWN_PREFIX, OWN_PREFIX + "x"):
+        assert not valid_target(name)
+    assert [is_reserved(name) for name in (CONSOLE, OWN_PREFIX, OWN_PREFIX + "x")] == [False, True, True]
+    assert not is_reserved("private-redpoll")
+    assert valid_target("private-redpoll")

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from redpoll.protocol import frames
+from redpoll.protocol.history import Told
 
 AWKWARD = 'a"b\\c\n\x00 é\U0001f600</script>'
 
@@ -18,6 +19,13 @@ def test_the_first_frame_is_exactly_the_protocols():
 def test_the_activity_timeout_is_a_whole_number_and_never_zero(given, told, read_frame):
     frame = read_frame(frames.connection_established("1.2", given))
     assert json.loads(frame["data"])["activity_timeout"] == told
+
+
+def test_who_asked_to_recover_is_told_so_in_the_first_frame():
+    assert frames.connection_established("1.2", 120, recover=True) == (
+        b'{"event":"pusher:connection_established",'
+        b'"data":"{\\"socket_id\\":\\"1.2\\",\\"activity_timeout\\":120,\\"recover\\":true}"}'
+    )
 
 
 def test_ping_and_pong_carry_a_string():
@@ -41,6 +49,57 @@ def test_success_on_presence_carries_the_snapshot_as_a_string(read_frame):
     frame = read_frame(frames.subscription_succeeded("presence-x", snapshot.encode()))
     assert frame["channel"] == "presence-x"
     assert frame["data"] == snapshot
+
+
+def test_success_for_one_who_recovers_says_where_he_is(read_frame):
+    frame = read_frame(frames.subscription_succeeded("x", epoch="e1", offset=7))
+    assert json.loads(frame["data"]) == {"epoch": "e1", "offset": 7}
+    frame = read_frame(frames.subscription_succeeded("x", epoch="e1", offset=0, recovered=False))
+    assert json.loads(frame["data"]) == {"epoch": "e1", "offset": 0, "recovered": False}
+    frame = read_frame(frames.subscription_succeeded("x", recovered=False))
+    assert json.loads(frame["data"]) == {"recovered": False}
+
+
+def test_success_for_one_who_recovers_has_the_snapshot_too(read_frame):
+    snapshot = {"presence": {"count": 1, "ids": [AWKWARD], "hash": {AWKWARD: {}}}}
+    payload = frames.subscription_succeeded(
+        "presence-x", json.dumps(snapshot).encode(), epoch="e", offset=2**53 - 1, recovered=True
+    )
+    frame = read_frame(payload)
+    assert json.loads(frame["data"]) == {**snapshot, "epoch": "e", "offset": 2**53 - 1, "recovered": True}
+
+
+def test_a_position_is_told_on_its_channel(read_frame):
+    frame = read_frame(frames.position(AWKWARD, "e2", 9, False))
+    assert (frame["event"], frame["channel"]) == ("pusher:position", AWKWARD)
+    assert json.loads(frame["data"]) == {"epoch": "e2", "offset": 9, "recovered": False}
+
+
+def test_a_page_of_history_has_the_one_shape_of_messages(read_frame):
+    messages = [Told(5, "news", AWKWARD, 1_700_000_000_000), Told(6, AWKWARD, "{}", 1_700_000_000_001)]
+    frame = read_frame(frames.history("x", "e", messages, "e:5"))
+    assert (frame["event"], frame["channel"]) == ("pusher:history", "x")
+    assert json.loads(frame["data"]) == {
+        "epoch": "e",
+        "messages": [
+            {"offset": 5, "event": "news", "data": AWKWARD, "time_ms": 1_700_000_000_000},
+            {"offset": 6, "event": AWKWARD, "data": "{}", "time_ms": 1_700_000_000_001},
+        ],
+        "next": "e:5",
+    }
+    assert json.loads(read_frame(frames.history("x", "e", [], None))["data"])["next"] is None
+
+
+def test_the_console_is_shown_an_event_with_all_that_is_known_of_it():
+    frame = json.loads(frames.console("a", AWKWARD, AWKWARD, "7", None))
+    assert (frame["event"], frame["channel"]) == ("event", "private-redpoll.console")
+    assert json.loads(frame["data"]) == {
+        "channel": "a",
+        "event": AWKWARD,
+        "data": AWKWARD,
+        "user_id": "7",
+        "skip": None,
+    }
 
 
 def test_a_refusal_has_type_error_status_and_what_is_added(read_frame):

@@ -1,9 +1,10 @@
 from urllib.parse import quote
 
+import msgspec
 import pytest
 
 from redpoll.protocol.apps import App, Key
-from redpoll.protocol.handshake import Refusal, check, origin_allowed
+from redpoll.protocol.handshake import Refusal, check, origin_allowed, recovers
 
 APP = App(id="1", name="x", keys=(Key(key="aa", secret="01"), Key(key="off", secret="02", enabled=False)))
 DISABLED = App(id="2", name="y", keys=(Key(key="bb", secret="01"),), enabled=False)
@@ -151,3 +152,16 @@ def test_other_origins_may_not(origin):
 
 def test_an_app_without_a_list_takes_every_origin():
     assert origin_allowed("null", ())
+
+
+def test_the_dashboards_console_connects_by_its_own_key_and_from_anywhere():
+    watched = msgspec.structs.replace(PICKY, console_key=Key(key="ee", secret="03"))
+    assert check("/app/ee", {}, "https://bad.example", lambda key: watched, False) is watched
+    assert check("/app/cc", {}, "https://bad.example", lambda key: watched, False).code == 4009
+    assert check("/app/ee", {}, None, lambda key: PICKY, False).code == 4001
+
+
+def test_who_asks_to_recover_says_1():
+    assert recovers({"protocol": "7", "recover": "1"})
+    for query in ({}, {"recover": ""}, {"recover": "0"}, {"recover": "true"}, {"Recover": "1"}):
+        assert not recovers(query)

@@ -17,6 +17,16 @@ def test_data_of_a_control_event_may_be_an_object_or_a_string_of_one(data):
     assert incoming.decode_subscribe(incoming.data_of(raw(data))) == Subscribe("c", "a")
 
 
+def test_what_is_wrong_with_a_wish_about_history_does_not_make_the_message_malformed():
+    asked = incoming.decode_subscribe(b'{"channel":"c","rewind":7,"since":[],"recover":"x"}')
+    assert (asked.channel, asked.rewind, asked.since, asked.recover) == ("c", 7, [], "x")
+    page = incoming.decode_history(b'{"channel":"c","limit":"x","before":{}}')
+    assert (page.channel, page.limit, page.before, page.since) == ("c", "x", {}, None)
+    for data in (b"{}", b'{"channel":7}', b'{"limit":1}'):
+        with pytest.raises(msgspec.ValidationError):
+            incoming.decode_history(data)
+
+
 def test_a_sign_in_needs_both_its_strings():
     assert incoming.decode_sign_in(b'{"auth":"a","user_data":"u","more":1}') == SignIn("a", "u")
     for data in (

@@ -154,6 +154,7 @@ def test_the_apps_own_limits_hold(app, changed):
         ({"channels": ["#server-to-user-"]}, "invalid_channel"),
         ({"channels": ["#server-to-user-a b"]}, "invalid_channel"),
         ({"channels": ["#other-7"]}, "invalid_channel"),
+        ({"channels": ["private-redpoll.console"]}, "invalid_channel"),
         ({"channels": ["private-encrypted-a", "b"]}, "bad_request"),
         ({"channels": ["b", "private-encrypted-cache-a"]}, "bad_request"),
         ({"channels": ["private-encrypted-a", "private-encrypted-b"]}, "bad_request"),

@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redpoll.protocol.apps import App, Key
-from redpoll.protocol.channels import MAX_NAME_CHARS, Kind, kind_of, needs_auth, valid_name
+from redpoll.protocol.channels import CONSOLE, MAX_NAME_CHARS, Kind, kind_of, needs_auth, valid_name
+from redpoll.protocol.history import Position, Rewind
 from redpoll.protocol.limits import Limits
 from redpoll.protocol.presence import Member
 from redpoll.protocol.session import (
     Acknowledge,
+    AskHistory,
     Close,
     Join,
     Leave,
@@ -416,6 +418,154 @@ def test_answers_for_what_was_left_change_nothing(client):
     assert client.session.joined("b") == []
     assert client.session.refused("b", "members") == []
     assert list(client.session.channels) == ["b"]
+
+
+# -- the dashboard's console ---------------------------------------------------------------------------------
+
+
+def test_the_console_opens_to_its_own_key_alone_and_that_key_opens_nothing_else(app, changed, sign, make_client):
+    client = make_client(changed(app, console_key=Key(key="c0", secret="5ec")))
+    secret = app.keys[0].secret
+    opens = {(CONSOLE, "c0", "5ec"), ("private-x", KEY, secret)}
+    for channel in (CONSOLE, "private-x"):
+        for key, signed_with in ((KEY, secret), ("c0", "5ec"), ("c0", secret), ("c1", "5ec")):
+            auth = f"{key}:{sign(f'{SOCKET_ID}:{channel}', signed_with)}"
+            effects = client.send("pusher:subscribe", {"channel": channel, "auth": auth})
+            if (channel, key, signed_with) in opens:
+                assert effects == [Join(channel, None)]
+            else:
+                assert client.refusal_of(effects, channel)[:2] == ("AuthError", 401)
+
+
+def test_nobody_joins_the_console_of_an_app_that_has_none(client):
+    assert client.refusal_of(client.subscribe(CONSOLE), CONSOLE) == (
+        "AuthError",
+        401,
+        "this channel is for the dashboard alone",
+    )
+
+
+def test_other_names_of_the_server_are_no_channels(client):
+    assert client.refusal_of(client.subscribe("private-redpoll.x"), "private-redpoll.x")[:2] == ("InvalidChannel", 400)
+
+
+def test_the_console_takes_no_client_events(make_client, app, changed, sign):
+    client = make_client(changed(app, console_key=Key(key="c0", secret="5ec")))
+    auth = f"c0:{sign(f'{SOCKET_ID}:{CONSOLE}', '5ec')}"
+    client.send("pusher:subscribe", {"channel": CONSOLE, "auth": auth})
+    client.session.joined(CONSOLE)
+    assert client.error_of(client.send("client-a", "{}", channel=CONSOLE))[0] == 4301
+
+
+# -- history: rewind, recovery, pages -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "rewind"),
+    [
+        ({"rewind": {"count": 3}}, Rewind(count=3)),
+        ({"rewind": {"seconds": 60}}, Rewind(seconds=60)),
+        ({"since": {"epoch": "e", "offset": 7}}, Rewind(epoch="e", offset=7)),
+        ({"rewind": None, "since": None}, None),
+    ],
+)
+def test_a_subscribe_carries_what_it_wants_to_be_told_of_the_past(client, fields, rewind):
+    assert client.send("pusher:subscribe", {"channel": "a", **fields}) == [Join("a", None, rewind)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rewind": {"count": -1}},
+        {"rewind": {"count": 10**30}},
+        {"rewind": {"count": 1, "seconds": 1}},
+        {"rewind": {"count": 1}, "since": {"epoch": "e", "offset": 1}},
+        {"rewind": []},
+        {"since": {"epoch": "e", "offset": -1}},
+    ],
+)
+def test_a_malformed_rewind_is_a_refused_subscribe(client, fields):
+    kind, status, _ = client.refusal_of(client.send("pusher:subscribe", {"channel": "a", **fields}), "a")
+    assert (kind, status) == ("InvalidRewind", 400)
+    assert client.session.channels == {}
+
+
+def test_a_rewind_is_looked_at_after_the_signature(client):
+    asked = {"channel": "private-a", "auth": f"{KEY}:{'0' * 64}", "rewind": {"count": -1}}
+    assert client.refusal_of(client.send("pusher:subscribe", asked), "private-a")[0] == "AuthError"
+
+
+def test_who_connected_to_recover_does_so_on_every_channel_signed_in_or_not(app, read_frame, sign):
+    client = Client(app, read_frame, sign)
+    client.session = Session(SID, app, recovers=True)
+    assert client.subscribe("a") == [Join("a", None, None, recovers=True)]
+    client.join("private-a")
+    assert client.subscribe("b") == [Join("b", None, None, recovers=True)]
+    client.sign_in(USER_7)
+    assert client.subscribe("c") == [Join("c", None, None, recovers=True)]
+    assert client.session.recovers
+    assert client.session.authorised
+
+
+def test_others_recover_on_the_channels_where_they_say_so(client):
+    assert client.send("pusher:subscribe", {"channel": "a", "recover": True}) == [Join("a", None, None, True)]
+    for number, value in enumerate((False, None, 1, "true")):
+        asked = {"channel": f"b{number}", "recover": value}
+        assert client.send("pusher:subscribe", asked) == [Join(f"b{number}", None)]
+    assert not client.session.recovers
+
+
+@pytest.mark.parametrize("as_string", [False, True])
+def test_a_page_is_asked_of_a_channel_one_is_in(client, as_string):
+    client.join("a")
+
+    def ask(**fields: object) -> list[Any]:
+        data = {"channel": "a", **fields}
+        return client.send("pusher:history", json.dumps(data) if as_string else data)
+
+    assert ask() == [AskHistory("a", 100, None, None)]
+    assert ask(limit=5, before="e:7") == [AskHistory("a", 5, Position("e", 7), None)]
+    assert ask(limit=1000, since={"epoch": "e", "offset": 7}) == [AskHistory("a", 1000, None, Position("e", 7))]
+
+
+def test_history_is_not_for_those_outside(client):
+    code, text = client.error_of(client.send("pusher:history", {"channel": "a"}))
+    assert (code, text) == (None, "No history of channel a: this connection is not subscribed to it")
+    client.subscribe("a")
+    client.now += 2
+    code, text = client.error_of(client.send("pusher:history", {"channel": "a"}))
+    assert (code, text) == (None, "No history of channel a: this connection waits for its subscription")
+
+
+@pytest.mark.parametrize("fields", [{"limit": 0}, {"limit": 1001}, {"limit": -1}, {"before": 1, "since": 1}])
+def test_a_malformed_page_is_an_error_without_a_code(client, fields):
+    client.join("a")
+    code, text = client.error_of(client.send("pusher:history", {"channel": "a", **fields}))
+    assert code is None
+    assert text.startswith("No history of channel a: ")
+
+
+@pytest.mark.parametrize("data", [..., 7, {}, {"channel": 7}, "x"])
+def test_a_question_without_a_channel_is_a_bad_frame(client, data):
+    code, text = client.error_of(client.send("pusher:history", data))
+    assert code is None
+    assert text.startswith("Invalid message: ")
+
+
+def test_questions_have_a_rate_and_it_lets_a_reader_of_everything_through(client):
+    client.join("a")
+    answers = [client.send("pusher:history", {"channel": "a"}) for _ in range(120)]
+    assert all(type(answer[0]) is AskHistory for answer in answers[:100])
+    assert "more than 20 requests a second" in client.error_of(answers[100])[1]
+    assert answers[101:] == [[]] * 19
+    client.now += 1
+    assert type(client.send("pusher:history", {"channel": "a"})[0]) is AskHistory
+
+
+def test_what_the_cluster_has_no_page_for_is_told_once_a_second(client):
+    code, text = client.error_of(client.session.history_refused("a", "unknown epoch", client.now))
+    assert (code, text) == (None, "No history of channel a: unknown epoch")
+    assert client.session.history_refused("a", "unknown epoch", client.now) == []
 
 
 # -- signing in ----------------------------------------------------------------------------------------------
@@ -894,7 +1044,15 @@ CHANNELS = [
     "#server-to-user-7",
     "a b",
 ]
-EVENTS = ["pusher:subscribe", "pusher:unsubscribe", "pusher:ping", "pusher:pong", "client-a", "pusher:signin"]
+EVENTS = [
+    "pusher:subscribe",
+    "pusher:unsubscribe",
+    "pusher:ping",
+    "pusher:pong",
+    "client-a",
+    "pusher:signin",
+    "pusher:history",
+]
 USER_DATA = ['{"id":"7"}', '{"id":"8","user_info":{"a":1},"watchlist":["7"]}', '{"id":7}', ""]
 CHANNEL_DATA = ['{"user_id":"7"}', '{"user_id":8,"user_info":{"a":1}}', "{}", None]
 
@@ -924,6 +1082,10 @@ MESSAGES = st.fixed_dictionaries(
                 "auth": st.sampled_from(["", f"{KEY}:{'0' * 64}"]) | JSON,
                 "channel_data": st.sampled_from(CHANNEL_DATA) | JSON,
                 "user_data": st.sampled_from(USER_DATA) | JSON,
+                "rewind": st.fixed_dictionaries({}, optional={"count": JSON, "seconds": JSON}) | JSON,
+                "since": st.fixed_dictionaries({"epoch": JSON, "offset": JSON}) | JSON,
+                "limit": JSON,
+                "before": JSON,
             },
         ),
         "channel": st.sampled_from(CHANNELS) | JSON,
@@ -975,6 +1137,9 @@ class Cluster:
                     assert valid_name(channel) or channel == f"#server-to-user-{self.user}"
                     assert (member is not None) == (kind_of(channel) is Kind.PRESENCE)
                     self.pending[channel] = member and member.user_id
+                case AskHistory(channel, limit):
+                    assert channel in self.attached
+                    assert 1 <= limit <= 1000
                 case Leave(channel, user_id):
                     held = self.pending if channel in self.pending else self.attached
                     assert held.pop(channel) == user_id

@@ -1,4 +1,5 @@
-"""An app as every process sees it: its keys, switches and limits, and the table of those an operator may change.
+"""An app as every process sees it: its keys, switches, limits and rules of history, and the table of the settings
+that an operator may change one by one.
 
 The record store makes these, the directory carries them to the workers, sessions obey them.
 Nothing here knows where a record is kept.
@@ -9,7 +10,21 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-__all__ = ["DAILY_LIMITS", "SETTINGS", "App", "Key", "Setting", "Value", "parse_setting"]
+from redpoll.protocol.channels import OWN_PREFIX, SERVER_TO_USER, valid_name
+
+__all__ = [
+    "DAILY_LIMITS",
+    "MAX_HISTORY_RULES",
+    "NOT_SETTINGS",
+    "SETTINGS",
+    "App",
+    "HistoryRule",
+    "Key",
+    "Setting",
+    "Value",
+    "history_fault",
+    "parse_setting",
+]
 
 # Messages a UTC day by plan (spec section 8): one per published channel and per client event.
 DAILY_LIMITS: dict[str, int | None] = {"free": 200_000, "starter": 1_000_000, "pro": None}
@@ -23,12 +38,34 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     enabled: bool = True
 
 
+class HistoryRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is kept of one channel, or of all whose names begin alike. `history_fault` says what goes with what.
+
+    `id` is 6 hex digits. `name` is the channel's, or with `prefix` how its name begins ("": every channel).
+    `keep` is messages a channel, 0 for none: an exception to a wider rule. They are kept for `seconds`.
+    Who subscribes is told the last `replay` messages, or those of the last `replay_seconds`, without asking.
+    """
+
+    id: str
+    name: str
+    prefix: bool = False
+    keep: int = 0
+    seconds: int = 0
+    replay: int = 0
+    replay_seconds: int = 0
+    client_events: bool = False
+
+
 class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One app's record. Sizes are bytes, lengths are characters, counts are counts; spec section 8.
 
     `id` is decimal digits: Pusher's Python and Go libraries accept no other.
     `keys` is oldest first; the oldest enabled key is the one we sign with.
-    What each of the others means stands in `SETTINGS`.
+    `history` are the rules of history, no two of them for the same name. `hooks` is made from the app's enabled
+    webhook endpoints, a letter for each kind of event that one of them wants: o channel.occupied and .vacated,
+    m member.added and .removed, c client_event, x cache.miss, s subscription.count.
+    `console_key` signs subscriptions to the dashboard's console and nothing else; until `console_until` (Unix
+    seconds) somebody watches it. What each of the others means stands in `SETTINGS`.
     """
 
     id: str
@@ -51,6 +88,12 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_batch: int = 10
     max_presence_members: int = 100
     max_user_info_bytes: int = 1_024
+    user_resume_s: int = 0
+    max_history_channels: int = 10_000
+    history: tuple[HistoryRule, ...] = ()
+    hooks: str = ""
+    console_key: Key | None = None
+    console_until: float = 0.0
 
     @property
     def daily_limit(self) -> int | None:
@@ -70,6 +113,56 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             if each.enabled:
                 return each
         return None
+
+    def history_rule(self, channel: str) -> HistoryRule | None:
+        """The rule by which messages of `channel` are kept, None where none are: one for this very name goes
+        before prefixes, a longer prefix before a shorter one. Asked for each event published."""
+        if not self.history:
+            return None
+        found = None
+        for rule in self.history:
+            if not rule.prefix:
+                if rule.name == channel:
+                    found = rule
+                    break
+            elif channel.startswith(rule.name) and (found is None or len(rule.name) > len(found.name)):
+                found = rule
+        # What is for one user's eyes, and the console, would be in a stream that others may read.
+        if found is None or not found.keep or channel.startswith((SERVER_TO_USER, OWN_PREFIX)):
+            return None
+        return found
+
+
+# -- rules of history ---------------------------------------------------------------------------------------
+
+# Every publish walks the rules, and a record has 16 KiB in the directory (cluster.md 7).
+MAX_HISTORY_RULES = 32
+_MOST_KEPT, _MOST_KEPT_S, _MOST_REPLAYED = 10_000, 2_592_000, 1_000
+_RULE_ID = re.compile(r"[0-9a-f]{6}").fullmatch
+
+
+def history_fault(rule: HistoryRule) -> str | None:
+    """What is wrong with a rule that contradicts itself or passes a limit, a sentence for the operator; else None."""
+    if _RULE_ID(rule.id) is None:
+        return f"id must be 6 hex digits, not {rule.id!r}"
+    if not valid_name(rule.name) and (rule.name or not rule.prefix):
+        return f"{rule.name!r} is not {'how a name of a channel begins' if rule.prefix else 'the name of a channel'}"
+    if not 0 <= rule.keep <= _MOST_KEPT:
+        return f"keep must be between 0 and {_MOST_KEPT} messages, not {rule.keep}"
+    if rule.keep == 0:
+        if rule.seconds or rule.replay or rule.replay_seconds or rule.client_events:
+            return "a rule that keeps 0 messages keeps them for no time, replays none and has no client events"
+        return None
+    if not 1 <= rule.seconds <= _MOST_KEPT_S:
+        return f"seconds must be between 1 and {_MOST_KEPT_S}, not {rule.seconds}"
+    if rule.replay and rule.replay_seconds:
+        return "replay either the last messages or those of the last seconds, not both"
+    most = min(rule.keep, _MOST_REPLAYED)
+    if not 0 <= rule.replay <= most:
+        return f"replay must be between 0 and {most} messages, not {rule.replay}"
+    if not 0 <= rule.replay_seconds <= rule.seconds:
+        return f"replay_seconds must be between 0 and the {rule.seconds} s kept, not {rule.replay_seconds}"
+    return None
 
 
 # -- what an operator may change ----------------------------------------------------------------------------
@@ -139,8 +232,27 @@ _TABLE = (
     Setting("max_batch", "count", "Events of one batch.", "", 1, 1_000),
     Setting("max_presence_members", "count", "Users of one presence channel.", "", 1, 10_000),
     Setting("max_user_info_bytes", "count", "Most user_info of a member of a presence channel.", "bytes", 2, 16_384),
+    Setting(
+        "user_resume_s",
+        "count",
+        "A signed-in user or member who is back within this time is replayed what the last connection missed, "
+        "on channels with history. 0: off.",
+        "s",
+        0,
+        600,
+    ),
+    Setting(
+        "max_history_channels",
+        "count",
+        "Channels with history at a time. Events of further ones are sent, but not kept.",
+        "",
+        1,
+        1_000_000,
+    ),
 )
 SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}
+# The fields of `App` that are something else: who it is, and what has commands or a maker of its own.
+NOT_SETTINGS = frozenset(("id", "name", "keys", "history", "hooks", "console_key", "console_until"))
 
 _DEFAULTS: dict[str, Value] = dict(
     zip(App.__struct_fields__[-len(App.__struct_defaults__) :], App.__struct_defaults__, strict=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from redpoll.protocol.apps import App
+from redpoll.protocol.channels import CONSOLE
 from redpoll.protocol.errors import ApiError
 
 if TYPE_CHECKING:
@@ -96,8 +97,16 @@ def sign_channel(secret: str, socket_id: str, channel: str, channel_data: str | 
 def channel_fault(app: App, socket_id: str, channel: str, auth: str, channel_data: str | None) -> str | None:
     """Why `auth` (`KEY:HEX`) doesn't open the channel to this socket; None when it does.
 
-    `channel_data` is signed byte for byte as it came, on private channels too where one was sent.
+    `channel_data` is signed byte for byte as it came, on private channels too where one was sent. The dashboard's
+    console is opened by its own key alone, which opens nothing else (decisions.md).
     """
+    if channel == CONSOLE:
+        own = app.console_key
+        key, _, signature = auth.partition(":")
+        secret = own.secret if own is not None and own.key == key else None
+        text = _channel_text(socket_id, channel, channel_data)
+        right = _signed(secret or _NO_SECRET, text, signature.encode("utf-8", "replace"))
+        return None if right and secret is not None else "this channel is for the dashboard alone"
     return _auth_fault(app, _channel_text(socket_id, channel, channel_data), auth, "subscription")
 
 

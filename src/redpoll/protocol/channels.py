@@ -4,11 +4,14 @@ import re
 from enum import Enum
 
 __all__ = [
+    "CONSOLE",
     "MAX_NAME_CHARS",
+    "OWN_PREFIX",
     "SERVER_TO_USER",
     "Kind",
     "is_cache",
     "is_encrypted",
+    "is_reserved",
     "kind_of",
     "needs_auth",
     "valid_name",
@@ -18,6 +21,9 @@ __all__ = [
 # The documented maximum is 164, but every server library lets 200 through (protocol.md 5.1).
 MAX_NAME_CHARS = 200
 SERVER_TO_USER = "#server-to-user-"
+# Channels that the server itself fills, for nobody but its dashboard (decisions.md "Dashboard and trace").
+OWN_PREFIX = "private-redpoll."
+CONSOLE = OWN_PREFIX + "console"
 
 _NAME = re.compile(rf"[-a-zA-Z0-9_=@,.;]{{1,{MAX_NAME_CHARS}}}").fullmatch
 _CACHE = ("cache-", "private-cache-", "presence-cache-", "private-encrypted-cache-")
@@ -60,13 +66,20 @@ def is_encrypted(channel: str) -> bool:
 
 
 def valid_name(channel: str) -> bool:
-    """Whether one may subscribe to a channel of this name; `#…` names are the protocol's own."""
+    """Whether there may be a channel of this name; `#…` names are the protocol's own."""
     return _NAME(channel) is not None
+
+
+def is_reserved(channel: str) -> bool:
+    """Whether the name belongs to the server, and to no channel that it has."""
+    return channel.startswith(OWN_PREFIX) and channel != CONSOLE
 
 
 def valid_target(channel: str) -> bool:
     """Whether one may publish to this name: a channel's, or `#server-to-user-ID` with an ID of the same
-    characters, which is all that the server libraries let through (protocol.md 5.1)."""
+    characters, which is all that the server libraries let through (protocol.md 5.1). Not to the server's own."""
+    if channel.startswith(OWN_PREFIX):
+        return False
     return _NAME(channel) is not None or (
         channel.startswith(SERVER_TO_USER)
         and len(channel) <= MAX_NAME_CHARS

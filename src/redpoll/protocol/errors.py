@@ -57,6 +57,7 @@ HTTP_STATUS: dict[str, int] = {
     "token_revoked": 401,
     "app_disabled": 403,
     "insufficient_scope": 403,
+    "forbidden": 403,
     "unknown_app": 404,
     "not_found": 404,
     "method_not_allowed": 405,

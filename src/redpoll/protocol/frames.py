@@ -5,10 +5,13 @@ it, and not published events: those are made in C from the bytes on the bus (red
 decide (protocol.md 2.2). All functions return UTF-8 JSON of one frame.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
+
+from redpoll.protocol.channels import CONSOLE
+from redpoll.protocol.history import Told
 
 __all__ = [
     "PING",
@@ -16,11 +19,14 @@ __all__ = [
     "auth_required",
     "cache_miss",
     "connection_established",
+    "console",
     "error",
+    "history",
     "member_added",
     "member_removed",
     "ping",
     "pong",
+    "position",
     "signin_success",
     "subscription_count",
     "subscription_error",
@@ -34,11 +40,13 @@ PONG = b'{"event":"pusher:pong","data":"{}"}'
 _encode = msgspec.json.Encoder().encode
 
 
-def connection_established(socket_id: str, activity_timeout_s: float) -> bytes:
+def connection_established(socket_id: str, activity_timeout_s: float, recover: bool = False) -> bytes:
     """The first frame on every socket (1.2). A fraction of a second counts as a whole one, and the
-    timeout is never 0: pusher-js throws such a handshake away."""
+    timeout is never 0: pusher-js throws such a handshake away. `recover`: the client asked for what it needs to
+    recover, and finds here that it will be told."""
     timeout_s = max(1, -int(-activity_timeout_s // 1))
-    data = b'{"socket_id":"%b","activity_timeout":%d}' % (socket_id.encode(), timeout_s)
+    more = b',"recover":true' if recover else b""
+    data = b'{"socket_id":"%b","activity_timeout":%d%b}' % (socket_id.encode(), timeout_s, more)
     return b'{"event":"pusher:connection_established","data":%b}' % _string(data)
 
 
@@ -57,13 +65,42 @@ def ping() -> bytes:
     return PING
 
 
-def subscription_succeeded(channel: str, presence: bytes | None = None) -> bytes:
-    """`presence` is what `Roster.snapshot()` gives; None on channels that aren't presence channels (5.4)."""
-    data = b'"{}"' if presence is None else _string(presence)
+def subscription_succeeded(
+    channel: str,
+    presence: bytes | None = None,
+    *,
+    epoch: str | None = None,
+    offset: int | None = None,
+    recovered: bool | None = None,
+) -> bytes:
+    """`presence` is what `Roster.snapshot()` gives; None on channels that aren't presence channels (5.4).
+
+    For clients that recover, on channels with history: all that follows on the channel lies behind `offset` of
+    `epoch`. `recovered` after a `since`: whether it goes on there without a gap.
+    """
+    if epoch is None and recovered is None:
+        data = b'"{}"' if presence is None else _string(presence)
+    else:
+        place = _place(epoch, offset, recovered)
+        data = _string(place if presence is None else presence[:-1] + b"," + place[1:])
     return b'{"event":"pusher_internal:subscription_succeeded","channel":%b,"data":%b}' % (
         _encode(channel),
         data,
     )
+
+
+def position(channel: str, epoch: str, offset: int, recovered: bool) -> bytes:
+    """Where a recovering client is in the channel, when the history was lost or cleared under it, or a gap could not
+    be filled (`recovered` false)."""
+    data = _place(epoch, offset, recovered)
+    return b'{"event":"pusher:position","channel":%b,"data":%b}' % (_encode(channel), _string(data))
+
+
+def history(channel: str, epoch: str, messages: Sequence[Told], next: str | None) -> bytes:
+    """The answer to a `pusher:history`: oldest first, in the one shape of decisions.md "History". `next` is what
+    to give as `since` or as `before`, whichever way it was asked, for the page after this one; None: that was all."""
+    data = _encode({"epoch": epoch, "messages": messages, "next": next})
+    return b'{"event":"pusher:history","channel":%b,"data":%b}' % (_encode(channel), _string(data))
 
 
 def subscription_error(channel: str, type: str, error: str, status: int, **more: Any) -> bytes:
@@ -120,6 +157,18 @@ def watchlist_events(online: Collection[str], offline: Collection[str]) -> bytes
     groups = (("online", online), ("offline", offline))
     data = _encode({"events": [{"name": name, "user_ids": list(ids)} for name, ids in groups if ids]})
     return b'{"event":"pusher_internal:watchlist_events","data":%b}' % _string(data)
+
+
+def console(channel: str, event: str, data: str, user: str | None, skip: str | None) -> bytes:
+    """An event of the app, shown to its dashboard: an ordinary event on the console's channel. `user` sent it, if a
+    client did; `skip` is the socket id that it is not for."""
+    shown = _encode({"channel": channel, "event": event, "data": data, "user_id": user, "skip": skip})
+    return b'{"event":"event","channel":"%b","data":%b}' % (CONSOLE.encode(), _string(shown))
+
+
+def _place(epoch: str | None, offset: int | None, recovered: bool | None) -> bytes:
+    given = (("epoch", epoch), ("offset", offset), ("recovered", recovered))
+    return _encode({name: value for name, value in given if value is not None})
 
 
 def _string(json: bytes) -> bytes:

@@ -12,7 +12,7 @@ import msgspec
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import Code, close_reason
 
-__all__ = ["Refusal", "check", "origin_allowed"]
+__all__ = ["Refusal", "check", "origin_allowed", "recovers"]
 
 _OLDEST_PROTOCOL, _NEWEST_PROTOCOL = 5, 7
 _DEFAULT_PROTOCOL = "7"
@@ -51,7 +51,8 @@ def check(
     key = unquote(match[1])
     app = find_app(key)
     # A disabled key opens nothing new; its app's other keys go on.
-    if app is None or app.secret_of(key) is None:
+    own = app is not None and app.console_key is not None and app.console_key.key == key
+    if app is None or (app.secret_of(key) is None and not own):
         return _refusal(Code.UNKNOWN_KEY, f"App key {key[:_MAX_QUOTED_CHARS]} not known to this server")
     if app.tls_required and not secure:
         return _refusal(Code.TLS_REQUIRED, "This app takes TLS connections only: connect by wss://")
@@ -65,9 +66,16 @@ def check(
             Code.UNSUPPORTED_VERSION,
             f"Unsupported protocol version {version}: {_OLDEST_PROTOCOL} to {_NEWEST_PROTOCOL} are supported",
         )
-    if not origin_allowed(origin, app.allowed_origins):
+    # The dashboard's page comes from an address of its own (decisions.md "Dashboard and trace").
+    if not own and not origin_allowed(origin, app.allowed_origins):
         return _refusal(Code.UNAUTHORIZED, f"Origin {(origin or '')[:_MAX_QUOTED_CHARS]} not allowed")
     return app
+
+
+def recovers(query: Mapping[str, str]) -> bool:
+    """Whether this client wants to be told epochs and offsets, so that it can go on where it stopped (`recover=1`).
+    Others pay no bytes for it."""
+    return query.get("recover") == "1"
 
 
 def origin_allowed(origin: str | None, allowed: tuple[str, ...]) -> bool:

@@ -9,12 +9,14 @@ from typing import Any
 import msgspec
 
 __all__ = [
+    "AskedHistory",
     "Message",
     "SignIn",
     "Subscribe",
     "Unsubscribe",
     "data_of",
     "decode_anything",
+    "decode_history",
     "decode_message",
     "decode_sign_in",
     "decode_subscribe",
@@ -36,6 +38,17 @@ class Subscribe(msgspec.Struct, gc=False):
     channel: str
     auth: str | None = None
     channel_data: str | None = None
+    # Any: what is wrong with one of these has a refusal of its own (protocol/history.py judges them).
+    rewind: Any = None
+    since: Any = None
+    recover: Any = None
+
+
+class AskedHistory(msgspec.Struct, gc=False):
+    channel: str
+    limit: Any = None
+    before: Any = None
+    since: Any = None
 
 
 class Unsubscribe(msgspec.Struct, gc=False):
@@ -49,6 +62,7 @@ class SignIn(msgspec.Struct, gc=False):
 
 decode_message = msgspec.json.Decoder(Message).decode
 decode_subscribe = msgspec.json.Decoder(Subscribe).decode
+decode_history = msgspec.json.Decoder(AskedHistory).decode
 decode_unsubscribe = msgspec.json.Decoder(Unsubscribe).decode
 decode_sign_in = msgspec.json.Decoder(SignIn).decode
 decode_anything = msgspec.json.Decoder().decode

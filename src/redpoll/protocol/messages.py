@@ -23,8 +23,12 @@ __all__ = [
     "EVENT_INFO",
     "MAX_CORRELATION_ID_CHARS",
     "RESERVED_PREFIXES",
+    "Auth",
     "AuthRequest",
+    "Batch",
     "Event",
+    "Item",
+    "Trigger",
     "check_channel",
     "decode_auth",
     "decode_batch",
@@ -70,7 +74,9 @@ class AuthRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     channel_data: str | None = None
 
 
-class _Trigger(msgspec.Struct, gc=False):
+class Trigger(msgspec.Struct, gc=False):
+    """What `POST events` may have, before it is judged: the document of the API is made from it, as from the others."""
+
     name: str | None = None
     data: str | None = None
     channels: list[str] | None = None
@@ -80,7 +86,9 @@ class _Trigger(msgspec.Struct, gc=False):
     correlation_id: str | None = None
 
 
-class _Item(msgspec.Struct, gc=False):
+class Item(msgspec.Struct, gc=False):
+    """One event of `Batch`."""
+
     name: str | None = None
     channel: str | None = None
     data: str | None = None
@@ -88,21 +96,25 @@ class _Item(msgspec.Struct, gc=False):
     info: str | None = None
 
 
-class _Batch(msgspec.Struct, gc=False):
-    batch: list[_Item]
+class Batch(msgspec.Struct, gc=False):
+    """What `POST batch_events` may have."""
+
+    batch: list[Item]
     correlation_id: str | None = None
 
 
-class _Auth(msgspec.Struct, gc=False):
+class Auth(msgspec.Struct, gc=False):
+    """What `POST auth` may have, as JSON or as a form."""
+
     socket_id: str | None = None
     channel_name: str | None = None
     channel_data: str | None = None
 
 
 _T = TypeVar("_T")
-_trigger_decoder = msgspec.json.Decoder(_Trigger)
-_batch_decoder = msgspec.json.Decoder(_Batch)
-_auth_decoder = msgspec.json.Decoder(_Auth)
+_trigger_decoder = msgspec.json.Decoder(Trigger)
+_batch_decoder = msgspec.json.Decoder(Batch)
+_auth_decoder = msgspec.json.Decoder(Auth)
 
 
 def decode_event(body: bytes, query: Params, app: App) -> Event:
@@ -219,6 +231,8 @@ def _check_correlation_id(given: str | None) -> None:
 
 
 def _check_target(name: str) -> None:
+    if name.startswith(channels.OWN_PREFIX):
+        raise ApiError("invalid_channel", f"channel name {_quoted(name)}: {channels.OWN_PREFIX}… is the server's own")
     if not channels.valid_target(name):
         raise _bad_name(name)
 
@@ -239,7 +253,7 @@ def _refuse_encrypted(names: tuple[str, ...]) -> None:
             )
 
 
-def _event(given: _Trigger | _Item, names: tuple[str, ...], correlation_id: str | None, app: App) -> Event:
+def _event(given: Trigger | Item, names: tuple[str, ...], correlation_id: str | None, app: App) -> Event:
     name, data, socket_id = given.name, given.data, given.socket_id
     if name is None:
         raise ApiError("bad_request", "name is missing")
@@ -274,7 +288,7 @@ def _event(given: _Trigger | _Item, names: tuple[str, ...], correlation_id: str 
     )
 
 
-def _fill_from_query(trigger: _Trigger, query: Params) -> None:
+def _fill_from_query(trigger: Trigger, query: Params) -> None:
     names: list[str] | None = None
     for name, value in query:
         if name in AUTH_NAMES:
@@ -289,13 +303,13 @@ def _fill_from_query(trigger: _Trigger, query: Params) -> None:
         trigger.channels = names
 
 
-def _auth_of_form(body: bytes) -> _Auth:
+def _auth_of_form(body: bytes) -> Auth:
     try:
         fields = parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=100)
     except ValueError:
         raise ApiError("bad_request", "the body is not an urlencoded form") from None
-    values = {name: value for name, value in fields if name in _Auth.__struct_fields__}
-    return _Auth(**values)
+    values = {name: value for name, value in fields if name in Auth.__struct_fields__}
+    return Auth(**values)
 
 
 def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes) -> _T:

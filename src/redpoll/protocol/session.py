@@ -1,25 +1,45 @@
 """One connection's side of the protocol: a message in, effects out. Protocol.md 1.3, 5, 6, 7, 10.
 
-Pure: no socket, no clock, no Redis. It says what is to be done, the worker does it, and tells it what became
-of a subscribe. Frames that only the worker can compose (a success needs the roster) are effects without
-bytes.
+Pure: no socket, no clock, no Redis. It says what is to be done (effects.py, given out here too), the worker does it,
+and tells it what became of a subscribe.
 """
-
-from typing import TypeAlias
 
 import msgspec
 
 from redpoll.protocol import frames, incoming
 from redpoll.protocol.apps import App
 from redpoll.protocol.auth import channel_fault, signin_fault
-from redpoll.protocol.channels import MAX_NAME_CHARS, SERVER_TO_USER, Kind, kind_of, needs_auth, valid_name
+from redpoll.protocol.channels import (
+    CONSOLE,
+    MAX_NAME_CHARS,
+    SERVER_TO_USER,
+    Kind,
+    is_reserved,
+    kind_of,
+    needs_auth,
+    valid_name,
+)
+from redpoll.protocol.effects import (
+    Acknowledge,
+    AskHistory,
+    Close,
+    Effect,
+    Join,
+    Leave,
+    Publish,
+    Send,
+    SendUrgent,
+    SignedIn,
+)
 from redpoll.protocol.errors import ClientError, Code, fault_of
+from redpoll.protocol.history import parse_page, parse_rewind
 from redpoll.protocol.limits import Limits, TokenBucket, Window
 from redpoll.protocol.presence import Member, info_fault, parse_member
 from redpoll.protocol.users import MAX_WATCHED, parse_user
 
 __all__ = [
     "Acknowledge",
+    "AskHistory",
     "Close",
     "Effect",
     "Join",
@@ -33,66 +53,6 @@ __all__ = [
 ]
 
 
-class Send(msgspec.Struct, frozen=True, gc=False):
-    """Frame this JSON and send it, behind what is owed."""
-
-    payload: bytes
-
-
-class SendUrgent(msgspec.Struct, frozen=True, gc=False):
-    """The same, ahead of frames not begun: a pong that waits 30 s costs a reconnect (protocol.md 3)."""
-
-    payload: bytes
-
-
-class Join(msgspec.Struct, frozen=True, gc=False):
-    """Ask the cluster for this channel; `joined` or `refused` is called with the answer. `member` is there on
-    presence channels."""
-
-    channel: str
-    member: Member | None
-
-
-class Acknowledge(msgspec.Struct, frozen=True, gc=False):
-    """Say again that the subscription succeeded, to one who is in the channel."""
-
-    channel: str
-
-
-class Leave(msgspec.Struct, frozen=True, gc=False):
-    """Out of the channel, or its pending Join is void. `user_id` on presence channels."""
-
-    channel: str
-    user_id: str | None
-
-
-class Publish(msgspec.Struct, frozen=True, gc=False):
-    """A client event, valid, for everybody in the channel but its sender. `user_id` on presence channels."""
-
-    channel: str
-    event: str
-    data: str
-    user_id: str | None
-
-
-class SignedIn(msgspec.Struct, frozen=True, gc=False):
-    """This connection is the user's from now on. Comes again when the same user signs in again, with the
-    watchlist that replaces the one before: at most 100 distinct ids, told whether or not the app has watchlists."""
-
-    user_id: str
-    watchlist: tuple[str, ...]
-
-
-class Close(msgspec.Struct, frozen=True, gc=False):
-    """An error frame with these, then a close frame with the same."""
-
-    code: int
-    message: str
-
-
-Effect: TypeAlias = Send | SendUrgent | Join | Acknowledge | Leave | Publish | SignedIn | Close
-
-
 class Membership(msgspec.Struct, frozen=True, gc=False):
     """A channel that this connection is in, or (`pending`) has asked for. `user_id` on presence channels.
     `repeats` counts the subscribes that came while it was pending; each is acknowledged."""
@@ -103,21 +63,24 @@ class Membership(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Standing(msgspec.Struct, frozen=True, gc=False):
-    """What a connection has proved to be. Two constants serve all that have not signed in."""
+    """What a connection has proved to be, and whether it recovers, which it says when it connects: here it costs
+    nothing. Four constants serve all that have not signed in."""
 
     authorised: bool
+    recovers: bool
     member: Member | None = None
 
 
 class _Conduct:
     """What a connection has done that is limited. Made when it first does: most never do."""
 
-    __slots__ = ("client_events", "closing", "complaints", "offences")
+    __slots__ = ("client_events", "closing", "complaints", "histories", "offences")
 
     def __init__(self, limits: Limits) -> None:
         rate = limits.client_events_per_s
         self.client_events = TokenBucket(rate, rate) if rate > 0 else None
         self.complaints = TokenBucket(_COMPLAINTS_PER_S, 1)
+        self.histories = TokenBucket(_HISTORIES_PER_S, _MOST_HISTORIES)
         self.offences = Window(_MOST_OFFENCES, _OFFENCES_WITHIN_S)
         self.closing = False
 
@@ -130,6 +93,9 @@ _OFFENCES_WITHIN_S = 10.0
 _MOST_OFFENCES = 1000
 _BAD_FRAME = 10
 _REFUSED_CLIENT_EVENT = 1
+# Each is a reading of up to 1,000 messages in Redis: enough to walk through what a channel keeps at most.
+_HISTORIES_PER_S = 20.0
+_MOST_HISTORIES = 100.0
 # A client that repeats a subscribe more often than this while Redis is away isn't waiting for each answer.
 _MOST_REPEATS = 100
 _MAX_QUOTED_CHARS = 64
@@ -138,8 +104,9 @@ _NAME_FAULT = f"invalid channel name: 1 to {MAX_NAME_CHARS} of letters, digits a
 
 _PENDING = Membership(pending=True)
 _ATTACHED = Membership(pending=False)
-_STRANGER = _Standing(authorised=False)
-_AUTHORISED = _Standing(authorised=True)
+# By whether it recovers.
+_STRANGER = (_Standing(authorised=False, recovers=False), _Standing(authorised=False, recovers=True))
+_AUTHORISED = (_Standing(authorised=True, recovers=False), _Standing(authorised=True, recovers=True))
 _PONG = SendUrgent(frames.PONG)
 
 
@@ -153,12 +120,18 @@ class Session:
 
     __slots__ = ("_conduct", "_limits", "_sid", "_standing", "app", "channels")
 
-    def __init__(self, sid: tuple[int, int], app: App, limits: Limits = Limits()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        sid: tuple[int, int],
+        app: App,
+        limits: Limits = Limits(),  # noqa: B008
+        recovers: bool = False,
+    ) -> None:
         # One integer takes half of what two take, and a third of the text.
         self._sid = sid[0] << 64 | sid[1]
         self._limits = limits
         self._conduct: _Conduct | None = None
-        self._standing = _STRANGER
+        self._standing = _STRANGER[recovers]
         self.app = app
         self.channels: dict[str, Membership] = {}
 
@@ -176,6 +149,11 @@ class Session:
     def authorised(self) -> bool:
         """Whether it has signed in, or ever was in a private or presence channel (protocol.md 10.4)."""
         return self._standing.authorised
+
+    @property
+    def recovers(self) -> bool:
+        """Whether it connected with `recover=1`: it is told epochs and offsets on every channel."""
+        return self._standing.recovers
 
     # -- messages -------------------------------------------------------------------------------------------
 
@@ -196,6 +174,8 @@ class Session:
                 return self._unsubscribe(incoming.data_of(parsed.data))
             if event == "pusher:signin":
                 return self._sign_in(parsed.data)
+            if event == "pusher:history":
+                return self._ask_history(parsed.data, now)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as fault:
             return self._bad_frame(f"Invalid message: {fault_of(fault)}", now)
         return self._bad_frame(f"Unsupported event received on socket: {event[:_MAX_QUOTED_CHARS]!r}", now)
@@ -213,7 +193,7 @@ class Session:
         if held is None or not held.pending:
             return []
         if not self._standing.authorised and needs_auth(channel):
-            self._standing = _AUTHORISED
+            self._standing = _AUTHORISED[self._standing.recovers]
         # The caller's string goes in for ours: everybody in a channel keeps the same one.
         del channels[channel]
         if held is _PENDING:
@@ -248,7 +228,7 @@ class Session:
             user = channel[len(SERVER_TO_USER) :]
             if user != self.user_id:
                 return _refusal(channel, "AuthError", f"not signed in as user {user[:_MAX_QUOTED_CHARS]!r}", 401)
-        elif not valid_name(channel):
+        elif not valid_name(channel) or is_reserved(channel):
             return _refusal(channel, "InvalidChannel", _NAME_FAULT, 400)
         member = None
         if kind is Kind.PRIVATE or kind is Kind.PRESENCE:
@@ -262,6 +242,12 @@ class Session:
                     member = self._member(asked.channel_data)
                 except ClientError as error:
                     return _refusal(channel, "InvalidMember", error.message, 400)
+        rewind = None
+        if asked.rewind is not None or asked.since is not None:
+            try:
+                rewind = parse_rewind(asked.rewind, asked.since)
+            except ValueError as wrong:
+                return _refusal(channel, "InvalidRewind", str(wrong), 400)
         held = self.channels.get(channel)
         if held is not None:
             return self._subscribe_again(channel, held, member)
@@ -269,7 +255,7 @@ class Session:
             fault = f"{self._limits.max_channels} channels are the most that one connection may be in"
             return _refusal(channel, "LimitReached", fault, 413)
         self.channels[channel] = _PENDING if member is None else Membership(True, member.user_id)
-        return [Join(channel, member)]
+        return [Join(channel, member, rewind, self._standing.recovers or asked.recover is True)]
 
     def _member(self, channel_data: str | None) -> Member:
         """Whom a signed subscribe brings: the member it names, else the user who has signed in (10.1)."""
@@ -337,7 +323,7 @@ class Session:
         user_id = user.member.user_id
         if self.user_id is not None and self.user_id != user_id:
             return self._not_signed_in("Already signed in as another user")
-        self._standing = _Standing(True, user.member)
+        self._standing = _Standing(True, self._standing.recovers, user.member)
         effects: list[Effect] = [Send(frames.signin_success(asked.user_data)), SignedIn(user_id, user.watchlist)]
         if user.unwatched and self.app.watchlist:
             fault = f"Watchlist too long: only its first {MAX_WATCHED} users are watched, {user.unwatched} are not"
@@ -361,7 +347,7 @@ class Session:
             return self._reject(f"{_REJECTED} the event name is longer than {app.max_event_name_chars} characters", now)
         if not isinstance(channel, str):
             return self._reject(f"{_REJECTED} channel is missing or not a string", now)
-        if kind_of(channel) not in (Kind.PRIVATE, Kind.PRESENCE):
+        if kind_of(channel) not in (Kind.PRIVATE, Kind.PRESENCE) or channel == CONSOLE:
             return self._reject(f"{_REJECTED} only private and presence channels take client events", now)
         held = self.channels.get(channel)
         if held is None:
@@ -378,6 +364,29 @@ class Session:
             rate = self._limits.client_events_per_s
             return self._reject(f"{_REJECTED} more than {rate:g} client events a second", now)
         return [Publish(channel, event, text, held.user_id)]
+
+    # -- history --------------------------------------------------------------------------------------------
+
+    def _ask_history(self, data: msgspec.Raw, now: float) -> list[Effect]:
+        """Only of a channel that one is in: who may hear it now may hear what was said (issue 5)."""
+        asked = incoming.decode_history(incoming.data_of(data))
+        channel = asked.channel
+        held = self.channels.get(channel)
+        if held is None or held.pending:
+            what = "is not subscribed to it" if held is None else "waits for its subscription"
+            return self.history_refused(channel, f"this connection {what}", now)
+        try:
+            limit, before, since = parse_page(asked.limit, asked.before, asked.since)
+        except ValueError as wrong:
+            return self.history_refused(channel, str(wrong), now)
+        if not self._conducted().histories.take(now):
+            return self.history_refused(channel, f"more than {_HISTORIES_PER_S:g} requests a second", now)
+        return [AskHistory(channel, limit, before, since)]
+
+    def history_refused(self, channel: str, fault: str, now: float) -> list[Effect]:
+        """No page of the channel's history, for `fault`. Told like a bad frame, so at most once a second."""
+        message = f"No history of channel {channel[:MAX_NAME_CHARS]}: {fault}"
+        return self._complain(None, message, _REFUSED_CLIENT_EVENT, now)
 
     # -- faults ---------------------------------------------------------------------------------------------
 
