@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from redpoll import _frame
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.keys import SHARDS, Keys
 from redpoll.cluster.link import Link
@@ -55,6 +56,9 @@ class Socket:
     # On cache channels, what came at first; the counts told, in order.
     cached: bytes | None = None
     counts: list[int] = field(default_factory=list)
+    # With history: from where on (epoch, offset) it has what is in `events` from this place on.
+    place: tuple[str, int] | None = None
+    place_at: int = 0
     ticket: Ticket | None = None
 
 
@@ -69,6 +73,11 @@ class Sockets:
         # Connections by outcome, and what was told of watched users.
         self.connections: dict[Ticket, int] = {}
         self.states: list[tuple[str, bool]] = []
+        # Where channels with history went on after something was lost: channel, epoch, offset.
+        self.lost_places: list[tuple[str, str, int]] = []
+        self.console_copies: list[bytes] = []
+        # The last offset that each of them came to.
+        self.offsets: dict[str, int] = {}
 
     def opened(self, held: Held) -> None:
         self.opened_channels.append(held.channel)
@@ -76,6 +85,7 @@ class Sockets:
 
     def dropped(self, held: Held) -> None:
         self.dropped_channels.append(held.channel)
+        self.offsets.pop(held.channel, None)
         if self.attached.pop(held.channel):
             self.faults.append(f"{held.channel} dropped with sockets attached")
 
@@ -85,6 +95,10 @@ class Sockets:
             assert isinstance(socket, Socket)
             socket.state = "attached"
             socket.cached = cached
+            if held.history is not None:
+                socket.place, socket.place_at = (held.history.epoch, held.history.last), 0
+                if self.offsets.setdefault(held.channel, held.history.last) != held.history.last:
+                    self.faults.append(f"{held.channel} joined elsewhere than where its events are")
             if total is not None:
                 socket.counts.append(total)
             self.attached[held.channel].append(socket)
@@ -118,8 +132,23 @@ class Sockets:
             socket.counts.append(total)
 
     def event(self, held: Held, payload: bytes) -> None:
+        offset, prev = _frame.offsets(payload)
+        if offset and held.history is not None:
+            if self.offsets.setdefault(held.channel, prev) != prev:
+                self.faults.append(f"{held.channel}: {offset} follows {prev}, not {self.offsets[held.channel]}")
+            self.offsets[held.channel] = offset
         for socket in self.attached[held.channel]:
             socket.events.append(payload)
+
+    def console(self, held: Held, payload: bytes) -> None:
+        self.console_copies.append(payload)
+
+    def lost(self, held: Held) -> None:
+        assert held.history is not None
+        self.lost_places.append((held.channel, held.history.epoch, held.history.last))
+        self.offsets[held.channel] = held.history.last
+        for socket in self.attached[held.channel]:
+            socket.place, socket.place_at = (held.history.epoch, held.history.last), len(socket.events)
 
     def user_state(self, app_id: str, user_id: str, online: bool) -> None:
         if (user_id, online) in self.states[-1:]:

@@ -1,11 +1,17 @@
 import asyncio
+import json
 import random
+import time
 
 import pytest
+from msgspec import structs
 
+from redpoll import _frame
 from redpoll.cluster.bus import Bus, Outgoing, Unavailable, read_cached
+from redpoll.cluster.keys import shard
 from redpoll.cluster.link import Link, LinkDown
-from redpoll.protocol.apps import App
+from redpoll.protocol.apps import App, HistoryRule
+from redpoll.protocol.channels import CONSOLE
 
 APP = App(id="7", name="test", keys=())
 
@@ -184,3 +190,149 @@ async def test_repeated_event_does_not_come_back_into_the_cache(link, keys):
     await bus.publish_all(APP, [Outgoing("cache-a", "e", "new")])
     await bus.publish_all(APP, [Outgoing("cache-a", "e", "old")], once="x")
     assert (await read_cached(link, keys, "7", "cache-a")).data == "new"
+
+
+# Kept, and told to webhooks
+
+
+def keeping(*rules: HistoryRule, **more) -> App:
+    return App(id="7", name="test", keys=(), history=rules, **more)
+
+
+def rule(name: str, **more) -> HistoryRule:
+    return HistoryRule(**{"id": "abcdef", "name": name, "keep": 9, "seconds": 60} | more)
+
+
+@pytest.fixture
+def pushes(link, keys):
+    """What comes over the topics of `a` and `cache-a`: channel, offset, offset before, data."""
+    seen = []
+
+    def push(topic: bytes, payload: bytes) -> None:
+        offset, prev, *_, data = _frame.envelope(payload)
+        seen.append((topic.rpartition(b":")[2].decode(), offset, prev, data.decode()))
+
+    link.on_push = push
+    link.subscribe([keys.topic("7", "a"), keys.topic("7", "cache-a")])
+    return seen
+
+
+async def test_event_is_kept_where_a_rule_says_so_and_its_publisher_is_told_as_ever(link, keys, pushes):
+    bus, app = Bus(link, keys), keeping(rule("a"))
+    assert await bus.publish_all(app, [("a", "e", "1", None, None), ("b", "e", "1", None, None)]) == [1, 0]
+    assert await bus.publish_all(app, [Outgoing("a", "e", "2")]) == [1]
+    (_, first, _, _), (_, second, before, _) = pushes
+    assert (before, first > 0) == (first, True)
+    assert await link.ask(b"XLEN", keys.history("7", "a")) == 2
+    assert await link.ask(b"EXISTS", keys.history("7", "b")) == 0
+    assert int(await link.ask(b"HGET", keys.history_meta("7", "a"), b"s")) == second
+
+
+async def test_event_of_a_cache_channel_is_cached_and_kept_once(link, keys, pushes):
+    bus, app = Bus(link, keys), keeping(rule("cache-", prefix=True))
+    await link.ask(b"SET", keys.missed("7", "cache-a"), b"1")
+    for _ in range(2):
+        assert await bus.publish_all(app, [Outgoing("cache-a", "e", "1")], once="x") == [1]
+    assert await link.ask(b"XLEN", keys.history("7", "cache-a")) == 1
+    assert [(channel, data) for channel, _, _, data in pushes] == [("cache-a", "1")]
+    assert (await read_cached(link, keys, "7", "cache-a")).data == "1"
+    assert await link.ask(b"EXISTS", keys.missed("7", "cache-a")) == 0
+
+
+async def test_each_history_has_an_epoch_of_its_own(link, keys):
+    bus, app = Bus(link, keys), keeping(rule("", prefix=True))
+    await bus.publish_all(app, [Outgoing(f"a{n}", "e", "1") for n in range(20)])
+    epochs = [await link.ask(b"HGET", keys.history_meta("7", f"a{n}"), b"e") for n in range(20)]
+    assert len(set(epochs)) == 20
+    await link.ask(b"DEL", keys.history_meta("7", "a0"))
+    await bus.publish_all(app, [Outgoing("a0", "e", "1")])
+    assert await link.ask(b"HGET", keys.history_meta("7", "a0"), b"e") not in epochs
+
+
+async def test_event_beyond_the_apps_cap_is_sent_and_counted(link, keys, pushes):
+    bus = Bus(link, keys)
+    other = next(f"a{n}" for n in range(10_000) if shard("7", f"a{n}") == shard("7", "a"))
+    app = keeping(rule("a", prefix=True), max_history_channels=1)
+    await bus.publish_all(app, [Outgoing(other, "e", "1"), Outgoing("a", "e", "2")])
+    assert pushes == [("a", 0, 0, "2")]
+    assert (bus.published, bus.unkept) == (2, 1)
+    # Twice an even share of the shards.
+    app = keeping(rule("a", prefix=True), max_history_channels=64)
+    await bus.publish_all(app, [Outgoing("a", "e", "3")])
+    assert pushes[1][1] > 0
+    assert bus.unkept == 1
+
+
+async def test_clients_event_is_kept_only_if_the_rule_says_so(link, keys, pushes, wait_until):
+    bus = Bus(link, keys)
+    for wanted in (False, True):
+        bus.publish(keeping(rule("a", client_events=wanted)), "a", "client-e", str(wanted), done=lambda reply: None)
+    await wait_until(lambda: len(pushes) == 2)
+    assert [(offset > 0, data) for _, offset, _, data in pushes] == [(False, "False"), (True, "True")]
+
+
+async def test_clients_event_that_a_webhook_wants_makes_a_row(link, keys, pushes, wait_until):
+    bus, app, receivers = Bus(link, keys), keeping(rule("a", client_events=True), hooks="oc"), []
+    bus.publish(app, "a", "client-é", '{"n":1}', skip="1.2", user="ü", trace="ab" * 16, done=receivers.append)
+    bus.publish(app, "b", "client-e", "", skip="1.2", done=receivers.append)
+    bus.publish(keeping(hooks="om"), "a", "client-e", "", done=receivers.append)
+    await wait_until(lambda: len(receivers) == 3)
+    assert receivers == [1, 0, 1]
+    rows = []
+    for channel in ("a", "b"):
+        for id_, flat in await link.ask(b"XRANGE", keys.outbox(shard("7", channel)), b"-", b"+"):
+            rows.append((int(id_.split(b"-")[0]), dict(zip(flat[::2], flat[1::2], strict=True))))
+    (stamp, first), (_, second) = rows
+    # The message and the row have one stamp.
+    assert stamp == pushes[0][1]
+    assert json.loads(first.pop(b"x")) == {"event": "client-é", "data": '{"n":1}', "socket_id": "1.2"}
+    assert abs(int(first.pop(b"t")) - stamp // 1000) <= 1
+    assert first == {
+        b"k": b"client_event",
+        b"a": b"7",
+        b"c": b"a",
+        b"u": "ü".encode(),
+        b"i": b"ab" * 16,
+    }
+    assert sorted(second) == [b"a", b"c", b"k", b"t", b"x"]
+
+
+async def test_clients_event_that_finds_no_room_for_its_row_is_sent_and_counted(link, keys, pushes, wait_until):
+    lua = "for n = 1, 10000 do redis.call('XADD', KEYS[1], n .. '-0', 'k', 'x') end"
+    await link.ask(b"EVAL", lua, 1, keys.outbox(shard("7", "a")))
+    bus = Bus(link, keys)
+    bus.publish(keeping(hooks="c"), "a", "client-e", "1", done=lambda reply: None)
+    await wait_until(lambda: bus.unhooked)
+    assert (bus.unhooked, pushes) == (1, [("a", 0, 0, "1")])
+
+
+async def test_servers_event_makes_no_row(link, keys):
+    await Bus(link, keys).publish_all(keeping(rule("a"), hooks="omcxs"), [Outgoing("a", "e", "1")])
+    assert await link.ask(b"EXISTS", keys.outbox(shard("7", "a"))) == 0
+
+
+async def test_while_somebody_watches_every_event_is_copied_to_the_console_and_else_none(
+    link, keys, start_worker, wait_until
+):
+    worker = await start_worker(1)
+    watched = structs.replace(APP, console_until=time.time() + 60)
+    worker.app = watched
+    watching = worker.join(CONSOLE)
+    await wait_until(lambda: watching.state == "attached")
+    bus = Bus(link, keys)
+    done = []
+    await bus.publish_all(watched, [("a", "e", "1", "1.2", None)])
+    bus.publish(watched, "private-b", "client-x", "2", user="u", done=done.append)
+    await wait_until(lambda: len(worker.sockets.console_copies) == 2)
+    await bus.publish_all(APP, [Outgoing("a", "e", "3")])
+    await bus.publish_all(structs.replace(APP, console_until=time.time() - 1), [Outgoing("a", "e", "4")])
+    await bus.publish_all(watched, [Outgoing("a", "e", "5")])
+    await wait_until(lambda: len(worker.sockets.console_copies) == 3)
+    assert worker.sockets.console_copies == [
+        b"c a\ne 0 0 1.2 - 0 1\ne1",
+        b"c private-b\ne 0 0 - - 1 8\nuclient-x2",
+        b"c a\ne 0 0 - - 0 1\ne5",
+    ]
+    # Who watches is counted nowhere.
+    assert await link.ask(b"KEYS", b"*:a:7") == []
+    assert await link.ask(b"KEYS", b"*console*") == []

@@ -2,6 +2,12 @@
 
 import asyncio
 
+from msgspec import structs
+
+from redpoll.cluster.keys import cap_of_shard, shard
+from redpoll.cluster.scripts import HOLD
+from redpoll.protocol.apps import HistoryRule
+
 
 async def test_at_most_32_rosters_are_awaited(start_worker, wait_until, truth):
     worker = await start_worker()
@@ -128,3 +134,58 @@ async def test_at_most_64_cached_events_are_awaited(start_worker, wait_until, tr
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
     assert most == 64
     await truth.settled([worker])
+
+
+# What a call says of webhooks and of history
+
+
+def watch(worker) -> list[list]:
+    """The calls of `hold` from here on, as their arguments."""
+    calls, run = [], worker.link.run
+
+    def note(script, keys, args, done):
+        if script is HOLD:
+            calls.append(list(args))
+        run(script, keys, args, done)
+
+    worker.link.run = note
+    return calls
+
+
+async def joined(worker, channel, wait_until):
+    socket = worker.join(channel)
+    await wait_until(lambda: socket.state == "attached")
+    return socket
+
+
+async def test_leaves_wait_where_webhooks_want_them_and_there_is_a_debounce(start_worker, wait_until):
+    for k, debounced in ((1, True), (2, False)):
+        worker = await start_worker(k, debounced=debounced)
+        calls = watch(worker)
+        await joined(worker, "plain", wait_until)
+        worker.app = structs.replace(worker.app, hooks="om")
+        await joined(worker, "hooked", wait_until)
+        assert [call[3] for call in calls] == ["", "od" if debounced else "o"]
+
+
+async def test_each_call_for_a_history_names_an_epoch_of_its_own(start_worker, wait_until, link, keys):
+    worker = await start_worker()
+    calls = watch(worker)
+    rule = HistoryRule(id="0a0a0a", name="", prefix=True, keep=10, seconds=60)
+    worker.app = structs.replace(worker.app, history=(rule,), max_history_channels=100)
+    await joined(worker, "a", wait_until)
+    await joined(worker, "a", wait_until)
+    assert [call[-2:] for call in calls] == [[60, cap_of_shard(100)]] * 2
+    assert calls[0][-3] != calls[1][-3]
+    assert await link.ask(b"HGET", keys.history_meta("7", "a"), b"e") == calls[0][-3].encode()
+
+
+async def test_rows_that_found_no_room_are_counted_and_the_reply_is_read_as_ever(start_worker, wait_until, link, keys):
+    worker = await start_worker()
+    worker.app = structs.replace(worker.app, hooks="xs", subscription_count=True)
+    at = shard("7", "cache-news")
+    lua = "for n = 1, 10000 do redis.call('XADD', KEYS[1], n .. '-0', 'k', 'x') end"
+    await link.ask(b"EVAL", lua, 1, keys.outbox(at))
+    socket = await joined(worker, "cache-news", wait_until)
+    assert (socket.cached, socket.counts) == (b"", [1])
+    assert worker.registry._commits.unhooked == 2

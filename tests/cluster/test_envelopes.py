@@ -5,8 +5,10 @@ from redpoll.cluster.envelopes import (
     Removed,
     cached_envelope,
     event_envelope,
+    event_of_tail,
     event_tail,
     parse_added,
+    parse_cleared,
     parse_count,
     parse_removed,
 )
@@ -63,3 +65,19 @@ def test_what_is_no_count_is_refused(payload):
 def test_cached_event_leaves_nobody_out():
     tail = event_tail("ev", "a b", skip="1.2", trace="ab" * 16)
     assert cached_envelope(tail) == event_envelope("ev", "a b", trace="ab" * 16)
+
+
+def test_kept_event_is_as_it_was_published_or_leaves_nobody_out():
+    tail = event_tail("ev", "a b", skip="1.2", trace="ab" * 16)
+    assert event_of_tail(7, 5, tail) == event_envelope("ev", "a b", skip="1.2", trace="ab" * 16, offset=7, prev=5)
+    assert event_of_tail(7, 5, tail, skip=False) == event_envelope("ev", "a b", trace="ab" * 16, offset=7, prev=5)
+
+
+def test_cleared_history_says_its_new_epoch():
+    assert parse_cleared(b"x 0123abcd") == "0123abcd"
+
+
+@pytest.mark.parametrize("payload", [b"", b"x", b"x a b", b"y a"])
+def test_what_is_no_cleared_history_is_refused(payload):
+    with pytest.raises(ValueError):  # noqa: PT011
+        parse_cleared(payload)

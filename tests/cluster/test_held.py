@@ -1,7 +1,9 @@
 import pytest
 
-from redpoll.cluster.held import UNKNOWN, Held, Ticket
+from redpoll.cluster.held import UNKNOWN, Held, Kept, Ticket
+from redpoll.cluster.keys import cap_of_shard
 from redpoll.cluster.tally import Tally
+from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.presence import Roster
 
 
@@ -333,3 +335,104 @@ def test_topic_alone_is_never_told_to_redis():
     assert (held.asserted, held.subscribed, held.listening) == (True, False, False)
     held.detach(None)
     assert held.idle
+
+
+# What the app's record says
+
+RULE = HistoryRule(id="0a0a0a", name="", prefix=True, keep=10, seconds=60)
+
+
+def app(**settings) -> App:
+    return App(id="7", name="test", keys=(), **settings)
+
+
+def test_record_says_the_cap_and_whether_events_are_cached():
+    held, news = Held("7", "presence-cache-room", "p", b"topic"), room(presence=False)
+    for each in (held, news):
+        each.follow(app(max_presence_members=3))
+    assert (held.cap, held.caches) == (3, True)
+    assert (news.cap, news.caches) == (0, False)
+    held.follow(app(max_presence_members=5))
+    assert held.cap == 5
+
+
+def test_every_call_says_what_webhooks_want():
+    held = room()
+    held.follow(app(hooks="om"))
+    wait(held, "a")
+    assert send(held).flags == "rom"
+    answer(held)
+    held.detach("a")
+    assert send(held).flags == "om"
+    answer(held)
+    attach(held, "a")
+    held.lose()
+    assert send(held).flags == "krom"
+    answer(held)
+    held.follow(app())
+    held.detach("a")
+    assert send(held).flags == ""
+
+
+def test_joiners_of_a_channel_with_history_ask_where_it_stands():
+    held = room(presence=False)
+    held.follow(app(history=(RULE,), max_history_channels=6_400))
+    wait(held)
+    assert (held.rule, held.most_histories) == (RULE, cap_of_shard(6_400))
+    assert send(held).flags == "h"
+    answer(held)
+    held.history = Kept("e", 5, True)
+    held.follow(app(history=(RULE,)))
+    assert held.plan() is None
+    wait(held)
+    assert send(held).flags == "h"
+    answer(held)
+    held.detach(None)
+    assert send(held).flags == ""
+
+
+def test_history_that_is_turned_on_is_asked_for_once_and_turned_off_forgotten():
+    held = room(presence=False)
+    held.follow(app())
+    attach(held, None)
+    held.follow(app(history=(RULE,)))
+    call = send(held)
+    assert (call.flags, call.tickets, call.base) == ("h", [], 1)
+    answer(held)
+    # The app has no history left to give: it isn't asked for again until somebody joins or the record changes.
+    assert held.plan() is None
+    held.follow(app(history=(RULE,)))
+    assert send(held).flags == "h"
+    answer(held)
+    held.history = Kept("e", 5, True)
+    held.follow(app())
+    assert (held.rule, held.history, held.plan()) == (None, None, None)
+
+
+def test_history_is_asked_for_again_when_nobody_knows_what_became_of_the_question():
+    held = room(presence=False)
+    held.follow(app())
+    attach(held, None)
+    held.follow(app(history=(RULE,)))
+    call = send(held)
+    held.call = None
+    held.lose()
+    held.take_back(call)
+    assert send(held).flags == "k"
+    answer(held)
+    assert send(held).flags == "h"
+
+
+def test_history_of_a_channel_without_subscribers_is_not_asked_for():
+    held = room(presence=False)
+    held.follow(app(history=(RULE,)))
+    assert held.plan() is None
+    assert held.idle
+
+
+def test_what_is_no_channel_follows_nothing():
+    for kind, channel in (("u", "%u:a"), ("q", "%conn"), ("t", "#server-to-user-a")):
+        held = Held("7", channel, kind, b"topic")
+        held.cap = 9
+        held.follow(app(history=(RULE,), hooks="omcxs"))
+        assert (held.cap, held.rule, held.hooks, held.caches, held.asks) == (9, None, "", False, False)

@@ -1,9 +1,11 @@
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from redpoll.cluster.keys import shard
 from redpoll.cluster.link import LinkDown
+from redpoll.cluster.outbox import Outbox
 from redpoll.cluster.reaper import Beats, Reaper
 from redpoll.cluster.scripts import BURY, HOLD
 
@@ -220,10 +222,81 @@ async def test_floor_lets_a_second_reaper_find_users_that_remain(link, keys, sta
     await b.kill()
     w, at = b.registry.w, shard("7", ROOM)
     await link.ask(b"HSET", keys.worker(at, w), "gen", -1)
-    names = [keys.worker(at, w), keys.counts("7", ROOM), keys.occupied(at, "7"), keys.clock(at)]
-    names.append(keys.members("7", ROOM))
+    names = keys.hold(w, "7", ROOM, "p", "u")
     args = [w, -1, "p", "u", "7", ROOM, 0, 0, keys.topic("7", ROOM), keys.publish, 1, 0, "u0"]
     await link.execute(HOLD, names, args)
     assert await link.execute(BURY, names[:1]) == 0
     await Reaper(link, keys, RUN).reap(w)
     assert await link.ask(b"EXISTS", keys.members("7", ROOM)) == 0
+
+
+# What webhooks are told of the dead
+
+
+async def leave_dead(worker, wait_until, channels):
+    worker.app = structs.replace(worker.app, hooks="om")
+    sockets = [worker.join(channel, f"u{n}") for channel in channels for n in range(150)] + [worker.join("news")]
+    await wait_until(lambda: all(each.state == "attached" for each in sockets))
+    await worker.kill()
+
+
+async def told(outbox) -> list[str]:
+    rows, drained = [], await outbox.drain()
+    while drained.rows:
+        rows += drained.rows
+        outbox.committed(drained.rows)
+        drained = await outbox.drain()
+    return sorted(f"{row.event} {row.channel} {row.user or ''}".strip() for row in rows)
+
+
+async def test_members_and_channels_of_a_dead_worker_are_told_by_the_reaper(link, keys, start_worker, wait_until):
+    b = await start_worker(2)
+    await leave_dead(b, wait_until, [ROOM])
+    outbox, patient = Outbox(link, keys, 0), Outbox(link, keys, 60)
+    assert len(await told(outbox)) == 152
+    reaper = Reaper(link, keys, RUN, hooks_of={"7": "om"}.__getitem__)
+    await reaper.reap(b.registry.w)
+    assert await told(patient) == []
+    assert patient.leaves == 152
+    await reaper.reap(b.registry.w)
+    expected = [f"channel.vacated {ROOM}", "channel.vacated news"]
+    assert await told(outbox) == sorted(expected + [f"member.removed {ROOM} u{n}" for n in range(150)])
+
+
+async def test_reaper_without_a_debounce_tells_at_once(link, keys, start_worker, wait_until):
+    b = await start_worker(2)
+    await leave_dead(b, wait_until, [ROOM])
+    await told(patient := Outbox(link, keys, 60))
+    await Reaper(link, keys, RUN, hooks_of=lambda app_id: "o", debounced=False).reap(b.registry.w)
+    assert await told(patient) == ["channel.vacated news", f"channel.vacated {ROOM}"]
+
+
+async def test_living_worker_that_is_reaped_comes_back_without_a_row(link, keys, start_worker, wait_until, truth):
+    a = await start_worker(1)
+    a.app = structs.replace(a.app, hooks="om")
+    sockets = [a.join(ROOM, "u"), a.join("news")]
+    await wait_until(lambda: all(each.state == "attached" for each in sockets))
+    outbox = Outbox(link, keys, 0.3)
+    assert len(await told(outbox)) == 3
+    await Reaper(link, keys, RUN, hooks_of=lambda app_id: "om").reap(a.registry.w)
+    await wait_until(lambda: a.registry.w.endswith(".1"))
+    await truth.settled([a])
+    assert await told(outbox) == []
+    assert outbox.leaves == 0
+
+
+async def test_living_worker_that_returns_too_late_is_told_gone_and_back(link, keys, start_worker, wait_until, truth):
+    a = await start_worker(1)
+    a.app = structs.replace(a.app, hooks="om")
+    sockets = [a.join(ROOM, "u"), a.join("news")]
+    await wait_until(lambda: all(each.state == "attached" for each in sockets))
+    outbox = Outbox(link, keys, 0)
+    before = await told(outbox)
+    a.registry._incarnation.close()
+    await Reaper(link, keys, RUN, hooks_of=lambda app_id: "om").reap(a.registry.w)
+    after = ["channel.vacated news", f"channel.vacated {ROOM}", f"member.removed {ROOM} u"]
+    assert await told(outbox) == after
+    a.registry._incarnation.start()
+    await wait_until(lambda: a.registry.w.endswith(".1"))
+    await truth.settled([a])
+    assert await told(outbox) == before

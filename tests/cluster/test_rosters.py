@@ -1,4 +1,4 @@
-from redpoll.cluster.held import Call
+from redpoll.cluster.calls import Call
 from redpoll.cluster.rosters import Changes, apply_reply, read_again, read_first
 from redpoll.protocol.presence import Roster
 

@@ -1,12 +1,27 @@
 """The transitions of the scripts, one call at a time, against a real Redis."""
 
+import time
+
 import hiredis
 import pytest
 
 from redpoll.cluster.envelopes import parse_added, parse_count, parse_removed
 from redpoll.cluster.keys import Keys, shard
 from redpoll.cluster.link import Link
-from redpoll.cluster.scripts import ALL, BEAT, BURY, DIR_PUT, FENCE, HOLD, PUBLISH, REGISTER, SPEND
+from redpoll.cluster.scripts import (
+    ALL,
+    BEAT,
+    BURY,
+    CLEAR,
+    DIR_PUT,
+    FENCE,
+    HISTORY,
+    HOLD,
+    LOCATE,
+    PUBLISH,
+    REGISTER,
+    SPEND,
+)
 
 A, C = "7", "presence-room"
 W, V = "0123456789ab.1.0", "0123456789ab.2.0"
@@ -30,7 +45,7 @@ class Room:
     async def register(self, w: str, gen: int, fresh: int = 0) -> list:
         return await self.link.execute(REGISTER, (self.keys.worker(self.at, w),), (gen, fresh))
 
-    async def hold(self, w=W, *, gen=1, base=0, cap=0, flags="", gone=(), joins=(), n=None) -> list:
+    async def hold(self, w=W, *, gen=1, base=0, cap=0, flags="", gone=(), joins=(), n=None, more=()) -> list:
         keys = self.keys.hold(w, A, self.channel, self.kind, flags)
         args = [w, gen, self.kind, flags, A, self.channel, base, cap]
         args += [self.keys.topic(A, self.channel), self.keys.publish, len(gone)]
@@ -38,7 +53,7 @@ class Room:
         if self.kind == "p":
             for user, info in joins:
                 args += [user, info]
-        return await self.link.execute(HOLD, keys, args)
+        return await self.link.execute(HOLD, keys, [*args, *more])
 
     async def counts(self) -> dict:
         return await self.link.ask(b"HGETALL", self.keys.counts(A, self.channel))
@@ -72,7 +87,10 @@ async def plain(link, keys):
 def test_every_script_has_a_shebang_and_says_what_its_keys_and_arguments_are():
     for script in ALL:
         lines = script.source.decode().splitlines()
-        assert lines[0] == ("#!lua" if script in (DIR_PUT, PUBLISH, SPEND) else "#!lua flags=allow-oom")
+        if script in (HISTORY, LOCATE):
+            assert lines[0] == "#!lua flags=no-writes"
+        else:
+            assert lines[0] == ("#!lua" if script in (DIR_PUT, PUBLISH, SPEND) else "#!lua flags=allow-oom")
         head = [line for line in lines[1:12] if line.startswith("--")]
         assert any("KEYS" in line for line in head), script.name
         assert any("Returns" in line for line in lines if line.startswith("--")), script.name
@@ -425,6 +443,43 @@ async def test_connections_are_admitted_up_to_the_cap_over_all_workers(link, key
     assert app.pushes == []
 
 
+# hold: where a history stands (rows for webhooks: test_outbox.py)
+
+
+async def test_first_join_begins_a_history_and_later_ones_are_told_where_it_stands(plain, link):
+    hm = plain.keys.history_meta(A, "news")
+    reply = await plain.hold(n=1, flags="h", more=("E1", 60, 9))
+    assert reply[5:] == [b"E1", reply[1]]
+    assert 86_400 < await link.ask(b"TTL", hm) <= 86_460
+    assert (await plain.hold(V, n=1, flags="h", more=("E2", 600, 9)))[5:] == [b"E1", reply[1]]
+    assert 86_460 < await link.ask(b"TTL", hm) <= 87_000
+    await link.ask(b"HSET", hm, b"s", 12345)
+    await link.ask(b"EXPIRE", hm, 2_678_400)
+    assert (await plain.hold(base=1, n=1, flags="h", more=("E3", 60, 9)))[5:] == [b"E1", b"12345"]
+    assert await link.ask(b"TTL", hm) > 2_600_000
+
+
+async def test_history_begins_only_below_the_cap_or_where_there_is_one_in_force(plain, link):
+    keys, soon = plain.keys, int(time.time() * 1000) + 60_000
+    ha = keys.histories(plain.at, A)
+    await link.ask(b"ZADD", ha, soon, "other", 1, "long ago")
+    assert (await plain.hold(n=1, flags="h", more=("E1", 60, 1)))[5:] == [None, b"0"]
+    assert await link.ask(b"EXISTS", keys.history_meta(A, "news")) == 0
+    await link.ask(b"ZADD", ha, soon, "news")
+    assert (await plain.hold(n=1, flags="h", more=("E1", 60, 1)))[5] == b"E1"
+
+
+async def test_what_a_reply_of_hold_brings_comes_in_its_order(link, keys):
+    room = await Room(link, keys, "presence-cache-room").open()
+    await link.ask(b"SET", keys.cached(A, room.channel), b"tail")
+    flags, joins = "rchomXd", [("u", ""), ("v", "")]
+    reply = await room.hold(joins=joins, flags=flags, more=("E1", 60, 9))
+    users = {b"u": f"{W}\n".encode(), b"v": f"{W}\n".encode()}
+    roster, *rest = reply[5:]
+    assert dict(zip(roster[::2], roster[1::2], strict=True)) == users
+    assert rest == [b"tail", b"E1", reply[1], 0]
+
+
 # publish, spend
 
 
@@ -433,8 +488,9 @@ async def test_publish_and_spend_are_refused_when_redis_has_no_memory_left(link,
     try:
         with pytest.raises(hiredis.ReplyError, match="OOM"):
             await link.execute(SPEND, (keys.spent(A, "d"),), (1, 5, 0, 60))
+        names = keys.publishing(A, "cache-a", "c", "", 0)
         with pytest.raises(hiredis.ReplyError, match="OOM"):
-            await link.execute(PUBLISH, (keys.cached(A, "cache-a"),), (keys.publish, b"t", "c", "tail", 60, 60))
+            await link.execute(PUBLISH, names, (keys.publish, b"t", "c", "tail", 60, 60))
     finally:
         await link.ask(b"CONFIG", b"SET", b"maxmemory", 0)
 
@@ -444,9 +500,215 @@ async def test_publish_caches_and_tells_its_receivers_each_time_it_is_repeated(l
     link.on_push = lambda topic, payload: pushes.append(payload)
     topic = keys.topic(A, "cache-a")
     link.subscribe([topic])
-    names = (keys.cached(A, "cache-a"), keys.published(A, "cache-a", "x", 0))
-    for _ in range(2):
-        assert await link.execute(PUBLISH, names, (keys.publish, topic, "ci", "- - 0 1\ne", 60, 120)) == [b"OK", 1]
+    names = keys.publishing(A, "cache-a", "ci", "x", 0)
+    first = await link.execute(PUBLISH, names, (keys.publish, topic, "ci", "- - 0 1\ne", 60, 120))
+    again = await link.execute(PUBLISH, names, (keys.publish, topic, "ci", "- - 0 1\ne", 60, 120))
+    assert (first, again) == ([b"OK", 1, b"0", b"", 0, 0], [b"OK", 1])
     assert pushes == [b"e 0 0 - - 0 1\ne"]
     assert await link.ask(b"GET", names[0]) == b"- - 0 1\ne"
-    assert await link.execute(PUBLISH, names[1:], (keys.publish, topic, "i", "other", 60, 120)) == [b"OK", 1]
+    assert await link.execute(PUBLISH, names[2:], (keys.publish, topic, "i", "other", 60, 120)) == [b"OK", 1]
+
+
+# publish, history, locate, clear: a channel's history
+
+
+class Story:
+    """One channel with history, and calls of the scripts on it."""
+
+    def __init__(self, link: Link, keys: Keys, channel: str = "news") -> None:
+        self.link, self.keys, self.channel = link, keys, channel
+        self.at = shard(A, channel)
+        self.topic = keys.topic(A, channel)
+        self.h, self.hm, self.ha = keys.history(A, channel), keys.history_meta(A, channel), keys.histories(self.at, A)
+        self.pushes: list[bytes] = []
+        link.on_push = lambda topic, payload: self.pushes.append(payload)
+        link.subscribe([self.topic])
+
+    async def publish(self, data="x", *, keep=100, seconds=60, cap=9, epoch="E1", flags="h", more=(), once="") -> list:
+        names = self.keys.publishing(A, self.channel, flags, once, 0)
+        args = (self.keys.publish, self.topic, flags, f"- - 0 1\ne{data}", 60, 60, A, self.channel)
+        return await self.link.execute(PUBLISH, names, (*args, keep, seconds, cap, epoch, *more))
+
+    async def read(self, after=0, upto="+", count=64, most=10_000, end="first") -> tuple:
+        """Epoch, top, more and the messages, each as (offset, prev, data)."""
+        reply = await self.link.execute(HISTORY, (self.h, self.hm), (after, upto, count, most, end))
+        epoch, top, more, flat = reply
+        rows = [(int(flat[at]), int(flat[at + 1]), flat[at + 2][9:].decode()) for at in range(0, len(flat), 3)]
+        return epoch, int(top), more, rows
+
+    async def locate(self, n, start="+", seconds=0) -> list[int]:
+        return [int(each) for each in await self.link.execute(LOCATE, (self.h, self.hm), (start, n, seconds))]
+
+
+@pytest.fixture
+def story(link, keys):
+    return Story(link, keys)
+
+
+async def test_kept_event_has_an_offset_and_that_of_the_one_before(story, link, keys):
+    offsets = [int((await story.publish(data))[2]) for data in "abc"]
+    assert offsets == sorted(set(offsets))
+    seconds, micros = await link.ask(b"TIME")
+    assert abs(int(seconds) * 1_000_000 + int(micros) - offsets[0]) < 5_000_000
+    assert int(await link.ask(b"GET", keys.clock(story.at))) == offsets[2]
+    # Of a new epoch the first message follows on nothing that anybody has.
+    prevs = [offsets[0] - 1, *offsets[:2]]
+    assert story.pushes == [
+        b"e %d %d - - 0 1\ne%b" % each for each in zip(offsets, prevs, (b"a", b"b", b"c"), strict=True)
+    ]
+    assert await story.read() == (b"E1", offsets[2], 0, list(zip(offsets, prevs, "abc", strict=True)))
+
+
+async def test_offsets_go_on_behind_the_clock_and_behind_the_last_one(story, link, keys):
+    ahead = 4_000_000_000_000_000
+    await link.ask(b"SET", keys.clock(story.at), ahead)
+    assert (await story.publish())[2] == b"4000000000000001"
+    await link.ask(b"DEL", keys.clock(story.at))
+    assert (await story.publish())[2] == b"4000000000000002"
+
+
+async def test_epoch_is_that_of_the_first_message_until_the_history_is_lost(story, link):
+    assert (await story.publish(epoch="E1"))[3] == b"E1"
+    assert (await story.publish(epoch="E2"))[3] == b"E1"
+    await link.ask(b"DEL", story.h, story.hm)
+    assert (await story.publish(epoch="E3"))[3] == b"E3"
+    ((offset, prev, _),) = (await story.read())[3]
+    assert prev == offset - 1
+
+
+async def test_no_more_is_kept_than_the_rule_says_and_no_longer(story, link):
+    offsets = [int((await story.publish(str(n), keep=3))[2]) for n in range(5)]
+    assert [row[0] for row in (await story.read())[3]] == offsets[2:]
+    assert await link.ask(b"XLEN", story.h) == 3
+    assert 55 < await link.ask(b"TTL", story.h) <= 60
+    assert 30 * 86_400 < await link.ask(b"TTL", story.hm) <= 31 * 86_400
+
+
+async def test_message_older_than_the_rule_says_is_hidden_at_once_and_trimmed_by_the_next(story, link, wait_until):
+    first = int((await story.publish("a", seconds=1))[2])
+    await wait_until(lambda: time.time() * 1e6 > first + 600_000)
+    second = int((await story.publish("b", seconds=1))[2])
+    await wait_until(lambda: time.time() * 1e6 > first + 1_000_000)
+    assert await link.ask(b"XLEN", story.h) == 2
+    assert await story.read() == (b"E1", second, 0, [(second, first, "b")])
+    assert await story.locate(9) == [first, 1]
+    third = int((await story.publish("c", seconds=1))[2])
+    assert await link.ask(b"XLEN", story.h) == 2
+    assert [row[0] for row in (await story.read())[3]] == [second, third]
+
+
+async def test_page_is_bounded_by_count_and_by_bytes_and_says_if_there_is_more(story):
+    offsets = [int((await story.publish(str(n)))[2]) for n in range(40)]
+    for count in (1, 15, 16, 17, 39):
+        _, _, more, rows = await story.read(count=count)
+        assert (more, [row[0] for row in rows]) == (1, offsets[:count])
+        _, _, more, rows = await story.read(count=count, end="last")
+        assert (more, [row[0] for row in rows]) == (1, offsets[-count:])
+    assert (await story.read(count=40))[2] == 0
+    _, _, more, rows = await story.read(after=offsets[9], upto=offsets[19])
+    assert (more, [row[0] for row in rows]) == (0, offsets[10:20])
+    _, _, more, rows = await story.read(most=3 * 10)
+    assert (more, len(rows)) == (1, 3)
+    _, _, more, rows = await story.read(most=1, end="last")
+    assert (more, [row[0] for row in rows]) == (1, offsets[-1:])
+    assert await story.read(after=offsets[-1]) == (b"E1", offsets[-1], 0, [])
+    assert await story.read(after=offsets[-1] + 10**9) == (b"E1", offsets[-1], 0, [])
+
+
+async def test_last_messages_begin_behind_the_offset_that_locate_finds(story):
+    assert await story.locate(3) == [0, 0]
+    offsets = [int((await story.publish(str(n)))[2]) for n in range(10)]
+    assert await story.locate(3) == [offsets[6], 3]
+    assert await story.locate(3, start=offsets[6]) == [offsets[3], 3]
+    assert await story.locate(99) == [offsets[0] - 1, 10]
+    assert await story.locate(5, start=1) == [1, 0]
+    ago = (await story.locate(0, seconds=30))[0]
+    assert 29_000_000 < offsets[-1] - ago < 30_000_000
+
+
+async def test_channel_beyond_the_cap_is_sent_live_only_until_another_expires(link, keys):
+    # Two channels of one shard.
+    names = [f"news-{n}" for n in range(400)]
+    one, other = (Story(link, keys, name) for name in [each for each in names if shard(A, each) == 5][:2])
+    assert (await one.publish(cap=1))[4] == 0
+    assert (await one.publish(cap=1))[4] == 0
+    reply = await other.publish(cap=1)
+    assert (reply[2], reply[3], reply[4]) == (b"0", b"", 1)
+    assert other.pushes[-1] == b"e 0 0 - - 0 1\nex"
+    assert await link.ask(b"EXISTS", other.h, other.hm) == 0
+    # Its stream is over.
+    await link.ask(b"ZADD", one.ha, 1, one.channel)
+    assert (await other.publish(cap=1))[4] == 0
+    assert await link.ask(b"ZRANGE", one.ha, 0, -1) == [other.channel.encode()]
+    assert (await one.publish(cap=1))[4] == 1
+
+
+async def test_history_that_an_event_was_left_out_of_is_another_one_later(link, keys, story):
+    await story.publish(epoch="E1")
+    await link.ask(b"DEL", story.ha, story.h)
+    await story.publish(cap=0)
+    assert (await story.publish(epoch="E2"))[3] == b"E2"
+
+
+async def test_cleared_history_has_a_new_epoch_and_its_offsets_grow_on(story, link, keys):
+    names = (story.h, story.hm, story.ha)
+    args = (keys.publish, story.topic, "E2", story.channel)
+    assert await link.execute(CLEAR, names, args) == 0
+    first = int((await story.publish("a"))[2])
+    assert await link.execute(CLEAR, names, args) == 1
+    assert story.pushes[1:] == [b"x E2"]
+    assert await story.read() == (b"E2", first, 0, [])
+    assert await link.ask(b"EXISTS", story.ha) == 0
+    second = int((await story.publish("b", epoch="E9"))[2])
+    assert await story.read() == (b"E2", second, 0, [(second, first, "b")])
+
+
+async def test_repeated_publish_is_kept_once(story):
+    first = await story.publish(flags="hi", once="x")
+    assert await story.publish("other", flags="hi", once="x") == [b"OK", 1]
+    assert (await story.read())[1:] == (int(first[2]), 0, [(int(first[2]), int(first[2]) - 1, "x")])
+
+
+async def test_row_for_webhooks_has_the_stamp_that_the_message_has(story, link, keys):
+    reply = await story.publish(flags="hr", more=("u1", "ab" * 16, "{}"))
+    await story.publish(flags="r", more=("", "", '{"n":1}'))
+    rows = await link.ask(b"XRANGE", keys.outbox(story.at), b"-", b"+")
+    assert rows[0][0] == reply[2] + b"-0"
+    first, second = (dict(zip(row[1][::2], row[1][1::2], strict=True)) for row in rows)
+    time_ms = first.pop(b"t")
+    assert abs(int(time_ms) - int(reply[2]) // 1000) <= 1
+    assert first == {
+        b"k": b"client_event",
+        b"a": A.encode(),
+        b"c": b"news",
+        b"x": b"{}",
+        b"u": b"u1",
+        b"i": b"ab" * 16,
+    }
+    del second[b"t"]
+    assert second == {b"k": b"client_event", b"a": A.encode(), b"c": b"news", b"x": b'{"n":1}'}
+    assert story.pushes[1] == b"e 0 0 - - 0 1\nex"
+
+
+async def test_rows_of_client_events_stop_at_half_of_what_fits(story, link, keys):
+    out = keys.outbox(story.at)
+    lua = "for n = 1, 10000 do redis.call('XADD', KEYS[1], n .. '-0', 'k', 'x') end"
+    await link.ask(b"EVAL", lua, 1, out)
+    assert (await story.publish(flags="r", more=("", "", "{}")))[4:] == [0, 1]
+    assert await link.ask(b"XLEN", out) == 10_000
+    await link.ask(b"XTRIM", out, b"MAXLEN", b"=", 9_999)
+    assert (await story.publish(flags="r", more=("", "", "{}")))[4:] == [0, 0]
+
+
+async def test_history_can_be_read_and_cleared_when_redis_has_no_memory_left(story, link, keys):
+    await story.publish()
+    await link.ask(b"CONFIG", b"SET", b"maxmemory", 1)
+    try:
+        with pytest.raises(hiredis.ReplyError, match="OOM"):
+            await story.publish()
+        assert len((await story.read())[3]) == 1
+        assert (await story.locate(1))[1] == 1
+        args = (keys.publish, story.topic, "E2", story.channel)
+        assert await link.execute(CLEAR, (story.h, story.hm, story.ha), args) == 1
+    finally:
+        await link.ask(b"CONFIG", b"SET", b"maxmemory", 0)

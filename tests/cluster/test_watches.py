@@ -57,6 +57,34 @@ async def test_own_users_are_watched_like_others(a, wait_until):
     await wait_until(lambda: a.sockets.states[-1:] == [("u", False)])
 
 
+async def test_own_user_whose_return_redis_has_yet_to_hear_of_is_never_told_offline(a, wait_until):
+    a.registry.sign_in(a.app, "u")
+    await until_in_redis(a, "u", 1, wait_until)
+    a.registry.sign_out("7", "u")
+    await asyncio.sleep(0)
+    assert a.registry.held("7", "%u:u").call
+    # The return waits behind the call that says it went; the question is carried out between the two.
+    a.registry.sign_in(a.app, "u")
+    assert a.registry.watch("7", "u") is None
+    await wait_until(lambda: a.sockets.states)
+    await until_in_redis(a, "u", 1, wait_until)
+    assert a.sockets.states == [("u", True)]
+    a.registry.sign_out("7", "u")
+    await wait_until(lambda: a.sockets.states[1:] == [("u", False)])
+
+
+async def test_own_user_who_went_again_before_redis_heard_of_the_return_is_offline(a, wait_until):
+    a.registry.sign_in(a.app, "u")
+    await until_in_redis(a, "u", 1, wait_until)
+    a.registry.sign_out("7", "u")
+    await asyncio.sleep(0)
+    assert a.registry.held("7", "%u:u").call
+    a.registry.sign_in(a.app, "u")
+    a.registry.watch("7", "u")
+    a.registry.sign_out("7", "u")
+    await wait_until(lambda: a.sockets.states == [("u", False)])
+
+
 async def test_reload_of_a_page_is_seen_by_no_watcher(a, start_worker, make_app, wait_until):
     b = await start_worker(2)
     b.app = make_app(watchlist=True)

@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from redpoll.cluster.held import CONNECTIONS, Held, Ticket
+from redpoll.cluster.calls import CONNECTIONS
+from redpoll.cluster.held import Held, Ticket
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
 from redpoll.protocol.apps import App

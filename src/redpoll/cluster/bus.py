@@ -3,21 +3,28 @@
 Both the HTTP API and client events go through here, so there is one path and one order. Nothing is repeated:
 what Redis did not confirm is said to be unconfirmed, and the publisher decides. With a base key that stays the
 same (`once`) it may repeat: what was done is not done twice.
+
+What else an event leaves behind, it leaves in the same step: a cached event, a message of the channel's history, a
+row that webhooks are made from. Reading history is history.py's.
 """
 
 import asyncio
+import secrets
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, Final, NamedTuple, TypeVar
 
 import hiredis
+import msgspec
 
 from redpoll import _frame
-from redpoll.cluster.envelopes import cached_envelope, event_envelope, event_tail
-from redpoll.cluster.keys import Keys
+from redpoll.cluster.envelopes import cached_envelope, console_envelope, event_envelope, event_tail
+from redpoll.cluster.keys import WATCHED, Keys, cap_of_shard
 from redpoll.cluster.link import Done, Link, LinkDown
 from redpoll.cluster.scripts import PUBLISH
-from redpoll.protocol.apps import App
+from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.channels import is_cache
 
 __all__ = ["ONCE_S", "Bus", "Cached", "Outgoing", "Unavailable", "confirmed", "read_cached"]
@@ -86,9 +93,8 @@ async def read_cached(link: Link, keys: Keys, app_id: str, channel: str) -> Cach
     return Cached(event.decode(), data.decode(), max(1, round(ttl_ms / 1000)))
 
 
-def _published(done: Done, reply: Any) -> None:
-    # The script's answer as a plain PUBLISH would give it.
-    done(reply[1] if isinstance(reply, list) else reply)
+def _row_detail(event: str, data: str, socket: str | None) -> bytes:
+    return msgspec.json.encode({"event": event, "data": data, "socket_id": socket})
 
 
 class _Answers:
@@ -114,11 +120,20 @@ class _Answers:
 
 
 class Bus:
-    """Publishes over a link. `confirm_s`: how long a publish may wait for Redis, being away included."""
+    """Publishes over a link. `confirm_s`: how long a publish may wait for Redis, being away included.
+
+    `unkept` counts events that were sent live only, because their app has as many channels with history as it may
+    have; `unhooked` client events that no webhook is told of, because too many rows wait to be fetched.
+    """
 
     def __init__(self, link: Link, keys: Keys, *, confirm_s: float = CONFIRM_S) -> None:
         self.published = 0
         self.unconfirmed = 0
+        self.unkept = 0
+        self.unhooked = 0
+        # An epoch is named before it is known whether there has to be a new one, so each publish brings a name.
+        self._run = secrets.token_hex(6)
+        self._epochs = count(1)
         self._link = link
         self._keys = keys
         self._confirm_s = confirm_s
@@ -135,11 +150,22 @@ class Bus:
         user: str | None = None,
         done: Done,
     ) -> None:
-        """A client's event, which is never cached. `done` gets the number of receiving workers, a ReplyError
-        or a LinkDown; the last at once while Redis is away, which for a client event is 4301."""
-        envelope = event_envelope(event, data, skip=skip, trace=trace, user=user)
-        self.published += 1
-        self._link.call(self._keys.publish, self._keys.topic(app.id, channel), envelope, done=done)
+        """A client's event, which is never cached, kept only where the rule of its channel's history says so, and
+        told to webhooks where one wants it. `done` gets the number of receiving workers, a ReplyError or a LinkDown;
+        the last at once while Redis is away, which for a client event is 4301."""
+        rule = app.history_rule(channel) if app.history else None
+        if rule is not None and not rule.client_events:
+            rule = None
+        if app.console_until:
+            self._show(app, channel, event, data, skip, user)
+        hooked = "c" in app.hooks
+        if rule is None and not hooked:
+            self._plain(app, channel, event, data, skip, trace, user, done)
+            return
+        flags = ("h" if rule else "") + ("r" if hooked else "")
+        tail = event_tail(event, data, skip=skip, trace=trace, user=user)
+        row = (user or "", trace or "", _row_detail(event, data, skip)) if hooked else ()
+        self._whole(app, channel, flags, tail, rule, "", 0, row, done)
 
     def post(
         self,
@@ -157,21 +183,76 @@ class Bus:
         this is called with the same `once` and `index`, the event's place in its request.
         """
         channel, event, data, skip, user = item
+        if app.console_until:
+            self._show(app, channel, event, data, skip, user)
         caches = is_cache(channel) and app.cache_ttl_s > 0
-        if not caches and once is None:
-            self.publish(app, channel, event, data, skip=skip, trace=trace, user=user, done=done)
+        rule = app.history_rule(channel) if app.history else None
+        if not caches and rule is None and once is None:
+            self._plain(app, channel, event, data, skip, trace, user, done)
             return
-        keys = self._keys
-        names: list[bytes] = []
-        if caches:
-            names.append(keys.cached(app.id, channel))
-        if once is not None:
-            names.append(keys.published(app.id, channel, once, index))
-        flags = ("c" if caches else "") + ("i" if once is not None else "")
+        flags = ("c" if caches else "") + ("h" if rule else "") + ("i" if once is not None else "")
         tail = event_tail(event, data, skip=skip, trace=trace, user=user)
-        args = (keys.publish, keys.topic(app.id, channel), flags, tail, app.cache_ttl_s, ONCE_S)
+        self._whole(app, channel, flags, tail, rule, once or "", index, (), done)
+
+    def _show(self, app: App, channel: str, event: str, data: str, skip: str | None, user: str | None) -> None:
+        # A copy for the dashboard's console while somebody watches; nobody waits for it.
+        if app.console_until > time.time():
+            copy = console_envelope(channel, event_envelope(event, data, skip=skip, user=user))
+            self._link.call(self._keys.publish, self._keys.topic(app.id, WATCHED), copy)
+
+    def _plain(
+        self,
+        app: App,
+        channel: str,
+        event: str,
+        data: str,
+        skip: str | None,
+        trace: str | None,
+        user: str | None,
+        done: Done,
+    ) -> None:
+        envelope = event_envelope(event, data, skip=skip, trace=trace, user=user)
         self.published += 1
-        self._link.run(PUBLISH, names, args, partial(_published, done))
+        self._link.call(self._keys.publish, self._keys.topic(app.id, channel), envelope, done=done)
+
+    def _whole(
+        self,
+        app: App,
+        channel: str,
+        flags: str,
+        tail: bytes,
+        rule: HistoryRule | None,
+        once: str,
+        index: int,
+        row: Sequence[bytes | str],
+        done: Done,
+    ) -> None:
+        keys = self._keys
+        args: list[bytes | str | int] = [keys.publish, keys.topic(app.id, channel), flags, tail, app.cache_ttl_s]
+        args += (ONCE_S, app.id, channel)
+        if rule is not None:
+            args += (
+                rule.keep,
+                rule.seconds,
+                cap_of_shard(app.max_history_channels),
+                f"{self._run}{next(self._epochs):x}",
+            )
+        elif row:
+            args += (0, 0, 0, "")
+        args += row
+        self.published += 1
+        names = keys.publishing(app.id, channel, flags, once, index)
+        self._link.run(PUBLISH, names, args, partial(self._published, done))
+
+    def _published(self, done: Done, reply: Any) -> None:
+        # The script's answer as a plain PUBLISH would give it.
+        if isinstance(reply, list):
+            if len(reply) > 2:
+                self.unkept += reply[4]
+                self.unhooked += reply[5]
+            done(reply[1])
+        else:
+            done(reply)
 
     async def publish_all(
         self,

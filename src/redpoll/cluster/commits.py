@@ -4,15 +4,18 @@ Decides about time and order only. What a call says `Held` knows, and what its r
 """
 
 import asyncio
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import count
 from typing import Any, Final
 
 import hiredis
 import structlog
 
-from redpoll.cluster.held import TOPIC, Call, Held
+from redpoll.cluster.calls import TOPIC, Call
+from redpoll.cluster.held import Held
 from redpoll.cluster.incarnation import Incarnation
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
@@ -60,6 +63,9 @@ class Commits:
     `on_ok(held, call, reply)`: Redis took the call. `on_heard(held)`: the topic of a channel that is no more
     than that is heard. `on_idle(held)`: the channel can be forgotten. `on_fenced()`: Redis takes nothing more in
     our name; `on_settled()`: after `stop`, the last call has ended.
+
+    `debounced`: webhooks are told that a channel was vacated or a member removed after a while, and not at all if it
+    came back. `unhooked` counts rows for webhooks that were not written because too many others wait to be fetched.
     """
 
     def __init__(
@@ -75,8 +81,10 @@ class Commits:
         on_settled: Callable[[], None],
         retry_s: float,
         greatest_retry_s: float,
+        debounced: bool = True,
     ) -> None:
         self.errors = 0
+        self.unhooked = 0
         self.in_flight = 0
         # The worker ends: counts that would be told later are told with this call.
         self.ending = False
@@ -88,6 +96,10 @@ class Commits:
         self._on_idle = on_idle
         self._on_fenced = on_fenced
         self._on_settled = on_settled
+        self._debounced = debounced
+        # A history's epoch is named before it is known whether a new one begins, so each call brings a name.
+        self._run = secrets.token_hex(6)
+        self._epochs = count(1)
         self._retry_s = retry_s
         self._greatest_retry_s = greatest_retry_s
         # Changes go through; False from a break until everything was told again.
@@ -225,7 +237,11 @@ class Commits:
         if call.brings:
             self._bulks[call.brings].awaited += 1
         keys, app_id, channel = self._keys, held.app_id, held.channel
-        flags = call.flags + "e" if self.ending else call.flags
+        flags = call.flags
+        if self.ending:
+            flags += "e"
+        if self._debounced and held.hooks:
+            flags += "d"
         names = keys.hold(self._incarnation.w, app_id, channel, held.kind, flags)
         args: list[bytes | str | int] = [
             self._incarnation.name,
@@ -245,6 +261,9 @@ class Commits:
         if held.sockets is not None:
             for user, info in call.joins:
                 args += (user, info)
+        if "h" in flags:
+            seconds = held.rule.seconds if held.rule is not None else 0
+            args += (f"{self._run}{next(self._epochs):x}", seconds, held.most_histories)
         self._link.run(HOLD, names, args, partial(self._answered, held, call))
 
     def _answered(self, held: Held, call: Call, reply: Any) -> None:
@@ -254,6 +273,8 @@ class Commits:
             self._bulks[call.brings].awaited -= 1
         try:
             if isinstance(reply, list) and reply[0] == b"OK":
+                if "S" in call.flags or "X" in call.flags:
+                    self.unhooked += reply.pop()
                 self._on_ok(held, call, reply)
             else:
                 held.take_back(call)

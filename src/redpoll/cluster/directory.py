@@ -15,7 +15,7 @@ import structlog
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
 from redpoll.cluster.scripts import DIR_PUT
-from redpoll.protocol.apps import App
+from redpoll.protocol.apps import App, Key
 
 __all__ = ["Change", "Directory", "DirectoryWriter", "read_app"]
 
@@ -174,16 +174,21 @@ class Directory:
             return
         if old is not None:
             del self.by_id[app_id]
-            for each in old.keys:
+            for each in _opening(old):
                 if self.by_key.get(each.key) is old:
                     del self.by_key[each.key]
         if app is not None:
             self.by_id[app_id] = app
-            for each in app.keys:
+            for each in _opening(app):
                 if each.enabled:
                     self.by_key[each.key] = app
         if self.on_change is not None:
             self.on_change(app_id, old, app)
+
+
+def _opening(app: App) -> tuple[Key, ...]:
+    """The keys by which a connection finds the app: its own, and the one of its console."""
+    return app.keys if app.console_key is None else (*app.keys, app.console_key)
 
 
 class DirectoryWriter:

@@ -3,6 +3,8 @@
     e <offset> <prev> <skip socket|-> <trace|-> <user bytes> <event bytes>\\n<user><event><data>
     m <W> <stamp> <user bytes>\\n<user><info>     a user was added, or its info changed
     r <W> <stamp>\\n<user>                        a user was removed
+    c <channel>\\n<envelope>                     a copy for the console
+    x <epoch>                                     the channel's history was cleared
 
 App and channel are the topic's. Events are parsed by the extension (redpoll._frame), on the way to a frame.
 """
@@ -13,9 +15,12 @@ __all__ = [
     "Added",
     "Removed",
     "cached_envelope",
+    "console_envelope",
     "event_envelope",
+    "event_of_tail",
     "event_tail",
     "parse_added",
+    "parse_cleared",
     "parse_count",
     "parse_removed",
 ]
@@ -61,6 +66,14 @@ def event_envelope(
     return b"e %d %d %b" % (offset, prev, event_tail(event, data, skip=skip, trace=trace, user=user))
 
 
+def event_of_tail(offset: int, prev: int, tail: bytes, *, skip: bool = True) -> bytes:
+    """A kept event as it was published. Without `skip` nobody is left out of it, whoever sent it: it is told to those
+    who missed it."""
+    if not skip:
+        return b"e %d %d - %b" % (offset, prev, tail.partition(b" ")[2])
+    return b"e %d %d %b" % (offset, prev, tail)
+
+
 def parse_added(payload: bytes) -> Added:
     """Of an `m` envelope. ValueError when it is none."""
     head, _, body = payload.partition(b"\n")
@@ -88,6 +101,19 @@ def parse_count(payload: bytes) -> int:
     return int(total)
 
 
+def parse_cleared(payload: bytes) -> str:
+    """The new epoch, of an `x` envelope. ValueError when it is none."""
+    letter, epoch = payload.split(b" ")
+    if letter != b"x":
+        raise ValueError("not an envelope of a cleared history")
+    return epoch.decode()
+
+
+def console_envelope(channel: str, envelope: bytes) -> bytes:
+    """A copy of an `e` envelope for the console, which hears all channels on one topic."""
+    return b"c %b\n%b" % (channel.encode(), envelope)
+
+
 def cached_envelope(tail: bytes) -> bytes:
     """A cached event as an `e` envelope. Whoever sent it: nobody is left out of a cached one."""
-    return b"e 0 0 - " + tail.partition(b" ")[2]
+    return event_of_tail(0, 0, tail, skip=False)

@@ -10,20 +10,16 @@ next (cluster.md rule 2).
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from redpoll.cluster.keys import shard
+from redpoll.cluster.calls import CHANNEL, PRESENCE, TOPIC, Call, hook_flags
+from redpoll.cluster.keys import cap_of_shard, shard
 from redpoll.cluster.tally import Tally
+from redpoll.protocol.apps import App, HistoryRule
+from redpoll.protocol.channels import is_cache
 from redpoll.protocol.presence import Roster
 
-__all__ = ["CHANNEL", "CONNECTIONS", "PRESENCE", "SIGNED_IN", "TOPIC", "Call", "Held", "Ticket"]
-
-# Kinds, as `hold` is told them; of the last it is told nothing.
-CHANNEL: Final = "c"
-PRESENCE: Final = "p"
-SIGNED_IN: Final = "u"
-CONNECTIONS: Final = "q"
-TOPIC: Final = "t"
+__all__ = ["UNKNOWN", "Held", "Kept", "Ticket"]
 
 MAX_JOINS: Final = 256
 MAX_GONE: Final = 256
@@ -36,49 +32,31 @@ class Ticket:
     """A subscribe that waits for Redis. `user` and `info` on presence channels; `owner` is the caller's.
 
     `held` is set while it waits. A cancelled one may still be accepted, and then leaves without a frame.
+    `wants` is the hub's: what of the channel's history is to come first; None for nothing.
     """
 
-    __slots__ = ("cancelled", "held", "info", "owner", "since", "user")
+    __slots__ = ("cancelled", "held", "info", "owner", "since", "user", "wants")
 
     def __init__(self, owner: Any, user: str | None = None, info: bytes = b"") -> None:
         self.owner = owner
         self.user = user
         self.info = info
         self.held: Held | None = None
+        self.wants: Any = None
         self.since = 0.0
         self.cancelled = False
 
 
-class Call(NamedTuple):
-    """One `hold`: what it carries, and what its reply is to be read as.
+class Kept:
+    """How far a channel's history has come to this worker: `last` is the offset of the last message passed on, 0
+    for none, in `epoch`. `live`: the next message is the one that Redis sends next; else the channel catches up."""
 
-    `joins` pairs users with infos (presence); `tickets` are the subscribes behind them, none in a
-    re-assertion. `last`: with it the channel is asserted whole. `look`: users missing from its roster are
-    gone for good.
-    """
+    __slots__ = ("epoch", "last", "live")
 
-    base: int
-    cap: int
-    flags: str
-    gone: Sequence[str]
-    joins: Sequence[tuple[str, bytes]]
-    tickets: Sequence[Ticket]
-    last: bool
-    look: bool
-
-    @property
-    def roster(self) -> bool:
-        return "r" in self.flags
-
-    @property
-    def brings(self) -> str:
-        """What of its reply may be big: `r` a roster, `c` a cached event, or neither."""
-        return "r" if self.roster else "c" if "c" in self.flags else ""
-
-    @property
-    def joining(self) -> int:
-        """How many subscriptions it asks for: joins without a ticket stand for attached sockets."""
-        return len(self.joins) or len(self.tickets)
+    def __init__(self, epoch: str, last: int, live: bool) -> None:
+        self.epoch = epoch
+        self.last = last
+        self.live = live
 
 
 class Held:
@@ -86,11 +64,14 @@ class Held:
 
     `attached` counts sockets, `roster` is everybody on the channel, in the whole cluster (presence only; None
     until Redis has told it). `caches`: joiners are told the cached event; `tally` is there where subscribers are
-    told how many they are. Everything else is between this and the registry.
+    told how many they are. `rule` is what is kept of the channel's messages, None for nothing; then `history` is
+    there as soon as Redis has said where it stands, if the app may have another. Everything else is between this
+    and the registry.
     """
 
     __slots__ = (
         "app_id",
+        "asks",
         "asserted",
         "attached",
         "audience",
@@ -103,12 +84,16 @@ class Held:
         "dropped",
         "failures",
         "gone",
+        "history",
+        "hooks",
         "infos",
         "kind",
         "listening",
         "look",
+        "most_histories",
         "passing",
         "roster",
+        "rule",
         "scan",
         "shard",
         "sockets",
@@ -136,7 +121,15 @@ class Held:
         self.waiting: dict[Ticket, None] | None = None
         self.cap = 0
         self.caches = False
+        # Flags of the calls: which rows for webhooks they are to write.
+        self.hooks = ""
         self.tally: Tally | None = None
+        self.rule: HistoryRule | None = None
+        self.history: Kept | None = None
+        # Redis is to be asked where the history stands, though nobody joins; and beyond how many channels with
+        # history of the app in this shard there is to be no new one.
+        self.asks = False
+        self.most_histories = 0
         self.call: Call | None = None
         self.confirmed = 0
         self.failures = 0
@@ -153,6 +146,23 @@ class Held:
         # tell.
         self.asserted = True
         self.passing: list[str] | None = None
+
+    def follow(self, app: App) -> None:
+        """Takes from the app's record what it says of this channel: the cap on members, whether events are cached
+        or kept, and what webhooks want to hear. To be called at every join, and whenever the record changed or
+        Redis lost the history. What of that Redis is to be told now, `plan` knows."""
+        if self.kind not in (CHANNEL, PRESENCE):
+            return
+        presence = self.kind == PRESENCE
+        if presence:
+            self.cap = app.max_presence_members
+        self.caches = is_cache(self.channel)
+        self.hooks = hook_flags(app.hooks, self.channel, self.kind)
+        self.rule = app.history_rule(self.channel)
+        if self.rule is None:
+            self.history = None
+        self.most_histories = cap_of_shard(app.max_history_channels)
+        self.asks = self.rule is not None and self.history is None
 
     @property
     def listens(self) -> bool:
@@ -250,7 +260,7 @@ class Held:
             joins = [(user, self.infos[user]) for user in now if user in self.sockets]
         last = not self.passing
         # k: what a user's tab on another worker brought since the break is newer than what we know.
-        flags = "kr" if last and self.sockets is not None else "k"
+        flags = ("kr" if last and self.sockets is not None else "k") + self.hooks
         return Call(self.attached - len(joins), 0, flags, (), joins, (), last, False)
 
     def _tell_changes(self) -> Call | None:
@@ -261,7 +271,8 @@ class Held:
                 del self.waiting[ticket]
         gone, more = self._leavers(tickets)
         counting = self.tally is not None and self.tally.due
-        if not (tickets or gone or self.look or counting) and self.attached == self.confirmed:
+        asking = self.asks and self.attached > 0
+        if not (tickets or gone or self.look or counting or asking) and self.attached == self.confirmed:
             return None
         joins = [(ticket.user or "", ticket.info) for ticket in tickets] if self.sockets is not None else ()
         flags = ("u" if more else "") + ("r" if self._reads(tickets) else "")
@@ -270,6 +281,10 @@ class Held:
         if self.tally is not None:
             flags += "s"
             self.tally.due = False
+        if self.rule is not None and (tickets or asking):
+            flags += "h"
+            self.asks = False
+        flags += self.hooks
         return Call(self.attached, self.cap, flags, gone, joins, tickets, True, self.look)
 
     def _reads(self, tickets: Sequence[Ticket]) -> bool:
@@ -346,6 +361,8 @@ class Held:
             self.waiting = {**front, **(self.waiting or {})}
         if not self.asserted:
             self.passing = None
+        if self.rule is not None and self.history is None:
+            self.asks = True
         self._count_again()
 
     def _count_again(self) -> None:

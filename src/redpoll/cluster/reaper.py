@@ -7,13 +7,14 @@ rule 5). Every step can be repeated, so a reap that broke off is begun again.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 import hiredis
 import structlog
 
+from redpoll.cluster.calls import CHANNEL, PRESENCE, hook_flags
 from redpoll.cluster.directory import read_app
-from redpoll.cluster.held import CHANNEL, PRESENCE
 from redpoll.cluster.keys import SHARDS, Keys
 from redpoll.cluster.link import Clock, Link, LinkDown
 from redpoll.cluster.scripts import BURY, FENCE, HOLD
@@ -27,6 +28,10 @@ _SCAN_COUNT: Final = 200
 # What another client of Redis may have to wait behind: 20 calls of at most 100 users are about 10 ms.
 _MAX_GONE: Final = 100
 _MAX_IN_FLIGHT: Final = 20
+
+
+def _no_hooks(app_id: str) -> str:
+    return ""
 
 
 class Beats:
@@ -77,6 +82,8 @@ class Reaper:
     """`run` looks once a second and reaps; `set_alive` has it act at once. `reaped` counts workers.
 
     A look that is unanswered for `unanswered_s` has the link drop its connection, as a worker's beat does.
+    `hooks_of(app_id)` is `App.hooks` as it is now, "" where there is no such app: webhooks are told what a dead
+    worker's members and channels came to, by the reaper alone. `debounced` as in Commits.
     """
 
     def __init__(
@@ -85,6 +92,8 @@ class Reaper:
         keys: Keys,
         run: str,
         *,
+        hooks_of: Callable[[str], str] = _no_hooks,
+        debounced: bool = True,
         look_s: float = 1.0,
         looks: int = 4,
         gap_s: float = 2.0,
@@ -93,6 +102,8 @@ class Reaper:
         self.reaped = 0
         self._link = link
         self._keys = keys
+        self._hooks_of = hooks_of
+        self._debounced = debounced
         self._look_s = look_s
         self._unanswered_s = unanswered_s
         self._clock: Clock = link.clock
@@ -206,13 +217,16 @@ class Reaper:
     async def _let_go(self, w: str, field: str, kind: str) -> None:
         app_id, _, channel = field.partition(":")
         users = await self._users(w, app_id, channel) if kind == PRESENCE else []
-        flags = "s" if kind == CHANNEL and await self._counts(app_id) else ""
+        counts = kind == CHANNEL and await self._counts(app_id)
+        hooks = hook_flags(self._hooks_of(app_id), channel, kind)
+        if hooks and self._debounced:
+            hooks += "d"
         # Removals first, all but the last call with a floor under the count: a reaper that comes after us
         # finds the users by way of it.
         while len(users) > _MAX_GONE:
-            await self._hold(w, app_id, channel, kind, "u", users[:_MAX_GONE])
+            await self._hold(w, app_id, channel, kind, "u" + hooks, users[:_MAX_GONE])
             users = users[_MAX_GONE:]
-        await self._hold(w, app_id, channel, kind, flags, users)
+        await self._hold(w, app_id, channel, kind, ("s" if counts else "") + hooks, users)
 
     async def _counts(self, app_id: str) -> bool:
         if app_id not in self._counting:

@@ -7,7 +7,7 @@ whatever is told twice, by a push and a reading, or by two readings, makes one f
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from redpoll.cluster.held import Call
+from redpoll.cluster.calls import Call
 from redpoll.protocol.presence import Roster
 
 __all__ = ["Changes", "apply_reply", "read_again", "read_first"]

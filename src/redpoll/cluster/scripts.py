@@ -8,7 +8,22 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Final
 
-__all__ = ["ALL", "BEAT", "BURY", "DIR_PUT", "FENCE", "HOLD", "PUBLISH", "REGISTER", "SPEND", "Script"]
+__all__ = [
+    "ALL",
+    "BEAT",
+    "BURY",
+    "CLEAR",
+    "DIR_PUT",
+    "DRAIN",
+    "FENCE",
+    "HISTORY",
+    "HOLD",
+    "LOCATE",
+    "PUBLISH",
+    "REGISTER",
+    "SPEND",
+    "Script",
+]
 
 
 class Script:
@@ -34,5 +49,9 @@ BEAT: Final = Script("beat")
 DIR_PUT: Final = Script("dir_put")
 PUBLISH: Final = Script("publish")
 SPEND: Final = Script("spend")
+HISTORY: Final = Script("history")
+LOCATE: Final = Script("locate")
+CLEAR: Final = Script("clear")
+DRAIN: Final = Script("drain")
 
-ALL: Final = (REGISTER, HOLD, FENCE, BURY, BEAT, DIR_PUT, PUBLISH, SPEND)
+ALL: Final = (REGISTER, HOLD, FENCE, BURY, BEAT, DIR_PUT, PUBLISH, SPEND, HISTORY, LOCATE, CLEAR, DRAIN)

@@ -1,15 +1,22 @@
-"""Which users are signed in on this worker, and that Redis knows it where somebody may watch them.
+"""Which users are signed in on this worker, and that Redis knows it where somebody may ask.
 
-A user's connections are held like a channel, `%u:U`, and only while the app has a watchlist: else a sign-in
-costs Redis nothing (cluster.md 7). Who watches is the business of watches.py.
+A user's connections are held like a channel, `%u:U`, and only while the app has watchlists or lets users resume: else
+a sign-in costs Redis nothing (cluster.md 7). Who watches is the business of watches.py.
 """
 
 from collections.abc import Callable
 
-from redpoll.cluster.held import SIGNED_IN, Held
+from redpoll.cluster.calls import SIGNED_IN
+from redpoll.cluster.held import Held
 from redpoll.protocol.apps import App
 
-__all__ = ["Users"]
+__all__ = ["Users", "asked_for"]
+
+
+def asked_for(app: App) -> bool:
+    """Whether somebody wants to know on which workers a user of this app is signed in: those who watch the user, or
+    the worker to which the user comes back."""
+    return app.watchlist or app.user_resume_s > 0
 
 
 class Users:
@@ -21,15 +28,19 @@ class Users:
         self._touch = touch
         self._connections: dict[str, dict[str, int]] = {}
         # Ids of the apps whose users Redis is told of.
-        self._watched: set[str] = set()
+        self._told: set[str] = set()
+
+    def here(self, app_id: str, user_id: str) -> bool:
+        """Whether the user is signed in on this worker and Redis knows, or is about to hear of it."""
+        return app_id in self._told and user_id in self._connections.get(app_id, ())
 
     def sign_in(self, app: App, user_id: str) -> None:
         """One more connection of this user."""
         users = self._connections.setdefault(app.id, {})
         users[user_id] = users.get(user_id, 0) + 1
-        if app.watchlist and app.id not in self._watched:
+        if asked_for(app) and app.id not in self._told:
             self.switch(app.id, True)
-        elif app.id in self._watched:
+        elif app.id in self._told:
             self._tell(app.id, user_id, users[user_id])
 
     def sign_out(self, app_id: str, user_id: str) -> None:
@@ -42,17 +53,18 @@ class Users:
             del users[user_id]
             if not users:
                 del self._connections[app_id]
-        if app_id in self._watched:
+        if app_id in self._told:
             self._tell(app_id, user_id, left)
 
     def switch(self, app_id: str, on: bool) -> None:
-        """The app's watchlist was turned on or off: Redis is told of all its users, or that there are none."""
-        if on == (app_id in self._watched):
+        """The app's users are asked for from now on, or not any more: Redis is told of all of them, or that there are
+        none."""
+        if on == (app_id in self._told):
             return
         if on:
-            self._watched.add(app_id)
+            self._told.add(app_id)
         else:
-            self._watched.discard(app_id)
+            self._told.discard(app_id)
         for user_id, count in self._connections.get(app_id, {}).items():
             self._tell(app_id, user_id, count if on else 0)
 

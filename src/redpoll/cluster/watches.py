@@ -45,7 +45,8 @@ class _Watched:
 
 
 class Watches:
-    """`on_state(app_id, user_id, online)`: the first answer about a user, then each change.
+    """`here(app_id, user_id)`: whether the user is signed in on this worker, and Redis is told of that.
+    `on_state(app_id, user_id, online)`: the first answer about a user, then each change.
 
     `offline_s`: how long a user is away before its watchers hear of it. `second_look_s`: how long others may
     need after a break to say again who is signed in.
@@ -55,6 +56,7 @@ class Watches:
         self,
         link: Link,
         keys: Keys,
+        here: Callable[[str, str], bool],
         on_state: Callable[[str, str, bool], None],
         *,
         offline_s: float,
@@ -64,6 +66,7 @@ class Watches:
         self.errors = 0
         self._link = link
         self._keys = keys
+        self._here = here
         self._on_state = on_state
         self._offline_s = offline_s
         self._second_look_s = second_look_s
@@ -164,8 +167,14 @@ class Watches:
     def _looked(self, watched: _Watched, reply: Any) -> None:
         if self._failed(watched, reply):
             return
-        if reply or watched.online is None:
-            self._found(watched, bool(reply))
+        if reply:
+            self._found(watched, True)
+        elif watched.online is None and self._here(watched.app_id, watched.user_id):
+            # Came back while Redis was being told of the going: that it is here waits for that call's answer, and
+            # our question did not.
+            self._ask_again(watched)
+        elif watched.online is None:
+            self._found(watched, False)
         elif watched.online:
             # The worker that has the user may not have said so again yet.
             self._wait(watched, self._second_look_s, self._look_again)
@@ -183,8 +192,11 @@ class Watches:
         if isinstance(reply, hiredis.ReplyError):
             self.errors += 1
             if watched.watchers:
-                self._wait(watched, self._retry_s, partial(self._ask, done=self._looked))
+                self._ask_again(watched)
         return isinstance(reply, Exception) or not watched.watchers
+
+    def _ask_again(self, watched: _Watched) -> None:
+        self._wait(watched, self._retry_s, partial(self._ask, done=self._looked))
 
     def _wait(self, watched: _Watched, delay_s: float, then: Callable[[_Watched], None]) -> None:
         def over() -> None:

@@ -1,24 +1,105 @@
 #!lua
--- Publishes one event of a channel that caches, or one that is to be published once however often it is asked
--- for. Every other event is a plain PUBLISH.
+-- Publishes one event of a channel that caches or keeps history, one that webhooks are told of, or one that is
+-- to be published once however often it is asked for. Every other event is a plain PUBLISH.
 --
--- KEYS  k       the channel's cached event (flag c)
---       then i  this event of that request is published (flag i)
+-- KEYS  k km     the channel's cached event; that there is none was told (flag c)
+--       clock    the shard's last stamp (flags h, r)
+--       h hm ha  the channel's messages; its epoch and last offset; the app's channels with history (flag h)
+--       out      the shard's webhook rows (flag r)
+--       i        this event of that request is published (flag i)
 -- ARGV  1 PUBLISH or SPUBLISH  2 topic
 --       3 flags  c the event is cached
+--                h it is kept in the channel's history
+--                r a row for webhooks is written
 --                i it is published once
 --       4 the envelope's tail  5 s that it is cached (flag c)  6 s that it counts as published (flag i)
--- Returns {'OK', workers that got it}: of an event that was published before, what was returned then.
+--       7 app id  8 channel
+--       9 messages kept  10 s that they are kept  11 cap on channels with history of the app in this shard
+--       12 the epoch if the channel has none (9 to 12: flag h)
+--       13 user or ''  14 trace id or ''  15 the row's detail (13 to 15: flag r)
+-- Returns {'OK', workers that got it, offset, epoch, full, dropped}; of an event that was published before, the
+--         first two, as they were returned then. The offset is '0' where the event isn't kept; full is 1 if that is
+--         for the cap, dropped 1 if there were too many rows to write another of this sort.
 
 local command, topic, flags, tail = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local caches = string.find(flags, 'c', 1, true)
-local once = string.find(flags, 'i', 1, true) and KEYS[#KEYS]
 
-local before = once and redis.call('GET', once)
+local function flag(letter) return string.find(flags, letter, 1, true) ~= nil end
+local caches, keeps, hooked, once = flag('c'), flag('h'), flag('r'), flag('i')
+
+local key_of, at = {}, 0
+for _, each in ipairs({{'k', caches}, {'km', caches}, {'clock', keeps or hooked}, {'h', keeps}, {'hm', keeps},
+                       {'ha', keeps}, {'out', hooked}, {'i', once}}) do
+  if each[2] then
+    at = at + 1
+    key_of[each[1]] = KEYS[at]
+  end
+end
+
+local before = once and redis.call('GET', key_of.i)
 if before then return {'OK', tonumber(before)} end
 
--- Cached first, in the same step: who joins hears of it exactly once, from the cache or live.
-if caches then redis.call('SET', KEYS[1], tail, 'EX', ARGV[5]) end
-local receivers = redis.call(command, topic, 'e 0 0 ' .. tail)
-if once then redis.call('SET', once, receivers, 'EX', ARGV[6]) end
-return {'OK', receivers}
+local micros, stamp, prev, epoch, full, dropped = 0, 0, '0', nil, 0, 0
+local app, channel, seconds = ARGV[7], ARGV[8], tonumber(ARGV[10])
+if keeps or hooked then
+  local now = redis.call('TIME')
+  micros = tonumber(now[1]) * 1000000 + tonumber(now[2])
+  stamp = math.max(tonumber(redis.call('GET', key_of.clock) or '0') + 1, micros)
+end
+local now_ms = string.format('%.0f', math.floor(micros / 1000))
+local known = true
+if keeps then
+  local meta = redis.call('HMGET', key_of.hm, 'e', 's')
+  epoch, prev = meta[1], meta[2] or '0'
+  stamp = math.max(stamp, tonumber(prev) + 1)
+  -- Of a new epoch the first message follows on nothing that anybody has.
+  if not epoch then prev = string.format('%.0f', stamp - 1) end
+  known = tonumber(redis.call('ZSCORE', key_of.ha, channel) or '0') > tonumber(now_ms)
+  if not known and redis.call('ZCOUNT', key_of.ha, '(' .. now_ms, '+inf') >= tonumber(ARGV[11]) then full = 1 end
+end
+if hooked and redis.call('XLEN', key_of.out) >= 10000 then dropped = 1 end
+
+-- Nothing is checked from here on. What is cached or kept comes before what is published, in the same step: who
+-- joins hears of it exactly once.
+local id = string.format('%.0f', stamp)
+if keeps or hooked then redis.call('SET', key_of.clock, id) end
+if caches then
+  redis.call('SET', key_of.k, tail, 'EX', ARGV[5])
+  redis.call('DEL', key_of.km)
+end
+local offset = '0'
+if full == 1 then
+  -- Whoever goes on from an offset of before would miss this event and be told otherwise: a later epoch is another.
+  redis.call('DEL', key_of.hm)
+elseif keeps then
+  offset = id
+  redis.call('XADD', key_of.h, 'MAXLEN', '=', ARGV[9], id .. '-0', 'p', prev, 'd', tail)
+  redis.call('XTRIM', key_of.h, 'MINID', '=', string.format('%.0f', micros - seconds * 1000000))
+  redis.call('EXPIRE', key_of.h, seconds)
+  if epoch then
+    redis.call('HSET', key_of.hm, 's', id, 't', seconds)
+  else
+    epoch = ARGV[12]
+    redis.call('HSET', key_of.hm, 'e', epoch, 's', id, 't', seconds)
+  end
+  -- A day longer than the longest rule.
+  redis.call('EXPIRE', key_of.hm, 2678400)
+  if not known then redis.call('ZREMRANGEBYSCORE', key_of.ha, '-inf', now_ms) end
+  redis.call('ZADD', key_of.ha, string.format('%.0f', now_ms + seconds * 1000), channel)
+  if not known then redis.call('EXPIRE', key_of.ha, 5184000) end
+else
+  prev = '0'
+end
+if full == 1 then prev = '0' end
+local receivers = redis.call(command, topic, 'e ' .. offset .. ' ' .. prev .. ' ' .. tail)
+if hooked and dropped == 0 then
+  local row = {'k', 'client_event', 'a', app, 'c', channel, 't', now_ms, 'x', ARGV[15]}
+  for _, each in ipairs({{'u', ARGV[13]}, {'i', ARGV[14]}}) do
+    if each[2] ~= '' then
+      row[#row + 1] = each[1]
+      row[#row + 1] = each[2]
+    end
+  end
+  redis.call('XADD', key_of.out, 'MAXLEN', '~', 20000, id .. '-0', unpack(row))
+end
+if once then redis.call('SET', key_of.i, receivers, 'EX', ARGV[6]) end
+return {'OK', receivers, offset, epoch or '', full, dropped}

@@ -1,0 +1,15 @@
+#!lua flags=allow-oom
+-- Takes a channel's history away and tells everybody, in one step. Offsets go on growing; the epoch is another.
+--
+-- KEYS  1 h   the channel's messages
+--       2 hm  its epoch and last offset
+--       3 ha  the app's channels with history in the shard
+-- ARGV  1 PUBLISH or SPUBLISH  2 topic  3 new epoch  4 channel
+-- Returns 1; 0 if the channel has no history.
+
+if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[2], 'e', ARGV[3])
+redis.call('ZREM', KEYS[3], ARGV[4])
+redis.call(ARGV[1], ARGV[2], 'x ' .. ARGV[3])
+return 1

@@ -1,0 +1,24 @@
+#!lua flags=no-writes
+-- The offset after which the last n messages of a channel begin, or those of the last seconds.
+--
+-- KEYS  1 h   the channel's messages
+--       2 hm  its epoch and last offset
+-- ARGV  1 count from this offset back, or '+': from the newest  2 n, at most 256; 0: by time
+--       3 seconds (n = 0)
+-- Returns {offset, messages seen}: if n were seen there may be more, to be asked for from that offset. An offset
+--         of before the oldest message will do for a place to read from, and is none that was ever given.
+
+local n = tonumber(ARGV[2])
+local meta = redis.call('HMGET', KEYS[2], 's', 't')
+local now = redis.call('TIME')
+local function ago(seconds) return tonumber(now[1]) * 1000000 + tonumber(now[2]) - tonumber(seconds) * 1000000 end
+
+if n == 0 then
+  return {string.format('%.0f', math.max(0, ago(ARGV[3]))), 0}
+end
+local from, low = ARGV[1], '-'
+if from ~= '+' then from = from .. '-0' end
+if meta[2] then low = '(' .. string.format('%.0f', ago(meta[2])) .. '-0' end
+local rows = redis.call('XREVRANGE', KEYS[1], from, low, 'COUNT', n)
+if #rows == 0 then return {ARGV[1] == '+' and (meta[1] or '0') or ARGV[1], 0} end
+return {rows[#rows][2][2], #rows}

@@ -1,0 +1,196 @@
+"""Channels with history under random mishaps: breaks, fences, kills, clearings, a Redis that forgets.
+
+Whatever happened: nobody got an event twice or out of order, each got all that was kept behind the place that it was
+told last, and whoever was told of no loss missed nothing. The seed of a failing story is in the test's name.
+
+`STORIES=1000 pytest tests/cluster/test_model_of_history.py` runs more of them.
+"""
+
+import asyncio
+import os
+import random
+
+import pytest
+
+from redpoll import _frame
+from redpoll.cluster.bus import Bus, Outgoing
+from redpoll.cluster.history import History
+from redpoll.cluster.reaper import Reaper
+from redpoll.protocol.apps import HistoryRule
+
+# One that keeps everything, one that forgets soon, and one that members join.
+RULES = (
+    HistoryRule(id="000001", name="all", keep=10_000, seconds=3_600, client_events=True),
+    HistoryRule(id="000002", name="few", keep=20, seconds=3_600),
+    HistoryRule(id="000003", name="presence-all", keep=10_000, seconds=3_600),
+)
+CHANNELS = tuple(rule.name for rule in RULES)
+STORIES = int(os.environ.get("STORIES", "8"))
+
+
+class Story:
+    def __init__(self, seed: int, start_worker, app, link, keys) -> None:
+        self.random = random.Random(seed)
+        self.start_worker = start_worker
+        self.app = app
+        self.link = link
+        self.keys = keys
+        self.bus = Bus(link, keys)
+        self.history = History(link, keys)
+        self.reaper = Reaper(link, keys, "ffffffffffff")
+        self.workers: list = []
+        self.sockets: list = []
+        # All that ever attached, and of each channel what was published since its history began.
+        self.everybody: list = []
+        self.sent: dict[str, list[str]] = {channel: [] for channel in CHANNELS}
+        self.k = self.number = 0
+
+    async def begin(self) -> None:
+        for _ in range(3):
+            await self.add_worker()
+
+    async def add_worker(self) -> None:
+        self.k += 1
+        worker = await self.start_worker(self.k, second_look_s=0.3)
+        worker.app = self.app
+        self.workers.append(worker)
+        for channel in CHANNELS:
+            self._attach(worker, channel, f"observer-{self.k}")
+
+    def _attach(self, worker, channel: str, user: str) -> None:
+        socket = worker.join(channel, user if channel.startswith("presence-") else None)
+        self.everybody.append((worker, socket))
+        if not user.startswith("observer-"):
+            self.sockets.append((worker, socket))
+
+    def join(self) -> None:
+        worker, channel = self.random.choice(self.workers), self.random.choice(CHANNELS)
+        self._attach(worker, channel, self.random.choice(("u1", "u2", "u3")))
+
+    def leave(self) -> None:
+        if self.sockets:
+            worker, socket = self.sockets.pop(self.random.randrange(len(self.sockets)))
+            worker.leave(socket)
+
+    async def publish(self) -> None:
+        channel, count = self.random.choice(CHANNELS), self.random.choice((1, 1, 3, 30, 150))
+        texts = [str(self.number + at) for at in range(count)]
+        self.number += count
+        await self.bus.publish_all(self.app, [Outgoing(channel, "e", text) for text in texts])
+        self.sent[channel] += texts
+
+    async def publish_as_client(self) -> None:
+        # Over the worker's own connection, which hears what it says itself.
+        worker = self.random.choice(self.workers)
+        text, outcome = str(self.number), asyncio.get_running_loop().create_future()
+        self.number += 1
+        bus = Bus(worker.link, self.keys)
+        bus.publish(self.app, "all", "client-e", text, skip="1.2", done=outcome.set_result)
+        if self.random.random() < 0.3:
+            self.join()
+        if not isinstance(await outcome, Exception):
+            self.sent["all"].append(text)
+
+    def cut(self) -> None:
+        self.random.choice(self.workers).link.drop("cut")
+
+    def cut_behind_its_back(self) -> None:
+        worker = self.random.choice(self.workers)
+        if worker.link.up:
+            worker.deafen()
+            worker.link.flush()
+            asyncio.get_running_loop().call_later(0.01, worker.link.drop, "cut behind its back")
+
+    async def kill(self) -> None:
+        worker = self.workers.pop(self.random.randrange(len(self.workers)))
+        self.sockets = [each for each in self.sockets if each[0] is not worker]
+        self.everybody = [each for each in self.everybody if each[0] is not worker]
+        await worker.kill()
+        await self.reaper.reap(worker.registry.w)
+        await self.add_worker()
+
+    async def clear(self) -> None:
+        channel = self.random.choice(CHANNELS)
+        await self.history.clear("7", channel)
+        self.sent[channel].clear()
+
+    async def expire(self) -> None:
+        channel = self.random.choice(CHANNELS)
+        await self.link.ask(b"DEL", self.keys.history("7", channel), self.keys.history_meta("7", channel))
+        self.sent[channel].clear()
+
+    async def forget(self) -> None:
+        await self.link.ask(b"FLUSHALL")
+        for texts in self.sent.values():
+            texts.clear()
+
+    async def run(self, steps: int) -> None:
+        for _ in range(steps):
+            chance = self.random.random()
+            if chance < 0.35:
+                await self.publish()
+            elif chance < 0.45:
+                await self.publish_as_client()
+            elif chance < 0.65:
+                self.join()
+            elif chance < 0.80:
+                self.leave()
+            elif chance < 0.86:
+                self.cut()
+            elif chance < 0.92:
+                self.cut_behind_its_back()
+            elif chance < 0.94:
+                await self.reaper.reap(self.random.choice(self.workers).registry.w)
+            elif chance < 0.95:
+                await self.kill()
+            elif chance < 0.97:
+                await self.clear()
+            elif chance < 0.985:
+                await self.expire()
+            else:
+                await self.forget()
+            if self.random.random() < 0.5:
+                await asyncio.sleep(self.random.choice((0, 0, 0.001, 0.01)))
+
+    async def end(self, truth, wait_until) -> None:
+        await truth.settled(self.workers)
+        # The last word: it comes behind all that is to be filled in.
+        for channel in CHANNELS:
+            await self.bus.publish_all(self.app, [Outgoing(channel, "e", "end")])
+            self.sent[channel].append("end")
+        attached = [socket for _, socket in self.everybody if socket.state == "attached"]
+        await wait_until(lambda: all(socket.events and socket.events[-1].endswith(b"end") for socket in attached))
+        await truth.settled(self.workers)
+        for channel in CHANNELS:
+            await self._compare(channel, [socket for socket in attached if socket.channel == channel])
+
+    async def _compare(self, channel: str, sockets: list) -> None:
+        page = await self.history.read("7", channel, limit=20_000, since=0)
+        kept = [(row.offset, row.data) for row in page.rows]
+        if channel != "few":
+            texts = [text for _, text in kept]
+            assert len(set(texts)) == len(texts)
+            # All that was acknowledged; and what was sent in a breath with a break, of which nobody knew.
+            assert set(texts) >= set(self.sent[channel])
+        for socket in sockets:
+            seen = [_frame.envelope(payload) for payload in socket.events]
+            offsets = [each[0] for each in seen]
+            assert offsets == sorted(set(offsets))
+            epoch, since = socket.place
+            assert epoch == page.epoch
+            got = [(each[0], each[7].decode()) for each in seen[socket.place_at :]]
+            due = [each for each in kept if each[0] > since]
+            assert got == due if channel != "few" else got[-len(due) :] == due
+
+
+@pytest.fixture
+def app(make_app):
+    return make_app(history=RULES, max_presence_members=0)
+
+
+@pytest.mark.parametrize("seed", range(STORIES))
+async def test_random_story_loses_nothing_untold(seed, start_worker, app, link, keys, truth, wait_until):
+    story = Story(seed, start_worker, app, link, keys)
+    await story.begin()
+    await story.run(150)
+    await story.end(truth, wait_until)

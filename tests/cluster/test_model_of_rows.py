@@ -1,0 +1,367 @@
+"""Random histories as webhooks are to be told of them: joins, leaves, breaks, fences and kills of workers, reaps, a
+control plane that dies before or behind its commit, a Redis that is killed.
+
+What happened is taken from Redis itself (MONITOR, and the deltas that members are told by), and held against the rows
+that a reader has put in safety: they alternate per channel and user, end at the truth, tell of every absence that
+lasted longer than the debounce and of none that was shorter. The seed of a failing history is in the test's name;
+`HISTORIES=1000` runs more of them.
+"""
+
+import asyncio
+import os
+import random
+import re
+import time
+from contextlib import suppress
+
+import hiredis
+import pytest
+
+from redpoll.cluster.directory import DirectoryWriter
+from redpoll.cluster.envelopes import parse_added, parse_removed
+from redpoll.cluster.link import Link, LinkDown
+from redpoll.cluster.outbox import Outbox, Transition
+from redpoll.cluster.reaper import Reaper
+
+ROOMS = ("presence-a", "presence-b")
+NEWS = ("news-a", "news-b")
+USERS = tuple(f"u{n}" for n in range(4))
+HISTORIES = int(os.environ.get("HISTORIES", "5"))
+
+DRAIN_S = 0.02
+# A row's time is that of its script's beginning, MONITOR's that of a command in it.
+NEAR_US = 30_000
+
+_OCCUPANCY = re.compile(rb'^\+(\d+)\.(\d{6}) \[.*\] "(SADD|SREM)" "rp:\{\d+\}:a:7" "([^"]*)"')
+
+
+class Witness:
+    """What happened in Redis: by channel, or channel and user, whether it came, and when (µs), in order."""
+
+    def __init__(self, path: str, keys) -> None:
+        self.seen: dict[tuple[str, str | None], list[tuple[bool, int]]] = {}
+        self._path = path
+        self._rooms = {keys.topic("7", room): room for room in ROOMS}
+        self._link = Link(f"unix://{path}")
+        self._link.on_push = self._pushed
+        self._task: asyncio.Task | None = None
+        self._synced = asyncio.Event()
+
+    async def start(self) -> None:
+        self._link.start()
+        await self._link.wait_up()
+        self._link.subscribe(list(self._rooms))
+        reader, self._writer = await asyncio.open_unix_connection(self._path, limit=1 << 20)
+        self._writer.write(b"MONITOR\r\n")
+        assert await reader.readline() == b"+OK\r\n"
+        self._task = asyncio.ensure_future(self._watch(reader))
+
+    async def finish(self) -> None:
+        """All that happened until now is in `seen`."""
+        await self._link.ask(b"ECHO", b"the witness has seen enough")
+        await self._synced.wait()
+        await self.close()
+
+    async def close(self) -> None:
+        await self._link.close()
+        self._writer.close()
+        self._task.cancel()
+
+    async def _watch(self, reader) -> None:
+        while line := await reader.readline():
+            if found := _OCCUPANCY.match(line):
+                seconds, micros, command, channel = found.groups()
+                came = command == b"SADD"
+                self._note(channel.decode(), None, came, int(seconds) * 1_000_000 + int(micros))
+            elif b"the witness has seen enough" in line:
+                self._synced.set()
+
+    def _pushed(self, topic: bytes, payload: bytes) -> None:
+        room = self._rooms[topic]
+        if payload[:1] == b"m":
+            delta = parse_added(payload)
+            # Of a user who is there it tells another info.
+            if not self.seen.get((room, delta.user), [(False, 0)])[-1][0]:
+                self._note(room, delta.user, True, delta.stamp)
+        else:
+            gone = parse_removed(payload)
+            self._note(room, gone.user, False, gone.stamp)
+
+    def _note(self, channel: str, user: str | None, came: bool, at_us: int) -> None:
+        self.seen.setdefault((channel, user), []).append((came, at_us))
+
+
+class Control:
+    """Drains into a store of its own, and dies now and then: with a commit or without."""
+
+    def __init__(self, seed: int, link, keys, debounce_s: float, *, dies: float = 0.3) -> None:
+        self.random = random.Random(seed)
+        self.store: dict[tuple[int, int], Transition] = {}
+        self.pauses: list[float] = []
+        self.failed = 0
+        self._make = lambda: Outbox(link, keys, debounce_s)
+        self._dies = dies
+        self.outbox = self._make()
+        self._last = time.monotonic()
+        self._stopped = False
+        self._task = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        while not self._stopped:
+            await asyncio.sleep(DRAIN_S)
+            try:
+                await self.drain()
+            except (LinkDown, hiredis.ReplyError):
+                self.failed += 1
+
+    async def drain(self) -> bool:
+        """True: nothing waits any more."""
+        drained = await self.outbox.drain()
+        now = time.monotonic()
+        self.pauses.append(now - self._last)
+        self._last = now
+        chance = self.random.random()
+        if chance > self._dies / 2:
+            for row in drained.rows:
+                assert self.store.setdefault((row.shard, row.stamp), row) == row
+            self.outbox.committed(drained.rows)
+        nothing = not drained.rows and not self.outbox.leaves
+        if chance < self._dies:
+            self.outbox = self._make()
+        return nothing
+
+    async def finish(self) -> None:
+        self._stopped = True
+        await self._task
+        while not await self.drain():
+            await asyncio.sleep(0.005)
+
+    def told(self) -> dict[tuple[str, str | None], list[tuple[bool, int]]]:
+        """As `Witness.seen`; of a leave the time at which it happened."""
+        told: dict[tuple[str, str | None], list[tuple[bool, int]]] = {}
+        for key in sorted(self.store):
+            row = self.store[key]
+            came = row.event in ("channel.occupied", "member.added")
+            told.setdefault((row.channel, row.user), []).append((came, row.stamp if came else row.time_ms * 1000))
+        return told
+
+
+def judge(what, happened, told, debounce_us: int, slack_us: int) -> list[str]:
+    """What is wrong with the rows of one channel or member, as sentences."""
+    if [came for came, _ in told] != [n % 2 == 0 for n in range(len(told))]:
+        return [f"{what}: rows don't alternate: {told}"]
+    if not happened:
+        return [f"{what}: rows of nothing: {told}"] if told else []
+    wrong = []
+    arrivals = [at for at, (came, _) in enumerate(happened) if came]
+    announced: dict[int, int] = {}
+    for number, (came, at_us) in enumerate(told):
+        if came:
+            nearest = min(arrivals, key=lambda at: abs(happened[at][1] - at_us))
+            if abs(happened[nearest][1] - at_us) > NEAR_US or nearest in announced:
+                wrong.append(f"{what}: came at {at_us} is told and didn't happen")
+            announced[nearest] = number
+    for at in arrivals:
+        if at == 0:
+            if announced.get(0) != 0:
+                wrong.append(f"{what}: its first coming isn't told first")
+            continue
+        absent_us = happened[at][1] - happened[at - 1][1]
+        if at not in announced:
+            if absent_us > debounce_us + slack_us:
+                wrong.append(f"{what}: absent for {absent_us} µs and nobody was told")
+        elif absent_us < debounce_us - 2_000:
+            wrong.append(f"{what}: absent for {absent_us} µs only and told")
+        elif abs(told[announced[at] - 1][1] - happened[at - 1][1]) > NEAR_US:
+            wrong.append(f"{what}: left at {happened[at - 1][1]}, told as {told[announced[at] - 1][1]}")
+    if not told or told[-1][0] != happened[-1][0]:
+        wrong.append(f"{what}: ends as {happened[-1]}, told {told[-1:]}")
+    elif not told[-1][0] and abs(told[-1][1] - happened[-1][1]) > NEAR_US:
+        wrong.append(f"{what}: left for good at {happened[-1][1]}, told as {told[-1][1]}")
+    return wrong
+
+
+class History:
+    def __init__(self, seed: int, start_worker, server, link, keys, app, debounce_s: float) -> None:
+        self.random = random.Random(seed)
+        self.start_worker = start_worker
+        self.server = server
+        self.link = link
+        self.keys = keys
+        self.app = app
+        self.debounce_s = debounce_s
+        self.reaper = Reaper(link, keys, "ffffffffffff", hooks_of=lambda app_id: app.hooks, debounced=debounce_s > 0)
+        self.control = Control(seed, link, keys, debounce_s)
+        self.workers: list = []
+        self.sockets: list = []
+        self.k = 0
+
+    async def add_worker(self) -> None:
+        self.k += 1
+        worker = await self.start_worker(self.k, server=self.server, second_look_s=0.3, debounced=self.debounce_s > 0)
+        worker.app = self.app
+        self.workers.append(worker)
+
+    def join(self) -> None:
+        worker = self.random.choice(self.workers)
+        if self.random.random() < 0.7:
+            info = self.random.choice((b"", b'{"n":1}', b'{"n":2}'))
+            socket = worker.join(self.random.choice(ROOMS), self.random.choice(USERS), info)
+        else:
+            socket = worker.join(self.random.choice(NEWS))
+        self.sockets.append((worker, socket))
+
+    def leave(self) -> None:
+        if self.sockets:
+            worker, socket = self.sockets.pop(self.random.randrange(len(self.sockets)))
+            worker.leave(socket)
+
+    async def mishap(self) -> None:
+        worker = self.random.choice(self.workers)
+        chance = self.random.random()
+        if chance < 0.3:
+            worker.link.drop("cut")
+        elif chance < 0.6:
+            # What is queued is carried out, and the answers are lost.
+            if worker.link.up:
+                worker.deafen()
+                worker.link.flush()
+                asyncio.get_running_loop().call_later(0.01, worker.link.drop, "cut behind its back")
+        elif chance < 0.85:
+            await self.reaper.reap(worker.registry.w)
+        else:
+            await self.kill(worker)
+
+    async def kill(self, worker) -> None:
+        self.workers.remove(worker)
+        self.sockets = [(owner, socket) for owner, socket in self.sockets if owner is not worker]
+        await worker.kill()
+        if self.random.random() < 0.5:
+            await asyncio.sleep(self.random.random() * 0.1)
+        await self.reap_the_dead()
+        await self.add_worker()
+
+    async def reap_the_dead(self) -> None:
+        living = {worker.registry.w for worker in self.workers}
+        for name in await self.link.ask(b"HKEYS", self.keys.beat):
+            if name.decode() not in living:
+                await self.reaper.reap(name.decode())
+
+    async def run(self, steps: int, mishap) -> None:
+        for _ in range(steps):
+            # Few at a time, so that channels and users come and go.
+            if self.random.random() < 0.62 - 0.03 * len(self.sockets):
+                self.join()
+            else:
+                self.leave()
+            if self.random.random() < 0.06:
+                await mishap()
+            if self.random.random() < 0.5:
+                await asyncio.sleep(self.random.choice((0, 0, 0.001, 0.01)))
+            if self.random.random() < 0.04:
+                await asyncio.sleep(self.random.random() * 2 * self.debounce_s)
+
+    async def settle(self, truth) -> None:
+        await truth.settled(self.workers)
+        await self.reap_the_dead()
+        await truth.settled(self.workers)
+
+    async def end(self, truth) -> None:
+        """Everything agrees and was told; then all leave, which is told too."""
+        await self.settle(truth)
+        await asyncio.sleep(self.debounce_s)
+        await self.told_within(truth)
+        for worker in self.workers:
+            worker.leave_all()
+        await self.settle(truth)
+        await self.control.finish()
+        told = self.control.told()
+        assert [what for what, rows in told.items() if rows[-1][0]] == []
+        assert await self.link.ask(b"KEYS", b"*:left") == []
+
+    async def told_within(self, truth, timeout_s: float = 10.0) -> None:
+        """Waits until what was told last of each channel and user is what is."""
+        present = {(channel, None) for channel in (*ROOMS, *NEWS) if await truth.counts(channel)}
+        present |= {(room, user) for room in ROOMS for user in await truth.users(room)}
+        deadline = time.monotonic() + timeout_s
+        while wrong := {what for what, rows in self.control.told().items() if rows[-1][0]} ^ present:
+            if time.monotonic() > deadline:
+                pytest.fail(f"told otherwise than they are: {wrong}")
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def begin(start_worker, make_app, keys):
+    histories: list[History] = []
+
+    async def make(seed, server, link, debounce_s, workers=3) -> History:
+        app = make_app(hooks="om", max_presence_members=0)
+        await DirectoryWriter(link, keys).fill([app], 1)
+        history = History(seed, start_worker, server, link, keys, app, debounce_s)
+        histories.append(history)
+        for _ in range(workers):
+            await history.add_worker()
+        return history
+
+    yield make
+    for history in histories:
+        history.control._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await history.control._task
+
+
+@pytest.fixture
+async def witness(redis, keys):
+    witness = Witness(redis.path, keys)
+    await witness.start()
+    yield witness
+    await witness.close()
+
+
+def verdict(history, witness) -> list[str]:
+    happened, told = witness.seen, history.control.told()
+    # What lasted less than a drain's wait beyond the debounce may be told or not.
+    slack_us = round(1e6 * (max(history.control.pauses) + 0.02)) if history.debounce_s else 0
+    wrong = []
+    for what in happened.keys() | told.keys():
+        wrong += judge(what, happened.get(what, []), told.get(what, []), round(1e6 * history.debounce_s), slack_us)
+    return wrong
+
+
+@pytest.mark.parametrize("seed", range(HISTORIES))
+async def test_rows_of_a_random_history_tell_what_happened(seed, begin, witness, redis, link, truth):
+    history = await begin(seed, redis, link, 0.1)
+    await history.run(150, history.mishap)
+    await history.end(truth)
+    await witness.finish()
+    assert verdict(history, witness) == []
+
+
+@pytest.mark.parametrize("seed", range(max(3, HISTORIES // 2)))
+async def test_without_a_debounce_everything_is_told(seed, begin, witness, redis, link, truth):
+    history = await begin(seed, redis, link, 0)
+    await history.run(150, history.mishap)
+    await history.end(truth)
+    await witness.finish()
+    assert verdict(history, witness) == []
+
+
+@pytest.mark.parametrize("seed", range(max(1, HISTORIES // 5)))
+async def test_rows_alternate_and_end_at_the_truth_whatever_is_killed(seed, begin, own_redis, make_truth, wait_until):
+    truth = await make_truth(own_redis)
+    history = await begin(seed, own_redis, truth.link, 0.1)
+
+    async def mishap():
+        if history.random.random() < 0.4:
+            own_redis.kill()
+            await wait_until(lambda: not truth.link.up)
+            own_redis.start()
+            await truth.link.wait_up()
+        else:
+            with suppress(LinkDown):
+                await history.mishap()
+
+    await history.run(150, mishap)
+    await history.end(truth)
+    for what, rows in history.control.told().items():
+        assert [came for came, _ in rows] == [n % 2 == 0 for n in range(len(rows))], what

@@ -1,0 +1,487 @@
+"""Rows for webhooks, from what `hold` writes to what is fetched, let go and lost, on a real Redis."""
+
+import asyncio
+import time
+
+import hiredis
+import pytest
+
+from redpoll.cluster.keys import SHARDS, Keys, shard
+from redpoll.cluster.link import Link, LinkDown
+from redpoll.cluster.outbox import Outbox
+from redpoll.cluster.scripts import HOLD, REGISTER
+
+A, ROOM, NEWS = "7", "presence-room", "cache-news"
+W, V = "0123456789ab.1.0", "0123456789ab.2.0"
+LONG_S = 60.0
+
+
+class Calls:
+    """Calls of `hold` by two workers, with the flags of an app whose webhooks want everything."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self.link, self.keys = link, keys
+
+    async def register(self) -> None:
+        for w in (W, V):
+            for at in range(SHARDS):
+                await self.link.execute(REGISTER, (self.keys.worker(at, w),), (1, 1))
+
+    async def room(self, w=W, *, base=0, gone=(), joins=(), flags="omd", gen=1, channel=ROOM) -> list:
+        names = self.keys.hold(w, A, channel, "p", flags)
+        pairs = [part for user, info in joins for part in (user, info)]
+        args = [w, gen, "p", flags, A, channel, base, 0, self.keys.topic(A, channel), self.keys.publish]
+        return await self.link.execute(HOLD, names, [*args, len(gone), len(joins), *gone, *pairs])
+
+    async def news(self, w=W, *, base=0, n=0, flags="od", gen=1, channel=NEWS) -> list:
+        names = self.keys.hold(w, A, channel, "c", flags)
+        args = [w, gen, "c", flags, A, channel, base, 0, self.keys.topic(A, channel), self.keys.publish]
+        return await self.link.execute(HOLD, names, [*args, 0, n])
+
+    async def left(self, channel=ROOM) -> dict[str, int]:
+        """What is held back in the channel's shard, and since when (ms)."""
+        pairs = await self.link.ask(b"ZRANGE", self.keys.left(shard(A, channel)), 0, -1, b"WITHSCORES")
+        return {member.decode(): int(since) for member, since in pairs}
+
+    async def fill(self, at: int, rows: int) -> None:
+        """Rows that nobody has fetched."""
+        lua = """
+            local now = redis.call('TIME')
+            local first = math.max(tonumber(now[1]) * 1000000, tonumber(redis.call('GET', KEYS[2]) or '0'))
+            for n = 1, tonumber(ARGV[1]) do
+              redis.call('XADD', KEYS[1], 'MAXLEN', '~', 20000, string.format('%.0f-0', first + n),
+                         'k', 'member.added', 'a', '7', 'c', 'presence-filler', 't', now[1] .. '000', 'u', n)
+            end
+            redis.call('SET', KEYS[2], string.format('%.0f', first + tonumber(ARGV[1])))
+            return 0"""
+        await self.link.ask(b"EVAL", lua, 2, self.keys.outbox(at), self.keys.clock(at), rows)
+
+
+@pytest.fixture
+async def calls(link, keys):
+    calls = Calls(link, keys)
+    await calls.register()
+    return calls
+
+
+@pytest.fixture
+def outbox(link, keys):
+    """Leaves are rows as soon as they are looked for; of a leave that waits see `patient`."""
+    return Outbox(link, keys, 0)
+
+
+@pytest.fixture
+def patient(link, keys):
+    return Outbox(link, keys, LONG_S)
+
+
+async def told(outbox, commit=True) -> list[str]:
+    """The rows, as `event user`."""
+    drained = await outbox.drain()
+    if commit:
+        outbox.committed(drained.rows)
+    return [f"{row.event} {row.user}" if row.user else row.event for row in drained.rows]
+
+
+async def now_ms(link) -> int:
+    seconds, micros = await link.ask(b"TIME")
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+# What hold writes
+
+
+async def test_first_join_is_told_as_occupied_and_added_in_this_order(calls, outbox, link):
+    before = await now_ms(link)
+    reply = await calls.room(joins=[("a", '{"n":1}'), ("b", ""), ("a", "")])
+    rows = (await outbox.drain()).rows
+    assert [(row.event, row.user, row.detail) for row in rows] == [
+        ("channel.occupied", None, b"3"),
+        ("member.added", "a", b'{"n":1}'),
+        ("member.added", "b", b""),
+    ]
+    assert {(row.shard, row.app_id, row.channel, row.trace) for row in rows} == {(shard(A, ROOM), A, ROOM, None)}
+    assert [row.stamp for row in rows] == sorted({row.stamp for row in rows})
+    assert rows[-1].stamp == int(reply[1])
+    assert before <= rows[0].time_ms <= await now_ms(link)
+
+
+async def test_row_of_a_member_has_the_stamp_that_the_channel_was_told(calls, outbox, link, keys):
+    pushes = []
+    link.on_push = lambda topic, payload: pushes.append(payload)
+    link.subscribe([keys.topic(A, ROOM)])
+    await calls.room(joins=[("a", "")], flags="om")
+    await calls.room(gone=["a"], flags="om")
+    rows = (await outbox.drain()).rows
+    stamps = [int(payload.split()[2]) for payload in pushes]
+    assert [row.stamp for row in rows if row.user] == stamps
+
+
+async def test_what_no_webhook_wants_makes_no_row(calls, outbox):
+    await calls.room(joins=[("a", "")], flags="")
+    await calls.room(gone=["a"], flags="")
+    await calls.news(n=1, flags="s")
+    await calls.news(flags="s")
+    assert await told(outbox) == []
+    assert await calls.left() == {}
+
+
+async def test_members_and_occupancy_are_wanted_apart(calls, outbox):
+    await calls.room(joins=[("a", "")], flags="od")
+    await calls.room(gone=["a"], flags="od")
+    await calls.room(V, joins=[("b", "")], flags="md", channel="presence-b")
+    await calls.room(V, gone=["b"], flags="md", channel="presence-b")
+    assert sorted(await told(outbox)) == ["channel.occupied", "channel.vacated", "member.added b", "member.removed b"]
+
+
+async def test_second_worker_and_second_tab_make_no_row(calls, outbox):
+    await calls.room(joins=[("a", "")])
+    await told(outbox)
+    await calls.room(V, joins=[("a", "")])
+    await calls.room(base=1, joins=[("a", '{"new":"info"}')])
+    await calls.room(V, gone=["a"])
+    assert await told(outbox) == []
+
+
+async def test_call_made_again_makes_no_row_again(calls, outbox):
+    for _ in range(3):
+        await calls.room(joins=[("a", ""), ("b", "")], flags="om")
+    for _ in range(3):
+        await calls.room(gone=["a", "b"], flags="om")
+    assert await told(outbox) == [
+        "channel.occupied",
+        "member.added a",
+        "member.added b",
+        "member.removed a",
+        "member.removed b",
+        "channel.vacated",
+    ]
+
+
+async def test_without_debounce_leaves_are_told_at_once_and_vacated_last(calls, outbox):
+    await calls.room(joins=[("a", ""), ("b", "")], flags="om")
+    await calls.room(gone=["b", "a"], flags="om")
+    assert await calls.left() == {}
+    rows = (await outbox.drain()).rows[3:]
+    assert [(row.event, row.user) for row in rows] == [
+        ("member.removed", "b"),
+        ("member.removed", "a"),
+        ("channel.vacated", None),
+    ]
+
+
+async def test_refused_join_occupies_nothing(calls, outbox, link, keys):
+    names = keys.hold(W, A, "presence-full", "p", "om")
+    topic = keys.topic(A, "presence-full")
+    args = [W, 1, "p", "om", A, "presence-full", 0, 1, topic, keys.publish, 0, 2, "a", "", "b", ""]
+    assert (await link.execute(HOLD, names, args))[2] == b"10"
+    assert await told(outbox) == ["channel.occupied", "member.added a"]
+
+
+async def test_users_of_a_join_that_redis_never_saw_occupy_nothing_while_they_are_taken_back(calls, outbox):
+    # The floor of 5.4 is for users that are there.
+    await calls.room(gone=["a", "b"], flags="omu")
+    assert await told(outbox) == []
+    assert await calls.link.ask(b"EXISTS", calls.keys.counts(A, ROOM)) == 0
+
+
+async def test_pseudo_channels_make_no_rows(calls, outbox, link, keys):
+    for kind, channel in (("u", "%u:a"), ("q", "%conn")):
+        names = keys.hold(W, A, channel, kind, "")
+        for n in (2, 0):
+            args = [W, 1, kind, "", A, channel, 0, 0, keys.topic(A, channel), keys.publish, 0, n]
+            assert (await link.execute(HOLD, names, args))[0] == b"OK"
+    assert await told(outbox) == []
+
+
+# Leaves that wait
+
+
+async def test_leave_waits_since_its_own_time_and_is_cancelled_by_a_return(calls, patient, link):
+    await calls.room(joins=[("a", "")])
+    before = await now_ms(link)
+    await calls.room(gone=["a"])
+    after, left = await now_ms(link), await calls.left()
+    assert set(left) == {f"v:7:{ROOM}", f"r:7:{ROOM}:a"}
+    assert all(before <= since <= after for since in left.values())
+    await calls.room(V, joins=[("a", "")])
+    assert await calls.left() == {}
+    assert await told(patient) == ["channel.occupied", "member.added a"]
+
+
+async def test_return_of_another_keeps_the_channel_and_not_the_member(calls, outbox):
+    await calls.room(joins=[("a", "")])
+    await told(outbox)
+    await calls.room(gone=["a"])
+    await calls.room(V, joins=[("b", "")])
+    assert set(await calls.left()) == {f"r:7:{ROOM}:a"}
+    assert await told(outbox) == ["member.added b", "member.removed a"]
+
+
+async def test_return_cancels_though_nobody_wants_rows_any_more(calls, patient):
+    await calls.room(joins=[("a", "")])
+    await calls.room(gone=["a"])
+    await calls.room(joins=[("a", "")], flags="")
+    assert await calls.left() == {}
+
+
+async def test_who_goes_and_comes_in_one_call_is_told_only_without_a_debounce(calls, outbox):
+    await calls.room(joins=[("a", "")])
+    await told(outbox)
+    await calls.room(gone=["a"], joins=[("a", "")])
+    assert await calls.left() == {}
+    assert await told(outbox) == []
+    await calls.room(gone=["a"], joins=[("a", "")], flags="om")
+    assert await told(outbox) == ["member.removed a", "member.added a"]
+
+
+async def test_leave_is_a_row_when_it_waited_long_enough_with_the_time_of_the_leave(calls, link, keys, wait_until):
+    outbox = Outbox(link, keys, 0.15)
+    await calls.room(joins=[("a", "")])
+    outbox.committed((await outbox.drain()).rows)
+    await calls.room(gone=["a"])
+    since = (await calls.left())[f"r:7:{ROOM}:a"]
+    drained = await outbox.drain()
+    assert (drained.rows, outbox.leaves, outbox.waiting) == ([], 2, 0)
+    while not drained.rows:
+        drained = await outbox.drain()
+    assert await now_ms(link) - since >= 150
+    assert [(row.event, row.user, row.time_ms) for row in drained.rows] == [
+        ("member.removed", "a", since),
+        ("channel.vacated", None, since),
+    ]
+    assert (outbox.leaves, await calls.left()) == (0, {})
+
+
+async def test_user_ids_of_any_kind_come_back_as_they_were(calls, outbox):
+    users = ["a:b:c", "r:7:x", "ü 漢 ☃", "with\nnewline", " ", "%", "x" * 100, "nul\0", "v"]
+    await calls.room(joins=[(user, "") for user in users])
+    await told(outbox)
+    await calls.room(gone=users)
+    rows = (await outbox.drain()).rows
+    assert sorted(row.user for row in rows if row.event == "member.removed") == sorted(users)
+    assert {row.channel for row in rows} == {ROOM}
+
+
+async def test_leaves_of_a_clock_that_was_ahead_wait_no_longer(calls, patient, link, keys):
+    await calls.room(joins=[("a", "")])
+    await told(patient)
+    await link.ask(b"ZADD", keys.left(shard(A, ROOM)), await now_ms(link) + 3_600_000, f"r:7:{ROOM}:z")
+    assert await told(patient) == ["member.removed z"]
+
+
+async def test_stamp_ahead_of_the_clock_holds_no_leave_back(calls, link, keys):
+    outbox = Outbox(link, keys, 0)
+    await calls.room(joins=[("a", "")])
+    await told(outbox)
+    ahead = 4_000_000_000_000_000
+    await link.ask(b"SET", keys.clock(shard(A, ROOM)), ahead)
+    await calls.room(gone=["a"])
+    rows = (await outbox.drain()).rows
+    assert [row.stamp for row in rows] == [ahead + 2, ahead + 3]
+    assert all(abs(row.time_ms - time.time() * 1000) < 60_000 for row in rows)
+
+
+# Counts and misses
+
+
+async def test_count_is_a_row_when_it_is_told(calls, outbox):
+    assert (await calls.news(n=3, flags="sSo"))[-1] == 0
+    assert (await calls.news(base=3, n=1, flags="sSo"))[6] > 0
+    rows = (await outbox.drain()).rows
+    assert [(row.event, row.detail) for row in rows] == [("channel.occupied", b"3"), ("subscription.count", b"3")]
+
+
+async def test_cache_miss_is_a_row_once_a_minute(calls, outbox, link, keys):
+    assert (await calls.news(n=1, flags="cX"))[-1] == 0
+    await calls.news(base=1, n=1, flags="cX")
+    assert await told(outbox) == ["cache.miss"]
+    assert 0 < await link.ask(b"TTL", keys.missed(A, NEWS)) <= 60
+    await link.ask(b"DEL", keys.missed(A, NEWS))
+    await link.ask(b"SET", keys.cached(A, NEWS), b"- - 0 1\ne")
+    await calls.news(base=2, n=1, flags="cX")
+    assert await told(outbox) == []
+
+
+# Draining
+
+
+async def test_same_rows_come_until_they_are_committed(calls, outbox, link, keys):
+    await calls.room(joins=[("a", "")])
+    first = await outbox.drain()
+    assert await outbox.drain() == first
+    assert await Outbox(link, keys, 0).drain() == first
+    outbox.committed(first.rows)
+    assert (await outbox.drain()).rows == []
+    assert (outbox.waiting, outbox.oldest_ms) == (0, None)
+    await calls.room(base=1, joins=[("b", "")])
+    assert [row.user for row in (await outbox.drain()).rows] == ["b"]
+
+
+async def test_commit_whose_answer_was_lost_is_made_again(calls, outbox, link):
+    await calls.room(joins=[("a", "")])
+    drained = await outbox.drain()
+    outbox.committed(drained.rows)
+    link.drop("for the test")
+    with pytest.raises(LinkDown):
+        await outbox.drain()
+    await link.wait_up()
+    assert (await outbox.drain()).rows == []
+
+
+async def test_rows_of_all_shards_come_in_one_drain_in_order_of_their_stamps(calls, outbox):
+    channels = [f"presence-{n}" for n in range(300)]
+    await asyncio.gather(*(calls.room(joins=[("a", "")], channel=channel) for channel in channels))
+    drained = await outbox.drain()
+    assert len(drained.rows) == 600
+    assert not drained.more
+    stamps: dict[int, list[int]] = {}
+    for row in drained.rows:
+        stamps.setdefault(row.shard, []).append(row.stamp)
+    assert len(stamps) > 60
+    assert all(of_one == sorted(set(of_one)) for of_one in stamps.values())
+
+
+async def test_full_shard_is_asked_again_until_a_thousand_rows(calls, outbox):
+    await calls.fill(3, 2600)
+    seen = []
+    for expected in (True, True, False):
+        drained = await outbox.drain()
+        assert drained.more is expected
+        assert len(drained.rows) <= 1250
+        seen += drained.rows
+        outbox.committed(drained.rows)
+    assert [row.user for row in seen] == [str(n) for n in range(1, 2601)]
+    assert await told(outbox) == []
+
+
+async def test_drain_of_large_rows_ends_at_eight_mebibytes(calls, outbox, link, keys):
+    lua = """for n = 1, 120 do
+        redis.call('XADD', KEYS[1], n .. '-0', 'k', 'client_event', 'a', '7', 'c', 'c', 't', '1', 'x', ARGV[1]) end"""
+    await link.ask(b"EVAL", lua, 1, keys.outbox(0), b"x" * 100_000)
+    drained = await outbox.drain()
+    assert drained.more
+    assert 8 * 1024 * 1024 <= sum(len(row.detail) for row in drained.rows) < 9 * 1024 * 1024
+    outbox.committed(drained.rows)
+    assert len(drained.rows) + len((await outbox.drain()).rows) == 120
+
+
+async def test_more_leaves_than_a_call_takes_come_in_the_same_drain(calls, outbox):
+    users = [f"u{n}" for n in range(500)]
+    for at in range(0, 500, 250):
+        await calls.room(base=at, joins=[(user, "") for user in users[at : at + 250]])
+    await told(outbox)
+    await calls.room(base=250, gone=users[:250])
+    await calls.room(gone=users[250:])
+    drained = await outbox.drain()
+    assert sorted(row.user for row in drained.rows[:-1]) == sorted(users)
+    assert drained.rows[-1].event == "channel.vacated"
+
+
+async def test_age_and_number_of_what_waits_are_known(calls, outbox, link):
+    await calls.room(joins=[("a", "")])
+    rows = (await outbox.drain()).rows
+    await calls.room(base=1, joins=[("b", "")])
+    await outbox.drain()
+    assert (outbox.waiting, outbox.oldest_ms) == (3, rows[0].stamp // 1000)
+
+
+async def test_shard_that_cannot_be_drained_holds_up_no_other(calls, outbox, link, keys):
+    await calls.room(joins=[("a", "")])
+    broken = (shard(A, ROOM) + 1) % SHARDS
+    await link.ask(b"SET", keys.left(broken), "not a sorted set")
+    assert await told(outbox) == ["channel.occupied", "member.added a"]
+    assert outbox.errors == 1
+    for at in range(SHARDS):
+        await link.ask(b"SET", keys.left(at), "not a sorted set")
+    with pytest.raises(hiredis.ReplyError, match="WRONGTYPE"):
+        await outbox.drain()
+
+
+async def test_rows_are_fetched_when_redis_has_no_memory_left(calls, outbox, link):
+    await calls.room(joins=[("a", "")])
+    await link.ask(b"CONFIG", b"SET", b"maxmemory", 1)
+    try:
+        await calls.room(gone=["a"])
+        assert len(await told(outbox)) == 4
+        assert await told(outbox) == []
+    finally:
+        await link.ask(b"CONFIG", b"SET", b"maxmemory", 0)
+
+
+# Too many rows
+
+
+async def test_rows_that_can_be_done_without_stop_at_half_and_are_counted(calls, link, keys):
+    at = shard(A, NEWS)
+    await calls.fill(at, 10_000)
+    reply = await calls.news(n=1, flags="oscSXd")
+    assert reply[-1] == 2
+    assert await link.ask(b"EXISTS", keys.missed(A, NEWS)) == 0
+    assert await link.ask(b"XLEN", keys.outbox(at)) == 10_001
+
+
+async def test_leaves_wait_while_half_is_unread_and_are_never_lost(calls, outbox):
+    await calls.room(joins=[("a", "")])
+    await calls.fill(shard(A, ROOM), 10_000)
+    await calls.room(gone=["a"])
+    drained = await outbox.drain()
+    assert outbox.leaves == 2
+    seen = list(drained.rows)
+    while drained.rows:
+        outbox.committed(drained.rows)
+        drained = await outbox.drain()
+        seen += drained.rows
+    assert [row.event for row in seen[-2:]] == ["member.removed", "channel.vacated"]
+
+
+async def test_oldest_rows_beyond_the_bound_are_lost_and_counted_once(calls, outbox):
+    at = shard(A, ROOM)
+    await calls.room(joins=[("a", "")])
+    await calls.fill(at, 500)
+    drained = await outbox.drain()
+    outbox.committed(drained.rows)
+    assert drained.lost == 0
+    await outbox.drain()
+    await calls.fill(at, 20_300)
+    drained = await outbox.drain()
+    assert 200 <= drained.lost <= 300
+    assert outbox.waiting == 20_300 - drained.lost
+    assert drained.rows[0].user == str(drained.lost + 1)
+    assert (await outbox.drain()).lost == 0
+    assert outbox.lost == drained.lost
+
+
+# A Redis that is killed
+
+
+async def test_rows_and_leaves_outlive_a_killed_redis(own_redis, keys, wait_until):
+    # Append-only with `appendfsync no`: what was answered is written, if not on the disk (cluster.md 9).
+    link = Link(own_redis.url, first_delay_s=0.01, greatest_delay_s=0.05)
+    link.start()
+    try:
+        calls, outbox = Calls(link, keys), Outbox(link, keys, 0.2)
+        await link.wait_up()
+        await calls.register()
+        seen: dict[tuple[int, int], str] = {}
+        for n in range(4):
+            users = [(f"{n}-{each}", "") for each in range(200)]
+            await calls.room(joins=users)
+            await calls.room(gone=[user for user, _ in users])
+            own_redis.kill()
+            await wait_until(lambda: not link.up)
+            own_redis.start()
+            await link.wait_up()
+            drained = await outbox.drain()
+            seen |= {(row.shard, row.stamp): f"{row.event} {row.user}" for row in drained.rows}
+            if n % 2:
+                outbox.committed(drained.rows)
+        while drained.rows or outbox.leaves:
+            outbox.committed(drained.rows)
+            drained = await outbox.drain()
+            seen |= {(row.shard, row.stamp): f"{row.event} {row.user}" for row in drained.rows}
+        for n in range(4):
+            for what in ("added", "removed"):
+                assert sum(event.startswith(f"member.{what} {n}-") for event in seen.values()) == 200
+    finally:
+        await link.close()

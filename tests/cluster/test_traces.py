@@ -1,0 +1,71 @@
+"""Spans through a real Redis: in batches, in order, from where control stopped reading."""
+
+import time
+
+from redpoll.cluster.link import Link
+from redpoll.cluster.traces import Span, TraceReader, TraceWriter, Triggered, new_trace_id
+
+
+async def test_what_a_worker_noted_control_reads_once_and_in_order(link, keys, wait_until):
+    writer, reader = TraceWriter(link, keys), TraceReader(link, keys)
+    spans = [Span("a" * 32, "1", 5, "received", {"worker": "r.1.0"}), Span("b" * 32, "1", 6, "written", {"sockets": 3})]
+    triggered = Triggered("c" * 32, "1", 7, "client-x", "private-room", 12, "1.2")
+    for span in spans:
+        writer.note(span)
+    writer.note_triggered(triggered)
+    writer.flush()
+    (entry,) = await reader.read("0-0")
+    assert (entry.batch.spans, entry.batch.triggered) == (spans, [triggered])
+    assert await reader.read(entry.id) == []
+    writer.flush()
+    writer.note(spans[0])
+    writer.flush()
+    (again,) = await reader.read(entry.id)
+    assert again.batch.spans == [spans[0]]
+
+
+async def test_a_long_stream_is_read_in_parts(link, keys):
+    writer, reader = TraceWriter(link, keys), TraceReader(link, keys)
+    for number in range(250):
+        writer.note(Span("a" * 32, "1", number, "received", {}))
+        writer.flush()
+    seen, after = [], "0-0"
+    while entries := await reader.read(after):
+        assert len(entries) <= 100
+        seen += [span.time_ms for entry in entries for span in entry.batch.spans]
+        after = entries[-1].id
+    assert seen == list(range(250))
+
+
+async def test_an_entry_of_another_version_is_passed_over(link, keys):
+    await link.ask(b"XADD", keys.traces, b"*", b"d", b'{"of": "another version"}')
+    writer = TraceWriter(link, keys)
+    writer.note(Span("a" * 32, "1", 1, "received", {}))
+    writer.flush()
+    spans = [span for entry in await TraceReader(link, keys).read("0-0") for span in entry.batch.spans]
+    assert [span.time_ms for span in spans] == [1]
+
+
+async def test_while_redis_is_away_only_so_much_waits(redis, keys, wait_until):
+    link = Link(redis.url)
+    writer = TraceWriter(link, keys)
+    for number in range(10_050):
+        writer.note(Span("a" * 32, "1", number, "received", {}))
+    writer.flush()
+    assert writer.lost == 50
+    link.start()
+    await wait_until(lambda: link.up)
+    writer.flush()
+    (entry,) = await TraceReader(link, keys).read("0-0")
+    assert len(entry.batch.spans) == 10_000
+    await link.close()
+
+
+def test_a_trace_id_is_made_once_and_unlike_any_other():
+    assert len({new_trace_id() for _ in range(1000)}) == 1000
+    assert all(len(new_trace_id()) == 32 for _ in range(100))
+
+
+def test_a_trace_id_says_when_it_was_made():
+    before = time.time() * 1000 - 1
+    assert before <= int(new_trace_id()[:12], 16) <= time.time() * 1000
