@@ -1,9 +1,10 @@
 """App records: what goes in comes out."""
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
-from redpoll.protocol.apps import App, Key
+from redpoll.protocol.apps import App, HistoryRule, Key
 from redpoll.store import apps as app_rows
 from redpoll.store import schema
 from redpoll.store.store import Store, database_url
@@ -58,13 +59,23 @@ async def test_given_keys_are_removed_and_made_ones_stay(store):
     assert [key.key for key in (await read(store))["7"].keys] == ["aa", "bb", "g2"]
 
 
-async def test_settings_are_written_anew_and_keys_stay(store):
+async def test_name_and_settings_are_written_anew_and_keys_stay(store):
     changed = App(id="7", name="other", keys=(), plan="free", user_authentication_timeout_s=1.5)
     async with store.change() as connection:
         await app_rows.add(connection, APP)
-        await app_rows.set_settings(connection, changed)
+        await app_rows.update(connection, changed)
     found = (await read(store))["7"]
-    assert found == App(id="7", name=APP.name, keys=KEYS, plan="free", user_authentication_timeout_s=1.5)
+    assert found == App(id="7", name="other", keys=KEYS, plan="free", user_authentication_timeout_s=1.5)
+
+
+async def test_rules_and_the_consoles_key_are_kept_and_what_is_made_anew_is_not(store):
+    rule = HistoryRule(id="0a1b2c", name="news-", prefix=True, keep=10, seconds=60, replay=5)
+    console = Key(key="cc", secret="c1")
+    kept = App(id="7", name="demo", keys=KEYS, history=(rule,), console_key=console)
+    async with store.change() as connection:
+        await app_rows.add(connection, APP)
+        await app_rows.update(connection, msgspec.structs.replace(kept, hooks="om", console_until=5.0))
+    assert (await read(store))["7"] == kept
 
 
 async def test_a_key_is_disabled_and_enabled_in_its_place(store):

@@ -1,5 +1,6 @@
 """Opening the record store: schema, versions, durability, what goes wrong."""
 
+import asyncio
 import os
 import sqlite3
 import threading
@@ -73,10 +74,11 @@ async def test_a_change_that_fails_leaves_nothing(store):
 
 async def test_a_store_of_the_first_version_keeps_what_is_in_it(store, tmp_path):
     await store.close()
+    later = [name for name in metadata.tables if name not in ("meta", "apps", "keys")]
     with sqlite3.connect(tmp_path / "redpoll.sqlite") as connection:
         # As migration 0001 left it.
         connection.executescript(
-            "DROP TABLE tokens; DROP TABLE daily; UPDATE alembic_version SET version_num = '0001';"
+            "".join(f"DROP TABLE {name};" for name in later) + "UPDATE alembic_version SET version_num = '0001';"
             "INSERT INTO apps VALUES ('7', 'old', '{}');"
             "INSERT INTO keys (key, secret, app_id, enabled, given) VALUES ('k', 's', '7', 1, 0);"
         )
@@ -87,6 +89,39 @@ async def test_a_store_of_the_first_version_keeps_what_is_in_it(store, tmp_path)
         assert (app.id, app.name, app.secret_of("k")) == ("7", "old", "s")
         assert await token_rows.every(connection) == {}
     await again.close()
+
+
+async def test_changes_wait_for_each_other(store):
+    async with store.change() as connection:
+        await raise_directory_version(connection)
+        other = asyncio.create_task(raise_version(store))
+        await asyncio.sleep(0)
+        # What it reads here holds until it is done.
+        before = await directory_version(connection)
+        await raise_directory_version(connection)
+    assert await other == before + 2
+
+
+async def raise_version(store):
+    async with store.change() as connection:
+        return await raise_directory_version(connection)
+
+
+async def test_a_change_that_is_cancelled_at_any_moment_leaves_no_lock_behind(store):
+    async def change() -> None:
+        async with store.change() as connection:
+            await connection.execute(sa.insert(meta), [{"name": f"{number}", "value": "x"} for number in range(300)])
+            await connection.execute(sa.update(meta).where(meta.c.name == "0").values(value="y"))
+            raise RuntimeError
+
+    # They hold their tracebacks, and those what the change was doing.
+    changes = []
+    for moment in range(60):
+        changes.append(asyncio.create_task(change()))
+        await asyncio.sleep(moment * 0.00005)
+        changes[-1].cancel()
+        await asyncio.gather(changes[-1], return_exceptions=True)
+        await asyncio.wait_for(raise_version(store), 2.5)
 
 
 async def test_a_store_of_a_newer_redpoll_is_refused_in_words(store, tmp_path):

@@ -19,11 +19,12 @@ __all__ = [
     "remove_given_keys",
     "remove_keys",
     "set_secret",
-    "set_settings",
+    "update",
 ]
 
-# The fields that have a column or a table of their own; all others live in the column `settings`.
-_OWN_PLACE = {"id", "name", "keys"}
+# The fields that have a column or a table of their own, and those that are made anew from other tables or are of the
+# moment; all others live in the column `settings`.
+_NOT_IN_SETTINGS = {"id", "name", "keys", "hooks", "console_until"}
 
 
 async def every(connection: AsyncConnection) -> dict[str, App]:
@@ -58,13 +59,14 @@ async def add(connection: AsyncConnection, app: App, *, given: bool = False) -> 
 
 
 def _settings_text(app: App) -> str:
-    settings = {name: value for name, value in msgspec.to_builtins(app).items() if name not in _OWN_PLACE}
+    settings = {name: value for name, value in msgspec.to_builtins(app).items() if name not in _NOT_IN_SETTINGS}
     return msgspec.json.encode(settings).decode()
 
 
-async def set_settings(connection: AsyncConnection, app: App) -> None:
-    """Writes everything of the app that has no place of its own, anew."""
-    await connection.execute(sa.update(apps).where(apps.c.id == app.id).values(settings=_settings_text(app)))
+async def update(connection: AsyncConnection, app: App) -> None:
+    """Writes everything of the app but its keys anew."""
+    values = {"name": app.name, "settings": _settings_text(app)}
+    await connection.execute(sa.update(apps).where(apps.c.id == app.id).values(values))
 
 
 async def add_key(connection: AsyncConnection, app_id: str, key: Key, *, given: bool) -> None:

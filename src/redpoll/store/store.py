@@ -3,9 +3,11 @@
 One process at a time has it open: the control plane of a running server, or a command while none runs.
 """
 
+import asyncio
+import sqlite3
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from redpoll.store.schema import meta
 
-__all__ = ["Store", "StoreError", "database_url"]
+__all__ = ["Store", "StoreError", "database_url", "prepare_sqlite"]
 
 _DIRECTORY_VERSION = "directory_version"
 
@@ -37,13 +39,15 @@ class Store:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
+        self._changing = asyncio.Lock()
 
     @classmethod
     async def open(cls, url: str | URL) -> "Store":
         """Connects and brings the schema up to date. Raises StoreError."""
         engine = create_async_engine(url)
         if engine.dialect.name == "sqlite":
-            sa.event.listen(engine.sync_engine, "connect", _set_pragmas)
+            # FULL: what a command has confirmed outlives a power loss too; records change rarely: it costs little.
+            prepare_sqlite(engine, "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000")
         store = cls(engine)
         try:
             async with engine.begin() as connection:
@@ -69,8 +73,12 @@ class Store:
 
     @asynccontextmanager
     async def change(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction: all of it is on disk when the block is left, none of it when the block raises."""
-        async with self._engine.begin() as connection:
+        """A transaction: all of it is on disk when the block is left, none of it when the block raises.
+
+        One at a time, which is all that SQLite has: who waits here goes on in the moment that it may, who waits there
+        sleeps. So none may be begun inside another.
+        """
+        async with self._changing, self._engine.begin() as connection:
             yield connection
 
 
@@ -96,17 +104,29 @@ async def _make_version(connection: AsyncConnection) -> None:
         await connection.execute(sa.insert(meta).values(name=_DIRECTORY_VERSION, value=first))
 
 
-def _set_pragmas(connection: Any, _record: Any) -> None:
-    cursor = connection.cursor()
-    try:
-        # FULL: what a command has confirmed outlives a power loss too; records change rarely: it costs little.
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
-            cursor.execute(f"PRAGMA {pragma}")
-        cursor.close()
-    except Exception:
-        # It isn't in the pool yet: nobody else would close it, and its thread would stay.
-        connection.close()
-        raise
+def prepare_sqlite(engine: AsyncEngine, *pragmas: str) -> None:
+    """Sets these on each connection of a pool, and sees to it that one whose user was cancelled holds no lock."""
+
+    def set_pragmas(connection: Any, _record: Any) -> None:
+        cursor = connection.cursor()
+        try:
+            for pragma in pragmas:
+                cursor.execute(f"PRAGMA {pragma}")
+            cursor.close()
+        except Exception:
+            # It isn't in the pool yet: nobody else would close it, and its thread would stay.
+            connection.close()
+            raise
+
+    sa.event.listen(engine.sync_engine, "connect", set_pragmas)
+    sa.event.listen(engine.sync_engine, "invalidate", _roll_back)
+
+
+def _roll_back(connection: Any, _record: Any, _error: BaseException | None) -> None:
+    """A connection whose user was cancelled is closed; but while something holds a statement of it, as that user's
+    traceback does, SQLite keeps it and its locks, and nobody can write."""
+    with suppress(sqlite3.Error, ValueError):  # ValueError: it was closed before.
+        connection.rollback()
 
 
 def _migrate(connection: sa.Connection) -> None:

@@ -1,0 +1,63 @@
+"""The audit log in the store: who did what, newest last. Rows are only added, and dropped when they are too many."""
+
+from typing import Final
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from redpoll.store.schema import audit
+
+__all__ = ["MOST_ROWS", "Entry", "add", "find"]
+
+# At 10 changes a minute that is a week of nothing else; of what people do, years.
+MOST_ROWS: Final = 100_000
+# How often the oldest are dropped, in rows added.
+_PRUNE_EVERY: Final = 100
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was done. `action` is a few words ("token revoked"), `target` what it was done to, `detail` what
+    else is worth knowing, never a secret. `app_id` "": about no app. `at` is Unix seconds; `number` rises."""
+
+    at: float
+    who: str
+    address: str
+    action: str
+    app_id: str = ""
+    target: str = ""
+    detail: str = ""
+    number: int = 0
+
+
+async def add(connection: AsyncConnection, entry: Entry) -> None:
+    values = msgspec.structs.asdict(entry)
+    del values["number"]
+    done = await connection.execute(sa.insert(audit).values(values))
+    (number,) = done.inserted_primary_key or (0,)
+    if number % _PRUNE_EVERY == 0:
+        await connection.execute(sa.delete(audit).where(audit.c.number <= number - MOST_ROWS))
+
+
+async def find(
+    connection: AsyncConnection,
+    *,
+    app_id: str | None = None,
+    who: str | None = None,
+    text: str = "",
+    before: int | None = None,
+    limit: int = 50,
+) -> list[Entry]:
+    """The newest entries, those of one app, of one user, with `text` in action, target or detail, and with a lower
+    number than `before`."""
+    statement = sa.select(audit).order_by(audit.c.number.desc()).limit(limit)
+    if app_id is not None:
+        statement = statement.where(audit.c.app_id == app_id)
+    if who is not None:
+        statement = statement.where(audit.c.who == who)
+    if text:
+        places = (audit.c.action, audit.c.target, audit.c.detail)
+        statement = statement.where(sa.or_(*(place.icontains(text, autoescape=True) for place in places)))
+    if before is not None:
+        statement = statement.where(audit.c.number < before)
+    return [Entry(**row._mapping) for row in await connection.execute(statement)]

@@ -1,0 +1,331 @@
+"""Deliveries of webhooks in the store, and the attempts at each. When to try, and what becomes of it, is
+control/webhooks' to say.
+
+    waiting ──2xx──────────────────────────> delivered ┐
+       ↑ │ └─the last failure──> failed ──discard──> discarded ┴─> forgotten when old
+       └─┴──a failure; retry──────┘
+
+Every change names the state that it starts from, so whoever comes late changes nothing. A failed one is a dead letter;
+one that the operator has had tried anew is told by `cycle_from`.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from redpoll.store.schema import attempts, deliveries
+
+__all__ = [
+    "STATES",
+    "AttemptRow",
+    "Delivery",
+    "Depth",
+    "Result",
+    "Waiting",
+    "add",
+    "attempts_at",
+    "depths",
+    "discard",
+    "discard_all",
+    "due",
+    "find",
+    "forget_finished",
+    "next_due",
+    "one",
+    "overfull",
+    "put_results",
+    "retry",
+    "retry_all",
+    "some",
+]
+
+STATES: Final = ("waiting", "delivered", "failed", "discarded")
+# SQLite takes 32,766 values in one statement; that many rows are one piece of a longer work, too.
+_AT_ONCE: Final = 5_000
+
+
+class Waiting(NamedTuple):
+    """What an attempt needs of a delivery. `attempts`: how many were made; `cycle_from` of them before this cycle."""
+
+    number: int
+    id: str
+    endpoint_id: str
+    event: str
+    channel: str
+    user: str | None
+    body: bytes
+    attempts: int
+    cycle_from: int
+
+
+class Delivery(NamedTuple):
+    """A whole row (schema.py). `stamp` is the transition's number in its shard, `time_ms` its Unix time, `trace` the
+    trace id of a client event."""
+
+    number: int
+    id: str
+    endpoint_id: str
+    event: str
+    channel: str
+    user: str | None
+    stamp: int
+    time_ms: int
+    trace: str | None
+    body: bytes
+    state: str
+    at: float
+    attempts: int
+    cycle_from: int
+    created_at: float
+
+    @property
+    def dead_letter(self) -> str | None:
+        """What it is in the dead letter queue: pending, retrying, delivered or discarded; None: it never failed."""
+        if self.state == "failed":
+            return "pending"
+        if not self.cycle_from and self.state != "discarded":
+            return None
+        return "retrying" if self.state == "waiting" else self.state
+
+
+class AttemptRow(NamedTuple):
+    """One attempt, numbered by `n` from 1. `at` is when it began. `status` None: no answer."""
+
+    n: int
+    at: float
+    status: int | None
+    duration_ms: int
+    outcome: str
+    reason: str
+    response: bytes
+
+
+class Result(NamedTuple):
+    """What becomes of a waiting delivery by an attempt: `state`, and `at` of it. Holds only for the delivery whose
+    next attempt this was."""
+
+    number: int
+    state: str
+    at: float
+    attempt: AttemptRow
+
+
+class Depth(NamedTuple):
+    """How many wait to be sent, and how many are dead letters. `oldest_at`: when the longest waiting one was made."""
+
+    waiting: int
+    failed: int
+    oldest_at: float | None
+
+
+_WAITING: Final = tuple(deliveries.c[name] for name in Waiting._fields)
+_DELIVERY: Final = tuple(deliveries.c[name] for name in Delivery._fields)
+
+
+# -- what intake does
+
+
+async def add(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> list[Waiting]:
+    """Writes new deliveries, as waiting, those left out whose id is there already; returns what was written.
+
+    `rows` have the columns of `Delivery` but `number`, `state`, `attempts` and `cycle_from`. One writer at a time: the
+    numbers are counted here, since the database would tell them row by row.
+    """
+    known = await _known(connection, [row["id"] for row in rows])
+    new: dict[str, Mapping[str, Any]] = {row["id"]: row for row in rows if row["id"] not in known}
+    if not new:
+        return []
+    last = (await connection.execute(sa.select(sa.func.max(deliveries.c.number)))).scalar_one() or 0
+    fresh = {"state": "waiting", "attempts": 0, "cycle_from": 0}
+    written = [{**row, **fresh, "number": number} for number, row in enumerate(new.values(), last + 1)]
+    await connection.execute(sa.insert(deliveries), written)
+    return [Waiting(*(row[name] for name in Waiting._fields)) for row in written]
+
+
+async def _known(connection: AsyncConnection, ids: Sequence[str]) -> set[str]:
+    found: set[str] = set()
+    for start in range(0, len(ids), _AT_ONCE):
+        there = sa.select(deliveries.c.id).where(deliveries.c.id.in_(ids[start : start + _AT_ONCE]))
+        found.update((await connection.execute(there)).scalars())
+    return found
+
+
+# -- what the schedule does
+
+
+async def due(connection: AsyncConnection, endpoint_id: str, now_s: float, limit: int) -> list[Waiting]:
+    """Deliveries to this endpoint whose time has come, the most overdue first."""
+    which = (deliveries.c.endpoint_id == endpoint_id) & (deliveries.c.state == "waiting") & (deliveries.c.at <= now_s)
+    query = sa.select(*_WAITING).where(which).order_by(deliveries.c.at, deliveries.c.number).limit(limit)
+    return [Waiting(*row) for row in await connection.execute(query)]
+
+
+async def next_due(connection: AsyncConnection, endpoint_id: str, after_s: float) -> float | None:
+    """When the next delivery to this endpoint is due behind `after_s`; None: there is none."""
+    which = (deliveries.c.endpoint_id == endpoint_id) & (deliveries.c.state == "waiting") & (deliveries.c.at > after_s)
+    found: float | None = (await connection.execute(sa.select(sa.func.min(deliveries.c.at)).where(which))).scalar_one()
+    return found
+
+
+_PUT_RESULT: Final = (
+    sa.update(deliveries)
+    .where(
+        deliveries.c.number == sa.bindparam("which"),
+        deliveries.c.state == "waiting",
+        deliveries.c.attempts == sa.bindparam("n") - 1,
+    )
+    .values(state=sa.bindparam("to_state"), at=sa.bindparam("to_at"), attempts=sa.bindparam("n"))
+)
+
+
+async def put_results(connection: AsyncConnection, results: Sequence[Result]) -> None:
+    """Writes what became of attempts. One at a delivery that somebody discarded meanwhile is kept, and changes
+    nothing."""
+    changed = [
+        {"which": each.number, "to_state": each.state, "to_at": each.at, "n": each.attempt.n} for each in results
+    ]
+    await connection.execute(_PUT_RESULT, changed)
+    rows = [{"delivery": each.number, **each.attempt._asdict()} for each in results]
+    await connection.execute(sa.insert(attempts).prefix_with("OR IGNORE", dialect="sqlite"), rows)
+
+
+# -- what people ask for
+
+
+async def find(
+    connection: AsyncConnection,
+    endpoint_ids: Collection[str],
+    states: Collection[str],
+    limit: int,
+    before: tuple[float, int] | None = None,
+) -> list[Delivery]:
+    """Deliveries to these endpoints in these states, those first that came into theirs last (waiting: that are due
+    last). `before`: `(at, number)` of the last one of an earlier answer, to go on behind it."""
+    which = deliveries.c.endpoint_id.in_(endpoint_ids) & deliveries.c.state.in_(states)
+    place = sa.tuple_(deliveries.c.at, deliveries.c.number)
+    if before is not None:
+        which &= place < sa.tuple_(*before)
+    order = (deliveries.c.at.desc(), deliveries.c.number.desc())
+    # By the index alone: what is sorted may be very much, and has bodies.
+    chosen = sa.select(deliveries.c.number).where(which).order_by(*order).limit(limit).scalar_subquery()
+    rows = await connection.execute(sa.select(*_DELIVERY).where(deliveries.c.number.in_(chosen)).order_by(*order))
+    return [Delivery(*row) for row in rows]
+
+
+async def one(connection: AsyncConnection, delivery_id: str) -> Delivery | None:
+    """The delivery with this id, or None."""
+    found = await some(connection, [delivery_id])
+    return found[0] if found else None
+
+
+async def some(connection: AsyncConnection, ids: Sequence[str]) -> list[Delivery]:
+    """The deliveries with these ids; those that aren't there are left out."""
+    found: list[Delivery] = []
+    for start in range(0, len(ids), _AT_ONCE):
+        which = deliveries.c.id.in_(ids[start : start + _AT_ONCE])
+        found += [Delivery(*row) for row in await connection.execute(sa.select(*_DELIVERY).where(which))]
+    return found
+
+
+async def attempts_at(connection: AsyncConnection, number: int) -> list[AttemptRow]:
+    """Every attempt at the delivery with this number, in order."""
+    columns = tuple(attempts.c[name] for name in AttemptRow._fields)
+    rows = await connection.execute(sa.select(*columns).where(attempts.c.delivery == number).order_by(attempts.c.n))
+    return [AttemptRow(*row) for row in rows]
+
+
+async def depths(connection: AsyncConnection, endpoint_ids: Collection[str]) -> dict[str, Depth]:
+    """What waits at, and what failed for, each of these endpoints; those with neither are missing."""
+    which = deliveries.c.endpoint_id.in_(endpoint_ids) & deliveries.c.state.in_(("waiting", "failed"))
+    columns = (deliveries.c.endpoint_id, deliveries.c.state, sa.func.count(), sa.func.min(deliveries.c.number))
+    grouped = sa.select(*columns).where(which).group_by(deliveries.c.endpoint_id, deliveries.c.state)
+    found = {(row[0], row[1]): (row[2], row[3]) for row in await connection.execute(grouped)}
+    first = [number for (_, state), (_, number) in found.items() if state == "waiting"]
+    made_at = sa.select(deliveries.c.number, deliveries.c.created_at).where(deliveries.c.number.in_(first))
+    created = {row.number: row.created_at for row in await connection.execute(made_at)}
+    told: dict[str, Depth] = {}
+    for endpoint_id in {endpoint_id for endpoint_id, _ in found}:
+        waiting, number = found.get((endpoint_id, "waiting"), (0, 0))
+        failed, _ = found.get((endpoint_id, "failed"), (0, 0))
+        told[endpoint_id] = Depth(waiting, failed, created.get(number))
+    return told
+
+
+# -- what people have done
+
+
+async def retry(connection: AsyncConnection, ids: Sequence[str], now_s: float) -> int:
+    """Has failed deliveries tried anew from `now_s` on, with all their retries. Returns how many."""
+    values = {"state": "waiting", "at": now_s, "cycle_from": deliveries.c.attempts}
+    return await _change(connection, ids, deliveries.c.state == "failed", values)
+
+
+async def discard(connection: AsyncConnection, ids: Sequence[str], now_s: float) -> int:
+    """Gives up deliveries that failed, or wait. Returns how many."""
+    values = {"state": "discarded", "at": now_s}
+    return await _change(connection, ids, deliveries.c.state.in_(("failed", "waiting")), values)
+
+
+async def _change(connection: AsyncConnection, ids: Sequence[str], start: Any, values: dict[str, Any]) -> int:
+    changed = 0
+    for at in range(0, len(ids), _AT_ONCE):
+        which = deliveries.c.id.in_(ids[at : at + _AT_ONCE]) & start
+        changed += (await connection.execute(sa.update(deliveries).where(which).values(values))).rowcount
+    return changed
+
+
+async def retry_all(connection: AsyncConnection, endpoint_ids: Collection[str], now_s: float) -> int:
+    """`retry` of everything to these endpoints that has failed by now, a few thousand a call. Returns how many."""
+    values = {"state": "waiting", "at": now_s, "cycle_from": deliveries.c.attempts}
+    return await _change_all(connection, endpoint_ids, ("failed",), now_s, values)
+
+
+async def discard_all(
+    connection: AsyncConnection, endpoint_ids: Collection[str], states: Collection[str], now_s: float
+) -> int:
+    """`discard` of everything to these endpoints that is in one of these states, a few thousand a call. Returns how
+    many. What failed a moment ago, behind `now_s`, is left."""
+    return await _change_all(connection, endpoint_ids, states, now_s, {"state": "discarded", "at": now_s})
+
+
+async def _change_all(
+    connection: AsyncConnection,
+    endpoint_ids: Collection[str],
+    states: Collection[str],
+    now_s: float,
+    values: dict[str, Any],
+) -> int:
+    # Without the bound a call after a call might never come to an end: what is tried anew fails anew.
+    of_now = (deliveries.c.state != "failed") | (deliveries.c.at <= now_s)
+    which = deliveries.c.endpoint_id.in_(endpoint_ids) & deliveries.c.state.in_(states) & of_now
+    chosen = sa.select(deliveries.c.number).where(which).limit(_AT_ONCE).scalar_subquery()
+    return (
+        await connection.execute(sa.update(deliveries).where(deliveries.c.number.in_(chosen)).values(values))
+    ).rowcount
+
+
+async def overfull(connection: AsyncConnection, *, keep: int, older_than: float) -> list[str]:
+    """The ids of the endpoints at which `forget_finished` may have something to do."""
+    done = deliveries.c.state.in_(("delivered", "discarded"))
+    too_much = (sa.func.count() > keep) | (sa.func.min(deliveries.c.at) <= older_than)
+    grouped = sa.select(deliveries.c.endpoint_id).where(done).group_by(deliveries.c.endpoint_id, deliveries.c.state)
+    return list(dict.fromkeys((await connection.execute(grouped.having(too_much))).scalars()))
+
+
+async def forget_finished(
+    connection: AsyncConnection, endpoint_id: str, *, keep: int, older_than: float, before: float
+) -> int:
+    """Removes deliveries that were delivered or discarded: those that came to that by `older_than`, and all but the
+    newest `keep` of each kind; but none that came to it behind `before`. A few thousand a call; returns how many."""
+    removed = 0
+    for state in ("delivered", "discarded"):
+        which = (deliveries.c.endpoint_id == endpoint_id) & (deliveries.c.state == state)
+        newest = sa.select(deliveries.c.at).where(which).order_by(deliveries.c.at.desc()).offset(keep).limit(1)
+        beyond: float | None = (await connection.execute(newest)).scalar_one_or_none()
+        upto = min(before, older_than if beyond is None else max(older_than, beyond))
+        old = sa.select(deliveries.c.number).where(which, deliveries.c.at <= upto).limit(_AT_ONCE)
+        gone = sa.delete(deliveries).where(deliveries.c.number.in_(old.scalar_subquery()))
+        removed += (await connection.execute(gone)).rowcount
+    return removed

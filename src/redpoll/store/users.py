@@ -1,0 +1,136 @@
+"""Users of the dashboard and their sessions in the store: rows in, `User` out.
+
+What a password must be like, how it is hashed and how long a session lasts is control/dashboard's.
+"""
+
+from collections.abc import Collection
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from redpoll.store.schema import sessions, users
+
+__all__ = [
+    "ROLES",
+    "SessionRow",
+    "User",
+    "add",
+    "add_session",
+    "end_sessions",
+    "every",
+    "forget_sessions",
+    "one",
+    "remove",
+    "session",
+    "set_login",
+    "set_password",
+    "set_role",
+    "touch_session",
+]
+
+# Who may change things, and who may only look.
+ROLES = ("admin", "viewer")
+
+
+class User(msgspec.Struct, frozen=True, kw_only=True):
+    """A user's record. `must_change`: the password is a one-time one. Times are Unix seconds; `last_login_at` None:
+    never."""
+
+    name: str
+    password_hash: str
+    role: str
+    must_change: bool
+    created_at: float
+    last_login_at: float | None = None
+
+
+class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A session, found by the hash of what the cookie holds; with the user as the store has it now."""
+
+    hash: str
+    user: User
+    created_at: float
+    used_at: float
+
+
+async def every(connection: AsyncConnection) -> list[User]:
+    """All users by name."""
+    rows = await connection.execute(sa.select(users).order_by(users.c.name))
+    return [User(**row._mapping) for row in rows]
+
+
+async def one(connection: AsyncConnection, name: str) -> User | None:
+    row = (await connection.execute(sa.select(users).where(users.c.name == name))).first()
+    return None if row is None else User(**row._mapping)
+
+
+async def add(connection: AsyncConnection, user: User) -> None:
+    """Raises IntegrityError where there is one of that name."""
+    await connection.execute(sa.insert(users).values(msgspec.structs.asdict(user)))
+
+
+async def set_password(connection: AsyncConnection, name: str, password_hash: str, must_change: bool) -> None:
+    values = {"password_hash": password_hash, "must_change": must_change}
+    await connection.execute(sa.update(users).where(users.c.name == name).values(values))
+
+
+async def set_role(connection: AsyncConnection, name: str, role: str) -> None:
+    await connection.execute(sa.update(users).where(users.c.name == name).values(role=role))
+
+
+async def set_login(connection: AsyncConnection, name: str, now_s: float) -> None:
+    await connection.execute(sa.update(users).where(users.c.name == name).values(last_login_at=now_s))
+
+
+async def remove(connection: AsyncConnection, name: str) -> None:
+    """The user and, with it, the user's sessions."""
+    await connection.execute(sa.delete(users).where(users.c.name == name))
+
+
+# -- sessions
+
+
+async def session(connection: AsyncConnection, hash: str) -> SessionRow | None:
+    """The session of that hash, however old, with its user."""
+    joined = sa.join(sessions, users, sessions.c.user_name == users.c.name)
+    statement = sa.select(sessions.c.created_at.label("begun_at"), sessions.c.used_at, users).select_from(joined)
+    row = (await connection.execute(statement.where(sessions.c.hash == hash))).first()
+    if row is None:
+        return None
+    values = dict(row._mapping)
+    begun_at, used_at = values.pop("begun_at"), values.pop("used_at")
+    return SessionRow(hash=hash, user=User(**values), created_at=begun_at, used_at=used_at)
+
+
+async def add_session(connection: AsyncConnection, hash: str, user_name: str, now_s: float) -> None:
+    values = {"hash": hash, "user_name": user_name, "created_at": now_s, "used_at": now_s}
+    await connection.execute(sa.insert(sessions).values(values))
+
+
+async def touch_session(connection: AsyncConnection, hash: str, now_s: float) -> None:
+    await connection.execute(sa.update(sessions).where(sessions.c.hash == hash).values(used_at=now_s))
+
+
+async def end_sessions(connection: AsyncConnection, hashes: Collection[str]) -> None:
+    await connection.execute(sa.delete(sessions).where(sessions.c.hash.in_(hashes)))
+
+
+async def forget_sessions(
+    connection: AsyncConnection,
+    *,
+    user_name: str | None = None,
+    but: str = "",
+    used_before: float | None = None,
+    begun_before: float | None = None,
+) -> None:
+    """Ends all sessions of a user, except the one with the hash `but`; or whatever was used or begun before a time."""
+    conditions: list[sa.ColumnElement[bool]] = []
+    if user_name is not None:
+        conditions.append((sessions.c.user_name == user_name) & (sessions.c.hash != but))
+    if used_before is not None:
+        conditions.append(sessions.c.used_at < used_before)
+    if begun_before is not None:
+        conditions.append(sessions.c.created_at < begun_before)
+    if conditions:
+        await connection.execute(sa.delete(sessions).where(sa.or_(*conditions)))

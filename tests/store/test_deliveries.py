@@ -1,0 +1,201 @@
+"""Deliveries and their attempts: what each change starts from, what it leaves, and in what order they are found."""
+
+import pytest
+import sqlalchemy as sa
+
+from redpoll.store import deliveries as rows
+from redpoll.store import webhooks as endpoint_rows
+from redpoll.store.deliveries import AttemptRow, Depth, Result
+from redpoll.store.schema import apps
+from redpoll.store.store import Store, database_url
+from redpoll.store.webhooks import Endpoint
+
+PLAIN = {"app_id": "1", "url": "https://e.com", "secret": "s", "events": ("all",), "channels": (), "format": "service"}
+
+
+@pytest.fixture
+async def connection(tmp_path):
+    """One transaction, in a store with the endpoints e1 and e2."""
+    store = await Store.open(database_url(tmp_path))
+    async with store.change() as opened:
+        await opened.execute(sa.insert(apps).values(id="1", name="a", settings="{}"))
+        for name in ("e1", "e2"):
+            await endpoint_rows.add(opened, Endpoint(id=name, created_at=0.0, **PLAIN))
+        yield opened
+    await store.close()
+
+
+def row(delivery_id, endpoint_id="e1", at=10.0, **more):
+    columns = {"event": "member.added", "channel": "presence-c", "user": "u", "stamp": 17, "time_ms": 170, "trace": "t"}
+    return {"id": delivery_id, "endpoint_id": endpoint_id, "body": b"{}", "at": at, "created_at": at, **columns, **more}
+
+
+def result(number, state, at, n=1):
+    return Result(number, state, at, AttemptRow(n, at - 0.5, 500, 12, "status", "answered 500", b"\xff"))
+
+
+async def put(connection, *added):
+    return {each.id: each.number for each in await rows.add(connection, added)}
+
+
+async def state(connection, delivery_id):
+    found = await rows.one(connection, delivery_id)
+    return found.state, found.at, found.attempts
+
+
+# -- intake
+
+
+async def test_a_new_delivery_waits_from_its_time_on(connection):
+    (written,) = await rows.add(connection, [row("d1")])
+    assert (written.id, written.endpoint_id, written.attempts, written.cycle_from) == ("d1", "e1", 0, 0)
+    assert await rows.due(connection, "e1", 10.0, 9) == [written]
+    assert await rows.due(connection, "e1", 9.9, 9) == []
+    assert await rows.due(connection, "e2", 10.0, 9) == []
+    found = await rows.one(connection, "d1")
+    assert (found.stamp, found.time_ms, found.trace, found.user, found.body) == (17, 170, "t", "u", b"{}")
+
+
+async def test_one_that_is_there_already_stays_as_it_is(connection):
+    numbers = await put(connection, row("d1"))
+    await rows.put_results(connection, [result(numbers["d1"], "delivered", 11.0)])
+    again = await rows.add(connection, [row("d1"), row("d2"), row("d2")])
+    assert [each.id for each in again] == ["d2"]
+    assert await state(connection, "d1") == ("delivered", 11.0, 1)
+    assert await rows.add(connection, [row("d1")]) == []
+
+
+async def test_thousands_at_once_are_no_matter(connection):
+    many = [row(f"d{number}") for number in range(12_000)]
+    assert len(await rows.add(connection, many)) == 12_000
+    assert await rows.add(connection, many) == []
+    assert len(await rows.some(connection, [each["id"] for each in many])) == 12_000
+
+
+# -- the schedule
+
+
+async def test_the_most_overdue_come_first_and_those_of_one_time_in_their_order(connection):
+    await put(connection, row("late", at=9.0), row("a"), row("b"), row("first", at=3.0), row("future", at=30.0))
+    assert [each.id for each in await rows.due(connection, "e1", 20.0, 9)] == ["first", "late", "a", "b"]
+    assert [each.id for each in await rows.due(connection, "e1", 20.0, 2)] == ["first", "late"]
+    assert await rows.next_due(connection, "e1", 20.0) == 30.0
+    assert await rows.next_due(connection, "e1", 30.0) is None
+
+
+async def test_a_result_moves_a_waiting_delivery_and_is_kept(connection):
+    numbers = await put(connection, row("retried"), row("done"), row("failed"))
+    outcome = {"retried": ("waiting", 70.0), "done": ("delivered", 11.0), "failed": ("failed", 12.0)}
+    await rows.put_results(connection, [result(numbers[name], *each) for name, each in outcome.items()])
+    for name, (became, at) in outcome.items():
+        assert await state(connection, name) == (became, at, 1)
+    made = await rows.attempts_at(connection, numbers["done"])
+    assert made == [AttemptRow(1, 10.5, 500, 12, "status", "answered 500", b"\xff")]
+
+
+async def test_a_result_that_comes_late_or_twice_changes_nothing(connection):
+    numbers = await put(connection, row("d1"), row("d2"))
+    await rows.discard(connection, ["d1"], 11.0)
+    await rows.put_results(connection, [result(numbers["d1"], "waiting", 70.0)])
+    assert await state(connection, "d1") == ("discarded", 11.0, 0)
+    # The attempt was made for all that, and is shown.
+    assert len(await rows.attempts_at(connection, numbers["d1"])) == 1
+    for _ in range(2):
+        await rows.put_results(connection, [result(numbers["d2"], "waiting", 70.0)])
+    assert await state(connection, "d2") == ("waiting", 70.0, 1)
+    assert len(await rows.attempts_at(connection, numbers["d2"])) == 1
+
+
+# -- dead letters
+
+
+async def test_only_what_failed_is_retried_and_its_next_attempt_is_the_first_of_a_cycle(connection):
+    numbers = await put(connection, row("d1"), row("d2"))
+    await rows.put_results(connection, [result(numbers["d1"], "waiting", 20.0)])
+    await rows.put_results(connection, [result(numbers["d1"], "failed", 21.0, n=2)])
+    assert (await rows.one(connection, "d1")).dead_letter == "pending"
+    assert await rows.retry(connection, ["d1", "d2"], 50.0) == 1
+    again = await rows.one(connection, "d1")
+    assert (again.state, again.at, again.attempts, again.cycle_from) == ("waiting", 50.0, 2, 2)
+    assert again.dead_letter == "retrying"
+    await rows.put_results(connection, [result(numbers["d1"], "delivered", 51.0, n=3)])
+    assert (await rows.one(connection, "d1")).dead_letter == "delivered"
+    assert [each.n for each in await rows.attempts_at(connection, numbers["d1"])] == [1, 2, 3]
+
+
+async def test_what_never_failed_is_no_dead_letter(connection):
+    numbers = await put(connection, row("d1"))
+    assert (await rows.one(connection, "d1")).dead_letter is None
+    await rows.put_results(connection, [result(numbers["d1"], "delivered", 11.0)])
+    assert (await rows.one(connection, "d1")).dead_letter is None
+
+
+async def test_what_was_delivered_or_discarded_is_discarded_no_more(connection):
+    numbers = await put(connection, row("d1"), row("d2"))
+    await rows.put_results(connection, [result(numbers["d1"], "delivered", 11.0)])
+    assert await rows.discard(connection, ["d1", "d2"], 12.0) == 1
+    assert await rows.discard(connection, ["d1", "d2"], 13.0) == 0
+    assert (await state(connection, "d2"))[:2] == ("discarded", 12.0)
+
+
+async def test_in_bulk_what_failed_by_now_is_changed_and_nothing_else(connection):
+    numbers = await put(connection, row("a"), row("b", "e2"), row("waits"), row("later"))
+    failed = [result(numbers["a"], "failed", 20.0), result(numbers["b"], "failed", 21.0)]
+    await rows.put_results(connection, [*failed, result(numbers["later"], "failed", 99.0)])
+    assert await rows.retry_all(connection, ["e1"], 30.0) == 1
+    assert (await state(connection, "a"))[:2] == ("waiting", 30.0)
+    assert await rows.discard_all(connection, ["e1", "e2"], ("failed",), 30.0) == 1
+    assert [(await state(connection, name))[0] for name in ("b", "waits", "later")] == [
+        "discarded",
+        "waiting",
+        "failed",
+    ]
+    assert await rows.discard_all(connection, ["e1"], ("waiting",), 30.0) == 2
+
+
+# -- looking
+
+
+async def test_a_list_is_paged_from_the_newest_on(connection):
+    await put(connection, *(row(f"d{number}", f"e{number % 2 + 1}", at=float(number // 2)) for number in range(7)))
+    seen, before = [], None
+    while page := await rows.find(connection, ("e1", "e2"), rows.STATES, 2, before):
+        seen += [each.id for each in page]
+        before = (page[-1].at, page[-1].number)
+    assert seen == ["d6", "d5", "d4", "d3", "d2", "d1", "d0"]
+    assert [each.id for each in await rows.find(connection, ("e2",), ("waiting",), 9)] == ["d5", "d3", "d1"]
+    assert await rows.find(connection, ("e1",), ("failed",), 9) == []
+
+
+async def test_depths_count_what_waits_and_what_failed(connection):
+    numbers = await put(connection, row("a", at=5.0), row("b", at=6.0), row("c", at=7.0), row("d", "e2"))
+    await rows.put_results(connection, [result(numbers["a"], "failed", 20.0), result(numbers["d"], "failed", 20.0)])
+    assert await rows.depths(connection, ("e1", "e2")) == {"e1": Depth(2, 1, 6.0), "e2": Depth(0, 1, None)}
+    assert await rows.depths(connection, ()) == {}
+
+
+# -- forgetting
+
+
+async def test_the_old_and_the_many_are_forgotten_but_nothing_that_is_to_be_done(connection):
+    numbers = await put(connection, *(row(f"d{number}") for number in range(8)), row("other", "e2"))
+    done = [result(numbers[f"d{number}"], "delivered", 20.0 + number) for number in range(6)]
+    await rows.put_results(
+        connection, [*done, result(numbers["d6"], "failed", 1.0), result(numbers["other"], "delivered", 1.0)]
+    )
+
+    assert set(await rows.overfull(connection, keep=5, older_than=0.5)) == {"e1"}
+    assert set(await rows.overfull(connection, keep=6, older_than=1.0)) == {"e2"}
+    assert await rows.overfull(connection, keep=6, older_than=0.5) == []
+
+    async def left():
+        return [each.id for each in await rows.find(connection, ("e1", "e2"), rows.STATES, 99)][::-1]
+
+    # The newest two of the delivered, but nothing that came to it behind 22.
+    await rows.forget_finished(connection, "e1", keep=2, older_than=0.0, before=22.0)
+    assert await left() == ["d6", "other", "d7", "d3", "d4", "d5"]
+    # None of before 24, however many there may be.
+    await rows.forget_finished(connection, "e1", keep=9, older_than=24.0, before=99.0)
+    assert await left() == ["d6", "other", "d7", "d5"]
+    assert await rows.attempts_at(connection, numbers["d3"]) == []
+    assert len(await rows.attempts_at(connection, numbers["d5"])) == 1

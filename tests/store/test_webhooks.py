@@ -1,0 +1,99 @@
+"""Webhook endpoints, written and read back."""
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from redpoll.store import deliveries as delivery_rows
+from redpoll.store import webhooks as endpoint_rows
+from redpoll.store.schema import apps
+from redpoll.store.store import Store, database_url
+from redpoll.store.webhooks import Endpoint
+
+ENDPOINT = Endpoint(
+    id="e1",
+    app_id="1",
+    url="https://example.com/hook",
+    secret="s" * 40,
+    events=("all", "cache.miss"),
+    channels=("room-", "private-"),
+    format="pusher",
+    created_at=1.5,
+    pin="ab" * 32,
+    previous_secret="o" * 40,
+    previous_until=99.5,
+    disabled_at=7.5,
+)
+
+
+@pytest.fixture
+async def store(tmp_path):
+    opened = await Store.open(database_url(tmp_path))
+    async with opened.change() as connection:
+        await connection.execute(sa.insert(apps).values(id="1", name="a", settings="{}"))
+    yield opened
+    await opened.close()
+
+
+async def every(store):
+    async with store.reading() as connection:
+        return await endpoint_rows.every(connection)
+
+
+async def test_an_endpoint_comes_back_as_it_was(store):
+    async with store.change() as connection:
+        await endpoint_rows.add(connection, ENDPOINT)
+    assert await every(store) == {"e1": ENDPOINT}
+    assert not ENDPOINT.enabled
+    async with store.reading() as connection:
+        assert await endpoint_rows.one(connection, "e1") == ENDPOINT
+        assert await endpoint_rows.one(connection, "e2") is None
+
+
+async def test_they_come_oldest_first(store):
+    async with store.change() as connection:
+        for name, created_at in (("b", 2.0), ("c", 1.0), ("a", 3.0)):
+            await endpoint_rows.add(connection, msgspec.structs.replace(ENDPOINT, id=name, created_at=created_at))
+    assert list(await every(store)) == ["c", "b", "a"]
+
+
+async def test_a_change_leaves_alone_what_the_deliveries_say(store):
+    async with store.change() as connection:
+        await endpoint_rows.add(connection, ENDPOINT)
+        await endpoint_rows.set_failing_since(connection, "e1", 5.0)
+        await endpoint_rows.put(connection, msgspec.structs.replace(ENDPOINT, url="https://example.com/2"))
+    (changed,) = (await every(store)).values()
+    assert (changed.url, changed.failing_since) == ("https://example.com/2", 5.0)
+
+
+async def test_the_secret_before_is_good_until_its_time(store):
+    assert ENDPOINT.secrets(99.0) == ["s" * 40, "o" * 40]
+    assert ENDPOINT.secrets(99.5) == ["s" * 40]
+
+
+async def test_an_endpoint_goes_with_its_app_and_its_deliveries_with_it(store):
+    async with store.change() as connection:
+        await endpoint_rows.add(connection, ENDPOINT)
+        with pytest.raises(sa.exc.IntegrityError):
+            await endpoint_rows.add(connection, msgspec.structs.replace(ENDPOINT, id="e2", app_id="9"))
+        await delivery_rows.add(connection, [row("d1")])
+        await connection.execute(sa.delete(apps))
+        assert await delivery_rows.one(connection, "d1") is None
+    assert await every(store) == {}
+
+
+async def test_a_deleted_endpoint_is_forgotten_when_no_delivery_is_left(store):
+    async with store.change() as connection:
+        await endpoint_rows.add(connection, msgspec.structs.replace(ENDPOINT, deleted_at=8.0))
+        await endpoint_rows.add(connection, msgspec.structs.replace(ENDPOINT, id="e2"))
+        await delivery_rows.add(connection, [row("d1")])
+        assert await endpoint_rows.forget_deleted(connection) == []
+        await delivery_rows.discard(connection, ["d1"], 9.0)
+        await delivery_rows.forget_finished(connection, "e1", keep=0, older_than=99.0, before=99.0)
+        assert await endpoint_rows.forget_deleted(connection) == ["e1"]
+    assert list(await every(store)) == ["e2"]
+
+
+def row(delivery_id):
+    columns = {"event": "cache.miss", "channel": "c", "user": None, "stamp": 1, "time_ms": 1, "trace": None}
+    return {"id": delivery_id, "endpoint_id": "e1", "body": b"{}", "at": 1.0, "created_at": 1.0, **columns}
