@@ -18,7 +18,7 @@ from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
 from redpoll.config import Settings
 from redpoll.leash import Leash, Start
-from redpoll.protocol.apps import App, Key
+from redpoll.protocol.apps import App, HistoryRule, Key
 from redpoll.worker.main import Worker
 
 APP = App(id="1", name="test", keys=(Key(key="278d425bdf160c739803", secret="7ad3773142a6692b25b8"),))
@@ -54,17 +54,26 @@ class Client:
             pass
         return frame
 
-    async def subscribe(self, channel: str, member: dict | None = None, app: App = APP) -> dict:
-        """Subscribe, signing where the name wants it, and return the success frame."""
-        await self.ask(channel, member, app)
+    async def events(self, count: int, timeout_s: float = 10.0) -> list[dict]:
+        """The next `count` frames of the app's own events; the protocol's are in `seen`."""
+        found: list[dict] = []
+        while len(found) < count:
+            frame = await self.next(timeout_s)
+            if not frame["event"].startswith("pusher"):
+                found.append(frame)
+        return found
+
+    async def subscribe(self, channel: str, member: dict | None = None, app: App = APP, **more) -> dict:
+        """Subscribe, signing where the name wants it, and return the success frame; `more`: rewind, since, recover."""
+        await self.ask(channel, member, app, **more)
         return await self.until("pusher_internal:subscription_succeeded")
 
     def sign(self, channel: str, app: App = APP) -> str:
         """`auth` for a channel, without member data."""
         return sign(app, f"{self.socket_id}:{channel}")
 
-    async def ask(self, channel: str, member: dict | None = None, app: App = APP) -> None:
-        data = {"channel": channel}
+    async def ask(self, channel: str, member: dict | None = None, app: App = APP, **more) -> None:
+        data = {"channel": channel, **more}
         if member is not None:
             data["channel_data"] = json.dumps(member)
             data["auth"] = sign(app, f"{self.socket_id}:{channel}:{data['channel_data']}")
@@ -114,6 +123,17 @@ class Bench:
     async def publish(self, channel: str, event: str, data: str, skip: str | None = None) -> None:
         """One event, as the HTTP API publishes it."""
         await self.bus.publish_all(self.app, [(channel, event, data, skip, None)])
+
+    async def publish_numbers(self, channel: str, numbers: range, data: str = "{n}", event: str = "n") -> None:
+        """Events with these numbers in their data, in a few calls."""
+        for at in range(0, len(numbers), 500):
+            items = [(channel, event, data.replace("{n}", str(n)), None, None) for n in numbers[at : at + 500]]
+            await self.bus.publish_all(self.app, items)
+
+    async def keep(self, name: str = "kept-", **rule) -> None:
+        """The app keeps the messages of channels whose names begin so."""
+        kept = {"prefix": True, "keep": 1000, "seconds": 600, **rule}
+        await self.change(history=(HistoryRule(id="0a0b0c", name=name, **kept),))
 
     async def change(self, **settings) -> None:
         """Change the app's record, and wait until every worker goes by it."""
@@ -169,13 +189,14 @@ class Bench:
     async def open(self, worker: Worker, path: str | None = None, **more) -> Client:
         """A WebSocket to the worker, nothing read yet."""
         url = self.url(worker, path or f"/app/{APP.keys[0].key}?protocol=7&client=test&version=1")
-        connection = await websockets.connect(url, ping_interval=None, compression=None, max_queue=None, **more)
+        options = {"ping_interval": None, "compression": None, "max_queue": None, **more}
+        connection = await websockets.connect(url, **options)
         self.stack.push_async_callback(connection.close)
         return Client(connection)
 
-    async def client(self, worker: Worker, app: App = APP, **more) -> Client:
-        """A client that has been greeted."""
-        client = await self.open(worker, f"/app/{app.keys[0].key}?protocol=7&client=test&version=1", **more)
+    async def client(self, worker: Worker, app: App = APP, query: str = "", **more) -> Client:
+        """A client that has been greeted; `query` as `&recover=1`."""
+        client = await self.open(worker, f"/app/{app.keys[0].key}?protocol=7&client=test&version=1{query}", **more)
         established = await client.next()
         assert established["event"] == "pusher:connection_established", established
         client.socket_id = json.loads(established["data"])["socket_id"]

@@ -53,6 +53,12 @@ class TestUpgrades:
         assert first.isdecimal()
         assert second.isdecimal()
 
+    async def test_who_asks_to_recover_is_told_so_and_nobody_else(self, bench):
+        worker = await bench.start()
+        for query, told in (("&recover=1", True), ("", None), ("&recover=0", None), ("&recovery=1", None)):
+            client = await bench.open(worker, f"/app/{KEY}?protocol=7{query}")
+            assert json.loads((await client.next())["data"]).get("recover") is told
+
     async def test_no_two_connections_share_a_socket_id(self, bench):
         worker = await bench.start()
         ids = {(await bench.client(worker)).socket_id for _ in range(50)}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import msgspec
 import pytest
@@ -388,3 +389,25 @@ async def test_many_join_one_presence_channel_at_once(bench, count):
             user = data_of(await client.until(ADDED))["user_id"]
             assert user not in seen
             seen.add(user)
+
+
+class TestTheConsole:
+    async def test_whoever_watches_hears_what_is_published_and_what_clients_say(self, bench):
+        worker = await bench.start()
+        own = Key(key="c0c0c0c0c0c0c0c0c0c0", secret="5e5e5e5e5e5e5e5e5e5e")
+        await bench.change(console_key=own, console_until=time.time() + 60)
+        dashboard = msgspec.structs.replace(bench.app, keys=(own,))
+        watcher = await bench.client(worker, dashboard)
+        await watcher.subscribe("private-redpoll.console", app=dashboard)
+        await bench.publish("news", "headline", 'é "quoted"')
+        shown = await watcher.next()
+        assert shown["event"] == "event"
+        assert shown["channel"] == "private-redpoll.console"
+        expected = {"channel": "news", "event": "headline", "data": 'é "quoted"', "user_id": None, "skip": None}
+        assert data_of(shown) == expected
+        talker = await bench.client(worker)
+        await talker.subscribe("presence-p", {"user_id": "u"})
+        await talker.send("client-said", {"n": 1}, channel="presence-p")
+        shown = data_of(await watcher.until("event"))
+        assert (shown["event"], shown["user_id"], shown["skip"]) == ("client-said", "u", talker.socket_id)
+        assert json.loads(shown["data"]) == {"n": 1}

@@ -176,3 +176,24 @@ class TestProof:
         client = await bench.client(worker)
         await client.send("pusher:signin", {"auth": "278d425bdf160c739803:00", "user_data": '{"id":"7"}'})
         assert await client.closed_with() == 4009
+
+
+class TestWhenBytesCame:
+    async def test_silence_is_counted_from_the_last_of_them(self, bench):
+        worker = await bench.start()
+        await bench.client(worker)
+        (connection,) = worker.hub.everyone
+        assert worker.janitor.silent_s(connection) <= 0.5
+        tick = worker.janitor._tick
+        await bench.settled(worker, lambda: worker.janitor._tick > tick + 3)
+        assert worker.janitor.silent_s(connection) >= 1.0
+
+    async def test_who_listens_hears_whether_any_come_from_now_on(self, bench):
+        worker = await bench.start()
+        client = await bench.client(worker)
+        (connection,) = worker.hub.everyone
+        first = worker.janitor.listen(connection)
+        assert connection.heard_tick < first
+        second = worker.janitor.listen(connection)
+        await client.nothing_more()
+        assert connection.heard_tick >= second >= first

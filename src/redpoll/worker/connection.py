@@ -17,6 +17,7 @@ from redpoll._fanout import Flusher
 from redpoll.protocol import frames
 from redpoll.protocol.errors import close_reason
 from redpoll.protocol.session import Effect, Session
+from redpoll.worker.arrivals import UNKNOWN, Arrival
 
 __all__ = ["Connection", "Doorkeeper", "Introduced"]
 
@@ -53,14 +54,16 @@ class Connection(WebSocket):
     """A client. `session` is there from the greeting on: before it, and where the door was kept shut, it is None
     for the gate alone to see."""
 
-    # Every byte here is paid once a connection (design.md 7): two pointers, the rest is the engine's.
-    __slots__ = ("gate", "session")
+    # Every byte here is paid once a connection (design.md 7): three pointers, the rest is the engine's.
+    __slots__ = ("arrival", "gate", "session")
 
+    arrival: Arrival
     gate: Doorkeeper
     session: Session
 
     def __init__(self, gate: Doorkeeper) -> None:
         super().__init__(gate.flusher, gate.max_message_bytes)
+        self.arrival = UNKNOWN
         self.gate = gate
         self.session = None  # type: ignore[assignment]
 

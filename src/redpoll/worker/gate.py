@@ -26,6 +26,7 @@ from redpoll.protocol.apps import App
 from redpoll.protocol.limits import Limits
 from redpoll.protocol.session import Session
 from redpoll.proxies import TrustedProxies
+from redpoll.worker.arrivals import Arrivals
 from redpoll.worker.connection import Connection, Introduced
 from redpoll.worker.hub import Hub
 from redpoll.worker.janitor import Janitor
@@ -80,6 +81,7 @@ class Gate:
         self._trusted = TrustedProxies(settings.trusted_proxies)
         self.relays: dict[int, Relay] = {}
         self._limits = Limits(settings.max_channels_per_connection, settings.client_events_per_second)
+        self._arrivals = Arrivals()
         self.draining = False
         self.connections = 0
         self.connections_total = 0
@@ -167,10 +169,9 @@ class Gate:
         self.hub.admission.ask(connection, outcome, partial(self._place_found, connection, request, outcome))
 
     def _check(self, connection: Connection, request: _engine.Head) -> App | handshake.Refusal:
-        target = urlsplit(request.target.decode("latin-1"))
         return handshake.check(
-            target.path,
-            {name: values[-1] for name, values in parse_qs(target.query, keep_blank_values=True).items()},
+            urlsplit(request.target.decode("latin-1")).path,
+            _query(request),
             _text(request.headers.get(b"origin")),
             self._directory.find,
             self._is_secure(connection, request),
@@ -194,12 +195,15 @@ class Gate:
             connection.shut(outcome.code, outcome.message)
             return
         connection.set_sid(secrets.randbits(40) + 1, secrets.randbits(40) + 1)
-        session = Session((connection.sid_hi, connection.sid_lo), outcome, self._limits)
+        query = _query(request)
+        connection.arrival = self._arrivals.note(query)
+        recovers = handshake.recovers(query)
+        session = Session((connection.sid_hi, connection.sid_lo), outcome, self._limits, recovers)
         connection.session = session
         self.hub.everyone.add(connection)
         self.janitor.opened(connection)
         timeout_s = self.settings.activity_timeout_s
-        connection.send(_frame.text(frames.connection_established(session.socket_id, timeout_s)))
+        connection.send(_frame.text(frames.connection_established(session.socket_id, timeout_s, recovers)))
 
     # -- everything else -----------------------------------------------------------------------------------
 
@@ -292,6 +296,11 @@ class Gate:
             self._passage.close()
         for relay in list(self.relays.values()):
             relay.abort()
+
+
+def _query(request: _engine.Head) -> dict[str, str]:
+    query = urlsplit(request.target.decode("latin-1")).query
+    return {name: values[-1] for name, values in parse_qs(query, keep_blank_values=True).items()}
 
 
 def _is_websocket_path(target: bytes) -> bool:

@@ -33,14 +33,15 @@ _STATS_EVERY_TICKS = round(5.0 / TICK_S)
 
 
 class Janitor:
-    """All timers of a worker. `stats` is called every 5 s, `brake` looks at every beat."""
+    """All timers of a worker. `stats` is called every 5 s, `each_beat` four times a second, when `brake` looks too."""
 
     def __init__(self, settings: Settings, stats: Callable[[], None], brake: Brake) -> None:
         self.loop = asyncio.get_running_loop()
         self._stats = stats
         self._brake = brake
         self._wheel = Wheel(_SLOTS)
-        self._tick = 0
+        # Not 0: there is one before each (`listen`).
+        self._tick = 1
         self._expected_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -55,6 +56,7 @@ class Janitor:
         self._unproven: dict[int, dict[Connection, int]] = {}
         self.loop_lag_s = 0.0
         self.head_late: Callable[[Connection], None]
+        self.each_beat: Callable[[], None]
 
     def start(self) -> None:
         _engine.set_tick(self._tick)
@@ -88,6 +90,16 @@ class Janitor:
     def departed(self, connection: Connection) -> None:
         self._wheel.drop(connection)
         self._forget_proof(connection)
+
+    def silent_s(self, connection: Connection) -> float:
+        """How long ago bytes last came from it, rounded up."""
+        return (self._tick - connection.heard_tick + 1) * TICK_S
+
+    def listen(self, connection: Connection) -> int:
+        """Whoever wants to know whether bytes come from now on: they came when `heard_tick` is what this returns, or
+        greater. Several may, of the same connection."""
+        connection.heard_tick = min(connection.heard_tick, self._tick - 1)
+        return self._tick
 
     def proof_changed(self, connections: Iterable[Connection], timeout_s: float) -> None:
         """The app of these open connections has another `user_authentication_timeout_s`: it counts from now on."""
@@ -166,6 +178,7 @@ class Janitor:
             self._ask_for_proof()
         for connection in self._wheel.advance(self._tick):
             self._due(connection)
+        self.each_beat()
         if self._tick % _STATS_EVERY_TICKS == 0:
             self._stats()
             self.loop_lag_s = 0.0

@@ -9,7 +9,7 @@ import asyncio
 import os
 import resource
 import signal
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 import structlog
@@ -25,15 +25,19 @@ from redpoll.cluster.questions import Questions
 from redpoll.cluster.quota import Quota
 from redpoll.cluster.registry import Registry
 from redpoll.cluster.stats import Stats
+from redpoll.cluster.traces import TraceWriter
 from redpoll.leash import Leash, Start
 from redpoll.protocol.apps import App
 from redpoll.protocol.handshake import Refusal
+from redpoll.worker import listing
 from redpoll.worker.brake import Brake
 from redpoll.worker.connection import Connection
 from redpoll.worker.doors import Doors
 from redpoll.worker.gate import Gate
 from redpoll.worker.hub import Hub
 from redpoll.worker.janitor import Janitor
+from redpoll.worker.resume import QUESTION, Resume
+from redpoll.worker.tracing import Tracing
 
 __all__ = ["Worker", "main"]
 
@@ -44,6 +48,8 @@ _RESERVED_DESCRIPTORS = 64
 # Closes of a drain, or of an app that was switched off, come in slices: others are served in between.
 _CLOSES_A_SLICE = 100
 _SLICE_S = 0.01
+# Of this worker, by number of connections: the figures of all lie in Redis as one value.
+_APPS_TOLD = 100
 _RESTARTING = "the server is restarting; connect again"
 
 
@@ -73,8 +79,20 @@ class Worker:
         self.janitor = Janitor(settings, self._tell_stats, self.brake)
         self.directory = Directory(self.link, keys, on_change=self._app_changed)
         self.directory.want(None)
-        self.registry = Registry(self.link, keys, self.hub, self.directory, start.run, start.k, on_sys=self._asked)
-        self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys))
+        self.registry = Registry(
+            self.link,
+            keys,
+            self.hub,
+            self.directory,
+            start.run,
+            start.k,
+            on_sys=self._asked,
+            debounced=settings.webhook_debounce_s > 0,
+        )
+        self.tracing = Tracing(TraceWriter(self.link, keys), lambda: self.registry.w)
+        self.janitor.each_beat = self.tracing.flush
+        resume = Resume(self.hub, self.link, keys, self.janitor)
+        self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing)
         self.questions = Questions(self.link, keys)
         self.stats = Stats(self.link, keys)
         self.gate = Gate(
@@ -142,6 +160,7 @@ class Worker:
         self.janitor.stop()
         self.doors.finish()
         self.gate.close()
+        await self.hub.resume.finish()
         await self.registry.finish()
         await self.link.close()
         self.leash.close()
@@ -187,6 +206,7 @@ class Worker:
             self._close_all(connections, 4001, "the app was deleted")
             return
         self.hub.users.app_changed(old, new)
+        self.hub.resume.app_changed(old, new, connections)
         if new.user_authentication_timeout_s != old.user_authentication_timeout_s:
             self.janitor.proof_changed(connections, new.user_authentication_timeout_s)
         if not new.enabled:
@@ -202,6 +222,14 @@ class Worker:
             closed = self.hub.users.terminate(message["app"], message["user"])
         elif question == "close":
             closed = self.hub.close_socket(message["app"], message["socket"])
+        elif question == listing.QUESTION:
+            page = listing.page_of(self.hub.everyone, message)
+            self.questions.answer(message["id"], self.registry.w, page)
+            return
+        elif question == QUESTION:
+            # A worker asks, and only of those whom Redis names.
+            self.hub.resume.asked(message, self.registry.w, self.questions.answer)
+            return
         else:
             log.warning("unknown question", ask=question)
             return
@@ -221,6 +249,7 @@ class Worker:
             return
         engine, flusher, gate = _engine.counters(), self.flusher, self.gate
         channels, subscriptions = self.hub.occupancy()
+        owed, by_app = self._tell_apps()
         self.stats.write(
             self.registry.w,
             {
@@ -231,7 +260,7 @@ class Worker:
                 "frames_posted_total": flusher.frames_posted,
                 "frames_written_total": flusher.frames_written,
                 "bytes_written_total": flusher.bytes_written,
-                "bytes_owed": sum(connection.bytes_owed for connection in self.hub.everyone),
+                "bytes_owed": owed,
                 "slow_consumers_closed_total": flusher.overruns,
                 "send_errors_total": flusher.sinks_closed_on_error,
                 "callback_errors_total": engine["callback_errors"],
@@ -247,8 +276,30 @@ class Worker:
                 "handshakes_failed_total": self.doors.handshakes_failed_total,
                 "upgrades_refused_total": gate.upgrades_refused_total,
                 "handed_over_total": gate.handed_over_total,
+                "rewinds_total": self.hub.rewinds.begun,
+                "replayed_total": self.hub.rewinds.replayed,
+                "history_pages_total": self.hub.pages.answered,
+                "catchups_total": self.registry.catchups,
+                "history_lost_total": self.registry.histories_lost,
+                "by_app": by_app,
+                "events_unkept_total": self.hub.bus.unkept,
+                "events_unhooked_total": self.hub.bus.unhooked + self.registry.unhooked,
             },
         )
+
+    def _tell_apps(self) -> tuple[int, dict[str, list[int]]]:
+        """Bytes owed to everybody, and by app its connections and its client events, for the greatest hundred."""
+        owed = 0
+        connections: Counter[str] = Counter()
+        for connection in self.hub.everyone:
+            owed += connection.bytes_owed
+            connections[connection.session.app.id] += 1
+        client_events = self.hub.client_events
+        told = {app_id: [count, client_events.get(app_id, 0)] for app_id, count in connections.most_common(_APPS_TOLD)}
+        for app_id in [app_id for app_id in client_events if app_id not in connections][:_APPS_TOLD]:
+            # A counter that went away and came back would look like one that began anew.
+            told.setdefault(app_id, [0, client_events[app_id]])
+        return owed, told
 
 
 def _max_connections() -> int:

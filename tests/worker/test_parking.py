@@ -1,0 +1,66 @@
+"""Replays that wait: until their socket has read, the channel has got as far as they, or too long."""
+
+from redpoll.cluster.held import CHANNEL, Held, Kept
+from redpoll.worker.parking import MOST_OWED_BYTES, Parking
+from redpoll.worker.replays import PARKED, READY, Replay
+
+
+class Connection:
+    bytes_owed = 0
+    code = 0
+
+    def shut(self, code: int, message: str) -> None:
+        self.code = code
+
+
+class Table:
+    def __init__(self) -> None:
+        self.parking = Parking(self.go)
+        self.gone: list[Replay] = []
+
+    def go(self, replay: Replay) -> None:
+        replay.state = READY
+        self.gone.append(replay)
+
+    def replay(self, begun: float = 1e12) -> Replay:
+        held = Held("1", "c", CHANNEL, b"t")
+        held.history = Kept("e", 50, True)
+        return Replay(held, Connection(), begun)
+
+
+async def test_it_goes_on_when_the_socket_owes_less(wait_until):
+    table = Table()
+    slow, other = table.replay(), table.replay()
+    slow.connection.bytes_owed = MOST_OWED_BYTES
+    for replay in (slow, other):
+        table.parking.put(replay, 0)
+    await wait_until(lambda: table.gone == [other])
+    assert slow.state == PARKED
+    slow.connection.bytes_owed -= 1
+    await wait_until(lambda: table.gone == [other, slow])
+    await wait_until(lambda: table.parking._timer is None)
+
+
+async def test_who_knows_more_than_the_channel_waits_for_it(wait_until):
+    table = Table()
+    ahead, witness = table.replay(), table.replay()
+    ahead.held.history.live = False
+    ahead.at, ahead.exact = 60, True
+    for replay in (ahead, witness):
+        table.parking.put(replay, 0)
+    await wait_until(lambda: table.gone == [witness])
+    assert len(table.parking) == 1
+    ahead.held.history.last = 60
+    await wait_until(lambda: table.gone == [witness, ahead])
+
+
+async def test_who_waits_too_long_for_an_answer_is_sent_elsewhere(wait_until):
+    table = Table()
+    told, untold = table.replay(begun=-100.0), table.replay(begun=-100.0)
+    told.told = True
+    for replay in (told, untold):
+        table.parking.put(replay, 1e9)
+    await wait_until(lambda: untold.connection.code == 4100)
+    assert told.connection.code == 0
+    table.parking.forget(told)
+    await wait_until(lambda: table.parking._timer is None)
