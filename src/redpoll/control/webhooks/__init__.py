@@ -1,0 +1,1 @@
+"""Webhooks: which transitions are told to whom, and every attempt at telling them."""

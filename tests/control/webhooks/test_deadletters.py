@@ -1,0 +1,121 @@
+"""Dead letters: tried anew or given up, one by one and in bulk."""
+
+import pytest
+
+from redpoll.control.records import RecordError
+from redpoll.control.webhooks.deadletters import DeadLetters
+from redpoll.store import deliveries as delivery_rows
+from redpoll.store import webhooks as endpoint_rows
+from redpoll.store.deliveries import AttemptRow, Result
+from redpoll.store.webhooks import Endpoint
+from transitions import APP, NOW_S
+
+
+class Known:
+    """What DeadLetters asks of Endpoints."""
+
+    def __init__(self):
+        self.endpoints = {}
+
+    def known(self, endpoint_id):
+        return self.endpoints.get(endpoint_id)
+
+
+class World:
+    """Failed deliveries f1, f2 (to e1), f3 (to the deleted e2); `waiting` and `delivered` to e1."""
+
+    def __init__(self, store, clock):
+        self.store = store
+        self.due, self.given_up = [], []
+        self.known = Known()
+        self.letters = DeadLetters(store, self.known, clock, self.due.append, self.given_up.extend)
+
+    async def fill(self):
+        fields = {"url": "https://e.com", "secret": "s", "events": ("all",), "channels": (), "format": "service"}
+        row = {"event": "cache.miss", "channel": "c", "user": None, "stamp": 1, "time_ms": 1, "trace": None}
+        places = {"f1": "e1", "f2": "e1", "f3": "e2", "waiting": "e1", "delivered": "e1"}
+        rows = [
+            {**row, "id": name, "endpoint_id": place, "body": b"{}", "at": NOW_S, "created_at": NOW_S}
+            for name, place in places.items()
+        ]
+        async with self.store.change() as connection:
+            for name, deleted_at in (("e1", None), ("e2", 9.0)):
+                endpoint = Endpoint(id=name, app_id=APP, created_at=0.0, deleted_at=deleted_at, **fields)
+                self.known.endpoints[name] = endpoint
+                await endpoint_rows.add(connection, endpoint)
+            numbers = {each.id: each.number for each in await delivery_rows.add(connection, rows)}
+            made = AttemptRow(1, NOW_S, 500, 1, "status", "answered 500", b"")
+            became = {"f1": "failed", "f2": "failed", "f3": "failed", "delivered": "delivered"}
+            results = [Result(numbers[name], state, NOW_S, made) for name, state in became.items()]
+            await delivery_rows.put_results(connection, results)
+
+    async def states(self, *names):
+        async with self.store.reading() as connection:
+            return [(await delivery_rows.one(connection, name)).state for name in names]
+
+
+@pytest.fixture
+async def world(store, records, clock):
+    made = World(store, clock)
+    await made.fill()
+    return made
+
+
+async def test_a_retry_is_due_at_once(world, clock):
+    clock.advance(100)
+    two, one = await world.letters.retry(["f2", "f1"])
+    assert [(each.id, each.state, each.at, each.dead_letter) for each in (two, one)] == [
+        ("f2", "waiting", NOW_S + 100, "retrying"),
+        ("f1", "waiting", NOW_S + 100, "retrying"),
+    ]
+    assert world.due == ["e1"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ("none", "there is no delivery with the id none"),
+        ("waiting", "waiting is no failed delivery: it is still being tried"),
+        ("delivered", "delivered is no failed delivery: it is delivered"),
+        ("f3", "f3 can't be retried: its webhook e2 was deleted"),
+    ],
+)
+async def test_a_retry_that_is_not_possible_changes_none_of_them(world, wrong, sentence):
+    with pytest.raises(RecordError, match=sentence):
+        await world.letters.retry(["f1", wrong])
+    assert await world.states("f1", "f2", "f3") == ["failed"] * 3
+    assert world.due == []
+
+
+async def test_what_is_discarded_is_done_with(world):
+    (gone,) = await world.letters.discard(["f3"])
+    assert gone.dead_letter == "discarded"
+    assert [each.id for each in world.given_up] == ["f3"]
+    for attempt in (world.letters.discard, world.letters.retry):
+        with pytest.raises(RecordError, match="f3 is no failed delivery: it is discarded"):
+            await attempt(["f1", "f3"])
+    assert await world.states("f1", "f3") == ["failed", "discarded"]
+
+
+async def test_what_is_being_tried_anew_can_be_given_up_but_not_what_is_tried_for_the_first_time(world):
+    await world.letters.retry(["f1"])
+    await world.letters.discard(["f1"])
+    with pytest.raises(RecordError, match="waiting is no failed delivery"):
+        await world.letters.discard(["waiting"])
+    assert await world.states("f1", "waiting") == ["discarded", "waiting"]
+
+
+async def test_in_bulk_a_deleted_endpoints_are_not_retried_but_discarded(world, clock):
+    clock.advance(1)
+    assert await world.letters.retry_all(["e1", "e2"]) == 2
+    assert await world.states("f1", "f2", "f3", "waiting", "delivered") == [
+        "waiting",
+        "waiting",
+        "failed",
+        "waiting",
+        "delivered",
+    ]
+    assert set(world.due) == {"e1"}
+    assert await world.letters.discard_all(["e1", "e2"]) == 1
+    assert await world.letters.discard_all(["e1", "e2"]) == 0
+    assert await world.states("f3", "waiting") == ["discarded", "waiting"]

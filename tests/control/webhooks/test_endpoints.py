@@ -1,0 +1,265 @@
+"""Webhook endpoints: what they may be, who wants what, and what workers hear of them."""
+
+import asyncio
+
+import pytest
+
+from certs import authority, issued
+from receiver import Receiver
+from redpoll.control.records import RecordError, Records
+from redpoll.control.webhooks.endpoints import OVERLAP_S, Endpoints, hooks_of, wants
+from redpoll.control.webhooks.sender import Sender
+from redpoll.store import deliveries as delivery_rows
+from redpoll.store.webhooks import Endpoint
+from transitions import APP, NOW_S, OTHER
+
+URL = "https://example.com/hook"
+
+
+@pytest.fixture
+async def sender(monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", "/dev/null")
+    made = Sender(allow_addresses=("127.0.0.0/8",))
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def endpoints(store, records, sender, clock):
+    made = Endpoints(store, records, lambda: sender, clock)
+    await made.load()
+    return made
+
+
+async def create(endpoints, app_id=APP, url=URL, events=("all",), format="service", channels=(), pin=False):
+    return await endpoints.create(app_id, url, events, format, channels, pin)
+
+
+def plain(events=("all",), channels=(), **more):
+    fields = {"id": "e", "app_id": APP, "url": URL, "secret": "s", "format": "service", "created_at": 0.0, **more}
+    return Endpoint(events=tuple(events), channels=tuple(channels), **fields)
+
+
+# -- who wants what
+
+
+def test_all_are_the_specs_five_and_extras_come_by_name():
+    five = ("channel.occupied", "channel.vacated", "member.added", "member.removed", "client_event")
+    extras = ("cache.miss", "subscription.count")
+    assert all(wants(plain(), event, "c") for event in five)
+    assert not any(wants(plain(), event, "c") for event in extras)
+    both = plain(("all", "cache.miss"))
+    assert [wants(both, event, "c") for event in (*five, *extras)] == [True] * 6 + [False]
+    assert [event for event in (*five, *extras) if wants(plain(("client_event",)), event, "c")] == ["client_event"]
+
+
+def test_prefixes_choose_channels():
+    of_rooms = plain(channels=("room-", "presence-"))
+    chosen = [
+        each for each in ("room-1", "presence-x", "room", "private-room-1") if wants(of_rooms, "client_event", each)
+    ]
+    assert chosen == ["room-1", "presence-x"]
+
+
+def test_the_letters_are_those_of_enabled_endpoints():
+    assert hooks_of([]) == ""
+    assert hooks_of([plain()]) == "omc"
+    assert hooks_of([plain(("subscription.count",)), plain(("cache.miss", "channel.vacated"))]) == "oxs"
+    assert hooks_of([plain(disabled_at=1.0), plain(("member.added",))]) == "m"
+
+
+# -- changing
+
+
+async def test_a_new_endpoint_is_enabled_has_a_secret_and_is_kept(endpoints, store, records, sender, clock):
+    made = await create(endpoints, events=("client_event", "client_event"), channels=("room-",), format="pusher")
+    assert (made.enabled, made.events, made.channels, made.created_at) == (True, ("client_event",), ("room-",), NOW_S)
+    assert len(made.secret) == 40
+    again = Endpoints(store, records, lambda: sender, clock)
+    await again.load()
+    assert again.of_app(APP) == (made,)
+    assert endpoints.of_app(OTHER) == ()
+
+
+async def test_the_workers_hear_of_each_change_and_of_nothing_else(endpoints, records, store):
+    heard = []
+
+    async def on_change(app_id, app, version):
+        heard.append((app_id, app.hooks, version))
+
+    records.on_change = on_change
+    version = records.version
+    made = await create(endpoints, events=("member.added",))
+    await create(endpoints, events=("member.removed",))
+    await create(endpoints, app_id=OTHER, events=("cache.miss",))
+    assert heard == [(APP, "m", version + 1), (OTHER, "x", version + 2)]
+    await endpoints.change(made.id, None, ("client_event",), None, None)
+    assert heard[2:] == [(APP, "mc", version + 3)]
+    await endpoints.set_enabled(made.id, False)
+    await endpoints.set_enabled(made.id, False)
+    await endpoints.rotate(made.id)
+    assert heard[3:] == [(APP, "m", version + 4)]
+    await endpoints.set_enabled(made.id, True)
+    await endpoints.delete(made.id)
+    assert heard[4:] == [(APP, "mc", version + 5), (APP, "m", version + 6)]
+    again = Records(store)
+    await again.load()
+    await Endpoints(store, again, lambda: None, lambda: 0.0).load()
+    assert (again.apps[APP].hooks, again.apps[OTHER].hooks, again.version) == ("m", "x", version + 6)
+
+
+async def test_an_endpoint_is_known_before_workers_write_rows_for_it(endpoints, records):
+    seen = []
+
+    async def on_change(app_id, _app, _version):
+        seen.append([wants(each, "cache.miss", "c") for each in endpoints.of_app(app_id)])
+
+    records.on_change = on_change
+    made = await create(endpoints, events=("cache.miss",))
+    await endpoints.change(made.id, None, ("cache.miss", "client_event"), None, None)
+    assert seen == [[True], [True]]
+
+
+async def test_a_change_that_fails_or_is_cut_off_leaves_what_the_store_has(endpoints, store, records, monkeypatch):
+    made = await create(endpoints)
+
+    async def fail(_app, _version):
+        raise RuntimeError
+
+    with monkeypatch.context() as broken:
+        # Behind the commit.
+        broken.setattr(records, "_changed", fail)
+        with pytest.raises(RuntimeError):
+            await endpoints.set_enabled(made.id, False)
+    assert not endpoints.one(made.id).enabled
+    for turns in range(12):
+        change = asyncio.create_task(endpoints.change(made.id, f"{URL}/{turns}", ("cache.miss",), None, None))
+        for _ in range(turns):
+            await asyncio.sleep(0.0005)
+        change.cancel()
+        await asyncio.gather(change, return_exceptions=True)
+        again = Endpoints(store, records, lambda: None, lambda: 0.0)
+        monkeypatch.setattr(again._records, "know_hooks", lambda _hooks: None)
+        await again.load()
+        assert endpoints.of_app(APP) == again.of_app(APP)
+
+
+async def test_the_old_secret_is_good_for_a_day(endpoints, clock):
+    made = await create(endpoints)
+    changed = await endpoints.rotate(made.id)
+    assert changed.secret != made.secret
+    assert changed.secrets(clock()) == [changed.secret, made.secret]
+    clock.advance(OVERLAP_S)
+    assert changed.secrets(clock()) == [changed.secret]
+
+
+async def test_a_deleted_endpoint_is_gone_but_for_its_deliveries(endpoints):
+    made = await create(endpoints)
+    deleted = await endpoints.delete(made.id)
+    assert (deleted.secret, deleted.enabled) == ("", False)
+    assert endpoints.of_app(APP) == ()
+    assert endpoints.known(made.id) == deleted
+    assert endpoints.ids_of(APP) == [made.id]
+    for attempt in (endpoints.rotate, endpoints.pin, endpoints.unpin, endpoints.delete):
+        with pytest.raises(RecordError, match=f"there is no webhook with the id {made.id}"):
+            await attempt(made.id)
+    await endpoints.forget_deleted()
+    assert endpoints.known(made.id) is None
+
+
+async def test_what_waits_for_a_deleted_endpoint_is_discarded(endpoints, store):
+    made = await create(endpoints)
+    row = {"event": "cache.miss", "channel": "c", "user": None, "stamp": 1, "time_ms": 1, "trace": None, "body": b""}
+    rows = [{**row, "id": f"d{n}", "endpoint_id": made.id, "at": NOW_S + n, "created_at": 0.0} for n in range(6_000)]
+    async with store.change() as connection:
+        await delivery_rows.add(connection, rows)
+    await endpoints.delete(made.id)
+    await endpoints.discard_waiting(made.id)
+    async with store.reading() as connection:
+        assert len(await delivery_rows.find(connection, [made.id], ("discarded",), 9_999)) == 6_000
+    await endpoints.forget_deleted()
+    assert endpoints.known(made.id) is not None
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"url": "http://example.com"}, "plain http is off"),
+        ({"url": "https://10.0.0.1/"}, "10.0.0.1 is a private address"),
+        ({"url": "nonsense"}, "the URL must begin with https://"),
+        ({"events": ()}, "not nothing"),
+        ({"events": ("all", "channel.created")}, "not 'channel.created'"),
+        ({"format": "xml"}, "service or pusher, not 'xml'"),
+        ({"channels": ("room 1",)}, "'room 1' is not how a channel's name begins"),
+        ({"channels": [f"c{number}" for number in range(51)]}, "at most 50"),
+        ({"app_id": "99"}, "there is no app with the id 99"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_in_words(endpoints, wrong, sentence):
+    with pytest.raises(RecordError, match=sentence):
+        await create(endpoints, **wrong)
+    assert endpoints.every() == []
+    if "app_id" not in wrong:
+        made = await create(endpoints)
+        changes = {"url": None, "events": None, "channels": None, "format": None, **wrong}
+        with pytest.raises(RecordError, match=sentence):
+            await endpoints.change(made.id, **changes)
+        assert endpoints.one(made.id) == made
+
+
+async def test_an_app_has_fifty_at_most(endpoints):
+    for _ in range(50):
+        await create(endpoints)
+    with pytest.raises(RecordError, match="has 50 webhooks"):
+        await create(endpoints)
+    assert len(endpoints.of_app(APP)) == 50
+
+
+# -- pins
+
+
+@pytest.fixture
+async def tls(tmp_path, sender, endpoints, monkeypatch):
+    """A receiver's certificates, which the endpoints' sender trusts."""
+    ca = authority(tmp_path)
+    trusting = Sender(allow_addresses=("127.0.0.0/8", "::1/128"), ca_file=str(ca[0]))
+    monkeypatch.setattr(endpoints, "_sender", lambda: trusting)
+    yield [issued(tmp_path, ca, name) for name in ("first", "second")]
+    await trusting.close()
+
+
+async def test_a_pin_is_the_certificate_that_is_shown_now(endpoints, tls):
+    async with Receiver(tls=tls[0]) as receiver:
+        made = await create(endpoints, url=receiver.url, pin=True)
+        assert len(made.pin) == 64
+        receiver.show(tls[1])
+        anew = await endpoints.pin(made.id)
+        assert len({made.pin, anew.pin, ""}) == 3
+        assert (await endpoints.unpin(made.id)).pin == ""
+        assert receiver.requests == []
+
+
+async def test_a_new_url_of_a_pinned_endpoint_is_pinned_anew(endpoints, tls):
+    async with Receiver(tls=tls[0]) as receiver, Receiver(tls=tls[1]) as moved:
+        made = await create(endpoints, url=receiver.url, pin=True)
+        assert (await endpoints.change(made.id, receiver.url, ("cache.miss",), None, None)).pin == made.pin
+        changed = await endpoints.change(made.id, moved.url, None, None, None)
+        assert changed.pin not in (made.pin, "")
+
+
+async def test_without_a_connection_there_is_no_pin_and_no_change(endpoints, tls):
+    nobody = "https://localhost:1/"
+    with pytest.raises(RecordError, match="the certificate can't be pinned: no connection to localhost:1"):
+        await create(endpoints, url=nobody, pin=True)
+    assert endpoints.every() == []
+    made = await create(endpoints, url=nobody)
+    with pytest.raises(RecordError, match="can't be pinned"):
+        await endpoints.pin(made.id)
+    async with Receiver(tls=tls[0]) as receiver:
+        pinned = await create(endpoints, url=receiver.url, pin=True)
+        with pytest.raises(RecordError, match="can't be pinned"):
+            await endpoints.change(pinned.id, nobody, None, None, None)
+    assert endpoints.of_app(APP) == (made, pinned)

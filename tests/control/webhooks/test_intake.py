@@ -1,0 +1,244 @@
+"""From the outbox into the store: who is told of what, and that no transition is lost or told twice."""
+
+import asyncio
+import json
+
+import pytest
+import sqlalchemy as sa
+
+from redpoll.cluster.link import LinkDown
+from redpoll.control.webhooks.intake import EVERY_S, Intake, delivery_id
+from redpoll.store import deliveries as delivery_rows
+from redpoll.store import webhooks as endpoint_rows
+from redpoll.store.webhooks import Endpoint
+from transitions import APP, NOW_S, OTHER, Box, transition
+
+
+@pytest.fixture
+def endpoints():
+    """App id -> its endpoints, as intake sees them."""
+    return {}
+
+
+@pytest.fixture
+async def add_endpoint(store, records, endpoints):
+    async def add(endpoint_id="e1", app_id=APP, **more):
+        fields = {
+            "url": "https://e.com",
+            "secret": "s",
+            "events": ("all",),
+            "channels": (),
+            "format": "service",
+            **more,
+        }
+        endpoint = Endpoint(id=endpoint_id, app_id=app_id, created_at=NOW_S, **fields)
+        async with store.change() as connection:
+            await endpoint_rows.add(connection, endpoint)
+        endpoints.setdefault(app_id, []).append(endpoint)
+
+    return add
+
+
+@pytest.fixture
+def make_intake(store, endpoints, clock):
+    def make(box, heard=None, traced=None):
+        on_new = [].extend if heard is None else heard.extend
+
+        def on_traced(row, delivery, endpoint):
+            (traced if traced is not None else []).append((row.trace, row.app_id, delivery, endpoint))
+
+        return Intake(box, store, lambda app_id: endpoints.get(app_id, ()), on_new, on_traced, clock)
+
+    return make
+
+
+async def written(store):
+    """Every delivery, oldest first."""
+    async with store.reading() as connection:
+        return (await delivery_rows.find(connection, ("e1", "e2", "e3"), delivery_rows.STATES, 10_000))[::-1]
+
+
+# -- who is told of what
+
+
+async def test_each_endpoint_that_wants_a_transition_gets_a_delivery(store, add_endpoint, make_intake):
+    await add_endpoint("e1", events=("channel.occupied", "cache.miss"))
+    await add_endpoint("e2", channels=("private-", "room"))
+    await add_endpoint("e3", app_id=OTHER)
+    rows = [
+        transition("channel.occupied", "room-1"),
+        transition("channel.vacated", "room-1"),
+        transition("channel.vacated", "lobby"),
+        transition("cache.miss", "room-2"),
+        transition("member.added", "private-x", app_id=OTHER, user="ann"),
+        transition("channel.occupied", "room-1", app_id="77"),
+    ]
+    heard = []
+    await make_intake(Box(*rows), heard=heard).look()
+    expected = [
+        ("e1", "channel.occupied", "room-1"),
+        ("e2", "channel.occupied", "room-1"),
+        ("e2", "channel.vacated", "room-1"),
+        # An extra comes by name only: `all` are the spec's five.
+        ("e1", "cache.miss", "room-2"),
+        ("e3", "member.added", "private-x"),
+    ]
+    found = await written(store)
+    assert [(each.endpoint_id, each.event, each.channel) for each in found] == expected
+    assert [each.id for each in heard] == [each.id for each in found]
+    assert (found[-1].user, found[-1].state, found[-1].at) == ("ann", "waiting", NOW_S)
+
+
+async def test_the_body_is_rendered_once_in_the_endpoints_format(store, add_endpoint, make_intake):
+    await add_endpoint("e1")
+    await add_endpoint("e2", format="pusher")
+    row = transition("channel.occupied", "room", trace="tr", detail=b"3")
+    await make_intake(Box(row)).look()
+    service, pusher = await written(store)
+    assert json.loads(service.body)["data"] == {"channel": "room", "subscription_count": 3, "seq": row.stamp}
+    assert json.loads(pusher.body)["events"][0]["name"] == "channel_occupied"
+    assert (service.stamp, service.time_ms, service.trace) == (row.stamp, row.time_ms, "tr")
+
+
+async def test_a_disabled_endpoint_is_told_of_what_happened_before(store, add_endpoint, make_intake):
+    await add_endpoint("e1", disabled_at=NOW_S)
+    before = transition(time_ms=int(NOW_S * 1000) - 1)
+    await make_intake(Box(before, transition(time_ms=int(NOW_S * 1000)))).look()
+    assert [each.stamp for each in await written(store)] == [before.stamp]
+
+
+async def test_a_row_that_cannot_be_read_holds_up_nothing(store, add_endpoint, make_intake):
+    await add_endpoint("e1")
+    good = transition("client_event")
+    box = Box(transition("client_event", detail=b"{not json"), good)
+    intake = make_intake(box)
+    await intake.look()
+    await intake.look()
+    assert [each.stamp for each in await written(store)] == [good.stamp]
+    assert (intake.unreadable_total, intake.taken_total, box.rows) == (1, 2, [])
+
+
+# -- nothing lost, nothing twice
+
+
+async def test_redis_forgets_a_row_only_behind_the_commit(store, add_endpoint, make_intake, monkeypatch):
+    await add_endpoint("e1")
+    box = Box(transition())
+    full = sa.exc.OperationalError("INSERT", None, OSError("database or disk is full"))
+    intake = make_intake(box)
+    with monkeypatch.context() as broken:
+
+        async def add(_connection, _rows):
+            raise full
+
+        broken.setattr(delivery_rows, "add", add)
+        assert await intake.look() > EVERY_S
+        await intake.look()
+        assert len(box.rows) == 1
+    await intake.look()
+    assert len(await written(store)) == 1
+    await intake.look()
+    assert box.rows == []
+
+
+async def test_without_redis_it_asks_again(store, add_endpoint, make_intake):
+    await add_endpoint("e1")
+    box = Box(transition())
+    box.fault = LinkDown(False)
+    intake = make_intake(box)
+    assert await intake.look() == EVERY_S
+    box.fault = None
+    await intake.look()
+    assert len(await written(store)) == 1
+
+
+async def test_where_more_waits_it_asks_at_once(store, add_endpoint, make_intake):
+    await add_endpoint("e1")
+    box = Box(*(transition() for _ in range(5)))
+    box.page = 2
+    intake = make_intake(box)
+    assert [await intake.look() for _ in range(4)] == [0.0, 0.0, EVERY_S, EVERY_S]
+    assert len(await written(store)) == 5
+
+
+async def test_a_row_that_is_read_again_makes_no_second_delivery(store, add_endpoint, make_intake):
+    await add_endpoint("e1")
+    row = transition()
+    heard = []
+    for _ in range(3):
+        # A control plane that died before Redis was told.
+        await make_intake(Box(row), heard=heard).look()
+    assert [each.id for each in await written(store)] == [delivery_id(row.shard, row.stamp, "e1")]
+    assert len(heard) == 1
+
+
+async def test_the_id_is_made_of_shard_stamp_and_endpoint():
+    assert delivery_id(7, 12, "e1") == delivery_id(7, 12, "e1")
+    assert len({delivery_id(*each) for each in ((7, 12, "e1"), (71, 2, "e1"), (7, 12, "e2"), (8, 12, "e1"))}) == 4
+
+
+async def test_killed_at_any_moment_it_loses_nothing(store, add_endpoint, make_intake):
+    await add_endpoint("e1")
+    await add_endpoint("e2")
+    box = Box()
+    rows = []
+    for moment in range(60):
+        new = [transition() for _ in range(3)]
+        rows += new
+        box.put(*new)
+        intake = make_intake(box)
+        look = asyncio.create_task(intake.look())
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        if moment % 2:
+            # Where the database's thread is in the middle of it.
+            await asyncio.sleep(moment * 0.0001)
+        look.cancel()
+        await asyncio.gather(look, return_exceptions=True)
+    intake = make_intake(box)
+    while box.rows:
+        await intake.look()
+    expected = {delivery_id(row.shard, row.stamp, name) for row in rows for name in ("e1", "e2")}
+    found = [each.id for each in await written(store)]
+    assert len(found) == len(expected)
+    assert set(found) == expected
+
+
+# -- what may be forgotten
+
+
+async def test_what_redis_may_bring_again_is_not_to_be_forgotten(store, add_endpoint, make_intake, clock):
+    await add_endpoint("e1")
+    box = Box(transition(), transition())
+    box.page = 1
+    intake = make_intake(box)
+    assert intake.forgotten_before() == 0.0
+    await intake.look()
+    # Nothing is known of what an earlier process may have left there, until the end was reached and let go.
+    assert intake.forgotten_before() == 0.0
+    await intake.look()
+    assert intake.forgotten_before() == 0.0
+    await intake.look()
+    assert intake.forgotten_before() == NOW_S
+    box.put(transition())
+    await intake.look()
+    clock.advance(60)
+    box.fault = LinkDown(True)
+    await intake.look()
+    assert intake.forgotten_before() == NOW_S
+    box.fault = None
+    await intake.look()
+    assert intake.forgotten_before() == NOW_S + 60
+
+
+async def test_rows_that_the_store_did_not_take_are_not_forgotten(store, add_endpoint, make_intake, monkeypatch):
+    await add_endpoint("e1")
+    intake = make_intake(Box(transition()))
+
+    async def add(_connection, _rows):
+        raise sa.exc.OperationalError("INSERT", None, OSError("database or disk is full"))
+
+    monkeypatch.setattr(delivery_rows, "add", add)
+    for _ in range(3):
+        await intake.look()
+    assert intake.forgotten_before() == 0.0

@@ -1,0 +1,204 @@
+"""What deliveries say, in both formats, held against the official libraries' validators and a plain HMAC."""
+
+import asyncio
+import hashlib
+import hmac
+import json
+from pathlib import Path
+
+import pytest
+from pusher import Pusher
+
+from redpoll.cluster.outbox import Transition
+from redpoll.control.webhooks.payloads import EVENTS, FORMATS, STANDARD, headers, render, sign
+from redpoll.protocol.apps import Key
+
+CLIENTS = Path(__file__).parents[2] / "clients"
+KEY = Key(key="278d425bdf160c739803", secret="7ad3773142a6692b25b8")
+STAMP = 1_795_000_000_123_456
+TIME_MS = 1_795_000_000_123
+SENT = b'{"event":"client-typing","data":"{\\"at\\":1}","socket_id":"1.2"}'
+
+
+def transition(event, detail=b"", user=None, channel="presence-kör"):
+    return Transition(7, STAMP, event, "3", channel, user, TIME_MS, detail, None)
+
+
+EACH = {
+    "channel.occupied": transition("channel.occupied", b"1"),
+    "channel.vacated": transition("channel.vacated"),
+    "member.added": transition("member.added", b'{"name":"Anna \\u00e4","age":1.50}', "u1"),
+    "member.removed": transition("member.removed", user="u1"),
+    "client_event": transition("client_event", SENT, "u1"),
+    "cache.miss": transition("cache.miss"),
+    "subscription.count": transition("subscription.count", b"12"),
+}
+
+
+def test_every_event_is_rendered_in_both_formats():
+    assert set(EACH) == set(EVENTS)
+    assert STANDARD == ("channel.occupied", "channel.vacated", "member.added", "member.removed", "client_event")
+
+
+@pytest.mark.parametrize(
+    ("event", "data"),
+    [
+        ("channel.occupied", {"subscription_count": 1}),
+        ("channel.vacated", {"subscription_count": 0}),
+        ("member.added", {"user_id": "u1", "user_info": {"name": "Anna ä", "age": 1.5}}),
+        ("member.removed", {"user_id": "u1"}),
+        ("client_event", {"event": "client-typing", "data": '{"at":1}', "socket_id": "1.2", "user_id": "u1"}),
+        ("cache.miss", {}),
+        ("subscription.count", {"subscription_count": 12}),
+    ],
+)
+def test_the_service_format_is_the_specs(event, data):
+    told = json.loads(render("service", EACH[event]))
+    assert told == {
+        "event": event,
+        "data": {"channel": "presence-kör", **data, "seq": STAMP},
+        "timestamp": TIME_MS // 1000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("event", "name", "fields"),
+    [
+        ("channel.occupied", "channel_occupied", {}),
+        ("channel.vacated", "channel_vacated", {}),
+        ("member.added", "member_added", {"user_id": "u1"}),
+        ("member.removed", "member_removed", {"user_id": "u1"}),
+        (
+            "client_event",
+            "client_event",
+            {"event": "client-typing", "data": '{"at":1}', "socket_id": "1.2", "user_id": "u1"},
+        ),
+        ("cache.miss", "cache_miss", {}),
+        ("subscription.count", "subscription_count", {"subscription_count": 12}),
+    ],
+)
+def test_the_pusher_format_is_pushers(event, name, fields):
+    told = json.loads(render("pusher", EACH[event]))
+    assert told == {
+        "time_ms": TIME_MS,
+        "events": [{"name": name, "channel": "presence-kör", **fields, "seq": STAMP}],
+    }
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_body_is_the_same_bytes_whenever_it_is_rendered(format, event):
+    body = render(format, EACH[event])
+    assert body == render(format, EACH[event])
+    # A JavaScript number holds it exactly.
+    assert STAMP < 2**53
+
+
+@pytest.mark.parametrize(
+    ("sent", "data"),
+    [
+        (b'"text"', "text"),
+        (b'"{\\"a\\":\\u00e4}"', '{"a":ä}'),
+        (b'{"a": 1.0}', '{"a": 1.0}'),
+        (b"[1,2]", "[1,2]"),
+        (b"12345678901234567890", "12345678901234567890"),
+        (b"null", "null"),
+        (b'""', ""),
+    ],
+)
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_data_of_a_client_event_is_a_string_whatever_was_sent(format, sent, data):
+    detail = b'{"event":"client-e","data":' + sent + b',"socket_id":"1.2"}'
+    told = json.loads(render(format, transition("client_event", detail, channel="private-c")))
+    fields = told["data"] if format == "service" else told["events"][0]
+    assert fields["data"] == data
+    assert "user_id" not in fields
+
+
+def test_user_info_goes_through_as_it_was_signed():
+    body = render("service", EACH["member.added"])
+    assert b'"user_info":{"name":"Anna \\u00e4","age":1.50}' in body
+    assert b"user_info" not in render("service", transition("member.added", user="u1"))
+
+
+# -- headers and signatures
+
+
+def sent(format, body, event="channel.occupied", **more):
+    fields = {"delivery_id": "d-1", "attempt": 2, "now_s": 1_795_000_010.9, "secret": "s3cret", "key": KEY, **more}
+    return headers(format, event, body, **fields)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_headers_are_the_specs_in_both_formats(format):
+    body = render(format, EACH["channel.occupied"])
+    told = sent(format, body)
+    expected = hmac.new(b"s3cret", body, hashlib.sha256).hexdigest()
+    assert told["Content-Type"] == "application/json"
+    assert told["X-Service-Signature"] == expected
+    assert told["X-Service-Event"] == "channel.occupied"
+    assert told["X-Service-Delivery"] == "d-1"
+    assert told["X-Service-Attempt"] == "2"
+    # The attempt's time; the transition's stands in the body.
+    assert told["X-Service-Timestamp"] == "1795000010"
+    assert ("X-Pusher-Signature" in told) is (format == "pusher")
+    assert "X-Service-Signature-Previous" not in told
+
+
+def test_a_secret_being_replaced_signs_beside_the_new_one():
+    body = render("service", EACH["channel.vacated"])
+    told = sent("service", body, previous_secret="old")
+    assert told["X-Service-Signature"] == sign("s3cret", body)
+    assert told["X-Service-Signature-Previous"] == sign("old", body)
+
+
+def test_without_an_enabled_key_the_endpoints_secret_signs_alone():
+    told = sent("pusher", b"{}", key=None)
+    assert "X-Pusher-Key" not in told
+    assert told["X-Service-Signature"] == sign("s3cret", b"{}")
+
+
+# -- the official validators
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_the_official_python_library_validates_the_pusher_format(event, monkeypatch):
+    """Its clock check wants a body of the last five minutes."""
+    monkeypatch.setattr("time.time", lambda: TIME_MS / 1000)
+    body = render("pusher", EACH[event])
+    told = sent("pusher", body, event)
+    pusher = Pusher("3", KEY.key, KEY.secret)
+    valid = pusher.validate_webhook(told["X-Pusher-Key"], told["X-Pusher-Signature"], body.decode())
+    assert valid == json.loads(body)
+    assert pusher.validate_webhook(told["X-Pusher-Key"], told["X-Pusher-Signature"], body.decode() + " ") is None
+
+
+VALIDATE = """
+    import Pusher from "pusher";
+    const pusher = new Pusher({ appId: "3", key: process.argv[1], secret: process.argv[2], cluster: "any" });
+    const sent = JSON.parse(await new Response(process.stdin).text());
+    console.log(JSON.stringify(sent.map(([headers, rawBody]) => {
+      const webhook = pusher.webhook({ headers, rawBody });
+      return webhook.isValid() ? [webhook.getEvents(), webhook.getTime().getTime()] : null;
+    })));
+"""
+
+
+async def test_the_official_node_library_validates_the_pusher_format():
+    assert (CLIENTS / "node_modules" / "pusher").is_dir(), "run `npm ci` in tests/clients first"
+    asked = []
+    for event, each in EACH.items():
+        body = render("pusher", each)
+        told = {name.lower(): value for name, value in sent("pusher", body, event).items()}
+        asked += [(told, body.decode()), (told, body.decode() + " ")]
+    process = await asyncio.create_subprocess_exec(
+        *("node", "--input-type=module", "-e", VALIDATE, KEY.key, KEY.secret),
+        cwd=CLIENTS,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await process.communicate(json.dumps(asked).encode())
+    answers = json.loads(out)
+    for (_, body), answer in zip(asked[::2], answers[::2], strict=True):
+        assert answer == [json.loads(body)["events"], TIME_MS]
+    assert answers[1::2] == [None] * len(EACH)

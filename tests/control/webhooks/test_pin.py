@@ -1,0 +1,63 @@
+"""The pin in the handshake itself, without HTTP: test_sender.py has deliveries."""
+
+import contextlib
+import hashlib
+import ssl
+
+import pytest
+
+from certs import self_signed
+from redpoll.control.webhooks.pin import NO_PIN, Changed, Pinned, trusted_context, unchecked_context
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return self_signed(tmp_path_factory.mktemp("certs"))
+
+
+def shake_hands(client_context, pair):
+    """Both ends of a handshake in memory; raises what the client's end raises."""
+    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_context.load_cert_chain(*pair)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context.wrap_bio(to_client, to_server, server_hostname="localhost")
+    server = server_context.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(3):
+        for end in (client, server):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    return client
+
+
+def leaf_of(pair):
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pair[0].read_text())).hexdigest()
+
+
+def test_the_pinned_certificate_passes(pair):
+    context = Pinned(trusted_context(str(pair[0])), leaf_of(pair))
+    assert shake_hands(context, pair).version() is not None
+
+
+def test_another_certificate_fails_the_handshake_and_is_named(pair):
+    with pytest.raises(Changed) as refused:
+        shake_hands(Pinned(trusted_context(str(pair[0])), "0" * 64), pair)
+    assert refused.value.shown == leaf_of(pair)
+    assert str(refused.value) == f"the certificate changed: pinned is {'0' * 64}, shown was {leaf_of(pair)}"
+
+
+def test_the_check_of_the_chain_comes_first(pair):
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(Pinned(trusted_context(), leaf_of(pair)), pair)
+
+
+def test_a_look_checks_nothing_and_ends_in_the_handshake(pair):
+    with pytest.raises(Changed) as looked:
+        shake_hands(Pinned(unchecked_context(), NO_PIN), pair)
+    assert looked.value.shown == leaf_of(pair)
+
+
+def test_a_pin_leaves_the_shared_context_as_it_was(pair):
+    shared = trusted_context(str(pair[0]))
+    with pytest.raises(Changed):
+        shake_hands(Pinned(shared, "0" * 64), pair)
+    assert shake_hands(shared, pair).version() is not None

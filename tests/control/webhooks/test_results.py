@@ -1,0 +1,104 @@
+"""Results of attempts, written many at a time and never dropped."""
+
+import asyncio
+
+import pytest
+import sqlalchemy as sa
+
+from redpoll.control.webhooks.results import Results
+from redpoll.store import deliveries as delivery_rows
+from redpoll.store import webhooks as endpoint_rows
+from redpoll.store.deliveries import AttemptRow, Result
+from redpoll.store.webhooks import Endpoint
+from transitions import APP
+
+
+@pytest.fixture
+async def numbers(store, records):
+    """The numbers of 2,500 waiting deliveries to the endpoint e1."""
+    fields = {"url": "https://e.com", "secret": "s", "events": ("all",), "channels": (), "format": "service"}
+    row = {"endpoint_id": "e1", "event": "cache.miss", "channel": "c", "user": None, "stamp": 1, "time_ms": 1}
+    row |= {"trace": None, "body": b"{}", "at": 0.0, "created_at": 0.0}
+    async with store.change() as connection:
+        await endpoint_rows.add(connection, Endpoint(id="e1", app_id=APP, created_at=0.0, **fields))
+        written = await delivery_rows.add(connection, [{**row, "id": f"d{number}"} for number in range(2_500)])
+    return [each.number for each in written]
+
+
+def delivered(number):
+    return Result(number, "delivered", 5.0, AttemptRow(1, 4.0, 200, 9, "delivered", "200 OK", b""))
+
+
+async def count(store, state):
+    async with store.reading() as connection:
+        return len(await delivery_rows.find(connection, ("e1",), (state,), 9_999))
+
+
+async def test_they_are_written_in_few_transactions_and_told_behind_the_commit(store, numbers, wait_until):
+    told = []
+
+    def on_written(results):
+        told.append(len(results))
+
+    results = Results(store, on_written)
+    writing = asyncio.create_task(results.run())
+    for number in numbers:
+        results.put(delivered(number))
+    assert (results.unwritten, told) == (2_500, [])
+    await wait_until(lambda: not results.unwritten)
+    assert told == [1_000, 1_000, 500]
+    assert await count(store, "delivered") == 2_500
+    results.stop()
+    await writing
+
+
+async def test_what_the_store_does_not_take_is_kept(store, numbers, monkeypatch):
+    told = []
+    results = Results(store, told.extend)
+    for number in numbers[:3]:
+        results.put(delivered(number))
+    results.put_failing("e1", 7.0)
+    with monkeypatch.context() as broken:
+
+        async def put(_connection, _results):
+            raise sa.exc.OperationalError("UPDATE", None, OSError("database or disk is full"))
+
+        broken.setattr(delivery_rows, "put_results", put)
+        assert not await results.write()
+    assert (results.unwritten, told) == (3, [])
+    assert await results.write()
+    assert (results.unwritten, len(told)) == (0, 3)
+    async with store.reading() as connection:
+        assert (await endpoint_rows.one(connection, "e1")).failing_since == 7.0
+
+
+async def test_a_stop_writes_all_that_is_there(store, numbers):
+    results = Results(store, lambda _results: None)
+    writing = asyncio.create_task(results.run())
+    for number in numbers:
+        results.put(delivered(number))
+    results.stop()
+    await writing
+    assert await count(store, "delivered") == 2_500
+
+
+async def test_a_stop_does_not_wait_for_a_store_that_fails(store, numbers, monkeypatch):
+    async def put(_connection, _results):
+        raise sa.exc.OperationalError("UPDATE", None, OSError("database or disk is full"))
+
+    monkeypatch.setattr(delivery_rows, "put_results", put)
+    results = Results(store, lambda _results: None)
+    results.put(delivered(numbers[0]))
+    results.stop()
+    await asyncio.wait_for(results.run(), 5)
+    assert results.unwritten == 1
+
+
+async def test_of_an_endpoint_that_fails_and_recovers_the_last_is_written(store, numbers):
+    results = Results(store, lambda _results: None)
+    results.put_failing("e1", 7.0)
+    results.put_failing("e1", None)
+    results.put_failing("e1", 9.0)
+    assert await results.write()
+    async with store.reading() as connection:
+        assert (await endpoint_rows.one(connection, "e1")).failing_since == 9.0

@@ -1,0 +1,357 @@
+"""When deliveries are tried, on a fake clock: the setting's times, the bounds, fairness; and what a kill costs."""
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from receiver import OK, Receiver, hang, status
+from redpoll.control.webhooks.endpoints import Endpoints
+from redpoll.control.webhooks.schedule import Schedule
+from redpoll.control.webhooks.sender import Sender
+from redpoll.store import deliveries as delivery_rows
+from transitions import APP, NOW_S
+
+RETRIES = (10.0, 60.0, 300.0)
+BROKEN = status(500, "Internal Server Error")
+
+
+class World:
+    """A schedule on the store, with endpoints and what is to be delivered."""
+
+    def __init__(self, store, records, clock):
+        self.store, self.records, self.clock = store, records, clock
+        self.sender = Sender(allow_http=True, allow_addresses=("127.0.0.0/8",))
+        self.endpoints = Endpoints(store, records, lambda: self.sender, clock)
+        self.count = 0
+        self.running = None
+
+    def start(self):
+        self.schedule = Schedule(self.store, self.endpoints, self.sender, RETRIES, self.signing_key, self.clock)
+        self.endpoints.on_change = lambda endpoint: self.schedule.look_at(endpoint.id)
+        self.running = asyncio.create_task(self.schedule.run())
+
+    def signing_key(self, app_id):
+        return self.records.apps[app_id].signing_key()
+
+    async def end(self, within_s=5.0):
+        if self.running is not None:
+            self.running.cancel()
+            await asyncio.gather(self.running, return_exceptions=True)
+            await self.schedule.finish(within_s)
+        self.running = None
+
+    async def endpoint(self, url):
+        return await self.endpoints.create(APP, url, ["all"], "service", [], False)
+
+    async def put(self, endpoint, *channels, event="channel.occupied", user=None, add=True):
+        """New deliveries, one on each channel; returns their ids."""
+        rows = []
+        for channel in channels:
+            self.count += 1
+            rows.append(
+                {
+                    "id": f"d{self.count}",
+                    "endpoint_id": endpoint.id,
+                    "event": event,
+                    "channel": channel,
+                    "user": user,
+                    "stamp": self.count,
+                    "time_ms": 0,
+                    "trace": None,
+                    "body": json.dumps({"n": self.count}).encode(),
+                    "at": self.clock(),
+                    "created_at": self.clock(),
+                }
+            )
+        async with self.store.change() as connection:
+            written = await delivery_rows.add(connection, rows)
+        if add:
+            self.schedule.add(written)
+        return [row["id"] for row in rows]
+
+    async def read(self, delivery_id):
+        async with self.store.reading() as connection:
+            found = await delivery_rows.one(connection, delivery_id)
+            return found, await delivery_rows.attempts_at(connection, found.number)
+
+    async def wait_state(self, delivery_id, state, attempts):
+        """The delivery, when it has come to this state by so many attempts, and these."""
+        deadline = time.monotonic() + 10
+        while True:
+            found, made = await self.read(delivery_id)
+            if (found.state, found.attempts) == (state, attempts):
+                return found, made
+            assert time.monotonic() < deadline, (found.state, found.attempts, made)
+            await asyncio.sleep(0.01)
+
+    def later(self, endpoint, seconds):
+        self.clock.advance(seconds)
+        self.schedule.look_at(endpoint.id)
+
+
+@pytest.fixture
+async def world(monkeypatch, store, records, clock):
+    monkeypatch.setenv("SSL_CERT_FILE", "/dev/null")
+    made = World(store, records, clock)
+    made.start()
+    yield made
+    await made.end(0.0)
+    await made.sender.close()
+
+
+def numbers(receiver):
+    return [request.json()["n"] for request in receiver.requests]
+
+
+# -- the times
+
+
+async def test_a_delivery_is_tried_at_once(world, receiver):
+    endpoint = await world.endpoint(receiver.url)
+    (one,) = await world.put(endpoint, "room")
+    found, (attempt,) = await world.wait_state(one, "delivered", 1)
+    (request,) = receiver.requests
+    assert found.at == NOW_S
+    assert (attempt.n, attempt.status, attempt.outcome, attempt.response) == (1, 200, "delivered", b"ok")
+    expected = {"event": "channel.occupied", "delivery": "d1", "attempt": "1", "timestamp": str(int(NOW_S))}
+    assert {name: request.headers[f"x-service-{name}"] for name in expected} == expected
+
+
+async def test_failures_are_tried_again_behind_10_60_and_300_seconds_and_then_are_dead_letters(world, receiver):
+    receiver.answer = BROKEN
+    endpoint = await world.endpoint(receiver.url)
+    (one,) = await world.put(endpoint, "room")
+    due = NOW_S
+    for n, pause in enumerate(RETRIES, 1):
+        found, made = await world.wait_state(one, "waiting", n)
+        assert (found.at, made[-1].at, made[-1].reason) == (due + pause, due, "answered 500 Internal Server Error")
+        # Not a moment too soon.
+        world.later(endpoint, pause - 0.001)
+        await world.schedule.look()
+        assert len(receiver.requests) == n
+        world.later(endpoint, 0.001)
+        due += pause
+    found, made = await world.wait_state(one, "failed", 4)
+    assert [each.at - NOW_S for each in made] == [0, 10, 70, 370]
+    assert found.dead_letter == "pending"
+    assert [request.headers["x-service-attempt"] for request in receiver.requests] == ["1", "2", "3", "4"]
+    assert {request.headers["x-service-delivery"] for request in receiver.requests} == {one}
+    assert len({request.body for request in receiver.requests}) == 1
+    world.later(endpoint, 10_000)
+    await world.schedule.look()
+    assert world.schedule.running == 0
+    assert world.schedule.failed_total == 1
+    assert world.schedule.attempts == {"status": 4}
+
+
+async def test_a_retry_that_succeeds_ends_it(world, receiver):
+    receiver.answer = BROKEN
+    endpoint = await world.endpoint(receiver.url)
+    (one,) = await world.put(endpoint, "room")
+    await world.wait_state(one, "waiting", 1)
+    receiver.answer = OK
+    world.later(endpoint, 10)
+    _, made = await world.wait_state(one, "delivered", 2)
+    assert [each.status for each in made] == [500, 200]
+
+
+async def test_what_is_retried_by_hand_has_all_its_retries_again(world, receiver):
+    receiver.answer = BROKEN
+    endpoint = await world.endpoint(receiver.url)
+    (one,) = await world.put(endpoint, "room")
+    for n, pause in enumerate(RETRIES, 1):
+        await world.wait_state(one, "waiting", n)
+        world.later(endpoint, pause)
+    await world.wait_state(one, "failed", 4)
+    async with world.store.change() as connection:
+        await delivery_rows.retry(connection, [one], world.clock())
+    world.schedule.look_at(endpoint.id)
+    begun = world.clock()
+    for n, pause in enumerate(RETRIES, 5):
+        found, _ = await world.wait_state(one, "waiting", n)
+        assert found.dead_letter == "retrying"
+        world.later(endpoint, pause)
+    _, made = await world.wait_state(one, "failed", 8)
+    assert [each.at - begun for each in made[4:]] == [0, 10, 70, 370]
+    assert [request.headers["x-service-attempt"] for request in receiver.requests] == list("12345678")
+
+
+# -- endpoints that change
+
+
+async def test_a_disabled_endpoints_deliveries_wait_until_it_is_enabled(world, receiver):
+    receiver.answer = BROKEN
+    endpoint = await world.endpoint(receiver.url)
+    (one,) = await world.put(endpoint, "room")
+    await world.wait_state(one, "waiting", 1)
+    await world.endpoints.set_enabled(endpoint.id, False)
+    (two,) = await world.put(endpoint, "lobby")
+    world.later(endpoint, 1_000)
+    await world.schedule.look()
+    assert world.schedule.running == 0
+    assert len(receiver.requests) == 1
+    receiver.answer = OK
+    await world.endpoints.set_enabled(endpoint.id, True)
+    await world.wait_state(one, "delivered", 2)
+    await world.wait_state(two, "delivered", 1)
+
+
+async def test_the_next_attempt_goes_to_the_new_url_with_the_new_secret(world, receiver):
+    receiver.answer = BROKEN
+    endpoint = await world.endpoint(receiver.url)
+    (one,) = await world.put(endpoint, "room")
+    await world.wait_state(one, "waiting", 1)
+    async with Receiver() as moved:
+        await world.endpoints.change(endpoint.id, moved.url, None, None, None)
+        await world.endpoints.rotate(endpoint.id)
+        world.later(endpoint, 10)
+        await world.wait_state(one, "delivered", 2)
+        (before,), (after,) = receiver.requests, moved.requests
+        assert before.headers["x-service-signature"] == after.headers["x-service-signature-previous"]
+        assert before.headers["x-service-signature"] != after.headers["x-service-signature"]
+
+
+async def test_an_endpoint_is_failing_since_its_first_failure_until_a_success(world, receiver):
+    receiver.answer = BROKEN
+    endpoint = await world.endpoint(receiver.url)
+    (one,) = await world.put(endpoint, "room")
+    await world.wait_state(one, "waiting", 1)
+    assert world.endpoints.one(endpoint.id).failing_since == NOW_S
+    world.later(endpoint, 10)
+    await world.wait_state(one, "waiting", 2)
+    again = Endpoints(world.store, world.records, lambda: world.sender, world.clock)
+    await again.load()
+    assert again.one(endpoint.id).failing_since == NOW_S
+    receiver.answer = OK
+    world.later(endpoint, 60)
+    await world.wait_state(one, "delivered", 3)
+    assert world.endpoints.one(endpoint.id).failing_since is None
+    await again.load()
+    assert again.one(endpoint.id).failing_since is None
+
+
+# -- many
+
+
+async def test_a_hanging_endpoint_has_32_attempts_under_way_and_delays_no_other(world, receiver, wait_until):
+    async with Receiver(answer=hang) as hanging:
+        dead, quick = await world.endpoint(hanging.url), await world.endpoint(receiver.url)
+        await world.put(dead, *(f"c{number}" for number in range(200)))
+        await wait_until(lambda: len(hanging.requests) == 32)
+        ids = await world.put(quick, *(f"c{number}" for number in range(200)))
+        await world.wait_state(ids[-1], "delivered", 1)
+        await wait_until(lambda: len(receiver.requests) == 200)
+        assert len(hanging.requests) == 32
+        await world.end(0.0)
+
+
+async def test_an_endpoint_that_keeps_failing_is_tried_a_few_at_a_time(world, receiver, wait_until):
+    receiver.answer = BROKEN
+    endpoint = await world.endpoint(receiver.url)
+    begun = time.monotonic()
+    await world.put(endpoint, *(f"c{number}" for number in range(150)))
+    await wait_until(lambda: len(receiver.requests) == 150)
+    # The first of them as fast as they go, the rest 5 ms apart.
+    assert time.monotonic() - begun > (150 - 20 - 32) * 0.005
+    receiver.answer = OK
+    world.later(endpoint, 10)
+    await wait_until(lambda: world.schedule.attempts["delivered"] == 150)
+    assert world.endpoints.one(endpoint.id).failing_since is None
+
+
+async def test_more_than_memory_takes_lie_in_the_store_and_all_arrive_once(world, receiver, wait_until):
+    endpoint = await world.endpoint(receiver.url)
+    total = 0
+    for _ in range(4):
+        total += len(await world.put(endpoint, *(f"c{number}" for number in range(600))))
+        await asyncio.sleep(0.02)
+    await wait_until(lambda: world.schedule.attempts["delivered"] == total, 20)
+    assert sorted(numbers(receiver)) == list(range(1, total + 1))
+
+
+async def test_one_channel_is_told_in_order(world, wait_until):
+    async def slower_and_slower(request, writer):
+        # The earlier, the longer it takes.
+        await asyncio.sleep(0.02 / request.json()["n"])
+        done.append(request.json()["n"])
+        writer.write(OK)
+
+    done = []
+    async with Receiver(answer=slower_and_slower) as receiver:
+        endpoint = await world.endpoint(receiver.url)
+        for number in range(20):
+            event = ("channel.occupied", "channel.vacated")[number % 2]
+            await world.put(endpoint, "room", event=event)
+        await wait_until(lambda: len(done) == 20)
+    assert done == list(range(1, 21))
+
+
+# -- the operator gives it up
+
+
+async def test_what_is_given_up_while_it_stands_ready_is_not_tried(world, wait_until):
+    async with Receiver(answer=hang) as hanging:
+        endpoint = await world.endpoint(hanging.url)
+        ids = await world.put(endpoint, *(f"c{number}" for number in range(33)))
+        await wait_until(lambda: len(hanging.requests) == 32)
+        async with world.store.change() as connection:
+            await delivery_rows.discard(connection, [ids[-1]], world.clock())
+        found, _ = await world.read(ids[-1])
+        world.schedule.withdraw(endpoint.id, [found.number])
+        hanging.answer = OK
+        (more,) = await world.put(endpoint, "room")
+        # Ends those under way, so that there is room.
+        for task in hanging._open:
+            task.cancel()
+        await world.wait_state(more, "delivered", 1)
+        assert ids[-1] not in {request.headers["x-service-delivery"] for request in hanging.requests}
+        assert (await world.read(ids[-1]))[0].state == "discarded"
+
+
+# -- ends and beginnings
+
+
+async def test_what_waits_in_the_store_is_taken_up_by_the_next_process(world, receiver):
+    receiver.answer = BROKEN
+    endpoint = await world.endpoint(receiver.url)
+    (retried,) = await world.put(endpoint, "a")
+    await world.wait_state(retried, "waiting", 1)
+    (untried,) = await world.put(endpoint, "b", add=False)
+    await world.end()
+    receiver.answer = OK
+    world.clock.advance(5)
+    await world.endpoints.load()
+    world.start()
+    await world.wait_state(untried, "delivered", 1)
+    assert (await world.read(retried))[0].attempts == 1
+    world.later(endpoint, 5)
+    await world.wait_state(retried, "delivered", 2)
+
+
+async def test_an_end_waits_for_attempts_under_way_and_keeps_what_became_of_them(world, wait_until):
+    async def slow(_request, writer):
+        await asyncio.sleep(0.2)
+        writer.write(OK)
+
+    async with Receiver(answer=slow) as receiver:
+        endpoint = await world.endpoint(receiver.url)
+        ids = await world.put(endpoint, *(f"c{number}" for number in range(40)))
+        await wait_until(lambda: len(receiver.requests) == 32)
+        await world.end()
+        states = [(await world.read(each))[0].state for each in ids]
+    assert states == ["delivered"] * 32 + ["waiting"] * 8
+
+
+async def test_an_end_does_not_wait_for_ever_and_what_it_cut_off_is_tried_again(world, wait_until):
+    async with Receiver(answer=hang) as receiver:
+        endpoint = await world.endpoint(receiver.url)
+        (one,) = await world.put(endpoint, "room")
+        await wait_until(lambda: receiver.requests)
+        await world.end(0.05)
+        assert (await world.read(one))[0].attempts == 0
+        receiver.answer = OK
+        world.start()
+        await world.wait_state(one, "delivered", 1)
+    assert [request.headers["x-service-attempt"] for request in receiver.requests] == ["1", "1"]

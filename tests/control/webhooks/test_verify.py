@@ -1,0 +1,116 @@
+"""Whether a signature is one of ours, for whoever asks."""
+
+import hashlib
+import hmac
+import json
+
+import pytest
+from aiohttp.http import HttpVersion11, RawRequestMessage
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from redpoll.control.call import Call
+from redpoll.control.webhooks.verify import Verify
+from redpoll.protocol.apps import App
+from redpoll.protocol.errors import ApiError
+
+ENDPOINTS = {"3": {"first": ["new", "old"], "second": ["other"]}, "4": {"third": ["theirs"]}}
+PAYLOAD = '{"event":"channel.vacated","data":{"channel":"kör","subscription_count":0},"timestamp":1}'
+
+
+async def secrets_of(app_id):
+    return ENDPOINTS[app_id]
+
+
+async def ask(body):
+    target = "/apps/3/webhooks/verify"
+    fields = CIMultiDictProxy(CIMultiDict())
+    message = RawRequestMessage("POST", target, HttpVersion11, fields, (), False, None, False, False, URL(target))
+    call = Call(message, None, None, None, None)
+    call.app = App(id="3", name="three", keys=())
+    call.body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = await Verify(secrets_of).verify(call)
+    assert answer.status == 200
+    return json.loads(answer.body)
+
+
+def signature(secret, payload=PAYLOAD):
+    return hmac.new(secret.encode(), payload.encode(), hashlib.sha256).hexdigest()
+
+
+@pytest.mark.parametrize(("secret", "endpoint"), [("new", "first"), ("old", "first"), ("other", "second")])
+async def test_a_signature_of_any_good_secret_is_valid_and_names_its_endpoint(secret, endpoint):
+    told = await ask({"payload": PAYLOAD, "signature": signature(secret)})
+    assert told == {"valid": True, "endpoint_id": endpoint}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"signature": signature("theirs")},
+        {"signature": signature("new").upper()},
+        {"signature": ""},
+        {"signature": "ünlike"},
+        {"payload": PAYLOAD + " "},
+        {"payload": ""},
+        {"endpoint_id": "second"},
+        {"endpoint_id": "third"},
+        {"endpoint_id": ""},
+    ],
+)
+async def test_anything_else_is_not_and_what_would_be_is_not_told(wrong):
+    asked = {"payload": PAYLOAD, "signature": signature("new"), "endpoint_id": "first"}
+    assert await ask(asked) == {"valid": True, "endpoint_id": "first"}
+    assert await ask(asked | wrong) == {"valid": False}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b'{"payload":"\xed\xa0\x80","signature":""}',
+        {},
+        {"payload": PAYLOAD},
+        {"signature": "00"},
+        {"payload": None, "signature": "00"},
+        {"payload": {"event": "x"}, "signature": "00"},
+        {"payload": PAYLOAD, "signature": 1},
+        b"[" * 100_000,
+        b'{"payload":"\\ud83d","signature":"00"}',
+    ],
+)
+async def test_a_body_that_lacks_either_is_refused_in_a_sentence(body):
+    with pytest.raises(ApiError, match="the body is not what this endpoint takes") as refused:
+        await ask(body)
+    assert refused.value.code == "bad_request"
+
+
+@pytest.mark.parametrize("mount", ["/apps", "/api/v1/apps"])
+async def test_over_http_it_takes_the_secrets_that_are_in_force(plane, mount):
+    webhooks = plane.plane._webhooks
+    endpoint = await webhooks.create("3", "https://example.com/hook")
+    await webhooks.create("4", "https://example.com/hook")
+    await webhooks.rotate(endpoint.id)
+    rotated = webhooks.endpoint(endpoint.id)
+    assert rotated.secret != endpoint.secret
+
+    async def valid(secret, path=f"{mount}/3/webhooks/verify", **more):
+        reply = await plane.call("POST", path, {"payload": PAYLOAD, "signature": signature(secret), **more})
+        assert reply.status == 200
+        assert secret.encode() not in reply.body
+        return reply.json()
+
+    good = {"valid": True, "endpoint_id": endpoint.id}
+    assert await valid(rotated.secret) == await valid(endpoint.secret) == good
+    assert await valid(rotated.secret, endpoint_id=endpoint.id) == good
+    assert await valid(rotated.secret, endpoint_id="unknown") == {"valid": False}
+    (other,) = webhooks.endpoints_of("4")
+    assert await valid(other.secret) == {"valid": False}
+    missing = await plane.call("POST", f"{mount}/3/webhooks/verify", {"payload": PAYLOAD})
+    assert (missing.status, missing.json()["code"]) == (400, "bad_request")
+    unsigned = await plane.ask("POST", f"{mount}/3/webhooks/verify", b"{}")
+    assert unsigned.status == 401
+    await webhooks.delete(endpoint.id)
+    assert await valid(rotated.secret) == {"valid": False}

@@ -1,0 +1,324 @@
+"""The whole: from a row in the outbox to a receiver, through a kill, an end, a deletion; and what people are shown."""
+
+import asyncio
+import random
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from redis.asyncio import Redis
+
+from receiver import OK, Receiver, hang, status
+from redpoll.cluster.keys import Keys
+from redpoll.control.metrics import FAMILIES
+from redpoll.control.records import RecordError
+from redpoll.control.webhooks import webhooks as module
+from redpoll.control.webhooks.webhooks import FAILING_AFTER_S
+from transitions import APP, NOW_S, OTHER, Box, kill, told, transition
+
+BROKEN = status(500, "Internal Server Error")
+
+
+async def seen(webhooks, state, count, app_id=APP):
+    """The deliveries in this state, when they are so many."""
+    deadline = time.monotonic() + 10
+    while True:
+        found = await webhooks.deliveries(app_id, states=(state,), limit=10_000)
+        if len(found) == count:
+            return found
+        assert time.monotonic() < deadline, (state, len(found), await webhooks.deliveries(app_id))
+        await asyncio.sleep(0.01)
+
+
+async def failed(make_webhooks, receiver, *rows):
+    """A started Webhooks whose deliveries have all failed for good, and the endpoint."""
+    receiver.answer = BROKEN
+    box = Box()
+    webhooks = await make_webhooks(box, webhook_retry_after_s=())
+    endpoint = await webhooks.create(APP, receiver.url)
+    box.put(*rows)
+    await seen(webhooks, "failed", len(rows))
+    return webhooks, endpoint
+
+
+# -- from the outbox to a receiver
+
+
+async def test_what_happens_is_told_to_those_who_want_it(make_webhooks, receiver):
+    box = Box()
+    webhooks = await make_webhooks(box)
+    await webhooks.create(APP, receiver.url, events=["member.added"], channels=["presence-"])
+    await webhooks.create(OTHER, receiver.url)
+    box.put(transition("member.added", "presence-a", user="ann"), transition("channel.occupied", "presence-a"))
+    box.put(transition("channel.vacated", "x", app_id=OTHER))
+    await seen(webhooks, "delivered", 1)
+    await seen(webhooks, "delivered", 1, OTHER)
+    expected = [("channel.vacated", "x", None), ("member.added", "presence-a", "ann")]
+    assert sorted(map(told, receiver.requests)) == expected
+    counters = webhooks.counters()
+    assert counters.keys() <= FAMILIES.keys()
+    assert (counters["webhook_transitions_total"], counters["webhook_attempts_delivered_total"]) == (3, 2)
+
+
+async def test_without_a_server_everything_but_sending_can_be_done(make_webhooks, receiver, clock):
+    before, endpoint = await failed(make_webhooks, receiver, transition(), transition())
+    await kill(before)
+    receiver.answer = OK
+    alone = await make_webhooks()
+    one, two = await alone.deliveries(APP, states=("failed",))
+    await alone.retry([one.id])
+    await alone.discard([two.id])
+    assert (await alone.test(endpoint.id)).ok
+    assert alone.counters() == {}
+    # The next server does the rest.
+    after = await make_webhooks(Box())
+    (delivered,) = await seen(after, "delivered", 1)
+    assert (delivered.id, delivered.dead_letter) == (one.id, "delivered")
+
+
+# -- kills and ends
+
+
+async def test_killed_between_the_steps_everything_arrives_and_a_repeat_has_the_same_id(make_webhooks, wait_until):
+    box, rows = Box(), []
+    async with Receiver(answer=hang) as receiver:
+        webhooks = await make_webhooks()
+        await webhooks.create(APP, receiver.url)
+        for moment in range(8):
+            rows += [transition(channel=f"c{moment}-{number}") for number in range(40)]
+            box.put(*rows[-40:])
+            receiver.answer = OK if moment % 2 else hang
+            webhooks = await make_webhooks(box)
+            await asyncio.sleep(moment * 0.01)
+            await kill(webhooks)
+        receiver.answer = OK
+        webhooks = await make_webhooks(box)
+        await seen(webhooks, "delivered", len(rows))
+        by_channel = {}
+        for request in receiver.requests:
+            by_channel.setdefault(told(request)[1], set()).add(request.headers["x-service-delivery"])
+    assert set(by_channel) == {row.channel for row in rows}
+    assert {len(ids) for ids in by_channel.values()} == {1}
+
+
+PROCESS = textwrap.dedent("""
+    import asyncio, sys, uvloop
+    from redpoll.cluster.keys import Keys
+    from redpoll.cluster.link import Link
+    from redpoll.cluster.outbox import Outbox
+    from redpoll.control.records import Records
+    from redpoll.control.webhooks.webhooks import Webhooks
+    from redpoll.settings import Settings
+    from redpoll.store.store import Store, database_url
+
+    async def main(redis_url, folder):
+        store = await Store.open(database_url(folder))
+        records = Records(store)
+        await records.load()
+        webhooks = Webhooks(store, records, Settings(webhook_allow_http=True, webhook_allow_addresses=("127.0.0.0/8",)))
+        await webhooks.load()
+        link = Link(redis_url)
+        link.start()
+        webhooks.start(Outbox(link, Keys("rp"), 0.0), lambda *traced: None)
+        await asyncio.Event().wait()
+
+    uvloop.run(main(*sys.argv[1:]))
+""")
+
+
+async def test_a_process_killed_with_9_again_and_again_loses_nothing(make_webhooks, receiver, redis, store, tmp_path):
+    await (await make_webhooks()).create(APP, receiver.url)
+    await store.close()
+    chance = random.Random(3)
+    client = Redis(unix_socket_path=redis.path)
+    keys, sent = Keys("rp"), 0
+
+    async def put_rows(until):
+        nonlocal sent
+        while time.monotonic() < until:
+            sent += 1
+            fields = {"k": "channel.occupied", "a": APP, "c": f"c{sent}", "t": 1, "x": "1"}
+            await client.xadd(keys.outbox(sent % 64), fields, id=f"{sent}-0")
+            await asyncio.sleep(0.002)
+
+    def start():
+        return subprocess.Popen([sys.executable, "-c", PROCESS, redis.url, str(tmp_path)])
+
+    for _ in range(4):
+        process = start()
+        try:
+            heard = len(receiver.requests)
+            deadline = time.monotonic() + 10
+            while len(receiver.requests) == heard and time.monotonic() < deadline:
+                await put_rows(time.monotonic() + 0.02)
+            await put_rows(time.monotonic() + chance.random() * 0.3)
+        finally:
+            process.kill()
+            process.wait()
+    process = start()
+    try:
+        deadline = time.monotonic() + 15
+        while len({told(request)[1] for request in receiver.requests}) < sent:
+            assert time.monotonic() < deadline, (sent, len(receiver.requests))
+            await asyncio.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    await client.aclose()
+    ids = {}
+    for request in receiver.requests:
+        ids.setdefault(told(request)[1], set()).add(request.headers["x-service-delivery"])
+    assert {len(each) for each in ids.values()} == {1}
+    # What was under way at a kill, and what was not yet written.
+    assert len(receiver.requests) - sent <= 4 * 64
+
+
+async def test_an_end_is_over_in_time_whatever_a_receiver_does(make_webhooks, wait_until, monkeypatch):
+    monkeypatch.setattr(module, "_FINISH_WITHIN_S", 0.1)
+    async with Receiver(answer=hang) as receiver:
+        box = Box()
+        webhooks = await make_webhooks(box)
+        await webhooks.create(APP, receiver.url)
+        box.put(transition())
+        await wait_until(lambda: receiver.requests)
+        await asyncio.wait_for(webhooks.finish(), 5)
+        (waiting,) = await webhooks.deliveries(APP)
+        assert (waiting.state, waiting.attempts) == ("waiting", 0)
+
+
+# -- what people do
+
+
+async def test_a_deleted_endpoints_deliveries_are_discarded_and_its_dead_letters_stay(make_webhooks, receiver):
+    webhooks, endpoint = await failed(make_webhooks, receiver, transition())
+    disabled = await webhooks.create(APP, receiver.url)
+    await webhooks.set_enabled(disabled.id, False)
+    await webhooks.set_enabled(endpoint.id, False)
+    # It happened while both were enabled.
+    webhooks._intake._outbox.put(transition(time_ms=0))
+    await seen(webhooks, "waiting", 2)
+    for each in (endpoint, disabled):
+        await webhooks.delete(each.id)
+    assert webhooks.endpoints_of(APP) == []
+    discarded = await seen(webhooks, "discarded", 2)
+    assert {each.endpoint_id for each in discarded} == {endpoint.id, disabled.id}
+    assert {each.dead_letter for each in discarded} == {"discarded"}
+    (letter,) = await seen(webhooks, "failed", 1)
+    shown, of, attempts = await webhooks.delivery(letter.id)
+    assert (shown, of.deleted_at, len(attempts)) == (letter, NOW_S, 1)
+    with pytest.raises(RecordError, match="was deleted"):
+        await webhooks.retry([shown.id])
+
+
+async def test_dead_letters_are_retried_in_bulk(make_webhooks, receiver, clock):
+    webhooks, endpoint = await failed(make_webhooks, receiver, *(transition(channel=f"c{n}") for n in range(30)))
+    assert (await webhooks.depths(APP))[endpoint.id] == (0, 30, None)
+    receiver.answer = OK
+    assert await webhooks.retry_all(APP, endpoint.id) == 30
+    await seen(webhooks, "delivered", 30)
+    assert await webhooks.discard_all(APP) == 0
+    with pytest.raises(RecordError, match=f"app {OTHER} has no webhook with the id {endpoint.id}"):
+        await webhooks.retry_all(OTHER, endpoint.id)
+
+
+async def test_a_test_is_one_signed_attempt_of_which_nothing_is_kept(make_webhooks, receiver):
+    webhooks = await make_webhooks()
+    events = {"all": "channel.occupied", "member.removed": "member.removed", "client_event": "client_event"}
+    for chosen, event in events.items():
+        endpoint = await webhooks.create(APP, receiver.url, events=[chosen])
+        assert (await webhooks.test(endpoint.id)).ok
+        assert told(receiver.requests[-1])[0] == event
+        assert receiver.requests[-1].headers["x-service-attempt"] == "1"
+    pusher = await webhooks.create(APP, receiver.url, events=["subscription.count"], format="pusher")
+    await webhooks.set_enabled(pusher.id, False)
+    assert (await webhooks.test(pusher.id)).ok
+    assert receiver.requests[-1].json()["events"][0]["name"] == "subscription_count"
+    assert receiver.requests[-1].headers["x-pusher-key"] == "a" * 20
+    receiver.answer = BROKEN
+    tried = await webhooks.test(pusher.id)
+    assert (tried.ok, tried.status) == (False, 500)
+    assert await webhooks.deliveries(APP) == []
+    assert webhooks.endpoint(pusher.id).failing_since is None
+
+
+async def test_failing_is_shown_when_it_lasts(make_webhooks, receiver, clock):
+    webhooks, endpoint = await failed(make_webhooks, receiver, transition())
+    assert webhooks.failing_since(webhooks.endpoint(endpoint.id)) is None
+    clock.advance(FAILING_AFTER_S)
+    assert webhooks.failing_since(webhooks.endpoint(endpoint.id)) == NOW_S
+    assert webhooks.counters()["webhook_endpoints_failing"] == 1
+
+
+async def test_secrets_of_an_app_are_those_that_may_have_signed(make_webhooks, receiver):
+    webhooks = await make_webhooks()
+    one = await webhooks.create(APP, receiver.url)
+    await webhooks.create(OTHER, receiver.url)
+    changed = await webhooks.rotate(one.id)
+    assert await webhooks.secrets_of(APP) == {one.id: [changed.secret, one.secret]}
+    assert await webhooks.secrets_of("99") == {}
+
+
+async def test_what_there_is_not_is_refused_in_words(make_webhooks):
+    webhooks = await make_webhooks()
+    with pytest.raises(RecordError, match="there is no app with the id 99"):
+        webhooks.endpoints_of("99")
+    with pytest.raises(RecordError, match="there is no app with the id 99"):
+        await webhooks.deliveries("99")
+    with pytest.raises(RecordError, match="there is no webhook with the id e"):
+        webhooks.endpoint("e")
+    with pytest.raises(RecordError, match="there is no delivery with the id d"):
+        await webhooks.delivery("d")
+
+
+async def test_settings_that_cannot_be_are_said_in_words(make_webhooks, tmp_path):
+    missing = str(tmp_path / "none.pem")
+    with pytest.raises(RecordError, match=f"webhook_ca_file {missing} can't be used: No such file"):
+        await make_webhooks(Box(), webhook_ca_file=missing)
+    with pytest.raises(RecordError, match="webhook_allow_addresses: "):
+        await make_webhooks(Box(), webhook_allow_addresses=("10.0.0.0/33",))
+
+
+# -- tidying
+
+
+async def test_what_is_old_is_forgotten_and_a_deleted_endpoint_with_its_last_delivery(
+    make_webhooks, receiver, clock, monkeypatch, wait_until
+):
+    monkeypatch.setattr(module, "_KEEP", 2)
+    box = Box()
+    webhooks = await make_webhooks(box)
+    endpoint = await webhooks.create(APP, receiver.url)
+    for number in range(1, 6):
+        box.put(transition(channel=f"c{number}"))
+        await seen(webhooks, "delivered", number)
+        clock.advance(1)
+    await wait_until(lambda: not box.rows and webhooks._intake.forgotten_before() == clock())
+    await webhooks._tidy()
+    # Not in the first minute.
+    await seen(webhooks, "delivered", 5)
+    clock.advance(61)
+    await webhooks._tidy()
+    assert {each.channel for each in await seen(webhooks, "delivered", 2)} == {"c4", "c5"}
+    await webhooks.delete(endpoint.id)
+    clock.advance(7 * 86_400)
+    await webhooks._tidy()
+    assert await webhooks.deliveries(APP) == []
+    with pytest.raises(RecordError, match="has no webhook"):
+        await webhooks.deliveries(APP, endpoint_id=endpoint.id)
+
+
+async def test_a_deletion_that_a_kill_interrupted_is_ended(make_webhooks, receiver, clock):
+    box = Box()
+    webhooks = await make_webhooks(box)
+    endpoint = await webhooks.create(APP, receiver.url)
+    await webhooks.set_enabled(endpoint.id, False)
+    box.put(transition(time_ms=0))
+    await seen(webhooks, "waiting", 1)
+    await webhooks._endpoints.delete(endpoint.id)
+    await kill(webhooks)
+    again = await make_webhooks(Box())
+    await again._tidy()
+    assert {each.state for each in await again.deliveries(APP)} == {"discarded"}
+    assert receiver.requests == []

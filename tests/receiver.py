@@ -1,0 +1,122 @@
+"""A webhook's receiver on loopback: answers as it is told, and keeps what it was sent. Not a test.
+
+`async with Receiver() as receiver:` answers 200 to everything at `receiver.url`. What else it may do, slow or broken,
+is a function that is given the request and the connection: `Receiver(answer=hang)`.
+"""
+
+import asyncio
+import json
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+@dataclass
+class Request:
+    """One request. Header names are in lower case; `connection` numbers the connection it came over, from 1."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+    connection: int
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+Answer = bytes | Callable[[Request, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class Receiver:
+    """`answer` may be changed at any time. `tls`: certificate and key, changed by `show()`.
+
+    `connections` counts what was accepted, over TLS only after the handshake; `bytes_read` what was sent in them.
+    """
+
+    answer: Answer = OK
+    tls: tuple[Path, Path] | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    requests: list[Request] = field(default_factory=list)
+    connections: int = 0
+    bytes_read: int = 0
+
+    async def __aenter__(self) -> Self:
+        self._context: ssl.SSLContext | None = None
+        if self.tls is not None:
+            self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self.show(self.tls)
+        self._open: set[asyncio.Task[None]] = set()
+        self._server = await asyncio.start_server(self._serve, self.host, self.port, ssl=self._context)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    @property
+    def url(self) -> str:
+        """By address where it is plain, by name where it is TLS."""
+        return f"http://{self.host}:{self.port}/hook" if self.tls is None else f"https://localhost:{self.port}/hook"
+
+    def show(self, pair: tuple[Path, Path]) -> None:
+        """The certificate of connections to come."""
+        assert self._context is not None
+        self._context.load_cert_chain(*pair)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+        number = self.connections
+        try:
+            while not writer.is_closing():
+                request = await self._read(reader, number)
+                self.requests.append(request)
+                if isinstance(self.answer, bytes):
+                    writer.write(self.answer)
+                else:
+                    await self.answer(request, writer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
+            # The client is done with it, or the test.
+            pass
+        finally:
+            writer.close()
+
+    async def _read(self, reader: asyncio.StreamReader, number: int) -> Request:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.bytes_read += len(head)
+        request_line, *lines = head.decode().removesuffix("\r\n\r\n").split("\r\n")
+        method, target, _ = request_line.split(" ")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        self.bytes_read += len(body)
+        return Request(method, target, headers, body, number)
+
+
+async def hang(_request: Request, _writer: asyncio.StreamWriter) -> None:
+    """Never answers."""
+    await asyncio.get_running_loop().create_future()
+
+
+async def reset(_request: Request, writer: asyncio.StreamWriter) -> None:
+    """Resets the connection (RST) once it has the request."""
+    writer.transport.abort()
+
+
+def status(code: int, phrase: str = "", body: bytes = b"", *more_headers: str) -> bytes:
+    """An answer, whole."""
+    lines = [f"HTTP/1.1 {code} {phrase}", f"Content-Length: {len(body)}", *more_headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

@@ -1,0 +1,83 @@
+"""What the tests of webhooks share beside fixtures: a clock, transitions, an outbox in memory, a kill. Not a test."""
+
+import asyncio
+import itertools
+import json
+
+from receiver import Request
+from redpoll.cluster.outbox import Drained, Transition
+
+APP, OTHER = "1", "2"
+# Long ago, so that a real time in a test is seen.
+NOW_S = 1_000_000_000.0
+
+
+class Clock:
+    """Unix seconds, as the test says."""
+
+    def __init__(self):
+        self.now_s = NOW_S
+
+    def __call__(self):
+        return self.now_s
+
+    def advance(self, seconds):
+        self.now_s += seconds
+
+
+_stamps = itertools.count(5_000_000)
+
+
+def transition(event="channel.occupied", channel="room", app_id=APP, user=None, detail=None, **more):
+    """A row as the outbox gives it, with the next stamp."""
+    details = {"channel.occupied": b"1", "subscription.count": b"2"}
+    details["client_event"] = b'{"event":"client-x","data":"hello","socket_id":"1.2"}'
+    if event.startswith("member.") and user is None:
+        user = "u"
+    fields = {"shard": 7, "stamp": next(_stamps), "time_ms": int(NOW_S * 1000), "trace": None, **more}
+    found = details.get(event, b"") if detail is None else detail
+    return Transition(event=event, app_id=app_id, channel=channel, user=user, detail=found, **fields)
+
+
+class Box:
+    """Rows that stay until they were committed and the next drain, as in Redis. `fault` is raised by `drain`."""
+
+    def __init__(self, *rows):
+        self.rows = list(rows)
+        self.errors = 0
+        self.fault = None
+        self.page = 1_000
+        self.drains = 0
+        self._committed = set()
+
+    def put(self, *rows):
+        self.rows += rows
+
+    async def drain(self):
+        self.drains += 1
+        if self.fault is not None:
+            raise self.fault
+        self.rows = [row for row in self.rows if (row.shard, row.stamp) not in self._committed]
+        self._committed.clear()
+        return Drained(self.rows[: self.page], 0, len(self.rows) > self.page)
+
+    def committed(self, rows):
+        self._committed |= {(row.shard, row.stamp) for row in rows}
+
+
+async def kill(webhooks):
+    """Ends it as kill -9 does, as far as the store can tell: nothing is written any more."""
+    schedule = webhooks._schedule
+    tasks = [*webhooks._tasks, *schedule._tasks, schedule._writing]
+    # Otherwise the end of one would begin the next.
+    schedule._finishing = True
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    webhooks._tasks, webhooks._schedule = [], None
+
+
+def told(request: Request):
+    """`(event, channel, user)` of a delivery in the service's format."""
+    body = json.loads(request.body)
+    return body["event"], body["data"]["channel"], body["data"].get("user_id")
