@@ -1,0 +1,210 @@
+"""Who may use the dashboard: users, their roles and passwords, and their sessions.
+
+A session is an opaque id in the browser's cookie; the store has its SHA-256 only. Knows nothing of HTTP. Whoever
+changes a user here notes it in the audit log elsewhere.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import msgspec
+from sqlalchemy.exc import IntegrityError
+
+from redpoll.control.dashboard.passwords import Passwords, fault_of_password, one_time_password
+from redpoll.store import users as rows
+from redpoll.store.store import Store
+from redpoll.store.users import ROLES, User
+
+__all__ = ["ABSOLUTE_S", "FIRST_USER", "IDLE_S", "AccountError", "Accounts", "Session"]
+
+# Of a session that isn't used, and of one that is.
+IDLE_S: Final = 12 * 3_600.0
+ABSOLUTE_S: Final = 7 * 86_400.0
+# The table is written for a session that is in use once in so long.
+_TOUCH_EVERY_S: Final = 300.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}").fullmatch
+FIRST_USER: Final = "admin"
+
+
+class AccountError(Exception):
+    """A change that can't be made. `field` is the input of a form that it is about, "" for none; the text is a sentence
+    for whoever asked for it."""
+
+    def __init__(self, text: str, field: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.field = field
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Session(NamedTuple):
+    """Somebody who is logged in. `csrf` goes with every form of this session, and is no use in another one."""
+
+    user: User
+    hash: str
+    csrf: str
+
+    @property
+    def is_admin(self) -> bool:
+        return self.user.role == "admin"
+
+
+class Accounts:
+    """Users and sessions of a store. `clock` is Unix time."""
+
+    def __init__(
+        self, store: Store, *, passwords: Passwords | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.store = store
+        self._passwords = passwords or Passwords()
+        self._clock = clock
+
+    def now_s(self) -> float:
+        """Unix time."""
+        return self._clock()
+
+    # -- users
+
+    async def first_admin(self, password: str) -> str | None:
+        """What a start does: fills a store without users with the user `admin`. `password` "" makes one up, which the
+        first login replaces. Returns the made-up one, for the operator to be told; None where nothing was made up."""
+        if await self.users():
+            return None
+        given = password or one_time_password()
+        await self._add(FIRST_USER, "admin", given, must_change=not password)
+        return None if password else given
+
+    async def users(self) -> list[User]:
+        """All of them, by name."""
+        async with self.store.reading() as connection:
+            return await rows.every(connection)
+
+    async def create(self, name: str, role: str) -> str:
+        """A new user; the one-time password is returned, and kept nowhere. Raises AccountError."""
+        if not _NAME(name):
+            raise AccountError(
+                "A name is 1 to 64 letters, digits and `.` `_` `@` `-`, and begins with a letter or digit.", "name"
+            )
+        _check_role(role)
+        password = one_time_password()
+        await self._add(name, role, password, must_change=True)
+        return password
+
+    async def _add(self, name: str, role: str, password: str, *, must_change: bool) -> None:
+        user = User(
+            name=name,
+            password_hash=await self._passwords.hash(password),
+            role=role,
+            must_change=must_change,
+            created_at=self._clock(),
+        )
+        try:
+            async with self.store.change() as connection:
+                await rows.add(connection, user)
+        except IntegrityError:
+            raise AccountError(f"There is a user {name} already.", "name") from None
+
+    async def reset(self, name: str) -> str:
+        """A new one-time password for a user, whose sessions end. Returned, and kept nowhere. Raises AccountError."""
+        await self.user(name)
+        password = one_time_password()
+        hashed = await self._passwords.hash(password)
+        async with self.store.change() as connection:
+            await rows.set_password(connection, name, hashed, must_change=True)
+            await rows.forget_sessions(connection, user_name=name)
+        return password
+
+    async def set_role(self, name: str, role: str) -> None:
+        """In force with the user's next click. Raises AccountError: the last admin stays one."""
+        _check_role(role)
+        await self._check_not_last_admin(name, "stays an admin", but_if=role == "admin")
+        async with self.store.change() as connection:
+            await rows.set_role(connection, name, role)
+
+    async def remove(self, name: str) -> None:
+        """The user and all that is open in the user's name. Raises AccountError: the last admin stays."""
+        await self._check_not_last_admin(name, "can't be removed")
+        async with self.store.change() as connection:
+            await rows.remove(connection, name)
+
+    async def _check_not_last_admin(self, name: str, what: str, *, but_if: bool = False) -> None:
+        user = await self.user(name)
+        others = [each for each in await self.users() if each.role == "admin" and each.name != name]
+        if user.role == "admin" and not others and not but_if:
+            raise AccountError(f"{name} is the only admin, and {what}.")
+
+    async def user(self, name: str) -> User:
+        """Raises AccountError."""
+        async with self.store.reading() as connection:
+            user = await rows.one(connection, name)
+        if user is None:
+            raise AccountError(f"There is no user {name}.")
+        return user
+
+    # -- sessions
+
+    async def log_in(self, name: str, password: str) -> str | None:
+        """The id of a new session, for the cookie; None where name and password don't belong together."""
+        async with self.store.reading() as connection:
+            user = await rows.one(connection, name)
+        if not await self._passwords.matches(password, None if user is None else user.password_hash):
+            return None
+        now_s = self._clock()
+        plain = secrets.token_urlsafe(32)
+        async with self.store.change() as connection:
+            await rows.forget_sessions(connection, used_before=now_s - IDLE_S, begun_before=now_s - ABSOLUTE_S)
+            await rows.add_session(connection, _hash(plain), name, now_s)
+            await rows.set_login(connection, name, now_s)
+        return plain
+
+    async def session(self, plain: str) -> Session | None:
+        """Who the cookie `plain` stands for; None where it is nobody's, or too old."""
+        if not plain or len(plain) > 100:
+            return None
+        async with self.store.reading() as connection:
+            row = await rows.session(connection, _hash(plain))
+        now_s = self._clock()
+        if row is None or now_s - row.used_at > IDLE_S or now_s - row.created_at > ABSOLUTE_S:
+            return None
+        if now_s - row.used_at > _TOUCH_EVERY_S:
+            async with self.store.change() as connection:
+                await rows.touch_session(connection, row.hash, now_s)
+        csrf = hmac.new(plain.encode(), b"csrf", hashlib.sha256).hexdigest()
+        return Session(row.user, row.hash, csrf)
+
+    async def log_out(self, session: Session) -> None:
+        async with self.store.change() as connection:
+            await rows.end_sessions(connection, (session.hash,))
+
+    async def change_password(self, session: Session, old: str, new: str) -> Session:
+        """The user's own; other sessions of the user end. Raises AccountError."""
+        user = session.user
+        if not await self._passwords.matches(old, user.password_hash):
+            raise AccountError("That isn't the password you have now.", "old_password")
+        if hmac.compare_digest(old.encode(), new.encode()):
+            raise AccountError("That is the password you have now.", "new_password")
+        fault = fault_of_password(new, user.name)
+        if fault is not None:
+            raise AccountError(fault, "new_password")
+        hashed = await self._passwords.hash(new)
+        async with self.store.change() as connection:
+            await rows.set_password(connection, user.name, hashed, must_change=False)
+            await rows.forget_sessions(connection, user_name=user.name, but=session.hash)
+        changed = msgspec.structs.replace(user, password_hash=hashed, must_change=False)
+        return session._replace(user=changed)
+
+
+def _check_role(role: str) -> None:
+    if role not in ROLES:
+        raise AccountError(f"A role is {' or '.join(ROLES)}.", "role")
+
+
+def _hash(plain: str) -> str:
+    return hashlib.sha256(plain.encode()).hexdigest()

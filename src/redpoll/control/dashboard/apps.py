@@ -1,0 +1,188 @@
+"""The pages of apps: the list, a new one, how to connect to one, its settings.
+
+What a setting may be is protocol.apps.SETTINGS' to say; the form is made of that table.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from redpoll.control.answers import Answer
+from redpoll.control.dashboard.door import HOME, Door, Visit
+from redpoll.control.dashboard.forms import Form
+from redpoll.control.dashboard.setup import PublicAddress, snippets
+from redpoll.control.records import RecordError, Records
+from redpoll.control.routes import Route
+from redpoll.protocol.apps import SETTINGS, App, Setting, Value, parse_setting
+
+__all__ = ["AppPages"]
+
+# The table's settings as the page groups them; what is in no group stands under the last heading.
+_GROUPS: Final = (
+    ("What clients may do", ("client_events", "subscription_count", "watchlist", "idempotency")),
+    ("Who may connect", ("allowed_origins", "tls_required", "user_authentication_timeout_s", "max_connections")),
+    ("Limits of an event", ("max_event_name_chars", "max_channels", "max_data_bytes", "max_batch")),
+    ("Presence", ("max_presence_members", "max_user_info_bytes")),
+    ("What is kept", ("cache_ttl_s", "max_history_channels", "user_resume_s")),
+    ("Plan", ("plan",)),
+)
+_OTHERS: Final = "More"
+_CAPITALS: Final = {"tls": "TLS", "ttl": "TTL"}
+
+
+class AppPages:
+    """The pages. `address` says where clients connect to."""
+
+    def __init__(self, door: Door, records: Records, address: PublicAddress) -> None:
+        self._door = door
+        self._records = records
+        self._address = address
+
+    def routes(self) -> list[Route]:
+        door = self._door
+        return [
+            door.route("GET", "/apps", "apps", self.show_all),
+            door.route("GET", "/apps/new", "new_app", self.new, "admin"),
+            door.route("POST", "/apps/new", "create_app", self.create, "admin"),
+            door.route("GET", "/apps/{app_id}", "app", self.show),
+            door.route("GET", "/apps/{app_id}/settings", "settings", self.settings),
+            door.route("POST", "/apps/{app_id}/settings", "set_app", self.change, "admin"),
+            door.route("POST", "/apps/{app_id}/name", "rename_app", self.rename, "admin"),
+            door.route("POST", "/apps/{app_id}/enabled", "switch_app", self.switch, "admin"),
+        ]
+
+    async def show_all(self, visit: Visit) -> Answer:
+        """GET /dashboard/apps."""
+        apps = sorted(self._records.apps.values(), key=lambda app: (app.name.casefold(), app.id))
+        return visit.page("apps.html", apps=apps)
+
+    async def new(self, visit: Visit) -> Answer:
+        return visit.page("app_new.html", form=Form())
+
+    async def create(self, visit: Visit) -> Answer:
+        """POST /dashboard/apps/new: name."""
+        form = visit.form
+        try:
+            app = await self._records.create_app(form.text("name"))
+        except RecordError as error:
+            form.fault("name", _sentence(error))
+            return visit.page("app_new.html", status=422, form=form)
+        await visit.note("app created", app=app, target=app.name)
+        return visit.redirect(f"{HOME}/apps/{app.id}", f"{app.name} is ready. Here is how to connect to it.")
+
+    async def show(self, visit: Visit) -> Answer:
+        """GET /dashboard/apps/{app_id}: how to connect."""
+        app = visit.app
+        address = self._address.of(visit.call)
+        key = app.signing_key()
+        # Who may only look must not be able to publish.
+        secret = key.secret if key is not None and visit.may_change else "YOUR_SECRET"
+        told = snippets(app.id, key.key, secret, address) if key is not None else []
+        return visit.page("app.html", app=app, key=key, snippets=told, address=address)
+
+    # -- settings
+
+    async def settings(self, visit: Visit) -> Answer:
+        return self._settings_page(visit, visit.app, Form())
+
+    def _settings_page(self, visit: Visit, app: App, form: Form, status: int = 200) -> Answer:
+        grouped = {name for _, names in _GROUPS for name in names} | {"enabled"}
+        others = tuple(name for name in SETTINGS if name not in grouped)
+        groups = [
+            (title, [_Shown(SETTINGS[name], app, form) for name in names])
+            for title, names in (*_GROUPS, (_OTHERS, others))
+            if names
+        ]
+        return visit.page("settings.html", status=status, app=app, form=form, groups=groups)
+
+    async def change(self, visit: Visit) -> Answer:
+        """POST /dashboard/apps/{app_id}/settings: every setting by its name; an unticked switch isn't sent."""
+        app, form = visit.app, visit.form
+        values: dict[str, Value] = {}
+        for name, setting in SETTINGS.items():
+            if name == "enabled":
+                continue
+            if setting.type == "switch":
+                values[name] = form.ticked(name)
+            elif form.has(name):
+                try:
+                    values[name] = parse_setting(name, form.text(name).replace("\n", ","))
+                except ValueError as error:
+                    form.fault(name, _without_name(name, str(error)))
+        if form.good:
+            try:
+                changed = await self._records.set_app(app.id, values)
+            except RecordError as error:
+                # Settings that don't go together: a full roster (checks.py), or a record that is too long.
+                form.fault("max_presence_members" if " members of " in str(error) else "", _sentence(error))
+        if not form.good:
+            return self._settings_page(visit, app, form, 422)
+        told = [f"{name} {_text(old)} → {_text(new)}" for name, old, new in _differences(app, changed)]
+        if told:
+            await visit.note("settings changed", app=app, target=app.name, detail=", ".join(told))
+        notice = "Saved. Every worker has it within a second." if told else "Nothing was different."
+        return visit.redirect(f"{HOME}/apps/{app.id}/settings", notice)
+
+    async def rename(self, visit: Visit) -> Answer:
+        """POST /dashboard/apps/{app_id}/name: name."""
+        app, form = visit.app, visit.form
+        try:
+            renamed = await self._records.rename_app(app.id, form.text("name"))
+        except RecordError as error:
+            form.fault("name", _sentence(error))
+            return self._settings_page(visit, app, form, 422)
+        if renamed.name != app.name:
+            await visit.note("app renamed", app=app, target=renamed.name, detail=f"was {app.name}")
+        return visit.redirect(f"{HOME}/apps/{app.id}/settings", f"Its name is {renamed.name} now.")
+
+    async def switch(self, visit: Visit) -> Answer:
+        """POST /dashboard/apps/{app_id}/enabled: enabled is 1 or 0."""
+        app = visit.app
+        enabled = visit.form.text("enabled") == "1"
+        await self._records.set_app(app.id, {"enabled": enabled})
+        await visit.note("app switched on" if enabled else "app switched off", app=app, target=app.name)
+        told = f"{app.name} is switched {'on' if enabled else 'off'}."
+        return visit.redirect(f"{HOME}/apps/{app.id}/settings", told)
+
+
+class _Shown:
+    """A setting as the page shows it: what was typed where the form is shown again, else what is in force."""
+
+    def __init__(self, setting: Setting, app: App, form: Form) -> None:
+        self.setting = setting
+        self.name = setting.name
+        self.label = _label(setting)
+        value = getattr(app, setting.name)
+        typed = bool(form.pairs) and not form.has("name")
+        self.on = form.ticked(setting.name) if typed else bool(value)
+        self.value = form.raw(setting.name) if form.has(setting.name) else _text(value)
+        self.default = _text(setting.default)
+        self.is_default = value == setting.default
+
+
+def _label(setting: Setting) -> str:
+    words = setting.name.removesuffix("_s").removesuffix("_bytes").removesuffix("_chars").replace("_", " ")
+    told = " ".join(_CAPITALS.get(word, word) for word in words.split())
+    return told[0].upper() + told[1:]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _differences(before: App, after: App) -> list[tuple[str, Any, Any]]:
+    pairs = ((name, getattr(before, name), getattr(after, name)) for name in SETTINGS)
+    return [(name, old, new) for name, old, new in pairs if old != new]
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error)
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+
+
+def _without_name(name: str, text: str) -> str:
+    return _sentence(ValueError(text.removeprefix(f"{name} ").removeprefix(f"{name}: ")))

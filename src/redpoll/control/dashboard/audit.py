@@ -1,0 +1,77 @@
+"""The page of the audit log: who did what, newest first."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import msgspec
+
+from redpoll.control.answers import Answer
+from redpoll.control.dashboard.door import HOME, Door, Visit
+from redpoll.control.dashboard.exports import MOST_ROWS, Exports
+from redpoll.control.dashboard.jobs import Progress
+from redpoll.control.dashboard.pages import iso
+from redpoll.control.routes import Route
+from redpoll.store import audit
+from redpoll.store.store import Store
+
+__all__ = ["AuditPages"]
+
+_PAGE: Final = 50
+_SHARE: Final = 1_000
+
+
+class AuditPages:
+    def __init__(self, door: Door, store: Store, exports: Exports) -> None:
+        self._door = door
+        self._store = store
+        self._exports = exports
+
+    def routes(self) -> list[Route]:
+        door = self._door
+        return [
+            door.route("GET", "/audit", "audit", self.show),
+            door.route("POST", "/audit/export", "export_audit", self.export),
+        ]
+
+    async def show(self, visit: Visit) -> Answer:
+        """GET /dashboard/audit; `find`, `who`, `app`, `before`."""
+        wanted = {name: visit.query.get(name, "").strip()[:100] for name in ("find", "who", "app")}
+        given = visit.query.get("before", "")
+        before = int(given) if given.isascii() and given.isdecimal() and len(given) < 16 else None
+        entries = await self._find(wanted, before, _PAGE + 1)
+        older = ""
+        if len(entries) > _PAGE:
+            entries.pop()
+            older = f"{HOME}/audit?{urlencode({**wanted, 'before': entries[-1].number})}"
+        apps = self._door.records.apps
+        return visit.page("audit.html", entries=entries, wanted=wanted, older=older, begun=before is None, apps=apps)
+
+    async def _find(self, wanted: dict[str, str], before: int | None, limit: int) -> list[audit.Entry]:
+        async with self._store.reading() as connection:
+            return await audit.find(
+                connection,
+                app_id=wanted["app"] or None,
+                who=wanted["who"] or None,
+                text=wanted["find"],
+                before=before,
+                limit=limit,
+            )
+
+    async def export(self, visit: Visit) -> Answer:
+        """POST /dashboard/audit/export: find, who, app, format."""
+        form = visit.form
+        wanted = {name: form.text(name) for name in ("find", "who", "app")}
+
+        async def rows(progress: Progress) -> list[dict[str, Any]]:
+            found: list[audit.Entry] = []
+            while len(found) < MOST_ROWS:
+                share = await self._find(wanted, found[-1].number if found else None, _SHARE)
+                found += share
+                progress.done = len(found)
+                if len(share) < _SHARE:
+                    break
+            return [{**msgspec.structs.asdict(each), "at": iso(each.at)} for each in found]
+
+        return self._exports.begin(visit, "Audit log", "audit", form.text("format"), rows)

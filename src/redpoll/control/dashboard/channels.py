@@ -1,0 +1,137 @@
+"""The pages of an app's channels: which are occupied now, and one of them with its members and what it keeps."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import msgspec
+
+from redpoll.cluster.bus import Unavailable
+from redpoll.control.answers import Answer
+from redpoll.control.dashboard.connections import ConnectionPages
+from redpoll.control.dashboard.door import Door, Visit
+from redpoll.control.dashboard.exports import Exports
+from redpoll.control.dashboard.jobs import Progress
+from redpoll.control.occupancy import Occupancy
+from redpoll.control.routes import Route
+from redpoll.protocol.apps import App
+from redpoll.protocol.channels import Kind, is_cache, is_encrypted, kind_of, valid_name
+from redpoll.protocol.errors import ApiError
+
+__all__ = ["ChannelPages", "words_of"]
+
+_PAGE: Final = 100
+_MOST_MEMBERS: Final = 500
+
+
+class ChannelPages:
+    def __init__(self, door: Door, occupancy: Occupancy, connections: ConnectionPages, exports: Exports) -> None:
+        self._door = door
+        self._occupancy = occupancy
+        self._connections = connections
+        self._exports = exports
+
+    def routes(self) -> list[Route]:
+        door = self._door
+        return [
+            door.route("GET", "/apps/{app_id}/channels", "channels", self.show_all),
+            door.route("POST", "/apps/{app_id}/channels/export", "export_channels", self.export),
+            door.route("GET", "/apps/{app_id}/channels/{channel}", "channel", self.show),
+        ]
+
+    async def show_all(self, visit: Visit) -> Answer:
+        """GET …/channels; `prefix`, `page`."""
+        app = visit.app
+        prefix = visit.query.get("prefix", "").strip()
+        page = visit.query.get("page", "")
+        at = int(page) if page.isascii() and page.isdecimal() and len(page) < 6 else 0
+        rows: list[dict[str, Any]] = []
+        total, fault = 0, ""
+        try:
+            names = await self._occupancy.channels(app.id, prefix)
+            total = len(names)
+            at = min(at, max(0, total - 1) // _PAGE)
+            rows = await self._rows(app, names[at * _PAGE : (at + 1) * _PAGE])
+        except Unavailable as error:
+            fault = str(error)
+        pages: dict[str, Any] = {
+            "before": at - 1 if at else None,
+            "after": at + 1 if (at + 1) * _PAGE < total else None,
+        }
+        here = f"/dashboard/apps/{app.id}/channels?{urlencode({'prefix': prefix, 'page': at})}"
+        return visit.page(
+            "channels.html", app=app, rows=rows, total=total, prefix=prefix, fault=fault, here=here, **pages
+        )
+
+    async def _rows(self, app: App, names: list[str]) -> list[dict[str, Any]]:
+        presence = [name for name in names if kind_of(name) is Kind.PRESENCE]
+        counts = await self._occupancy.subscription_counts(app.id, names)
+        users = dict(zip(presence, await self._occupancy.user_counts(app.id, presence), strict=True))
+        return [
+            {"name": name, "kinds": words_of(name), "subscriptions": count, "users": users.get(name)}
+            for name, count in zip(names, counts, strict=True)
+        ]
+
+    async def show(self, visit: Visit) -> Answer:
+        """GET …/channels/{channel}."""
+        app, channel = visit.app, visit.call.parameters[1]
+        if not valid_name(channel):
+            raise ApiError("not_found", "There can be no channel of this name.")
+        context: dict[str, Any] = {"subscriptions": 0, "users": None, "members": [], "cached": None, "fault": ""}
+        try:
+            (context["subscriptions"],) = await self._occupancy.subscription_counts(app.id, [channel])
+            if kind_of(channel) is Kind.PRESENCE:
+                (context["users"],) = await self._occupancy.user_counts(app.id, [channel])
+                members = await self._occupancy.members(app.id, channel, _MOST_MEMBERS)
+                context["members"] = [(user, info.decode(errors="replace")) for user, info in members]
+            if is_cache(channel):
+                context["cached"] = await self._occupancy.cached(app.id, channel)
+        except Unavailable as error:
+            context["fault"] = str(error)
+        found = await self._connections.find(app.id, channel=channel)
+        return visit.page(
+            "channel.html",
+            app=app,
+            channel=channel,
+            kinds=words_of(channel),
+            caches=is_cache(channel),
+            rule=app.history_rule(channel),
+            found=found,
+            **context,
+        )
+
+    async def export(self, visit: Visit) -> Answer:
+        """POST …/channels/export: prefix, format."""
+        app, form = visit.app, visit.form
+        prefix = form.text("prefix")
+
+        async def rows(progress: Progress) -> list[dict[str, Any]]:
+            names = await self._occupancy.channels(app.id, prefix)
+            progress.total = len(names)
+            found: list[dict[str, Any]] = []
+            for at in range(0, len(names), _PAGE):
+                for row in await self._rows(app, names[at : at + _PAGE]):
+                    found.append({**row, "kinds": " ".join(row["kinds"])})
+                progress.done = len(found)
+            return found
+
+        return self._exports.begin(visit, f"Channels of {app.name}", "channels", form.text("format"), rows, app)
+
+
+def words_of(channel: str) -> list[str]:
+    """What kind of channel that is, for people."""
+    words = [{Kind.PUBLIC: "public", Kind.PRIVATE: "private", Kind.PRESENCE: "presence"}.get(kind_of(channel), "user")]
+    if is_cache(channel):
+        words.append("cache")
+    if is_encrypted(channel):
+        words.append("encrypted")
+    return words
+
+
+def pretty(text: str) -> str:
+    """JSON over several lines; what isn't JSON as it is."""
+    try:
+        return msgspec.json.format(text.encode(), indent=2).decode()
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return text

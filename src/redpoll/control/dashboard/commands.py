@@ -1,0 +1,36 @@
+"""The operator's commands about the dashboard's users: `user create NAME --role ROLE` and `user reset NAME`.
+
+The way back in for who has lost the last password. Part of the table of control/commands.py.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from redpoll.control.context import CommandError, Context
+from redpoll.control.dashboard.accounts import AccountError, Accounts
+
+__all__ = ["COMMANDS"]
+
+
+async def _user_create(context: Context, args: dict[str, Any]) -> Any:
+    name, role = args["name"], args["role"]
+    try:
+        password = await Accounts(context.store).create(name, role)
+    except AccountError as error:
+        raise CommandError(str(error)) from error
+    return {"name": name, "role": role, "password": password}
+
+
+async def _user_reset(context: Context, args: dict[str, Any]) -> Any:
+    name = args["name"]
+    try:
+        password = await Accounts(context.store).reset(name)
+    except AccountError as error:
+        raise CommandError(str(error)) from error
+    return {"name": name, "password": password}
+
+
+COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
+    "user create": _user_create,  # {name, role} -> {name, role, password}; the password is good for one login
+    "user reset": _user_reset,  # {name} -> {name, password}; the user's sessions end
+}

@@ -1,0 +1,87 @@
+"""The page of an app's connections: who is there now, by which library, and how far behind; and an end to one.
+
+Only workers know their sockets, so each page asks all of them (cluster/questions.py): bounded, newest first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode
+
+from redpoll.cluster.bus import Unavailable
+from redpoll.cluster.questions import Questions
+from redpoll.control.answers import Answer
+from redpoll.control.dashboard.door import HOME, Door, Visit
+from redpoll.control.dashboard.exports import Exports
+from redpoll.control.dashboard.jobs import Progress
+from redpoll.control.routes import Route
+
+__all__ = ["ConnectionPages", "Found"]
+
+_SHOWN: Final = 100
+_EXPORTED: Final = 500
+
+
+class Found(NamedTuple):
+    """`rows` as worker/listing.py tells them, each with the worker's `w`; `total` is how many match. `fault`: nobody
+    could be asked, or not everybody answered."""
+
+    rows: list[dict[str, Any]]
+    total: int
+    fault: str = ""
+
+
+class ConnectionPages:
+    def __init__(self, door: Door, questions: Questions, exports: Exports) -> None:
+        self._door = door
+        self._questions = questions
+        self._exports = exports
+
+    def routes(self) -> list[Route]:
+        door = self._door
+        return [
+            door.route("GET", "/apps/{app_id}/connections", "connections", self.show),
+            door.route("POST", "/apps/{app_id}/connections/close", "close_connection", self.close, "admin"),
+            door.route("POST", "/apps/{app_id}/connections/export", "export_connections", self.export),
+        ]
+
+    async def find(self, app_id: str, *, find: str = "", channel: str = "", limit: int = _SHOWN) -> Found:
+        """The newest connections of an app that match, over all workers."""
+        try:
+            told = await self._questions.ask("connections", app=app_id, find=find, channel=channel, limit=limit)
+        except Unavailable as error:
+            return Found([], 0, str(error))
+        rows = [{**row, "w": w} for w, page in told.items() for row in page["connections"]]
+        rows.sort(key=lambda row: row["since"], reverse=True)
+        return Found(rows[:limit], sum(page["total"] for page in told.values()))
+
+    async def show(self, visit: Visit) -> Answer:
+        """GET …/connections; `find`, `channel`."""
+        app = visit.app
+        find, channel = visit.query.get("find", "").strip()[:100], visit.query.get("channel", "").strip()[:200]
+        found = await self.find(app.id, find=find, channel=channel)
+        here = f"{HOME}/apps/{app.id}/connections?{urlencode({'find': find, 'channel': channel})}"
+        return visit.page("connections.html", app=app, found=found, find=find, channel=channel, here=here)
+
+    async def close(self, visit: Visit) -> Answer:
+        """POST …/connections/close: socket."""
+        app, socket = visit.app, visit.form.text("socket")
+        answers = await self._questions.ask("close", app=app.id, socket=socket)
+        closed = sum(answers.values())
+        if closed:
+            await visit.note("connection closed", app=app, target=socket)
+        told = f"Connection {socket} is closed." if closed else f"Connection {socket} was gone already."
+        return visit.redirect(f"{HOME}/apps/{app.id}/connections", told)
+
+    async def export(self, visit: Visit) -> Answer:
+        """POST …/connections/export: find, channel, format. The newest 500 of each worker."""
+        app, form = visit.app, visit.form
+        find, channel = form.text("find"), form.text("channel")
+
+        async def rows(progress: Progress) -> list[dict[str, Any]]:
+            told = await self._questions.ask("connections", app=app.id, find=find, channel=channel, limit=_EXPORTED)
+            found = [{**row, "w": w} for w, page in told.items() for row in page["connections"]]
+            progress.total = progress.done = len(found)
+            return [{**row, "named": " ".join(row["named"])} for row in found]
+
+        return self._exports.begin(visit, f"Connections of {app.name}", "connections", form.text("format"), rows, app)

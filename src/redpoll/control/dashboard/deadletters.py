@@ -1,0 +1,151 @@
+"""The page of an app's dead letters: deliveries that failed for good, to be looked at, tried anew or given up."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from redpoll.control.answers import Answer
+from redpoll.control.dashboard.door import HOME, Door, Visit
+from redpoll.control.dashboard.exports import MOST_ROWS, Exports
+from redpoll.control.dashboard.forms import Form
+from redpoll.control.dashboard.jobs import Jobs, Progress
+from redpoll.control.dashboard.webhooks import delivery_row, older_than
+from redpoll.control.records import RecordError
+from redpoll.control.routes import Route
+from redpoll.control.webhooks.webhooks import Webhooks
+from redpoll.protocol.apps import App
+from redpoll.store.deliveries import Delivery
+
+__all__ = ["DeadLetterPages"]
+
+_PAGE: Final = 50
+# In one step of a long work; between them others write.
+_SHARE: Final = 500
+
+
+class DeadLetterPages:
+    def __init__(self, door: Door, webhooks: Webhooks, jobs: Jobs, exports: Exports) -> None:
+        self._door = door
+        self._webhooks = webhooks
+        self._jobs = jobs
+        self._exports = exports
+
+    def routes(self) -> list[Route]:
+        door = self._door
+        return [
+            door.route("GET", "/apps/{app_id}/dead-letters", "dead_letters", self.show),
+            door.route("POST", "/apps/{app_id}/dead-letters", "act_on_dead_letters", self.act, "admin"),
+            door.route("POST", "/apps/{app_id}/dead-letters/all", "act_on_all_dead_letters", self.act_on_all, "admin"),
+            door.route("POST", "/apps/{app_id}/dead-letters/export", "export_dead_letters", self.export),
+        ]
+
+    async def show(self, visit: Visit) -> Answer:
+        """GET …/dead-letters; `endpoint`, `before`."""
+        return await self._page(visit, visit.app, Form())
+
+    async def _page(self, visit: Visit, app: App, form: Form, status: int = 200) -> Answer:
+        endpoints = {each.id: each for each in self._webhooks.endpoints_of(app.id)}
+        chosen = visit.query.get("endpoint", "")
+        endpoint_id = chosen if chosen in endpoints else None
+        at, _, number = visit.query.get("before", "").partition("_")
+        try:
+            before = (float(at), int(number))
+        except ValueError:
+            before = None
+        found = await self._webhooks.deliveries(
+            app.id, endpoint_id=endpoint_id, states=("failed",), limit=_PAGE + 1, before=before
+        )
+        path = f"{HOME}/apps/{app.id}/dead-letters"
+        older = older_than(found, _PAGE, path, {"endpoint": endpoint_id or ""})
+        depths = await self._webhooks.depths(app.id)
+        counted = [depth for each, depth in depths.items() if endpoint_id in (None, each)]
+        return visit.page(
+            "dead_letters.html",
+            status=status,
+            app=app,
+            form=form,
+            deliveries=found,
+            endpoints=endpoints,
+            chosen=endpoint_id or "",
+            total=sum(depth.failed for depth in counted),
+            older=older,
+            begun=before is None,
+        )
+
+    async def act(self, visit: Visit) -> Answer:
+        """POST …/dead-letters: do (retry or discard), id (several). All of them or none."""
+        app, form = visit.app, visit.form
+        ids, do = form.every("id"), form.choice("do", ("retry", "discard"))
+        if not ids:
+            form.fault("", "Tick the ones that you mean.")
+        if form.good:
+            try:
+                for each in ids:
+                    await self._check_of(app, each)
+                await (self._webhooks.retry(ids) if do == "retry" else self._webhooks.discard(ids))
+            except RecordError as error:
+                form.fault("", f"{error}. Nothing was done.")
+        if not form.good:
+            return await self._page(visit, app, form, 422)
+        what = "retried" if do == "retry" else "discarded"
+        await visit.note(f"dead letters {what}", app=app, target=f"{len(ids)}", detail=" ".join(ids))
+        many = "1 dead letter is" if len(ids) == 1 else f"{len(ids)} dead letters are"
+        told = f"{many} being tried anew." if do == "retry" else f"{many} discarded."
+        if form.text("back") == "delivery" and len(ids) == 1:
+            return visit.redirect(f"{HOME}/apps/{app.id}/deliveries/{ids[0]}", told)
+        return visit.redirect(f"{HOME}/apps/{app.id}/dead-letters", told)
+
+    async def _check_of(self, app: App, delivery_id: str) -> None:
+        _, endpoint, _ = await self._webhooks.delivery(delivery_id)
+        if endpoint.app_id != app.id:
+            raise RecordError(f"there is no delivery with the id {delivery_id}")
+
+    async def act_on_all(self, visit: Visit) -> Answer:
+        """POST …/dead-letters/all: do, endpoint ("" for all). A job: there may be very many."""
+        app, form = visit.app, visit.form
+        retry = form.choice("do", ("retry", "discard")) == "retry"
+        if not form.good:
+            return await self._page(visit, app, form, 422)
+        endpoint_id = form.text("endpoint") or None
+        depths = await self._webhooks.depths(app.id)
+        total = sum(depth.failed for each, depth in depths.items() if endpoint_id in (None, each))
+
+        async def work(progress: Progress) -> str:
+            # By share, so that it can be seen how far it is; what fails meanwhile is newer, and left for the next time.
+            before: tuple[float, int] | None = None
+            while share := await self._webhooks.deliveries(
+                app.id, endpoint_id=endpoint_id, states=("failed",), limit=_SHARE, before=before
+            ):
+                before = (share[-1].at, share[-1].number)
+                ids = [each.id for each in share if not retry or self._is_there(app, each)]
+                if ids:
+                    await (self._webhooks.retry(ids) if retry else self._webhooks.discard(ids))
+                progress.done += len(ids)
+            return f"{progress.done:,} dead letters {'are being tried anew' if retry else 'were discarded'}."
+
+        what = "Retry" if retry else "Discard"
+        await visit.note(f"all dead letters {'retried' if retry else 'discarded'}", app=app, target=f"{total}")
+        back = f"{HOME}/apps/{app.id}/dead-letters"
+        return self._jobs.begin(visit, f"{what} dead letters of {app.name}", back, work, total)
+
+    def _is_there(self, app: App, delivery: Delivery) -> bool:
+        # To a deleted endpoint nothing can be sent any more.
+        return any(each.id == delivery.endpoint_id for each in self._webhooks.endpoints_of(app.id))
+
+    async def export(self, visit: Visit) -> Answer:
+        """POST …/dead-letters/export: format."""
+        app = visit.app
+
+        async def rows(progress: Progress) -> list[dict[str, Any]]:
+            found: list[Delivery] = []
+            while len(found) < MOST_ROWS:
+                before = (found[-1].at, found[-1].number) if found else None
+                share = await self._webhooks.deliveries(app.id, states=("failed",), limit=_SHARE, before=before)
+                found += share
+                progress.done = len(found)
+                if len(share) < _SHARE:
+                    break
+            return [delivery_row(each) for each in found]
+
+        title = f"Dead letters of {app.name}"
+        return self._exports.begin(visit, title, "dead-letters", visit.form.text("format"), rows, app)

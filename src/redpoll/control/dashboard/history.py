@@ -1,0 +1,199 @@
+"""The page of an app's history: the rules by which messages are kept, and a browser of what is kept of a channel."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from redpoll.cluster.bus import Unavailable
+from redpoll.control.answers import Answer
+from redpoll.control.dashboard.channels import pretty
+from redpoll.control.dashboard.door import HOME, Door, Visit
+from redpoll.control.dashboard.exports import MOST_ROWS, Exports
+from redpoll.control.dashboard.forms import Form
+from redpoll.control.dashboard.jobs import Progress
+from redpoll.control.dashboard.pages import iso, place
+from redpoll.control.history import ChannelHistory
+from redpoll.control.occupancy import Occupancy
+from redpoll.control.records import RecordError, Records
+from redpoll.control.routes import Route
+from redpoll.protocol.apps import App, HistoryRule
+from redpoll.protocol.errors import ApiError
+
+__all__ = ["HistoryPages"]
+
+_PAGE: Final = 50
+_MOST_NAMES: Final = 200
+_MOST_KEPT: Final = 10_000
+UNITS: Final = {"seconds": 1, "minutes": 60, "hours": 3_600, "days": 86_400}
+_MOST_S: Final = 2_592_000
+
+
+class HistoryPages:
+    def __init__(
+        self, door: Door, records: Records, history: ChannelHistory, occupancy: Occupancy, exports: Exports
+    ) -> None:
+        self._door = door
+        self._records = records
+        self._history = history
+        self._occupancy = occupancy
+        self._exports = exports
+
+    def routes(self) -> list[Route]:
+        door = self._door
+        return [
+            door.route("GET", "/apps/{app_id}/history", "history", self.show),
+            door.route("POST", "/apps/{app_id}/history", "add_history_rule", self.add, "admin"),
+            door.route("POST", "/apps/{app_id}/history/remove", "remove_history_rule", self.remove, "admin"),
+            door.route("GET", "/apps/{app_id}/history/{channel}", "channel_history", self.browse),
+            door.route("POST", "/apps/{app_id}/history/{channel}/clear", "clear_channel", self.clear, "admin"),
+            door.route("POST", "/apps/{app_id}/history/{channel}/export", "export_history", self.export),
+        ]
+
+    async def show(self, visit: Visit) -> Answer:
+        """GET …/history: the rules; `channel`: on to that channel's messages."""
+        channel = visit.query.get("channel", "").strip()
+        if channel:
+            return visit.redirect(place(f"{HOME}/apps/{visit.app.id}/history", channel))
+        return await self._page(visit, visit.app, Form())
+
+    async def _page(self, visit: Visit, app: App, form: Form, status: int = 200) -> Answer:
+        try:
+            names, fault = await self._occupancy.with_history(app.id, _MOST_NAMES), ""
+        except Unavailable as error:
+            names, fault = [], str(error)
+        return visit.page("history.html", status=status, app=app, form=form, names=names, fault=fault, units=UNITS)
+
+    async def add(self, visit: Visit) -> Answer:
+        """POST …/history: name, match (channel or prefix), keep, lasts and unit, replay (none, count or seconds) with
+        replay_count, replay_lasts and replay_unit, client_events."""
+        app, form = visit.app, visit.form
+        match = form.choice("match", ("channel", "prefix"), "channel")
+        keep = form.number("keep", 0, _MOST_KEPT)
+        if not form.text("keep"):
+            form.fault("keep", "Say how many messages; 0 makes an exception to a wider rule.")
+        replay = form.choice("replay", ("none", "count", "seconds"), "none")
+        seconds = _lasting(form, "lasts", "unit") if keep else 0
+        replay_count = form.number("replay_count", 1, 1_000) if replay == "count" else 0
+        replay_seconds = _lasting(form, "replay_lasts", "replay_unit") if replay == "seconds" else 0
+        if form.good:
+            rule = HistoryRule(
+                id="000000",
+                name=form.text("name"),
+                prefix=match == "prefix",
+                keep=keep,
+                seconds=seconds,
+                replay=replay_count if keep else 0,
+                replay_seconds=replay_seconds if keep else 0,
+                client_events=form.ticked("client_events") and keep > 0,
+            )
+            try:
+                rule = await self._records.add_history_rule(app.id, rule)
+            except RecordError as error:
+                form.fault(_field_of(str(error)), _sentence(str(error)))
+        if not form.good:
+            return await self._page(visit, app, form, 422)
+        await visit.note("history rule added", app=app, target=_told(rule), detail=f"keeps {rule.keep}")
+        return visit.redirect(f"{HOME}/apps/{app.id}/history", "The rule is in force.")
+
+    async def remove(self, visit: Visit) -> Answer:
+        """POST …/history/remove: rule."""
+        app, form = visit.app, visit.form
+        try:
+            rule = await self._records.remove_history_rule(app.id, form.text("rule"))
+        except RecordError as error:
+            form.fault("", _sentence(str(error)))
+            return await self._page(visit, app, form, 422)
+        await visit.note("history rule removed", app=app, target=_told(rule))
+        return visit.redirect(
+            f"{HOME}/apps/{app.id}/history", "The rule is gone. What was kept stays until its time is over."
+        )
+
+    # -- messages
+
+    async def browse(self, visit: Visit) -> Answer:
+        """GET …/history/{channel}: newest first; `cursor` leads to older ones."""
+        app, channel = visit.app, visit.call.parameters[1]
+        query = {"limit": str(_PAGE), "direction": "backwards"}
+        if visit.query.get("cursor"):
+            query["cursor"] = visit.query["cursor"]
+        context: dict[str, Any] = {"messages": [], "epoch": "", "older": "", "fault": ""}
+        status = 200
+        try:
+            page = await self._history.page(app.id, channel, query)
+        except (ApiError, Unavailable) as error:
+            context["fault"] = _sentence(error.message if isinstance(error, ApiError) else str(error))
+            status = error.status if isinstance(error, ApiError) else 503
+        else:
+            context["epoch"] = page.epoch
+            context["messages"] = [(each, pretty(each.data)) for each in page.messages]
+            if page.next is not None:
+                context["older"] = f"{visit.call.path}?{urlencode({'cursor': page.next})}"
+        return visit.page(
+            "messages.html",
+            status=status,
+            app=app,
+            channel=channel,
+            rule=app.history_rule(channel),
+            begun="cursor" not in query,
+            **context,
+        )
+
+    async def clear(self, visit: Visit) -> Answer:
+        """POST …/history/{channel}/clear."""
+        app, channel = visit.app, visit.call.parameters[1]
+        await self._history.clear(app.id, channel)
+        await visit.note("history cleared", app=app, target=channel)
+        told = f"The messages of {channel} are forgotten."
+        return visit.redirect(place(f"{HOME}/apps/{app.id}/history", channel), told)
+
+    async def export(self, visit: Visit) -> Answer:
+        """POST …/history/{channel}/export: format. Oldest first."""
+        app, channel = visit.app, visit.call.parameters[1]
+
+        async def rows(progress: Progress) -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = []
+            cursor: str | None = None
+            while len(found) < MOST_ROWS:
+                query = {"limit": "1000", "direction": "backwards", **({"cursor": cursor} if cursor else {})}
+                page = await self._history.page(app.id, channel, query)
+                found += [
+                    {"offset": each.offset, "time": iso(each.time_ms / 1000), "event": each.event, "data": each.data}
+                    for each in page.messages
+                ]
+                progress.done = len(found)
+                cursor = page.next
+                if cursor is None:
+                    break
+            return found[::-1]
+
+        back = place(f"{HOME}/apps/{app.id}/history", channel)
+        return self._exports.begin(
+            visit, f"Messages of {channel}", "history", visit.form.text("format"), rows, app, back
+        )
+
+
+def _lasting(form: Form, name: str, unit: str) -> int:
+    size = UNITS[form.choice(unit, UNITS, "seconds") or "seconds"]
+    if not form.text(name):
+        form.fault(name, "Say how long.")
+        return 0
+    return form.number(name, 1, _MOST_S // size) * size
+
+
+def _told(rule: HistoryRule) -> str:
+    return f"{rule.name}…" if rule.prefix else rule.name
+
+
+def _field_of(text: str) -> str:
+    if "replay" in text:
+        return "replay"
+    if text.startswith("keep"):
+        return "keep"
+    if text.startswith("seconds"):
+        return "lasts"
+    return "name"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"

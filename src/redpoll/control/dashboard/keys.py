@@ -1,0 +1,68 @@
+"""The page of an app's keys: add one, take one out of use, the way from one to the other."""
+
+from __future__ import annotations
+
+from redpoll.control.answers import Answer
+from redpoll.control.dashboard.door import HOME, Door, Visit
+from redpoll.control.dashboard.forms import Form
+from redpoll.control.records import RecordError, Records
+from redpoll.control.routes import Route
+
+__all__ = ["KeyPages"]
+
+
+class KeyPages:
+    def __init__(self, door: Door, records: Records) -> None:
+        self._door = door
+        self._records = records
+
+    def routes(self) -> list[Route]:
+        door = self._door
+        return [
+            door.route("GET", "/apps/{app_id}/keys", "keys", self.show),
+            door.route("POST", "/apps/{app_id}/keys", "add_key", self.add, "admin"),
+            door.route("POST", "/apps/{app_id}/keys/disable", "disable_key", self.disable, "admin"),
+            door.route("POST", "/apps/{app_id}/keys/enable", "enable_key", self.enable, "admin"),
+        ]
+
+    async def show(self, visit: Visit) -> Answer:
+        """GET /dashboard/apps/{app_id}/keys. Secrets are shown to admins."""
+        return visit.page("keys.html", app=visit.app, form=Form())
+
+    async def add(self, visit: Visit) -> Answer:
+        """POST …/keys."""
+        app = visit.app
+        try:
+            made = await self._records.add_key(app.id)
+        except RecordError as error:
+            form = visit.form
+            form.fault("", str(error))
+            return visit.page("keys.html", status=422, app=app, form=form)
+        await visit.note("key added", app=app, target=made.key)
+        told = "The new key works already. Give it to every client and back end, then disable the old one."
+        return visit.redirect(f"{HOME}/apps/{app.id}/keys", told)
+
+    async def disable(self, visit: Visit) -> Answer:
+        """POST …/keys/disable: key."""
+        return await self._switch(visit, enable=False)
+
+    async def enable(self, visit: Visit) -> Answer:
+        """POST …/keys/enable: key, with the secret that it had."""
+        return await self._switch(visit, enable=True)
+
+    async def _switch(self, visit: Visit, *, enable: bool) -> Answer:
+        app, form = visit.app, visit.form
+        key = form.text("key")
+        try:
+            if enable and not any(each.key == key for each in app.keys):
+                raise RecordError(f"app {app.id} has no key {key}")
+            if enable:
+                await self._records.add_key(app.id, key)
+            else:
+                await self._records.disable_key(app.id, key)
+        except RecordError as error:
+            form.fault("", str(error))
+            return visit.page("keys.html", status=422, app=app, form=form)
+        what = "enabled" if enable else "disabled"
+        await visit.note(f"key {what}", app=app, target=key)
+        return visit.redirect(f"{HOME}/apps/{app.id}/keys", f"Key {key} is {what}.")

@@ -1,0 +1,74 @@
+"""The first page: whether the server is well, and what it is doing, in figures and charts."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from redpoll.control.answers import Answer
+from redpoll.control.dashboard.door import Door, Visit
+from redpoll.control.dashboard.pages import SECURITY
+from redpoll.control.dashboard.series import Sampler
+from redpoll.control.health import Health
+from redpoll.control.records import Records
+from redpoll.control.routes import Route
+from redpoll.control.webhooks.webhooks import Webhooks
+
+__all__ = ["Overview"]
+
+_JSON: Final = b"Content-Type: application/json\r\nCache-Control: no-store\r\n" + SECURITY
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Overview:
+    def __init__(self, door: Door, records: Records, sampler: Sampler, webhooks: Webhooks, health: Health) -> None:
+        self._door = door
+        self._records = records
+        self._sampler = sampler
+        self._webhooks = webhooks
+        self._health = health
+
+    def routes(self) -> list[Route]:
+        door = self._door
+        return [
+            door.route("GET", "", "overview", self.show),
+            door.route("GET", "/figures", "figures", self.figures),
+            door.route("GET", "/series", "series", self.series),
+        ]
+
+    async def show(self, visit: Visit) -> Answer:
+        """GET /dashboard; `app`: the charts of one app."""
+        app = self._records.apps.get(visit.query.get("app", ""))
+        apps = sorted(self._records.apps.values(), key=lambda each: each.name.casefold())
+        return visit.page("overview.html", apps=apps, chosen=app, **self._figures())
+
+    async def figures(self, visit: Visit) -> Answer:
+        """GET /dashboard/figures: the part of the page that is loaded anew."""
+        return visit.page("figures.html", **self._figures())
+
+    def _figures(self) -> dict[str, Any]:
+        workers = self._sampler.workers
+
+        def total(name: str) -> float:
+            return float(sum(worker.get(name, 0) for worker in workers.values()))
+
+        return {
+            "obstacle": self._health.obstacle(),
+            "workers": len(workers),
+            "connections": total("connections"),
+            "channels": total("channels"),
+            "subscriptions": total("subscriptions"),
+            "users": total("users"),
+            "lag_ms": max((worker.get("loop_lag_seconds", 0) for worker in workers.values()), default=0) * 1000,
+            "slow": total("slow_consumers_closed_total"),
+            "webhooks": self._webhooks.counters(),
+            "last": self._sampler.whole.last(),
+            "app_count": len(self._records.apps),
+        }
+
+    async def series(self, visit: Visit) -> Answer:
+        """GET /dashboard/series: the charts' data; `app`: of one app."""
+        app_id = visit.query.get("app", "")
+        series = self._sampler.of_app(app_id) if app_id else self._sampler.whole
+        return Answer(200, _encode(series.told()), _JSON)

@@ -1,0 +1,161 @@
+"""Templates and what they may use: everything is escaped, and nothing in a page is script or style of its own.
+
+Times go out as Unix seconds in a `<time>` with the UTC text in it; the page's script says them in the reader's zone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib import resources
+from typing import Any, Final
+from urllib.parse import quote
+
+import jinja2
+from markupsafe import Markup
+
+from redpoll import __version__
+from redpoll.control.answers import Answer, header_line
+from redpoll.control.call import Call
+from redpoll.protocol.errors import ApiError
+
+__all__ = ["SECURITY", "Pages", "StaticFiles", "iso", "place"]
+
+_HTML: Final = b"Content-Type: text/html; charset=utf-8\r\n"
+# What holds for every answer of the dashboard's.
+SECURITY: Final = (
+    b"X-Content-Type-Options: nosniff\r\n"
+    b"X-Frame-Options: DENY\r\n"
+    b"Referrer-Policy: same-origin\r\n"
+    b"Cross-Origin-Opener-Policy: same-origin\r\n"
+    b"Cross-Origin-Resource-Policy: same-origin\r\n"
+)
+_TYPES: Final = {
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+
+def place(path: str, *segments: str) -> str:
+    """A path with segments behind it that may hold anything."""
+    return "/".join((path, *(quote(segment, safe="") for segment in segments)))
+
+
+def iso(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _moment(at_s: float | None, how: str = "ago") -> Markup:
+    """A time; `how` is `ago` ("3 minutes ago"), `time` or `date`. None: never."""
+    if at_s is None:
+        return Markup('<span class="faint">never</span>')
+    text = datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return Markup('<time datetime="{}" data-how="{}">{}</time>').format(iso(at_s), how, text)
+
+
+def _size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}"
+
+
+def _span(seconds: float) -> str:
+    """How long, in the largest unit that says it."""
+    for size, unit in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
+        if seconds >= size:
+            many = round(seconds / size, 1)
+            return f"{many:g} {unit}{'' if many == 1 else 's'}"
+    return f"{seconds:g} second{'' if seconds == 1 else 's'}"
+
+
+def _ticks(text: str) -> Markup:
+    """Words between backticks as code."""
+    parts = text.split("`")
+    return Markup("").join(Markup("<code>{}</code>" if at % 2 else "{}").format(part) for at, part in enumerate(parts))
+
+
+def _plural(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+class StaticFiles:
+    """Scripts and styles, read once. Their address has a digest of them all, so browsers may keep them for good."""
+
+    def __init__(self) -> None:
+        folder = resources.files("redpoll.control.dashboard").joinpath("static")
+        files = {each.name: each.read_bytes() for each in folder.iterdir() if each.name.rpartition(".")[2] in _TYPES}
+        digest = hashlib.sha256()
+        for name in sorted(files):
+            digest.update(name.encode() + files[name])
+        self.edition = digest.hexdigest()[:12]
+        self._answers = {
+            name: (body, header_line("Content-Type", _TYPES[name.rpartition(".")[2]])) for name, body in files.items()
+        }
+
+    def path(self, name: str) -> str:
+        return f"/dashboard/static/{self.edition}/{name}"
+
+    async def show(self, call: Call) -> Answer:
+        """GET /dashboard/static/{edition}/{name}. Another digest, of an older page, has the file as it is now."""
+        edition, name = call.parameters
+        found = self._answers.get(name)
+        if found is None:
+            raise ApiError("not_found", "there is no such file")
+        kept = "public, max-age=31536000, immutable" if edition == self.edition else "no-cache"
+        return Answer(200, found[0], found[1] + header_line("Cache-Control", kept) + SECURITY)
+
+
+class Pages:
+    """Renders templates. `sockets`: where a page may open WebSockets to besides its own server, for its policy."""
+
+    def __init__(self, files: StaticFiles) -> None:
+        self._environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("redpoll.control.dashboard", "templates"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters.update(
+            moment=_moment,
+            ticks=_ticks,
+            size=_size,
+            count=_count,
+            span=_span,
+            plural=_plural,
+            segment=lambda text: quote(text, safe=""),
+        )
+        self._environment.globals.update(static=files.path, version=__version__)
+
+    def answer(
+        self,
+        template: str,
+        context: dict[str, Any],
+        *,
+        status: int = 200,
+        sockets: Iterable[str] = (),
+        headers: bytes = b"",
+    ) -> Answer:
+        """The page as an answer that nobody keeps."""
+        body = self._environment.get_template(template).render(context)
+        return Answer(
+            status, body.encode(), _HTML + _policy(sockets) + SECURITY + b"Cache-Control: no-store\r\n" + headers
+        )
+
+
+def _policy(sockets: Iterable[str]) -> bytes:
+    connect = " ".join(("'self'", *sockets))
+    return header_line(
+        "Content-Security-Policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+        f"connect-src {connect}; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    )

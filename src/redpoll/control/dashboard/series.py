@@ -1,0 +1,191 @@
+"""What the charts show: how the server's counters grew, looked at every five seconds and kept for an hour.
+
+Rates come from counters that only grow, worker by worker, so a worker that starts anew makes no dip below zero. In
+memory only: whoever wants more has /metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final
+
+from redpoll.control.routes import Route, slot_bound_s
+
+__all__ = ["EVERY_S", "NAMES", "Sampler", "Series"]
+
+EVERY_S: Final = 5.0
+_FIRST_S: Final = 0.5
+KEPT: Final = 720
+# What is kept of each moment. Rates are per second.
+NAMES: Final = ("connections", "received", "sent", "published", "p50_ms", "p99_ms", "delivered", "failed")
+_APP_NAMES: Final = ("connections", "received", "published")
+_MOST_APPS: Final = 100
+# One for each outcome (control/webhooks/webhooks.py).
+_ATTEMPTS: Final = re.compile(r"webhook_attempts_\w+_total").fullmatch
+
+Workers = Mapping[str, Mapping[str, Any]]
+
+
+class Series:
+    """Values by name over the last hour, oldest first; None where nothing was known."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(names)
+        self._rows: deque[tuple[float | None, ...]] = deque(maxlen=KEPT)
+
+    def add(self, at_s: float, values: Mapping[str, float | None]) -> None:
+        self._rows.append((at_s, *(values.get(name) for name in self.names)))
+
+    def told(self) -> dict[str, list[float | None]]:
+        """`{"time": [Unix seconds], name: [value], …}`, all of one length."""
+        columns = list(zip(*self._rows, strict=True)) or [()] * (len(self.names) + 1)
+        return {name: list(column) for name, column in zip(("time", *self.names), columns, strict=True)}
+
+    def last(self) -> dict[str, float | None]:
+        row = self._rows[-1] if self._rows else (None,) * (len(self.names) + 1)
+        return dict(zip(self.names, row[1:], strict=True))
+
+
+class Sampler:
+    """`read_workers` are the workers' counters by W, `webhooks` those of webhooks, `published` events by app; `timed`
+    the routes whose answers' times are the publish latency."""
+
+    def __init__(
+        self,
+        read_workers: Callable[[], Awaitable[Workers]],
+        webhooks: Callable[[], Mapping[str, float]],
+        published: Callable[[], Mapping[str, int]],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.whole = Series(NAMES)
+        self.workers: Workers = {}
+        self.timed: Iterable[Route] = ()
+        self._read_workers = read_workers
+        self._webhooks = webhooks
+        self._published = published
+        self._clock = clock
+        self._apps: dict[str, Series] = {}
+        self._counted: dict[tuple[str, str], float] = {}
+        self._times: list[int] = []
+        self._looked_at_s: float | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._running = asyncio.get_running_loop().create_task(self._run(), name="charts")
+
+    async def finish(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    def of_app(self, app_id: str) -> Series:
+        """An app's series; an empty one where nothing is known of it."""
+        return self._apps.get(app_id) or Series(_APP_NAMES)
+
+    async def _run(self) -> None:
+        # Redis is there a moment after us.
+        await asyncio.sleep(_FIRST_S)
+        while True:
+            await self.look()
+            await asyncio.sleep(EVERY_S)
+
+    async def look(self) -> None:
+        """One moment more. The first one gives no rates: there is nothing to compare it with."""
+        workers = await self._read_workers()
+        now_s = self._clock()
+        passed_s = now_s - self._looked_at_s if self._looked_at_s is not None else None
+        self._looked_at_s, self.workers = now_s, workers
+        counted: dict[tuple[str, str], float] = {}
+        webhooks, published = self._webhooks(), self._published()
+        received, sent = self._grown(counted, workers, "messages_received_total", "frames_posted_total")
+        done = self._one(counted, "webhook", "delivered", webhooks.get("webhook_attempts_delivered_total", 0.0))
+        made = sum(
+            count
+            for name, count in webhooks.items()
+            if name.startswith("webhook_attempts_") and name.endswith("_total")
+        )
+        attempts = self._one(counted, "webhook", "attempts", made)
+        events = sum(self._one(counted, "published", app_id, count, begun=0.0) for app_id, count in published.items())
+        p50, p99 = self._latency()
+        values = {
+            "connections": sum(worker.get("connections", 0) for worker in workers.values()) if workers else None,
+            "received": _per(received, passed_s),
+            "sent": _per(sent, passed_s),
+            "published": _per(events, passed_s),
+            "p50_ms": p50,
+            "p99_ms": p99,
+            "delivered": _per(done, passed_s),
+            "failed": _per(attempts - done, passed_s),
+        }
+        self.whole.add(now_s, values)
+        self._look_at_apps(now_s, passed_s, counted, workers, published)
+        self._counted = counted
+
+    def _look_at_apps(
+        self,
+        now_s: float,
+        passed_s: float | None,
+        counted: dict[tuple[str, str], float],
+        workers: Workers,
+        published: Mapping[str, int],
+    ) -> None:
+        connections: dict[str, int] = {}
+        received: dict[str, float] = {}
+        for w, worker in workers.items():
+            for app_id, (count, events) in worker.get("by_app", {}).items():
+                connections[app_id] = connections.get(app_id, 0) + count
+                received[app_id] = received.get(app_id, 0.0) + self._one(counted, w, f"app {app_id}", events)
+        for app_id in {**connections, **published, **self._apps}:
+            if app_id not in self._apps:
+                if len(self._apps) >= _MOST_APPS:
+                    continue
+                self._apps[app_id] = Series(_APP_NAMES)
+            grown = published.get(app_id, 0) - self._counted.get(("published", app_id), 0.0)
+            values = {
+                "connections": connections.get(app_id, 0),
+                "received": _per(received.get(app_id, 0.0), passed_s),
+                "published": _per(max(0.0, grown), passed_s),
+            }
+            self._apps[app_id].add(now_s, values)
+
+    def _grown(self, counted: dict[tuple[str, str], float], workers: Workers, *names: str) -> list[float]:
+        return [
+            sum(self._one(counted, w, name, worker.get(name, 0.0)) for w, worker in workers.items()) for name in names
+        ]
+
+    def _one(
+        self, counted: dict[tuple[str, str], float], whose: str, name: str, count: float, begun: float | None = None
+    ) -> float:
+        """By how much a counter grew. One that is new, or begins anew, counts from the next look on; `begun`: one of
+        this process, which is known to have begun there."""
+        before = self._counted.get((whose, name), count if begun is None else begun)
+        counted[whose, name] = count
+        return max(0.0, count - before)
+
+    def _latency(self) -> tuple[float | None, float | None]:
+        """Median and 99th percentile in ms of the publishes since the last look, as the middle of their slot says."""
+        columns = zip(*(route.times for route in self.timed), strict=True)
+        times = [sum(slot) for slot in columns]
+        before, self._times = self._times or times, times
+        since = [now - then for now, then in zip(times, before, strict=True)]
+        total = sum(since)
+        return (_percentile(since, total, 0.5), _percentile(since, total, 0.99)) if total else (None, None)
+
+
+def _percentile(slots: list[int], total: int, share: float) -> float:
+    seen = 0
+    for slot, count in enumerate(slots):
+        seen += count
+        if seen >= total * share:
+            # A slot begins at half of its bound.
+            return min(slot_bound_s(slot), 60.0) * 750
+    return 0.0
+
+
+def _per(grown: float, passed_s: float | None) -> float | None:
+    return None if passed_s is None else round(grown / max(passed_s, 0.1), 2)

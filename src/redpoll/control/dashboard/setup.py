@@ -1,0 +1,153 @@
+"""How to connect to an app, as text to paste: for Laravel, pusher-js, Node, Python and curl.
+
+The welcome of the first start (redpoll/welcome.py) says the same on a terminal, where nobody has seen a page yet.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from redpoll.control.call import Call
+
+__all__ = ["Address", "PublicAddress", "Snippet", "snippets"]
+
+
+class Address(NamedTuple):
+    """Where clients connect to."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @property
+    def secure(self) -> bool:
+        return self.scheme == "https"
+
+    @property
+    def url(self) -> str:
+        usual = 443 if self.secure else 80
+        return f"{self.scheme}://{self.host}" + ("" if self.port == usual else f":{self.port}")
+
+    @property
+    def sockets(self) -> str:
+        """The same for WebSockets."""
+        return self.url.replace("http", "ws", 1)
+
+
+class PublicAddress:
+    """Where the public port is: `public_url` where the operator said so, else the host that the dashboard was called
+    by, and the port."""
+
+    def __init__(self, public_url: str, port: int) -> None:
+        self._public_url = public_url
+        self._port = port
+
+    def of(self, call: Call) -> Address:
+        if self._public_url:
+            parts = urlsplit(self._public_url)
+            return Address(
+                parts.scheme, _host(parts.hostname or ""), parts.port or (443 if parts.scheme == "https" else 80)
+            )
+        try:
+            host = urlsplit(f"//{call.headers.get('Host', '')}").hostname
+        except ValueError:
+            host = None
+        # It goes into the policy of the page: a name or an address, nothing with a meaning there.
+        plain = host is not None and all(each.isalnum() or each in "-._:" for each in host) and host.isascii()
+        return Address("http", _host(host if plain and host else "127.0.0.1"), self._port)
+
+
+def _host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+class Snippet(NamedTuple):
+    """One way to connect. `parts` are (title, text) in the order in which they are needed."""
+
+    id: str
+    title: str
+    parts: list[tuple[str, str]]
+
+
+def snippets(app_id: str, key: str, secret: str, at: Address) -> list[Snippet]:
+    """All of them, for an app with this key."""
+    tls = "true" if at.secure else "false"
+    laravel = f"""BROADCAST_CONNECTION=pusher
+PUSHER_APP_ID={app_id}
+PUSHER_APP_KEY={key}
+PUSHER_APP_SECRET={secret}
+PUSHER_HOST={at.host}
+PUSHER_PORT={at.port}
+PUSHER_SCHEME={at.scheme}
+PUSHER_APP_CLUSTER=mt1
+VITE_PUSHER_APP_KEY="${{PUSHER_APP_KEY}}"
+VITE_PUSHER_HOST="${{PUSHER_HOST}}"
+VITE_PUSHER_PORT="${{PUSHER_PORT}}"
+VITE_PUSHER_SCHEME="${{PUSHER_SCHEME}}"
+VITE_PUSHER_APP_CLUSTER="${{PUSHER_APP_CLUSTER}}"
+"""
+    echo = """import Echo from "laravel-echo";
+import Pusher from "pusher-js";
+window.Pusher = Pusher;
+
+window.Echo = new Echo({
+  broadcaster: "pusher",
+  key: import.meta.env.VITE_PUSHER_APP_KEY,
+  cluster: import.meta.env.VITE_PUSHER_APP_CLUSTER,
+  wsHost: import.meta.env.VITE_PUSHER_HOST,
+  wsPort: import.meta.env.VITE_PUSHER_PORT,
+  wssPort: import.meta.env.VITE_PUSHER_PORT,
+  forceTLS: import.meta.env.VITE_PUSHER_SCHEME === "https",
+  enabledTransports: ["ws", "wss"],
+});
+"""
+    browser = f"""import Pusher from "pusher-js";
+
+const pusher = new Pusher("{key}", {{
+  cluster: "mt1",
+  wsHost: "{at.host}",
+  wsPort: {at.port},
+  wssPort: {at.port},
+  forceTLS: {tls},
+  enabledTransports: ["ws", "wss"],
+}});
+pusher.subscribe("news").bind("hello", (data) => console.log(data));
+"""
+    node = f"""import Pusher from "pusher";
+
+const pusher = new Pusher({{
+  appId: "{app_id}",
+  key: "{key}",
+  secret: "{secret}",
+  host: "{at.host}",
+  port: "{at.port}",
+  useTLS: {tls},
+}});
+await pusher.trigger("news", "hello", {{ text: "Hello from Node" }});
+"""
+    python = f"""from pusher import Pusher
+
+pusher = Pusher(
+    app_id="{app_id}",
+    key="{key}",
+    secret="{secret}",
+    host="{at.host}",
+    port={at.port},
+    ssl={at.secure},
+)
+pusher.trigger("news", "hello", {{"text": "Hello from Python"}})
+"""
+    curl = f"""curl {at.url}/api/v1/apps/{app_id}/events \\
+  -H "X-Service-Key: {key}" \\
+  -H "X-Service-Secret: {secret}" \\
+  -H "Content-Type: application/json" \\
+  -d '{{"name": "hello", "channels": ["news"], "data": "{{\\"text\\": \\"Hello from curl\\"}}"}}'
+"""
+    return [
+        Snippet("laravel", "Laravel", [(".env", laravel), ("resources/js/echo.js", echo)]),
+        Snippet("browser", "pusher-js", [("npm install pusher-js", browser)]),
+        Snippet("node", "Node", [("npm install pusher", node)]),
+        Snippet("python", "Python", [("pip install pusher", python)]),
+        Snippet("curl", "curl", [("", curl)]),
+    ]

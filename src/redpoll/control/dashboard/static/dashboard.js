@@ -1,0 +1,168 @@
+// What every page of the dashboard does: times in the reader's zone, copy buttons, dialogs that ask, tabs, the menu,
+// light and dark. Nothing here talks to the server; htmx does.
+(() => {
+  "use strict";
+
+  // -- times
+
+  const full = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+  const date = new Intl.DateTimeFormat(undefined, { dateStyle: "medium" });
+  const ago = new Intl.RelativeTimeFormat(undefined, { numeric: "auto" });
+  const units = [["year", 31536000], ["month", 2592000], ["day", 86400], ["hour", 3600], ["minute", 60]];
+
+  function relative(at) {
+    const seconds = (at - Date.now()) / 1000;
+    for (const [unit, size] of units) {
+      if (Math.abs(seconds) >= size) return ago.format(Math.round(seconds / size), unit);
+    }
+    return Math.abs(seconds) < 5 ? "just now" : ago.format(Math.round(seconds), "second");
+  }
+
+  function sayTimes(root) {
+    for (const element of root.querySelectorAll("time[datetime]")) {
+      const at = new Date(element.dateTime);
+      const how = element.dataset.how;
+      element.textContent = how === "date" ? date.format(at) : how === "time" ? full.format(at) : relative(at);
+      element.title = full.format(at);
+    }
+  }
+
+  // -- telling
+
+  let toastTimer;
+  function toast(text) {
+    const box = document.getElementById("toast");
+    if (!box) return;
+    box.textContent = text;
+    box.hidden = false;
+    clearTimeout(toastTimer);
+    toastTimer = setTimeout(() => { box.hidden = true; }, 5000);
+  }
+
+  // -- clicks
+
+  async function copy(button) {
+    const text = button.dataset.copy || document.getElementById(button.dataset.copyFrom).textContent;
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      // Not allowed over plain http from elsewhere: the old way.
+      const area = document.createElement("textarea");
+      area.value = text;
+      (button.closest("dialog") || document.body).append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+    }
+    const label = button.querySelector("span");
+    const before = label.textContent;
+    label.textContent = "Copied";
+    button.classList.add("is-done");
+    setTimeout(() => { label.textContent = before; button.classList.remove("is-done"); }, 1500);
+  }
+
+  function choose(tab) {
+    const list = tab.closest("[role=tablist]");
+    for (const each of list.querySelectorAll("[role=tab]")) {
+      const chosen = each === tab;
+      each.setAttribute("aria-selected", chosen);
+      each.tabIndex = chosen ? 0 : -1;
+      document.getElementById(each.getAttribute("aria-controls")).hidden = !chosen;
+    }
+  }
+
+  document.addEventListener("click", (event) => {
+    const target = event.target.closest("[data-copy], [data-copy-from], [data-opens], [data-closes], [data-menu], [data-theme-switch], [data-all], [role=tab]");
+    for (const open of document.querySelectorAll(".dropdown[open]")) {
+      if (!open.contains(event.target)) open.open = false;
+    }
+    if (!target) return;
+    if (target.matches("[data-copy], [data-copy-from]")) copy(target);
+    else if (target.matches("[data-opens]")) document.getElementById(target.dataset.opens).showModal();
+    else if (target.matches("[data-closes]")) target.closest("dialog").close();
+    else if (target.matches("[role=tab]")) choose(target);
+    else if (target.matches("[data-menu]")) {
+      const open = target.closest(".side").classList.toggle("is-open");
+      target.setAttribute("aria-expanded", open);
+    } else if (target.matches("[data-theme-switch]")) {
+      const root = document.documentElement;
+      const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+      root.dataset.theme = dark ? "light" : "dark";
+      localStorage.setItem("redpoll-theme", root.dataset.theme);
+      document.dispatchEvent(new Event("redpoll:theme"));
+    } else if (target.matches("[data-all]")) {
+      for (const box of document.querySelectorAll(`input[name="${target.dataset.all}"]`)) box.checked = target.checked;
+      countTicked();
+    }
+  });
+
+  document.addEventListener("keydown", (event) => {
+    const tab = event.target.closest("[role=tab]");
+    if (tab && (event.key === "ArrowRight" || event.key === "ArrowLeft")) {
+      const tabs = [...tab.closest("[role=tablist]").querySelectorAll("[role=tab]")];
+      const next = tabs[(tabs.indexOf(tab) + (event.key === "ArrowRight" ? 1 : tabs.length - 1)) % tabs.length];
+      choose(next);
+      next.focus();
+    }
+    if (event.key === "Escape") {
+      for (const open of document.querySelectorAll(".dropdown[open]")) open.open = false;
+    }
+  });
+
+  // -- forms
+
+  // Buttons that act on ticked rows say how many, and rest while there are none.
+  function countTicked() {
+    for (const button of document.querySelectorAll("[data-needs-ticked]")) {
+      const many = document.querySelectorAll(`input[name="${button.dataset.needsTicked}"]:checked`).length;
+      button.disabled = many === 0;
+      const count = button.querySelector(".ticked");
+      if (count) count.textContent = many ? ` (${many})` : "";
+    }
+  }
+
+  // What depends on another field is there only while that one says so.
+  function showDependents() {
+    for (const part of document.querySelectorAll("[data-when]")) {
+      const [name, value] = part.dataset.when.split("=");
+      const field = document.querySelector(`[name="${name}"]:checked`) || document.querySelector(`select[name="${name}"]`);
+      part.hidden = !field || field.value !== value;
+    }
+  }
+
+  document.addEventListener("change", (event) => {
+    if (event.target.matches("[data-submits]")) event.target.form.requestSubmit();
+    countTicked();
+    showDependents();
+  });
+  document.addEventListener("submit", (event) => {
+    // Twice clicked is once meant.
+    if (event.defaultPrevented || event.target.method !== "post") return;
+    const button = event.submitter;
+    if (button) setTimeout(() => { button.disabled = true; setTimeout(() => { button.disabled = false; countTicked(); }, 4000); });
+  });
+
+  // -- htmx
+
+  document.addEventListener("htmx:afterSwap", (event) => { sayTimes(event.target.parentNode || document); countTicked(); });
+  document.addEventListener("htmx:responseError", (event) => toast(`The server answered ${event.detail.xhr.status}; what you see may be old.`));
+  document.addEventListener("htmx:sendError", () => toast("The server doesn't answer; what you see may be old."));
+  // A table that is being worked on is not taken from under the mouse, or from under the keyboard.
+  document.addEventListener("htmx:beforeRequest", (event) => {
+    const table = event.target;
+    if (!table.matches("[data-live]")) return;
+    const busy = document.querySelector("dialog[open]") || table.querySelector("details[open], input:checked") || table.contains(document.activeElement);
+    if (busy || document.hidden) event.preventDefault();
+  });
+
+  function ready() {
+    sayTimes(document);
+    countTicked();
+    showDependents();
+    const fault = document.querySelector("[aria-invalid=true]");
+    if (fault) fault.focus();
+    setInterval(() => sayTimes(document), 30000);
+  }
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", ready);
+  else ready();
+})();

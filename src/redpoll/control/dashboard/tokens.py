@@ -1,0 +1,83 @@
+"""The page of an app's tokens: make one, which is shown once, and revoke them."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from redpoll.control.answers import Answer
+from redpoll.control.dashboard.door import HOME, Door, Visit
+from redpoll.control.dashboard.forms import Form
+from redpoll.control.records import RecordError, Records
+from redpoll.control.routes import Route
+from redpoll.protocol.apps import App
+from redpoll.protocol.tokens import Token
+
+__all__ = ["TokenPages"]
+
+_DAY_S: Final = 86_400.0
+LASTS: Final = {"": None, "1": _DAY_S, "7": 7 * _DAY_S, "30": 30 * _DAY_S, "90": 90 * _DAY_S, "365": 365 * _DAY_S}
+
+
+class TokenPages:
+    def __init__(self, door: Door, records: Records) -> None:
+        self._door = door
+        self._records = records
+
+    def routes(self) -> list[Route]:
+        door = self._door
+        return [
+            door.route("GET", "/apps/{app_id}/tokens", "tokens", self.show),
+            door.route("POST", "/apps/{app_id}/tokens", "create_token", self.create, "admin"),
+            door.route("POST", "/apps/{app_id}/tokens/revoke", "revoke_token", self.revoke, "admin"),
+        ]
+
+    async def show(self, visit: Visit) -> Answer:
+        """GET /dashboard/apps/{app_id}/tokens."""
+        return self._page(visit, visit.app, Form())
+
+    def _page(self, visit: Visit, app: App, form: Form, *, status: int = 200, plain: str = "") -> Answer:
+        now_s = time.time()
+        tokens = [(token, _state(token, now_s)) for token in reversed(self._records.tokens_of(app.id))]
+        return visit.page("tokens.html", status=status, app=app, form=form, tokens=tokens, plain=plain)
+
+    async def create(self, visit: Visit) -> Answer:
+        """POST …/tokens: name, scope (several), lasts in days. Answers with the plain form, this one time."""
+        app, form = visit.app, visit.form
+        scopes = form.every("scope")
+        lasts = form.choice("lasts", LASTS)
+        if not scopes:
+            form.fault("scope", "Choose what it may do.")
+        if not form.text("name"):
+            form.fault("name", "Give it a name, so that you know later what uses it.")
+        plain = ""
+        if form.good:
+            try:
+                token, plain = await self._records.create_token(app.id, form.text("name"), scopes, LASTS[lasts])
+            except RecordError as error:
+                form.fault("scope" if "scope" in str(error) else "name", str(error))
+        if not form.good:
+            return self._page(visit, app, form, status=422)
+        await visit.note(
+            "token created", app=app, target=token.name, detail=f"{token.prefix}… {', '.join(token.scopes)}"
+        )
+        return self._page(visit, app, Form(), plain=plain)
+
+    async def revoke(self, visit: Visit) -> Answer:
+        """POST …/tokens/revoke: id."""
+        app, form = visit.app, visit.form
+        owned = {token.id for token in self._records.tokens_of(app.id)}
+        if form.text("id") not in owned:
+            form.fault("", "This app has no such token.")
+            return self._page(visit, app, form, status=422)
+        (token,) = await self._records.revoke_tokens([form.text("id")])
+        await visit.note("token revoked", app=app, target=token.name, detail=f"{token.prefix}…")
+        return visit.redirect(f"{HOME}/apps/{app.id}/tokens", f"{token.name} opens nothing any more.")
+
+
+def _state(token: Token, now_s: float) -> str:
+    if token.revoked_at is not None:
+        return "revoked"
+    if token.expires_at is not None and now_s >= token.expires_at:
+        return "expired"
+    return "active"

@@ -1,0 +1,86 @@
+"""The page of the dashboard's users: who may come in, as what, and a new one-time password for who forgot theirs."""
+
+from __future__ import annotations
+
+from redpoll.control.answers import Answer
+from redpoll.control.dashboard.accounts import AccountError, Accounts
+from redpoll.control.dashboard.door import HOME, Door, Visit
+from redpoll.control.dashboard.forms import Form
+from redpoll.control.routes import Route
+
+__all__ = ["UserPages"]
+
+
+class UserPages:
+    def __init__(self, door: Door, accounts: Accounts) -> None:
+        self._door = door
+        self._accounts = accounts
+
+    def routes(self) -> list[Route]:
+        door = self._door
+        return [
+            door.route("GET", "/users", "users", self.show),
+            door.route("POST", "/users", "create_user", self.create, "admin"),
+            door.route("POST", "/users/reset", "reset_user", self.reset, "admin"),
+            door.route("POST", "/users/role", "set_role", self.set_role, "admin"),
+            door.route("POST", "/users/remove", "remove_user", self.remove, "admin"),
+        ]
+
+    async def show(self, visit: Visit) -> Answer:
+        """GET /dashboard/users."""
+        return await self._page(visit, Form())
+
+    async def _page(
+        self, visit: Visit, form: Form, *, status: int = 200, made: tuple[str, str] | None = None
+    ) -> Answer:
+        return visit.page("users.html", status=status, users=await self._accounts.users(), form=form, made=made)
+
+    async def create(self, visit: Visit) -> Answer:
+        """POST /dashboard/users: name, role. Answers with the one-time password, this one time."""
+        form = visit.form
+        name, role = form.text("name"), form.text("role")
+        try:
+            password = await self._accounts.create(name, role)
+        except AccountError as error:
+            form.fault(error.field, str(error))
+            return await self._page(visit, form, status=422)
+        await visit.note("user created", target=name, detail=role)
+        return await self._page(visit, Form(), made=(name, password))
+
+    async def reset(self, visit: Visit) -> Answer:
+        """POST /dashboard/users/reset: user."""
+        form = visit.form
+        name = form.text("user")
+        if name == visit.session.user.name:
+            return visit.redirect(f"{HOME}/account")
+        try:
+            password = await self._accounts.reset(name)
+        except AccountError as error:
+            form.fault("", str(error))
+            return await self._page(visit, form, status=422)
+        await visit.note("password reset", target=name)
+        return await self._page(visit, Form(), made=(name, password))
+
+    async def set_role(self, visit: Visit) -> Answer:
+        """POST /dashboard/users/role: user, role."""
+        form = visit.form
+        name, role = form.text("user"), form.text("role")
+        try:
+            await self._accounts.set_role(name, role)
+        except AccountError as error:
+            form.fault("", str(error))
+            return await self._page(visit, form, status=422)
+        await visit.note("role changed", target=name, detail=role)
+        return visit.redirect(f"{HOME}/users", f"{name} is {role} now.")
+
+    async def remove(self, visit: Visit) -> Answer:
+        """POST /dashboard/users/remove: user."""
+        form = visit.form
+        name = form.text("user")
+        try:
+            await self._accounts.remove(name)
+        except AccountError as error:
+            form.fault("", str(error))
+            return await self._page(visit, form, status=422)
+        await visit.note("user removed", target=name)
+        return visit.redirect(f"{HOME}/users", f"{name} is removed.")

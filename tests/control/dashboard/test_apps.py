@@ -1,0 +1,105 @@
+"""The pages of apps: made, renamed, switched off, set."""
+
+import pytest
+
+from redpoll.protocol.apps import SETTINGS
+
+SCRIPT = "<script>alert('x')</script>"
+
+
+async def test_a_new_app_is_there_at_once_and_noted(plane, browser):
+    reply = await browser.post("/dashboard/apps/new", name=SCRIPT)
+    assert reply.status == 303
+    app = next(app for app in plane.records.apps.values() if app.name == SCRIPT)
+    assert reply.headers["location"] == f"/dashboard/apps/{app.id}"
+    for path in (
+        "/dashboard/apps",
+        f"/dashboard/apps/{app.id}",
+        f"/dashboard/apps/{app.id}/settings",
+        "/dashboard/audit",
+    ):
+        page = (await browser.get(path)).body
+        assert b"<script>alert" not in page, path
+        assert b"&lt;script&gt;alert" in page, path
+
+
+async def test_a_name_that_cannot_be_is_told_at_its_field_and_kept(browser):
+    reply = await browser.post("/dashboard/apps/new", name="x" * 201)
+    assert reply.status == 422
+    assert b'id="fault-name"' in reply.body
+    assert b'value="' + b"x" * 201 in reply.body
+
+
+async def test_what_was_done_is_told_once(browser):
+    reply = await browser.post("/dashboard/apps/new", name="shop")
+    path = reply.headers["location"]
+    assert b"shop is ready" in (await browser.get(path)).body
+    assert b"shop is ready" not in (await browser.get(path)).body
+
+
+def in_force(app):
+    """What the form sends where nothing is touched."""
+    fields = {}
+    for name, setting in SETTINGS.items():
+        value = getattr(app, name)
+        if name == "enabled" or (setting.type == "switch" and not value):
+            continue
+        fields[name] = ", ".join(value) if setting.type == "hosts" else "1" if setting.type == "switch" else str(value)
+    return fields
+
+
+async def test_every_setting_is_in_the_form_and_can_be_changed(plane, browser):
+    page = (await browser.get("/dashboard/apps/3/settings")).body.decode()
+    for name in SETTINGS:
+        assert f'name="{name}"' in page, name
+    fields = in_force(plane.records.apps["3"]) | {
+        "allowed_origins": "shop.example.com\n*.example.org",
+        "watchlist": "1",
+        "max_batch": "20",
+        "user_authentication_timeout_s": "2.5",
+        "plan": "starter",
+    }
+    del fields["client_events"]
+    assert (await browser.post("/dashboard/apps/3/settings", **fields)).status == 303
+    app = plane.records.apps["3"]
+    assert app.allowed_origins == ("shop.example.com", "*.example.org")
+    assert (app.watchlist, app.client_events, app.max_batch, app.plan) == (True, False, 20, "starter")
+    assert app.user_authentication_timeout_s == 2.5
+    noted = (await browser.get("/dashboard/audit")).body.decode()
+    assert "max_batch 10 → 20" in noted
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_batch", "many"),
+        ("max_batch", "0"),
+        ("plan", "gold"),
+        ("allowed_origins", "https://shop.example.com/"),
+        ("cache_ttl_s", ""),
+        ("max_presence_members", "10000"),
+    ],
+)
+async def test_a_wrong_setting_is_told_at_its_field_and_nothing_is_saved_or_lost(plane, browser, field, value):
+    before = plane.records.apps["3"]
+    fields = in_force(before) | {"watchlist": "1", "max_channels": "55", "max_user_info_bytes": "16384", field: value}
+    reply = await browser.post("/dashboard/apps/3/settings", **fields)
+    page = reply.body.decode()
+    assert reply.status == 422
+    assert f'id="fault-{field}"' in page
+    assert 'value="55"' in page
+    assert plane.records.apps["3"] == before
+
+
+async def test_an_app_is_switched_off_and_on_and_says_so(plane, browser):
+    await browser.post("/dashboard/apps/3/enabled", enabled="0")
+    assert plane.records.apps["3"].enabled is False
+    assert b"switched off" in (await browser.get("/dashboard/apps/3/channels")).body
+    await browser.post("/dashboard/apps/3/enabled", enabled="1")
+    assert plane.records.apps["3"].enabled is True
+
+
+async def test_an_app_is_renamed(plane, browser):
+    assert (await browser.post("/dashboard/apps/3/name", name="Shop")).status == 303
+    assert plane.records.apps["3"].name == "Shop"
+    assert (await browser.post("/dashboard/apps/3/name", name="")).status == 422

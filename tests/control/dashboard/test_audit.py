@@ -1,0 +1,43 @@
+"""The page of the audit log."""
+
+import json
+
+
+async def test_it_finds_by_word_user_and_app_and_leads_to_older_ones(plane, browser):
+    for at in range(60):
+        await plane.plane.dashboard.door.note("vera" if at % 2 else "admin", "10.0.0.1", "did", "3", f"thing-{at:02}")
+    first = (await browser.get("/dashboard/audit?app=3")).body.decode()
+    assert "thing-59" in first
+    assert "thing-05" not in first
+    older = first.split('href="/dashboard/audit?find=')[1].split('"')[0].replace("&amp;", "&")
+    assert "thing-05" in (await browser.get(f"/dashboard/audit?find={older}")).body.decode()
+    one = (await browser.get("/dashboard/audit?find=thing-0&who=vera")).body.decode()
+    assert "thing-01" in one
+    assert "thing-02" not in one
+    assert "Nothing matches" in (await browser.get("/dashboard/audit?find=100%25")).body.decode()
+
+
+async def test_it_is_exported_whole(plane, browser, wait_until):
+    for at in range(5):
+        await plane.plane.dashboard.door.note("admin", "", "did", "3", f"=thing-{at}")
+    begun = await browser.post("/dashboard/audit/export", find="thing", format="json")
+    job = begun.headers["location"]
+    (running,) = plane.plane.dashboard._jobs._jobs.values()
+    await wait_until(lambda: running.state != "running")
+    reply = await browser.get(f"{job}/file")
+    assert [each["target"] for each in json.loads(reply.body)] == [f"=thing-{at}" for at in (4, 3, 2, 1, 0)]
+    assert "attachment" in reply.headers["content-disposition"]
+
+
+async def test_the_command_line_is_noted_too(plane, browser, tmp_path):
+    from redpoll.control import commands
+    from redpoll.control.context import Context
+    from redpoll.settings import Settings
+
+    context = Context(plane.plane.dashboard.accounts.store, plane.records, Settings())
+    made = await commands.run(context, "token create", {"app": "3", "name": "t", "scopes": ["read"], "lasts_s": None})
+    await commands.run(context, "token list", {"app": "3"})
+    page = (await browser.get("/dashboard/audit?who=command+line")).body.decode()
+    assert "token create" in page
+    assert "token list" not in page
+    assert made["token"] not in page

@@ -1,0 +1,34 @@
+"""The operator's commands about users."""
+
+import pytest
+
+from redpoll.control.context import CommandError, Context
+from redpoll.control.dashboard import commands
+from redpoll.control.dashboard.accounts import Accounts
+from redpoll.control.records import Records
+from redpoll.settings import Settings
+from redpoll.store.store import Store, database_url
+
+
+@pytest.fixture
+async def context(tmp_path):
+    store = await Store.open(database_url(tmp_path))
+    yield Context(store, Records(store), Settings())
+    await store.close()
+
+
+async def test_a_user_is_made_and_reset_with_a_password_that_works_once(context):
+    made = await commands.COMMANDS["user create"](context, {"name": "vera", "role": "viewer"})
+    assert {"name": made["name"], "role": made["role"]} == {"name": "vera", "role": "viewer"}
+    reset = await commands.COMMANDS["user reset"](context, {"name": "vera"})
+    assert reset["password"] != made["password"]
+    accounts = Accounts(context.store)
+    session = await accounts.session(await accounts.log_in("vera", reset["password"]))
+    assert session.user.must_change
+
+
+async def test_what_cannot_be_is_told_in_a_sentence(context):
+    with pytest.raises(CommandError, match="A role is admin or viewer"):
+        await commands.COMMANDS["user create"](context, {"name": "vera", "role": "king"})
+    with pytest.raises(CommandError, match="There is no user vera"):
+        await commands.COMMANDS["user reset"](context, {"name": "vera"})

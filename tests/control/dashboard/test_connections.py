@@ -1,0 +1,78 @@
+"""The page of connections: every worker is asked, and what it says is shown."""
+
+import json
+
+import pytest
+
+from redpoll.cluster.keys import Keys
+from redpoll.cluster.link import Link
+from redpoll.cluster.questions import Questions
+
+W = "0123456789ab.1.1"
+
+
+@pytest.fixture
+async def worker(redis, plane):
+    """A worker that answers questions: `told` is what it says by question, `asked` what came."""
+
+    class Worker:
+        def __init__(self):
+            self.told = {"connections": {"total": 0, "connections": []}, "close": 0}
+            self.asked = []
+
+        def heard(self, _topic, payload):
+            message = json.loads(payload)
+            if "ask" in message:
+                self.asked.append(message)
+                Questions(link, keys).answer(message["id"], W, self.told[message["ask"]])
+
+    keys, link, made = Keys("rp"), Link(redis.url), Worker()
+    link.on_push = made.heard
+    link.start()
+    await link.wait_up()
+    await link.ask(b"HSET", keys.beat, W, 1)
+    plane.plane.told({"alive": [1], "greatest": 1})
+    link.subscribe((keys.sys,), lambda _: None)
+    await link.ask(b"PING")
+    yield made
+    await link.close()
+
+
+def connection(**changed):
+    row = {"socket": "1.2", "app": "3", "address": "10.0.0.1", "library": "js 8.6.0", "since": 1_000_000}
+    return {**row, "channels": 1, "named": ["news"], "user": None, "owed": 2048, **changed}
+
+
+async def test_they_are_shown_escaped(browser, worker):
+    bad = "<script>alert(1)"
+    rows = [connection(), connection(socket="3.4", user=bad, library=bad, address=bad, named=[bad])]
+    worker.told["connections"] = {"total": 2, "connections": rows}
+    page = (await browser.get("/dashboard/apps/3/connections?find=a&channel=news")).body.decode()
+    assert "js 8.6.0" in page
+    assert "2.0 KiB" in page
+    assert "<script>alert" not in page
+    assert {name: worker.asked[0][name] for name in ("app", "find", "channel")} == {
+        "app": "3",
+        "find": "a",
+        "channel": "news",
+    }
+
+
+async def test_one_is_closed_and_noted(browser, worker):
+    worker.told["close"] = 1
+    reply = await browser.post("/dashboard/apps/3/connections/close", socket="1.2")
+    assert reply.status == 303
+    assert worker.asked[-1]["socket"] == "1.2"
+    assert "connection closed" in (await browser.get("/dashboard/audit")).body.decode()
+
+
+async def test_a_worker_that_is_silent_is_said(browser, redis, plane, monkeypatch):
+    from redpoll.control.dashboard import dashboard
+
+    part = next(each for each in plane.plane.dashboard._parts if isinstance(each, dashboard.ConnectionPages))
+    part._questions._answer_s = 0.05
+    link = plane.plane.link
+    await link.ask(b"HSET", Keys("rp").beat, W, 1)
+    plane.plane.told({"alive": [1], "greatest": 1})
+    page = (await browser.get("/dashboard/apps/3/connections")).body.decode()
+    assert "couldn&#39;t all be asked" in page or "couldn't all be asked" in page

@@ -1,0 +1,55 @@
+"""The console: what it may join, what it publishes, and who fills it."""
+
+import json
+import time
+
+import pytest
+
+from redpoll.protocol.auth import channel_fault
+from redpoll.protocol.channels import CONSOLE
+
+
+async def test_the_page_has_the_key_of_nothing_else_and_says_that_somebody_looks(plane, browser):
+    reply = await browser.get("/dashboard/apps/3/console?channel=%3Cscript%3E")
+    app = plane.records.apps["3"]
+    page = reply.body.decode()
+    assert app.console_key.key in page
+    assert app.console_key.secret not in page
+    assert all(key.key not in page for key in app.keys)
+    assert app.console_until > time.time() + 30
+    assert "connect-src 'self' ws://test:" in reply.headers["content-security-policy"]
+    assert 'value="&lt;script&gt;"' in page
+    assert (await browser.post("/dashboard/apps/3/console/watch")).status == 204
+
+
+async def test_a_subscription_to_the_consoles_channel_is_signed_and_to_no_other(plane, browser):
+    await browser.get("/dashboard/apps/3/console")
+    told = await browser.post("/dashboard/apps/3/console/auth", socket_id="1.2", channel_name=CONSOLE)
+    app = plane.records.apps["3"]
+    assert channel_fault(app, "1.2", CONSOLE, told.json()["auth"], None) is None
+    other = await browser.post("/dashboard/apps/3/console/auth", socket_id="1.2", channel_name="private-orders")
+    assert other.status == 403
+
+
+async def test_an_event_is_published_as_the_api_does_it(plane, browser, hear):
+    listener = await hear("news")
+    reply = await browser.post("/dashboard/apps/3/console/publish", channel="news", name="hello", data='{"a": " <b> "}')
+    assert reply.status == 200
+    (payload,) = listener.heard
+    assert payload.endswith(b'hello{"a": " <b> "}')
+    assert "event published" in (await browser.get("/dashboard/audit")).body.decode()
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"channel": "a b", "name": "e", "data": ""}, "channel"),
+        ({"channel": CONSOLE, "name": "e", "data": ""}, "channel"),
+        ({"channel": "c", "name": "pusher:x", "data": ""}, "name"),
+        ({"channel": "c", "name": "e", "data": "x" * 20_000}, "data"),
+    ],
+)
+async def test_what_the_api_refuses_is_told_at_its_field(browser, fields, field):
+    reply = await browser.post("/dashboard/apps/3/console/publish", **fields)
+    assert reply.status == 422
+    assert list(json.loads(reply.body)["fault"]) == [field]

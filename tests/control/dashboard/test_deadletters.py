@@ -1,0 +1,122 @@
+"""The page of dead letters: looked at, tried anew, given up; one, some and all."""
+
+import asyncio
+import json
+
+import pytest
+
+from receiver import Receiver, status
+from redpoll.store import deliveries as rows
+
+SETTINGS = {"webhook_allow_http": True, "webhook_allow_addresses": ("127.0.0.0/8",), "webhook_retry_after_s": (300.0,)}
+
+
+@pytest.fixture
+async def plane(make_plane, redis):
+    return await make_plane(redis.url, **SETTINGS)
+
+
+@pytest.fixture
+async def dead(plane):
+    """`await dead(count, url)`: so many failed deliveries of a new endpoint of app 3; their ids."""
+    webhooks = plane.plane._webhooks
+
+    async def made(count, url="http://127.0.0.1:9/hook", app_id="3"):
+        endpoint = await webhooks.create(app_id, url)
+        async with plane.plane.dashboard.accounts.store.change() as connection:
+            written = await rows.add(
+                connection,
+                [
+                    {
+                        "id": f"{endpoint.id}-{at}",
+                        "endpoint_id": endpoint.id,
+                        "event": "channel.occupied",
+                        "channel": f"c-{at}",
+                        "user": "<script>alert(1)",
+                        "stamp": at,
+                        "time_ms": 1_000,
+                        "trace": None,
+                        "body": b'{"text":"<script>alert(2)"}',
+                        "at": 1_000.0 + at,
+                        "created_at": 1_000.0,
+                    }
+                    for at in range(count)
+                ],
+            )
+            failed = [
+                rows.Result(
+                    each.number, "failed", 2_000.0, rows.AttemptRow(1, 1_500.0, 503, 5, "status", "503", b"<b>no")
+                )
+                for each in written
+            ]
+            await rows.put_results(connection, failed)
+        return [each.id for each in written]
+
+    return made
+
+
+async def states(plane, app_id="3"):
+    found = await plane.plane._webhooks.deliveries(app_id, limit=2_000)
+    return sorted(each.state for each in found)
+
+
+async def test_the_payload_and_every_attempt_are_shown_escaped(plane, browser, dead):
+    (delivery_id,) = await dead(1)
+    page = (await browser.get("/dashboard/apps/3/dead-letters")).body.decode()
+    assert "1 dead letter<" in page
+    assert "<script>alert" not in page
+    page = (await browser.get(f"/dashboard/apps/3/deliveries/{delivery_id}")).body.decode()
+    assert "&lt;script&gt;alert(2)" in page
+    assert "&lt;b&gt;no" in page
+    assert "<script>alert" not in page
+    assert (await browser.get(f"/dashboard/apps/4/deliveries/{delivery_id}")).status == 404
+
+
+async def test_a_retry_arrives_when_the_receiver_is_well_again(plane, browser, dead):
+    async with Receiver(status(200)) as receiver:
+        (delivery_id,) = await dead(1, receiver.url)
+        reply = await browser.post("/dashboard/apps/3/dead-letters", do="retry", id=delivery_id, back="delivery")
+        assert reply.headers["location"].endswith(f"/deliveries/{delivery_id}")
+        async with asyncio.timeout(10):
+            while await states(plane) != ["delivered"]:
+                await asyncio.sleep(0.01)
+        assert receiver.requests[0].body == b'{"text":"<script>alert(2)"}'
+    assert "No dead letters" in (await browser.get("/dashboard/apps/3/dead-letters")).body.decode()
+
+
+async def test_ticked_ones_are_discarded_all_or_none(plane, browser, dead):
+    ids = await dead(3)
+    refused = await browser.post("/dashboard/apps/3/dead-letters", do="discard", id=[ids[0], "none"])
+    assert refused.status == 422
+    assert await states(plane) == ["failed"] * 3
+    assert (await browser.post("/dashboard/apps/3/dead-letters", do="discard")).status == 422
+    assert (await browser.post("/dashboard/apps/3/dead-letters", do="discard", id=ids[:2])).status == 303
+    assert await states(plane) == ["discarded", "discarded", "failed"]
+
+
+async def test_dead_letters_of_another_app_are_not_touched(plane, browser, dead):
+    (other,) = await dead(1, app_id="4")
+    assert (await browser.post("/dashboard/apps/3/dead-letters", do="discard", id=other)).status == 422
+    assert await states(plane, "4") == ["failed"]
+
+
+async def test_all_of_them_are_discarded_in_a_job_that_shows_how_far_it_is(plane, browser, dead, wait_until):
+    await dead(1_200)
+    reply = await browser.post("/dashboard/apps/3/dead-letters/all", do="discard", endpoint="")
+    (job,) = plane.plane.dashboard._jobs._jobs.values()
+    assert job.progress.total == 1_200
+    await wait_until(lambda: job.state != "running")
+    assert "1,200 dead letters were discarded." in (await browser.get(reply.headers["location"])).body.decode()
+    assert set(await states(plane)) == {"discarded"}
+
+
+async def test_fifty_are_on_a_page_and_all_in_an_export(plane, browser, dead, wait_until):
+    await dead(60)
+    page = (await browser.get("/dashboard/apps/3/dead-letters")).body.decode()
+    assert page.count('name="id"') == 50
+    older = page.split('href="/dashboard/apps/3/dead-letters?')[1].split('"')[0].replace("&amp;", "&")
+    assert (await browser.get(f"/dashboard/apps/3/dead-letters?{older}")).body.decode().count('name="id"') == 10
+    job = (await browser.post("/dashboard/apps/3/dead-letters/export", format="json")).headers["location"]
+    (running,) = plane.plane.dashboard._jobs._jobs.values()
+    await wait_until(lambda: running.state != "running")
+    assert len(json.loads((await browser.get(f"{job}/file")).body)) == 60

@@ -1,0 +1,31 @@
+"""Exports as a spreadsheet takes them."""
+
+import csv
+import io
+
+from redpoll.control.dashboard.exports import as_csv
+
+
+def test_rows_may_have_different_names_and_any_text():
+    text = as_csv([{"a": 1, "b": 'say "hi",\nthere'}, {"a": None, "c": ["x", "y"]}]).decode()
+    assert list(csv.DictReader(io.StringIO(text))) == [
+        {"a": "1", "b": 'say "hi",\nthere', "c": ""},
+        {"a": "", "b": "", "c": "x y"},
+    ]
+
+
+def test_what_a_spreadsheet_would_carry_out_is_text():
+    text = as_csv([{"a": each} for each in ("=1+1", "+1", "-1", "@x", "\tx", "plain", -1)]).decode()
+    assert [row["a"] for row in csv.DictReader(io.StringIO(text))] == [
+        "'=1+1",
+        "'+1",
+        "'-1",
+        "'@x",
+        "'\tx",
+        "plain",
+        "-1",
+    ]
+
+
+def test_nothing_is_a_file_all_the_same():
+    assert as_csv([]) == b"\r\n"

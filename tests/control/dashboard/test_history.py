@@ -1,0 +1,102 @@
+"""The pages of history: rules, and the messages of a channel."""
+
+import json
+
+import pytest
+from redis.asyncio import Redis
+
+from redpoll.cluster.keys import Keys
+from redpoll.protocol.apps import HistoryRule
+
+PREFIX = {"match": "prefix", "name": "kept-", "keep": "100", "lasts": "2", "unit": "hours", "replay": "none"}
+
+
+@pytest.fixture
+async def kept(plane):
+    """App 3 keeps messages of `kept-…`; `await kept(n)` publishes so many to kept-a."""
+    await plane.records.add_history_rule(
+        "3", HistoryRule(id="000000", name="kept-", prefix=True, keep=1_000, seconds=600)
+    )
+
+    async def publish(count, data='{"n": "<script>alert(1)"}'):
+        for at in range(count):
+            assert (await plane.trigger(name=f"event-{at}", channels=["kept-a"], data=data)).status == 200
+
+    return publish
+
+
+async def test_a_rule_is_made_and_removed(plane, browser):
+    assert (await browser.post("/dashboard/apps/3/history", **PREFIX, client_events="1")).status == 303
+    (rule,) = plane.records.apps["3"].history
+    assert (rule.name, rule.prefix, rule.keep, rule.seconds, rule.client_events) == ("kept-", True, 100, 7_200, True)
+    page = (await browser.get("/dashboard/apps/3/history")).body.decode()
+    assert "100 messages, 2 hours" in page
+    assert (await browser.post("/dashboard/apps/3/history/remove", rule=rule.id)).status == 303
+    assert plane.records.apps["3"].history == ()
+    assert (await browser.post("/dashboard/apps/3/history/remove", rule="<script>")).status == 422
+
+
+async def test_what_subscribers_are_told_is_a_number_or_a_time(plane, browser):
+    await browser.post("/dashboard/apps/3/history", **{**PREFIX, "replay": "count", "replay_count": "5"})
+    by_time = {"name": "b-", "replay": "seconds", "replay_lasts": "1", "replay_unit": "minutes"}
+    await browser.post("/dashboard/apps/3/history", **{**PREFIX, **by_time})
+    await browser.post("/dashboard/apps/3/history", match="channel", name="kept-not", keep="0", replay="none")
+    told = [(rule.replay, rule.replay_seconds, rule.keep) for rule in plane.records.apps["3"].history]
+    assert told == [(5, 0, 100), (0, 60, 100), (0, 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"name": "<script>"}, "name"),
+        ({"keep": "10001"}, "keep"),
+        ({"keep": ""}, "keep"),
+        ({"lasts": "0"}, "lasts"),
+        ({"lasts": "99999"}, "lasts"),
+        ({"unit": "years"}, "unit"),
+        ({"replay": "count", "replay_count": "500"}, "replay"),
+        ({"replay": "seconds", "replay_lasts": ""}, "replay_lasts"),
+    ],
+)
+async def test_what_is_wrong_is_told_and_what_was_typed_is_kept(plane, browser, changed, field):
+    reply = await browser.post("/dashboard/apps/3/history", **{**PREFIX, **changed})
+    page = reply.body.decode()
+    assert reply.status == 422
+    assert plane.records.apps["3"].history == ()
+    assert "<script>" not in page.replace('<script src="', "")
+    if field != "unit":
+        assert f'id="fault-{field}"' in page
+    assert 'value="prefix" selected' in page
+
+
+async def test_messages_are_shown_newest_first_in_pages_and_escaped(browser, kept):
+    await kept(60)
+    page = (await browser.get("/dashboard/apps/3/history/kept-a")).body.decode()
+    assert "event-59" in page
+    assert "event-9<" not in page
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    older = page.split('href="/dashboard/apps/3/history/kept-a?')[1].split('"')[0].replace("&amp;", "&")
+    assert "event-9<" in (await browser.get(f"/dashboard/apps/3/history/kept-a?{older}")).body.decode()
+    assert "kept-a" in (await browser.get("/dashboard/apps/3/history")).body.decode()
+
+
+async def test_a_place_that_is_no_more_is_told(browser, kept):
+    await kept(1)
+    gone = await browser.get("/dashboard/apps/3/history/kept-a?cursor=other%3A5")
+    assert gone.status == 400
+    assert "lost or was cleared" in gone.body.decode()
+    assert "Nothing is kept of this channel" in (await browser.get("/dashboard/apps/3/history/none")).body.decode()
+    assert (await browser.get("/dashboard/apps/3/history/%3Cb%3E")).status == 400
+
+
+async def test_messages_are_exported_oldest_first_and_cleared(redis, plane, browser, kept, wait_until):
+    await kept(3)
+    job = (await browser.post("/dashboard/apps/3/history/kept-a/export", format="json")).headers["location"]
+    (running,) = plane.plane.dashboard._jobs._jobs.values()
+    await wait_until(lambda: running.state != "running")
+    told = json.loads((await browser.get(f"{job}/file")).body)
+    assert [each["event"] for each in told] == ["event-0", "event-1", "event-2"]
+    assert (await browser.post("/dashboard/apps/3/history/kept-a/clear")).status == 303
+    async with Redis(unix_socket_path=redis.path) as client:
+        assert await client.xlen(Keys("rp").history("3", "kept-a")) == 0

@@ -1,0 +1,96 @@
+"""What charts show: rates out of counters, worker by worker."""
+
+from redpoll.control.dashboard import series
+from redpoll.control.dashboard.series import Sampler, Series
+from redpoll.control.routes import Route
+
+
+class Server:
+    """Counters as the sampler finds them, and a clock that moves five seconds a look."""
+
+    def __init__(self):
+        self.now = 1000.0
+        self.workers = {}
+        self.webhooks = {}
+        self.published = {}
+        self.route = Route("POST", "/x", "x", None)
+        self.sampler = Sampler(self.read, lambda: self.webhooks, lambda: self.published, clock=lambda: self.now)
+        self.sampler.timed = (self.route,)
+
+    async def read(self):
+        return self.workers
+
+    async def look(self):
+        self.now += 5
+        await self.sampler.look()
+        return self.sampler.whole.last()
+
+
+def worker(received=0, sent=0, connections=0, **by_app):
+    return {
+        "connections": connections,
+        "messages_received_total": received,
+        "frames_posted_total": sent,
+        "by_app": by_app,
+    }
+
+
+async def test_rates_are_growth_by_second_over_all_workers():
+    server = Server()
+    server.workers = {"a": worker(100, 1_000, 3), "b": worker(50, 0, 2)}
+    assert (await server.look())["received"] is None
+    server.workers = {"a": worker(110, 1_500, 4), "b": worker(65, 0, 2)}
+    last = await server.look()
+    assert (last["connections"], last["received"], last["sent"]) == (6, 5.0, 100.0)
+
+
+async def test_a_worker_that_begins_anew_makes_no_dip_and_no_peak():
+    server = Server()
+    server.workers = {"a.1": worker(1_000_000)}
+    await server.look()
+    await server.look()
+    server.workers = {"a.2": worker(500)}
+    assert (await server.look())["received"] == 0
+    server.workers = {"a.2": worker(510)}
+    assert (await server.look())["received"] == 2
+    server.workers = {"a.2": worker(0)}
+    assert (await server.look())["received"] == 0
+
+
+async def test_webhooks_are_told_by_result_and_publishes_by_app():
+    server = Server()
+    server.webhooks = {"webhook_attempts_delivered_total": 10, "webhook_attempts_status_total": 5}
+    server.published = {"3": 100}
+    await server.look()
+    server.webhooks = {"webhook_attempts_delivered_total": 20, "webhook_attempts_status_total": 10}
+    server.published = {"3": 150, "4": 0}
+    server.workers = {"a": worker(**{"3": [7, 40]})}
+    last = await server.look()
+    assert (last["delivered"], last["failed"], last["published"]) == (2, 1, 10)
+    server.workers = {"a": worker(**{"3": [8, 45]})}
+    await server.look()
+    assert server.sampler.of_app("3").last() == {"connections": 8, "received": 1, "published": 0}
+    assert server.sampler.of_app("none").told() == {"time": [], "connections": [], "received": [], "published": []}
+
+
+async def test_latency_is_of_the_publishes_since_the_last_look():
+    server = Server()
+    assert (await server.look())["p50_ms"] is None
+    for _ in range(99):
+        server.route.count(200, 0.001)
+    server.route.count(200, 0.5)
+    last = await server.look()
+    assert 0.4 < last["p50_ms"] < 1.1
+    assert 0.4 < last["p99_ms"] < 1.1
+    server.route.count(200, 0.5)
+    assert 250 < (await server.look())["p99_ms"] < 600
+    assert (await server.look())["p99_ms"] is None
+
+
+def test_an_hour_is_kept_and_no_more():
+    kept = Series(("a",))
+    for at in range(series.KEPT + 10):
+        kept.add(float(at), {"a": at})
+    told = kept.told()
+    assert len(told["time"]) == series.KEPT
+    assert (told["a"][0], told["a"][-1]) == (10, series.KEPT + 9)

@@ -1,0 +1,39 @@
+"""The page of tokens."""
+
+import json
+import re
+
+
+async def test_a_token_is_shown_once_and_opens_what_it_says(plane, browser):
+    reply = await browser.post("/dashboard/apps/3/tokens", name="<script>x", scope=["publish"], lasts="30")
+    plain = re.search(r'id="plain-token">(rp_\w{40})<', reply.body.decode())[1]
+    assert b"<script>x" not in reply.body
+    page = (await browser.get("/dashboard/apps/3/tokens")).body.decode()
+    assert plain not in page
+    assert plain[:8] in page
+    body = json.dumps({"name": "e", "channel": "c", "data": "{}"}).encode()
+    headers = {"Authorization": f"Bearer {plain}"}
+    assert (await plane.ask("POST", "/apps/3/events", body, headers)).status == 200
+    assert (await plane.ask("GET", "/apps/3/channels", b"", headers)).status == 403
+    (token,) = plane.records.tokens_of("3")
+    assert token.expires_at is not None
+    await browser.post("/dashboard/apps/3/tokens/revoke", id=token.id)
+    assert (await plane.ask("POST", "/apps/3/events", body, headers)).status == 401
+    assert "revoked" in (await browser.get("/dashboard/apps/3/tokens")).body.decode()
+
+
+async def test_what_is_missing_is_told_at_its_field_and_the_rest_kept(plane, browser):
+    reply = await browser.post("/dashboard/apps/3/tokens", name="deploy", lasts="7")
+    assert reply.status == 422
+    assert b'id="fault-scope"' in reply.body
+    assert b'value="deploy"' in reply.body
+    reply = await browser.post("/dashboard/apps/3/tokens", name="", scope=["read"], lasts="9999")
+    assert {b'id="fault-name"' in reply.body, b'id="fault-lasts"' in reply.body} == {True}
+    assert re.search(rb'value="read" checked', reply.body)
+    assert not plane.records.tokens_of("3")
+
+
+async def test_a_token_of_another_app_is_not_revoked_from_here(plane, browser):
+    token, _ = await plane.records.create_token("4", "other", ["all"])
+    assert (await browser.post("/dashboard/apps/3/tokens/revoke", id=token.id)).status == 422
+    assert plane.records.tokens_of("4")[0].revoked_at is None

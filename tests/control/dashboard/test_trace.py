@@ -1,0 +1,105 @@
+"""The event trace: the search, and the page of one call with its stages."""
+
+import pytest
+
+from redpoll.control.dashboard.trace import steps_of
+from redpoll.store.eventlog import CallRow, SpanRow
+
+TRACE = "018c2f3a9b10" + "a" * 20
+CALL = CallRow(TRACE, "3", None, 1_000, "order", ["room"], 2, "key k from 192.0.2.1", 200, True)
+
+
+def span(stage, after_ms, **detail):
+    return SpanRow(TRACE, "3", CALL.time_ms + after_ms, stage, detail)
+
+
+async def triggered(plane, **event):
+    reply = await plane.trigger(**event)
+    await plane.plane.tracer.flush()
+    return reply.headers["x-service-trace-id"]
+
+
+async def test_a_call_is_found_by_each_of_its_marks_and_leads_to_its_page(plane, browser):
+    trace_id = await triggered(plane, name="order", channels=["room-7"], correlation_id="support-1")
+    await triggered(plane, name="other", channels=["elsewhere"])
+    for mark in (f"trace_id={trace_id}", "correlation_id=support-1", "channel=room-7", "name=order"):
+        page = (await browser.get(f"/dashboard/apps/3/trace?{mark}")).body.decode()
+        assert f"/dashboard/apps/3/trace/{trace_id}" in page, mark
+        assert "elsewhere" not in page, mark
+    assert "Nothing matches" in (await browser.get("/dashboard/apps/3/trace?name=ord")).body.decode()
+
+
+async def test_the_page_of_a_call_says_who_called_and_what_became_of_it(plane, browser):
+    trace_id = await triggered(plane, name="order", channels=["a", "b"], data="12345")
+    page = (await browser.get(f"/dashboard/apps/3/trace/{trace_id}")).body.decode()
+    for told in ("Let in", "Accepted by Redis", "5 B", "127.0.0.1", trace_id):
+        assert told in page
+
+
+async def test_a_refused_call_is_there_with_its_status(plane, browser):
+    trace_id = await triggered(plane, name="pusher:no", channels=["a"])
+    assert trace_id in (await browser.get("/dashboard/apps/3/trace")).body.decode()
+    page = (await browser.get(f"/dashboard/apps/3/trace/{trace_id}")).body.decode()
+    assert "refused with 400" in page
+
+
+async def test_calls_that_were_not_followed_say_so(make_plane, redis, log_in_to):
+    plane = await make_plane(redis.url, trace_calls_per_second=0)
+    browser = await log_in_to(plane)
+    trace_id = await triggered(plane)
+    page = (await browser.get(f"/dashboard/apps/3/trace/{trace_id}")).body.decode()
+    assert "trace_calls_per_second" in page
+
+
+async def test_older_calls_are_a_page_away(plane, browser):
+    for number in range(60):
+        await plane.trigger(name=f"n{number:02}")
+    await plane.plane.tracer.flush()
+    first = (await browser.get("/dashboard/apps/3/trace?channel=c")).body.decode()
+    assert "n59" in first
+    assert "n05" not in first
+    older = first.split('href="/dashboard/apps/3/trace?channel=c&amp;')[1].split('"')[0].replace("&amp;", "&")
+    assert "n05" in (await browser.get(f"/dashboard/apps/3/trace?channel=c&{older}")).body.decode()
+
+
+async def test_what_makes_no_sense_is_said_at_its_field(plane, browser):
+    reply = await browser.get("/dashboard/apps/3/trace?trace_id=xyz")
+    assert reply.status == 422
+    assert 'id="fault-trace_id"' in reply.body.decode()
+    assert (await browser.get("/dashboard/apps/3/trace?within=7")).status == 422
+    assert (await browser.get("/dashboard/apps/3/trace?cursor=x")).status == 422
+
+
+async def test_another_apps_call_is_not_shown(plane, browser):
+    trace_id = await triggered(plane)
+    assert (await browser.get(f"/dashboard/apps/4/trace/{trace_id}")).status == 404
+    assert trace_id not in (await browser.get("/dashboard/apps/4/trace")).body.decode()
+
+
+async def test_what_callers_say_is_escaped(plane, browser):
+    trace_id = await triggered(plane, name="<script>alert(1)</script>", correlation_id="<script>alert(2)</script>")
+    for path in ("trace", f"trace/{trace_id}", "trace?name=<script>alert(3)</script>"):
+        page = (await browser.get(f"/dashboard/apps/3/{path}".replace("<", "%3C").replace(">", "%3E"))).body.decode()
+        assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)" in (await browser.get("/dashboard/apps/3/trace")).body.decode()
+
+
+@pytest.mark.parametrize(
+    ("stage", "detail", "title", "kind"),
+    [
+        ("received", {"worker": "r.1.0"}, "Received by a worker", "ok"),
+        ("written", {"worker": "r.1.0", "channel": "room", "sockets": 1}, "Written to 1 socket", "ok"),
+        ("written", {"worker": "r.1.0", "channel": "room", "sockets": 0}, "Written to 0 sockets", ""),
+        ("dropped", {"worker": "r.1.0", "channel": "room", "socket_id": "1.2"}, "Lost for 1.2", "bad"),
+        ("webhook", {"event": "client_event", "delivery": "d"}, "Webhook", "ok"),
+        ("of a later version", {}, "of a later version", ""),
+    ],
+)
+def test_each_stage_has_its_words(stage, detail, title, kind):
+    (step,) = steps_of(CALL, [span(stage, 12, **detail)])
+    assert (step.title, step.kind, step.after_ms) == (title, kind, 12)
+
+
+def test_a_workers_clock_that_is_behind_makes_no_negative_time():
+    (step,) = steps_of(CALL, [span("received", -5, worker="r.1.0")])
+    assert step.after_ms == 0

@@ -1,0 +1,102 @@
+"""The pages of webhooks: endpoints made, changed, tested and deleted, and what was sent to them."""
+
+import pytest
+
+from receiver import Receiver, status
+
+SETTINGS = {"webhook_allow_http": True, "webhook_allow_addresses": ("127.0.0.0/8",)}
+GOOD = {"url": "http://127.0.0.1:9/hook", "event": ["all"], "format": "service"}
+
+
+@pytest.fixture
+async def plane(make_plane, redis):
+    return await make_plane(redis.url, **SETTINGS)
+
+
+def endpoints(plane, app_id="3"):
+    return plane.plane._webhooks.endpoints_of(app_id)
+
+
+async def test_an_endpoint_is_made_and_its_secret_is_shown_to_admins(plane, browser, viewer):
+    fields = {**GOOD, "event": ["member.added", "cache.miss"], "channels": "presence-\nchat-", "format": "pusher"}
+    reply = await browser.post("/dashboard/apps/3/webhooks/new", **fields)
+    assert reply.status == 303
+    (made,) = endpoints(plane)
+    assert (made.events, made.channels, made.format) == (
+        ("member.added", "cache.miss"),
+        ("presence-", "chat-"),
+        "pusher",
+    )
+    path = reply.headers["location"]
+    assert made.secret in (await browser.get(path)).body.decode()
+    assert made.secret not in (await viewer.get(path)).body.decode()
+    assert "127.0.0.1:9" in (await viewer.get("/dashboard/apps/3/webhooks")).body.decode()
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"url": ""}, "url"),
+        ({"url": "ftp://<script>alert(1)"}, "url"),
+        ({"url": "http://10.0.0.1/"}, "url"),
+        ({"event": []}, "event"),
+        ({"event": ["none"]}, "event"),
+        ({"channels": "a b <script>"}, "channels"),
+        ({"format": "xml"}, "format"),
+        ({"pin": "1"}, "pin"),
+    ],
+)
+async def test_what_is_wrong_is_told_at_its_field_and_the_rest_is_kept(plane, browser, changed, field):
+    reply = await browser.post("/dashboard/apps/3/webhooks/new", **{**GOOD, "channels": "typed-", **changed})
+    page = reply.body.decode()
+    assert reply.status == 422
+    assert f'id="fault-{field}"' in page
+    assert "<script>alert" not in page
+    assert "typed-" in page or field == "channels"
+    assert not endpoints(plane)
+
+
+async def test_it_is_changed_switched_rotated_and_deleted(plane, browser):
+    here = (await browser.post("/dashboard/apps/3/webhooks/new", **GOOD)).headers["location"]
+    (before,) = endpoints(plane)
+    assert before.url in (await browser.get(f"{here}/edit")).body.decode()
+    changed = {"url": "http://127.0.0.1:9/other", "event": ["client_event"], "format": "service", "channels": ""}
+    assert (await browser.post(f"{here}/edit", **changed)).status == 303
+    assert (await browser.post(f"{here}/edit", **{**changed, "url": "nowhere"})).status == 422
+    await browser.post(f"{here}/rotate")
+    (now,) = endpoints(plane)
+    assert (now.url, now.events) == ("http://127.0.0.1:9/other", ("client_event",))
+    assert now.previous_secret == before.secret
+    assert "is good until" in (await browser.get(here)).body.decode()
+    await browser.post(f"{here}/disable")
+    assert not endpoints(plane)[0].enabled
+    await browser.post(f"{here}/enable")
+    assert endpoints(plane)[0].enabled
+    # No certificate over plain http: said, and nothing is pinned.
+    await browser.post(f"{here}/pin")
+    assert not endpoints(plane)[0].pin
+    await browser.post(f"{here}/delete")
+    assert not endpoints(plane)
+    assert (await browser.get(here)).status == 404
+    noted = (await browser.get("/dashboard/audit")).body.decode()
+    assert all(f"webhook {each}" in noted for each in ("created", "changed", "secret rotated", "disabled", "deleted"))
+    assert before.secret not in noted
+
+
+async def test_a_test_tells_how_it_went_and_what_was_answered(plane, browser):
+    async with Receiver(status(503, "Unavailable", b"<script>alert(1)")) as receiver:
+        reply = await browser.post("/dashboard/apps/3/webhooks/new", **{**GOOD, "url": receiver.url})
+        here = reply.headers["location"]
+        page = (await browser.post(f"{here}/test")).body.decode()
+        assert "The test failed" in page
+        assert "503" in page
+        assert "&lt;script&gt;alert(1)" in page
+        assert len(receiver.requests) == 1
+
+
+async def test_an_endpoint_of_another_app_is_not_there(plane, browser):
+    here = (await browser.post("/dashboard/apps/4/webhooks/new", **GOOD)).headers["location"]
+    other = here.replace("/apps/4/", "/apps/3/")
+    assert (await browser.get(other)).status == 404
+    assert (await browser.post(f"{other}/delete")).status == 404
+    assert len(endpoints(plane, "4")) == 1
