@@ -11,14 +11,19 @@ import urllib.parse
 from dataclasses import dataclass
 
 import pytest
+from argon2 import PasswordHasher
 from redis.asyncio import Redis
 
 from redpoll.cluster.keys import Keys, shard
 from redpoll.cluster.link import Link
 from redpoll.config import Settings
+from redpoll.control.dashboard.accounts import Accounts
+from redpoll.control.dashboard.passwords import Passwords
 from redpoll.control.main import ControlPlane
 from redpoll.control.records import Records
+from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.leash import Start
+from redpoll.store.eventlog import EventLog
 from redpoll.store.store import Store, database_url
 
 
@@ -80,6 +85,9 @@ async def connect():
     for wire in wires:
         wire.writer.close()
 
+
+# The real one takes a quarter of a second, on purpose.
+CHEAP = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 
 APP_ID, KEY, SECRET = "3", "278d425bdf160c739803", "7ad3773142a6692b25b8"
 OTHER_ID, OTHER_KEY, OTHER_SECRET = "4", "1111111111111111aaaa", "2222222222222222bbbb"
@@ -148,6 +156,9 @@ async def make_plane(tmp_path, connect, wait_until):
             await records.load()
             await records.upsert_app(APP_ID, KEY, SECRET)
             await records.upsert_app(OTHER_ID, OTHER_KEY, OTHER_SECRET)
+            settings = Settings(**{"trigger_rate_per_minute": 0, **settings})
+            webhooks = Webhooks(store, records, settings)
+            await webhooks.load()
             listener = socket.create_server(("127.0.0.1", 0))
             port = listener.getsockname()[1]
             start = Start(
@@ -159,10 +170,21 @@ async def make_plane(tmp_path, connect, wait_until):
                 listen_fd=listener.fileno(),
                 handover_path=str(tmp_path / "handover.sock"),
                 data_dir=str(tmp_path),
-                settings=Settings(**{"trigger_rate_per_minute": 0, **settings}),
+                settings=settings,
             )
             heard = []
-            plane = ControlPlane(start, records, listener, heard.append, body_timeout_s=body_timeout_s)
+            event_log = await EventLog.open(tmp_path / "events.sqlite", 10_000, 3_600)
+            stack.push_async_callback(event_log.close)
+            plane = ControlPlane(
+                start,
+                records,
+                webhooks,
+                listener,
+                heard.append,
+                accounts=Accounts(store, passwords=Passwords(CHEAP)),
+                event_log=event_log,
+                body_timeout_s=body_timeout_s,
+            )
             await plane.start()
             stack.push_async_callback(plane.finish)
             plane.told({"alive": [], "greatest": 0})

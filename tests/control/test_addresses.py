@@ -1,8 +1,15 @@
 """The table of all addresses, held against what the specification lists."""
 
+from redpoll.control.routes import Access, Place
+
 # Which scope opens what (spec 5.2 names the scopes; the issue what they are for).
 SCOPES = {
     "events": "publish",
+    "history": "read",
+    "clear_history": "publish",
+    "events_log": "read",
+    "trace": "read",
+    "webhooks_verify": "read",
     "batch_events": "publish",
     "channels": "read",
     "channel": "read",
@@ -24,12 +31,24 @@ async def test_the_rate_limit_holds_for_triggers_only(plane):
 async def test_what_can_be_called_without_a_credential_holds_nothing_of_an_app(plane):
     assert {route.name for route in plane.plane.routes.all if route.access.name == "OPEN"} == {
         "auth_preflight",
+        "browser_module",
         "openapi",
         "healthz",
         "readyz",
         "root",
         "metrics",
+        "dashboard_login",
+        "dashboard_log_in",
+        "dashboard_static",
     }
+
+
+async def test_what_needs_a_login_is_the_dashboards_and_on_the_control_port(plane):
+    for route in plane.plane.routes.all:
+        if route.name.startswith("dashboard_"):
+            assert route.place is Place.CONTROL
+        else:
+            assert route.access is not Access.SESSION
 
 
 async def test_names_are_unique_since_metrics_tell_routes_apart_by_them(plane):

@@ -6,28 +6,35 @@ import socket
 
 import pytest
 
+from redpoll.config import Settings
 from redpoll.control import commands
-from redpoll.control.commands import CommandError
+from redpoll.control.context import CommandError, Context
 from redpoll.control.records import Records
-from redpoll.protocol.apps import SETTINGS
+from redpoll.protocol.apps import SETTINGS, HistoryRule
 from redpoll.protocol.auth import token_hash
 from redpoll.store.store import Store, database_url
 
 
 @pytest.fixture
-async def records(tmp_path):
+async def context(tmp_path):
+    """What a command works on where no server runs."""
     store = await Store.open(database_url(tmp_path))
-    made = Records(store)
-    await made.load()
+    made = Context(store, Records(store), Settings())
+    await made.records.load()
     yield made
     await store.close()
 
 
 @pytest.fixture
-async def served(records, tmp_path):
+def records(context):
+    return context.records
+
+
+@pytest.fixture
+async def served(context, tmp_path):
     """`await served(verb, args)` asks over the socket, as the command line does."""
     path = commands.socket_path(tmp_path)
-    server = await commands.serve_commands(records, path)
+    server = await commands.serve_commands(context, path)
 
     async def ask(verb: str, args: dict) -> object:
         return await asyncio.to_thread(commands.ask, path, verb, args, 10.0)
@@ -37,31 +44,31 @@ async def served(records, tmp_path):
     server.close()
 
 
-async def test_an_app_has_one_shape_everywhere(records):
-    made = await commands.run(records, "app create", {"name": "demo"})
+async def test_an_app_has_one_shape_everywhere(context):
+    made = await commands.run(context, "app create", {"name": "demo"})
     assert list(made) == ["id", "name", "key", "secret", "keys"]
     assert made["keys"] == [{"key": made["key"], "secret": made["secret"], "enabled": True}]
-    assert await commands.run(records, "app show", {"id": made["id"]}) == made
-    assert await commands.run(records, "app list", {}) == [made]
+    assert await commands.run(context, "app show", {"id": made["id"]}) == made
+    assert await commands.run(context, "app list", {}) == [made]
 
 
-async def test_settings_are_taken_as_text_and_shown_with_their_values(records):
-    made = await commands.run(records, "app create", {"name": "demo"})
+async def test_settings_are_taken_as_text_and_shown_with_their_values(context, records):
+    made = await commands.run(context, "app create", {"name": "demo"})
     args = {"id": made["id"], "settings": {"plan": "free", "allowed_origins": "a.example, *.b.example"}}
-    shown = await commands.run(records, "app set", args)
+    shown = await commands.run(context, "app set", args)
     assert shown["id"] == made["id"]
     assert list(shown["settings"]) == list(SETTINGS)
     assert shown["settings"]["plan"] == records.apps[made["id"]].plan == "free"
     assert records.apps[made["id"]].allowed_origins == ("a.example", "*.b.example")
-    assert await commands.run(records, "app set", {"id": made["id"], "settings": {}}) == shown
+    assert await commands.run(context, "app set", {"id": made["id"], "settings": {}}) == shown
 
 
-async def test_one_wrong_setting_keeps_all_from_being_changed(records):
-    made = await commands.run(records, "app create", {"name": "demo"})
+async def test_one_wrong_setting_keeps_all_from_being_changed(context, records):
+    made = await commands.run(context, "app create", {"name": "demo"})
     before = records.apps[made["id"]]
     settings = {"plan": "free", "enabled": "perhaps", "colour": "red"}
     with pytest.raises(CommandError) as caught:
-        await commands.run(records, "app set", {"id": made["id"], "settings": settings})
+        await commands.run(context, "app set", {"id": made["id"], "settings": settings})
     first, second = str(caught.value).splitlines()
     assert "enabled" in first
     assert "colour" in second
@@ -96,6 +103,34 @@ async def test_keys_and_tokens_have_their_shapes(records, served):
     assert records.tokens[held.hash].revoked_at is not None
 
 
+async def test_history_rules_are_made_listed_and_removed(records, served):
+    app = (await served("app create", {"name": "x"}))["id"]
+    words = {"app": app, "name": "news-", "prefix": True, "keep": 100, "seconds": 60, "replay": 10}
+    made = await served("history rule add", words)
+    assert list(made) == list(HistoryRule.__struct_fields__)
+    assert made == {"id": made["id"], "replay_seconds": 0, "client_events": False} | {
+        name: value for name, value in words.items() if name != "app"
+    }
+    assert await served("history rule list", {"app": app}) == [made]
+    assert records.apps[app].history_rule("news-1").id == made["id"]
+    with pytest.raises(CommandError, match=f"has the rule {made['id']} for channels that begin with 'news-' already"):
+        await served("history rule add", words)
+    with pytest.raises(CommandError, match="seconds must be between"):
+        await served("history rule add", {"app": app, "name": "a", "keep": 1})
+    with pytest.raises(CommandError, match="no history rule with the id 123456"):
+        await served("history rule remove", {"app": app, "rule": "123456"})
+    assert await served("history rule remove", {"app": app, "rule": made["id"]}) == made
+    assert await served("history rule list", {"app": app}) == []
+
+
+async def test_what_is_kept_can_be_seen_only_while_a_server_runs(context):
+    app = await context.records.create_app("x")
+    args = {"app": app.id, "channel": "c", "query": {}}
+    for verb in ("history show", "history clear"):
+        with pytest.raises(CommandError, match="needs a running server, and none runs on this data folder"):
+            await commands.run(context, verb, args)
+
+
 async def test_a_server_does_the_same_over_its_socket(records, served):
     made = await served("app create", {"name": "Büro"})
     assert made["name"] == "Büro"
@@ -106,7 +141,17 @@ async def test_a_server_does_the_same_over_its_socket(records, served):
 async def test_what_cannot_be_done_is_told_in_words(served):
     with pytest.raises(CommandError, match="there is no app with the id 5"):
         await served("app show", {"id": "5"})
-    for verb, more in (("key list", {}), ("key add", {"key": None}), ("key disable", {"key": "k"}), ("token list", {})):
+    for verb, more in (
+        ("key list", {}),
+        ("key add", {"key": None}),
+        ("key disable", {"key": "k"}),
+        ("token list", {}),
+        ("history rule list", {}),
+        ("history rule add", {"name": "c", "keep": 1, "seconds": 1}),
+        ("history rule remove", {"rule": "0"}),
+        ("history show", {"channel": "c", "query": {}}),
+        ("history clear", {"channel": "c"}),
+    ):
         with pytest.raises(CommandError, match="there is no app with the id 5"):
             await served(verb, {"app": "5", **more})
     with pytest.raises(CommandError, match="1 to 200 printable characters"):
@@ -119,19 +164,19 @@ async def test_the_socket_is_for_its_owner_only(served):
     assert served.path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_the_socket_of_a_dead_server_is_taken_over(records, tmp_path):
+async def test_the_socket_of_a_dead_server_is_taken_over(context, tmp_path):
     path = commands.socket_path(tmp_path)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    server = await commands.serve_commands(records, path)
+    server = await commands.serve_commands(context, path)
     assert await asyncio.to_thread(commands.ask, path, "app list", {}) == []
     server.close()
 
 
-async def test_a_folder_too_deep_for_a_socket_path_still_has_one(records, tmp_path):
+async def test_a_folder_too_deep_for_a_socket_path_still_has_one(context, tmp_path):
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
-    server = await commands.serve_commands(records, commands.socket_path(deep))
+    server = await commands.serve_commands(context, commands.socket_path(deep))
     assert await asyncio.to_thread(commands.ask, commands.socket_path(deep), "app list", {}) == []
     server.close()
 

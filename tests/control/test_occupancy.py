@@ -3,9 +3,10 @@
 import asyncio
 
 import pytest
+from redis.asyncio import Redis
 
 from redpoll.cluster.bus import Unavailable
-from redpoll.cluster.keys import Keys
+from redpoll.cluster.keys import Keys, shard
 from redpoll.cluster.link import Link
 from redpoll.control.occupancy import Occupancy
 
@@ -84,3 +85,22 @@ async def test_publishes_are_not_held_up_by_a_long_list(link, occupancy, occupy)
     await link.ask(b"PING")
     assert not counting.done()
     assert sum(await counting) == 1_100
+
+
+async def test_members_come_with_their_infos_and_not_too_many(redis, plane):
+    occupancy = Occupancy(plane.plane.link, Keys("rp"))
+    async with Redis(unix_socket_path=redis.path) as client:
+        await client.hset(Keys("rp").members("3", "presence-m"), mapping={"b": "w\n{}", "a": "w v\n", "c": 'w\n"\n"'})
+    assert await occupancy.members("3", "presence-m") == [("a", b""), ("b", b"{}"), ("c", b'"\n"')]
+    assert len(await occupancy.members("3", "presence-m", 2)) == 2
+    assert await occupancy.members("3", "presence-none") == []
+
+
+async def test_channels_with_history_are_found_in_every_shard(redis, plane):
+    occupancy = Occupancy(plane.plane.link, Keys("rp"))
+    names = [f"kept-{at:02}" for at in range(30)]
+    async with Redis(unix_socket_path=redis.path) as client:
+        for name in names:
+            await client.zadd(Keys("rp").histories(shard("3", name), "3"), {name: 1})
+    assert await occupancy.with_history("3") == names
+    assert len(await occupancy.with_history("3", 10)) == 10

@@ -7,9 +7,8 @@ import pytest
 
 from redpoll.config import Settings
 from redpoll.control.records import RecordError, Records
-from redpoll.protocol.apps import App, Key
-from redpoll.protocol.auth import token_hash
-from redpoll.protocol.tokens import fault_of_token
+from redpoll.protocol.apps import App, HistoryRule, Key
+from redpoll.store import apps as app_rows
 from redpoll.store.store import Store, database_url
 
 
@@ -288,208 +287,140 @@ async def test_key_rotation_never_ends(store, records):
     assert (await loaded(store)).apps == records.apps
 
 
-# -- tokens
+# -- history rules, hooks, the console
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
+def rule(name: str = "news-", **fields) -> HistoryRule:
+    return HistoryRule(**{"id": "", "name": name, "prefix": True, "keep": 10, "seconds": 60, **fields})
 
 
-@pytest.fixture
-def clock():
-    return Clock()
+async def test_a_rule_is_given_an_id_kept_and_told(store, records):
+    app = await records.create_app("x")
+    told, before = Told(records), records.version
+    made = [await records.add_history_rule(app.id, rule(name)) for name in ("a", "b")]
+    assert all(re.fullmatch("[0-9a-f]{6}", each.id) for each in made)
+    assert records.apps[app.id].history == tuple(made)
+    assert [version for _, version in told.changes] == [before + 1, before + 2]
+    assert (await loaded(store)).apps == records.apps
+    assert await records.remove_history_rule(app.id, made[0].id) == made[0]
+    assert (await loaded(store)).apps[app.id].history == (made[1],)
 
 
-@pytest.fixture
-async def timed(store, clock):
-    """Records whose time is `clock`'s, with an app "x"."""
-    made = Records(store, clock=clock)
-    await made.load()
-    await made.create_app("x")
-    yield made
-    await made.finish()
+async def test_rules_are_set_all_at_once_or_none(records):
+    app = await records.create_app("x")
+    good = (rule("a", id="00000a"), rule("b", id="00000b"))
+    await records.set_history(app.id, good)
+    with pytest.raises(RecordError, match="seconds must be between"):
+        await records.set_history(app.id, (good[0], rule("c", id="00000c", seconds=0)))
+    assert records.apps[app.id].history == good
+    await records.set_history(app.id, ())
+    assert records.apps[app.id].history == ()
 
 
-@pytest.fixture
-def app_id(timed):
-    return next(iter(timed.apps))
-
-
-async def test_a_token_is_shown_once_and_found_by_its_hash(store, timed, app_id):
-    token, plain = await timed.create_token(app_id, "CI", ["read", "publish", "read"], 3_600)
-    assert re.fullmatch("rp_[A-Za-z0-9]{40}", plain)
-    assert timed.tokens[token_hash(plain)] is token
-    assert (token.name, token.prefix, token.scopes) == ("CI", plain[:8], ("publish", "read"))
-    assert (token.created_at, token.expires_at, token.last_used_at) == (1_000_000.0, 1_003_600.0, None)
-    assert (await loaded(store)).tokens == timed.tokens
-
-
-async def test_the_plain_form_is_nowhere_in_the_store(store, timed, app_id, tmp_path):
-    _, plain = await timed.create_token(app_id, "CI", ["all"])
-    await store.close()
-    for path in tmp_path.iterdir():
-        assert plain.encode() not in path.read_bytes()
-
-
-async def test_a_token_changes_nothing_that_workers_keep(timed, app_id):
-    told, before = Told(timed), timed.version
-    token, _ = await timed.create_token(app_id, "CI", ["all"])
-    await timed.revoke_tokens([token.id])
-    assert (told.changes, timed.version) == ([], before)
-
-
-@pytest.mark.parametrize(
-    ("name", "scopes", "lasts_s", "fault"),
-    [
-        ("", ["all"], None, "a token's name is"),
-        ("a\nb", ["all"], None, "a token's name is"),
-        ("n", [], None, "one scope or more out of publish, read, auth, all, not nothing"),
-        ("n", ["read", "write"], None, "not 'write'"),
-        ("n", ["all"], 0, "at most a hundred years"),
-        ("n", ["all"], 10**12, "at most a hundred years"),
-    ],
-)
-async def test_what_is_no_token_is_refused(timed, app_id, name, scopes, lasts_s, fault):
-    with pytest.raises(RecordError, match=fault):
-        await timed.create_token(app_id, name, scopes, lasts_s)
-    assert timed.tokens == {}
-
-
-async def test_a_token_of_no_app_is_refused(timed):
+async def test_rules_of_no_app_and_unknown_rules_are_refused(records):
+    app = await records.create_app("x")
     with pytest.raises(RecordError, match="there is no app with the id 5"):
-        await timed.create_token("5", "n", ["all"])
-    with pytest.raises(RecordError, match="there is no app with the id 5"):
-        timed.tokens_of("5")
+        await records.add_history_rule("5", rule())
+    with pytest.raises(RecordError, match="has no history rule with the id 00000a"):
+        await records.remove_history_rule(app.id, "00000a")
 
 
-async def test_an_app_lists_its_own_tokens(timed, app_id):
-    other = await timed.create_app("y")
-    mine = [(await timed.create_token(app_id, name, ["all"]))[0] for name in ("a", "b")]
-    await timed.create_token(other.id, "c", ["all"])
-    assert timed.tokens_of(app_id) == mine
+async def test_endpoints_and_hooks_change_together(store, records):
+    app = await records.create_app("x")
+    told, before = Told(records), records.version
+    async with records.changing_hooks(app.id) as change:
+        await app_rows.enable_key(change.connection, app.keys[0].key, False)
+        assert change.hooks == ""
+        change.hooks = "om"
+        assert records.apps[app.id].hooks == ""
+    assert records.apps[app.id].hooks == "om"
+    assert told.changes == [(records.apps[app.id], before + 1)]
+    assert not (await loaded(store)).apps[app.id].keys[0].enabled
 
 
-async def test_a_revoked_token_opens_nothing_from_that_moment_on(store, timed, app_id, clock):
-    token, plain = await timed.create_token(app_id, "n", ["all"])
-    assert fault_of_token(timed.tokens[token_hash(plain)], "read", app_id, clock()) is None
-    clock.now_s += 5
-    (revoked,) = await timed.revoke_tokens([token.id])
-    assert revoked.revoked_at == clock.now_s
-    for records in (timed, await loaded(store)):
-        assert fault_of_token(records.tokens[token_hash(plain)], "read", app_id, clock()).code == "token_revoked"
+async def test_a_change_of_endpoints_that_fails_changes_nothing(store, records):
+    app = await records.create_app("x")
+    told, before = Told(records), records.version
+
+    async def fail():
+        async with records.changing_hooks(app.id) as change:
+            await app_rows.enable_key(change.connection, app.keys[0].key, False)
+            change.hooks = "o"
+            raise RecordError("no")
+
+    with pytest.raises(RecordError, match="no"):
+        await fail()
+    assert (records.apps[app.id], told.changes, records.version) == (app, [], before)
+    again = await loaded(store)
+    assert (again.apps, again.version) == (records.apps, before)
 
 
-async def test_revoking_is_all_or_none_and_once(timed, app_id, clock):
-    first, _ = await timed.create_token(app_id, "a", ["all"])
-    second, _ = await timed.create_token(app_id, "b", ["all"])
-    with pytest.raises(RecordError, match="no token with the id nix, nada; nothing was revoked"):
-        await timed.revoke_tokens([first.id, "nix", "nada"])
-    assert timed.tokens[first.hash].revoked_at is None
-    await timed.revoke_tokens([first.id])
-    clock.now_s += 10
-    revoked = await timed.revoke_tokens([first.id, second.id])
-    assert [each.revoked_at for each in revoked] == [1_000_000.0, 1_000_010.0]
+async def test_endpoints_that_leave_the_hooks_are_nothing_to_workers(records):
+    app = await records.create_app("x")
+    told, before = Told(records), records.version
+    async with records.changing_hooks(app.id):
+        pass
+    assert (told.changes, records.version) == ([], before)
 
 
-async def test_use_is_seen_at_once_and_written_at_most_once_a_minute(store, timed, app_id, clock):
-    token, _ = await timed.create_token(app_id, "n", ["all"])
-    writes = Counter(store)
-    for passed_s in (0, 1, 59, 60, 61, 119.9, 120):
-        timed.token_used(token, clock() + passed_s)
-        await timed.finish()
-    assert writes.count == 3
-    assert timed.tokens[token.hash].last_used_at == clock() + 120
-    assert (await loaded(store)).tokens == timed.tokens
+async def test_what_is_made_anew_at_a_start_stays_over_changes_of_the_app(store, records):
+    app = await records.create_app("x")
+    again = await loaded(store)
+    again.know_hooks({app.id: "omc", "5": "o"})
+    assert (again.apps[app.id].hooks, again.version) == ("omc", records.version)
+    await again.watch_console(app.id, 99.0)
+    await again.add_key(app.id, "second")
+    await again.disable_key(app.id, "second")
+    await again.upsert_app(app.id, "third", "secret")
+    await again.set_app(app.id, {"plan": "free"})
+    held = again.apps[app.id]
+    assert (held.hooks, held.console_until) == ("omc", 99.0)
+    assert again.by_key["third"] is held
 
 
-class Counter:
-    """Counts the transactions of a store."""
-
-    def __init__(self, store: Store) -> None:
-        self.count = 0
-        change = store.change
-
-        def counted():
-            self.count += 1
-            return change()
-
-        store.change = counted
+async def test_the_consoles_key_is_made_once_and_opens_nothing_else(store, records):
+    app = await records.create_app("x")
+    key = await records.watch_console(app.id, 50.0)
+    assert await records.watch_console(app.id, 80.0) == key
+    held = records.apps[app.id]
+    assert (held.console_key, held.console_until) == (key, 80.0)
+    assert key.key not in records.by_key
+    assert held.secret_of(key.key) is None
+    assert (await loaded(store)).apps[app.id].console_key == key
 
 
-async def test_uses_at_one_time_are_written_together(store, timed, app_id, clock):
-    tokens = [(await timed.create_token(app_id, "n", ["all"]))[0] for _ in range(20)]
-    writes = Counter(store)
-    for token in tokens:
-        timed.token_used(token, clock())
-    await timed.finish()
-    assert writes.count <= 2
-    assert {each.last_used_at for each in (await loaded(store)).tokens.values()} == {clock()}
-
-
-async def test_a_clock_set_back_does_not_leave_the_last_use_in_the_future(timed, app_id, clock):
-    token, _ = await timed.create_token(app_id, "n", ["all"])
-    timed.token_used(token, clock())
-    timed.token_used(token, clock() - 3_600)
-    assert timed.tokens[token.hash].last_used_at == clock() - 3_600
-
-
-async def test_a_use_during_a_revocation_does_not_undo_it(store, timed, app_id, clock):
-    token, _ = await timed.create_token(app_id, "n", ["all"])
-    revoking = asyncio.create_task(timed.revoke_tokens([token.id]))
-    while not revoking.done():
-        timed.token_used(token, clock())
-        clock.now_s += 61
-        await asyncio.sleep(0)
-    await timed.finish()
-    held = timed.tokens[token.hash]
-    assert held.revoked_at is not None
-    assert held.last_used_at is not None
-    assert (await loaded(store)).tokens == timed.tokens
-
-
-async def test_a_token_that_is_not_ours_any_more_is_not_used(timed, app_id, clock):
-    token, _ = await timed.create_token(app_id, "n", ["all"])
-    del timed.tokens[token.hash]
-    timed.token_used(token, clock())
-    assert timed.tokens == {}
-
-
-async def test_tokens_that_ended_long_ago_are_forgotten_when_the_next_is_made(store, timed, app_id, clock):
-    expired, _ = await timed.create_token(app_id, "expired", ["all"], 60)
-    revoked, _ = await timed.create_token(app_id, "revoked", ["all"], 200 * 86_400)
-    lasting, _ = await timed.create_token(app_id, "lasting", ["all"])
-    await timed.revoke_tokens([revoked.id])
-    clock.now_s += 90 * 86_400
-    await timed.create_token(app_id, "n", ["all"])
-    assert {expired.hash, revoked.hash, lasting.hash} < set(timed.tokens)
-    clock.now_s += 61
-    await timed.create_token(app_id, "n", ["all"])
-    assert {expired.hash, revoked.hash} & set(timed.tokens) == set()
-    assert lasting.hash in timed.tokens
-    assert (await loaded(store)).tokens == timed.tokens
+async def test_an_app_is_renamed(store, records):
+    app = await records.create_app("x")
+    told = Told(records)
+    await records.rename_app(app.id, "new name")
+    assert records.apps[app.id].name == told.changes[0][0].name == "new name"
+    assert (await loaded(store)).apps == records.apps
+    with pytest.raises(RecordError, match="1 to 200 printable"):
+        await records.rename_app(app.id, "")
 
 
 # -- daily counters
 
 
-async def test_a_daily_counter_is_kept_and_never_falls(store, timed, app_id):
-    await timed.keep_daily("20261121", {app_id: 10})
-    await timed.keep_daily("20261121", {app_id: 9})
-    assert await timed.daily_used("20261121") == {app_id: 10}
+@pytest.fixture
+async def app_id(records):
+    return (await records.create_app("x")).id
+
+
+async def test_a_daily_counter_is_kept_and_never_falls(store, records, app_id):
+    await records.keep_daily("20261121", {app_id: 10})
+    await records.keep_daily("20261121", {app_id: 9})
+    assert await records.daily_used("20261121") == {app_id: 10}
     assert await (await loaded(store)).daily_used("20261121") == {app_id: 10}
 
 
-async def test_a_counter_of_an_app_that_is_gone_is_no_harm(timed, app_id):
-    await timed.keep_daily("20261121", {"5": 3, app_id: 10})
-    assert await timed.daily_used("20261121") == {app_id: 10}
+async def test_a_counter_of_an_app_that_is_gone_is_no_harm(records, app_id):
+    await records.keep_daily("20261121", {"5": 3, app_id: 10})
+    assert await records.daily_used("20261121") == {app_id: 10}
 
 
-async def test_counters_are_kept_for_a_month(timed, app_id):
+async def test_counters_are_kept_for_a_month(records, app_id):
     for day in ("20261020", "20261021", "20261121"):
-        await timed.keep_daily(day, {app_id: 1})
-    days = [await timed.daily_used(day) for day in ("20261020", "20261021")]
+        await records.keep_daily(day, {app_id: 1})
+    days = [await records.daily_used(day) for day in ("20261020", "20261021")]
     assert days == [{}, {app_id: 1}]

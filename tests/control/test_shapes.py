@@ -24,6 +24,11 @@ from redpoll.control import shapes
         (shapes.ChannelAnswer(False, 0, cache=None), b'{"occupied":false,"subscription_count":0,"cache":null}'),
         (shapes.UsersAnswer([]), b'{"users":[]}'),
         (shapes.UsersAnswer([shapes.User("1")]), b'{"users":[{"id":"1"}]}'),
+        (shapes.HistoryAnswer("", [], None), b'{"epoch":"","messages":[],"next":null}'),
+        (
+            shapes.HistoryAnswer("e", [shapes.Message(1000, "n", "d", 1)], "e:1000"),
+            b'{"epoch":"e","messages":[{"offset":1000,"event":"n","data":"d","time_ms":1}],"next":"e:1000"}',
+        ),
         (shapes.AuthAnswer("k:h"), b'{"auth":"k:h"}'),
         (shapes.AuthAnswer("k:h", "{}", "s"), b'{"auth":"k:h","channel_data":"{}","shared_secret":"s"}'),
     ],

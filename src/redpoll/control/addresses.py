@@ -5,10 +5,14 @@ Everything that tells addresses reads this: the front, the metrics, the OpenAPI 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from redpoll.control.api import Api
+from redpoll.control.browser_module import BrowserModule
+from redpoll.control.eventlog import LOG_QUERY, EventTrace
 from redpoll.control.health import Health
+from redpoll.control.history import HISTORY_QUERY, ChannelHistory
 from redpoll.control.metrics import Metrics
 from redpoll.control.openapi import Document
 from redpoll.control.routes import API_PREFIX, About, Access, Place, Route, Routes
@@ -17,13 +21,19 @@ from redpoll.control.shapes import (
     BatchAnswer,
     ChannelAnswer,
     ChannelsAnswer,
+    ClearedAnswer,
     Empty,
+    EventsAnswer,
+    HistoryAnswer,
+    TraceAnswer,
     TriggerAnswer,
     UsersAnswer,
+    VerifyAnswer,
 )
+from redpoll.control.webhooks.verify import Verify, Webhook
 
 # Private there, since no other code may take them for valid: only the document shows them.
-from redpoll.protocol.messages import _Auth, _Batch, _Trigger
+from redpoll.protocol.messages import Auth, Batch, Trigger
 
 __all__ = ["routes_of"]
 
@@ -38,8 +48,17 @@ _EVENT_FAULTS: Final = (
 _TERMINATE: Final = About("Close all connections of a signed-in user.", Empty, body=Empty)
 
 
-def routes_of(api: Api, health: Health, metrics: Metrics) -> Routes:
-    """The table. Its document is made of it, and answers at an address of it."""
+def routes_of(
+    api: Api,
+    history: ChannelHistory,
+    event_trace: EventTrace,
+    browser_module: BrowserModule,
+    verify: Verify,
+    health: Health,
+    metrics: Metrics,
+    pages: Sequence[Route] = (),
+) -> Routes:
+    """The table; `pages` are the dashboard's. Its document is made of it, and answers at an address of it."""
     document = Document()
     channels = "/apps/{app_id}/channels"
     terminate = "/users/{user_id}/terminate_connections"
@@ -55,7 +74,7 @@ def routes_of(api: Api, health: Health, metrics: Metrics) -> Routes:
                 about=About(
                     "Publish an event to one or more channels.",
                     TriggerAnswer,
-                    body=_Trigger,
+                    body=Trigger,
                     faults=("too_many_channels", *_EVENT_FAULTS),
                 ),
             ),
@@ -69,7 +88,7 @@ def routes_of(api: Api, health: Health, metrics: Metrics) -> Routes:
                 about=About(
                     "Publish several events, all or none.",
                     BatchAnswer,
-                    body=_Batch,
+                    body=Batch,
                     faults=("batch_too_large", *_EVENT_FAULTS),
                 ),
             ),
@@ -112,6 +131,56 @@ def routes_of(api: Api, health: Health, metrics: Metrics) -> Routes:
                 ),
             ),
             Route(
+                "GET",
+                channels + "/{channel}/history",
+                "history",
+                history.show,
+                scope="read",
+                about=About(
+                    "The messages that are kept of a channel; without bounds the newest.",
+                    HistoryAnswer,
+                    query=HISTORY_QUERY,
+                    faults=("invalid_channel", "invalid_cursor", "invalid_offset", "unknown_epoch"),
+                ),
+            ),
+            Route(
+                "DELETE",
+                channels + "/{channel}/history",
+                "clear_history",
+                history.forget,
+                scope="publish",
+                about=About(
+                    "Forget the messages of a channel; it goes on with a new epoch.",
+                    ClearedAnswer,
+                    faults=("invalid_channel",),
+                ),
+            ),
+            Route(
+                "GET",
+                "/apps/{app_id}/events/log",
+                "events_log",
+                event_trace.search,
+                scope="read",
+                about=About(
+                    "Trigger calls, newest first, those that were refused too.",
+                    EventsAnswer,
+                    query=LOG_QUERY,
+                    faults=("bad_request", "invalid_cursor"),
+                ),
+            ),
+            Route(
+                "GET",
+                "/apps/{app_id}/trace/{trace_id}",
+                "trace",
+                event_trace.show,
+                scope="read",
+                about=About(
+                    "One trigger call: when it was accepted, which workers got it, to how many sockets it was written.",
+                    TraceAnswer,
+                    faults=("not_found",),
+                ),
+            ),
+            Route(
                 "POST",
                 "/apps/{app_id}" + terminate,
                 "terminate_connections",
@@ -138,9 +207,21 @@ def routes_of(api: Api, health: Health, metrics: Metrics) -> Routes:
                 about=About(
                     "Sign a subscription to a private, presence or encrypted channel.",
                     AuthAnswer,
-                    body=_Auth,
+                    body=Auth,
                     form=True,
                     faults=("invalid_channel", "invalid_socket_id"),
+                ),
+            ),
+            Route(
+                "POST",
+                "/apps/{app_id}/webhooks/verify",
+                "webhooks_verify",
+                verify.verify,
+                scope="read",
+                about=About(
+                    "Whether a webhook that was received is signed with the secret of one of the app's endpoints.",
+                    VerifyAnswer,
+                    body=Webhook,
                 ),
             ),
             Route(
@@ -152,10 +233,12 @@ def routes_of(api: Api, health: Health, metrics: Metrics) -> Routes:
                 cross_origin=True,
                 about=About("What a browser asks before a page may call this.", None, success=204),
             ),
+            Route("GET", API_PREFIX + "/redpoll.js", "browser_module", browser_module.show, Access.OPEN),
             Route("GET", API_PREFIX + "/openapi.json", "openapi", document.show, Access.OPEN),
             Route("GET", "/healthz", "healthz", health.live, Access.OPEN),
             Route("GET", "/readyz", "readyz", health.ready, Access.OPEN),
             Route("GET", "/", "root", health.root, Access.OPEN),
+            *pages,
             Route("GET", "/metrics", "metrics", metrics.metrics, Access.OPEN, Place.CONTROL),
         ]
     )

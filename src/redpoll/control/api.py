@@ -32,6 +32,7 @@ from redpoll.control.shapes import (
     User,
     UsersAnswer,
 )
+from redpoll.control.tracing import Tracer
 from redpoll.protocol.auth import AUTH_NAMES, encryption_secret, sign_channel
 from redpoll.protocol.channels import Kind, is_encrypted, kind_of
 from redpoll.protocol.errors import ApiError
@@ -62,7 +63,8 @@ _Tell = Callable[[], Awaitable[bytes]]
 class Api:
     """The handlers. Each takes a `Call` with its app and returns the answer, or raises ApiError or Unavailable.
 
-    `master_key`: the 32 bytes that encrypted channels' secrets are made of, None where the operator gave none.
+    `master_key`: the 32 bytes that encrypted channels' secrets are made of, None where the operator gave none;
+    `tracer`: None where no event log is kept.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Api:
         idempotency: Idempotency,
         questions: Questions,
         master_key: bytes | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._publisher = publisher
         self._occupancy = occupancy
@@ -80,13 +83,14 @@ class Api:
         self._idempotency = idempotency
         self._questions = questions
         self._master_key = master_key
+        self._tracer = tracer
 
     # -- publishing
 
     async def trigger(self, call: Call) -> Answer:
         """POST events: `{}`, or with `info` `{"channels": {name: {…}}}`, one entry per distinct channel."""
         app, publisher = call.app, self._publisher
-        event = decode_event(call.body, call.params, app)
+        call.said = event = decode_event(call.body, call.params, app)
         correlation_id = event.correlation_id
         if correlation_id is not None:
             call.more_headers += header_line("X-Service-Correlation-Id", correlation_id)
@@ -99,7 +103,10 @@ class Api:
         ):
             # Nearly every event, so nothing is made here that it doesn't need.
             item = (event.channels[0], event.name, event.data, event.socket_id, None)
-            publisher.confirmed(await publisher.publish(app, item, call.trace_id))
+            trace = self._sample(call)
+            publisher.confirmed(await publisher.publish(app, item, trace))
+            if trace is not None:
+                self._accepted(call, trace)
             return call.answer(EMPTY_OBJECT)
         return await self._trigger(call, event)
 
@@ -117,7 +124,7 @@ class Api:
     async def trigger_batch(self, call: Call) -> Answer:
         """POST batch_events: `{}`, or with any `info` `{"batch": [{…}, …]}`, by index."""
         app = call.app
-        events = decode_batch(call.body, app)
+        call.said = events = decode_batch(call.body, app)
         correlation_id = events[0].correlation_id if events else None
         if correlation_id is not None:
             call.more_headers += header_line("X-Service-Correlation-Id", correlation_id)
@@ -138,7 +145,7 @@ class Api:
             async with asyncio.timeout(_PUBLISHED_WITHIN_S):
                 if correlation_id is None or not call.app.idempotency:
                     await self._spend(call, len(items))
-                    await self._publisher.publish_all(call.app, items, call.trace_id)
+                    await self._publish_traced(call, items)
                     return await tell()
                 request = _fingerprint(what, call)
                 claim = await self._idempotency.claim(call.app.id, correlation_id, request)
@@ -162,12 +169,26 @@ class Api:
             with contextlib.suppress(Unavailable):
                 await self._idempotency.withdraw(claim)
             raise
-        await self._publisher.publish_all(call.app, items, call.trace_id, claim.once)
+        await self._publish_traced(call, items, claim.once)
         body = await tell()
         # It is published: a repetition that finds no answer publishes nothing twice and tells the same.
         with contextlib.suppress(Unavailable):
             await self._idempotency.settle(claim, body)
         return body
+
+    async def _publish_traced(self, call: Call, items: Sequence[Outgoing], once: str | None = None) -> None:
+        trace = self._sample(call)
+        await self._publisher.publish_all(call.app, items, trace, once)
+        if trace is not None:
+            self._accepted(call, trace)
+
+    def _sample(self, call: Call) -> str | None:
+        """The trace id that goes with the events, where their way is to be followed."""
+        return None if self._tracer is None else self._tracer.sample(call)
+
+    def _accepted(self, call: Call, trace: str) -> None:
+        assert self._tracer is not None
+        self._tracer.span(trace, call.app.id, "accepted")
 
     async def _spend(self, call: Call, messages: int) -> None:
         """Counts against the daily limit, where the app has one. Raises ApiError `daily_limit_exceeded`."""

@@ -7,8 +7,8 @@ few handlers ask for. Reads and judges nothing; the front does.
 from __future__ import annotations
 
 import asyncio
-import random
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -17,16 +17,18 @@ from aiohttp.helpers import set_exception
 from aiohttp.http import RawRequestMessage
 from aiohttp.streams import StreamReader
 
+from redpoll.cluster.traces import new_trace_id
 from redpoll.control.answers import JSON, Answer
 from redpoll.protocol import auth
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
+from redpoll.protocol.messages import Event
 from redpoll.protocol.tokens import Token
 
 if TYPE_CHECKING:
     from redpoll.control.connections import Connection
 
-__all__ = ["Call", "error_answer", "new_trace_id"]
+__all__ = ["Call", "error_answer"]
 
 _RETRY_AFTER: Final = b"Retry-After: 1\r\n"
 # RFC 9110 15.5.2 wants a challenge on every 401; this is the one scheme of ours that has a name (RFC 6750).
@@ -40,14 +42,6 @@ _TRACE_HEAD: Final = JSON + b"X-Service-Trace-Id: "
 # W3C trace context: version, trace id, parent, flags; the trace id must not be all zeros.
 _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _encode: Final = msgspec.json.Encoder().encode
-# Seeded by the kernel at import. Trace ids tell requests apart and open nothing, so they may come from a
-# generator: asking the kernel for each costs as much as parsing the event.
-_random_bits: Final = random.Random().getrandbits
-
-
-def new_trace_id() -> str:
-    """32 hex digits."""
-    return f"{_random_bits(128):032x}"
 
 
 class Call:
@@ -55,7 +49,8 @@ class Call:
 
     Where the route wants a credential, `app` and `params` (the query's) are set before its handler is called.
     `token`: the caller showed one; None where it showed a key. `parameters` are the decoded segments of the path;
-    `more_headers` are header lines that go with any answer.
+    `more_headers` are header lines that go with any answer. `said`: the events that a trigger call brought, once
+    they are decoded; `sampled`: its spans are wanted.
     """
 
     __slots__ = (
@@ -73,6 +68,8 @@ class Call:
         "path",
         "protocol",
         "query",
+        "said",
+        "sampled",
         "token",
         "writer",
     )
@@ -98,6 +95,8 @@ class Call:
         self.body = b""
         self.more_headers = b""
         self.token: Token | None = None
+        self.said: Event | Sequence[Event] | None = None
+        self.sampled = False
         self._payload = payload
         self._task = task
         self._trace_id: str | None = None

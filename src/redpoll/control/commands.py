@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,16 @@ from typing import Any
 import msgspec
 import structlog
 
-from redpoll.control.records import RecordError, Records
-from redpoll.protocol.apps import SETTINGS, App, Key, parse_setting
+from redpoll.cluster.bus import Unavailable
+from redpoll.control.context import CommandError, Context
+from redpoll.control.dashboard import commands as user_commands
+from redpoll.control.history import ChannelHistory
+from redpoll.control.records import RecordError
+from redpoll.control.webhooks import commands as webhook_commands
+from redpoll.protocol.apps import SETTINGS, App, HistoryRule, Key, parse_setting
+from redpoll.protocol.errors import ApiError
 from redpoll.protocol.tokens import Token
+from redpoll.store import audit
 
 __all__ = ["COMMANDS", "CommandError", "app_shape", "ask", "run", "serve_commands", "socket_path"]
 
@@ -27,10 +35,6 @@ log = structlog.get_logger()
 _MAX_REQUEST_BYTES = 1 << 20
 # sun_path of Linux holds 108 bytes, the last one zero.
 _MAX_PATH_BYTES = 107
-
-
-class CommandError(Exception):
-    """The command could not be carried out. The text is a sentence for the operator."""
 
 
 def app_shape(app: App) -> dict[str, Any]:
@@ -75,23 +79,28 @@ def token_shape(token: Token) -> dict[str, Any]:
     }
 
 
+def rule_shape(rule: HistoryRule) -> dict[str, Any]:
+    """A rule of history with all its fields (protocol.apps.HistoryRule)."""
+    return msgspec.structs.asdict(rule)
+
+
 def _whole(at_s: float | None) -> int | None:
     return None if at_s is None else int(at_s)
 
 
-async def _app_create(records: Records, args: dict[str, Any]) -> Any:
-    return app_shape(await records.create_app(args["name"]))
+async def _app_create(context: Context, args: dict[str, Any]) -> Any:
+    return app_shape(await context.records.create_app(args["name"]))
 
 
-async def _app_list(records: Records, _args: dict[str, Any]) -> Any:
-    return [app_shape(app) for app in records.apps.values()]
+async def _app_list(context: Context, _args: dict[str, Any]) -> Any:
+    return [app_shape(app) for app in context.records.apps.values()]
 
 
-async def _app_show(records: Records, args: dict[str, Any]) -> Any:
-    return app_shape(_app(records, args["id"]))
+async def _app_show(context: Context, args: dict[str, Any]) -> Any:
+    return app_shape(_app(context, args["id"]))
 
 
-async def _app_set(records: Records, args: dict[str, Any]) -> Any:
+async def _app_set(context: Context, args: dict[str, Any]) -> Any:
     values, faults = {}, []
     for name, text in args["settings"].items():
         try:
@@ -100,24 +109,24 @@ async def _app_set(records: Records, args: dict[str, Any]) -> Any:
             faults.append(str(error))
     if faults:
         raise CommandError("\n".join(faults))
-    return settings_shape(await records.set_app(args["id"], values))
+    return settings_shape(await context.records.set_app(args["id"], values))
 
 
-async def _key_add(records: Records, args: dict[str, Any]) -> Any:
-    made = await records.add_key(args["app"], args["key"])
+async def _key_add(context: Context, args: dict[str, Any]) -> Any:
+    made = await context.records.add_key(args["app"], args["key"])
     return {"key": made.key, "secret": made.secret}
 
 
-async def _key_list(records: Records, args: dict[str, Any]) -> Any:
-    return app_shape(_app(records, args["app"]))["keys"]
+async def _key_list(context: Context, args: dict[str, Any]) -> Any:
+    return app_shape(_app(context, args["app"]))["keys"]
 
 
-async def _key_disable(records: Records, args: dict[str, Any]) -> Any:
-    return key_shape(await records.disable_key(args["app"], args["key"]))
+async def _key_disable(context: Context, args: dict[str, Any]) -> Any:
+    return key_shape(await context.records.disable_key(args["app"], args["key"]))
 
 
-async def _token_create(records: Records, args: dict[str, Any]) -> Any:
-    token, plain = await records.create_token(args["app"], args["name"], args["scopes"], args["lasts_s"])
+async def _token_create(context: Context, args: dict[str, Any]) -> Any:
+    token, plain = await context.records.create_token(args["app"], args["name"], args["scopes"], args["lasts_s"])
     return {
         "id": token.id,
         "token": plain,
@@ -127,22 +136,51 @@ async def _token_create(records: Records, args: dict[str, Any]) -> Any:
     }
 
 
-async def _token_list(records: Records, args: dict[str, Any]) -> Any:
-    return [token_shape(token) for token in records.tokens_of(args["app"])]
+async def _token_list(context: Context, args: dict[str, Any]) -> Any:
+    return [token_shape(token) for token in context.records.tokens_of(args["app"])]
 
 
-async def _token_revoke(records: Records, args: dict[str, Any]) -> Any:
-    return [token_shape(token) for token in await records.revoke_tokens(args["ids"])]
+async def _token_revoke(context: Context, args: dict[str, Any]) -> Any:
+    return [token_shape(token) for token in await context.records.revoke_tokens(args["ids"])]
 
 
-def _app(records: Records, app_id: str) -> App:
-    app = records.apps.get(app_id)
+async def _rule_add(context: Context, args: dict[str, Any]) -> Any:
+    rule = msgspec.convert({**_fields_of_rule(args), "id": ""}, HistoryRule)
+    return rule_shape(await context.records.add_history_rule(args["app"], rule))
+
+
+def _fields_of_rule(args: dict[str, Any]) -> dict[str, Any]:
+    return {name: args[name] for name in HistoryRule.__struct_fields__ if name in args}
+
+
+async def _rule_list(context: Context, args: dict[str, Any]) -> Any:
+    return [rule_shape(rule) for rule in _app(context, args["app"]).history]
+
+
+async def _rule_remove(context: Context, args: dict[str, Any]) -> Any:
+    return rule_shape(await context.records.remove_history_rule(args["app"], args["rule"]))
+
+
+async def _history_show(context: Context, args: dict[str, Any]) -> Any:
+    app = _app(context, args["app"])
+    history = ChannelHistory(context.running("the history of a channel").history)
+    return msgspec.to_builtins(await history.page(app.id, args["channel"], args["query"]))
+
+
+async def _history_clear(context: Context, args: dict[str, Any]) -> Any:
+    app = _app(context, args["app"])
+    history = ChannelHistory(context.running("clearing a history").history)
+    return {"epoch": await history.clear(app.id, args["channel"])}
+
+
+def _app(context: Context, app_id: str) -> App:
+    app = context.records.apps.get(app_id)
     if app is None:
         raise CommandError(f"there is no app with the id {app_id}")
     return app
 
 
-COMMANDS: dict[str, Callable[[Records, dict[str, Any]], Awaitable[Any]]] = {
+COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
     "app create": _app_create,  # {name} -> app
     "app list": _app_list,  # {} -> [app]
     "app show": _app_show,  # {id} -> app
@@ -153,17 +191,53 @@ COMMANDS: dict[str, Callable[[Records, dict[str, Any]], Awaitable[Any]]] = {
     "token create": _token_create,  # {app, name, scopes, lasts_s or null} -> {id, token, name, scopes, expires_at}
     "token list": _token_list,  # {app} -> [token]
     "token revoke": _token_revoke,  # {ids} -> [token]
+    "history rule add": _rule_add,  # {app, …the fields of HistoryRule but id} -> rule
+    "history rule list": _rule_list,  # {app} -> [rule]
+    "history rule remove": _rule_remove,  # {app, rule} -> rule
+    "history show": _history_show,  # {app, channel, query: {name: text}} -> {epoch, messages, next}, as over HTTP
+    "history clear": _history_clear,  # {app, channel} -> {epoch}
+    **webhook_commands.COMMANDS,
+    **user_commands.COMMANDS,
 }
 
 
-async def run(records: Records, verb: str, args: dict[str, Any]) -> Any:
+async def run(context: Context, verb: str, args: dict[str, Any]) -> Any:
     """Carries out one command. Raises CommandError."""
     if verb not in COMMANDS:
         raise CommandError(f"the running server knows no command {verb!r}; is it of another version?")
     try:
-        return await COMMANDS[verb](records, args)
+        result = await COMMANDS[verb](context, args)
     except RecordError as error:
         raise CommandError(str(error)) from error
+    except ApiError as error:
+        raise CommandError(error.message) from error
+    except Unavailable as error:
+        raise CommandError(f"Redis can't be asked: {error}") from error
+    if not _only_looks(verb, args):
+        await _note(context, verb, args)
+    return result
+
+
+def _only_looks(verb: str, args: dict[str, Any]) -> bool:
+    return verb.endswith((" list", " show")) or (verb == "app set" and not args["settings"])
+
+
+async def _note(context: Context, verb: str, args: dict[str, Any]) -> None:
+    """Into the audit log, beside what people do on the dashboard. What was asked has no secret: they are made here."""
+    app_id = args.get("app") or (args.get("id") if verb.startswith("app ") else None) or ""
+    target = args.get("key") or args.get("name") or args.get("id") or ", ".join(args.get("ids", ())) or app_id
+    rest = {name: value for name, value in args.items() if name not in ("app", "id", "ids", "name", "key") and value}
+    entry = audit.Entry(
+        at=time.time(),
+        who="command line",
+        address="",
+        action=verb,
+        app_id=str(app_id)[:18],
+        target=str(target)[:1_000],
+        detail=msgspec.json.encode(rest).decode()[:1_000] if rest else "",
+    )
+    async with context.store.change() as connection:
+        await audit.add(connection, entry)
 
 
 def socket_path(data_dir: str | Path) -> Path:
@@ -184,7 +258,7 @@ def _address(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-async def serve_commands(records: Records, path: str | Path) -> asyncio.Server:
+async def serve_commands(context: Context, path: str | Path) -> asyncio.Server:
     """Takes commands at a Unix socket (0600) until the server returned is closed.
 
     The caller holds the lock of the data folder, so a socket that lies there already is a dead server's.
@@ -199,7 +273,7 @@ async def serve_commands(records: Records, path: str | Path) -> asyncio.Server:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             request = msgspec.json.decode(await reader.readline(), type=dict[str, Any])
-            reply = {"result": await run(records, request["verb"], request["args"])}
+            reply = {"result": await run(context, request["verb"], request["args"])}
         except CommandError as error:
             reply = {"error": str(error)}
         except (ValueError, KeyError, msgspec.MsgspecError) as error:

@@ -6,7 +6,7 @@ once, and no stop has begun (decisions.md). The other pieces tell; nothing is lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from redpoll.control.answers import Answer, header_line
@@ -19,13 +19,17 @@ _TEXT: Final = header_line("Content-Type", "text/plain; charset=utf-8")
 
 
 class Health:
-    """`redis_answers()` is asked at every request; the rest is told once and kept."""
+    """`redis_answers()` is asked at every request; the rest is told once and kept. `enter` answers `/` on the control
+    port, where people come to the dashboard."""
 
-    def __init__(self, redis_answers: Callable[[], bool]) -> None:
+    def __init__(
+        self, redis_answers: Callable[[], bool], enter: Callable[[Call], Awaitable[Answer]] | None = None
+    ) -> None:
         self.directory_written = False
         self.workers_ready = False
         self.draining = False
         self._redis_answers = redis_answers
+        self._enter = enter
 
     def obstacle(self) -> str | None:
         """Why this server isn't ready, in one sentence; None when it is."""
@@ -51,5 +55,7 @@ class Health:
         return Answer(200, b'{"status":"ready"}')
 
     async def root(self, call: Call) -> Answer:
-        """GET /: `OK`, for load balancers and for people with a browser."""
+        """GET /: `OK`, for load balancers and for people with a browser; on the control port the way in for these."""
+        if self._enter is not None and call.protocol.hand_back is None:
+            return await self._enter(call)
         return Answer(200, b"OK", _TEXT)

@@ -8,34 +8,46 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ipaddress
 import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import hiredis
 import structlog
 import uvloop
+from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll import logs
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.fitness import examine
+from redpoll.cluster.history import History
 from redpoll.cluster.idempotency import Idempotency
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
+from redpoll.cluster.outbox import Outbox, Transition
 from redpoll.cluster.questions import Questions
 from redpoll.cluster.quota import Quota
 from redpoll.cluster.reaper import Reaper
 from redpoll.cluster.stats import Stats
+from redpoll.cluster.traces import TraceReader
 from redpoll.control import commands
 from redpoll.control.addresses import routes_of
 from redpoll.control.api import Api
+from redpoll.control.browser_module import BrowserModule
 from redpoll.control.connections import Connections
+from redpoll.control.context import Cluster, Context
 from redpoll.control.daily import Daily
+from redpoll.control.dashboard.accounts import Accounts
+from redpoll.control.dashboard.dashboard import Dashboard, Rooms
+from redpoll.control.eventlog import EventTrace
 from redpoll.control.handover import Handover
 from redpoll.control.health import Health
+from redpoll.control.history import ChannelHistory
 from redpoll.control.janitor import Janitor
 from redpoll.control.metrics import Metrics
 from redpoll.control.middleware import Front
@@ -43,8 +55,12 @@ from redpoll.control.occupancy import Occupancy
 from redpoll.control.publisher import Publisher
 from redpoll.control.ratelimit import RateLimit
 from redpoll.control.records import RecordError, Records
+from redpoll.control.tracing import Tracer
+from redpoll.control.webhooks.verify import Verify
+from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.leash import Leash, Start
 from redpoll.proxies import TrustedProxies
+from redpoll.store.eventlog import EventLog
 from redpoll.store.store import Store, StoreError, database_url
 
 __all__ = ["ControlPlane", "main"]
@@ -59,17 +75,20 @@ _BACKLOG: Final = 1024
 class ControlPlane:
     """The rooms of the control plane and how they are tied: `start()`, then `finish()`.
 
-    `records` are loaded; who made them closes their store. `tell` goes to the supervisor. The handler table serves
-    the control port (`listener`) and what workers hand over (`handover_path`) alike.
+    `records` and `webhooks` are loaded; who made them closes their store. `tell` goes to the supervisor. The handler
+    table serves the control port (`listener`) and what workers hand over (`handover_path`) alike.
     """
 
     def __init__(
         self,
         start: Start,
         records: Records,
+        webhooks: Webhooks,
         listener: socket.socket,
         tell: Callable[[dict[str, Any]], None],
         *,
+        accounts: Accounts,
+        event_log: EventLog | None = None,
         body_timeout_s: float = 15.0,
     ) -> None:
         settings = start.settings
@@ -78,6 +97,7 @@ class ControlPlane:
         self._listener = listener
         self._tell = tell
         self._records = records
+        self._webhooks = webhooks
         self._keys = Keys(settings.redis_prefix)
         self._workers_alive = 0
         self._loop_exceptions_total = 0
@@ -90,9 +110,22 @@ class ControlPlane:
         self.bus = Bus(self.link, self._keys)
         self.publisher = Publisher(self.bus, self.link, lambda: self._workers_alive)
         self.daily = Daily(Quota(self.link, self._keys), records)
-        self.reaper = Reaper(self.link, self._keys, start.run)
-        self.health = Health(lambda: self.janitor.redis_answers())
-        self.metrics = Metrics(lambda: self.routes, self._read_workers, self._own_counters)
+        self.reaper = Reaper(
+            self.link,
+            self._keys,
+            start.run,
+            hooks_of=lambda app_id: records.apps[app_id].hooks if app_id in records.apps else "",
+            debounced=settings.webhook_debounce_s > 0,
+        )
+        self.outbox = Outbox(self.link, self._keys, settings.webhook_debounce_s)
+        self.health = Health(lambda: self.janitor.redis_answers(), lambda call: self.dashboard.enter(call))
+        self.metrics = Metrics(
+            lambda: self.routes, self._read_workers, self._own_counters, lambda: self.publisher.by_app
+        )
+        self.tracer = None
+        if event_log is not None:
+            reader = TraceReader(self.link, self._keys)
+            self.tracer = Tracer(event_log, reader, settings.trace_calls_per_second)
         api = Api(
             self.publisher,
             Occupancy(self.link, self._keys),
@@ -100,11 +133,39 @@ class ControlPlane:
             Idempotency(self.link, self._keys),
             Questions(self.link, self._keys),
             settings.master_key(),
+            self.tracer,
         )
-        self.routes = routes_of(api, self.health, self.metrics)
+        self.history = History(self.link, self._keys)
+        self.dashboard = Dashboard(
+            Rooms(
+                settings,
+                Path(start.data_dir),
+                accounts,
+                records,
+                webhooks,
+                self.link,
+                self._keys,
+                self.publisher,
+                ChannelHistory(self.history),
+                self.health,
+                self._read_workers,
+                event_log,
+            )
+        )
+        self.routes = routes_of(
+            api,
+            ChannelHistory(self.history),
+            EventTrace(event_log),
+            BrowserModule(),
+            Verify(webhooks.secrets_of),
+            self.health,
+            self.metrics,
+            self.dashboard.routes(),
+        )
         per_minute = settings.trigger_rate_per_minute
         rate = RateLimit(per_minute) if per_minute else None
-        self.front = Front(self.routes, records, rate=rate, body_timeout_s=body_timeout_s)
+        self.front = Front(self.routes, records, rate=rate, tracer=self.tracer, body_timeout_s=body_timeout_s)
+        self.front.fault_page = self.dashboard.fault
         self.connections = Connections(
             self.front.handle,
             self.front.error_page,
@@ -116,12 +177,21 @@ class ControlPlane:
         self.janitor = Janitor(self.link, writer, records, self.connections, self.health)
         records.on_change = self.janitor.record_changed
 
+    @property
+    def cluster(self) -> Cluster:
+        """What operators' commands need of Redis."""
+        return Cluster(self.link, self._keys, self.history)
+
     async def start(self) -> None:
         """Serve. Doesn't wait for Redis: `/healthz` is answered from the first moment, `/readyz` says the rest."""
         self.loop.set_exception_handler(self._loop_exception)
         self.link.start()
+        self._webhooks.start(self.outbox, self._webhook_traced)
         self.janitor.start()
+        self.dashboard.start(route for route in self.routes.all if route.limited)
         self.daily.start()
+        if self.tracer is not None:
+            self.tracer.start()
         self._reaping = self.loop.create_task(self.reaper.run(), name="reaper")
         self._server = await self.loop.create_server(self.connections, sock=self._listener, backlog=_BACKLOG)
         self.handover.start()
@@ -158,8 +228,11 @@ class ControlPlane:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         self.janitor.stop()
+        await self._webhooks.finish()
         self.publisher.close()
         await self.daily.finish()
+        if self.tracer is not None:
+            await self.tracer.finish()
         await self.link.close()
 
     def _link_up(self) -> None:
@@ -185,6 +258,11 @@ class ControlPlane:
         self.publisher.link_down()
         self.daily.link_down()
 
+    def _webhook_traced(self, row: Transition, delivery_id: str, endpoint_id: str) -> None:
+        if self.tracer is not None and row.trace is not None:
+            detail = {"delivery": delivery_id, "endpoint": endpoint_id, "event": row.event}
+            self.tracer.span(row.trace, row.app_id, "webhook", **detail)
+
     def _loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self._loop_exceptions_total += 1
         log.error("loop exception", what=context.get("message"), exc_info=context.get("exception"))
@@ -203,28 +281,44 @@ class ControlPlane:
             "handed_over_total": self.handover.received_total,
             "events_published_total": self.publisher.events_published,
             "events_unconfirmed_total": self.publisher.unconfirmed,
+            "events_unkept_total": self.bus.unkept,
+            "webhook_rows_waiting": self.outbox.waiting,
+            "webhook_rows_lost_total": self.outbox.lost,
+            **self._webhooks.counters(),
             "workers_reaped_total": self.reaper.reaped,
             "loop_lag_seconds": self.janitor.take_loop_lag_s(),
             "loop_exceptions_total": self._loop_exceptions_total,
             "callback_errors_total": self.link.handler_errors,
             "redis_reconnects_total": self.link.reconnects,
             "redis_errors_total": self.link.errors,
+            "calls_unlogged_total": self.tracer.unlogged if self.tracer else 0,
+            "calls_untraced_total": self.tracer.sampled_out if self.tracer else 0,
         }
 
 
 async def _serve(start: Start, leash: Leash) -> None:
     store = await Store.open(database_url(start.data_dir))
+    event_log = await _open_event_log(start)
     try:
         records = Records(store, max_owed_bytes=start.settings.max_owed_bytes)
         await records.load()
+        webhooks = Webhooks(store, records, start.settings)
+        await webhooks.load()
         made_up = await records.first_app(start.settings)
+        accounts = Accounts(store)
+        first_password = await accounts.first_admin(start.settings.admin_password)
         # What Redis kept of an earlier start may be older: workers let nobody in by it (a wrong 4001 is for good).
         leash.tell({"directory": records.version})
-        plane = ControlPlane(start, records, socket.socket(fileno=start.listen_fd), leash.tell)
+        listener = socket.socket(fileno=start.listen_fd)
+        plane = ControlPlane(start, records, webhooks, listener, leash.tell, accounts=accounts, event_log=event_log)
         # End of file: the supervisor is dead. What must last is committed, so there is nothing to wait for.
         leash.attach(plane.loop, plane.told, lambda: os._exit(1))
         plane.loop.add_signal_handler(signal.SIGTERM, plane.stop)
-        operators = await commands.serve_commands(records, commands.socket_path(start.data_dir))
+        context = Context(store, records, start.settings, webhooks, plane.cluster)
+        _warn_of_exposure(start.settings.control_host)
+        operators = await commands.serve_commands(context, commands.socket_path(start.data_dir))
+        if first_password is not None:
+            leash.tell({"created_admin": first_password})
         if made_up is not None:
             leash.tell({"created_app": commands.app_shape(made_up)})
         await plane.start()
@@ -236,6 +330,33 @@ async def _serve(start: Start, leash: Leash) -> None:
         await records.finish()
     finally:
         await store.close()
+        if event_log is not None:
+            await event_log.close()
+
+
+def _warn_of_exposure(control_host: str) -> None:
+    try:
+        private = ipaddress.ip_address(control_host).is_loopback
+    except ValueError:
+        private = control_host == "localhost"
+    if not private:
+        log.warning(
+            "control port open to a network",
+            control_host=control_host,
+            what="passwords of the dashboard go over it in the clear and /metrics is for everybody; bind it to "
+            "127.0.0.1, or put a proxy with TLS in front of it",
+        )
+
+
+async def _open_event_log(start: Start) -> EventLog | None:
+    settings = start.settings
+    if not settings.event_log_calls:
+        return None
+    path = Path(start.data_dir) / "events.sqlite"
+    try:
+        return await EventLog.open(path, settings.event_log_calls, settings.event_log_keep_s)
+    except (OSError, SQLAlchemyError) as error:
+        raise StoreError(f"the event log {path} can't be opened: {error}") from error
 
 
 def main(leash: Leash) -> None:

@@ -6,8 +6,9 @@ machines; what is seen here of them is that old. Counts nothing itself.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -22,6 +23,7 @@ from redpoll import __version__
 from redpoll.control.answers import Answer, header_line
 from redpoll.control.call import Call
 from redpoll.control.routes import Routes, slot_bound_s
+from redpoll.control.webhooks.outcomes import Outcome
 
 __all__ = ["FAMILIES", "Family", "Metrics"]
 
@@ -45,6 +47,10 @@ def _family(name: str, help: str) -> tuple[str, Family]:
     return name, Family(f"redpoll_{name}", help)
 
 
+_ATTEMPTS: Final = "Attempts at deliveries to webhooks, by what became of them."
+# Labels are kept by whoever reads the metrics, so there must not be any number of them.
+_MOST_APPS: Final = 100
+
 _DROPPED: Final = "Connections that the server gave up, by reason."
 
 # Every counter that a process may tell, by the name it tells it under.
@@ -56,6 +62,11 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
         _family("upgrades_refused_total", "WebSocket upgrades refused: not ready, full, unknown key."),
         _family("channels", "Channels with a subscriber on this worker."),
         _family("subscriptions", "Subscriptions on this worker."),
+        _family("rewinds_total", "Replays begun: subscribers told of a channel's past."),
+        _family("replayed_total", "Messages told in replays."),
+        _family("history_pages_total", "Answers to `pusher:history`."),
+        _family("catchups_total", "Channels that a worker filled from their history after a gap."),
+        _family("history_lost_total", "Times that subscribers were told of a gap, or a cleared history."),
         _family("messages_received_total", "WebSocket messages received."),
         _family("frames_posted_total", "WebSocket frames noted for a socket."),
         _family("frames_written_total", "WebSocket frames written."),
@@ -73,40 +84,62 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
         _family("http_connections", "HTTP connections that the control plane has."),
         _family("events_published_total", "Events that Redis confirmed, one a channel."),
         _family("events_unconfirmed_total", "Events answered with 503."),
+        _family("events_unkept_total", "Events sent but not kept: their app has all the channels with history it may."),
+        _family("events_unhooked_total", "Events told to no webhook, as too many waited to be fetched."),
         _family("apps", "Apps in the record store."),
+        _family("webhook_rows_waiting", "Transitions in Redis that are not yet deliveries."),
+        _family("webhook_rows_lost_total", "Transitions told to no webhook: too many waited in Redis."),
+        _family("webhook_rows_unreadable_total", "Transitions told to no webhook: no body can be made of them."),
+        _family("webhook_transitions_total", "Transitions taken over from Redis."),
+        _family("webhook_deliveries_waiting", "Deliveries to webhooks that wait for their next attempt."),
+        _family("webhook_oldest_seconds", "Age of the oldest of them."),
+        _family("webhook_attempts_running", "Attempts that are under way."),
+        _family("webhook_failed_total", "Deliveries that became dead letters."),
+        _family("webhook_dead_letters", "Dead letters that wait for the operator."),
+        _family("webhook_endpoints_failing", "Webhooks at which every attempt has failed for 5 minutes."),
+        *(
+            (f"webhook_attempts_{outcome}_total", Family("redpoll_webhook_attempts_total", _ATTEMPTS, outcome))
+            for outcome in Outcome
+        ),
+        _family("calls_unlogged_total", "Trigger calls whose row in the event log was lost."),
+        _family("calls_untraced_total", "Trigger calls beyond trace_calls_per_second: logged, not traced."),
         _family("workers_reaped_total", "Dead workers whose counts and members were taken away."),
     ]
 )
 
-Counters = Mapping[str, float]
+Counters = Mapping[str, Any]
 
 
 class Metrics:
-    """Handler of GET /metrics. `read_workers` gives each worker's counters, `own` the control plane's."""
+    """Handler of GET /metrics. `read_workers` gives each worker's counters, `own` the control plane's,
+    `published` the events that it published by app."""
 
     def __init__(
         self,
         routes: Callable[[], Routes],
         read_workers: Callable[[], Awaitable[Mapping[str, Counters]]],
         own: Callable[[], Counters],
+        published: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._routes = routes
         self._read_workers = read_workers
         self._own = own
+        self._published = published
 
     async def metrics(self, call: Call) -> Answer:
         """Without Redis the workers' counters are left out; the control plane's are always there."""
         told = {**await self._read_workers(), CONTROL: self._own()}
         registry = CollectorRegistry()
-        registry.register(_Snapshot(told, self._routes()))
+        registry.register(_Snapshot(told, self._published(), self._routes()))
         return Answer(200, generate_latest(registry), _TYPE)
 
 
 class _Snapshot:
     """A Collector (prometheus_client) over what was gathered for one answer."""
 
-    def __init__(self, told: Mapping[str, Counters], routes: Routes) -> None:
+    def __init__(self, told: Mapping[str, Counters], published: Mapping[str, int], routes: Routes) -> None:
         self._told = told
+        self._published = published
         self._routes = routes
 
     def collect(self) -> Iterator[Metric]:
@@ -114,6 +147,7 @@ class _Snapshot:
         info.add_metric([__version__], 1)
         yield info
         yield from self._of_processes()
+        yield from self._of_apps()
         yield from self._of_routes()
 
     def _of_processes(self) -> Iterable[Metric]:
@@ -131,6 +165,27 @@ class _Snapshot:
                     family = families[row.name] = kind(row.name, row.help, labels=list(labels))
                 family.add_metric(list(labels.values()), value)  # type: ignore[attr-defined]
         return families.values()
+
+    def _of_apps(self) -> Iterable[Metric]:
+        """What each process tells by app, added up; the hundred apps with most connections, then most events."""
+        connections: Counter[str] = Counter()
+        client_events: Counter[str] = Counter()
+        for counters in self._told.values():
+            for app_id, (count, events) in counters.get("by_app", {}).items():
+                connections[app_id] += count
+                client_events[app_id] += events
+        published = Counter(self._published)
+        busiest = [app_id for app_id, _ in connections.most_common(_MOST_APPS)]
+        busiest += [app_id for app_id, _ in published.most_common(_MOST_APPS) if app_id not in connections]
+        families: tuple[GaugeMetricFamily | CounterMetricFamily, ...] = (
+            GaugeMetricFamily("redpoll_app_connections", "Connections of an app.", labels=["app"]),
+            CounterMetricFamily("redpoll_app_client_events_total", "Events that clients triggered.", labels=["app"]),
+            CounterMetricFamily("redpoll_app_events_published_total", "Events published over HTTP.", labels=["app"]),
+        )
+        for app_id in busiest[:_MOST_APPS]:
+            for family, counts in zip(families, (connections, client_events, published), strict=True):
+                family.add_metric([app_id], counts[app_id])
+        return families
 
     def _of_routes(self) -> Iterable[Metric]:
         requests = CounterMetricFamily(

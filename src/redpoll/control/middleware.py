@@ -15,10 +15,12 @@ import structlog
 from aiohttp.web import RequestPayloadError
 
 from redpoll.cluster.bus import Unavailable
+from redpoll.cluster.traces import new_trace_id
 from redpoll.control.answers import Answer, header_line
-from redpoll.control.call import Call, error_answer, new_trace_id
+from redpoll.control.call import Call, error_answer
 from redpoll.control.ratelimit import WINDOW_S, RateLimit
 from redpoll.control.routes import Access, Place, Route, Routes
+from redpoll.control.tracing import Tracer
 from redpoll.protocol import auth, handshake
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
@@ -65,7 +67,7 @@ class Credentials(Protocol):
 class Front:
     """The handler under aiohttp's server. `records` are looked into at every request, so that changes count at once.
 
-    `rate`: None where triggers aren't limited.
+    `rate`: None where triggers aren't limited; `tracer`: None where they aren't logged.
     `clock` is Unix time, for signatures' timestamps. `body_timeout_s` is for a whole body, however it trickles.
     """
 
@@ -75,6 +77,7 @@ class Front:
         records: Credentials,
         *,
         rate: RateLimit | None = None,
+        tracer: Tracer | None = None,
         clock: Callable[[], float] = time.time,
         body_timeout_s: float = 15.0,
     ) -> None:
@@ -84,13 +87,16 @@ class Front:
         self._apps = records.apps
         self._by_key = records.by_key
         self._rate = rate
+        self._tracer = tracer
         self._clock = clock
         self._body_timeout_s = body_timeout_s
+        # Tells people of a fault, where the error shape is for programs; None for what isn't theirs.
+        self.fault_page: Callable[[Call, ApiError, int], Answer | None] | None = None
 
     async def handle(self, call: Call) -> Answer:
         """Answers any request; nothing but a cancellation gets out."""
         began = time.perf_counter()
-        route = self._routes.unmatched
+        route, caller_known = self._routes.unmatched, False
         try:
             if "Upgrade" in call.headers and await self._handed_back(call):
                 # Never written: the connection is a worker's now.
@@ -100,23 +106,31 @@ class Front:
                 call.more_headers = self._cross_origin(call)
             content = call.content
             call.body = content.read_nowait() if content.is_eof() else await self._read_body(call)
-            if route.access is not Access.OPEN:
+            if route.wants_credential:
                 self._authenticate(call, route)
+                caller_known = True
                 if route.limited and self._rate is not None:
                     self._limit(call, self._rate)
             answer = await route.handler(call)
         except ApiError as error:
-            answer = call.error(error)
+            answer = self._fault(call, error)
         except _CutOff as error:
-            answer = call.error(ApiError(error.code, error.text), error.status)
+            answer = self._fault(call, ApiError(error.code, error.text), error.status)
             answer.keep_alive = False
         except Unavailable as error:
-            answer = call.error(ApiError("unavailable", str(error)))
+            answer = self._fault(call, ApiError("unavailable", str(error)))
         except Exception as error:
             log.error("request failed", route=route.name, trace_id=call.trace_id, exc_info=error)
-            answer = call.error(ApiError("internal", "internal error; the log has it under this trace id"))
-        route.count(answer.status, time.perf_counter() - began)
+            answer = self._fault(call, ApiError("internal", "internal error; the log has it under this trace id"))
+        took_s = time.perf_counter() - began
+        route.count(answer.status, took_s)
+        if caller_known and route.limited and self._tracer is not None:
+            self._tracer.ended(call, answer.status, took_s)
         return answer
+
+    def _fault(self, call: Call, error: ApiError, status: int = 0) -> Answer:
+        page = self.fault_page(call, error, status) if self.fault_page is not None else None
+        return page or call.error(error, status)
 
     def error_page(self, status: int, code: str, text: str) -> Answer:
         """The error shape for what never became a request: no HTTP, or too late."""

@@ -46,6 +46,25 @@ class Occupancy:
         (users,) = await self._ask_all([(b"HKEYS", self._keys.members(app_id, channel))])
         return sorted(user.decode() for user in users)
 
+    async def members(self, app_id: str, channel: str, most: int = 500) -> list[tuple[str, bytes]]:
+        """Users of a presence channel with their user_info (JSON, b"" without), by id; about `most` of them."""
+        found: dict[bytes, bytes] = {}
+        cursor: Any = b"0"
+        while len(found) < most:
+            command = (b"HSCAN", self._keys.members(app_id, channel), cursor, b"COUNT", _SCAN_COUNT)
+            ((cursor, flat),) = await self._ask_all([command])
+            found.update(zip(flat[::2], flat[1::2], strict=True))
+            if not int(cursor):
+                break
+        # W W…\n<user_info> (cluster.md 2, key p).
+        return [(user.decode(), held.partition(b"\n")[2]) for user, held in sorted(found.items())[:most]]
+
+    async def with_history(self, app_id: str, most: int = 500) -> list[str]:
+        """Channels of which messages were kept, in order of name; at most `most`, any of them where there are more."""
+        share = [(b"ZREVRANGE", self._keys.histories(at, app_id), 0, most - 1) for at in range(SHARDS)]
+        names = {name.decode() for shard in await self._ask_all(share) for name in shard}
+        return sorted(names)[:most]
+
     async def cached(self, app_id: str, channel: str) -> Cached | None:
         """The event that a cache channel tells to whoever joins; None while there is none."""
         return await read_cached(self._link, self._keys, app_id, channel)

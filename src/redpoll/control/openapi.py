@@ -77,9 +77,35 @@ _PATH: Final = {
         "description": "The id that the user signed in with.",
         "schema": {"type": "string", "minLength": 1, "maxLength": MAX_USER_ID_CHARS},
     },
+    "trace_id": {
+        "description": "What `X-Service-Trace-Id` of the trigger's answer said.",
+        "schema": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
+    },
 }
 _COUNTS: Final = "Comma list of `subscription_count` and `user_count`; what doesn't apply to a channel is left out."
 _QUERY: Final = {
+    "log_trace_id": ("trace_id", "The call with this trace id."),
+    "log_correlation_id": ("correlation_id", "Calls with this correlation id."),
+    "log_channel": ("channel", "Calls to this channel."),
+    "log_name": ("name", "Calls with an event of this name."),
+    "log_since": ("since", "Calls not before this time, Unix ms."),
+    "log_until": ("until", "Calls not after this time, Unix ms."),
+    "log_limit": ("limit", "How many, 1 to 1,000; 100 where it isn't given."),
+    "log_cursor": ("cursor", "`next` of an earlier answer: the older ones."),
+    "history_limit": (
+        "limit",
+        "How many, 1 to 1,000; 100 where it isn't given. Large messages may leave room for fewer.",
+    ),
+    "history_direction": (
+        "direction",
+        "`forwards`: oldest first, as without it; `backwards`: newest first, from the newest one on also with `since`.",
+    ),
+    "history_cursor": ("cursor", "`next` of an earlier answer; the other parameters as they were."),
+    "history_since": (
+        "since",
+        "Only messages behind this place, `EPOCH:OFFSET`, or not before this time, Unix ms; the oldest of them.",
+    ),
+    "history_until": ("until", "Only messages up to this place, `EPOCH:OFFSET`, or not after this time, Unix ms."),
     "filter_by_prefix": ("filter_by_prefix", "Only channels whose names begin so."),
     "info": ("info", _COUNTS),
     "channel_info": (
@@ -151,7 +177,7 @@ def _document(described: list[tuple[str, Route]]) -> dict[str, Any]:
 
 
 class _Schemas:
-    """The JSON Schemas of all bodies and answers, named without the underscore that some have in the code."""
+    """The JSON Schemas of all bodies and answers."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         types: list[type] = []
@@ -159,19 +185,14 @@ class _Schemas:
             assert route.about is not None
             types += [each for each in (route.about.body, route.about.answer) if each is not None and each not in types]
         shapes, found = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-        self._of: dict[type, dict[str, Any]] = dict(zip(types, (_renamed(shape) for shape in shapes), strict=True))
-        self.components: dict[str, Any] = {name.lstrip("_"): _renamed(schema) for name, schema in found.items()}
+        self._of: dict[type, dict[str, Any]] = dict(zip(types, shapes, strict=True))
+        self.components: dict[str, Any] = found
         for name, schema in self.components.items():
             _explain(name, schema)
         self.components["Error"] = _ERROR
 
     def of(self, type_: type) -> dict[str, Any]:
         return self._of[type_]
-
-
-def _renamed(schema: Any) -> Any:
-    text = msgspec.json.encode(schema).replace(b"#/components/schemas/_", b"#/components/schemas/")
-    return msgspec.json.decode(text)
 
 
 def _explain(name: str, schema: dict[str, Any]) -> None:

@@ -47,6 +47,8 @@ class Publisher:
         gate_s: float = 2.0,
     ) -> None:
         self.events_published = 0
+        # Events to publish, one a channel, by app id.
+        self.by_app: dict[str, int] = {}
         self.unconfirmed = 0
         self._bus = bus
         self._link = link
@@ -90,7 +92,7 @@ class Publisher:
         self,
         app: App,
         item: Outgoing | tuple[str, str, str, str | None, str | None],
-        trace: str,
+        trace: str | None,
         once: str | None = None,
         index: int = 0,
     ) -> asyncio.Future[Any]:
@@ -101,6 +103,8 @@ class Publisher:
         """
         loop = self._loop
         future = loop.create_future()
+        counts = self.by_app
+        counts[app.id] = counts.get(app.id, 0) + 1
         self._bus.post(app, item, trace, once=once, index=index, done=partial(_settle, future))
         awaited = self._awaited
         while awaited and awaited[0][1].done():
@@ -117,7 +121,9 @@ class Publisher:
             raise Unavailable(str(reply))
         self.events_published += count
 
-    async def publish_all(self, app: App, items: Sequence[Outgoing], trace: str, once: str | None = None) -> None:
+    async def publish_all(
+        self, app: App, items: Sequence[Outgoing], trace: str | None, once: str | None = None
+    ) -> None:
         """Several events, adjacent and in order. Waits for the gate; raises Unavailable.
 
         Of the events of a call that raises, some may have been delivered; the same call with the same `once`
@@ -134,7 +140,7 @@ class Publisher:
             self.unconfirmed += len(items)
             raise Unavailable("Redis isn't there, or the workers don't hear it yet") from None
 
-    async def _publish_open(self, app: App, items: Sequence[Outgoing], trace: str, once: str | None) -> None:
+    async def _publish_open(self, app: App, items: Sequence[Outgoing], trace: str | None, once: str | None) -> None:
         futures = [self.publish(app, item, trace, once, index) for index, item in enumerate(items)]
         for future in futures:
             self.confirmed(await future)

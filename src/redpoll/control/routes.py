@@ -35,11 +35,13 @@ class Place(Enum):
 
 class Access(Enum):
     """Who may call it: anybody, the holder of a credential of the app in the path, or of any app, which is then the
-    one that is meant (one library leaves it out of the path, protocol.md 14.9)."""
+    one that is meant (one library leaves it out of the path, protocol.md 14.9); or somebody who is logged in to the
+    dashboard, whom its door judges."""
 
     OPEN = "open"
     APP = "app"
     ANY_APP = "any_app"
+    SESSION = "session"
 
 
 class About(NamedTuple):
@@ -65,8 +67,8 @@ class Route:
     rate limit of triggers holds here. `cross_origin`: pages of the app's allowed origins may call it. `about`: None
     where it is no part of the API.
 
-    `answers` is answers by status. `times` counts answers by duration: slot k holds those that took less than 2^k µs
-    and no less than 2^(k-1); the last slot holds the rest.
+    `wants_credential`: of an app, before the handler is called. `answers` is answers by status. `times` counts answers
+    by duration: slot k holds those that took less than 2^k µs and no less than 2^(k-1); the last slot holds the rest.
     """
 
     __slots__ = (
@@ -83,6 +85,7 @@ class Route:
         "place",
         "scope",
         "times",
+        "wants_credential",
     )
 
     def __init__(
@@ -104,6 +107,7 @@ class Route:
         self.name = name
         self.handler = handler
         self.access = access
+        self.wants_credential = access in (Access.APP, Access.ANY_APP)
         self.place = place
         self.scope = scope
         self.limited = limited

@@ -6,20 +6,29 @@ redpoll.protocol.messages'.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 from msgspec import UNSET, UnsetType
+
+from redpoll.protocol.history import Told
 
 __all__ = [
     "Attributes",
     "AuthAnswer",
     "BatchAnswer",
     "CachedEvent",
+    "CallAnswer",
     "ChannelAnswer",
     "ChannelsAnswer",
     "Empty",
+    "EventsAnswer",
+    "TraceAnswer",
     "TriggerAnswer",
     "User",
     "UsersAnswer",
+    "VerifyAnswer",
 ]
 
 
@@ -80,6 +89,25 @@ class UsersAnswer(msgspec.Struct, gc=False):
     users: list[User]
 
 
+class Message(Told, gc=False, frozen=True):
+    """A kept message. `offset` rises from message to message, not one by one; `time_ms` is Unix time."""
+
+
+class HistoryAnswer(msgspec.Struct, gc=False):
+    """Messages of a channel. `epoch` is another one once the history was lost or cleared, and "" where there is none;
+    `next` is the `cursor` of the messages that follow, null where none do."""
+
+    epoch: str
+    messages: list[Message]
+    next: str | None
+
+
+class ClearedAnswer(msgspec.Struct, gc=False):
+    """The epoch that the channel's history has from now on; "" where there was nothing to clear."""
+
+    epoch: str
+
+
 class AuthAnswer(msgspec.Struct, gc=False, omit_defaults=True):
     """`auth` is `KEY:HEX`. `channel_data` comes back on presence channels, `shared_secret` (base64) is there on
     encrypted ones where the server has a master key."""
@@ -87,3 +115,40 @@ class AuthAnswer(msgspec.Struct, gc=False, omit_defaults=True):
     auth: str
     channel_data: str | UnsetType = UNSET
     shared_secret: str | UnsetType = UNSET
+
+
+class CallAnswer(msgspec.Struct, gc=False, kw_only=True):
+    """A trigger call of the event log. `time_ms` is Unix time, `size` the bytes of its data; `caller` says with which
+    key or token it came and from which address; `sampled`: it has spans."""
+
+    trace_id: str
+    correlation_id: str | None
+    time_ms: int
+    name: str
+    channels: Sequence[str]
+    size: int
+    caller: str
+    status: int
+    sampled: bool
+
+
+class EventsAnswer(msgspec.Struct, gc=False):
+    """Calls, newest first; `next` is the `cursor` of the older ones, null where there are none."""
+
+    events: list[CallAnswer]
+    next: str | None
+
+
+class TraceAnswer(CallAnswer, gc=False, kw_only=True):
+    """A call with its spans in order of time, each `{time_ms, stage, …}`. Stages: `authenticated`, `accepted`,
+    `received` (`worker`), `written` (`worker`, `channel`, `sockets`), `dropped` (`worker`, `channel`, `socket_id`),
+    `webhook` (`delivery`, `endpoint`, `event`)."""
+
+    spans: list[dict[str, Any]]
+
+
+class VerifyAnswer(msgspec.Struct, gc=False, omit_defaults=True):
+    """Whether a webhook's signature is good; if so, `endpoint_id` is the endpoint that it was made for."""
+
+    valid: bool
+    endpoint_id: str | UnsetType = UNSET

@@ -1,0 +1,223 @@
+"""What happened to each trigger call, on its way into the event log: rows of all calls, spans of some.
+
+The front tells each call that ended, the API what it was and when it was let on, workers what they did with it. Here
+that is turned into rows once a second, all at once: per call no more is done than noting it. Which spans are wanted
+is decided here too; an event carries its trace id to the workers only then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import hiredis
+import msgspec
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from redpoll.cluster.link import LinkDown
+from redpoll.cluster.traces import Entry, TraceReader
+from redpoll.control.call import Call
+from redpoll.protocol.messages import Event
+from redpoll.store.eventlog import CallRow, EventLog, SpanRow
+
+__all__ = ["Tracer", "told_of"]
+
+log = structlog.get_logger(__name__)
+
+FLUSH_EVERY_S: Final = 1.0
+PRUNE_EVERY_S: Final = 10.0
+# While the disk doesn't keep up: at full rate that is five seconds.
+_MOST_WAITING: Final = 100_000
+# Of what a refused call said. What was let in is within the limits of its app.
+_MOST_CHANNELS: Final = 100
+_MAX_CHARS: Final = 200
+
+
+class Tracer:
+    """`spans_per_s`: so many calls a second are traced, those beyond it have a row and no spans.
+
+    `clock` is Unix time. `unlogged` counts calls whose row was lost, `sampled_out` those without spans.
+    """
+
+    def __init__(
+        self, event_log: EventLog, reader: TraceReader, spans_per_s: int, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.unlogged = 0
+        self.sampled_out = 0
+        self._log = event_log
+        self._reader = reader
+        self._per_flush = max(1, round(spans_per_s * FLUSH_EVERY_S)) if spans_per_s else 0
+        self._left = self._per_flush
+        self._clock = clock
+        self._ended: list[CallRow] = []
+        self._spans: list[SpanRow] = []
+        self._position = ""
+        self._prune_at_s = 0.0
+        self._running: asyncio.Task[None] | None = None
+        self._ending = asyncio.Event()
+
+    def start(self) -> None:
+        self._running = asyncio.get_running_loop().create_task(self._run(), name="event log")
+
+    async def finish(self) -> None:
+        """Writes what is left; the log itself is its owner's to close."""
+        self._ending.set()
+        if self._running is not None:
+            await self._running
+
+    # -- told by the front, the API and the webhooks
+
+    def sample(self, call: Call) -> str | None:
+        """The trace id under which this call's events are to be followed, None for not at all. Asked once, when the
+        call is about to publish."""
+        if self._left <= 0:
+            self.sampled_out += 1
+            return None
+        self._left -= 1
+        call.sampled = True
+        self.span(call.trace_id, call.app.id, "authenticated")
+        return call.trace_id
+
+    def span(self, trace_id: str, app_id: str, stage: str, **detail: Any) -> None:
+        """A stage of a call that is followed, now."""
+        if len(self._spans) < _MOST_WAITING:
+            self._spans.append(SpanRow(trace_id, app_id, int(self._clock() * 1000), stage, detail))
+
+    def ended(self, call: Call, status: int, took_s: float) -> None:
+        """A trigger call whose app is known was answered."""
+        if len(self._ended) >= _MOST_WAITING:
+            self.unlogged += 1
+            return
+        said = call.said
+        name, channels, size, correlation_id = told_of(call.body if said is None else said)
+        token = call.token
+        credential = f"key {call.key}" if token is None else f"token {token.name}"
+        self._ended.append(
+            CallRow(
+                call.trace_id,
+                call.app.id,
+                correlation_id,
+                int((self._clock() - took_s) * 1000),
+                name,
+                channels,
+                size,
+                f"{credential} from {call.remote}",
+                status,
+                call.sampled,
+            )
+        )
+
+    # -- into the log
+
+    async def _run(self) -> None:
+        # Never cancelled: what a flush has taken in hand is in no other place.
+        while not self._ending.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_EVERY_S):
+                    await self._ending.wait()
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Writes what was told since the last time. Where the log can't be written, the rows wait."""
+        self._left = self._per_flush
+        entries = await self._read()
+        ended, self._ended = self._ended, []
+        spans, self._spans = self._spans, []
+        try:
+            if not self._position:
+                self._position = await self._log.position()
+            if ended or spans or entries:
+                position = entries[-1].id if entries else None
+                await self._log.write([*ended, *_triggered(entries)], [*spans, *_worker_spans(entries)], position)
+                self._position = position or self._position
+            if self._clock() >= self._prune_at_s:
+                self._prune_at_s = self._clock() + PRUNE_EVERY_S
+                await self._log.prune(int(self._clock() * 1000))
+        except SQLAlchemyError as error:
+            log.warning("event log not written", calls=len(ended), reason=str(error))
+            self._ended[:0] = ended
+            self._spans[:0] = spans
+
+    async def _read(self) -> list[Entry]:
+        if not self._position:
+            return []
+        try:
+            async with asyncio.timeout(FLUSH_EVERY_S):
+                return await self._reader.read(self._position)
+        except (LinkDown, hiredis.ReplyError, TimeoutError):
+            # The stream keeps them.
+            return []
+
+
+def _triggered(entries: Sequence[Entry]) -> list[CallRow]:
+    return [
+        CallRow(
+            each.trace_id,
+            each.app_id,
+            None,
+            each.time_ms,
+            each.event,
+            [each.channel],
+            each.size,
+            f"client {each.socket_id}",
+            200,
+            True,
+        )
+        for entry in entries
+        for each in entry.batch.triggered
+    ]
+
+
+def _worker_spans(entries: Sequence[Entry]) -> list[SpanRow]:
+    return [
+        SpanRow(span.trace_id, span.app_id, span.time_ms, span.stage, span.detail)
+        for entry in entries
+        for span in entry.batch.spans
+    ]
+
+
+def told_of(said: Event | Sequence[Event] | bytes) -> tuple[str, Sequence[str], int, str | None]:
+    """Name, channels, bytes of data and correlation id of a call: of its event or events, or as far as they can be read
+    from the body of one that was refused. Several names are joined by `, `."""
+    if isinstance(said, Event):
+        return said.name, said.channels, _bytes(said.data), said.correlation_id
+    if isinstance(said, bytes):
+        return _read_refused(said)
+    names = dict.fromkeys(event.name for event in said)
+    channels = dict.fromkeys(channel for event in said for channel in event.channels)
+    correlation_id = said[0].correlation_id if said else None
+    return ", ".join(names), list(channels), sum(_bytes(event.data) for event in said), correlation_id
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
+def _read_refused(body: bytes) -> tuple[str, list[str], int, str | None]:
+    try:
+        asked = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return "", [], len(body), None
+    if not isinstance(asked, dict):
+        return "", [], len(body), None
+    batch = asked.get("batch")
+    items = [each for each in batch if isinstance(each, dict)] if isinstance(batch, list) else [asked]
+    names: dict[str, None] = {}
+    channels: dict[str, None] = {}
+    size = 0
+    for item in items[:_MOST_CHANNELS]:
+        if isinstance(name := item.get("name"), str):
+            names[name[:_MAX_CHARS]] = None
+        several = item.get("channels")
+        for channel in [item.get("channel"), *(several if isinstance(several, list) else ())][: _MOST_CHANNELS + 1]:
+            if isinstance(channel, str):
+                channels[channel[:_MAX_CHARS]] = None
+        if isinstance(data := item.get("data"), str):
+            size += _bytes(data)
+    correlation_id = asked.get("correlation_id")
+    told = correlation_id[:_MAX_CHARS] if isinstance(correlation_id, str) else None
+    return ", ".join(list(names)[:_MOST_CHANNELS]), list(channels)[:_MOST_CHANNELS], size, told

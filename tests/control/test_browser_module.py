@@ -1,0 +1,21 @@
+"""The module for pages: served as a file that any page may load and a browser may keep."""
+
+from importlib import resources
+
+
+async def test_anybody_may_load_it_from_any_origin(plane):
+    reply = await plane.ask("GET", "/api/v1/redpoll.js", headers={"Origin": "https://page.example"})
+    assert reply.status == 200
+    assert reply.body == resources.files("redpoll.control").joinpath("static/redpoll.js").read_bytes()
+    assert reply.headers["content-type"] == "text/javascript; charset=utf-8"
+    assert reply.headers["access-control-allow-origin"] == "*"
+    assert reply.headers["cache-control"] == "public, max-age=3600"
+
+
+async def test_a_browser_that_has_it_is_told_so(plane):
+    first = await plane.ask("GET", "/api/v1/redpoll.js")
+    tag = first.headers["etag"]
+    for known in (tag, f'"other", W/{tag}'):
+        again = await plane.ask("GET", "/api/v1/redpoll.js", headers={"If-None-Match": known})
+        assert (again.status, again.body, again.headers["etag"]) == (304, b"", tag)
+    assert (await plane.ask("GET", "/api/v1/redpoll.js", headers={"If-None-Match": '"other"'})).status == 200

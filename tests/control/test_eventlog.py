@@ -1,0 +1,99 @@
+"""The event log and traces over HTTP, as an app's back end asks for them."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+async def flushed(plane):
+    """`await flushed()`: what was called so far can be read."""
+    await plane.plane.tracer.flush()
+    return plane.plane.tracer.flush
+
+
+async def search(plane, **params):
+    return await plane.call("GET", "/apps/3/events/log", params=params)
+
+
+async def test_a_trigger_is_found_by_its_trace_id_with_its_stages(plane, flushed):
+    reply = await plane.trigger(name="order", channels=["a", "b"], data="12345", correlation_id="c-1")
+    trace_id = reply.headers["x-service-trace-id"]
+    await flushed()
+    shown = (await plane.call("GET", f"/apps/3/trace/{trace_id}")).json()
+    spans = shown.pop("spans")
+    assert [span["stage"] for span in spans] == ["authenticated", "accepted"]
+    assert all(shown["time_ms"] <= span["time_ms"] + 1 for span in spans)
+    del shown["time_ms"]
+    assert shown.pop("caller").startswith("key ")
+    assert shown == {
+        "trace_id": trace_id,
+        "correlation_id": "c-1",
+        "name": "order",
+        "channels": ["a", "b"],
+        "size": 5,
+        "status": 200,
+        "sampled": True,
+    }
+    assert [each["trace_id"] for each in (await search(plane, correlation_id="c-1")).json()["events"]] == [trace_id]
+
+
+async def test_refused_triggers_have_rows_too(plane, flushed):
+    bad = await plane.trigger(name="pusher:no", channels=["a"])
+    large = await plane.trigger(name="large", channels=["a"], data="x" * 11_000)
+    await flushed()
+    told = {each["trace_id"]: each for each in (await search(plane, channel="a")).json()["events"]}
+    assert told[bad.headers["x-service-trace-id"]]["status"] == 400
+    assert told[large.headers["x-service-trace-id"]]["status"] == 413
+    assert told[large.headers["x-service-trace-id"]]["size"] == 11_000
+
+
+async def test_one_refused_for_its_rate_has_its_row(make_plane, redis):
+    plane = await make_plane(redis.url, trigger_rate_per_minute=1)
+    assert [(await plane.trigger()).status for _ in range(2)] == [200, 429]
+    await plane.plane.tracer.flush()
+    assert [each["status"] for each in (await search(plane)).json()["events"]] == [429, 200]
+
+
+async def test_what_asks_nobody_logs(plane, flushed):
+    await plane.call("GET", "/apps/3/channels")
+    await plane.call("POST", "/apps/3/events", {"name": "e"}, secret="0" * 20)
+    await flushed()
+    assert (await search(plane)).json() == {"events": [], "next": None}
+
+
+async def test_a_long_answer_is_read_in_pages(plane, flushed):
+    for number in range(5):
+        await plane.trigger(name=f"n{number}")
+    await flushed()
+    first = (await search(plane, limit="3")).json()
+    second = (await search(plane, limit="3", cursor=first["next"])).json()
+    assert [each["name"] for each in first["events"] + second["events"]] == ["n4", "n3", "n2", "n1", "n0"]
+    assert second["next"] is None
+
+
+async def test_another_apps_call_is_not_found(plane, flushed):
+    trace_id = (await plane.trigger()).headers["x-service-trace-id"]
+    await flushed()
+    _, token = await plane.records.create_token("4", "t", ["read"])
+    shown = {"Authorization": f"Bearer {token}"}
+    reply = await plane.ask("GET", f"/apps/4/trace/{trace_id}", headers=shown)
+    assert (reply.status, reply.json()["code"]) == (404, "not_found")
+    assert json.loads((await plane.ask("GET", "/apps/4/events/log", headers=shown)).body)["events"] == []
+
+
+@pytest.mark.parametrize(
+    ("params", "code"),
+    [
+        ({"limit": "0"}, "bad_request"),
+        ({"limit": "1001"}, "bad_request"),
+        ({"limit": "ten"}, "bad_request"),
+        ({"since": "yesterday"}, "bad_request"),
+        ({"until": "-1"}, "bad_request"),
+        ({"cursor": "x"}, "invalid_cursor"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_with_its_name(plane, params, code):
+    reply = await search(plane, **params)
+    assert (reply.status, reply.json()["code"]) == (400, code)
+    assert next(iter(params)) in reply.json()["error"]

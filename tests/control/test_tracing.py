@@ -1,0 +1,182 @@
+"""What is told of calls, turned into rows: as the front and the API tell it, on a real log and a real stream."""
+
+import pytest
+
+from redpoll.cluster.keys import Keys
+from redpoll.cluster.link import Link
+from redpoll.cluster.traces import Span, TraceReader, TraceWriter, Triggered
+from redpoll.control.tracing import Tracer, told_of
+from redpoll.protocol.messages import Event
+from redpoll.store.eventlog import CallRow, EventLog, Query
+
+NOW_S = 1_700_000_000.0
+
+
+class Asked:
+    """What the tracer needs of a control.call.Call."""
+
+    def __init__(self, number: int, said: Event | list[Event] | None = None, body: bytes = b"") -> None:
+        self.trace_id = f"{int(NOW_S * 1000):012x}{number:020x}"
+        self.app = type("App", (), {"id": "3"})
+        self.said = said
+        self.body = body
+        self.token = None
+        self.key = "k"
+        self.remote = "192.0.2.1"
+        self.sampled = False
+
+
+def event(name: str = "news", channels: tuple[str, ...] = ("room",), data: str = "{}", **more) -> Event:
+    return Event(name=name, channels=channels, data=data, **more)
+
+
+@pytest.fixture
+async def link(redis):
+    link = Link(redis.url)
+    link.start()
+    await link.wait_up()
+    yield link
+    await link.close()
+
+
+@pytest.fixture
+async def event_log(tmp_path):
+    log = await EventLog.open(tmp_path / "events.sqlite", 1_000, 3_600)
+    yield log
+    await log.close()
+
+
+@pytest.fixture
+def tracer(link, event_log):
+    return Tracer(event_log, TraceReader(link, Keys()), 10, clock=lambda: NOW_S)
+
+
+async def rows(log: EventLog) -> list[CallRow]:
+    return (await log.find("3", Query(), 1_000)).calls
+
+
+async def test_a_call_becomes_a_row_with_the_time_at_which_it_came(tracer, event_log):
+    tracer.ended(Asked(1, event(data="ü", correlation_id="order-1")), 200, 0.25)
+    await tracer.flush()
+    assert await rows(event_log) == [
+        CallRow(
+            Asked(1).trace_id,
+            "3",
+            "order-1",
+            1_699_999_999_750,
+            "news",
+            ["room"],
+            2,
+            "key k from 192.0.2.1",
+            200,
+            False,
+        )
+    ]
+
+
+async def test_a_batch_is_one_row_with_all_its_names_and_channels(tracer, event_log):
+    batch = [event("a", ("x",), "12"), event("b", ("y",), "345"), event("a", ("y",), "")]
+    tracer.ended(Asked(1, batch), 200, 0)
+    await tracer.flush()
+    (row,) = await rows(event_log)
+    assert (row.name, row.channels, row.size) == ("a, b", ["x", "y"], 5)
+
+
+async def test_spans_are_in_the_log_with_the_stages_of_the_workers(tracer, event_log, link):
+    await tracer.flush()
+    asked = Asked(1, event())
+    assert tracer.sample(asked) == asked.trace_id
+    tracer.span(asked.trace_id, "3", "accepted")
+    worker = TraceWriter(link, Keys())
+    at_ms = int(NOW_S * 1000) + 7
+    worker.note(Span(asked.trace_id, "3", at_ms, "written", {"worker": "r.1.0", "channel": "room", "sockets": 2}))
+    worker.flush()
+    tracer.ended(asked, 200, 0)
+    await tracer.flush()
+    row, spans = await event_log.trace("3", asked.trace_id)
+    assert row.sampled
+    assert [(span.stage, span.detail) for span in spans] == [
+        ("authenticated", {}),
+        ("accepted", {}),
+        ("written", {"worker": "r.1.0", "channel": "room", "sockets": 2}),
+    ]
+    await tracer.flush()
+    assert len((await event_log.trace("3", asked.trace_id))[1]) == 3
+
+
+async def test_a_client_event_with_a_trace_id_has_its_row(tracer, event_log, link):
+    await tracer.flush()
+    worker = TraceWriter(link, Keys())
+    worker.note_triggered(Triggered("c" * 32, "3", 1_700_000_000_000, "client-x", "private-room", 12, "1.2"))
+    worker.flush()
+    await tracer.flush()
+    (row,) = await rows(event_log)
+    assert (row.trace_id, row.name, row.channels, row.size) == ("c" * 32, "client-x", ["private-room"], 12)
+    assert (row.caller, row.status, row.sampled) == ("client 1.2", 200, True)
+
+
+async def test_beyond_the_rate_calls_have_a_row_and_no_spans(tracer, event_log):
+    calls = [Asked(number, event()) for number in range(30)]
+    sampled = [tracer.sample(each) is not None for each in calls]
+    assert sampled == [True] * 10 + [False] * 20
+    assert tracer.sampled_out == 20
+    for each in calls:
+        tracer.ended(each, 200, 0)
+    await tracer.flush()
+    assert sum(row.sampled for row in await rows(event_log)) == 10
+    assert len(await rows(event_log)) == 30
+    assert tracer.sample(Asked(31, event())) is not None
+
+
+async def test_a_new_tracer_goes_on_reading_where_the_last_one_stopped(link, event_log):
+    worker = TraceWriter(link, Keys())
+    for number in range(3):
+        worker.note(Span("a" * 32, "3", number, "received", {}))
+        worker.flush()
+        tracer = Tracer(event_log, TraceReader(link, Keys()), 10, clock=lambda: NOW_S)
+        await tracer.flush()
+        await tracer.flush()
+    await event_log.write([CallRow("a" * 32, "3", None, 0, "n", [], 0, "", 200, True)], [])
+    _, spans = await event_log.trace("3", "a" * 32)
+    assert [span.time_ms for span in spans] == [0, 1, 2]
+
+
+async def test_while_the_log_cant_be_written_rows_wait(tracer, event_log, monkeypatch):
+    async def full(*args) -> None:
+        raise sa_error()
+
+    monkeypatch.setattr(event_log, "write", full)
+    tracer.ended(Asked(1, event()), 200, 0)
+    await tracer.flush()
+    monkeypatch.undo()
+    tracer.ended(Asked(2, event()), 200, 0)
+    await tracer.flush()
+    assert [int(row.trace_id[12:], 16) for row in await rows(event_log)] == [2, 1]
+
+
+def sa_error() -> Exception:
+    from sqlalchemy.exc import OperationalError
+
+    return OperationalError("INSERT", None, OSError("database or disk is full"))
+
+
+def test_of_a_refused_call_is_told_what_can_be_read():
+    assert told_of(b'{"name":"n","channels":["a","b"],"data":"123","correlation_id":"c"}') == ("n", ["a", "b"], 3, "c")
+    assert told_of(b'{"batch":[{"name":"n","channel":"a","data":"1"},7,{"name":"m","channel":"b"}]}') == (
+        "n, m",
+        ["a", "b"],
+        1,
+        None,
+    )
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff", b"[" * 5_000, b'{"name":7,"channels":{},"data":[]}'])
+def test_of_nonsense_nothing_is_told_and_nothing_raised(body):
+    name, channels, _, correlation_id = told_of(body)
+    assert (name, channels, correlation_id) == ("", [], None)
+
+
+def test_what_a_refused_call_says_is_cut():
+    name, channels, _, _ = told_of(b'{"name":"%b","channels":[%b]}' % (b"n" * 10_000, b",".join([b'"c"'] * 5_000)))
+    assert len(name) == 200
+    assert channels == ["c"]
