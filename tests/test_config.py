@@ -185,7 +185,8 @@ def test_an_unknown_variable_is_a_warning_that_names_the_nearest():
 def test_every_default_is_within_its_own_bounds():
     for setting in TABLE:
         if setting.default not in ("", (), None):
-            load({}, {setting.variable: str(setting.default)})
+            default = ",".join(map(str, setting.default)) if setting.is_list else str(setting.default)
+            load({}, {setting.variable: default})
     assert Settings().port == 6001
 
 
@@ -198,6 +199,14 @@ def test_a_list_has_commas_in_the_environment_and_on_the_command_line(text):
     assert load({"trusted_proxies": text}, {})[0].trusted_proxies == ("10.0.0.0/8", "::1")
 
 
+def test_a_list_of_seconds_is_judged_each_by_itself(tmp_path):
+    assert load({}, {"REDPOLL_WEBHOOK_RETRY_AFTER_S": "0.1, 2,300"})[0].webhook_retry_after_s == (0.1, 2.0, 300.0)
+    written_so = written(tmp_path, "webhook_retry_after_s = [1, 2.5]")
+    assert load({}, {}, written_so)[0].webhook_retry_after_s == (1.0, 2.5)
+    faults = faults_of(environment={"REDPOLL_WEBHOOK_RETRY_AFTER_S": "10,0"})
+    assert "> 0.0 - at `$[1]`" in faults["REDPOLL_WEBHOOK_RETRY_AFTER_S"]
+
+
 def test_a_list_is_an_array_in_the_file(tmp_path):
     path = written(tmp_path, 'trusted_proxies = ["10.0.0.0/8", "::1"]')
     assert load({}, {}, path)[0].trusted_proxies == ("10.0.0.0/8", "::1")
@@ -205,11 +214,12 @@ def test_a_list_is_an_array_in_the_file(tmp_path):
     assert "Expected `array`" in faults_of(config_path=wrong)[f"{wrong}: $.trusted_proxies"]
 
 
+@pytest.mark.parametrize("variable", ["REDPOLL_TRUSTED_PROXIES", "REDPOLL_WEBHOOK_ALLOW_ADDRESSES"])
 @pytest.mark.parametrize("network", ["10.0.0.1/8", "10.0.0.0/33", "proxy.example", "10.0.0"])
-def test_what_is_no_network_is_a_fault(network):
-    faults = faults_of(environment={"REDPOLL_TRUSTED_PROXIES": f"127.0.0.1,{network}"})
-    assert "is no address or network" in faults["REDPOLL_TRUSTED_PROXIES"]
-    assert network.partition("/")[0] in faults["REDPOLL_TRUSTED_PROXIES"]
+def test_what_is_no_network_is_a_fault(variable, network):
+    faults = faults_of(environment={variable: f"127.0.0.1,{network}"})
+    assert "is no address or network" in faults[variable]
+    assert network.partition("/")[0] in faults[variable]
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("true", True), ("0", False), ("false", False)])
@@ -311,3 +321,37 @@ def test_three_ports_are_three(tls):
     assert faults == {"REDPOLL_TLS_PORT": "public and TLS port are both 7000; they are two"}
     faults = faults_of({"tls_port": "9601"}, tls)
     assert "control and TLS port are both 9601" in faults["--tls-port"]
+
+
+# -- webhooks and the dashboard
+
+
+def test_the_authorities_of_webhooks_are_read_at_once(tmp_path, tls):
+    path = tls["REDPOLL_TLS_CERT"]
+    good = {"REDPOLL_WEBHOOK_CA_FILE": path}
+    assert load({}, good)[0].webhook_ca_file == path
+    for name, content, fault in (("empty.pem", "", "no certificates in PEM"), ("gone.pem", None, "can't be read")):
+        wrong = tmp_path / name
+        if content is not None:
+            wrong.write_text(content)
+        given = {"REDPOLL_WEBHOOK_CA_FILE": str(wrong)}
+        assert fault in faults_of(environment=given)["REDPOLL_WEBHOOK_CA_FILE"]
+        assert load({}, given, look_into_files=False)[0].webhook_ca_file == str(wrong)
+
+
+@pytest.mark.parametrize("url", ["https://ws.example.com", "http://127.0.0.1:6001/", "https://[::1]:443"])
+def test_the_public_url_is_scheme_host_and_port(url):
+    assert load({}, {"REDPOLL_PUBLIC_URL": url})[0].public_url == url.rstrip("/")
+
+
+@pytest.mark.parametrize(
+    "url", ["ws.example.com", "wss://ws.example.com", "https://", "https://a/app", "https://a:x", "https://u@a", "//a"]
+)
+def test_another_public_url_is_a_fault(url):
+    assert list(faults_of(environment={"REDPOLL_PUBLIC_URL": url})) == ["REDPOLL_PUBLIC_URL"]
+
+
+def test_a_password_that_can_be_guessed_is_a_warning():
+    (warning,) = load({}, {"REDPOLL_ADMIN_PASSWORD": "secret"})[1]
+    assert warning == "admin_password has fewer than 12 characters: it can be guessed"
+    assert load({}, {"REDPOLL_ADMIN_PASSWORD": "correct horse battery"})[1] == []

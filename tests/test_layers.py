@@ -26,7 +26,7 @@ ROOMS = {
 }
 # Modules at the top of src/redpoll that any room but protocol may import.
 BASE = {"config", "settings", "certificate", "logs", "leash", "handover", "proxies", "redpoll"}
-HOST = {"__main__", "cli", "supervisor", "post", "embedded", "datafolder", "welcome"}
+HOST = {"__main__", "cli", "supervisor", "system", "post", "embedded", "datafolder", "welcome"}
 
 
 def room_of(module: str) -> str:

@@ -21,7 +21,7 @@ import redis
 
 from certs import self_signed
 from redpoll.certificate import read_pair
-from redpoll.supervisor import StartError, child_command, listen
+from redpoll.supervisor import child_command
 
 # What one child does. It writes `PLACE.PID` with a line of JSON for its start and for every message; the file
 # `PLACE.does` says what else it should do.
@@ -40,7 +40,8 @@ notes = open(folder / f"{place}.{os.getpid()}", "a", buffering=1)
 def note(what): notes.write(json.dumps(what) + "\\n")
 note({"k": start.k, "number": start.number, "run": start.run, "redis_url": start.redis_url,
       "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "notify": os.environ.get("NOTIFY_SOCKET"),
-      "pair": [start.settings.tls_cert, start.settings.tls_key]})
+      "pair": [start.settings.tls_cert, start.settings.tls_key],
+      "ports": [start.settings.port, start.settings.control_port, start.settings.tls_port]})
 doors = [socket.socket(fileno=fd) for fd in (start.listen_fd, start.tls_fd) if fd is not None]
 
 async def main():
@@ -72,6 +73,7 @@ async def main():
         leash.tell({"directory": 17})
     if "create" in does:
         leash.tell({"created_app": {"id": "77", "key": "abc", "secret": "def", "name": "x", "keys": []}})
+        leash.tell({"created_admin": "the-first-password"})
     leash.tell({"ready": True})
     await ended.wait()
 
@@ -209,6 +211,9 @@ async def test_the_ready_line_comes_when_all_are_ready_and_names_the_ports(tree,
     public, control = line.removeprefix("ready ").split()
     assert public == f"public=http://127.0.0.1:{tree.port}"
     assert control.startswith("control=http://[::1]:")
+    # Asked for were any free ones.
+    ports = [tree.port, int(control.rpartition(":")[2]), None]
+    assert tree.notes("control")[0]["ports"] == tree.notes("worker0")[0]["ports"] == ports
     await wait_until(lambda: {"workers_ready": True} in tree.notes("control"))
     assert said_by(tree.port).startswith("worker")
     assert tree.stop() == 0
@@ -229,6 +234,18 @@ async def test_a_made_up_app_is_told_before_the_ready_line(tree, wait_until):
     assert f"PUSHER_URL=http://abc:def@127.0.0.1:{tree.port}/apps/77" in tree.out
     assert tree.out.splitlines()[-1].startswith("ready public=")
     assert "def" not in tree.err
+
+
+async def test_the_first_logins_password_is_printed_once_and_kept_for_its_owner(tree, wait_until):
+    tree.does("control", "create")
+    tree.start()
+    await wait_until(lambda: tree.is_ready)
+    (line,) = [line for line in tree.out.splitlines() if "the-first-password" in line]
+    assert line.split() == ["password", "the-first-password"]
+    path = tree.folder / "data" / "first-login"
+    assert str(path) in tree.out
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("the-first-password\n", 0o600)
+    assert "the-first-password" not in tree.err
 
 
 async def test_control_is_told_who_lives_before_a_start_and_after_an_end(tree, wait_until):
@@ -581,29 +598,6 @@ async def test_a_closed_terminal_ends_the_server_unless_nohup_started_it(tree, w
     else:
         assert tree.process.wait(10) == -signal.SIGHUP
         await wait_until(lambda: not any(is_alive(pid) for pid in workers))
-
-
-def test_sockets_of_one_port_are_in_the_way_of_everybody_else():
-    ours = listen("127.0.0.1", 0, count=3)
-    port = ours[0].getsockname()[1]
-    assert {each.getsockname()[1] for each in ours} == {port}
-    for count in (1, 3):
-        with pytest.raises(StartError, match="Address already in use"):
-            listen("127.0.0.1", port, count=count)
-    for each in ours:
-        each.close()
-
-
-def test_accepted_connections_inherit_what_the_listening_socket_was_set_to():
-    (ours,) = listen("127.0.0.1", 0)
-    with ours, socket.create_connection(ours.getsockname()), ours.accept()[0] as accepted:
-        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
-
-
-def test_a_host_that_is_none_is_one_sentence():
-    with pytest.raises(StartError, match=r"can't listen on 'no\.such\.host\.invalid'"):
-        listen("no.such.host.invalid", 0)
 
 
 def test_the_command_line_of_a_child_says_its_role():

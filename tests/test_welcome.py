@@ -6,7 +6,7 @@ import pusher
 import pytest
 from pusher.http import Request
 
-from redpoll.welcome import how_to_use, url_host
+from redpoll.welcome import first_login, how_to_use, url_host
 
 APP = {"id": "1234567", "key": "0123456789abcdef0123", "secret": "fedcba98765432100123", "name": "x"}
 
@@ -53,6 +53,13 @@ def test_pusher_js_is_kept_away_from_the_hosted_service():
 @pytest.mark.parametrize(("tls_port", "wss_port"), [(None, 6001), (0, 6001), (6002, 6002)])
 def test_pusher_js_is_told_the_port_of_tls(tls_port, wss_port):
     assert f"wsPort: 6001, wssPort: {wss_port}," in how_to_use(APP, "127.0.0.1", 6001, tls_port)
+
+
+def test_the_first_login_is_told_with_its_place_and_its_file():
+    lines = first_login("http://127.0.0.1:9601", "pass-word", "/data/first-login").splitlines()
+    assert lines[0].endswith(" http://127.0.0.1:9601")
+    assert lines[2].split() == ["password", "pass-word"]
+    assert lines[-1].endswith(" /data/first-login")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import ipaddress
 import itertools
 import os
 import re
+import ssl
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ __all__ = ["TABLE", "ConfigError", "Fault", "Setting", "Settings", "load", "samp
 
 _BY_NAME = {setting.name: setting for setting in TABLE}
 _APP = ("app_id", "app_key", "app_secret")
+_SHORT_PASSWORD_CHARS = 12
 # Variables that begin like settings and are none: where the file is, and how the extensions are built.
 _NOT_SETTINGS = {PREFIX + "CONFIG", PREFIX + "DEBUG"}
 
@@ -91,13 +93,17 @@ def load(
                 faults.append(Fault(entry.path, _explained(error, entry, setting)))
     _check_together(values, given, faults)
     _check_tls(values, given, faults, look_into_files)
+    _check_authorities(values, given, faults, look_into_files)
     if faults:
         raise ConfigError(faults)
     values["workers"] = values.get("workers") or len(os.sched_getaffinity(0))
+    values["public_url"] = values.get("public_url", "").rstrip("/")
     settings = Settings(**values)
     warnings = _unknown_variables(environment)
     if settings.tls_port is None and (settings.tls_cert or settings.tls_key):
         warnings.append("a certificate or its key is given and no tls_port: nothing is served over TLS")
+    if 0 < len(settings.admin_password) < _SHORT_PASSWORD_CHARS:
+        warnings.append(f"admin_password has fewer than {_SHORT_PASSWORD_CHARS} characters: it can be guessed")
     return settings, warnings
 
 
@@ -182,11 +188,16 @@ def _check_together(values: dict[str, Any], given: dict[str, _Given], faults: li
         trouble = _redis_url_fault(values["redis_url"])
         if trouble:
             fault("redis_url", trouble)
-    for network in values.get("trusted_proxies", ()):
-        try:
-            ipaddress.ip_network(network)
-        except ValueError as error:
-            fault("trusted_proxies", f"is no address or network: {error}")
+    for name in ("trusted_proxies", "webhook_allow_addresses"):
+        for network in values.get(name, ()):
+            try:
+                ipaddress.ip_network(network)
+            except ValueError as error:
+                fault(name, f"is no address or network: {error}")
+    if values.get("public_url"):
+        trouble = _public_url_fault(values["public_url"])
+        if trouble:
+            fault("public_url", trouble)
     if values.get("encryption_master_key"):
         try:
             Settings(encryption_master_key=values["encryption_master_key"]).master_key()
@@ -214,6 +225,33 @@ def _check_tls(values: dict[str, Any], given: dict[str, _Given], faults: list[Fa
         certificate.read_pair(values["tls_cert"], values["tls_key"])
     except certificate.PairError as error:
         faults.extend(Fault(given[f"tls_{part}"].path, text) for part, text in error.faults.items())
+
+
+def _check_authorities(
+    values: dict[str, Any], given: dict[str, _Given], faults: list[Fault], look_into_files: bool
+) -> None:
+    path = values.get("webhook_ca_file")
+    if not path or not look_into_files:
+        return
+    try:
+        ssl.create_default_context().load_verify_locations(cafile=path)
+    except ssl.SSLError:
+        faults.append(Fault(given["webhook_ca_file"].path, f"{path} has no certificates in PEM"))
+    except OSError as error:
+        faults.append(Fault(given["webhook_ca_file"].path, f"{path} can't be read: {error.strerror}"))
+
+
+def _public_url_fault(url: str) -> str | None:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  raises where it is no port
+    except ValueError as error:
+        return f"is no URL: {error}"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return f"begins with http:// or https:// and a host, not {url!r}"
+    if parts.username is not None or parts.path not in ("", "/") or parts.query or parts.fragment:
+        return "has nothing but scheme, host and port: clients know the paths themselves"
+    return None
 
 
 def _redis_url_fault(url: str) -> str | None:

@@ -30,7 +30,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     of the run from 1 on and never repeats (cluster.md rule 4); both are 0 for the control plane. `listen_fd`
     is the listening socket, inherited: the public port's for a worker, the control port's for control.
     `tls_fd` is a worker's second one, the TLS port's, where there is one; `settings.tls_cert` and `.tls_key`
-    then name one PEM file of ours that holds both, found good (certificate.py). `settings.redis_url` is as
+    then name one PEM file of ours that holds both, found good (certificate.py). The ports in `settings` are
+    those that were bound, where 0 let the system choose, too. `settings.redis_url` is as
     the operator gave it; `redis_url` here is never empty.
     """
 

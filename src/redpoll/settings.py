@@ -200,6 +200,78 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     client_events_per_second: Annotated[
         int, _about("Client events that one connection may trigger; more are refused with 4301.", "1/s", ge=1)
     ] = 10
+    event_log_calls: Annotated[
+        int,
+        _about(
+            "Trigger calls that the event log keeps, the newest ones; a row takes about 200 bytes. 0: no event log.",
+            ge=0,
+            le=100_000_000,
+        ),
+    ] = 500_000
+    event_log_keep_s: Annotated[
+        float, _about("How long the event log keeps a trigger call.", "s", ge=60, le=31_536_000)
+    ] = 604_800.0
+    trace_calls_per_second: Annotated[
+        int,
+        _about(
+            "Trigger calls of which the event trace tells every stage. Those beyond it have a row in the event log, "
+            "and no stages.",
+            "1/s",
+            ge=0,
+        ),
+    ] = 100
+    webhook_retry_after_s: Annotated[
+        tuple[Annotated[float, Meta(gt=0, le=86_400)], ...],
+        _about(
+            "How long after each failed attempt of a webhook delivery the next one is made; after the last of them it "
+            "is in the dead letter queue.",
+            "s",
+            max_length=20,
+        ),
+    ] = (10.0, 60.0, 300.0)
+    webhook_debounce_s: Annotated[
+        float,
+        _about(
+            "How long `channel.vacated` and `member.removed` wait for the subscriber's return, after which neither its "
+            "leaving nor its return is told to webhooks.",
+            "s",
+            ge=0,
+            le=300,
+        ),
+    ] = 3.0
+    webhook_allow_http: Annotated[
+        bool, _about("Take webhook endpoints at `http://` too. For tests and intranets: what is sent can be read.")
+    ] = False
+    webhook_allow_addresses: Annotated[
+        tuple[str, ...],
+        _about(
+            "Addresses and networks (`10.1.0.0/16`) that webhooks may be sent to although they are not public. Without "
+            "it whoever may make an endpoint could reach what only this machine can."
+        ),
+    ] = ()
+    webhook_ca_file: Annotated[
+        str,
+        _about(
+            "PEM file with certificates of authorities that vouch for webhook endpoints, beside those that the system "
+            "trusts."
+        ),
+    ] = ""
+    public_url: Annotated[
+        str,
+        _about(
+            "How clients reach the public port from where they are, such as `https://ws.example.com`: the dashboard's "
+            "set-up examples and its console say so. Empty: the host that the dashboard was called by, and the port."
+        ),
+    ] = ""
+    admin_password: Annotated[
+        str,
+        _about(
+            "The password of the dashboard's user `admin` at the first start, where one is made up and printed "
+            "otherwise. Ignored once there is a user. Has no flag.",
+            secret=True,
+            max_length=200,
+        ),
+    ] = ""
     shutdown_grace_s: Annotated[
         float,
         _about(

@@ -8,7 +8,6 @@ Each child is told what to do, and tells what it has done, over its leash.
 import asyncio
 import contextlib
 import os
-import resource
 import secrets
 import shutil
 import signal
@@ -28,15 +27,13 @@ from redpoll import certificate, datafolder, embedded
 from redpoll.config import Settings
 from redpoll.leash import Leash, Start
 from redpoll.post import Post
-from redpoll.welcome import how_to_use, url_host
+from redpoll.system import StartError, has_terminal, listen, notify_systemd, raise_file_limit
+from redpoll.welcome import first_login, how_to_use, url_host
 
-__all__ = ["StartError", "Supervisor", "child_command", "listen", "serve"]
+__all__ = ["StartError", "Supervisor", "child_command", "serve"]
 
 log = structlog.get_logger()
 
-_BACKLOG = 4096
-# A client that vanished without a word holds what it is owed no longer than this.
-_TCP_USER_TIMEOUT_MS = 30_000
 # Before the server was ready once, a child that keeps dying won't get better: then the whole start has
 # failed.
 _FAILED_STARTS = 5
@@ -46,12 +43,10 @@ _SIGN_OFF_WITHIN_S = 2.0
 _CONTROL_ENDS_WITHIN_S = 10.0
 _REDIS_ENDS_WITHIN_S = 10.0
 _MAX_SOCKET_PATH_BYTES = 107
-# In the data folder, which is private: what workers serve TLS with.
+# In the data folder, which is private: what workers serve TLS with, and the password of the dashboard's first user. The
+# control plane takes the second away at the first login.
 _PAIR_NAME = "tls.pem"
-
-
-class StartError(Exception):
-    """Nothing was started. The text is one sentence for the operator."""
+_FIRST_LOGIN_NAME = "first-login"
 
 
 def serve(settings: Settings, command_of: Callable[[str, int, int], list[str]] | None = None) -> int:
@@ -84,7 +79,7 @@ def serve(settings: Settings, command_of: Callable[[str, int, int], list[str]] |
         control = stack.enter_context(listen(settings.control_host, settings.control_port)[0])
         run_dir = Path(tempfile.mkdtemp(prefix="redpoll-"))
         stack.callback(shutil.rmtree, run_dir, ignore_errors=True)
-        _raise_file_limit()
+        raise_file_limit()
 
         async def run() -> int:
             return await Supervisor(
@@ -97,48 +92,6 @@ def serve(settings: Settings, command_of: Callable[[str, int, int], list[str]] |
 def _take_pair(settings: Settings, folder: Path) -> None:
     """Puts the operator's certificate and key where the workers read them. Raises certificate.PairError."""
     certificate.keep(certificate.read_pair(settings.tls_cert, settings.tls_key), folder / _PAIR_NAME)
-
-
-def listen(host: str, port: int, count: int = 1) -> list[socket.socket]:
-    """`count` listening sockets on one port; with port 0 the first one chooses it. Raises StartError.
-
-    The first is bound and listening before it allows others beside it (SO_REUSEPORT): allowed from the start,
-    they would hide that the port is taken, by another redpoll for one. Linux looks at the option when the
-    next one binds.
-    """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror as error:
-        raise StartError(f"can't listen on {host!r}: {error.strerror}") from error
-    family, _, _, _, address = found[0]
-    sockets: list[socket.socket] = []
-    try:
-        for number in range(count):
-            each = socket.socket(family, socket.SOCK_STREAM)
-            sockets.append(each)
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if number > 0:
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            # Accepted sockets inherit both.
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TCP_USER_TIMEOUT_MS)
-            each.bind(address)
-            each.listen(_BACKLOG)
-            if number == 0 and count > 1:
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                address = each.getsockname()
-    except OSError as error:
-        for each in sockets:
-            each.close()
-        raise StartError(f"can't listen on {host} port {port}: {error.strerror}") from error
-    return sockets
-
-
-def _raise_file_limit() -> None:
-    """Children inherit it; each worker may then hold that many connections, less a few."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    log.info("file limit", was=soft, now=hard)
 
 
 def child_command(role: str, number: int, leash_fd: int) -> list[str]:
@@ -166,10 +119,11 @@ class Supervisor:
         command_of: Callable[[str, int, int], list[str]],
     ) -> None:
         self._settings = settings
-        self._children_settings = settings
+        bound: dict[str, Any] = {"port": _port(public[0]), "control_port": _port(control)}
         if tls:
             pair = str(folder / _PAIR_NAME)
-            self._children_settings = msgspec.structs.replace(settings, tls_cert=pair, tls_key=pair)
+            bound |= {"tls_port": _port(tls[0]), "tls_cert": pair, "tls_key": pair}
+        self._children_settings = msgspec.structs.replace(settings, **bound)
         self._folder = folder
         self._run_dir = run_dir
         self._redis_binary = redis_binary
@@ -184,6 +138,7 @@ class Supervisor:
         self._announced = False
         self._directory_version: int | None = None
         self._created_app: dict[str, Any] | None = None
+        self._created_admin: str | None = None
         self._stop_asked = asyncio.Event()
         self._failure: str | None = None
         self._interrupts = 0
@@ -204,7 +159,7 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGTERM, self._stop_asked.set)
         loop.add_signal_handler(signal.SIGINT, self._interrupted)
         # Started by nohup, it outlives its terminal.
-        self._ends_with_terminal = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and _has_terminal()
+        self._ends_with_terminal = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and has_terminal()
         loop.add_signal_handler(signal.SIGHUP, self._hung_up)
         log.info("starting", run=self._run, workers=len(self._workers), data_dir=str(self._folder))
         starting = asyncio.create_task(self._start())
@@ -298,9 +253,22 @@ class Supervisor:
                 worker.tell({"directory": self._directory_version})
         if "created_app" in message:
             self._created_app = message["created_app"]
+        if "created_admin" in message:
+            self._created_admin = message["created_admin"]
+            self._keep_first_login(message["created_admin"])
         if "fatal" in message and not self._announced:
             # It has said why it can't start; the next one could not either.
             self._fail(message["fatal"])
+
+    def _keep_first_login(self, password: str) -> None:
+        """At once: nobody can be told it again, should the start fail."""
+        path = self._folder / _FIRST_LOGIN_NAME
+        try:
+            path.unlink(missing_ok=True)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(f"{password}\n")
+        except OSError as error:
+            log.error("the first login's password is not kept", path=str(path), why=error.strerror)
 
     def _announce(self) -> None:
         """Once, when all are ready for the first time: readiness, the first start's block, the ready line."""
@@ -316,9 +284,11 @@ class Supervisor:
             print(how_to_use(self._created_app, self._settings.host, public, tls))
         public_url = f"http://{url_host(self._settings.host)}:{public}"
         control_url = f"http://{url_host(self._settings.control_host)}:{control}"
+        if self._created_admin is not None:
+            print(first_login(control_url, self._created_admin, str(self._folder / _FIRST_LOGIN_NAME)))
         tls_url = f" tls=https://{url_host(self._settings.host)}:{tls}" if tls is not None else ""
         print(f"ready public={public_url} control={control_url}{tls_url}", flush=True)
-        _notify_systemd("READY=1")
+        notify_systemd("READY=1")
 
     # -- what children come to
 
@@ -369,7 +339,7 @@ class Supervisor:
 
     def _hung_up(self) -> None:
         """SIGHUP: somebody asks for the new certificate, or the terminal that we run in was closed."""
-        if self._ends_with_terminal and not _has_terminal():
+        if self._ends_with_terminal and not has_terminal():
             # Nobody sees or stops us any more; nothing can be logged either. The children end with us.
             asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
             signal.raise_signal(signal.SIGHUP)
@@ -402,7 +372,7 @@ class Supervisor:
         """Readiness goes first, then the doors, then the connections, then what they stood on."""
         grace_s = self._settings.shutdown_grace_s
         log.info("stopping", grace_s=grace_s)
-        _notify_systemd("STOPPING=1")
+        notify_systemd("STOPPING=1")
         self._control.tell({"draining": True})
         for post in self._workers:
             post.tell({"stop_listening": True})
@@ -429,24 +399,3 @@ def _port(listening: socket.socket | None) -> int:
     assert listening is not None
     port: int = listening.getsockname()[1]
     return port
-
-
-def _has_terminal() -> bool:
-    try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
-
-
-def _notify_systemd(state: str) -> None:
-    """sd_notify(3): a datagram to the socket that systemd named; nothing where there is none."""
-    path = os.environ.get("NOTIFY_SOCKET", "")
-    if not path:
-        return
-    address = "\0" + path[1:] if path.startswith("@") else path
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
-        try:
-            notifier.sendto(state.encode(), address)
-        except OSError as error:
-            log.warning("systemd can't be told", state=state, why=error.strerror)

@@ -1,10 +1,10 @@
-"""What a person is told to begin with: an app's credentials as text to paste. Prints nothing itself."""
+"""What a person is told to begin with: an app's credentials as text to paste, how to log in. Prints nothing itself."""
 
 import ipaddress
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["how_to_use", "url_host"]
+__all__ = ["first_login", "how_to_use", "url_host"]
 
 _TEXT = """\
   id      {id}
@@ -74,6 +74,20 @@ def how_to_use(app: Mapping[str, Any], host: str, port: int, tls_port: int | Non
         port=port,
         tls_port=tls_port or port,
     )
+
+
+_LOGIN = """\
+redpoll made the user admin for the dashboard at {url}
+
+  password  {password}
+
+It is for the first login, which asks for one of your own; until then it also stands in {path}
+"""
+
+
+def first_login(url: str, password: str, path: str) -> str:
+    """The block for the dashboard's first user. `url`: the control port's; `path`: the file that has the password."""
+    return _LOGIN.format(url=url, password=password, path=path)
 
 
 def url_host(host: str) -> str:

@@ -1,0 +1,66 @@
+"""Carrying out a command on the records: by the server that holds the data folder, or here while none does."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from redpoll import config
+from redpoll.cli.common import fail
+
+__all__ = ["run"]
+
+# A server that is just starting, or another command, holds the folder and takes no commands yet.
+_WAIT_FOR_SERVER_S = 10.0
+
+
+def run(settings: config.Settings, verb: str, args: dict[str, Any]) -> Any:
+    """Carries out a command: here when the data folder is free, else by the server that holds it."""
+    from redpoll import datafolder
+    from redpoll.control import commands
+
+    folder = Path(settings.data_dir).resolve()
+    deadline = time.monotonic() + _WAIT_FOR_SERVER_S
+    while True:
+        try:
+            with datafolder.hold(folder, verb, wait_s=0):
+                return asyncio.run(_run_here(settings, folder, verb, args))
+        except datafolder.DataFolderError as error:
+            held = error
+        except commands.CommandError as error:
+            fail(error)
+        try:
+            return commands.ask(commands.socket_path(folder), verb, args)
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            if time.monotonic() > deadline:
+                fail(f"{held}, which takes no commands: {error}")
+            time.sleep(0.05)
+        except commands.CommandError as error:
+            fail(error)
+
+
+async def _run_here(settings: config.Settings, folder: Path, verb: str, args: dict[str, Any]) -> Any:
+    from redpoll.control import commands
+    from redpoll.control.context import Context
+    from redpoll.control.records import Records
+    from redpoll.control.webhooks.webhooks import Webhooks
+    from redpoll.store.store import Store, StoreError, database_url
+
+    # The store holds secrets.
+    os.umask(0o077)
+    try:
+        store = await Store.open(database_url(folder))
+    except StoreError as error:
+        raise commands.CommandError(str(error)) from error
+    try:
+        records = Records(store, max_owed_bytes=settings.max_owed_bytes)
+        await records.load()
+        webhooks = Webhooks(store, records, settings)
+        await webhooks.load()
+        try:
+            return await commands.run(Context(store, records, settings, webhooks), verb, args)
+        finally:
+            await webhooks.finish()
+    finally:
+        await store.close()

@@ -1,0 +1,87 @@
+"""`redpoll serve`, `check-config`, `version`, and the hidden `worker` and `control` that `serve` starts."""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from redpoll import __version__, config
+from redpoll.cli.common import fail, settings_of, with_config
+
+if TYPE_CHECKING:
+    from redpoll.leash import Leash
+
+__all__ = ["COMMANDS"]
+
+
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command a flag for each setting that has one, and --config."""
+    for setting in reversed(config.TABLE):
+        if setting.has_flag:
+            unit = f" [{setting.unit}]" if setting.unit else ""
+            default = ",".join(map(str, setting.default)) if setting.is_list else setting.default
+            default = f" Default: {default}." if default not in ("", None) else ""
+            text = f"{setting.help}{unit}{default}".replace("`", "")
+            command = click.option(setting.flag, setting.name, metavar="VALUE", help=text)(command)
+    return with_config(command)
+
+
+@click.command()
+@_with_settings
+def serve(config_path: str | None, **flags: Any) -> None:
+    """Start the server and run it until SIGTERM or Ctrl-C.
+
+    Each setting may also stand in the environment (REDPOLL_PORT for --port) or in the file of --config.
+    """
+    settings = settings_of(config_path, flags)
+    from redpoll import logs, supervisor
+
+    logs.configure(settings, "supervisor")
+    try:
+        code = supervisor.serve(settings)
+    except supervisor.StartError as error:
+        fail(error)
+    sys.exit(code)
+
+
+@click.command("check-config")
+@_with_settings
+def check_config(config_path: str | None, **flags: Any) -> None:
+    """Check flags, environment and file; name every fault at once. Starts nothing."""
+    settings_of(config_path, flags)
+    click.echo("the settings are good")
+
+
+@click.command()
+def version() -> None:
+    """Print the version."""
+    click.echo(f"redpoll {__version__}")
+
+
+def _leash(fd: int) -> "Leash":
+    from redpoll.leash import Leash
+
+    return Leash(fd)
+
+
+@click.command(hidden=True)
+@click.argument("number", type=int)
+@click.option("--leash", "leash_fd", type=int, required=True)
+def worker(number: int, leash_fd: int) -> None:
+    """A worker process; started by `serve` only. The number is there for those who read process lists."""
+    from redpoll.worker.main import main as run_worker
+
+    run_worker(_leash(leash_fd))
+
+
+@click.command(hidden=True)
+@click.option("--leash", "leash_fd", type=int, required=True)
+def control(leash_fd: int) -> None:
+    """The control plane; started by `serve` only."""
+    from redpoll.control.main import main as run_control
+
+    run_control(_leash(leash_fd))
+
+
+COMMANDS = (serve, check_config, version, worker, control)

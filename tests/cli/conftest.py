@@ -1,0 +1,51 @@
+"""The command `redpoll` as it is typed, without a server."""
+
+import json
+import os
+
+import pytest
+from click.testing import CliRunner
+
+from redpoll.cli import main
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch):
+    """`typed("app", "list")` → click's result; the data folder is `tmp_path / "data"`, the environment is
+    clean.
+    """
+    for name in list(os.environ):
+        if name.startswith(("REDPOLL_", "SOKETI_", "PUSHER_")) or name == "REDIS_URL":
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("REDPOLL_DATA_DIR", str(tmp_path / "data"))
+    umask = os.umask(0o022)
+
+    def run(*words: str):
+        return CliRunner().invoke(main, words)
+
+    yield run
+    os.umask(umask)
+
+
+@pytest.fixture
+def app_id(typed):
+    """Of an app that was made without a server."""
+    return json.loads(typed("app", "create", "demo", "--json").stdout)["id"]
+
+
+@pytest.fixture
+def answering(monkeypatch):
+    """`answering("history", value)`: what every command of that module is answered, as if by a server. The list that it
+    returns fills with what it was asked."""
+
+    def prepare(module: str, value: object) -> list[tuple[str, dict]]:
+        asked = []
+
+        def run(_settings: object, verb: str, args: dict) -> object:
+            asked.append((verb, args))
+            return value
+
+        monkeypatch.setattr(f"redpoll.cli.{module}.run", run)
+        return asked
+
+    return prepare

@@ -1,0 +1,209 @@
+"""Commands where they are carried out: here, or by a server that runs, which obeys at once."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+
+import aiohttp
+import pytest
+
+from redpoll import datafolder
+from server import Server
+from wire import Api, Socket, eventually
+
+
+def test_records_are_at_hand_where_the_certificate_cannot_be_read(typed, monkeypatch):
+    for name, value in (("PORT", "0"), ("CERT", "/nowhere/tls.crt"), ("KEY", "/nowhere/tls.key")):
+        monkeypatch.setenv(f"REDPOLL_TLS_{name}", value)
+    assert typed("app", "list").exit_code == 0
+    assert typed("check-config").exit_code == 2
+
+
+def test_a_folder_that_is_held_without_taking_commands_is_told(typed, tmp_path, monkeypatch):
+    monkeypatch.setattr("redpoll.cli.asking._WAIT_FOR_SERVER_S", 0.0)
+    with datafolder.hold(tmp_path / "data", "serve"):
+        result = typed("app", "list")
+    assert result.exit_code == 1
+    assert "is in use by redpoll serve" in result.stderr
+
+
+def test_a_server_that_holds_the_folder_does_it(typed, tmp_path):
+    code = (
+        "import asyncio, sys\n"
+        "from pathlib import Path\n"
+        "from redpoll import datafolder\n"
+        "from redpoll.control import commands\n"
+        "from redpoll.control.context import Context\n"
+        "from redpoll.control.records import Records\n"
+        "from redpoll.settings import Settings\n"
+        "from redpoll.store.store import Store, database_url\n"
+        "async def serve(folder):\n"
+        "    store = await Store.open(database_url(folder))\n"
+        "    records = Records(store)\n"
+        "    await records.load()\n"
+        "    print('held', flush=True)\n"
+        "    await asyncio.to_thread(sys.stdin.readline)\n"
+        "    await commands.serve_commands(Context(store, records, Settings()), commands.socket_path(folder))\n"
+        "    await asyncio.to_thread(sys.stdin.readline)\n"
+        "    print(*(app.name for app in records.apps.values()), flush=True)\n"
+        "folder = Path(sys.argv[1])\n"
+        "with datafolder.hold(folder, 'serve'):\n"
+        "    asyncio.run(serve(folder))\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "data")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdin is not None
+        assert server.stdout.readline() == "held\n"
+        # The command comes while the server is still starting: it waits for the socket.
+        words = [sys.executable, "-m", "redpoll", "app", "create", "while it runs", "--json"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as asking:
+            server.stdin.write("\n")
+            server.stdin.flush()
+            answer, _ = asking.communicate(timeout=20)
+        assert json.loads(answer)["name"] == "while it runs"
+        server.stdin.write("\n")
+        server.stdin.flush()
+        assert server.stdout.readline() == "while it runs\n"
+
+
+# -- beside a running server
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Server(workers=2) as running:
+        yield running
+
+
+def carried_out(server: Server, *words: str) -> object:
+    """What a command on the server's data folder printed as JSON."""
+    line = [sys.executable, "-m", "redpoll", *words, "--json", "--data-dir", str(server.folder / "data")]
+    done = subprocess.run(line, capture_output=True, text=True, env=server.environment(), timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def command(server):
+    """`command("app", "list")` → what the command printed, carried out beside the running server."""
+    return lambda *words: carried_out(server, *words)
+
+
+@dataclass
+class Credentials:
+    """An app as wire's clients want it: where the server is, and one of the app's keys."""
+
+    port: int
+    app_id: str
+    app_key: str
+    app_secret: str
+
+
+@pytest.fixture
+def app(command, server):
+    """A new app, with its first key."""
+    made = command("app", "create", "live")
+    return Credentials(server.port, made["id"], made["key"], made["secret"])
+
+
+async def refused_with(target: Credentials) -> int | None:
+    """The code with which a new connection is refused; None where it is let in."""
+    client = await Socket.connect(target, established=False)
+    try:
+        first = await client.next()
+        return first["data"]["code"] if first["event"] == "pusher:error" else None
+    finally:
+        client.abort()
+        # It takes effect in the loop's next turn. A test that stops its server before that has it wait for this client.
+        await asyncio.sleep(0)
+
+
+async def everywhere(target: Credentials) -> set[int | None]:
+    """What both workers say to a new connection; the kernel chooses, so 20 of them miss one with a chance of 2e-6."""
+    return {await refused_with(target) for _ in range(20)}
+
+
+async def status_of(target: Credentials) -> int:
+    async with Api(target) as api:
+        status, _ = await api.ask("GET", "/channels")
+        return status
+
+
+async def test_a_key_is_changed_while_clients_stay_connected(app, command):
+    client = await Socket.connect(app)
+    await client.subscribe("news")
+    added = command("key", "add", app.app_id)
+    new = replace(app, app_key=added["key"], app_secret=added["secret"])
+    for target in (app, new):
+        await eventually(lambda each=target: everywhere(each), {None})
+        assert await status_of(target) == 200
+    command("key", "disable", app.app_id, app.app_key)
+    await eventually(lambda: everywhere(app), {4001})
+    assert await status_of(app) == 401
+    async with Api(new) as api:
+        assert await api.ask("POST", "/events", {"name": "after", "channels": ["news"], "data": "{}"}) == (200, {})
+    await client.next("after", "news")
+    command("key", "add", app.app_id, app.app_key)
+    await eventually(lambda: everywhere(app), {None})
+    assert await status_of(app) == 200
+    await client.close()
+
+
+async def test_an_app_is_switched_off_and_on_again(app, command):
+    client = await Socket.connect(app)
+    command("app", "set", app.app_id, "enabled=false")
+    assert await client.until_closed() == 4003
+    await eventually(lambda: everywhere(app), {4003})
+    assert await status_of(app) == 403
+    command("app", "set", app.app_id, "enabled=true")
+    await eventually(lambda: everywhere(app), {None})
+    assert await status_of(app) == 200
+
+
+async def test_a_token_opens_until_it_is_revoked(app, command):
+    token = command("token", "create", app.app_id, "--name", "CI", "--scope", "read", "--expires", "1h")
+
+    async def answer() -> tuple[int, str | None]:
+        headers = {"Authorization": f"Bearer {token['token']}"}
+        url = f"http://127.0.0.1:{app.port}/apps/{app.app_id}/channels"
+        async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as response:
+            return response.status, (await response.json()).get("code")
+
+    assert await answer() == (200, None)
+    (listed,) = command("token", "list", app.app_id)
+    assert listed["last_used_at"] is not None
+    command("token", "revoke", token["id"])
+    assert await answer() == (401, "token_revoked")
+
+
+async def test_a_history_rule_is_in_force_at_once(app, command):
+    rule = command("history", "rule", "add", app.app_id, "--prefix", "news-", "--keep", "5", "--seconds", "60")
+    event = {"name": "e", "channels": ["news-1"], "data": "kept"}
+
+    async def kept() -> list[str]:
+        async with Api(app) as api:
+            assert await api.ask("POST", "/events", event) == (200, {})
+        page = command("history", "show", app.app_id, "news-1", "--limit", "1")
+        return [message["data"] for message in page["messages"]]
+
+    await eventually(kept, ["kept"])
+    epoch = command("history", "show", app.app_id, "news-1")["epoch"]
+    assert command("history", "clear", app.app_id, "news-1")["epoch"] != epoch
+    assert command("history", "show", app.app_id, "news-1")["messages"] == []
+    assert command("history", "rule", "remove", app.app_id, rule["id"]) == rule
+
+
+async def test_what_was_changed_while_no_server_ran_is_in_force_at_its_next_start():
+    with Server(workers=2) as server:
+        before = Credentials(server.port, server.app_id, server.app_key, server.app_secret)
+        await eventually(lambda: everywhere(before), {None})
+        server.stop()
+        carried_out(server, "key", "add", server.app_id, "offline")
+        carried_out(server, "key", "disable", server.app_id, server.app_key)
+        server.start()
+        for key, code in ((server.app_key, 4001), ("offline", None)):
+            target = Credentials(server.port, server.app_id, key, "")
+            await eventually(lambda each=target: everywhere(each), {code})

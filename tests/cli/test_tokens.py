@@ -1,0 +1,67 @@
+"""`redpoll token …`, without a server."""
+
+import json
+import time
+
+import pytest
+
+
+def test_a_token_is_shown_once(typed, app_id):
+    before_s = time.time()
+    result = typed("token", "create", app_id, "--name", "CI", "--scope", "publish", "--expires", "30d", "--json")
+    made = json.loads(result.stdout)
+    assert list(made) == ["id", "token", "name", "scopes", "expires_at"]
+    assert (made["name"], made["scopes"]) == ("CI", ["publish"])
+    assert 0 <= made["expires_at"] + 1 - before_s - 30 * 86_400 < 30
+    listed = typed("token", "list", app_id)
+    assert made["token"] not in listed.stdout
+    assert listed.stdout.startswith(f"{made['id']}  {made['token'][:8]}…  publish  expires ")
+
+
+@pytest.mark.parametrize(
+    ("words", "scopes"),
+    [
+        (["publish,read"], ["publish", "read"]),
+        (["read", "publish"], ["publish", "read"]),
+        (["auth, read", "read"], ["read", "auth"]),
+        (["all"], ["all"]),
+    ],
+)
+def test_scopes_are_repeated_or_have_commas(typed, app_id, words, scopes):
+    options = [part for word in words for part in ("--scope", word)]
+    assert json.loads(typed("token", "create", app_id, "--name", "n", *options, "--json").stdout)["scopes"] == scopes
+
+
+def test_a_scope_that_is_none_is_one_sentence(typed, app_id):
+    result = typed("token", "create", app_id, "--name", "n", "--scope", "write")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "redpoll: a token has one scope or more out of publish, read, auth, all, not 'write'\n",
+    )
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("15m", 900), ("12h", 43_200), ("30d", 2_592_000)])
+def test_a_token_lasts_for_seconds_minutes_hours_or_days(typed, app_id, text, seconds):
+    typed("token", "create", app_id, "--name", "n", "--scope", "all", "--expires", text)
+    (token,) = json.loads(typed("token", "list", app_id, "--json").stdout)
+    assert token["expires_at"] - token["created_at"] == seconds
+
+
+@pytest.mark.parametrize("text", ["30", "d", "0d", "-1d", "1.5h", "1w", "1d2h", ""])
+def test_another_time_is_a_fault(typed, app_id, text):
+    result = typed("token", "create", app_id, "--name", "n", "--scope", "all", "--expires", text)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("--expires: a number with s, m, h or d")
+
+
+def test_tokens_are_revoked(typed, app_id):
+    for name in ("a", "b"):
+        typed("token", "create", app_id, "--name", name, "--scope", "all")
+    ids = [token["id"] for token in json.loads(typed("token", "list", app_id, "--json").stdout)]
+    result = typed("token", "revoke", *ids)
+    assert [line.split()[:2] for line in result.stdout.splitlines()] == [[ids[0], "revoked"], [ids[1], "revoked"]]
+    assert all(token["revoked_at"] for token in json.loads(typed("token", "list", app_id, "--json").stdout))
+    assert "  revoked " in typed("token", "list", app_id).stdout
+    assert typed("token", "revoke", ids[0], "nix").stderr == (
+        "redpoll: there is no token with the id nix; nothing was revoked\n"
+    )

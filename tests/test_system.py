@@ -1,0 +1,44 @@
+"""What the operating system is asked for: ports that are ours alone, sockets set as they are wanted."""
+
+import os
+import socket
+
+import pytest
+
+from redpoll.system import StartError, listen, notify_systemd
+
+
+def test_sockets_of_one_port_are_in_the_way_of_everybody_else():
+    ours = listen("127.0.0.1", 0, count=3)
+    port = ours[0].getsockname()[1]
+    assert {each.getsockname()[1] for each in ours} == {port}
+    for count in (1, 3):
+        with pytest.raises(StartError, match="Address already in use"):
+            listen("127.0.0.1", port, count=count)
+    for each in ours:
+        each.close()
+
+
+def test_accepted_connections_inherit_what_the_listening_socket_was_set_to():
+    (ours,) = listen("127.0.0.1", 0)
+    with ours, socket.create_connection(ours.getsockname()), ours.accept()[0] as accepted:
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+
+
+def test_a_host_that_is_none_is_one_sentence():
+    with pytest.raises(StartError, match=r"can't listen on 'no\.such\.host\.invalid'"):
+        listen("no.such.host.invalid", 0)
+
+
+def test_systemd_is_told_where_it_listens_and_nobody_where_it_does_not(tmp_path, monkeypatch):
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    notify_systemd("READY=1")
+    for name in (str(tmp_path / "notify"), f"@redpoll-{os.getpid()}"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+            systemd.bind(name.replace("@", "\0"))
+            monkeypatch.setenv("NOTIFY_SOCKET", name)
+            notify_systemd("STOPPING=1")
+            assert systemd.recv(100) == b"STOPPING=1"
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
+    notify_systemd("READY=1")
