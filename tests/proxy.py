@@ -22,7 +22,8 @@ CHUNK_BYTES = 1 << 18
 
 
 class Proxy:
-    """`with Proxy(upstream) as proxy:` listens on a Unix socket: `proxy.path`, `proxy.url`.
+    """`with Proxy(upstream) as proxy:` listens on a Unix socket, `proxy.path`, `proxy.url`, and on `proxy.port` of
+    127.0.0.1.
 
     `upstream` is the path of a Unix socket, or (host, port). `accepted` counts the connections made to the proxy.
     `commands` holds what clients asked of Redis since `note_commands()`, each a list of its words as bytes.
@@ -33,6 +34,7 @@ class Proxy:
         self.commands: list[list[bytes]] = []
         self._folder = Path(tempfile.mkdtemp(prefix="rp"))
         self.path = str(self._folder / "proxy.sock")
+        self.port = 0
         self.accepted = 0
         self._noting = False
         self._open: set[asyncio.StreamWriter] = set()
@@ -100,7 +102,10 @@ class Proxy:
         self._loop.close()
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_unix_server(self._serve, self.path)
+        unix = await asyncio.start_unix_server(self._serve, self.path)
+        tcp = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._servers = (unix, tcp)
+        self.port = tcp.sockets[0].getsockname()[1]
 
     def _cut(self) -> None:
         for writer in self._open:
@@ -136,9 +141,12 @@ class Proxy:
             await self._flow().wait()
             if commands is not None:
                 commands.feed(data)
-                while (command := commands.gets()) is not False:
-                    if self._noting:
-                        self.commands.append(command)
+                try:
+                    while (command := commands.gets()) is not False:
+                        if self._noting:
+                            self.commands.append(command)
+                except hiredis.ProtocolError:
+                    commands = None  # a client of ours and not of Redis
             writer.write(data)
             await writer.drain()
         raise EOFError

@@ -13,6 +13,7 @@ import { chromium } from "playwright-core";
 import Pusher from "pusher-js";
 import PusherServer from "pusher";
 import nacl from "tweetnacl";
+import redpoll from "../../src/redpoll/control/static/redpoll.js";
 import { pageCommands, plain } from "./page.mjs";
 
 const servers = new Map();
@@ -27,7 +28,7 @@ function pick(map, name) {
 }
 
 const commands = {
-  ...pageCommands({ Pusher, Echo, say, more: { nacl } }),
+  ...pageCommands({ Pusher, Echo, redpoll, say, more: { nacl } }),
 
   // pusher (npm), the server library
   server: ({ client, options }) => { servers.set(client, new PusherServer(options)); },

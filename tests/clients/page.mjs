@@ -1,8 +1,8 @@
 // What a page does with pusher-js and laravel-echo, as commands that take and give JSON. Runs in Node (driver.mjs) and in
 // a browser (tests/matrix/page.html) alike. It decides nothing and asserts nothing: whatever a client is told goes to `say`.
 
-// `more` is added to the options of every pusher-js client: what cannot come as JSON.
-export function pageCommands({ Pusher, Echo, say, more = {} }) {
+// `more` is added to the options of every pusher-js client: what cannot come as JSON. `redpoll` is our own module.
+export function pageCommands({ Pusher, Echo, redpoll, say, more = {} }) {
   const pushers = new Map();
   const echoes = new Map();
   const echoChannels = new Map();
@@ -34,12 +34,13 @@ export function pageCommands({ Pusher, Echo, say, more = {} }) {
   return {
     // pusher-js
     connect: ({ client, key, options }) => watch(client, new Pusher(key, { ...more, ...options })),
+    connect_redpoll: ({ client, key, options }) => watch(client, redpoll(new Pusher(key, { ...more, ...options }))),
     reconnect: ({ client }) => pick(pushers, client).connect(),
     disconnect: ({ client }) => pick(pushers, client).disconnect(),
     state: ({ client }) => pick(pushers, client).connection.state,
     socket_id: ({ client }) => pick(pushers, client).connection.socket_id,
-    subscribe: ({ client, channel, events = [] }) => {
-      const subscribed = pick(pushers, client).subscribe(channel);
+    subscribe: ({ client, channel, events = [], wanted }) => {
+      const subscribed = pick(pushers, client).subscribe(channel, wanted);
       // A bound event carries its metadata (user_id); all others are seen by the global binding, without.
       for (const event of events) {
         subscribed.bind(event, (data, metadata) => say({ client, channel, event, data, user_id: metadata?.user_id }));
@@ -49,7 +50,11 @@ export function pageCommands({ Pusher, Echo, say, more = {} }) {
       });
     },
     unsubscribe: ({ client, channel }) => pick(pushers, client).unsubscribe(channel),
+    // Any event, in this library's public words; Echo's clients have it by way of their connector.
+    send_event: ({ client, event, data, channel }) => pick(pushers, client).send_event(event, data, channel),
     trigger: ({ client, channel, event, data }) => pick(pushers, client).channel(channel).trigger(event, data),
+    history: ({ client, channel, asked }) => pick(pushers, client).history(channel, asked),
+    position: ({ client, channel }) => pick(pushers, client).position(channel),
     members: ({ client, channel }) => {
       const { members } = pick(pushers, client).channel(channel);
       return { count: members.count, me: members.me, all: members.members };

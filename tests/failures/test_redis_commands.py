@@ -11,8 +11,18 @@ from wire import Api, Socket, connect_many, eventually
 
 
 def concerning_clients(commands: list[list[bytes]]) -> list[list[bytes]]:
-    """Without what a worker sends in any case: its beat and its statistics, once a second and less."""
-    return [command for command in commands if not any(b":beat" in word or b":stats:" in word for word in command)]
+    """Without what is sent in any case: a worker's beat and its statistics, once a second and less, and control's look
+    into the 64 outboxes each 100 ms."""
+    return [command for command in commands if not any(map(_in_any_case, command)) and not _drains(command)]
+
+
+def _in_any_case(word: bytes) -> bool:
+    return b":beat" in word or b":stats:" in word
+
+
+def _drains(command: list[bytes]) -> bool:
+    """The drain script: its keys are clock, outbox and leaves of a shard, and no other's are."""
+    return command[0] == b"EVALSHA" and command[2] == b"3" and command[5].endswith(b":left")
 
 
 async def commands_for(server: Server, proxy: Proxy, sockets: list[Socket], channel: Callable[[int], str]) -> float:

@@ -11,7 +11,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -33,6 +33,7 @@ from matrix.libraries import (
     Refused,
 )
 from matrix.world import App, Visitor, World, shared_secret, signed_user
+from proxy import Proxy
 from wire import Api, Frame, Socket, eventually
 
 Run = Callable[["Cell"], Awaitable[None]]
@@ -932,6 +933,92 @@ async def _(cell: Cell) -> None:
     await refused.begin()
     await refused.wait_gave_up(4009)
     await cell.connect(cell.app("our page only"))
+
+
+# -- history --------------------------------------------------------------------------------------------------------
+
+
+async def publishes(cell: Cell, channel: str, numbers: range) -> None:
+    api = await cell.api(cell.app("keeps"))
+    for number in numbers:
+        await api.publish(channel, "news", json.dumps({"n": number}))
+
+
+async def hears(client: Client, channel: str, numbers: range) -> None:
+    """These and no others, in this order, since it was connected."""
+    for count, number in enumerate(numbers, 1):
+        assert (await client.heard(channel, "news", count))["data"] == {"n": number}
+    assert client.has_heard(channel, "news") == len(numbers)
+
+
+replayed = row("history-replayed", "History: what was published before is replayed on subscribe, by the app's rule")
+replayed.without(*ALL_BACKENDS, why=SENDS_ONLY)
+
+
+@replayed.by(*ALL_CLIENTS)
+async def _(cell: Cell) -> None:
+    app = cell.app("keeps")
+    for prefix, first in (("replayed-", 2), ("presence-replayed-", 0)):
+        channel = cell.named(prefix)
+        await publishes(cell, channel, range(5))
+        client = await cell.connect(app, "anna")
+        await client.subscribe(channel, "news")
+        await publishes(cell, channel, range(5, 7))
+        await hears(client, channel, range(first, 7))
+
+
+asked_for = row("history-asked", "History: `pusher:history` on request, through the library's `send_event`")
+asked_for.without(*ALL_BACKENDS, why=SENDS_ONLY)
+
+
+@asked_for.by(*ALL_CLIENTS)
+async def _(cell: Cell) -> None:
+    channel = cell.named("asked-")
+    await publishes(cell, channel, range(5))
+    client = await cell.connect(cell.app("keeps"))
+    await client.subscribe(channel, "news", "pusher:history")
+    await client.send_event(channel, "pusher:history", {"channel": channel, "limit": 3})
+    told = (await client.heard(channel, "pusher:history"))["data"]
+    assert [json.loads(message["data"])["n"] for message in told["messages"]] == [2, 3, 4]
+    assert {message["event"] for message in told["messages"]} == {"news"}
+    assert told["epoch"]
+    await publishes(cell, channel, range(5, 6))
+    await hears(client, channel, range(5, 6))
+
+
+resumed = row("history-resumed", "History: a user whose connection broke is replayed what was missed")
+resumed.without(*ALL_BACKENDS, why=SENDS_ONLY)
+resumed.without(PYSHER, why="doesn't subscribe again after a reconnect")
+
+
+async def resumes(cell: Cell, client: Client, channel: str, proxy: Proxy) -> None:
+    await client.subscribe(channel, "news")
+    await publishes(cell, channel, range(3))
+    await client.heard(channel, "news", 3)
+    api = await cell.api(cell.app("keeps"))
+    proxy.stall()
+    proxy.cut()
+    await eventually(lambda: api.subscription_count(channel), 0)
+    await publishes(cell, channel, range(3, 6))
+    proxy.resume()
+    await publishes(cell, channel, range(6, 8))
+    # At least once (decisions.md): what came just before the cut may come again.
+    async with asyncio.timeout(30):
+        while {data["n"] for data in client.heard_so_far(channel, "news")} != set(range(8)):
+            await asyncio.sleep(0.01)
+
+
+@resumed.by(*PAGES)
+async def _(cell: Cell) -> None:
+    """As a signed-in user on a private channel, and as the member of a presence channel."""
+    app = cell.app("keeps")
+    with Proxy(("127.0.0.1", app.port)) as proxy:
+        through = replace(app, port=proxy.port)
+        user = await cell.connect(through, f"user of {cell.column.id}")
+        await user.signin()
+        await resumes(cell, user, cell.named("private-resumed-"), proxy)
+        member = await cell.connect(through, f"member of {cell.column.id}")
+        await resumes(cell, member, cell.named("presence-resumed-"), proxy)
 
 
 # -- codes ----------------------------------------------------------------------------------------------------------

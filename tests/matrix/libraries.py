@@ -84,10 +84,15 @@ class Client(abc.ABC):
         """Waits for the event; `data` as the library's user has it, and `user_id` where the library tells it."""
 
     @abc.abstractmethod
-    def has_heard(self, channel: str, event: str) -> int: ...
+    def heard_so_far(self, channel: str, event: str) -> list[Any]:
+        """The `data` of each, in order."""
 
     @abc.abstractmethod
     async def trigger(self, channel: str, event: str, data: object) -> None: ...
+
+    @abc.abstractmethod
+    async def send_event(self, channel: str, event: str, data: object) -> None:
+        """Any event, unlike `trigger`."""
 
     @abc.abstractmethod
     async def unsubscribe(self, channel: str) -> None: ...
@@ -111,6 +116,9 @@ class Client(abc.ABC):
 
     @abc.abstractmethod
     async def close(self) -> None: ...
+
+    def has_heard(self, channel: str, event: str) -> int:
+        return len(self.heard_so_far(channel, event))
 
     async def connect(self, **how: bool) -> None:
         await self.begin(**how)
@@ -182,11 +190,14 @@ class PusherJs(Client):
     async def heard(self, channel: str, event: str, count: int = 1, **fields: object) -> News:
         return await self.node.seen(count, client=self.name, channel=channel, event=event, **fields)
 
-    def has_heard(self, channel: str, event: str) -> int:
-        return len(self.node.told(client=self.name, channel=channel, event=event))
+    def heard_so_far(self, channel: str, event: str) -> list[Any]:
+        return [news["data"] for news in self.node.told(client=self.name, channel=channel, event=event)]
 
     async def trigger(self, channel: str, event: str, data: object) -> None:
         await self.call("trigger", channel=channel, event=event, data=data)
+
+    async def send_event(self, channel: str, event: str, data: object) -> None:
+        await self.call("send_event", channel=channel, event=event, data=data)
 
     async def unsubscribe(self, channel: str) -> None:
         await self.call("unsubscribe", channel=channel)
@@ -293,9 +304,8 @@ class Echo(PusherJs):
         name = self._echo_name(channel)[1]
         return await self.node.seen(count, client=self.name, channel=name, event=self._echo_event(event), **fields)
 
-    def has_heard(self, channel: str, event: str) -> int:
-        told = self.node.told(client=self.name, channel=self._echo_name(channel)[1], event=self._echo_event(event))
-        return len(told)
+    def heard_so_far(self, channel: str, event: str) -> list[Any]:
+        return super().heard_so_far(self._echo_name(channel)[1], self._echo_event(event))
 
     async def trigger(self, channel: str, event: str, data: object) -> None:
         name = event.removeprefix("client-")
@@ -417,11 +427,14 @@ class Pysher(Client):
             event = "pusher_internal:subscription_count"
         return await self._seen(count, channel=channel, event=event, **fields)
 
-    def has_heard(self, channel: str, event: str) -> int:
-        return len(self._told(channel=channel, event=event))
+    def heard_so_far(self, channel: str, event: str) -> list[Any]:
+        return [news["data"] for news in self._told(channel=channel, event=event)]
 
     async def trigger(self, channel: str, event: str, data: object) -> None:
         self._client.channel(channel).trigger(event, data)
+
+    async def send_event(self, channel: str, event: str, data: object) -> None:
+        self._client.connection.send_event(event, data, channel)
 
     async def unsubscribe(self, channel: str) -> None:
         self._client.unsubscribe(channel)

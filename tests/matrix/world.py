@@ -52,6 +52,17 @@ APPS = {
     "one connection": {"max_connections": "1"},
     "tls only": {"tls_required": "true"},
     "idempotent": {"idempotency": "true"},
+    "keeps": {"user_resume_s": "60"},
+}
+
+
+# What the app "keeps": channels of these beginnings, and what of it is replayed to whoever subscribes.
+KEEPS = {
+    "replayed-": ("--replay", "3"),
+    "presence-replayed-": ("--replay-seconds", "600"),
+    "asked-": (),
+    "private-resumed-": (),
+    "presence-resumed-": (),
 }
 
 
@@ -169,6 +180,9 @@ async def _make_apps(world: World) -> None:
             values = {"allowed_origins": world.site_url.partition("://")[2] + f",127.0.0.1:{server.port}"}
         if values:
             await world.command("app", "set", str(made["id"]), *(f"{key}={value}" for key, value in values.items()))
+    for prefix, replay in KEEPS.items():
+        rule = ("--prefix", prefix, "--keep", "100", "--seconds", "3600", *replay)
+        await world.command("history", "rule", "add", world.apps["keeps"].app_id, *rule)
     token = await world.command("token", "create", server.app_id, "--name", "page", "--scope", "auth")
     world.page_token = token["token"]
 

@@ -1,0 +1,255 @@
+"""redpoll.js around a stock pusher-js, in Node and, as the server serves it, in Chromium."""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from click.testing import CliRunner
+
+from node import Node, NodeError, local_signer
+from proxy import Proxy
+from redpoll.cli import main
+from server import Server
+from wire import Api, Socket, eventually
+
+HERE = Path(__file__).parent
+MODULE = HERE.parent.parent / "src" / "redpoll" / "control" / "static" / "redpoll.js"
+PUSHER_JS = HERE / "node_modules" / "pusher-js" / "dist" / "web" / "pusher.min.js"
+CHROMIUM = {"executablePath": "/usr/bin/chromium", "args": ["--no-sandbox", "--disable-gpu"]}
+SUCCEEDED = "pusher:subscription_succeeded"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Two workers; the app keeps 1,000 messages of `kept-…` and `presence-kept-…`, and 2 of `short-…`."""
+    with Server(workers=2) as running:
+        for prefix, keep in (("kept-", "1000"), ("presence-kept-", "1000"), ("short-", "2")):
+            words = ["history", "rule", "add", running.app_id, "--prefix", prefix, "--keep", keep, "--seconds", "600"]
+            made = CliRunner().invoke(main, [*words, "--data-dir", str(running.folder / "data")])
+            assert made.exit_code == 0, made.output
+        yield running
+
+
+@asynccontextmanager
+async def website(server: Server) -> AsyncIterator[str]:
+    """An application: its page, and who its visitors are; its URL."""
+    sign = local_signer(server)
+
+    async def auth(request: web.Request) -> web.Response:
+        form = {name: str(value) for name, value in (await request.post()).items()}
+        return web.json_response(await sign(form, {"user_id": "anna"}))
+
+    def file(path: Path, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+        text = path.read_text().replace("SERVER/", f"{server.public_url}/")
+
+        async def answer(request: web.Request) -> web.Response:
+            return web.Response(text=text, content_type=f"text/{kind}")
+
+        return answer
+
+    application = web.Application()
+    application.router.add_post("/auth", auth)
+    application.router.add_get("/", file(HERE / "browser_module.html", "html"))
+    application.router.add_get("/pusher.js", file(PUSHER_JS, "javascript"))
+    application.router.add_get("/page.mjs", file(HERE / "page.mjs", "javascript"))
+    runner = web.AppRunner(application)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@dataclass
+class Page:
+    """A place where pusher-js runs, and a line to the server that can be cut."""
+
+    node: Node
+    api: Api
+    proxy: Proxy
+    name: str
+    auth_url: str
+    in_browser: bool
+
+    async def call(self, command: str, client: str = "page", **parameters: object) -> Any:
+        more = {"in_browser": True} if self.in_browser else {}
+        return await self.node.call(command, client=client, **more, **parameters)
+
+    def channel(self, prefix: str) -> str:
+        return f"{prefix}{self.name}"
+
+    async def connect(self, client: str = "page") -> None:
+        options = {**self.node.options(self.auth_url), "wsPort": self.proxy.port}
+        await self.call("connect_redpoll", client, key=self.node._server.app_key, options=options)
+        await self.node.seen(client=client, state="connected")
+
+    async def subscribe(self, channel: str, client: str = "page", **wanted: object) -> None:
+        await self.call("subscribe", client, channel=channel, events=["news"], wanted=wanted or None)
+        await self.node.seen(client=client, channel=channel, event=SUCCEEDED)
+
+    async def publish(self, channel: str, numbers: range) -> None:
+        for number in numbers:
+            await self.api.publish(channel, "news", str(number))
+
+    async def hears(self, channel: str, numbers: range, client: str = "page") -> None:
+        """These and no others, in this order, however often it was connected."""
+        await self.node.seen(len(numbers), client=client, channel=channel, event="news")
+        assert [news["data"] for news in self.node.told(client=client, channel=channel, event="news")] == list(numbers)
+
+    async def positions(self, channel: str, count: int) -> list[Any]:
+        await self.node.seen(count, client="page", channel=channel, event="pusher:position")
+        return [news["data"] for news in self.node.told(client="page", channel=channel, event="pusher:position")]
+
+    @asynccontextmanager
+    async def cut_off(self, channel: str) -> AsyncIterator[None]:
+        """Meanwhile its connection is gone, and the server knows it."""
+        self.proxy.stall()
+        self.proxy.cut()
+        await eventually(lambda: self.api.subscription_count(channel), 0)
+        yield
+        self.proxy.resume()
+
+
+# A browser takes two seconds to come up: in it, what the module is for; what goes wrong, in Node alone.
+IN_BOTH = pytest.mark.parametrize("page", ["node", "chromium"], indirect=True)
+
+
+@pytest.fixture
+async def page(server: Server, request: pytest.FixtureRequest) -> AsyncIterator[Page]:
+    where = getattr(request, "param", "node")
+    in_browser = where == "chromium"
+    with Proxy(("127.0.0.1", server.port)) as proxy:
+        async with website(server) as url, Node(server) as node, Api(server) as api:
+            if in_browser:
+                await node.call("browser", url=f"{url}/", options=CHROMIUM)
+            test = str(request.node.originalname).removeprefix("test_")
+            yield Page(node, api, proxy, f"{where}-{test}", f"{url}/auth", in_browser)
+            assert not [news for news in node.news if "page_error" in news]
+
+
+async def test_the_server_serves_it_to_anybody_and_lets_it_be_cached(server: Server) -> None:
+    async with aiohttp.ClientSession() as session, session.get(f"{server.public_url}/api/v1/redpoll.js") as answer:
+        assert answer.status == 200
+        assert answer.content_type in ("text/javascript", "application/javascript")
+        assert answer.headers["Access-Control-Allow-Origin"] == "*"
+        assert "max-age" in answer.headers["Cache-Control"]
+        assert await answer.read() == MODULE.read_bytes()
+
+
+@IN_BOTH
+async def test_each_channel_goes_on_where_it_stopped(page: Page) -> None:
+    channels = [page.channel("kept-"), page.channel("presence-kept-")]
+    await page.connect()
+    for channel in channels:
+        await page.publish(channel, range(2))
+        await page.subscribe(channel, rewind={"count": 1})
+        await page.publish(channel, range(2, 4))
+        await page.hears(channel, range(1, 4))
+    before = [await page.call("position", channel=channel) for channel in channels]
+    async with page.cut_off(channels[1]):
+        for channel in channels:
+            await page.publish(channel, range(4, 7))
+    for channel, place in zip(channels, before, strict=True):
+        await page.hears(channel, range(1, 7))
+        await page.publish(channel, range(7, 9))
+        await page.hears(channel, range(1, 9))
+        first, second = await page.positions(channel, 2)
+        assert "recovered" not in first
+        assert second == {**place, "recovered": True}
+        after = await page.call("position", channel=channel)
+        assert after["epoch"] == place["epoch"]
+        assert after["offset"] > place["offset"]
+
+
+async def test_a_rewind_comes_before_live_events_and_only_when_subscribing_first(page: Page) -> None:
+    channel = page.channel("kept-")
+    await page.publish(channel, range(5))
+    await page.connect()
+    await page.subscribe(channel, rewind={"count": 3})
+    await page.publish(channel, range(5, 6))
+    await page.hears(channel, range(2, 6))
+    async with page.cut_off(channel):
+        await page.publish(channel, range(6, 7))
+    await page.hears(channel, range(2, 7))
+
+
+async def test_a_place_kept_elsewhere_is_gone_on_from(page: Page) -> None:
+    channel = page.channel("kept-")
+    await page.connect()
+    await page.subscribe(channel)
+    await page.publish(channel, range(2))
+    await page.hears(channel, range(2))
+    place = await page.call("position", channel=channel)
+    await page.publish(channel, range(2, 5))
+    await page.connect("another")
+    await page.subscribe(channel, "another", since=place)
+    await page.hears(channel, range(2, 5), "another")
+
+
+async def test_a_gap_that_cannot_be_filled_is_told_with_the_place_to_go_on_from(page: Page) -> None:
+    channel = page.channel("short-")
+    await page.connect()
+    await page.subscribe(channel)
+    await page.publish(channel, range(1))
+    await page.hears(channel, range(1))
+    async with page.cut_off(channel):
+        await page.publish(channel, range(1, 6))
+    told = (await page.positions(channel, 2))[1]
+    assert told["recovered"] is False
+    assert told["offset"] > 0
+    await page.publish(channel, range(6, 7))
+    await page.node.seen(client="page", channel=channel, event="news", data=6)
+    assert (await page.call("position", channel=channel))["offset"] > told["offset"]
+
+
+@IN_BOTH
+async def test_pages_of_history_lead_through_all_of_it_in_either_direction(page: Page) -> None:
+    channel = page.channel("kept-")
+    await page.publish(channel, range(10))
+    await page.connect()
+    await page.subscribe(channel)
+    backward: list[int] = []
+    asked: dict[str, object] = {"limit": 4}
+    while True:
+        told = await page.call("history", channel=channel, asked=asked)
+        backward = [int(message["data"]) for message in told["messages"]] + backward
+        if told["next"] is None:
+            break
+        asked = {"limit": 4, "before": told["next"]}
+    assert backward == list(range(10))
+    forward: list[int] = []
+    asked = {"limit": 4, "since": {"epoch": told["epoch"], "offset": 0}}
+    while True:
+        told = await page.call("history", channel=channel, asked=asked)
+        forward += [int(message["data"]) for message in told["messages"]]
+        if told["next"] is None:
+            break
+        asked = {"limit": 4, "since": told["next"]}
+    assert forward == list(range(10))
+    assert set(told["messages"][0]) == {"offset", "event", "data", "time_ms"}
+    assert not page.node.told(client="page", channel=channel, event="news"), "pages are no events"
+
+
+async def test_a_refused_page_is_a_refused_promise(page: Page) -> None:
+    channel = page.channel("kept-")
+    await page.connect()
+    with pytest.raises(NodeError, match=f"No history of channel {channel}: this connection is not subscribed to it"):
+        await page.call("history", channel=channel, asked={})
+
+
+async def test_a_client_that_did_not_ask_for_it_is_told_nothing_of_places(server: Server) -> None:
+    socket = await Socket.connect(server)
+    await socket.subscribe("kept-stock")
+    async with Api(server) as api:
+        await api.publish("kept-stock", "news", "1")
+    assert set(await socket.next("news")) == {"event", "channel", "data"}
+    told = json.dumps(socket.frames)
+    assert not [word for word in ("recover", "epoch", "offset") if word in told]
+    await socket.close()

@@ -1,0 +1,198 @@
+"""Channels with history lose nothing: a client that is cut and recovers, a Redis that restarts, a worker that is killed
+(rows 7 and 17). The publisher does what decisions.md tells it: it repeats what was answered 503 under the same
+correlation id, with idempotency on.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+import pytest
+from click.testing import CliRunner
+
+from redpoll.cli import main
+from server import Server
+from wire import Socket, UpgradeRefused, signed_path
+
+CHANNEL = "kept-news"
+
+
+def command(server: Server, *words: str) -> None:
+    result = CliRunner().invoke(main, [*words, "--data-dir", str(server.folder / "data")])
+    assert result.exit_code == 0, result.output
+
+
+@contextmanager
+def keeping(server: Server) -> Iterator[Server]:
+    """A server whose app keeps what is sent to `kept-…`, and knows a repeated request."""
+    with server:
+        command(server, "app", "set", server.app_id, "idempotency=true")
+        rule = ("--prefix", "kept-", "--keep", "10000", "--seconds", "3600")
+        command(server, "history", "rule", "add", server.app_id, *rule)
+        yield server
+
+
+@dataclass
+class Publisher:
+    """Publishes numbers one after another on one keep-alive connection, as fast as answers come."""
+
+    server: Server
+    count: int
+    accepted: int = 0
+    repeated: int = 0
+
+    async def run(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=10)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1), timeout=timeout) as session:
+            while self.accepted < self.count:
+                content = {"name": "n", "channels": [CHANNEL], "data": str(self.accepted)}
+                body = json.dumps({**content, "correlation_id": f"message-{self.accepted}"}).encode()
+                if await self._accepted(session, body):
+                    self.accepted += 1
+                else:
+                    self.repeated += 1
+
+    async def _accepted(self, session: aiohttp.ClientSession, body: bytes) -> bool:
+        target = signed_path(self.server, "POST", f"/apps/{self.server.app_id}/events", body)
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with session.post(f"{self.server.public_url}{target}", data=body) as answer:
+                await answer.read()
+                assert answer.status in (200, 503), await answer.text()
+                return answer.status == 200
+        return False
+
+
+@dataclass
+class Reader:
+    """A client that recovers: it knows the place of the last message it got, and goes on from there."""
+
+    server: Server
+    seen: list[int] = field(default_factory=list)
+    epoch: str = ""
+    offset: int = 0
+    connects: int = 0
+    socket: Socket | None = None
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self._read()
+            except (ConnectionError, UpgradeRefused, OSError):
+                await asyncio.sleep(0.02)  # as a client waits before it tries again
+
+    async def _read(self) -> None:
+        socket = await Socket.connect(self.server, query="protocol=7&recover=1")
+        try:
+            request = socket.subscribe_request(CHANNEL)
+            if self.epoch:
+                request["data"]["since"] = {"epoch": self.epoch, "offset": self.offset}
+            socket.send(request)
+            success = await socket.next("pusher_internal:subscription_succeeded", CHANNEL, timeout_s=40)
+            place = json.loads(success["data"])
+            assert place.get("recovered", True) is True, place
+            self.epoch, self.offset = place["epoch"], place["offset"]
+            self.connects += 1
+            self.socket = socket
+            while True:
+                frame = await socket.next("n", CHANNEL, timeout_s=600)
+                self.seen.append(int(frame["data"]))
+                self.offset = frame["offset"]
+        finally:
+            self.socket = None
+            socket.abort()
+
+    def cut(self) -> None:
+        """Its connection breaks, if it has one."""
+        if self.socket is not None:
+            self.socket.abort()
+
+
+@asynccontextmanager
+async def running(work: Reader | Publisher) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(work.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def cut_at_random(reader: Reader, publisher: Publisher, times: int, wait_until: Callable) -> None:
+    """Spread over the whole of what is published."""
+    for at in sorted(random.sample(range(publisher.count), times)):
+        await wait_until(lambda at=at: publisher.accepted >= at, timeout_s=120)
+        before = reader.connects
+        reader.cut()
+        # Cut again only once it is back: else it is one cut.
+        await wait_until(lambda before=before: reader.connects > before, timeout_s=60)
+
+
+async def everything_arrives(publisher: Publisher, reader: Reader, wait_until: Callable) -> None:
+    await wait_until(lambda: len(reader.seen) >= publisher.count, timeout_s=60, what="every message")
+    assert reader.seen == list(range(publisher.count))
+
+
+async def test_a_client_that_is_cut_gets_every_message_once_and_in_order(
+    size: Callable[[int, int], int], wait_until: Callable
+) -> None:
+    with keeping(Server(workers=2)) as server:
+        reader, publisher = Reader(server), Publisher(server, size(2_000, 10_000))
+        async with running(reader):
+            await wait_until(lambda: reader.connects)
+            async with running(publisher):
+                await cut_at_random(reader, publisher, 20, wait_until)
+                await everything_arrives(publisher, reader, wait_until)
+
+
+async def test_the_same_while_redis_is_killed_and_started_again(
+    own_redis, size: Callable[[int, int], int], wait_until: Callable
+) -> None:
+    with keeping(Server(workers=2, redis_url=own_redis.url)) as server:
+        reader, steady = Reader(server), Reader(server)
+        publisher = Publisher(server, size(1_500, 10_000))
+        async with running(reader), running(steady):
+            await wait_until(lambda: reader.connects and steady.connects)
+            async with running(publisher):
+                cutting = asyncio.create_task(cut_at_random(reader, publisher, size(5, 20), wait_until))
+                for at, away_s in ((0.3, 0.0), (0.6, 2.5)):
+                    await wait_until(lambda at=at: publisher.accepted > publisher.count * at, timeout_s=120)
+                    own_redis.kill()
+                    await asyncio.sleep(away_s)  # the outage itself: the longer one is answered 503
+                    await asyncio.to_thread(own_redis.start)
+                await cutting
+                await everything_arrives(publisher, reader, wait_until)
+                # One that was never cut: its worker fills the gap from the stream.
+                await everything_arrives(publisher, steady, wait_until)
+        assert steady.connects == 1
+        assert publisher.repeated, "Redis was away for nobody"
+
+
+@pytest.mark.parametrize("victim", ["worker", "control"])
+async def test_the_same_while_a_process_is_killed(
+    victim: str, size: Callable[[int, int], int], wait_until: Callable
+) -> None:
+    with keeping(Server(workers=2)) as server:
+        readers = [Reader(server) for _ in range(4)]
+        publisher = Publisher(server, size(1_000, 10_000))
+        async with contextlib.AsyncExitStack() as stack:
+            for reader in readers:
+                await stack.enter_async_context(running(reader))
+            await wait_until(lambda: all(reader.connects for reader in readers))
+            await stack.enter_async_context(running(publisher))
+            for number in range(2):
+                await wait_until(
+                    lambda number=number: publisher.accepted > publisher.count * (number + 1) / 3, timeout_s=120
+                )
+                await wait_until(lambda: len(server.worker_pids()) == 2)
+                pid = server.worker_pids()[number] if victim == "worker" else server.control_pid
+                os.kill(pid, signal.SIGKILL)
+            for reader in readers:
+                await everything_arrives(publisher, reader, wait_until)

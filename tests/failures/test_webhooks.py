@@ -1,0 +1,245 @@
+"""Webhooks tell the truth, whatever is killed (rows 2 to 4, 33 to 37): random joins and leaves over four workers while
+workers, the control plane and Redis die at random; then everything that was announced is held against what was.
+
+The receiver answers at once and always. What it is sent is judged by delivery id and by `seq`, as receivers judge it.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from click.testing import CliRunner
+
+from redpoll.cli import main
+from server import Server
+from wire import Socket, UpgradeRefused
+
+DEBOUNCE_S = 1.0
+# A webhook is to be there so long after its debounce, with everything up (the issue's figure: 10 s after the change).
+TRUTH_WITHIN_S = 10.0
+CLIENTS = 24
+USERS = 8
+CHANNELS = [*(f"room-{number}" for number in range(5)), *(f"presence-{number}" for number in range(5))]
+INTRANET = {"webhook_allow_http": 1, "webhook_allow_addresses": "127.0.0.0/8", "webhook_debounce_s": DEBOUNCE_S}
+
+
+def command(server: Server, *words: str) -> Any:
+    result = CliRunner().invoke(main, [*words, "--json", "--data-dir", str(server.folder / "data")])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@dataclass
+class Receiver:
+    """Every delivery by its id. `secret` is known once the endpoint is made."""
+
+    secret: str = ""
+    url: str = ""
+    bodies: dict[str, bytes] = field(default_factory=dict)
+    received: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    async def take(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        self.received += 1
+        delivery = request.headers["X-Service-Delivery"]
+        expected = hmac.new(self.secret.encode(), body, hashlib.sha256).hexdigest()
+        if self.secret and not hmac.compare_digest(expected, request.headers["X-Service-Signature"]):
+            self.faults.append(f"a wrong signature on {body!r}")
+        if self.bodies.setdefault(delivery, body) != body:
+            self.faults.append(f"two bodies under the delivery id {delivery}")
+        return web.Response()
+
+    def told(self) -> list[dict[str, Any]]:
+        """Every event once, in order of `seq`."""
+        events = [json.loads(body) for body in self.bodies.values()]
+        return sorted(events, key=lambda event: event["data"]["seq"])
+
+    def announced(self) -> tuple[dict[str, list[str]], dict[tuple[str, str], list[str]]]:
+        """By channel and by (channel, user), what was said of them."""
+        channels: dict[str, list[str]] = {}
+        members: dict[tuple[str, str], list[str]] = {}
+        for event in self.told():
+            kind, data = event["event"], event["data"]
+            if kind.startswith("channel."):
+                channels.setdefault(data["channel"], []).append(kind)
+            elif kind.startswith("member."):
+                members.setdefault((data["channel"], data["user_id"]), []).append(kind)
+        return channels, members
+
+
+@asynccontextmanager
+async def receiving() -> AsyncIterator[Receiver]:
+    receiver = Receiver()
+    application = web.Application()
+    application.router.add_post("/hook", receiver.take)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    receiver.url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
+    try:
+        yield receiver
+    finally:
+        await runner.cleanup()
+
+
+@dataclass
+class Visitor:
+    """Joins and leaves at random, and comes back when its connection breaks. `inside` is where it is now."""
+
+    server: Server
+    user: str
+    inside: set[str] = field(default_factory=set)
+    still: bool = False
+    settled: bool = False
+
+    async def run(self) -> None:
+        while not self.still:
+            with contextlib.suppress(ConnectionError, OSError, TimeoutError, UpgradeRefused):
+                await self._visit()
+            await asyncio.sleep(0.05)  # as a client waits before it tries again
+
+    async def _visit(self) -> None:
+        socket = await Socket.connect(self.server)
+        try:
+            while not self.still:
+                channel = random.choice(CHANNELS)
+                if channel in self.inside:
+                    socket.unsubscribe(channel)
+                    self.inside.discard(channel)
+                else:
+                    await socket.subscribe(channel, self.user, timeout_s=35)
+                    self.inside.add(channel)
+                await asyncio.sleep(random.expovariate(4))
+                if socket.lost:
+                    return
+            await socket.settle()
+            self.settled = True
+            await socket.until_closed(timeout_s=600)
+        finally:
+            self.inside.clear()
+            random.choice((socket.abort, socket.reset))()
+
+
+async def kill_at_random(server: Server, seconds: float) -> list[str]:
+    """One process after another, each time one of those that are there."""
+    killed = []
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        victim = random.choice(("worker", "worker", "control", "redis"))
+        with contextlib.suppress(ValueError, IndexError, ProcessLookupError):
+            if victim == "worker":
+                pid = random.choice(server.worker_pids())
+            else:
+                pid = server.control_pid if victim == "control" else server.redis_pid
+            os.kill(pid, signal.SIGKILL)
+            killed.append(victim)
+        await asyncio.sleep(random.uniform(0.3, 1.5))
+    return killed
+
+
+def alternates(said: list[str], first: str, second: str) -> bool:
+    return said == [first, second] * (len(said) // 2) + [first] * (len(said) % 2)
+
+
+def faults_of(receiver: Receiver, visitors: list[Visitor]) -> list[str]:
+    """What is wrong with everything that was announced, given who is where now."""
+    channels, members = receiver.announced()
+    faults = list(receiver.faults)
+    for channel in CHANNELS:
+        said = channels.get(channel, [])
+        if not alternates(said, "channel.occupied", "channel.vacated"):
+            faults.append(f"{channel}: {said}")
+        occupied = any(channel in visitor.inside for visitor in visitors)
+        if occupied != (said[-1:] == ["channel.occupied"]):
+            faults.append(f"{channel} is {'occupied' if occupied else 'vacated'}, announced {said[-1:]}")
+    present = {
+        (channel, visitor.user) for visitor in visitors for channel in visitor.inside if channel.startswith("presence-")
+    }
+    for member in present | members.keys():
+        said = members.get(member, [])
+        if not alternates(said, "member.added", "member.removed"):
+            faults.append(f"{member}: {said}")
+        if (member in present) != (said[-1:] == ["member.added"]):
+            faults.append(f"{member} is {'in' if member in present else 'out'}, announced {said[-1:]}")
+    return faults
+
+
+async def test_announcements_alternate_and_end_at_the_truth_whatever_is_killed(
+    size: Callable[[int, int], int], wait_until: Callable, figures
+) -> None:
+    async with receiving() as receiver:
+        with Server(workers=4, **INTRANET) as server:
+            made = await asyncio.to_thread(command, server, "webhook", "create", server.app_id, receiver.url)
+            receiver.secret = made["secret"]
+            for _ in range(size(1, 10)):
+                visitors = [Visitor(server, f"user-{number % USERS}") for number in range(CLIENTS)]
+                tasks = [asyncio.create_task(visitor.run()) for visitor in visitors]
+                killed = await kill_at_random(server, size(12, 30))
+                await asyncio.sleep(3)  # joins and leaves go on, with everything up
+                for visitor in visitors:
+                    visitor.still = True
+                # Who found no way in by then isn't inside; who is inside stays.
+                await wait_until(
+                    lambda tasks=tasks, visitors=visitors: all(
+                        task.done() or visitor.settled for task, visitor in zip(tasks, visitors, strict=True)
+                    ),
+                    timeout_s=60,
+                )
+                began = time.monotonic()
+                await wait_until(
+                    lambda visitors=visitors: not faults_of(receiver, visitors),
+                    timeout_s=TRUTH_WITHIN_S * size(3, 1),
+                    what="announcements that agree with the truth",
+                )
+                figures.note(2, "webhooks at the truth after the last change", time.monotonic() - began, "s", "10 s")
+                # Nothing more comes, nothing that would undo it either.
+                await asyncio.sleep(2 * DEBOUNCE_S)
+                assert not faults_of(receiver, visitors)
+                assert len(set(killed)) == 3, killed
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            assert not await asyncio.to_thread(command, server, "dead-letter", "list", server.app_id)
+            repeated = receiver.received / len(receiver.bodies) - 1
+            figures.note(34, f"deliveries repeated, of {len(receiver.bodies)}", 100 * repeated, "%", "1 %")
+
+
+async def test_a_short_absence_is_not_announced_and_a_long_one_once(wait_until: Callable) -> None:
+    """Row 4: a page that is loaded again."""
+    async with receiving() as receiver:
+        with Server(workers=2, **INTRANET) as server:
+            made = await asyncio.to_thread(command, server, "webhook", "create", server.app_id, receiver.url)
+            receiver.secret = made["secret"]
+
+            async def visit(away_s: float) -> Socket:
+                await asyncio.sleep(away_s)
+                socket = await Socket.connect(server)
+                await socket.subscribe("presence-room", "anna")
+                return socket
+
+            socket = await visit(0)
+            for away_s in (0.0, 0.3, 0.7):
+                socket.abort()
+                socket = await visit(away_s)
+            await wait_until(lambda: len(receiver.bodies) >= 2)
+            socket.abort()
+            socket = await visit(2.5 * DEBOUNCE_S)
+            await wait_until(lambda: len(receiver.bodies) >= 6)
+            channels, members = receiver.announced()
+            assert channels == {"presence-room": ["channel.occupied", "channel.vacated", "channel.occupied"]}
+            assert members == {("presence-room", "anna"): ["member.added", "member.removed", "member.added"]}
+            assert not receiver.faults
+            await socket.close()
