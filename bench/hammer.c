@@ -1,9 +1,10 @@
 /* A keep-alive HTTP/1.1 client that costs next to nothing: it sends the requests of a file over and over.
  *
- *     hammer HOST PORT CONNECTIONS SECONDS FILE
+ *     hammer HOST PORT CONNECTIONS SECONDS FILE [RATE]
  *
  * FILE holds whole requests, each behind its length as a little-endian 32-bit number. Every connection has one
- * request under way at a time. Prints one line of JSON. Knows answers with Content-Length only, on purpose.
+ * request under way at a time; with RATE they send so many a second in all, else as fast as answers come. Prints one
+ * line of JSON. Knows answers with Content-Length only, on purpose.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -33,6 +34,10 @@ static uint32_t *sizes;
 static size_t request_count, next_request;
 static uint32_t *latencies_us;
 static size_t latency_room = 1 << 22, answered, refused;
+
+static struct connection **idle; /* answered, and not yet due again */
+static size_t idle_count;
+static uint64_t interval_ns, due_ns;
 
 static void die(const char *what) { perror(what); exit(1); }
 
@@ -67,6 +72,19 @@ static void send_next(struct connection *c) {
     if (send(c->fd, requests[r], sizes[r], MSG_NOSIGNAL) != (ssize_t)sizes[r]) die("send");
 }
 
+/* With a rate: sends what is due by now, as far as connections are free. */
+static void send_due(uint64_t now) {
+    while (idle_count && due_ns <= now) {
+        send_next(idle[--idle_count]);
+        due_ns += interval_ns;
+    }
+}
+
+static void go_on(struct connection *c) {
+    if (interval_ns) idle[idle_count++] = c;
+    else send_next(c);
+}
+
 /* Bytes of the answer in the buffer, or 0 while it isn't whole. */
 static size_t whole_answer(struct connection *c) {
     c->answer[c->filled] = 0;
@@ -83,13 +101,15 @@ static int by_size(const void *a, const void *b) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 6) { fprintf(stderr, "hammer HOST PORT CONNECTIONS SECONDS FILE\n"); return 2; }
+    if (argc < 6 || argc > 7) { fprintf(stderr, "hammer HOST PORT CONNECTIONS SECONDS FILE [RATE]\n"); return 2; }
     int count = atoi(argv[3]), epoll = epoll_create1(0);
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(atoi(argv[2]))};
     if (inet_pton(AF_INET, argv[1], &address.sin_addr) != 1) die("address");
     load(argv[5]);
     latencies_us = malloc(latency_room * sizeof *latencies_us);
     struct connection *connections = calloc(count, sizeof *connections);
+    idle = calloc(count, sizeof *idle);
+    if (argc == 7) interval_ns = (uint64_t)(1e9 / atof(argv[6]));
     uint64_t start = now_ns(), stop = start + (uint64_t)(atof(argv[4]) * 1e9);
     for (int i = 0; i < count; i++) {
         struct connection *c = &connections[i];
@@ -98,12 +118,14 @@ int main(int argc, char **argv) {
         setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
         struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
         epoll_ctl(epoll, EPOLL_CTL_ADD, c->fd, &event);
-        send_next(c);
+        go_on(c);
     }
     struct epoll_event events[256];
     uint64_t now = start;
+    due_ns = now_ns();
     while (now < stop) {
-        int ready = epoll_wait(epoll, events, 256, 100);
+        send_due(now);
+        int ready = epoll_wait(epoll, events, 256, interval_ns ? 1 : 100);
         if (ready < 0 && errno != EINTR) die("epoll_wait");
         now = now_ns();
         for (int i = 0; i < ready; i++) {
@@ -117,7 +139,7 @@ int main(int argc, char **argv) {
             }
             if (answered < latency_room) latencies_us[answered] = (now_ns() - c->sent_ns) / 1000;
             answered++;
-            send_next(c);
+            go_on(c);
         }
     }
     double seconds = (now - start) / 1e9;

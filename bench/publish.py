@@ -67,6 +67,7 @@ class Bench:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="rp"))
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.leashes: list[Leash] = []
         cores = sorted(os.sched_getaffinity(0))
         self.server_core, self.other_core = cores[0], cores[-1]
 
@@ -88,6 +89,29 @@ class Bench:
         self.processes.append(process)
         return process
 
+    def hammer(
+        self, server: tuple[subprocess.Popen[bytes], int], connections: int, seconds: float, rate: int = 0
+    ) -> dict[str, float]:
+        """Publishes to `server`, its process and port, as fast as answers come or `rate` a second. What hammer.c
+        prints, and `us`, the server's processor time for each. Ends the bench at an answer that isn't 200."""
+        client, requests = self.folder / "hammer", self.folder / "requests"
+        if not client.exists():
+            source = Path(__file__).parent / "hammer.c"
+            subprocess.run(["cc", "-O2", "-D_GNU_SOURCE", "-o", client, source], check=True)
+            write_requests(requests)
+        process, port = server
+        used_s = cpu_s(process.pid)
+        command = [client, "127.0.0.1", str(port), str(connections), str(seconds), requests]
+        running = subprocess.Popen([*command, str(rate)] if rate else command, stdout=subprocess.PIPE)
+        os.sched_setaffinity(running.pid, {self.other_core})
+        out, _ = running.communicate()
+        if running.returncode:
+            sys.exit("the client failed")
+        found: dict[str, float] = msgspec.json.decode(out)
+        if found["refused"]:
+            sys.exit(f"{found['refused']:.0f} requests were not answered with 200")
+        return {**found, "us": (cpu_s(process.pid) - used_s) / found["requests"] * 1e6}
+
     def start_redis(self) -> str:
         path = self.folder / "redis.sock"
         binary = shutil.which("redis-server") or shutil.which("valkey-server")
@@ -99,8 +123,13 @@ class Bench:
             time.sleep(0.01)
         return f"unix://{path}"
 
-    def start_control(self, redis_url: str) -> tuple[subprocess.Popen[bytes], int]:
-        """The control process as the supervisor starts it, with an app and no workers; and its port."""
+    def start_control(
+        self, redis_url: str, name: str = "rp", **settings: object
+    ) -> tuple[subprocess.Popen[bytes], int]:
+        """The control process as the supervisor starts it, with an app and no workers; and its port. `name` tells it
+        from others on the same Redis."""
+        folder = self.folder / name
+        folder.mkdir()
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         ours, theirs = socket.socketpair()
         start = Start(
@@ -110,20 +139,27 @@ class Bench:
             k=0,
             redis_url=redis_url,
             listen_fd=listener.fileno(),
-            handover_path=str(self.folder / "handover.sock"),
-            data_dir=str(self.folder),
+            handover_path=str(folder / "handover.sock"),
+            data_dir=str(folder),
             settings=Settings(
-                app_id=APP_ID, app_key=KEY, app_secret=SECRET, trigger_rate_per_minute=0, log_level="warning"
+                app_id=APP_ID,
+                app_key=KEY,
+                app_secret=SECRET,
+                redis_prefix=name,
+                trigger_rate_per_minute=0,
+                log_level="warning",
+                **settings,
             ),
         )
         fds = (listener.fileno(), theirs.fileno())
         process = self.run([sys.executable, "-c", CONTROL, str(theirs.fileno())], self.server_core, pass_fds=fds)
         theirs.close()
         # Kept open for as long as the process is to live.
-        self.leash = Leash(ours.detach())
-        self.leash.tell(start)
-        self.leash.tell({"alive": [], "greatest": 0})
-        self.leash.tell({"workers_ready": True})
+        leash = Leash(ours.detach())
+        self.leashes.append(leash)
+        leash.tell(start)
+        leash.tell({"alive": [], "greatest": 0})
+        leash.tell({"workers_ready": True})
         port = listener.getsockname()[1]
         listener.close()
         wait_ready(port, "/readyz")
@@ -180,36 +216,14 @@ def main() -> None:
         uvloop.run(serve_empty(given.empty))
         return
     with Bench() as bench:
-        hammer, requests = bench.folder / "hammer", bench.folder / "requests"
-        source = Path(__file__).parent / "hammer.c"
-        subprocess.run(["cc", "-O2", "-D_GNU_SOURCE", "-o", hammer, source], check=True)
-        write_requests(requests)
         servers = {
             "redpoll, signed publish": bench.start_control(bench.start_redis()),
             "aiohttp web.Server, empty handler": bench.start_empty(),
         }
         found: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
         for _ in range(given.rounds):
-            for name, (process, port) in servers.items():
-                used_s = cpu_s(process.pid)
-                command = [
-                    hammer,
-                    "127.0.0.1",
-                    str(port),
-                    str(given.connections),
-                    str(given.seconds),
-                    requests,
-                ]
-                client = subprocess.Popen(command, stdout=subprocess.PIPE)
-                os.sched_setaffinity(client.pid, {bench.other_core})
-                out, _ = client.communicate()
-                if client.returncode:
-                    sys.exit("the client failed")
-                round_ = msgspec.json.decode(out)
-                round_["cpu_s"] = cpu_s(process.pid) - used_s
-                if round_["refused"]:
-                    sys.exit(f"{name}: {round_['refused']} requests were not answered with 200")
-                found[name].append(round_)
+            for name, server in servers.items():
+                found[name].append(bench.hammer(server, given.connections, given.seconds))
         report(found, given.connections, bench.server_core == bench.other_core)
 
 
@@ -221,7 +235,7 @@ def report(found: dict[str, list[dict[str, float]]], connections: int, one_core:
     rates, per_cpu_s = [], []
     for name, rounds in found.items():
         rates.append(statistics.median(each["requests"] / each["seconds"] for each in rounds))
-        per_cpu_s.append(statistics.median(each["requests"] / each["cpu_s"] for each in rounds))
+        per_cpu_s.append(1e6 / statistics.median(each["us"] for each in rounds))
         p50, p99 = (statistics.median(each[key] for each in rounds) for key in ("p50_us", "p99_us"))
         print(f"{name:36}{rates[-1]:12,.0f}{per_cpu_s[-1]:12,.0f}{p50:9,.0f}{p99:9,.0f}")
     # The second is what counts on a machine that has other things to do.

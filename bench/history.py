@@ -1,0 +1,62 @@
+"""What history costs: publishes a second with a rule that keeps them, beside the same without; Redis' memory a message.
+
+    python bench/history.py [--seconds 5] [--rounds 3] [--keep 1000]
+
+One control process on one core; client and Redis share another. 1,000 channels in turn, keep-alive, signed. The rule
+comes and goes between rounds, as operators' commands do it. Memory is Redis' own figure, with only kept messages
+of the size that is printed in it. No worker listens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from typing import Any
+
+import redis
+
+from publish import APP_ID, Bench
+from redpoll.control.commands import ask, socket_path
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    arguments.add_argument("--seconds", type=float, default=5.0)
+    arguments.add_argument("--connections", type=int, default=64)
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--keep", type=int, default=1_000)
+    given = arguments.parse_args()
+    with Bench() as bench:
+        redis_url = bench.start_redis()
+        server = redis.Redis.from_url(redis_url)
+        control = bench.start_control(redis_url)
+
+        def command(verb: str, **args: Any) -> Any:
+            # What `redpoll` types at a running server; there is no supervisor here whose lock would tell it so.
+            return ask(socket_path(bench.folder / "rp"), verb, {"app": APP_ID, **args})
+
+        command("app set", id=APP_ID, settings={"max_history_channels": "100000"})
+        found: dict[str, list[dict[str, float]]] = {"kept": [], "not kept": []}
+        per_message = 0.0
+        for _ in range(given.rounds):
+            found["not kept"].append(bench.hammer(control, given.connections, given.seconds))
+            rule = command("history rule add", name="bench-", prefix=True, keep=given.keep, seconds=3600)
+            before = server.info("memory")["used_memory"]
+            found["kept"].append(bench.hammer(control, given.connections, given.seconds))
+            streams = list(server.scan_iter("rp:*:h:*", count=1_000))
+            kept = sum(server.xlen(stream) for stream in streams)
+            per_message = (server.info("memory")["used_memory"] - before) / max(kept, 1)
+            command("history rule remove", rule=rule["id"])
+            for key in (*streams, *server.scan_iter("rp:*:hm:*"), *server.scan_iter("rp:*:ha:*")):
+                server.delete(key)
+        rates = {}
+        for name, rounds in found.items():
+            rates[name] = statistics.median(each["requests"] / each["seconds"] for each in rounds)
+            us = statistics.median(each["us"] for each in rounds)
+            print(f"{name:9} {rates[name]:9,.0f} publishes/s, {us:6.1f} us of the control plane's processor each")
+        print(f"ratio {rates['kept'] / rates['not kept']:.3f}, medians of {given.rounds} rounds of {given.seconds:g} s")
+        print(f"Redis: {per_message:,.0f} B a kept message, streams and keys of {len(streams):,} channels included")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What the event log and the trace cost the control plane: the same publishes with them and without, in turns.
+
+    python bench/tracing.py [--seconds 5] [--rounds 3] [--rate 2000]
+
+Two control processes on one Redis, one with the event log as it is by default, one with none; signed publishes of one
+event to one channel over keep-alive. First at `--rate` calls a second, where processor time per publish counts, then as
+fast as answers come. Processor time is the whole process', the thread that writes the log included. No worker listens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+from publish import Bench
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    arguments.add_argument("--seconds", type=float, default=5.0)
+    arguments.add_argument("--connections", type=int, default=64)
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--rate", type=int, default=2_000)
+    given = arguments.parse_args()
+    with Bench() as bench:
+        redis_url = bench.start_redis()
+        servers = {
+            "with": bench.start_control(redis_url, "with"),
+            "without": bench.start_control(redis_url, "without", event_log_calls=0),
+        }
+        for what, rate in ((f"at {given.rate:,} calls/s", given.rate), ("as fast as answers come", 0)):
+            found: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
+            for _ in range(given.rounds):
+                for name, server in servers.items():
+                    found[name].append(bench.hammer(server, given.connections, given.seconds, rate))
+            told = {
+                name: (
+                    statistics.median(each["requests"] / each["seconds"] for each in rounds),
+                    statistics.median(each["us"] for each in rounds),
+                )
+                for name, rounds in found.items()
+            }
+            print(what)
+            for name, (per_s, us) in told.items():
+                print(f"  {name:8} event log: {per_s:9,.0f} publishes/s, {us:6.1f} us of processor each")
+            per_s, us = (told["with"][at] / told["without"][at] for at in (0, 1))
+            print(f"  ratio: throughput {per_s:.3f}, processor time {us:.3f}")
+        print(f"medians of {given.rounds} rounds of {given.seconds:g} s, {given.connections} connections")
+
+
+if __name__ == "__main__":
+    main()
