@@ -228,6 +228,8 @@ class ControlPlane:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         self.janitor.stop()
+        # Before what its jobs stand on.
+        await self.dashboard.finish()
         await self._webhooks.finish()
         self.publisher.close()
         await self.daily.finish()

@@ -75,3 +75,18 @@ async def test_only_who_began_it_sees_it_or_takes_its_file(begin, browser, viewe
     assert (await browser.get(f"{path}/file")).body == b"1,2"
     assert (await viewer.get(path)).status == 404
     assert (await viewer.get(f"{path}/file")).status == 404
+
+
+async def test_work_under_way_ends_before_what_it_stands_on(plane, begin):
+    ended = asyncio.Event()
+
+    async def work(progress):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    await begin(work)
+    await asyncio.sleep(0)
+    await plane.plane.finish()
+    assert ended.is_set()
