@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from redpoll.store.store import prepare_sqlite
+from redpoll.store.sqlite import Sqlite
 
 __all__ = ["CallRow", "EventLog", "Found", "Query", "SpanRow", "trace_time_ms"]
 
@@ -119,8 +119,9 @@ class EventLog:
     Kept are the newest `keep_calls` calls, none older than `keep_s`, to the batch; spans as long as the oldest.
     """
 
-    def __init__(self, engine: AsyncEngine, keep_calls: int, keep_s: float) -> None:
-        self._engine = engine
+    def __init__(self, database: Sqlite, keep_calls: int, keep_s: float) -> None:
+        self._database = database
+        self._engine = database.engine
         self._keep_calls = keep_calls
         self._keep_ms = int(keep_s * 1000)
 
@@ -138,18 +139,18 @@ class EventLog:
 
     @classmethod
     async def _open(cls, path: Path, keep_calls: int, keep_s: float) -> EventLog:
-        engine = create_async_engine(URL.create("sqlite+aiosqlite", database=str(path)))
-        prepare_sqlite(engine, "journal_mode=WAL", "synchronous=OFF", "busy_timeout=5000", "cache_size=-16384")
+        url = URL.create("sqlite+aiosqlite", database=str(path))
+        database = Sqlite(url, "journal_mode=WAL", "synchronous=OFF", "busy_timeout=5000", "cache_size=-16384")
         try:
-            async with engine.begin() as connection:
+            async with database.engine.begin() as connection:
                 await _make_tables(connection)
         except BaseException:
-            await engine.dispose()
+            await database.close()
             raise
-        return cls(engine, keep_calls, keep_s)
+        return cls(database, keep_calls, keep_s)
 
     async def close(self) -> None:
-        await self._engine.dispose()
+        await self._database.close()
 
     async def position(self) -> str:
         """The id of the last entry of the stream of spans that is in here."""

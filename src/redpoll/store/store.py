@@ -4,23 +4,22 @@ One process at a time has it open: the control plane of a running server, or a c
 """
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy.engine import URL
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.schema import meta
+from redpoll.store.sqlite import Sqlite
 
-__all__ = ["Store", "StoreError", "database_url", "prepare_sqlite"]
+__all__ = ["Store", "StoreError", "database_url"]
 
 _DIRECTORY_VERSION = "directory_version"
 
@@ -37,33 +36,32 @@ def database_url(data_dir: str | Path) -> URL:
 class Store:
     """An open record store. Made by `open`; everything is written inside `change`."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+    def __init__(self, database: Sqlite) -> None:
+        self._database = database
+        self._engine = database.engine
         self._changing = asyncio.Lock()
 
     @classmethod
-    async def open(cls, url: str | URL) -> "Store":
+    async def open(cls, url: URL) -> "Store":
         """Connects and brings the schema up to date. Raises StoreError."""
-        engine = create_async_engine(url)
-        if engine.dialect.name == "sqlite":
-            # FULL: what a command has confirmed outlives a power loss too; records change rarely: it costs little.
-            prepare_sqlite(engine, "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000")
-        store = cls(engine)
+        # FULL: what a command has confirmed outlives a power loss too; records change rarely: it costs little.
+        pragmas = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000")
+        database = Sqlite(url, *pragmas)
         try:
-            async with engine.begin() as connection:
+            async with database.engine.begin() as connection:
                 await connection.run_sync(_migrate)
                 await _make_version(connection)
         except CommandError as error:
-            await engine.dispose()
-            raise StoreError(f"{engine.url.database} was written by another version of redpoll: {error}") from error
+            await database.close()
+            raise StoreError(f"{url.database} was written by another version of redpoll: {error}") from error
         except sa.exc.SQLAlchemyError as error:
-            await engine.dispose()
+            await database.close()
             cause = getattr(error, "orig", None) or error
-            raise StoreError(f"the record store {engine.url.database} can't be opened: {cause}") from error
-        return store
+            raise StoreError(f"the record store {url.database} can't be opened: {cause}") from error
+        return cls(database)
 
     async def close(self) -> None:
-        await self._engine.dispose()
+        await self._database.close()
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
@@ -102,31 +100,6 @@ async def _make_version(connection: AsyncConnection) -> None:
         # since deleted, a low number could be taken for that store's.
         first = str(time.time_ns() // 1_000_000)
         await connection.execute(sa.insert(meta).values(name=_DIRECTORY_VERSION, value=first))
-
-
-def prepare_sqlite(engine: AsyncEngine, *pragmas: str) -> None:
-    """Sets these on each connection of a pool, and sees to it that one whose user was cancelled holds no lock."""
-
-    def set_pragmas(connection: Any, _record: Any) -> None:
-        cursor = connection.cursor()
-        try:
-            for pragma in pragmas:
-                cursor.execute(f"PRAGMA {pragma}")
-            cursor.close()
-        except Exception:
-            # It isn't in the pool yet: nobody else would close it, and its thread would stay.
-            connection.close()
-            raise
-
-    sa.event.listen(engine.sync_engine, "connect", set_pragmas)
-    sa.event.listen(engine.sync_engine, "invalidate", _roll_back)
-
-
-def _roll_back(connection: Any, _record: Any, _error: BaseException | None) -> None:
-    """A connection whose user was cancelled is closed; but while something holds a statement of it, as that user's
-    traceback does, SQLite keeps it and its locks, and nobody can write."""
-    with suppress(sqlite3.Error, ValueError):  # ValueError: it was closed before.
-        connection.rollback()
 
 
 def _migrate(connection: sa.Connection) -> None:
