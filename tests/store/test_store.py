@@ -107,9 +107,6 @@ async def raise_version(store):
         return await raise_directory_version(connection)
 
 
-SLOW = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 300000) SELECT count(*) FROM n"
-
-
 async def test_a_change_that_is_cancelled_at_any_moment_leaves_no_lock_behind(store):
     async def change() -> None:
         async with store.change() as connection:
@@ -125,26 +122,6 @@ async def test_a_change_that_is_cancelled_at_any_moment_leaves_no_lock_behind(st
         changes[-1].cancel()
         await asyncio.gather(changes[-1], return_exceptions=True)
         await asyncio.wait_for(raise_version(store), 2.5)
-
-
-async def test_a_reader_cancelled_twice_leaves_nothing_that_never_ends(store):
-    """Again while its connection is closed for the first time, as at the end of a process."""
-    before = asyncio.all_tasks()
-
-    async def read() -> None:
-        async with store.reading() as connection:
-            await connection.execute(sa.text(SLOW))
-
-    for moment in range(20):
-        reader = asyncio.create_task(read())
-        await asyncio.sleep(0.01)
-        reader.cancel()
-        await asyncio.sleep(moment * 0.0002)
-        reader.cancel()
-        await asyncio.gather(reader, return_exceptions=True)
-    await asyncio.wait_for(store.close(), 10)
-    left = asyncio.all_tasks() - before
-    assert not left or not (await asyncio.wait(left, timeout=10))[1]
 
 
 async def test_a_store_of_a_newer_redpoll_is_refused_in_words(store, tmp_path):

@@ -61,7 +61,7 @@ class Sqlite:
             for pragma in self._pragmas:
                 cursor.execute(f"PRAGMA {pragma}")
             cursor.close()
-        except Exception:
+        except BaseException:
             # It isn't in the pool yet: nobody else would close it, and its thread would stay.
             connection.close()
             raise
@@ -70,5 +70,6 @@ class Sqlite:
 def _roll_back(connection: Any, _record: Any, _error: BaseException | None) -> None:
     """A connection whose user was cancelled is closed; but while something holds a statement of it, as that user's
     traceback does, SQLite keeps it and its locks, and nobody can write."""
-    with suppress(sqlite3.Error, ValueError):  # ValueError: it was closed before.
+    # ValueError: it was closed before. Cancelled again, it is rolled back all the same, and is still to be closed.
+    with suppress(sqlite3.Error, ValueError, asyncio.CancelledError):
         connection.rollback()

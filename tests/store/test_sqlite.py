@@ -1,0 +1,71 @@
+"""Connections whose users go away."""
+
+import asyncio
+import gc
+from contextlib import suppress
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import URL
+
+from redpoll.store.sqlite import Sqlite
+
+SLOW = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 100000) SELECT count(*) FROM n"
+
+
+@pytest.fixture
+async def database(tmp_path):
+    made = Sqlite(URL.create("sqlite+aiosqlite", database=str(tmp_path / "a.sqlite")), "journal_mode=WAL")
+    yield made
+    await made.close()
+
+
+async def read(database: Sqlite, text: str) -> object:
+    async with database.engine.connect() as connection:
+        return (await connection.execute(sa.text(text))).scalar_one()
+
+
+async def test_every_connection_has_the_pragmas(database):
+    assert await read(database, "PRAGMA journal_mode") == "wal"
+
+
+async def test_a_user_cancelled_twice_leaves_nothing_that_never_ends(database):
+    """Again while its connection is closed for the first time, as at the end of a process."""
+    before = asyncio.all_tasks()
+    for moment in range(10):
+        reader = asyncio.create_task(read(database, SLOW))
+        await asyncio.sleep(0.01)
+        reader.cancel()
+        await asyncio.sleep(moment * 0.0002)
+        reader.cancel()
+        with suppress(asyncio.CancelledError):
+            await reader
+    await asyncio.wait_for(database.close(), 10)
+    left = asyncio.all_tasks() - before
+    assert not left or not (await asyncio.wait(left, timeout=10))[1]
+
+
+async def test_a_user_cancelled_while_it_connects_leaves_no_thread(database, wait_until):
+    for moment in range(30):
+        reader = asyncio.create_task(read(database, "SELECT 1"))
+        await asyncio.sleep(moment * 0.0001)
+        reader.cancel()
+        with suppress(asyncio.CancelledError):
+            await reader
+    await database.close()
+    gc.collect()
+    await wait_until(lambda: all(each.stopped is not None for each in database._connections))
+
+
+async def test_closing_waits_for_what_nobody_waits_for_any_more(database):
+    await read(database, "SELECT 1")
+    reader = asyncio.create_task(read(database, SLOW))
+    await asyncio.sleep(0.01)
+    (connection,) = database._connections
+    while not reader.done():
+        reader.cancel()
+        await asyncio.sleep(0)
+    assert connection.stopped is not None
+    assert not connection.stopped.done()
+    await database.close()
+    assert connection.stopped.done()
