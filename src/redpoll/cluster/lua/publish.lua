@@ -4,7 +4,8 @@
 --
 -- KEYS  k km     the channel's cached event; that there is none was told (flag c)
 --       clock    the shard's last stamp (flags h, r)
---       h hm ha  the channel's messages; its epoch and last offset; the app's channels with history (flag h)
+--       h hm ha  the channel's messages; its epoch, its last offset, for how many s they are kept, until when (ms)
+--                nothing has to be tidied; the app's channels with history (flag h)
 --       out      the shard's webhook rows (flag r)
 --       i        this event of that request is published (flag i)
 -- ARGV  1 PUBLISH or SPUBLISH  2 topic
@@ -26,16 +27,17 @@ local command, topic, flags, tail = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local function flag(letter) return string.find(flags, letter, 1, true) ~= nil end
 local caches, keeps, hooked, once = flag('c'), flag('h'), flag('r'), flag('i')
 
-local key_of, at = {}, 0
-for _, each in ipairs({{'k', caches}, {'km', caches}, {'clock', keeps or hooked}, {'h', keeps}, {'hm', keeps},
-                       {'ha', keeps}, {'out', hooked}, {'i', once}}) do
-  if each[2] then
-    at = at + 1
-    key_of[each[1]] = KEYS[at]
-  end
+local taken = 0
+local function key(wanted)
+  if not wanted then return nil end
+  taken = taken + 1
+  return KEYS[taken]
 end
+local k, km, clock = key(caches), key(caches), key(keeps or hooked)
+local h, hm, ha = key(keeps), key(keeps), key(keeps)
+local out, i = key(hooked), key(once)
 
-local before = once and redis.call('GET', key_of.i)
+local before = once and redis.call('GET', i)
 if before then return {'OK', tonumber(before)} end
 
 local micros, stamp, prev, epoch, full, dropped = 0, 0, '0', nil, 0, 0
@@ -43,49 +45,52 @@ local app, channel, seconds = ARGV[7], ARGV[8], tonumber(ARGV[10])
 if keeps or hooked then
   local now = redis.call('TIME')
   micros = tonumber(now[1]) * 1000000 + tonumber(now[2])
-  stamp = math.max(tonumber(redis.call('GET', key_of.clock) or '0') + 1, micros)
+  stamp = math.max(tonumber(redis.call('GET', clock) or '0') + 1, micros)
 end
 local now_ms = string.format('%.0f', math.floor(micros / 1000))
-local known = true
+local known, tidy = true, false
 if keeps then
-  local meta = redis.call('HMGET', key_of.hm, 'e', 's')
+  local meta = redis.call('HMGET', hm, 'e', 's', 't', 'x')
   epoch, prev = meta[1], meta[2] or '0'
   stamp = math.max(stamp, tonumber(prev) + 1)
   -- Of a new epoch the first message follows on nothing that anybody has.
   if not epoch then prev = string.format('%.0f', stamp - 1) end
-  known = tonumber(redis.call('ZSCORE', key_of.ha, channel) or '0') > tonumber(now_ms)
-  if not known and redis.call('ZCOUNT', key_of.ha, '(' .. now_ms, '+inf') >= tonumber(ARGV[11]) then full = 1 end
+  tidy = epoch and meta[3] == ARGV[10] and tonumber(meta[4] or '0') > tonumber(now_ms)
+  known = tidy or tonumber(redis.call('ZSCORE', ha, channel) or '0') > tonumber(now_ms)
+  if not known and redis.call('ZCOUNT', ha, '(' .. now_ms, '+inf') >= tonumber(ARGV[11]) then full = 1 end
 end
-if hooked and redis.call('XLEN', key_of.out) >= 10000 then dropped = 1 end
+if hooked and redis.call('XLEN', out) >= 10000 then dropped = 1 end
 
 -- Nothing is checked from here on. What is cached or kept comes before what is published, in the same step: who
 -- joins hears of it exactly once.
 local id = string.format('%.0f', stamp)
-if keeps or hooked then redis.call('SET', key_of.clock, id) end
+if keeps or hooked then redis.call('SET', clock, id) end
 if caches then
-  redis.call('SET', key_of.k, tail, 'EX', ARGV[5])
-  redis.call('DEL', key_of.km)
+  redis.call('SET', k, tail, 'EX', ARGV[5])
+  redis.call('DEL', km)
 end
 local offset = '0'
 if full == 1 then
   -- Whoever goes on from an offset of before would miss this event and be told otherwise: a later epoch is another.
-  redis.call('DEL', key_of.hm)
+  redis.call('DEL', hm)
 elseif keeps then
   offset = id
-  redis.call('XADD', key_of.h, 'MAXLEN', '=', ARGV[9], id .. '-0', 'p', prev, 'd', tail)
-  redis.call('XTRIM', key_of.h, 'MINID', '=', string.format('%.0f', micros - seconds * 1000000))
-  redis.call('EXPIRE', key_of.h, seconds)
-  if epoch then
-    redis.call('HSET', key_of.hm, 's', id, 't', seconds)
+  redis.call('XADD', h, 'MAXLEN', '=', ARGV[9], id .. '-0', 'p', prev, 'd', tail)
+  if tidy then
+    redis.call('HSET', hm, 's', id)
   else
-    epoch = ARGV[12]
-    redis.call('HSET', key_of.hm, 'e', epoch, 's', id, 't', seconds)
+    -- Not with every message: what is too old is read no more, and everything lives as much longer as it waits for this.
+    local kept_ms, apart_ms = seconds * 1000, math.floor(math.min(seconds * 1000 / 16, 60000))
+    epoch = epoch or ARGV[12]
+    redis.call('XTRIM', h, 'MINID', '=', string.format('%.0f', micros - kept_ms * 1000))
+    redis.call('PEXPIRE', h, kept_ms + apart_ms)
+    redis.call('HSET', hm, 'e', epoch, 's', id, 't', seconds, 'x', string.format('%.0f', now_ms + apart_ms))
+    -- A day longer than the longest rule.
+    redis.call('EXPIRE', hm, 2678400)
+    if not known then redis.call('ZREMRANGEBYSCORE', ha, '-inf', now_ms) end
+    redis.call('ZADD', ha, string.format('%.0f', now_ms + kept_ms + apart_ms), channel)
+    if not known then redis.call('EXPIRE', ha, 5184000) end
   end
-  -- A day longer than the longest rule.
-  redis.call('EXPIRE', key_of.hm, 2678400)
-  if not known then redis.call('ZREMRANGEBYSCORE', key_of.ha, '-inf', now_ms) end
-  redis.call('ZADD', key_of.ha, string.format('%.0f', now_ms + seconds * 1000), channel)
-  if not known then redis.call('EXPIRE', key_of.ha, 5184000) end
 else
   prev = '0'
 end
@@ -99,7 +104,7 @@ if hooked and dropped == 0 then
       row[#row + 1] = each[2]
     end
   end
-  redis.call('XADD', key_of.out, 'MAXLEN', '~', 20000, id .. '-0', unpack(row))
+  redis.call('XADD', out, 'MAXLEN', '~', 20000, id .. '-0', unpack(row))
 end
-if once then redis.call('SET', key_of.i, receivers, 'EX', ARGV[6]) end
+if once then redis.call('SET', i, receivers, 'EX', ARGV[6]) end
 return {'OK', receivers, offset, epoch or '', full, dropped}
