@@ -1,7 +1,6 @@
 """Connections whose users go away."""
 
 import asyncio
-import gc
 from contextlib import suppress
 
 import pytest
@@ -43,18 +42,6 @@ async def test_a_user_cancelled_twice_leaves_nothing_that_never_ends(database):
     await asyncio.wait_for(database.close(), 10)
     left = asyncio.all_tasks() - before
     assert not left or not (await asyncio.wait(left, timeout=10))[1]
-
-
-async def test_a_user_cancelled_while_it_connects_leaves_no_thread(database, wait_until):
-    for moment in range(30):
-        reader = asyncio.create_task(read(database, "SELECT 1"))
-        await asyncio.sleep(moment * 0.0001)
-        reader.cancel()
-        with suppress(asyncio.CancelledError):
-            await reader
-    await database.close()
-    gc.collect()
-    await wait_until(lambda: all(each.stopped is not None for each in database._connections))
 
 
 async def test_closing_waits_for_what_nobody_waits_for_any_more(database):

@@ -61,7 +61,7 @@ class Sqlite:
             for pragma in self._pragmas:
                 cursor.execute(f"PRAGMA {pragma}")
             cursor.close()
-        except BaseException:
+        except Exception:
             # It isn't in the pool yet: nobody else would close it, and its thread would stay.
             connection.close()
             raise
