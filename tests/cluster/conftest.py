@@ -182,6 +182,15 @@ class Worker:
         self.registry.join(structs.replace(self.app, max_presence_members=cap), channel, socket.ticket)
         return socket
 
+    async def attach(self, channel: str, user: str | None = None, **more: Any) -> Socket:
+        """A subscription that has succeeded; `more` as in `join`."""
+        socket = self.join(channel, user, **more)
+        async with asyncio.timeout(10):
+            while socket.state == "pending":
+                await asyncio.sleep(0.005)
+        assert socket.state == "attached"
+        return socket
+
     def connect(self) -> Ticket:
         """A connection of `self.app` that wants to be let in; the outcome is in `sockets.connections`."""
         ticket = Ticket(None)
@@ -227,6 +236,16 @@ async def start_worker(redis) -> AsyncIterator[Callable[..., Any]]:
     yield start
     for worker in workers:
         await worker.kill()
+
+
+@pytest.fixture
+async def a(start_worker) -> Worker:
+    return await start_worker(1)
+
+
+@pytest.fixture
+async def b(start_worker) -> Worker:
+    return await start_worker(2)
 
 
 @pytest.fixture

@@ -2,36 +2,17 @@
 
 import asyncio
 
-import pytest
-
 from redpoll.cluster.bus import Bus, Outgoing
 from redpoll.cluster.scripts import HOLD
 
 ROOM = "presence-room"
 
 
-@pytest.fixture
-async def a(start_worker):
-    return await start_worker(1)
-
-
-@pytest.fixture
-async def b(start_worker):
-    return await start_worker(2)
-
-
-async def attach(worker, channel, user=None, wait=None, **more):
-    socket = worker.join(channel, user, **more)
-    await wait(lambda: socket.state != "pending")
-    assert socket.state == "attached"
-    return socket
-
-
 # Joins and leaves
 
 
 async def test_refused_alone_leaves_the_channel_unheld(a, b, wait_until, truth):
-    await attach(a, ROOM, "u1", wait_until, cap=1)
+    await a.attach(ROOM, "u1", cap=1)
     refused = b.join(ROOM, "u2", cap=1)
     await wait_until(lambda: refused.state == "refused" and b.registry.channels == 0)
     await wait_until(lambda: b.sockets.dropped_channels == [ROOM])
@@ -58,7 +39,7 @@ async def test_subscribe_withdrawn_in_flight_leaves_without_a_frame(a, b, wait_u
 
 
 async def test_subscribe_behind_a_withdrawn_one_is_an_entry_of_its_own(a, b, wait_until, truth):
-    observer = await attach(b, ROOM, "watcher", wait_until)
+    observer = await b.attach(ROOM, "watcher")
     withdrawn = []
     for _ in range(20):
         socket = a.join(ROOM, "u")
@@ -74,9 +55,9 @@ async def test_subscribe_behind_a_withdrawn_one_is_an_entry_of_its_own(a, b, wai
     assert observer.users == {"watcher", "u"}
 
 
-async def test_public_channels_count_sockets_and_have_no_roster(a, b, wait_until, truth):
-    sockets = [await attach(a, "news", None, wait_until) for _ in range(3)]
-    await attach(b, "news", None, wait_until)
+async def test_public_channels_count_sockets_and_have_no_roster(a, b, truth):
+    sockets = [await a.attach("news") for _ in range(3)]
+    await b.attach("news")
     assert await truth.counts("news") == 4
     assert a.registry.held("7", "news").roster is None
     a.leave(sockets[0])
@@ -87,7 +68,7 @@ async def test_public_channels_count_sockets_and_have_no_roster(a, b, wait_until
 async def test_nothing_is_left_of_a_channel_that_all_have_left(a, b, wait_until, truth):
     for worker in (a, b):
         for channel, user in ((ROOM, "u"), ("news", None), (ROOM, "v")):
-            await attach(worker, channel, user, wait_until)
+            await worker.attach(channel, user)
     for worker in (a, b):
         worker.leave_all()
     await wait_until(lambda: a.registry.channels == b.registry.channels == 0)
@@ -99,7 +80,7 @@ async def test_nothing_is_left_of_a_channel_that_all_have_left(a, b, wait_until,
 
 async def test_events_reach_whoever_is_attached_and_nobody_after(a, wait_until, link, keys):
     bus = Bus(link, keys)
-    socket = await attach(a, "news", None, wait_until)
+    socket = await a.attach("news")
     assert await bus.publish_all(a.app, [Outgoing("news", "e", "1"), Outgoing("other", "e", "2")]) == [1, 0]
     await wait_until(lambda: len(socket.events) == 1)
     a.leave(socket)
@@ -125,7 +106,7 @@ async def test_joins_and_leaves_of_one_tick_are_one_call_per_256(a, wait_until, 
     assert await truth.channel_keys() == []
 
 
-async def test_at_most_one_call_per_channel_is_under_way(a, wait_until, truth):
+async def test_at_most_one_call_per_channel_is_under_way(a, truth):
     calls = []
     run = a.link.run
 
@@ -154,7 +135,7 @@ async def test_at_most_one_call_per_channel_is_under_way(a, wait_until, truth):
 
 
 async def test_calls_with_joins_go_first(a, wait_until):
-    leaving = [await attach(a, f"old-{n}", None, wait_until) for n in range(20)]
+    leaving = [await a.attach(f"old-{n}") for n in range(20)]
     order = []
     run = a.link.run
 
@@ -166,7 +147,7 @@ async def test_calls_with_joins_go_first(a, wait_until):
     a.link.run = noting
     for socket in leaving:
         a.leave(socket)
-    await attach(a, "new", None, wait_until)
+    await a.attach("new")
     assert order[0] == "new"
     await wait_until(lambda: a.registry.channels == 1)
 
@@ -177,7 +158,7 @@ async def test_calls_with_joins_go_first(a, wait_until):
 async def test_call_that_redis_fails_is_made_again_and_holds_up_no_other_channel(a, link, keys, wait_until, truth):
     await link.ask(b"SET", keys.counts("7", "bad"), b"no hash")
     bad = a.join("bad")
-    await attach(a, "good", None, wait_until)
+    await a.attach("good")
     await wait_until(lambda: a.registry.errors >= 3)
     assert bad.state == "pending"
     await link.ask(b"DEL", keys.counts("7", "bad"))
@@ -186,7 +167,7 @@ async def test_call_that_redis_fails_is_made_again_and_holds_up_no_other_channel
 
 
 async def test_leave_that_redis_fails_is_made_again_too(a, link, keys, wait_until, truth):
-    socket = await attach(a, ROOM, "u", wait_until)
+    socket = await a.attach(ROOM, "u")
     await link.ask(b"RENAME", keys.members("7", ROOM), b"aside")
     await link.ask(b"SET", keys.members("7", ROOM), b"no hash")
     a.leave(socket)
@@ -242,16 +223,16 @@ async def test_worker_is_not_ready_once_redis_was_away_too_long(own_redis, start
 # The clean end
 
 
-async def test_worker_that_ends_cleanly_leaves_nothing(a, link, keys, wait_until, truth):
-    await attach(a, ROOM, "u", wait_until)
+async def test_worker_that_ends_cleanly_leaves_nothing(a, link, keys, truth):
+    await a.attach(ROOM, "u")
     a.leave_all()
     assert await a.registry.finish()
     assert await link.ask(b"KEYS", b"*:w:*") == []
     assert await link.ask(b"EXISTS", keys.beat) == 0
 
 
-async def test_worker_that_cannot_end_cleanly_is_left_to_the_reaper(a, link, keys, wait_until):
-    await attach(a, ROOM, "u", wait_until)
+async def test_worker_that_cannot_end_cleanly_is_left_to_the_reaper(a, link, keys):
+    await a.attach(ROOM, "u")
     assert not await a.registry.finish(timeout_s=0.05)
     assert await link.ask(b"HEXISTS", keys.beat, a.registry.w) == 1
 
@@ -269,5 +250,5 @@ async def test_failing_listener_does_not_stop_the_registry(a, b, wait_until, lin
     a.join("news")
     await wait_until(lambda: problems)
     a.sockets.joined = real
-    await attach(a, "other", None, wait_until)
+    await a.attach("other")
     assert isinstance(problems[0]["exception"], ZeroDivisionError)

@@ -2,31 +2,12 @@
 
 import asyncio
 
-import pytest
-
 ROOM = "presence-room"
 
 
-@pytest.fixture
-async def a(start_worker):
-    return await start_worker(1)
-
-
-@pytest.fixture
-async def b(start_worker):
-    return await start_worker(2)
-
-
-async def attach(worker, channel, user=None, wait=None, **more):
-    socket = worker.join(channel, user, **more)
-    await wait(lambda: socket.state != "pending")
-    assert socket.state == "attached"
-    return socket
-
-
 async def test_subscribe_is_answered_with_everyone_who_is_there(a, b, wait_until, truth):
-    first = await attach(a, ROOM, "u1", wait_until, info=b'{"n":1}')
-    second = await attach(b, ROOM, "u2", wait_until)
+    first = await a.attach(ROOM, "u1", info=b'{"n":1}')
+    second = await b.attach(ROOM, "u2")
     assert first.snapshot == {"u1"}
     assert second.snapshot == {"u1", "u2"}
     await wait_until(lambda: first.frames == [("added", "u2")])
@@ -40,18 +21,18 @@ async def test_subscribe_is_answered_with_everyone_who_is_there(a, b, wait_until
 async def test_info_of_a_member_reaches_the_other_workers(a, b, wait_until):
     infos = []
     a.sockets.member_added = lambda held, user, info: infos.append((user, info))
-    await attach(a, ROOM, "u1", wait_until, info=b'{"n":1}')
-    await attach(b, ROOM, "u2", wait_until, info=b'{"n":2}')
+    await a.attach(ROOM, "u1", info=b'{"n":1}')
+    await b.attach(ROOM, "u2", info=b'{"n":2}')
     await wait_until(lambda: infos == [("u2", b'{"n":2}')])
     assert b.registry.held("7", ROOM).roster["u1"] == b'{"n":1}'
-    await attach(b, ROOM, "u1", wait_until, info=b'{"n":3}')
+    await b.attach(ROOM, "u1", info=b'{"n":3}')
     await wait_until(lambda: a.registry.held("7", ROOM).roster["u1"] == b'{"n":3}')
     assert len(infos) == 1
 
 
 async def test_second_tab_does_not_announce_member_again(a, b, wait_until, truth):
-    observer = await attach(a, ROOM, "watcher", wait_until)
-    tabs = [await attach(worker, ROOM, "u", wait_until) for worker in (a, b, b)]
+    observer = await a.attach(ROOM, "watcher")
+    tabs = [await worker.attach(ROOM, "u") for worker in (a, b, b)]
     for tab, worker in zip(tabs[:2], (a, b), strict=False):
         worker.leave(tab)
     await truth.settled([a, b])
@@ -61,7 +42,7 @@ async def test_second_tab_does_not_announce_member_again(a, b, wait_until, truth
 
 
 async def test_joiners_of_one_tick_share_a_snapshot_and_get_no_frames(a, b, wait_until):
-    early = await attach(a, ROOM, "early", wait_until)
+    early = await a.attach(ROOM, "early")
     together = [a.join(ROOM, f"u{n}") for n in range(5)]
     await wait_until(lambda: all(each.state == "attached" for each in together))
     everyone = {"early", *(f"u{n}" for n in range(5))}
@@ -70,8 +51,8 @@ async def test_joiners_of_one_tick_share_a_snapshot_and_get_no_frames(a, b, wait
 
 
 async def test_full_channel_refuses_users_and_admits_their_tabs(a, b, wait_until, truth):
-    await attach(a, ROOM, "u1", wait_until, cap=2)
-    await attach(b, ROOM, "u2", wait_until, cap=2)
+    await a.attach(ROOM, "u1", cap=2)
+    await b.attach(ROOM, "u2", cap=2)
     third = b.join(ROOM, "u3", cap=2)
     other = a.join(ROOM, "u2", cap=2)
     await wait_until(lambda: "pending" not in (third.state, other.state))
@@ -82,8 +63,8 @@ async def test_full_channel_refuses_users_and_admits_their_tabs(a, b, wait_until
 async def test_user_missing_after_a_break_is_removed_at_the_second_look_only(start_worker, link, wait_until, truth):
     a = await start_worker(1, second_look_s=0.4)
     b = await start_worker(2)
-    watcher = await attach(a, ROOM, "watcher", wait_until)
-    await attach(b, ROOM, "u", wait_until)
+    watcher = await a.attach(ROOM, "watcher")
+    await b.attach(ROOM, "u")
     await wait_until(lambda: "u" in watcher.users)
     await b.kill()
     await link.ask(b"FLUSHALL")
@@ -98,8 +79,8 @@ async def test_user_missing_after_a_break_is_removed_at_the_second_look_only(sta
 async def test_user_who_is_told_again_before_the_second_look_makes_no_frame(start_worker, link, wait_until, truth):
     a = await start_worker(1, second_look_s=0.2)
     b = await start_worker(2, beat_s=0.1)
-    watcher = await attach(a, ROOM, "watcher", wait_until)
-    await attach(b, ROOM, "u", wait_until)
+    watcher = await a.attach(ROOM, "watcher")
+    await b.attach(ROOM, "u")
     await wait_until(lambda: "u" in watcher.users)
     frames = list(watcher.frames)
     await link.ask(b"FLUSHALL")

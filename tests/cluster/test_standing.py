@@ -12,28 +12,11 @@ from redpoll.cluster.scripts import HOLD
 ROOM = "presence-room"
 
 
-@pytest.fixture
-async def a(start_worker):
-    return await start_worker(1)
-
-
-@pytest.fixture
-async def b(start_worker):
-    return await start_worker(2)
-
-
-async def attach(worker, channel, user=None, wait=None, **more):
-    socket = worker.join(channel, user, **more)
-    await wait(lambda: socket.state != "pending")
-    assert socket.state == "attached"
-    return socket
-
-
 # The connection breaks
 
 
 async def test_break_is_seen_by_no_client_and_changes_no_count(a, b, wait_until, truth):
-    watcher = await attach(b, ROOM, "watcher", wait_until)
+    watcher = await b.attach(ROOM, "watcher")
     sockets = [a.join(ROOM, f"u{n}") for n in range(600)] + [a.join("news") for _ in range(3)]
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
     await wait_until(lambda: len(watcher.users) == 601)
@@ -48,13 +31,13 @@ async def test_break_is_seen_by_no_client_and_changes_no_count(a, b, wait_until,
 
 
 async def test_what_happened_during_a_break_is_told_afterwards(a, b, wait_until, truth):
-    watcher = await attach(b, ROOM, "watcher", wait_until)
-    going = await attach(a, ROOM, "going", wait_until)
-    staying = await attach(a, ROOM, "staying", wait_until)
+    watcher = await b.attach(ROOM, "watcher")
+    going = await a.attach(ROOM, "going")
+    staying = await a.attach(ROOM, "staying")
     a.link.drop("for the test")
     a.leave(going)
     coming = a.join(ROOM, "coming")
-    unheard = await attach(b, ROOM, "other", wait_until)
+    unheard = await b.attach(ROOM, "other")
     assert coming.state == "pending"
     await wait_until(lambda: coming.state == "attached")
     await truth.settled([a, b])
@@ -65,7 +48,7 @@ async def test_what_happened_during_a_break_is_told_afterwards(a, b, wait_until,
 
 @pytest.mark.parametrize("wanted", [True, False])
 async def test_join_whose_answer_was_lost_is_made_again_or_taken_back(a, b, wait_until, truth, wanted):
-    watcher = await attach(b, ROOM, "watcher", wait_until)
+    watcher = await b.attach(ROOM, "watcher")
     a.deafen()
     socket = a.join(ROOM, "u")
     await wait_until(lambda: watcher.frames == [("added", "u")])
@@ -79,9 +62,9 @@ async def test_join_whose_answer_was_lost_is_made_again_or_taken_back(a, b, wait
 
 
 async def test_leave_whose_answer_was_lost_is_told_again(a, b, wait_until, truth):
-    watcher = await attach(b, ROOM, "watcher", wait_until)
-    await attach(a, ROOM, "stays", wait_until)
-    socket = await attach(a, ROOM, "u", wait_until)
+    watcher = await b.attach(ROOM, "watcher")
+    await a.attach(ROOM, "stays")
+    socket = await a.attach(ROOM, "u")
     a.deafen()
     a.leave(socket)
     await wait_until(lambda: ("removed", "u") in watcher.frames)
@@ -92,7 +75,7 @@ async def test_leave_whose_answer_was_lost_is_told_again(a, b, wait_until, truth
 
 
 async def test_channels_that_redis_lists_for_us_and_nobody_holds_are_cleared_away(a, b, link, keys, wait_until, truth):
-    watcher = await attach(b, "presence-lost", "watcher", wait_until)
+    watcher = await b.attach("presence-lost", "watcher")
     for channel, users in (("lost", []), ("presence-lost", [f"u{n}" for n in range(300)])):
         kind = "p" if users else "c"
         names = keys.hold(a.registry.w, "7", channel, kind, "")
@@ -109,7 +92,7 @@ async def test_channels_that_redis_lists_for_us_and_nobody_holds_are_cleared_awa
 
 
 async def test_events_flow_again_after_a_break(a, link, keys, wait_until):
-    socket = await attach(a, "news", None, wait_until)
+    socket = await a.attach("news")
     bus = Bus(link, keys)
     a.link.drop("for the test")
     await wait_until(lambda: a.link.connects == 2)
@@ -154,8 +137,8 @@ async def test_thousands_of_channels_are_told_again(a, b, wait_until, truth, lin
 
 
 async def test_fenced_worker_takes_its_next_name_and_its_clients_notice_nothing(a, b, link, keys, wait_until, truth):
-    own = [await attach(a, ROOM, f"u{n}", wait_until) for n in range(3)]
-    watcher = await attach(b, ROOM, "watcher", wait_until)
+    own = [await a.attach(ROOM, f"u{n}") for n in range(3)]
+    watcher = await b.attach(ROOM, "watcher")
     await Reaper(link, keys, "ffffffffffff").reap(a.registry.w)
     await wait_until(lambda: a.registry.w.endswith(".1"))
     await truth.settled([a, b])
@@ -166,22 +149,22 @@ async def test_fenced_worker_takes_its_next_name_and_its_clients_notice_nothing(
     assert all(socket.state == "attached" for socket in own)
 
 
-async def test_worker_fenced_between_beats_learns_it_from_its_next_call(a, b, link, keys, wait_until, truth):
-    await attach(a, ROOM, "u", wait_until)
+async def test_worker_fenced_between_beats_learns_it_from_its_next_call(a, b, link, keys, truth):
+    await a.attach(ROOM, "u")
     w = a.registry.w
     a.registry._incarnation.close()
     reaping = asyncio.ensure_future(Reaper(link, keys, "ffffffffffff").reap(w))
     await reaping
-    late = await attach(a, ROOM, "late", wait_until)
+    late = await a.attach(ROOM, "late")
     assert a.registry.w != w
     assert late.snapshot == {"u", "late"}
     await truth.settled([a, b])
 
 
 async def test_emptied_redis_is_filled_again_by_those_who_live(a, b, link, wait_until, truth):
-    first = await attach(a, ROOM, "u1", wait_until)
-    second = await attach(b, ROOM, "u2", wait_until)
-    await attach(b, "news", None, wait_until)
+    first = await a.attach(ROOM, "u1")
+    second = await b.attach(ROOM, "u2")
+    await b.attach("news")
     await wait_until(lambda: first.users == {"u1", "u2"})
     await link.ask(b"FLUSHALL")
     await wait_until(lambda: a.registry.w.endswith(".1") and b.registry.w.endswith(".1"))
@@ -196,8 +179,8 @@ async def test_emptied_redis_is_filled_again_by_those_who_live(a, b, link, wait_
 
 async def test_killed_redis_comes_back_with_everything_as_it_was(own_redis, start_worker, wait_until, keys):
     a, b = await start_worker(1, server=own_redis), await start_worker(2, server=own_redis)
-    first = await attach(a, ROOM, "u1", wait_until)
-    await attach(b, ROOM, "u2", wait_until)
+    first = await a.attach(ROOM, "u1")
+    await b.attach(ROOM, "u2")
     await wait_until(lambda: first.users == {"u1", "u2"})
     own_redis.kill()
     waiting = b.join(ROOM, "u3")
@@ -211,7 +194,7 @@ async def test_killed_redis_comes_back_with_everything_as_it_was(own_redis, star
     assert first.frames.count(("added", "u3")) == 1
 
 
-async def test_redis_killed_under_churn_loses_nobody(own_redis, start_worker, wait_until, keys, make_truth):
+async def test_redis_killed_under_churn_loses_nobody(own_redis, start_worker, keys, make_truth):
     workers = [await start_worker(k, server=own_redis) for k in range(3)]
     sockets = []
     for round_ in range(3):
@@ -235,7 +218,7 @@ async def test_redis_killed_under_churn_loses_nobody(own_redis, start_worker, wa
 
 async def test_connection_of_a_hanging_redis_is_given_up_and_made_anew(own_redis, start_worker, wait_until):
     worker = await start_worker(server=own_redis)
-    socket = await attach(worker, ROOM, "u", wait_until)
+    socket = await worker.attach(ROOM, "u")
     own_redis.pause()
     try:
         waiting = worker.join(ROOM, "v")
