@@ -7,18 +7,17 @@ of the API; bodies are whole, never streamed or compressed.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.client_exceptions import ClientConnectionResetError
-from aiohttp.http import HttpVersion11
+from aiohttp.http import HttpVersion11, RawRequestMessage
 
-if TYPE_CHECKING:
-    from redpoll.control.call import Call
-
-__all__ = ["EMPTY_OBJECT", "JSON", "Answer", "Dateline", "dateline", "header_line"]
+__all__ = ["EMPTY_OBJECT", "JSON", "Answer", "Asked", "Dateline", "Outlet", "dateline", "header_line"]
 
 JSON: Final = b"Content-Type: application/json\r\n"
 EMPTY_OBJECT: Final = b"{}"
@@ -49,17 +48,41 @@ def header_line(name: str, value: str) -> bytes:
     return f"{name}: {value}\r\n".encode("latin-1")
 
 
+class Outlet(Protocol):
+    """What an answer must know of the connection that it goes out by. `takes_no_more`: it closes behind this one."""
+
+    @property
+    def transport(self) -> asyncio.Transport | None: ...
+    @property
+    def takes_no_more(self) -> bool: ...
+    @property
+    def writing_paused(self) -> bool: ...
+
+
+class Asked(Protocol):
+    """What an answer must know of its request."""
+
+    @property
+    def protocol(self) -> Outlet: ...
+    @property
+    def message(self) -> RawRequestMessage: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def writer(self) -> AbstractStreamWriter: ...
+
+
 class Answer:
     """One answer. `headers` are whole lines (`header_line`), without Content-Length, Date and Connection.
 
     `keep_alive` False closes the connection behind it; it is lowered, never raised, by what the client asked.
     """
 
-    __slots__ = ("_call", "body", "headers", "keep_alive", "status")
+    __slots__ = ("_asked", "body", "headers", "keep_alive", "status")
 
     # aiohttp looks whether it was given an exception of its own.
     __http_exception__ = False
-    _call: Call
+    _asked: Asked
 
     def __init__(self, status: int, body: bytes, headers: bytes = JSON, *, keep_alive: bool = True) -> None:
         self.status = status
@@ -67,21 +90,21 @@ class Answer:
         self.headers = headers
         self.keep_alive = keep_alive
 
-    async def prepare(self, call: Call) -> None:
+    async def prepare(self, asked: Asked) -> None:
         """Called by aiohttp before `write_eof`; the work is all there."""
-        self._call = call
+        self._asked = asked
 
     async def write_eof(self, _data: bytes = b"") -> None:
         """Write the answer; wait only while the client leaves earlier ones unread."""
-        call, connection = self._call, self._call.protocol
+        asked, connection = self._asked, self._asked.protocol
         transport = connection.transport
         if transport is None or transport.is_closing():
             raise ClientConnectionResetError("the client went away before its answer")
-        if call.message.should_close or connection.takes_no_more:
+        if asked.message.should_close or connection.takes_no_more:
             self.keep_alive = False
-        transport.write(self.render(call.method, call.message.version))
+        transport.write(self.render(asked.method, asked.message.version))
         if connection.writing_paused:
-            await call.writer.drain()
+            await asked.writer.drain()
 
     def render(self, method: str, version: Any = HttpVersion11) -> bytes:
         """The answer's bytes to a request of `method` in HTTP `version`."""

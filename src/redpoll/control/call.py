@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from aiohttp.abc import AbstractStreamWriter
@@ -18,17 +18,15 @@ from aiohttp.http import RawRequestMessage
 from aiohttp.streams import StreamReader
 
 from redpoll.cluster.traces import new_trace_id
-from redpoll.control.answers import JSON, Answer
+from redpoll.control.answers import JSON, Answer, Outlet
 from redpoll.protocol import auth
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.messages import Event
 from redpoll.protocol.tokens import Token
+from redpoll.proxies import TrustedProxies
 
-if TYPE_CHECKING:
-    from redpoll.control.connections import Connection
-
-__all__ = ["Call", "error_answer"]
+__all__ = ["Call", "Carrier", "error_answer"]
 
 _RETRY_AFTER: Final = b"Retry-After: 1\r\n"
 # RFC 9110 15.5.2 wants a challenge on every 401; this is the one scheme of ours that has a name (RFC 6750).
@@ -42,6 +40,20 @@ _TRACE_HEAD: Final = JSON + b"X-Service-Trace-Id: "
 # W3C trace context: version, trace id, parent, flags; the trace id must not be all zeros.
 _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _encode: Final = msgspec.json.Encoder().encode
+
+
+class Carrier(Outlet, Protocol):
+    """What is known of the connection that a request came by. `hand_back` is None where it didn't come from a worker;
+    `trusted` are the proxies whose word is taken."""
+
+    @property
+    def peername(self) -> Any: ...
+    @property
+    def trusted(self) -> TrustedProxies: ...
+    @property
+    def hand_back(self) -> object: ...
+    async def leave(self, upgrade: RawRequestMessage) -> bool:
+        """Hands it, with the Upgrade that was its last request, to a worker; False: nobody took it."""
 
 
 class Call:
@@ -82,7 +94,7 @@ class Call:
         self,
         message: RawRequestMessage,
         payload: StreamReader,
-        protocol: Connection,
+        protocol: Carrier,
         writer: AbstractStreamWriter,
         task: asyncio.Task[None],
     ) -> None:
