@@ -108,9 +108,11 @@ class Api:
             if trace is not None:
                 self._accepted(call, trace)
             return call.answer(EMPTY_OBJECT)
-        return await self._trigger(call, event)
+        return await self.publish(call, event)
 
-    async def _trigger(self, call: Call, event: Event) -> Answer:
+    async def publish(self, call: Call, event: Event) -> Answer:
+        """The trigger's way for any event: counted, traced, confirmed. The dashboard's console goes it too; of the call
+        its app is needed."""
         items = [Outgoing(channel, event.name, event.data, event.socket_id) for channel in event.channels]
 
         async def tell() -> bytes:

@@ -146,10 +146,12 @@ class ControlPlane:
                 self.link,
                 self._keys,
                 self.publisher,
+                api,
                 ChannelHistory(self.history),
                 self.health,
                 self._read_workers,
                 event_log,
+                self.tracer,
             )
         )
         self.routes = routes_of(

@@ -87,15 +87,16 @@ class Tracer:
         if len(self._spans) < _MOST_WAITING:
             self._spans.append(SpanRow(trace_id, app_id, int(self._clock() * 1000), stage, detail))
 
-    def ended(self, call: Call, status: int, took_s: float) -> None:
-        """A trigger call whose app is known was answered."""
+    def ended(self, call: Call, status: int, took_s: float, who: str = "") -> None:
+        """A trigger call whose app is known was answered. `who`: the caller, where it showed no credential of the
+        app."""
         if len(self._ended) >= _MOST_WAITING:
             self.unlogged += 1
             return
         said = call.said
         name, channels, size, correlation_id = told_of(call.body if said is None else said)
         token = call.token
-        credential = f"key {call.key}" if token is None else f"token {token.name}"
+        credential = who or (f"key {call.key}" if token is None else f"token {token.name}")
         self._ended.append(
             CallRow(
                 call.trace_id,

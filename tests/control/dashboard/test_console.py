@@ -40,6 +40,38 @@ async def test_an_event_is_published_as_the_api_does_it(plane, browser, hear):
     assert "event published" in (await browser.get("/dashboard/audit")).body.decode()
 
 
+async def test_what_is_published_here_is_in_the_event_trace_in_the_name_of_who_did_it(plane, browser, hear):
+    await hear("news")
+    reply = await browser.post("/dashboard/apps/3/console/publish", channel="news", name="hello", data="{}")
+    await plane.plane.tracer.flush()
+    trace_id = json.loads(reply.body)["trace_id"]
+    told = (await plane.call("GET", f"/apps/3/trace/{trace_id}")).json()
+    assert (told["name"], told["channels"], told["size"], told["status"]) == ("hello", ["news"], 2, 200)
+    assert told["caller"] == "dashboard user admin from 127.0.0.1"
+    assert [span["stage"] for span in told["spans"]][:2] == ["authenticated", "accepted"]
+
+
+async def test_what_is_refused_here_has_its_row_too(plane, browser):
+    await browser.post("/dashboard/apps/3/console/publish", channel="news", name="pusher:x", data="{}")
+    await browser.post("/dashboard/apps/3/console/publish", channel="news", name="e", data="x" * 20_000)
+    await plane.plane.tracer.flush()
+    told = (await plane.call("GET", "/apps/3/events/log", params={"channel": "news"})).json()
+    assert [(each["name"], each["status"]) for each in told["events"]] == [("e", 413), ("pusher:x", 400)]
+
+
+async def test_publishing_here_counts_against_the_daily_limit(plane, browser):
+    await plane.records.set_app("3", {"plan": "free"})
+    await browser.post("/dashboard/apps/3/console/publish", channel="news", name="e", data="{}")
+    reply = await plane.trigger()
+    assert reply.headers["x-ratelimit-remaining"] == str(200_000 - 2)
+
+
+async def test_an_app_that_is_off_says_so(plane, browser):
+    await plane.records.set_app("3", {"enabled": False})
+    reply = await browser.post("/dashboard/apps/3/console/publish", channel="news", name="e", data="{}")
+    assert (reply.status, json.loads(reply.body)) == (403, {"fault": {"": "This app is switched off."}})
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [

@@ -8,19 +8,19 @@ the record says that somebody watches, so the page says so again and again.
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from redpoll.cluster.bus import Outgoing, Unavailable
-from redpoll.cluster.traces import new_trace_id
+from redpoll.cluster.bus import Unavailable
 from redpoll.control.answers import Answer
+from redpoll.control.api import Api
 from redpoll.control.dashboard.door import Door, Visit
 from redpoll.control.dashboard.pages import SECURITY
 from redpoll.control.dashboard.setup import PublicAddress
-from redpoll.control.publisher import Publisher
 from redpoll.control.records import Records
 from redpoll.control.routes import Route
+from redpoll.control.tracing import Tracer
 from redpoll.protocol.auth import sign_channel
 from redpoll.protocol.channels import CONSOLE
 from redpoll.protocol.errors import ApiError
@@ -30,14 +30,19 @@ __all__ = ["ConsolePages"]
 
 # The page asks each 30 s.
 _WATCHED_S: Final = 60.0
+# Of a refusal, by its code; the rest is about the data, or about no field.
+_FIELDS: Final = {"invalid_channel": "channel", "invalid_event_name": "name"}
 _JSON: Final = b"Content-Type: application/json\r\nCache-Control: no-store\r\n" + SECURITY
 
 
 class ConsolePages:
-    def __init__(self, door: Door, records: Records, publisher: Publisher, address: PublicAddress) -> None:
+    """`api` publishes; `tracer` None: no event log is kept."""
+
+    def __init__(self, door: Door, records: Records, api: Api, tracer: Tracer | None, address: PublicAddress) -> None:
         self._door = door
         self._records = records
-        self._publisher = publisher
+        self._api = api
+        self._tracer = tracer
         self._address = address
 
     def routes(self) -> list[Route]:
@@ -79,21 +84,34 @@ class ConsolePages:
         return Answer(200, msgspec.json.encode({"auth": f"{key.key}:{signature}"}), _JSON)
 
     async def publish(self, visit: Visit) -> Answer:
-        """POST …/console/publish: channel, name, data. Answers `{"fault": {field: sentence}}` or `{"trace_id"}`."""
-        app, form = visit.app, visit.form
-        channel, name, data = form.text("channel"), form.text("name"), form.raw("data")
-        body = msgspec.json.encode({"channel": channel, "name": name, "data": data})
+        """POST …/console/publish: channel, name, data. Answers `{"fault": {field: sentence}}` or `{"trace_id"}`. What
+        the API would log of a trigger is logged of this, in the name of who is logged in."""
+        app, form, call = visit.app, visit.form, visit.call
+        began = time.perf_counter()
+        body = msgspec.json.encode(
+            {"channel": form.text("channel"), "name": form.text("name"), "data": form.raw("data")}
+        )
+        status, fault = 200, {}
+        call.app = app
         try:
-            event = decode_event(body, [], app)
+            if not app.enabled:
+                raise ApiError("app_disabled", "this app is switched off")
+            call.said = event = decode_event(body, [], app)
+            await self._api.publish(call, event)
         except ApiError as error:
-            field = {"invalid_channel": "channel", "invalid_event_name": "name"}.get(error.code, "data")
-            return Answer(
-                422, msgspec.json.encode({"fault": {field: f"{error.message[:1].upper()}{error.message[1:]}."}}), _JSON
-            )
-        trace_id = new_trace_id()
-        try:
-            await self._publisher.publish_all(app, [Outgoing(event.channels[0], event.name, event.data)], None)
+            field = _FIELDS.get(error.code, "data" if call.said is None and app.enabled else "")
+            status, fault = error.status, {field: f"{error.message[:1].upper()}{error.message[1:]}."}
         except Unavailable as error:
-            return Answer(503, msgspec.json.encode({"fault": {"": str(error)}}), _JSON)
-        await visit.note("event published", app=app, target=channel, detail=event.name)
-        return Answer(200, msgspec.json.encode({"trace_id": trace_id}), _JSON)
+            status, fault = 503, {"": f"Not published: {error}."}
+        if self._tracer is not None:
+            # Of one that was refused, what it said is read from here.
+            call.body = body
+            self._tracer.ended(call, status, time.perf_counter() - began, f"dashboard user {visit.session.user.name}")
+        if fault:
+            return _json(status if "" in fault else 422, {"fault": fault})
+        await visit.note("event published", app=app, target=form.text("channel"), detail=form.text("name"))
+        return _json(200, {"trace_id": call.trace_id})
+
+
+def _json(status: int, told: dict[str, Any]) -> Answer:
+    return Answer(status, msgspec.json.encode(told), _JSON)

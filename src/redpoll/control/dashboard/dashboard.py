@@ -10,6 +10,7 @@ from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
 from redpoll.cluster.questions import Questions
 from redpoll.control.answers import Answer
+from redpoll.control.api import Api
 from redpoll.control.call import Call
 from redpoll.control.dashboard.accounts import Accounts
 from redpoll.control.dashboard.apps import AppPages
@@ -38,6 +39,7 @@ from redpoll.control.occupancy import Occupancy
 from redpoll.control.publisher import Publisher
 from redpoll.control.records import Records
 from redpoll.control.routes import Access, Place, Route
+from redpoll.control.tracing import Tracer
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.protocol.errors import ApiError
 from redpoll.settings import Settings
@@ -68,10 +70,12 @@ class Rooms(NamedTuple):
     link: Link
     keys: Keys
     publisher: Publisher
+    api: Api
     history: ChannelHistory
     health: Health
     read_workers: Callable[[], Awaitable[Workers]]
     event_log: EventLog | None
+    tracer: Tracer | None
 
 
 class Dashboard:
@@ -99,7 +103,7 @@ class Dashboard:
             TokenPages(door, records),
             ChannelPages(door, occupancy, connections, exports),
             connections,
-            ConsolePages(door, records, rooms.publisher, address),
+            ConsolePages(door, records, rooms.api, rooms.tracer, address),
             TracePages(door, rooms.event_log),
             HistoryPages(door, records, rooms.history, occupancy, exports),
             WebhookPages(door, webhooks, exports),

@@ -4,6 +4,8 @@
 
   const KEPT = 500;
   const WATCH_MS = 30000;
+  // No session any more, or that of another login.
+  const GONE = [401, 403];
   const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3, hourCycle: "h23" });
 
   document.addEventListener("DOMContentLoaded", () => {
@@ -12,6 +14,7 @@
     const by = (id) => document.getElementById(id);
     const list = by("console-list");
     const headers = { "X-CSRF-Token": root.dataset.csrf };
+    const KEPT_BOX = `redpoll-publish ${root.dataset.base}`;
     let seen = 0;
     let paused = false;
     let waiting = [];
@@ -19,8 +22,8 @@
 
     // -- what comes
 
-    function matches(element) {
-      return element.dataset.channel.includes(by("only-channel").value.trim()) && element.dataset.event.includes(by("only-event").value.trim());
+    function matches({ channel, event }) {
+      return channel.includes(by("only-channel").value.trim()) && event.includes(by("only-event").value.trim());
     }
 
     function pretty(text) {
@@ -38,6 +41,12 @@
       return element;
     }
 
+    function link(text, href) {
+      const element = made("a", text);
+      element.href = href;
+      return element;
+    }
+
     function row({ told, at }) {
       const details = made("details");
       details.dataset.channel = told.channel;
@@ -50,7 +59,7 @@
         const from = told.user_id ? `from user ${told.user_id}\n` : told.event.startsWith("client-") ? "from a client\n" : "";
         details.append(made("pre", `${from}${pretty(told.data)}`, "payload"));
       });
-      details.hidden = !matches(details);
+      details.hidden = !matches(told);
       return details;
     }
 
@@ -59,7 +68,12 @@
       const rows = waiting.map(row).reverse();
       waiting = [];
       list.prepend(...rows);
-      while (list.children.length > KEPT) list.lastChild.remove();
+      // So many of what the filter lets through, and of the rest: what is looked for isn't pushed out by what isn't.
+      const many = { true: 0, false: 0 };
+      for (const each of [...list.children]) {
+        many[each.hidden] += 1;
+        if (many[each.hidden] > KEPT) each.remove();
+      }
       say();
     }
 
@@ -75,7 +89,7 @@
       seen += 1;
       if (paused) return;
       waiting.push({ told, at: new Date() });
-      if (waiting.length > KEPT) waiting.shift();
+      if (waiting.length > KEPT) waiting.splice(Math.max(0, waiting.findIndex((each) => !matches(each.told))), 1);
       if (!drawing) {
         drawing = true;
         requestAnimationFrame(draw);
@@ -99,20 +113,30 @@
       by("console-state").textContent = text;
       by("console-dot").className = `dot ${kind}`;
     };
+    // What stands in the publish box is there again behind the login.
+    function ended() {
+      state("Your session has ended. ", "off");
+      by("console-state").append(link("Log in again", `/dashboard/login?next=${encodeURIComponent(location.pathname + location.search)}`));
+      pusher.disconnect();
+      if (by("publish")) sessionStorage.setItem(KEPT_BOX, JSON.stringify([...new FormData(by("publish"))]));
+    }
     pusher.connection.bind("state_change", ({ current }) => {
-      if (current !== "connected") state(current === "connecting" ? "Connecting…" : `Not connected (${current})`, current === "connecting" ? "" : "off");
+      if (current !== "connected" && current !== "disconnected") state(current === "connecting" ? "Connecting…" : `Not connected (${current})`, current === "connecting" ? "" : "off");
     });
     channel.bind("pusher:subscription_succeeded", () => state("Live", "on"));
-    channel.bind("pusher:subscription_error", (fault) => state(`Refused: ${fault.error || fault.status}`, "off"));
+    channel.bind("pusher:subscription_error", (fault) => (GONE.includes(fault.status) ? ended() : state(`Refused: ${fault.error || fault.status}`, "off")));
     channel.bind("event", came);
     // Events are copied to here only while somebody says that they look.
-    setInterval(() => fetch(`${root.dataset.base}/watch`, { method: "POST", headers }), WATCH_MS);
+    setInterval(async () => {
+      const answer = await fetch(`${root.dataset.base}/watch`, { method: "POST", headers }).catch(() => null);
+      if (answer && GONE.includes(answer.status)) ended();
+    }, WATCH_MS);
 
     // -- the reader's wishes
 
     for (const id of ["only-channel", "only-event"]) {
       by(id).addEventListener("input", () => {
-        for (const each of list.children) each.hidden = !matches(each);
+        for (const each of list.children) each.hidden = !matches(each.dataset);
         say();
       });
     }
@@ -133,6 +157,8 @@
 
     const form = by("publish");
     if (!form) return;
+    for (const [name, value] of JSON.parse(sessionStorage.getItem(KEPT_BOX) ?? "[]")) if (form.elements[name]) form.elements[name].value = value;
+    sessionStorage.removeItem(KEPT_BOX);
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       const told = by("publish-state");
@@ -143,7 +169,14 @@
         const answer = await fetch(`${root.dataset.base}/publish`, { method: "POST", headers, body: new URLSearchParams(new FormData(form)) });
         const said = answer.headers.get("Content-Type")?.startsWith("application/json") ? await answer.json() : {};
         if (answer.ok && !said.fault && !answer.redirected) {
-          told.textContent = "Published.";
+          told.textContent = "Published. ";
+          told.append(link("Trace", `${root.dataset.trace}?trace_id=${said.trace_id}`));
+          return;
+        }
+        if (!said.fault && GONE.includes(answer.status)) {
+          told.textContent = "Not published: your session has ended. ";
+          told.append(link("Log in again", `/dashboard/login?next=${encodeURIComponent(location.pathname)}`));
+          ended();
           return;
         }
         told.textContent = said.fault ? "" : `Not published (${answer.status}).`;
