@@ -122,3 +122,39 @@ async def test_a_fault_is_a_page_for_people_and_json_for_programs(browser):
     assert b"There is no app with this id" in page.body
     assert (await browser.get("/dashboard/none")).headers["content-type"] == "text/html; charset=utf-8"
     assert (await browser.get("/api/v1/none")).headers["content-type"] == "application/json"
+
+
+async def test_a_form_of_an_earlier_login_is_offered_again_with_what_was_typed(plane, browser):
+    earlier = browser.csrf
+    await browser.log_in()
+    reply = await browser.post("/dashboard/apps/new", csrf=earlier, name="Shop <b>")
+    assert reply.status == 403
+    assert all(app.name != "Shop <b>" for app in plane.records.apps.values())
+    page = reply.body.decode()
+    assert 'action="/dashboard/apps/new"' in page
+    assert 'value="Shop &lt;b&gt;"' in page
+    assert (await browser.post("/dashboard/apps/new", name="Shop <b>")).status == 303
+
+
+async def test_of_a_form_of_an_earlier_login_no_password_is_shown(browser):
+    earlier = browser.csrf
+    await browser.log_in()
+    reply = await browser.post("/dashboard/account", csrf=earlier, old_password="secret one", new_password="secret two")
+    assert reply.status == 403
+    assert b"secret" not in reply.body
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        (
+            "http://test/dashboard/apps/3/channels?prefix=a",
+            "/dashboard/login?next=%2Fdashboard%2Fapps%2F3%2Fchannels%3Fprefix%3Da",
+        ),
+        ("http://[", "/dashboard/login"),
+    ],
+)
+async def test_htmx_comes_back_to_its_page_behind_the_login(open_browser, url, told):
+    stranger = await open_browser()
+    reply = await stranger.get("/dashboard/figures", **{"HX-Request": "true", "HX-Current-URL": url})
+    assert reply.headers["hx-redirect"] == told

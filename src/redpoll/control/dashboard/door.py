@@ -96,13 +96,15 @@ Page = Callable[[Visit], Awaitable[Answer]]
 
 
 class Door:
-    """Makes routes of pages. `expired` renders the login for somebody whose session has ended."""
+    """Makes routes of pages. `expired` renders the login for somebody whose session has ended, `offered` a form of an
+    earlier one."""
 
     def __init__(self, accounts: Accounts, records: Records, pages: Pages) -> None:
         self.accounts = accounts
         self.records = records
         self.pages = pages
         self.expired: Callable[[Call, Form | None], Awaitable[Answer]]
+        self.offered: Callable[[Visit, str, Form], Answer]
         self._notices: dict[str, str] = {}
 
     # -- routes
@@ -125,8 +127,8 @@ class Door:
             session = await self.who(call)
             if session is None:
                 return await self._turn_away(call)
-            if call.method == "POST":
-                _check_csrf(call, session)
+            if call.method == "POST" and not _has_csrf(call, session):
+                return self._of_earlier_login(call, session)
             if session.user.must_change and call.path not in (PASSWORD, f"{HOME}/logout"):
                 return redirect(PASSWORD)
             if role == "admin" and not session.is_admin:
@@ -143,12 +145,20 @@ class Door:
     async def _turn_away(self, call: Call) -> Answer:
         if _HTMX in call.headers:
             # The page itself goes there; a login inside a table would help nobody.
-            return Answer(204, b"", header_line("HX-Redirect", LOGIN))
+            shown = _path_of(call.headers.get("HX-Current-URL", ""))
+            return Answer(204, b"", header_line("HX-Redirect", _login_before(shown)))
         if call.method == "POST":
-            kept = Form(pair for pair in read_form(call).pairs if pair[0] not in _NEVER_KEPT)
-            return await self.expired(call, kept)
-        target = call.message.path
-        return redirect(LOGIN if target in (HOME, "/") else f"{LOGIN}?{urlencode({'next': target})}")
+            return await self.expired(call, _kept(call))
+        return redirect(_login_before(call.message.path))
+
+    def _of_earlier_login(self, call: Call, session: Session) -> Answer:
+        """Nothing is done by a form without the session's token. A page that was opened before a new login has one of
+        those, and what was typed there is offered again."""
+        typed = "X-CSRF-Token" not in call.headers and bool(_pairs(call))
+        kept = _kept(call) if typed else Form()
+        if not kept.pairs:
+            raise ApiError("forbidden", "This form is of an earlier login. Load the page again, then send it.")
+        return self.offered(Visit(self, call, session), call.path, kept)
 
     # -- what is told and noted
 
@@ -175,6 +185,19 @@ class Door:
         async with self.accounts.store.change() as connection:
             await audit.add(connection, entry)
         log.info("dashboard", who=who, action=action, app=app_id, target=target)
+
+
+def _login_before(path: str) -> str:
+    """The login, and on to a page from there."""
+    return LOGIN if path in ("", HOME, "/") else f"{LOGIN}?{urlencode({'next': path})}"
+
+
+def _path_of(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return ""
+    return parts.path + (f"?{parts.query}" if parts.query else "")
 
 
 def redirect(path: str, headers: bytes = b"") -> Answer:
@@ -238,12 +261,16 @@ def check_origin(call: Call) -> None:
         raise ApiError("forbidden", "This form came from another site, so nothing was done.")
 
 
-def _check_csrf(call: Call, session: Session) -> None:
+def _kept(call: Call) -> Form:
+    """What was typed, as far as it may stand in a page again."""
+    return Form(pair for pair in read_form(call).pairs if pair[0] not in _NEVER_KEPT)
+
+
+def _has_csrf(call: Call, session: Session) -> bool:
     given = call.headers.get("X-CSRF-Token")
     if given is None:
         given = next((value for name, value in reversed(_pairs(call)) if name == CSRF_FIELD), "")
-    if not hmac.compare_digest(given.encode(), session.csrf.encode()):
-        raise ApiError("forbidden", "This form is of an earlier login. Load the page again, then send it.")
+    return hmac.compare_digest(given.encode(), session.csrf.encode())
 
 
 def _pairs(call: Call) -> list[tuple[str, str]]:

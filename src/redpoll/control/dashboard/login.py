@@ -37,6 +37,7 @@ class Login:
         self._data_dir = data_dir
         self._attempts = attempts or Attempts()
         door.expired = self.expired
+        door.offered = self.offer_again
 
     def routes(self) -> list[Route]:
         door = self._door
@@ -109,15 +110,14 @@ class Login:
         session = await self._accounts.session(plain)
         assert session is not None
         if kept_path and not session.user.must_change:
-            return self._offer_again(Visit(self._door, call, session), own_path(kept_path), kept, cookie)
+            typed = Form(read_pairs(kept.encode("ascii", "replace")))
+            return self.offer_again(Visit(self._door, call, session), own_path(kept_path), typed, 200, cookie)
         return redirect(PASSWORD if session.user.must_change else following, cookie)
 
-    def _offer_again(self, visit: Visit, path: str, kept: str, cookie: bytes) -> Answer:
-        fields = [
-            (name, value, len(value) > _LONG_FIELD_CHARS or "\n" in value)
-            for name, value in read_pairs(kept.encode("ascii", "replace"))
-        ]
-        return visit.page("kept.html", headers=cookie, kept_path=path, fields=fields)
+    def offer_again(self, visit: Visit, path: str, kept: Form, status: int = 403, headers: bytes = b"") -> Answer:
+        """What was typed into a form of an earlier login, to be sent by the person."""
+        fields = [(name, value, len(value) > _LONG_FIELD_CHARS or "\n" in value) for name, value in kept.pairs]
+        return visit.page("kept.html", status=status, headers=headers, kept_path=path, fields=fields)
 
     async def log_out(self, visit: Visit) -> Answer:
         await self._accounts.log_out(visit.session)
