@@ -103,3 +103,20 @@ def test_each_stage_has_its_words(stage, detail, title, kind):
 def test_a_workers_clock_that_is_behind_makes_no_negative_time():
     (step,) = steps_of(CALL, [span("received", -5, worker="r.1.0")])
     assert step.after_ms == 0
+
+
+async def test_the_search_takes_times_and_says_which_one_makes_no_sense(plane, browser):
+    await triggered(plane, name="order")
+    (told,) = (await plane.call("GET", "/apps/3/events/log")).json()["events"]
+    at = told["time_ms"]
+
+    async def found(query):
+        return told["trace_id"] in (await browser.get(f"/dashboard/apps/3/trace?{query}")).body.decode()
+
+    assert await found(f"since={at}&until={at}")
+    assert not await found(f"since={at + 1}")
+    assert not await found(f"until={at - 1}")
+    assert await found(f"since={at - 90_000_000}&within=3600")
+    for query, field in (("since=x", "since"), ("until=-1", "until"), (f"since={at}&until={at - 1}", "until")):
+        reply = await browser.get(f"/dashboard/apps/3/trace?{query}")
+        assert (reply.status, f'id="fault-{field}"' in reply.body.decode()) == (422, True), query

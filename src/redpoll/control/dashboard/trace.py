@@ -26,6 +26,8 @@ _NUMBER: Final = re.compile(r"[0-9]{1,15}").fullmatch
 _TRACE_ID: Final = re.compile(r"[0-9a-f]{32}").fullmatch
 # What may be chosen as the time to look at, in seconds back from now; none: all that is kept.
 WITHIN: Final = {"": "any time", "300": "last 5 minutes", "3600": "last hour", "86400": "last day"}
+# Between these, both included.
+_ENDS: Final = ("since", "until")
 _MARKS: Final = ("trace_id", "correlation_id", "channel", "name")
 
 
@@ -54,26 +56,34 @@ class TracePages:
         ]
 
     async def search(self, visit: Visit) -> Answer:
-        """GET …/trace: trace_id, correlation_id, channel, name, within (seconds back), cursor."""
+        """GET …/trace: trace_id, correlation_id, channel, name, within (seconds back), since, until (ms), cursor."""
         app = visit.app
-        form = Form([(name, visit.query.get(name, "")) for name in (*_MARKS, "within")])
-        wanted = {name: visit.query.get(name, "").strip()[:_MAX_CHARS] for name in _MARKS}
+        form = Form([(name, visit.query.get(name, "")) for name in (*_MARKS, "within", *_ENDS)])
+        wanted = {name: visit.query.get(name, "").strip()[:_MAX_CHARS] for name in (*_MARKS, *_ENDS)}
         within = visit.query.get("within", "")
         cursor = visit.query.get("cursor", "")
         if wanted["trace_id"] and not _TRACE_ID(wanted["trace_id"]):
             form.fault("trace_id", "A trace id has 32 digits of 0-9 and a-f, as the header X-Service-Trace-Id says it.")
         if within not in WITHIN:
             form.fault("within", "Choose one of these times.")
+        for name in _ENDS:
+            if wanted[name] and not _NUMBER(wanted[name]):
+                form.fault(name, "That isn't a time.")
+        if form.good and wanted["since"] and wanted["until"] and int(wanted["since"]) > int(wanted["until"]):
+            form.fault("until", "That is before the time from which on to look.")
         if cursor and not _NUMBER(cursor):
             form.fault("", "That page isn't one of this list. Search again.")
         context: dict[str, Any] = {"calls": [], "older": ""}
         if form.good and self._log is not None:
+            since = [int((self._clock() - int(within)) * 1000)] if within else []
+            since += [int(wanted["since"])] if wanted["since"] else []
             query = Query(
                 wanted["trace_id"] or None,
                 wanted["correlation_id"] or None,
                 wanted["channel"] or None,
                 wanted["name"] or None,
-                since_ms=int((self._clock() - int(within)) * 1000) if within else None,
+                since_ms=max(since, default=None),
+                until_ms=int(wanted["until"]) if wanted["until"] else None,
                 before=int(cursor) if cursor else None,
             )
             found = await self._log.find(app.id, query, _PAGE)
