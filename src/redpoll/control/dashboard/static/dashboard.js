@@ -105,11 +105,17 @@
       next.focus();
     }
     if (event.key === "Escape") {
-      for (const open of document.querySelectorAll(".dropdown[open]")) open.open = false;
+      for (const open of document.querySelectorAll(".dropdown[open]")) {
+        if (open.contains(document.activeElement)) open.querySelector("summary").focus();
+        open.open = false;
+      }
     }
   });
 
   // -- forms
+
+  // Of what is about to be discarded.
+  const MOST_NAMED = 10;
 
   // Buttons that act on ticked rows say how many, and rest while there are none.
   function countTicked() {
@@ -118,6 +124,12 @@
       button.disabled = many === 0;
       const count = button.querySelector(".ticked");
       if (count) count.textContent = many ? ` (${many})` : "";
+    }
+    for (const list of document.querySelectorAll("[data-names-ticked]")) {
+      const ticked = [...document.querySelectorAll(`input[name="${list.dataset.namesTicked}"]:checked`)];
+      const names = ticked.slice(0, MOST_NAMED).map((box) => box.getAttribute("aria-label"));
+      if (ticked.length > MOST_NAMED) names.push(`and ${ticked.length - MOST_NAMED} more`);
+      list.replaceChildren(...names.map((name) => Object.assign(document.createElement("li"), { textContent: name })));
     }
   }
 
@@ -130,7 +142,19 @@
     }
   }
 
+  // A time is picked in the reader's zone; the hidden field behind it holds Unix milliseconds.
+  function showMoments() {
+    for (const field of document.querySelectorAll("input[data-moment]")) {
+      const at = Number(document.getElementById(field.dataset.moment).value);
+      if (at) field.value = new Date(at - new Date(at).getTimezoneOffset() * 60000).toISOString().slice(0, 19);
+    }
+  }
+
   document.addEventListener("change", (event) => {
+    if (event.target.matches("input[data-moment]")) {
+      const at = new Date(event.target.value).getTime();
+      document.getElementById(event.target.dataset.moment).value = Number.isNaN(at) ? "" : at;
+    }
     if (event.target.matches("[data-submits]")) event.target.form.requestSubmit();
     countTicked();
     showDependents();
@@ -159,6 +183,7 @@
     sayTimes(document);
     countTicked();
     showDependents();
+    showMoments();
     const fault = document.querySelector("[aria-invalid=true]");
     if (fault) fault.focus();
     setInterval(() => sayTimes(document), 30000);

@@ -1,0 +1,177 @@
+"""The dashboard under the hands of a person: dialogs and the keyboard, sessions that end in the middle of something, a
+console with much going by.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from playwright.async_api import BrowserContext, async_playwright, expect
+
+from browser.lively import PASSWORD, Lively, lively, logged_in
+from wire import Api
+
+PATIENCE_MS = 20_000
+
+
+@pytest.fixture
+async def life() -> AsyncIterator[Lively]:
+    async with lively(sockets=6) as alive:
+        yield alive
+
+
+@pytest.fixture
+async def context(life: Lively) -> AsyncIterator[BrowserContext]:
+    async with (
+        async_playwright() as playwright,
+        logged_in(playwright, life.server, timezone_id="Asia/Kathmandu", locale="en-GB") as browser,
+    ):
+        browser.set_default_timeout(PATIENCE_MS)
+        yield browser
+
+
+async def test_ticked_dead_letters_are_named_before_they_are_discarded(life: Lively, context: BrowserContext) -> None:
+    page = await context.new_page()
+    await page.goto(life.server.control_url + life.paths["dead-letters"])
+    rows = page.locator("input[name=id]")
+    many = await rows.count()
+    await rows.first.check()
+    named = await rows.first.get_attribute("aria-label")
+    assert named is not None
+    opener = page.get_by_role("button", name="Discard (1)")
+    await opener.focus()
+    await page.keyboard.press("Enter")
+    dialog = page.locator("#discard-ticked")
+    await expect(dialog).to_be_visible()
+    await expect(dialog.get_by_role("listitem")).to_have_text([named])
+    await page.keyboard.press("Escape")
+    await expect(dialog).to_be_hidden()
+    await expect(opener).to_be_focused()
+    assert await rows.count() == many
+    await opener.click()
+    await dialog.get_by_role("button", name="Discard").click()
+    await expect(rows).to_have_count(many - 1)
+
+
+async def test_what_is_published_in_the_console_leads_to_its_trace(life: Lively, context: BrowserContext) -> None:
+    page = await context.new_page()
+    await page.goto(life.server.control_url + life.paths["console"])
+    await page.fill("#publish-channel", "news-sport")
+    await page.fill("#publish-name", "goal")
+    await page.get_by_role("button", name="Publish").click()
+    await page.locator("#publish-state").get_by_role("link", name="Trace").click()
+    for _ in range(100):
+        if await page.locator("tbody tr").count():
+            break
+        await page.reload()
+    await page.locator("tbody tr").get_by_role("link").last.click()
+    await expect(page.locator("main")).to_contain_text("dashboard user admin from 127.0.0.1")
+    await expect(page.locator("main")).to_contain_text("Accepted by Redis")
+
+
+async def test_a_session_that_ends_under_the_console_takes_nothing_typed_with_it(
+    life: Lively, context: BrowserContext
+) -> None:
+    page = await context.new_page()
+    await page.goto(life.server.control_url + life.paths["console"])
+    await page.fill("#publish-channel", "news-sport")
+    await page.fill("#publish-name", "long thought of")
+    await page.fill("#publish-data", json.dumps({"words": "many"}))
+    await context.clear_cookies()
+    await page.get_by_role("button", name="Publish").click()
+    await expect(page.locator("#publish-state")).to_contain_text("your session has ended")
+    await page.locator("#publish-state").get_by_role("link", name="Log in again").click()
+    await page.fill("#name", "admin")
+    await page.fill("#password", PASSWORD)
+    await page.get_by_role("button", name="Log in").click()
+    await expect(page.locator("#publish-name")).to_have_value("long thought of")
+    await expect(page.locator("#publish-data")).to_have_value('{"words": "many"}')
+    await page.get_by_role("button", name="Publish").click()
+    await expect(page.locator("#publish-state")).to_contain_text("Published.")
+
+
+async def test_a_form_outlives_the_session_that_it_was_typed_in(life: Lively, context: BrowserContext) -> None:
+    page = await context.new_page()
+    await page.goto(life.server.control_url + life.paths["new-webhook"])
+    await page.fill("#url", "http://127.0.0.1:9/typed/with/care")
+    await page.fill("#channels", "orders-\nnews-")
+    await context.clear_cookies()
+    await page.get_by_role("button", name="Create webhook").click()
+    await page.fill("#name", "admin")
+    await page.fill("#password", "wrong at first")
+    await page.get_by_role("button", name="Log in").click()
+    await page.fill("#password", PASSWORD)
+    await page.get_by_role("button", name="Log in").click()
+    await page.get_by_role("button", name="Send it").click()
+    await expect(page.locator("main")).to_contain_text("http://127.0.0.1:9/typed/with/care")
+    await expect(page.locator("main")).to_contain_text("orders-")
+
+
+async def test_times_are_shown_and_taken_in_the_readers_zone(life: Lively, context: BrowserContext) -> None:
+    page = await context.new_page()
+    url = life.server.control_url + life.paths["trace-search"]
+    async with Api(life.app) as api:
+        (call,) = (await api.get("/events/log", correlation_id="story-3"))["events"]
+    await page.goto(f"{url}?correlation_id=story-3&since={call['time_ms']}")
+    shown = await page.locator("tbody tr time").first.inner_text()
+    # Kathmandu is 5 h 45 min before Greenwich.
+    local = await page.evaluate("at => new Date(at + 20700000).toISOString()", call["time_ms"])
+    assert local[11:19] in shown
+    await expect(page.locator("#since-at")).to_have_value(local[:19])
+    await page.fill("#since-at", f"{local[:10]}T{local[11:16]}:00")
+    await page.fill("#until-at", "2040-01-01T00:00:00")
+    await page.get_by_role("button", name="Search").click()
+    await expect(page.locator("tbody tr")).to_have_count(1)
+    await page.fill("#until-at", "2001-01-01T00:00:07")
+    await page.get_by_role("button", name="Search").click()
+    await expect(page.locator("#fault-until")).to_be_visible()
+    await expect(page.locator("#until-at")).to_have_value("2001-01-01T00:00:07")
+    await expect(page.locator("#correlation_id")).to_have_value("story-3")
+
+
+async def test_the_console_answers_its_reader_while_thousands_go_by(life: Lively, context: BrowserContext) -> None:
+    page = await context.new_page()
+    await page.goto(life.server.control_url + life.paths["console"])
+    await expect(page.locator("#console-state")).to_have_text("Live", timeout=PATIENCE_MS)
+    await page.fill("#only-event", "mark")
+    await page.evaluate(
+        "() => { window.worst = 0; let last = performance.now();"
+        " setInterval(() => { const now = performance.now(); window.worst = Math.max(window.worst, now - last);"
+        " last = now; }, 10); }"
+    )
+    async with Api(life.app) as api:
+
+        async def some(count: int) -> None:
+            for _ in range(count):
+                batch = [{"name": "tick", "channel": "flood", "data": "{}"} for _ in range(10)]
+                await api.ask("POST", "/batch_events", {"batch": batch})
+
+        await api.publish("flood", "mark", "{}")
+        await asyncio.gather(*(some(125) for _ in range(8)))
+    await expect(page.locator("#console-count")).to_contain_text("10,001 seen", timeout=PATIENCE_MS)
+    await expect(page.locator("#console-list details:visible")).to_have_count(1)
+    assert await page.locator("#console-list details").count() <= 1_000
+    assert await page.evaluate("window.worst") < 3_000
+
+
+async def test_the_keyboard_comes_everywhere(life: Lively, context: BrowserContext) -> None:
+    page = await context.new_page()
+    await page.goto(life.server.control_url + life.paths["connect"])
+    await page.keyboard.press("Tab")
+    await expect(page.locator(".skip")).to_be_focused()
+    await page.keyboard.press("Enter")
+    await expect(page.locator("#main")).to_be_focused()
+    await page.locator("#tab-laravel").focus()
+    await page.keyboard.press("ArrowRight")
+    await expect(page.locator("#panel-browser")).to_be_visible()
+    await expect(page.locator("#tab-browser")).to_be_focused()
+    await page.goto(life.server.control_url + life.paths["connections"])
+    summary = page.locator(".dropdown > summary")
+    await summary.focus()
+    await page.keyboard.press("Enter")
+    await page.keyboard.press("Tab")
+    await expect(page.get_by_role("button", name="CSV")).to_be_focused()
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_role("button", name="CSV")).to_be_hidden()
+    await expect(summary).to_be_focused()
