@@ -97,3 +97,32 @@ async def test_what_makes_no_sense_is_refused_with_its_name(plane, params, code)
     reply = await search(plane, **params)
     assert (reply.status, reply.json()["code"]) == (400, code)
     assert next(iter(params)) in reply.json()["error"]
+
+
+async def test_a_call_that_is_refused_before_anybody_reads_it_has_its_row(make_plane, redis, connect):
+    plane = await make_plane(redis.url)
+    pair = {"X-Service-Key": "278d425bdf160c739803", "X-Service-Secret": "7ad3773142a6692b25b8"}
+    large = b"x" * (1024 * 1024 + 1)
+
+    async def told(ask):
+        # Behind such a refusal the connection ends.
+        plane.wire = await connect(plane.port)
+        reply = await ask
+        return reply.headers["x-service-trace-id"], reply.status
+
+    compressed = {**pair, "Content-Encoding": "gzip"}
+    wanted = [
+        await told(plane.call("POST", "/apps/3/events", large)),
+        await told(plane.ask("POST", "/apps/3/events", large, pair)),
+        await told(plane.ask("POST", "/apps/3/events", b"{}", compressed)),
+    ]
+    # Of one with a wrong signature nobody knows whose it is.
+    assert (await told(plane.call("POST", "/apps/3/events", large, secret="0" * 20)))[1] == 413
+    await plane.records.set_app("3", {"enabled": False})
+    wanted.append(await told(plane.call("POST", "/apps/3/events", {"name": "e", "channel": "c", "data": ""})))
+    assert [status for _, status in wanted] == [413, 413, 415, 403]
+    await plane.plane.tracer.flush()
+    await plane.records.set_app("3", {"enabled": True})
+    plane.wire = await connect(plane.port)
+    rows = (await search(plane)).json()["events"]
+    assert [(row["trace_id"], row["status"]) for row in reversed(rows)] == wanted

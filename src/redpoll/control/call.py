@@ -59,10 +59,10 @@ class Carrier(Outlet, Protocol):
 class Call:
     """A request. `path` and `query` are as requested, since they are signed; `body` is set once it is read.
 
-    Where the route wants a credential, `app` and `params` (the query's) are set before its handler is called.
-    `token`: the caller showed one; None where it showed a key. `parameters` are the decoded segments of the path;
-    `more_headers` are header lines that go with any answer. `said`: the events that a trigger call brought, once
-    they are decoded; `sampled`: its spans are wanted.
+    Where the route wants a credential, `app` and `params` (the query's) are set before its handler is called;
+    `caller_known`: they are, whatever was refused behind that. `token`: the caller showed one; None where it showed a
+    key. `parameters` are the decoded segments of the path; `more_headers` are header lines that go with any answer.
+    `said`: the events that a trigger call brought, once they are decoded; `sampled`: its spans are wanted.
     """
 
     __slots__ = (
@@ -71,6 +71,7 @@ class Call:
         "_trace_id",
         "app",
         "body",
+        "caller_known",
         "headers",
         "message",
         "method",
@@ -109,6 +110,7 @@ class Call:
         self.token: Token | None = None
         self.said: Event | Sequence[Event] | None = None
         self.sampled = False
+        self.caller_known = False
         self._payload = payload
         self._task = task
         self._trace_id: str | None = None

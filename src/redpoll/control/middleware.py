@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final, Protocol
 
 import structlog
@@ -96,7 +97,7 @@ class Front:
     async def handle(self, call: Call) -> Answer:
         """Answers any request; nothing but a cancellation gets out."""
         began = time.perf_counter()
-        route, caller_known = self._routes.unmatched, False
+        route = self._routes.unmatched
         try:
             if "Upgrade" in call.headers and await self._handed_back(call):
                 # Never written: the connection is a worker's now.
@@ -107,14 +108,15 @@ class Front:
             content = call.content
             call.body = content.read_nowait() if content.is_eof() else await self._read_body(call)
             if route.wants_credential:
-                self._authenticate(call, route)
-                caller_known = True
+                self._authenticate(call, route, call.body)
                 if route.limited and self._rate is not None:
                     self._limit(call, self._rate)
             answer = await route.handler(call)
         except ApiError as error:
             answer = self._fault(call, error)
         except _CutOff as error:
+            if route.limited:
+                self._recognise(call, route)
             answer = self._fault(call, ApiError(error.code, error.text), error.status)
             answer.keep_alive = False
         except Unavailable as error:
@@ -124,7 +126,7 @@ class Front:
             answer = self._fault(call, ApiError("internal", "internal error; the log has it under this trace id"))
         took_s = time.perf_counter() - began
         route.count(answer.status, took_s)
-        if caller_known and route.limited and self._tracer is not None:
+        if route.limited and self._tracer is not None and call.caller_known:
             self._tracer.ended(call, answer.status, took_s)
         return answer
 
@@ -192,7 +194,12 @@ class Front:
             raise _CutOff(400, "bad_request", "the client went away before its body was whole") from None
         return b"".join(parts)
 
-    def _authenticate(self, call: Call, route: Route) -> None:
+    def _recognise(self, call: Call, route: Route) -> None:
+        """Whose call was refused with its body unread, as far as its head says: it has its row in the event log too."""
+        with suppress(ApiError):
+            self._authenticate(call, route, None)
+
+    def _authenticate(self, call: Call, route: Route, body: bytes | None) -> None:
         """Sets `app`, or raises ApiError: 401 for whoever can't show a credential of this very app.
 
         An unknown app is answered like a wrong key, so that nobody learns which ids exist; only who holds a token for
@@ -209,13 +216,13 @@ class Front:
             call.params = auth.parse_query(call.query)
         else:
             app = self._apps.get(call.parameters[0]) if route.access is Access.APP else self._app_of_query(call)
-            call.params = auth.check_query(app, call.method, call.path, call.query, call.body, self._clock())
+            call.params = auth.check_query(app, call.method, call.path, call.query, body, self._clock())
         assert app is not None
+        call.app, call.caller_known = app, True
         if not app.enabled:
             raise ApiError("app_disabled", "this app is switched off")
         if "Content-Encoding" in headers and headers["Content-Encoding"].lower() != "identity":
             raise ApiError("unsupported_media_type", "a compressed body; send it as it is")
-        call.app = app
 
     def _app_of_token(self, call: Call, route: Route) -> App:
         now_s = self._clock()

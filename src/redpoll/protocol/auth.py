@@ -182,14 +182,14 @@ def parse_query(query: str, plus_is_space: bool = False) -> Params:
 
 
 def check_query(
-    app: App | None, method: str, path: str, query: str, body: bytes, now_s: float, prefix: str = PREFIX
+    app: App | None, method: str, path: str, query: str, body: bytes | None, now_s: float, prefix: str = PREFIX
 ) -> Params:
     """Verify a request signed in its query, and give its parameters.
 
     `app` is the one that the path names, None if there is none: the answer is the same as for a wrong key, so
     that nobody learns which ids exist. `path` and `query` are as requested, not decoded; `now_s` is Unix
     time; `prefix` is what the PHP library leaves out of the signed path (14.1). Raises ApiError, always 401.
-    `body` may be looked into only after this has returned.
+    `body` may be looked into only after this has returned; None: it was refused unread, and its digest isn't checked.
     """
     params = parse_query(query)
     given = dict(params)
@@ -212,7 +212,8 @@ def check_query(
     if not right:
         raise ApiError("invalid_signature", _signature_fault(text, signature))
     _check_time(stamp, now_s)
-    _check_body(given.get("body_md5"), body)
+    if body is not None:
+        _check_body(given.get("body_md5"), body)
     return params
 
 
