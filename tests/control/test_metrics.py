@@ -92,15 +92,16 @@ async def test_the_control_port_shows_workers_through_redis_and_the_control_plan
 
 
 async def test_apps_have_figures_of_their_own_and_not_more_than_a_hundred(routes):
-    by_app = {str(app_id): [app_id, 2 * app_id] for app_id in range(150)}
+    by_app = {str(app_id): [app_id, 2 * app_id, 3 * app_id] for app_id in range(150)}
 
     async def workers():
-        return {"w.1": {"by_app": by_app}, "w.2": {"by_app": {"149": [1, 1]}}}
+        return {"w.1": {"by_app": by_app}, "w.2": {"by_app": {"149": [1, 1, 1]}}}
 
     metrics = Metrics(lambda: routes, workers, dict, lambda: {"149": 7, "quiet": 5})
     text = (await metrics.metrics(None)).body.decode()
     assert 'redpoll_app_connections{app="149"} 150.0' in text
     assert 'redpoll_app_client_events_total{app="149"} 299.0' in text
+    assert 'redpoll_app_events_sent_total{app="149"} 448.0' in text
     assert 'redpoll_app_events_published_total{app="149"} 7.0' in text
     assert text.count("redpoll_app_connections{") == 100
     assert "quiet" not in text

@@ -91,6 +91,8 @@ async def test_its_counters_are_in_redis(bench, client_of_redis):
     await client.subscribe("news")
     await bench.change(max_connections=5)
     await client.sign_in("7")
+    await bench.publish("news", "headline", "{}")
+    await client.next()
     worker.janitor._stats()
     await bench.settled(worker, lambda: worker.link.unanswered == 0)
     told = json.loads(await client_of_redis.get(f"rp:{{{TAGS[0].decode()}}}:stats:{worker.registry.w}"))
@@ -98,6 +100,8 @@ async def test_its_counters_are_in_redis(bench, client_of_redis):
     assert told["subscriptions"] == 1
     assert told["channels"] == 1
     assert told["users"] == 1
+    # Connections, client events, events sent.
+    assert told["by_app"] == {"1": [1, 0, 1]}
     assert told["messages_received_total"] >= 1
     assert told["loop_exceptions_total"] == 0
 

@@ -190,7 +190,7 @@ class ControlPlane:
         self.link.start()
         self._webhooks.start(self.outbox, self._webhook_traced)
         self.janitor.start()
-        self.dashboard.start(route for route in self.routes.all if route.limited)
+        self.dashboard.start((route for route in self.routes.all if route.limited), self.front.times_by_app)
         self.daily.start()
         if self.tracer is not None:
             self.tracer.start()

@@ -170,20 +170,24 @@ class _Snapshot:
         """What each process tells by app, added up; the hundred apps with most connections, then most events."""
         connections: Counter[str] = Counter()
         client_events: Counter[str] = Counter()
+        sent: Counter[str] = Counter()
         for counters in self._told.values():
-            for app_id, (count, events) in counters.get("by_app", {}).items():
+            # Workers of an earlier version say less.
+            for app_id, (count, events, *written) in counters.get("by_app", {}).items():
                 connections[app_id] += count
                 client_events[app_id] += events
+                sent[app_id] += sum(written)
         published = Counter(self._published)
         busiest = [app_id for app_id, _ in connections.most_common(_MOST_APPS)]
         busiest += [app_id for app_id, _ in published.most_common(_MOST_APPS) if app_id not in connections]
         families: tuple[GaugeMetricFamily | CounterMetricFamily, ...] = (
             GaugeMetricFamily("redpoll_app_connections", "Connections of an app.", labels=["app"]),
             CounterMetricFamily("redpoll_app_client_events_total", "Events that clients triggered.", labels=["app"]),
+            CounterMetricFamily("redpoll_app_events_sent_total", "Events, once for each socket.", labels=["app"]),
             CounterMetricFamily("redpoll_app_events_published_total", "Events published over HTTP.", labels=["app"]),
         )
         for app_id in busiest[:_MOST_APPS]:
-            for family, counts in zip(families, (connections, client_events, published), strict=True):
+            for family, counts in zip(families, (connections, client_events, sent, published), strict=True):
                 family.add_metric([app_id], counts[app_id])
         return families
 

@@ -20,7 +20,7 @@ from redpoll.cluster.traces import new_trace_id
 from redpoll.control.answers import Answer, header_line
 from redpoll.control.call import Call, error_answer
 from redpoll.control.ratelimit import WINDOW_S, RateLimit
-from redpoll.control.routes import Access, Place, Route, Routes
+from redpoll.control.routes import Access, Place, Route, Routes, no_times, slot_of
 from redpoll.control.tracing import Tracer
 from redpoll.protocol import auth, handshake
 from redpoll.protocol.apps import App
@@ -91,6 +91,8 @@ class Front:
         self._tracer = tracer
         self._clock = clock
         self._body_timeout_s = body_timeout_s
+        # How long triggers took, by app, as Route.times counts them.
+        self.times_by_app: dict[str, list[int]] = {}
         # Tells people of a fault, where the error shape is for programs; None for what isn't theirs.
         self.fault_page: Callable[[Call, ApiError, int], Answer | None] | None = None
 
@@ -126,8 +128,13 @@ class Front:
             answer = self._fault(call, ApiError("internal", "internal error; the log has it under this trace id"))
         took_s = time.perf_counter() - began
         route.count(answer.status, took_s)
-        if route.limited and self._tracer is not None and call.caller_known:
-            self._tracer.ended(call, answer.status, took_s)
+        if route.limited and call.caller_known:
+            times = self.times_by_app.get(call.app.id)
+            if times is None:
+                times = self.times_by_app[call.app.id] = no_times()
+            times[slot_of(took_s)] += 1
+            if self._tracer is not None:
+                self._tracer.ended(call, answer.status, took_s)
         return answer
 
     def _fault(self, call: Call, error: ApiError, status: int = 0) -> Answer:

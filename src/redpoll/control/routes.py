@@ -114,14 +114,13 @@ class Route:
         self.about = about
         self.cross_origin = cross_origin
         self.answers: dict[int, int] = {}
-        self.times = [0] * _SLOTS
+        self.times = no_times()
         self.microseconds = 0
 
     def count(self, status: int, seconds: float) -> None:
-        microseconds = int(seconds * 1e6)
         self.answers[status] = self.answers.get(status, 0) + 1
-        self.times[min(microseconds.bit_length(), _SLOTS - 1)] += 1
-        self.microseconds += microseconds
+        self.times[slot_of(seconds)] += 1
+        self.microseconds += int(seconds * 1e6)
 
 
 class _Node:
@@ -182,6 +181,16 @@ class Routes:
                 parameters.append(unquote(segment, errors="strict") if "%" in segment else segment)
             node = following
         return node.routes, tuple(parameters)
+
+
+def no_times() -> list[int]:
+    """`Route.times` before the first answer."""
+    return [0] * _SLOTS
+
+
+def slot_of(seconds: float) -> int:
+    """The slot of `Route.times` that counts an answer which took so long."""
+    return min(int(seconds * 1e6).bit_length(), _SLOTS - 1)
 
 
 def slot_bound_s(slot: int) -> float:

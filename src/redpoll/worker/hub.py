@@ -67,6 +67,8 @@ class Hub:
         self.users = Users(flusher)
         # By app id; of those that clients triggered, before anybody judged them but their session.
         self.client_events: dict[str, int] = {}
+        # By app id; events times the sockets that each was written to.
+        self.events_sent: dict[str, int] = {}
         self.admission = Admission()
         self._overruns = 0
         self.rewinds = Rewinds(self)
@@ -300,6 +302,8 @@ class Hub:
             sockets = channel.post(frame, skip_hi, skip_lo)
         else:
             sockets = self.rewinds.event(held, payload)
+        sent = self.events_sent
+        sent[held.app_id] = sent.get(held.app_id, 0) + sockets
         trace = _frame.trace_of(payload)
         if trace is not None:
             self.tracing.posted(trace, held.app_id, held.channel, channel, sockets)

@@ -288,17 +288,21 @@ class Worker:
         )
 
     def _tell_apps(self) -> tuple[int, dict[str, list[int]]]:
-        """Bytes owed to everybody, and by app its connections and its client events, for the greatest hundred."""
+        """Bytes owed to everybody, and by app its connections, its client events and the events that its clients were
+        sent, for the greatest hundred."""
         owed = 0
         connections: Counter[str] = Counter()
         for connection in self.hub.everyone:
             owed += connection.bytes_owed
             connections[connection.session.app.id] += 1
-        client_events = self.hub.client_events
-        told = {app_id: [count, client_events.get(app_id, 0)] for app_id, count in connections.most_common(_APPS_TOLD)}
+        client_events, sent = self.hub.client_events, self.hub.events_sent
+        told = {
+            app_id: [count, client_events.get(app_id, 0), sent.get(app_id, 0)]
+            for app_id, count in connections.most_common(_APPS_TOLD)
+        }
         for app_id in [app_id for app_id in client_events if app_id not in connections][:_APPS_TOLD]:
             # A counter that went away and came back would look like one that began anew.
-            told.setdefault(app_id, [0, client_events[app_id]])
+            told.setdefault(app_id, [0, client_events[app_id], sent.get(app_id, 0)])
         return owed, told
 
 

@@ -20,5 +20,13 @@ async def test_charts_get_columns_of_one_length(plane, browser):
     assert len({len(column) for column in told.values()}) == 1
     assert told["published"][-1] > 0
     of_app = json.loads((await browser.get("/dashboard/series?app=3")).body)
-    assert set(of_app) == {"time", "connections", "received", "published"}
-    assert "Publish latency" not in (await browser.get("/dashboard?app=3")).body.decode()
+    assert set(of_app) == set(told)
+    assert of_app["published"][-1] > 0
+    assert of_app["p50_ms"][-1] > 0
+
+
+async def test_each_chart_is_there_for_one_app_as_for_all(browser):
+    for path in ("/dashboard", "/dashboard?app=3"):
+        page = (await browser.get(path)).body.decode()
+        for title in ("Connections", "out to clients", "in from clients", "Publish latency", "Webhook attempts"):
+            assert title in page, (path, title)

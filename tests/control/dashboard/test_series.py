@@ -2,7 +2,7 @@
 
 from redpoll.control.dashboard import series
 from redpoll.control.dashboard.series import Sampler, Series
-from redpoll.control.routes import Route
+from redpoll.control.routes import Route, no_times, slot_of
 
 
 class Server:
@@ -13,8 +13,11 @@ class Server:
         self.workers = {}
         self.webhooks = {}
         self.published = {}
+        self.attempts = {}
         self.route = Route("POST", "/x", "x", None)
-        self.sampler = Sampler(self.read, lambda: self.webhooks, lambda: self.published, clock=lambda: self.now)
+        self.sampler = Sampler(
+            self.read, lambda: self.webhooks, lambda: self.published, lambda: self.attempts, clock=lambda: self.now
+        )
         self.sampler.timed = (self.route,)
 
     async def read(self):
@@ -64,13 +67,37 @@ async def test_webhooks_are_told_by_result_and_publishes_by_app():
     await server.look()
     server.webhooks = {"webhook_attempts_delivered_total": 20, "webhook_attempts_status_total": 10}
     server.published = {"3": 150, "4": 0}
-    server.workers = {"a": worker(**{"3": [7, 40]})}
+    server.workers = {"a": worker(**{"3": [7, 40, 90]})}
     last = await server.look()
     assert (last["delivered"], last["failed"], last["published"]) == (2, 1, 10)
-    server.workers = {"a": worker(**{"3": [8, 45]})}
+    server.workers = {"a": worker(**{"3": [8, 45, 190]})}
+    server.attempts = {"3": (10, 5)}
     await server.look()
-    assert server.sampler.of_app("3").last() == {"connections": 8, "received": 1, "published": 0}
-    assert server.sampler.of_app("none").told() == {"time": [], "connections": [], "received": [], "published": []}
+    told = server.sampler.of_app("3").last()
+    assert (told["connections"], told["received"], told["sent"], told["published"]) == (8, 1, 20, 0)
+    assert (told["delivered"], told["failed"]) == (2, 1)
+    assert server.sampler.of_app("none").told() == {"time": [], **{name: [] for name in series.NAMES}}
+
+
+async def test_a_worker_of_an_earlier_version_says_nothing_of_what_it_sent():
+    server = Server()
+    server.workers = {"a": worker(**{"3": [7, 40]})}
+    await server.look()
+    await server.look()
+    assert (server.sampler.of_app("3").last()["connections"], server.sampler.of_app("3").last()["sent"]) == (7, 0)
+
+
+async def test_an_apps_latency_is_of_its_own_publishes():
+    server = Server()
+    server.published = {"3": 1, "4": 1}
+    slow = no_times()
+    slow[slot_of(0.2)] = 5
+    server.sampler.times_by_app = {"3": slow}
+    await server.look()
+    assert 100 < server.sampler.of_app("3").last()["p50_ms"] < 260
+    assert server.sampler.of_app("4").last()["p50_ms"] is None
+    await server.look()
+    assert server.sampler.of_app("3").last()["p50_ms"] is None
 
 
 async def test_latency_is_of_the_publishes_since_the_last_look():

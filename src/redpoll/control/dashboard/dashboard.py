@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -89,7 +89,9 @@ class Dashboard:
         self._files = files
         self._pages = Pages(files)
         self.door = door = Door(accounts, records, self._pages)
-        self.sampler = Sampler(rooms.read_workers, webhooks.counters, lambda: publisher.by_app)
+        self.sampler = Sampler(
+            rooms.read_workers, webhooks.counters, lambda: publisher.by_app, webhooks.attempts_by_app
+        )
         self._jobs = Jobs(door)
         address = PublicAddress(settings.public_url, settings.port)
         exports = Exports(self._jobs)
@@ -113,9 +115,10 @@ class Dashboard:
             self._jobs,
         )
 
-    def start(self, timed: Iterable[Route]) -> None:
-        """`timed`: the routes whose answers' times are drawn as the publish latency."""
+    def start(self, timed: Iterable[Route], times_by_app: Mapping[str, Sequence[int]]) -> None:
+        """`timed`: the routes whose answers' times are drawn as the publish latency; `times_by_app`: by app."""
         self.sampler.timed = tuple(timed)
+        self.sampler.times_by_app = times_by_app
         self.sampler.start()
 
     async def finish(self) -> None:

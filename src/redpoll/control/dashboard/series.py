@@ -10,7 +10,7 @@ import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from redpoll.control.routes import Route, slot_bound_s
@@ -20,9 +20,8 @@ __all__ = ["EVERY_S", "NAMES", "Sampler", "Series"]
 EVERY_S: Final = 5.0
 _FIRST_S: Final = 0.5
 KEPT: Final = 720
-# What is kept of each moment. Rates are per second.
+# What is kept of each moment, of all and of each app. Rates are per second; an app's `received` and `sent` are events.
 NAMES: Final = ("connections", "received", "sent", "published", "p50_ms", "p99_ms", "delivered", "failed")
-_APP_NAMES: Final = ("connections", "received", "published")
 _MOST_APPS: Final = 100
 # One for each outcome (control/webhooks/webhooks.py).
 _ATTEMPTS: Final = re.compile(r"webhook_attempts_\w+_total").fullmatch
@@ -51,27 +50,32 @@ class Series:
 
 
 class Sampler:
-    """`read_workers` are the workers' counters by W, `webhooks` those of webhooks, `published` events by app; `timed`
-    the routes whose answers' times are the publish latency."""
+    """`read_workers` are the workers' counters by W, `webhooks` those of webhooks, `published` events and `attempts`
+    webhooks' (delivered, failed) by app; `timed` are the routes whose answers' times are the publish latency,
+    `times_by_app` the same by app."""
 
     def __init__(
         self,
         read_workers: Callable[[], Awaitable[Workers]],
         webhooks: Callable[[], Mapping[str, float]],
         published: Callable[[], Mapping[str, int]],
+        attempts: Callable[[], Mapping[str, tuple[int, int]]],
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.whole = Series(NAMES)
         self.workers: Workers = {}
         self.timed: Iterable[Route] = ()
+        self.times_by_app: Mapping[str, Sequence[int]] = {}
         self._read_workers = read_workers
         self._webhooks = webhooks
         self._published = published
+        self._attempts = attempts
         self._clock = clock
         self._apps: dict[str, Series] = {}
         self._counted: dict[tuple[str, str], float] = {}
-        self._times: list[int] = []
+        # By app id, "" for all of them: answers' times at the last look.
+        self._times: dict[str, list[int]] = {}
         self._looked_at_s: float | None = None
         self._running: asyncio.Task[None] | None = None
 
@@ -85,7 +89,7 @@ class Sampler:
 
     def of_app(self, app_id: str) -> Series:
         """An app's series; an empty one where nothing is known of it."""
-        return self._apps.get(app_id) or Series(_APP_NAMES)
+        return self._apps.get(app_id) or Series(NAMES)
 
     async def _run(self) -> None:
         # Redis is there a moment after us.
@@ -111,7 +115,7 @@ class Sampler:
         )
         attempts = self._one(counted, "webhook", "attempts", made)
         events = sum(self._one(counted, "published", app_id, count, begun=0.0) for app_id, count in published.items())
-        p50, p99 = self._latency()
+        p50, p99 = self._latency("", [sum(slot) for slot in zip(*(route.times for route in self.timed), strict=True)])
         values = {
             "connections": sum(worker.get("connections", 0) for worker in workers.values()) if workers else None,
             "received": _per(received, passed_s),
@@ -136,20 +140,34 @@ class Sampler:
     ) -> None:
         connections: dict[str, int] = {}
         received: dict[str, float] = {}
+        sent: dict[str, float] = {}
         for w, worker in workers.items():
-            for app_id, (count, events) in worker.get("by_app", {}).items():
+            for app_id, (count, events, *written) in worker.get("by_app", {}).items():
                 connections[app_id] = connections.get(app_id, 0) + count
-                received[app_id] = received.get(app_id, 0.0) + self._one(counted, w, f"app {app_id}", events)
-        for app_id in {**connections, **published, **self._apps}:
+                received[app_id] = received.get(app_id, 0.0) + self._one(counted, w, f"in {app_id}", events)
+                sent[app_id] = sent.get(app_id, 0.0) + self._one(counted, w, f"out {app_id}", sum(written))
+        attempts = self._attempts()
+        for app_id in {**connections, **published, **attempts, **self._apps}:
             if app_id not in self._apps:
                 if len(self._apps) >= _MOST_APPS:
                     continue
-                self._apps[app_id] = Series(_APP_NAMES)
+                self._apps[app_id] = Series(NAMES)
             grown = published.get(app_id, 0) - self._counted.get(("published", app_id), 0.0)
+            p50, p99 = self._latency(app_id, self.times_by_app.get(app_id, ()))
+            # These are counted by this process, from nothing on.
+            delivered, failed = (
+                self._one(counted, word, app_id, count, begun=0.0)
+                for word, count in zip(("delivered", "failed"), attempts.get(app_id, (0, 0)), strict=True)
+            )
             values = {
                 "connections": connections.get(app_id, 0),
                 "received": _per(received.get(app_id, 0.0), passed_s),
+                "sent": _per(sent.get(app_id, 0.0), passed_s),
                 "published": _per(max(0.0, grown), passed_s),
+                "p50_ms": p50,
+                "p99_ms": p99,
+                "delivered": _per(delivered, passed_s),
+                "failed": _per(failed, passed_s),
             }
             self._apps[app_id].add(now_s, values)
 
@@ -167,11 +185,13 @@ class Sampler:
         counted[whose, name] = count
         return max(0.0, count - before)
 
-    def _latency(self) -> tuple[float | None, float | None]:
+    def _latency(self, app_id: str, counted: Sequence[int]) -> tuple[float | None, float | None]:
         """Median and 99th percentile in ms of the publishes since the last look, as the middle of their slot says."""
-        columns = zip(*(route.times for route in self.timed), strict=True)
-        times = [sum(slot) for slot in columns]
-        before, self._times = self._times or times, times
+        times = list(counted)
+        # What is new to the table was counted since the last look, all of it; what comes before the first is too old.
+        before = self._times.get(app_id, [0] * len(times) if app_id else times)
+        self._times[app_id] = times
+        before = before or [0] * len(times)
         since = [now - then for now, then in zip(times, before, strict=True)]
         total = sum(since)
         return (_percentile(since, total, 0.5), _percentile(since, total, 0.99)) if total else (None, None)

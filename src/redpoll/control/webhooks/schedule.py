@@ -143,6 +143,8 @@ class Schedule:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.attempts: Counter[str] = Counter()
+        # By app id: attempts that delivered, and that failed.
+        self.by_app: dict[str, tuple[int, int]] = {}
         self.failed_total = 0
         self._store = store
         self._endpoints = endpoints
@@ -351,6 +353,8 @@ class Schedule:
 
     def _ended(self, lane: _Lane, endpoint: Endpoint, item: Waiting, begun_s: float, attempt: Attempt) -> None:
         self.attempts[attempt.outcome] += 1
+        delivered, failed = self.by_app.get(endpoint.app_id, (0, 0))
+        self.by_app[endpoint.app_id] = (delivered + attempt.ok, failed + (not attempt.ok))
         now_s = self._clock()
         tried = item.attempts + 1 - item.cycle_from
         if attempt.ok:

@@ -123,6 +123,10 @@ class Webhooks:
         told |= {f"webhook_attempts_{outcome}_total": self._schedule.attempts[outcome] for outcome in Outcome}
         return told
 
+    def attempts_by_app(self) -> Mapping[str, tuple[int, int]]:
+        """By app id: attempts that delivered, and that failed, since the start."""
+        return {} if self._schedule is None else self._schedule.by_app
+
     # -- endpoints
 
     def endpoints_of(self, app_id: str) -> list[Endpoint]:
