@@ -103,3 +103,9 @@ async def test_an_app_is_renamed(plane, browser):
     assert (await browser.post("/dashboard/apps/3/name", name="Shop")).status == 303
     assert plane.records.apps["3"].name == "Shop"
     assert (await browser.post("/dashboard/apps/3/name", name="")).status == 422
+
+
+async def test_what_says_neither_on_nor_off_switches_nothing(plane, browser):
+    for fields in ({}, {"enabled": "yes"}):
+        assert (await browser.post("/dashboard/apps/3/enabled", **fields)).status == 400
+    assert plane.records.apps["3"].enabled is True

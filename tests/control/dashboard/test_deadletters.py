@@ -120,3 +120,8 @@ async def test_fifty_are_on_a_page_and_all_in_an_export(plane, browser, dead, wa
     (running,) = plane.plane.dashboard._jobs._jobs.values()
     await wait_until(lambda: running.state != "running")
     assert len(json.loads((await browser.get(f"{job}/file")).body)) == 60
+
+
+@pytest.mark.parametrize("before", ["", "x", "1_2_3", "inf_99999999999999999999", "nan_-99999999999999999999", "1_"])
+async def test_a_place_that_nobody_gave_is_the_newest(browser, before):
+    assert (await browser.get(f"/dashboard/apps/3/dead-letters?before={before}")).status == 200

@@ -25,7 +25,7 @@ def test_an_empty_number_is_its_default_and_the_first_fault_of_a_field_stays():
     assert form.number("keep", 1, 10, 7) == 7
     form.fault("keep", "first")
     form.fault("keep", "second")
-    assert form.faults == {"keep": "first"}
+    assert form.faults == {"keep": "First."}
 
 
 def test_a_choice_is_one_of_those_that_there_are():
@@ -38,3 +38,10 @@ def test_a_choice_is_one_of_those_that_there_are():
 def test_bytes_that_are_no_form_are_refused(body):
     with pytest.raises(ApiError):
         read_pairs(body)
+
+
+def test_a_fault_is_a_sentence():
+    form = Form()
+    form.fault("name", "a token's name is 1 to 200 printable characters")
+    form.fault("url", "Say where to send it.")
+    assert form.faults == {"name": "A token's name is 1 to 200 printable characters.", "url": "Say where to send it."}

@@ -56,6 +56,7 @@ async def test_what_subscribers_are_told_is_a_number_or_a_time(plane, browser):
         ({"unit": "years"}, "unit"),
         ({"replay": "count", "replay_count": "500"}, "replay"),
         ({"replay": "seconds", "replay_lasts": ""}, "replay_lasts"),
+        ({"replay": "count"}, "replay_count"),
     ],
 )
 async def test_what_is_wrong_is_told_and_what_was_typed_is_kept(plane, browser, changed, field):

@@ -14,6 +14,7 @@ from redpoll.control.dashboard.setup import PublicAddress, snippets
 from redpoll.control.records import RecordError, Records
 from redpoll.control.routes import Route
 from redpoll.protocol.apps import SETTINGS, App, Setting, Value, parse_setting
+from redpoll.protocol.errors import ApiError
 
 __all__ = ["AppPages"]
 
@@ -65,7 +66,7 @@ class AppPages:
         try:
             app = await self._records.create_app(form.text("name"))
         except RecordError as error:
-            form.fault("name", _sentence(error))
+            form.fault("name", str(error))
             return visit.page("app_new.html", status=422, form=form)
         await visit.note("app created", app=app, target=app.name)
         return visit.redirect(f"{HOME}/apps/{app.id}", f"{app.name} is ready. Here is how to connect to it.")
@@ -114,7 +115,7 @@ class AppPages:
                 changed = await self._records.set_app(app.id, values)
             except RecordError as error:
                 # Settings that don't go together: a full roster (checks.py), or a record that is too long.
-                form.fault("max_presence_members" if " members of " in str(error) else "", _sentence(error))
+                form.fault("max_presence_members" if " members of " in str(error) else "", str(error))
         if not form.good:
             return self._settings_page(visit, app, form, 422)
         told = [f"{name} {_text(old)} → {_text(new)}" for name, old, new in _differences(app, changed)]
@@ -129,7 +130,7 @@ class AppPages:
         try:
             renamed = await self._records.rename_app(app.id, form.text("name"))
         except RecordError as error:
-            form.fault("name", _sentence(error))
+            form.fault("name", str(error))
             return self._settings_page(visit, app, form, 422)
         if renamed.name != app.name:
             await visit.note("app renamed", app=app, target=renamed.name, detail=f"was {app.name}")
@@ -138,7 +139,10 @@ class AppPages:
     async def switch(self, visit: Visit) -> Answer:
         """POST /dashboard/apps/{app_id}/enabled: enabled is 1 or 0."""
         app = visit.app
-        enabled = visit.form.text("enabled") == "1"
+        asked = visit.form.text("enabled")
+        if asked not in ("1", "0"):
+            raise ApiError("bad_request", "enabled is 1 or 0, so nothing was switched")
+        enabled = asked == "1"
         await self._records.set_app(app.id, {"enabled": enabled})
         await visit.note("app switched on" if enabled else "app switched off", app=app, target=app.name)
         told = f"{app.name} is switched {'on' if enabled else 'off'}."
@@ -179,10 +183,5 @@ def _differences(before: App, after: App) -> list[tuple[str, Any, Any]]:
     return [(name, old, new) for name, old, new in pairs if old != new]
 
 
-def _sentence(error: Exception) -> str:
-    text = str(error)
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
-
-
 def _without_name(name: str, text: str) -> str:
-    return _sentence(ValueError(text.removeprefix(f"{name} ").removeprefix(f"{name}: ")))
+    return text.removeprefix(f"{name} ").removeprefix(f"{name}: ")

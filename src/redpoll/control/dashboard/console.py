@@ -16,6 +16,7 @@ from redpoll.cluster.bus import Unavailable
 from redpoll.control.answers import Answer
 from redpoll.control.api import Api
 from redpoll.control.dashboard.door import Door, Visit
+from redpoll.control.dashboard.forms import sentence
 from redpoll.control.dashboard.pages import SECURITY
 from redpoll.control.dashboard.setup import PublicAddress
 from redpoll.control.records import Records
@@ -100,7 +101,7 @@ class ConsolePages:
             await self._api.publish(call, event)
         except ApiError as error:
             field = _FIELDS.get(error.code, "data" if call.said is None and app.enabled else "")
-            status, fault = error.status, {field: f"{error.message[:1].upper()}{error.message[1:]}."}
+            status, fault = error.status, {field: sentence(error.message)}
         except Unavailable as error:
             status, fault = 503, {"": f"Not published: {error}."}
         if self._tracer is not None:

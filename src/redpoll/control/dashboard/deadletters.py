@@ -9,7 +9,7 @@ from redpoll.control.dashboard.door import HOME, Door, Visit
 from redpoll.control.dashboard.exports import MOST_ROWS, Exports
 from redpoll.control.dashboard.forms import Form
 from redpoll.control.dashboard.jobs import Jobs, Progress
-from redpoll.control.dashboard.webhooks import delivery_row, older_than
+from redpoll.control.dashboard.webhooks import before_of, delivery_row, older_than
 from redpoll.control.records import RecordError
 from redpoll.control.routes import Route
 from redpoll.control.webhooks.webhooks import Webhooks
@@ -47,11 +47,7 @@ class DeadLetterPages:
         endpoints = {each.id: each for each in self._webhooks.endpoints_of(app.id)}
         chosen = visit.query.get("endpoint", "")
         endpoint_id = chosen if chosen in endpoints else None
-        at, _, number = visit.query.get("before", "").partition("_")
-        try:
-            before = (float(at), int(number))
-        except ValueError:
-            before = None
+        before = before_of(visit)
         found = await self._webhooks.deliveries(
             app.id, endpoint_id=endpoint_id, states=("failed",), limit=_PAGE + 1, before=before
         )

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 from redpoll.control.call import Call
 from redpoll.protocol.errors import ApiError
 
-__all__ = ["CSRF_FIELD", "Form", "read_form", "read_pairs"]
+__all__ = ["CSRF_FIELD", "Form", "read_form", "read_pairs", "sentence"]
 
 CSRF_FIELD: Final = "csrf"
 # The largest form is the settings of an app; lists are of ids to retry or discard.
@@ -69,12 +69,18 @@ class Form:
         return text
 
     def fault(self, name: str, text: str) -> None:
-        """The first fault of a field stays."""
-        self.faults.setdefault(name, text)
+        """The first fault of a field stays, as a sentence."""
+        self.faults.setdefault(name, sentence(text))
 
     @property
     def good(self) -> bool:
         return not self.faults
+
+
+def sentence(told: object) -> str:
+    """What a refusal says, as a sentence of its own."""
+    text = str(told)
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
 
 
 def read_form(call: Call) -> Form:

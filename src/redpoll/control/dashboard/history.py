@@ -10,7 +10,7 @@ from redpoll.control.answers import Answer
 from redpoll.control.dashboard.channels import pretty
 from redpoll.control.dashboard.door import HOME, Door, Visit
 from redpoll.control.dashboard.exports import MOST_ROWS, Exports
-from redpoll.control.dashboard.forms import Form
+from redpoll.control.dashboard.forms import Form, sentence
 from redpoll.control.dashboard.jobs import Progress
 from redpoll.control.dashboard.pages import iso, place
 from redpoll.control.history import ChannelHistory
@@ -75,6 +75,8 @@ class HistoryPages:
         replay = form.choice("replay", ("none", "count", "seconds"), "none")
         seconds = _lasting(form, "lasts", "unit") if keep else 0
         replay_count = form.number("replay_count", 1, 1_000) if replay == "count" else 0
+        if replay == "count" and not form.text("replay_count"):
+            form.fault("replay_count", "Say how many.")
         replay_seconds = _lasting(form, "replay_lasts", "replay_unit") if replay == "seconds" else 0
         if form.good:
             rule = HistoryRule(
@@ -90,7 +92,7 @@ class HistoryPages:
             try:
                 rule = await self._records.add_history_rule(app.id, rule)
             except RecordError as error:
-                form.fault(_field_of(str(error)), _sentence(str(error)))
+                form.fault(_field_of(str(error)), str(error))
         if not form.good:
             return await self._page(visit, app, form, 422)
         await visit.note("history rule added", app=app, target=_told(rule), detail=f"keeps {rule.keep}")
@@ -102,7 +104,7 @@ class HistoryPages:
         try:
             rule = await self._records.remove_history_rule(app.id, form.text("rule"))
         except RecordError as error:
-            form.fault("", _sentence(str(error)))
+            form.fault("", str(error))
             return await self._page(visit, app, form, 422)
         await visit.note("history rule removed", app=app, target=_told(rule))
         return visit.redirect(
@@ -122,7 +124,7 @@ class HistoryPages:
         try:
             page = await self._history.page(app.id, channel, query)
         except (ApiError, Unavailable) as error:
-            context["fault"] = _sentence(error.message if isinstance(error, ApiError) else str(error))
+            context["fault"] = sentence(error.message if isinstance(error, ApiError) else str(error))
             status = error.status if isinstance(error, ApiError) else 503
         else:
             context["epoch"] = page.epoch
@@ -193,7 +195,3 @@ def _field_of(text: str) -> str:
     if text.startswith("seconds"):
         return "lasts"
     return "name"
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"

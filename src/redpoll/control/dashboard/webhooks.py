@@ -9,7 +9,7 @@ from redpoll.control.answers import Answer
 from redpoll.control.dashboard.channels import pretty
 from redpoll.control.dashboard.door import HOME, Door, Visit
 from redpoll.control.dashboard.exports import MOST_ROWS, Exports
-from redpoll.control.dashboard.forms import Form
+from redpoll.control.dashboard.forms import Form, sentence
 from redpoll.control.dashboard.jobs import Progress
 from redpoll.control.dashboard.pages import iso
 from redpoll.control.records import RecordError
@@ -21,7 +21,7 @@ from redpoll.protocol.errors import ApiError
 from redpoll.store.deliveries import STATES, Delivery
 from redpoll.store.webhooks import Endpoint
 
-__all__ = ["WebhookPages", "delivery_row", "older_than"]
+__all__ = ["WebhookPages", "before_of", "delivery_row", "older_than"]
 
 _PAGE: Final = 50
 _SHARE: Final = 1_000
@@ -108,7 +108,7 @@ class WebhookPages:
             try:
                 made = await self._webhooks.create(app.id, **asked, pin=form.ticked("pin"))
             except RecordError as error:
-                form.fault(_field_of(str(error)), _sentence(error))
+                form.fault(_field_of(str(error)), str(error))
         if made is None:
             return self._form_page(visit, app, form, None, 422)
         await visit.note("webhook created", app=app, target=made.url, detail=", ".join(made.events))
@@ -127,7 +127,7 @@ class WebhookPages:
             try:
                 await self._webhooks.change(endpoint.id, **asked)
             except RecordError as error:
-                form.fault(_field_of(str(error)), _sentence(error))
+                form.fault(_field_of(str(error)), str(error))
         if not form.good:
             return self._form_page(visit, app, form, endpoint, 422)
         await visit.note("webhook changed", app=app, target=asked["url"])
@@ -148,7 +148,7 @@ class WebhookPages:
         state = visit.query.get("state", "")
         chosen = (state,) if state in STATES else STATES
         found = await self._webhooks.deliveries(
-            app.id, endpoint_id=endpoint.id, states=chosen, limit=_PAGE + 1, before=_before(visit)
+            app.id, endpoint_id=endpoint.id, states=chosen, limit=_PAGE + 1, before=before_of(visit)
         )
         older = older_than(found, _PAGE, visit.call.path, {"state": state})
         return visit.page(
@@ -163,7 +163,7 @@ class WebhookPages:
             state=state if state in STATES else "",
             states=STATES,
             here=f"{visit.call.path}?{urlencode({'state': state})}",
-            begun="before" not in visit.query,
+            begun=before_of(visit) is None,
             tested=None,
         )
 
@@ -173,7 +173,7 @@ class WebhookPages:
         try:
             attempt = await self._webhooks.test(endpoint.id)
         except RecordError as error:
-            return visit.redirect(f"{HOME}/apps/{app.id}/webhooks/{endpoint.id}", _sentence(error))
+            return visit.redirect(f"{HOME}/apps/{app.id}/webhooks/{endpoint.id}", sentence(error))
         await visit.note("webhook tested", app=app, target=endpoint.url, detail=attempt.reason)
         return visit.page(
             "webhook_test.html",
@@ -203,7 +203,7 @@ class WebhookPages:
                     await webhooks.delete(endpoint.id)
                     here = f"{HOME}/apps/{app.id}/webhooks"
             except RecordError as error:
-                return visit.redirect(here, _sentence(error))
+                return visit.redirect(here, sentence(error))
             done, told = _DONE[verb]
             await visit.note(f"webhook {done}", app=app, target=endpoint.url)
             return visit.redirect(here, told)
@@ -292,12 +292,14 @@ def _field_of(text: str) -> str:
     return next((field for word, field in _FIELDS.items() if word in text), "url")
 
 
-def _before(visit: Visit) -> tuple[float, int] | None:
+def before_of(visit: Visit) -> tuple[float, int] | None:
+    """The place in the list where the page that is asked for begins, as `older_than` wrote it; None: at the newest."""
     at, _, number = visit.query.get("before", "").partition("_")
     try:
-        return float(at), int(number)
+        place = (float(at), int(number))
     except ValueError:
         return None
+    return place if abs(place[1]) < 1 << 62 else None
 
 
 def older_than(found: list[Delivery], most: int, path: str, query: dict[str, str]) -> str:
@@ -322,8 +324,3 @@ def delivery_row(each: Delivery) -> dict[str, Any]:
         "attempts": each.attempts,
         "payload": each.body.decode(errors="replace"),
     }
-
-
-def _sentence(error: RecordError) -> str:
-    text = str(error)
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
