@@ -146,6 +146,7 @@ async def lively(sockets: int = 12) -> AsyncIterator[Lively]:
                 app,
                 {
                     "overview": "/dashboard",
+                    "overview-app": f"/dashboard?app={app.app_id}",
                     "apps": "/dashboard/apps",
                     "new-app": "/dashboard/apps/new",
                     "connect": here,

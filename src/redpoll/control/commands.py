@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -222,11 +222,18 @@ def _only_looks(verb: str, args: dict[str, Any]) -> bool:
     return verb.endswith((" list", " show")) or (verb == "app set" and not args["settings"])
 
 
+# Of what a command was asked: what it was done to.
+_NAMES: Final = ("app", "id", "ids", "name", "key")
+
+
 async def _note(context: Context, verb: str, args: dict[str, Any]) -> None:
     """Into the audit log, beside what people do on the dashboard. What was asked has no secret: they are made here."""
     app_id = args.get("app") or (args.get("id") if verb.startswith("app ") else None) or ""
-    target = args.get("key") or args.get("name") or args.get("id") or ", ".join(args.get("ids", ())) or app_id
-    rest = {name: value for name, value in args.items() if name not in ("app", "id", "ids", "name", "key") and value}
+    named = args.get("key") or args.get("name") or args.get("id") or args.get("url")
+    target = named or ", ".join(args.get("ids", ())) or app_id
+    rest = [
+        f"{name} {_told(value)}" for name, value in args.items() if name not in _NAMES and value and value is not named
+    ]
     entry = audit.Entry(
         at=time.time(),
         who="command line",
@@ -234,10 +241,16 @@ async def _note(context: Context, verb: str, args: dict[str, Any]) -> None:
         action=verb,
         app_id=str(app_id)[:18],
         target=str(target)[:1_000],
-        detail=msgspec.json.encode(rest).decode()[:1_000] if rest else "",
+        detail=", ".join(rest)[:1_000],
     )
     async with context.store.change() as connection:
         await audit.add(connection, entry)
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={each}" for name, each in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def socket_path(data_dir: str | Path) -> Path:

@@ -39,5 +39,6 @@ async def test_the_command_line_is_noted_too(plane, browser, tmp_path):
     await commands.run(context, "token list", {"app": "3"})
     page = (await browser.get("/dashboard/audit?who=command+line")).body.decode()
     assert "token create" in page
+    assert "scopes read" in page
     assert "token list" not in page
     assert made["token"] not in page
