@@ -175,3 +175,19 @@ async def test_the_keyboard_comes_everywhere(life: Lively, context: BrowserConte
     await page.keyboard.press("Escape")
     await expect(page.get_by_role("button", name="CSV")).to_be_hidden()
     await expect(summary).to_be_focused()
+
+
+async def test_a_fault_is_in_sight_and_has_the_focus(life: Lively, context: BrowserContext) -> None:
+    page = await context.new_page()
+    # The field begins above the bar at the bottom, and what is said of it lies below.
+    await page.set_viewport_size({"width": 1280, "height": 900})
+    await page.goto(life.server.control_url + life.paths["settings"])
+    await page.fill("#allowed_origins", "http://shop.example.com")
+    await page.get_by_role("button", name="Save settings").click()
+    field = page.locator("#allowed_origins")
+    await expect(page.locator("#fault-allowed_origins")).to_be_visible()
+    await expect(field).to_be_focused()
+    await expect(field).to_have_value("http://shop.example.com")
+    told = page.locator("#fault-allowed_origins")
+    over = "e => { const at = e.getBoundingClientRect(); return document.elementFromPoint(at.x + 5, at.y + 5) === e; }"
+    assert await told.evaluate(over), "nothing lies over what is said"

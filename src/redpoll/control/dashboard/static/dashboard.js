@@ -185,7 +185,11 @@
     showDependents();
     showMoments();
     const fault = document.querySelector("[aria-invalid=true]");
-    if (fault) fault.focus();
+    if (fault) {
+      fault.focus({ preventScroll: true });
+      // Not under what sticks to the edges.
+      fault.scrollIntoView({ block: "center" });
+    }
     setInterval(() => sayTimes(document), 30000);
   }
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", ready);
