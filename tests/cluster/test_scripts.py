@@ -448,14 +448,14 @@ async def test_connections_are_admitted_up_to_the_cap_over_all_workers(link, key
 
 async def test_first_join_begins_a_history_and_later_ones_are_told_where_it_stands(plain, link):
     hm = plain.keys.history_meta(A, "news")
-    reply = await plain.hold(n=1, flags="h", more=("E1", 60, 9))
+    reply = await plain.hold(n=1, flags="h", more=("E1", 60, 9, ""))
     assert reply[5:] == [b"E1", reply[1]]
     assert 86_400 < await link.ask(b"TTL", hm) <= 86_460
-    assert (await plain.hold(V, n=1, flags="h", more=("E2", 600, 9)))[5:] == [b"E1", reply[1]]
+    assert (await plain.hold(V, n=1, flags="h", more=("E2", 600, 9, "")))[5:] == [b"E1", reply[1]]
     assert 86_460 < await link.ask(b"TTL", hm) <= 87_000
     await link.ask(b"HSET", hm, b"s", 12345)
     await link.ask(b"EXPIRE", hm, 2_678_400)
-    assert (await plain.hold(base=1, n=1, flags="h", more=("E3", 60, 9)))[5:] == [b"E1", b"12345"]
+    assert (await plain.hold(base=1, n=1, flags="h", more=("E3", 60, 9, "")))[5:] == [b"E1", b"12345"]
     assert await link.ask(b"TTL", hm) > 2_600_000
 
 
@@ -463,17 +463,30 @@ async def test_history_begins_only_below_the_cap_or_where_there_is_one_in_force(
     keys, soon = plain.keys, int(time.time() * 1000) + 60_000
     ha = keys.histories(plain.at, A)
     await link.ask(b"ZADD", ha, soon, "other", 1, "long ago")
-    assert (await plain.hold(n=1, flags="h", more=("E1", 60, 1)))[5:] == [None, b"0"]
+    assert (await plain.hold(n=1, flags="h", more=("E1", 60, 1, "")))[5:] == [None, b"0"]
     assert await link.ask(b"EXISTS", keys.history_meta(A, "news")) == 0
     await link.ask(b"ZADD", ha, soon, "news")
-    assert (await plain.hold(n=1, flags="h", more=("E1", 60, 1)))[5] == b"E1"
+    assert (await plain.hold(n=1, flags="h", more=("E1", 60, 1, "")))[5] == b"E1"
+
+
+async def test_history_of_another_era_is_another_one_that_lives_as_long(plain, link):
+    hm = plain.keys.history_meta(A, "news")
+    first = await plain.hold(n=1, flags="h", more=("E1", 60, 9, "a"))
+    assert (await plain.hold(V, n=1, flags="h", more=("E2", 60, 9, "a")))[5:] == [b"E1", first[1]]
+    await link.ask(b"EXPIRE", hm, 2_678_400)
+    again = await plain.hold(base=1, n=1, flags="h", more=("E3", 60, 9, "b"))
+    assert again[5:] == [b"E3", again[1]]
+    assert int(again[1]) > int(first[1])
+    assert await link.ask(b"TTL", hm) > 2_600_000
+    # Beyond the cap there is no new one, and the old one isn't it.
+    assert (await plain.hold(base=2, n=1, flags="h", more=("E4", 60, 0, "c")))[5] is None
 
 
 async def test_what_a_reply_of_hold_brings_comes_in_its_order(link, keys):
     room = await Room(link, keys, "presence-cache-room").open()
     await link.ask(b"SET", keys.cached(A, room.channel), b"tail")
     flags, joins = "rchomXd", [("u", ""), ("v", "")]
-    reply = await room.hold(joins=joins, flags=flags, more=("E1", 60, 9))
+    reply = await room.hold(joins=joins, flags=flags, more=("E1", 60, 9, ""))
     users = {b"u": f"{W}\n".encode(), b"v": f"{W}\n".encode()}
     roster, *rest = reply[5:]
     assert dict(zip(roster[::2], roster[1::2], strict=True)) == users
@@ -524,10 +537,12 @@ class Story:
         link.on_push = lambda topic, payload: self.pushes.append(payload)
         link.subscribe([self.topic])
 
-    async def publish(self, data="x", *, keep=100, seconds=60, cap=9, epoch="E1", flags="h", more=(), once="") -> list:
+    async def publish(
+        self, data="x", *, keep=100, seconds=60, cap=9, epoch="E1", era="", flags="h", more=(), once=""
+    ) -> list:
         names = self.keys.publishing(A, self.channel, flags, once, 0)
         args = (self.keys.publish, self.topic, flags, f"- - 0 1\ne{data}", 60, 60, A, self.channel)
-        return await self.link.execute(PUBLISH, names, (*args, keep, seconds, cap, epoch, *more))
+        return await self.link.execute(PUBLISH, names, (*args, keep, seconds, cap, epoch, era, *more))
 
     async def read(self, after=0, upto="+", count=64, most=10_000, end="first") -> tuple:
         """Epoch, top, more and the messages, each as (offset, prev, data)."""
@@ -662,6 +677,19 @@ async def test_channel_beyond_the_cap_is_sent_live_only_until_another_expires(li
     assert (await one.publish(cap=1))[4] == 1
 
 
+async def test_in_another_era_a_history_is_another_one_and_what_was_kept_stays(story):
+    one = int((await story.publish("a", epoch="E1", era="a"))[2])
+    assert (await story.publish("b", epoch="E2", era="a"))[3] == b"E1"
+    reply = await story.publish("c", epoch="E3", era="b")
+    assert reply[3] == b"E3"
+    third = int(reply[2])
+    epoch, top, _, rows = await story.read()
+    assert (epoch, top, [data for *_, data in rows]) == (b"E3", third, ["a", "b", "c"])
+    # Nobody has what it follows on.
+    assert rows[0][0] == one
+    assert rows[2][1] not in (rows[0][0], rows[1][0])
+
+
 async def test_history_that_an_event_was_left_out_of_is_another_one_later(link, keys, story):
     await story.publish(epoch="E1")
     await link.ask(b"DEL", story.ha, story.h)
@@ -681,6 +709,9 @@ async def test_cleared_history_has_a_new_epoch_and_its_offsets_grow_on(story, li
     assert await link.ask(b"EXISTS", story.ha) == 0
     second = int((await story.publish("b", epoch="E9"))[2])
     assert await story.read() == (b"E2", second, 0, [(second, first, "b")])
+    # It ends by itself, and is counted again.
+    assert await link.ask(b"TTL", story.h) > 0
+    assert await link.ask(b"EXISTS", story.ha) == 1
 
 
 async def test_repeated_publish_is_kept_once(story):

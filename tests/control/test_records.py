@@ -306,13 +306,25 @@ async def test_a_rule_is_given_an_id_kept_and_told(store, records):
     assert (await loaded(store)).apps[app.id].history == (made[1],)
 
 
+async def test_a_rule_made_again_is_of_another_era_and_one_beside_it_is_not(store, records):
+    app = await records.create_app("x")
+    one, other = [await records.add_history_rule(app.id, rule(name)) for name in ("a", "b")]
+    assert one.era != other.era
+    assert one.era
+    await records.remove_history_rule(app.id, one.id)
+    again = await records.add_history_rule(app.id, rule("a"))
+    assert again.era not in (one.era, other.era, "")
+    assert records.apps[app.id].history == (other, again)
+    assert (await loaded(store)).apps[app.id].history == (other, again)
+
+
 async def test_rules_are_set_all_at_once_or_none(records):
     app = await records.create_app("x")
     good = (rule("a", id="00000a"), rule("b", id="00000b"))
     await records.set_history(app.id, good)
     with pytest.raises(RecordError, match="seconds must be between"):
         await records.set_history(app.id, (good[0], rule("c", id="00000c", seconds=0)))
-    assert records.apps[app.id].history == good
+    assert [each.name for each in records.apps[app.id].history] == ["a", "b"]
     await records.set_history(app.id, ())
     assert records.apps[app.id].history == ()
 

@@ -10,6 +10,7 @@ from redpoll.protocol.apps import (
     Key,
     history_fault,
     parse_setting,
+    with_eras,
 )
 
 OLD, NEW, OFF = (
@@ -73,6 +74,38 @@ def test_a_rule_that_keeps_nothing_is_an_exception_to_a_wider_one():
 @pytest.mark.parametrize("channel", ["#server-to-user-7", "private-redpoll.console", "private-redpoll.x"])
 def test_what_is_for_one_user_and_the_console_are_never_kept(channel):
     assert app_with(rule("", prefix=True), rule(channel)).history_rule(channel) is None
+
+
+ALL, NEWS, ONE = {"name": "", "prefix": True}, {"name": "n-", "prefix": True}, {"name": "n-x"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "eras"),
+    [
+        ([], [NEWS], ["new"]),
+        # As it was; and where others come and go, as far as they kept as well.
+        ([NEWS], [NEWS], ["n-"]),
+        ([NEWS], [{**NEWS, "keep": 20, "replay": 3}], ["n-"]),
+        ([NEWS], [NEWS, ONE], ["n-", "n-"]),
+        ([ALL], [NEWS, ALL], ["", ""]),
+        ([NEWS, ONE], [NEWS], ["n-"]),
+        ([NEWS, ONE], [ONE], ["n-x"]),
+        # Channels that the wider one covers now were not kept.
+        ([NEWS], [ALL, NEWS], ["new", "n-"]),
+        ([ONE], [NEWS, ONE], ["new", "n-x"]),
+        # Nor those of an exception, when it goes; while it is there, nothing changes.
+        ([NEWS], [NEWS, {**ONE, "keep": 0}], ["n-", None]),
+        ([NEWS, {**ONE, "keep": 0}], [NEWS], ["new"]),
+        ([NEWS, {**ONE, "keep": 0}], [NEWS, ONE], ["n-", "new"]),
+        ([ALL, {**NEWS, "keep": 0}], [ALL, {**NEWS, "keep": 0}, ONE], ["", None, "new"]),
+        ([ALL, {**NEWS, "keep": 0}, ONE], [ALL, ONE], ["new", "n-x"]),
+    ],
+)
+def test_rules_have_another_era_where_channels_were_not_kept_until_now(before, after, eras):
+    old = [rule(**{"era": each["name"] if each.get("keep", 1) else "", **each}) for each in before]
+    made = with_eras(old, [rule(**each) for each in after], "new")
+    assert [each.era for each in made] == [era or "" for era in eras]
+    assert [msgspec.structs.replace(each, era="") for each in made] == [rule(**each) for each in after]
 
 
 def test_rules_survive_json():

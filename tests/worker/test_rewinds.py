@@ -295,6 +295,33 @@ class TestRecovery:
         assert data_of(await again.subscribe("kept-a", since=since))["recovered"] is True
         assert numbers(await again.events(2)) == [2, 3]
 
+    async def test_what_was_published_while_no_rule_kept_it_is_not_passed_over(self, bench):
+        worker = await bench.start()
+        await bench.keep(era="a")
+        stays, goes = await bench.client(worker, query=RECOVER), await bench.client(worker, query=RECOVER)
+        place = place_of(await stays.subscribe("kept-a"))
+        await goes.subscribe("kept-a")
+        await bench.publish_numbers("kept-a", range(2))
+        place["offset"] = (await goes.events(2))[-1]["offset"]
+        await goes.socket.close()
+        await bench.change(history=())
+        await bench.publish_numbers("kept-a", range(2, 4))
+        await bench.keep(era="b")
+        back = await bench.client(worker, query=RECOVER)
+        told = data_of(await back.subscribe("kept-a", since=place))
+        assert told["recovered"] is False
+        assert told["epoch"] != place["epoch"]
+        await bench.publish_numbers("kept-a", range(4, 6))
+        assert numbers(await back.events(2)) == [4, 5]
+        # Who stayed missed nothing, and goes on from the new place.
+        assert numbers(await stays.events(6)) == list(range(6))
+        positions = [data_of(frame) for frame in stays.seen if frame["event"] == "pusher:position"]
+        assert [each["epoch"] for each in positions] == [told["epoch"]]
+        again = await bench.client(worker, query=RECOVER)
+        since = {"epoch": told["epoch"], "offset": stays.seen[-2]["offset"]}
+        assert data_of(await again.subscribe("kept-a", since=since))["recovered"] is True
+        assert numbers(await again.events(1)) == [5]
+
     async def test_a_second_subscribe_says_where_it_is(self, bench):
         worker = await bench.start()
         await bench.keep()

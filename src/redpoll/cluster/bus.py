@@ -236,9 +236,10 @@ class Bus:
                 rule.seconds,
                 cap_of_shard(app.max_history_channels),
                 f"{self._run}{next(self._epochs):x}",
+                rule.era,
             )
         elif row:
-            args += (0, 0, 0, "")
+            args += (0, 0, 0, "", "")
         args += row
         self.published += 1
         names = keys.publishing(app.id, channel, flags, once, index)

@@ -90,13 +90,17 @@ class Catchup:
             kept.epoch = parse_cleared(payload)
             self._lose(held)
 
-    def told(self, held: Held, epoch: bytes | None, top: int) -> None:
-        """The reply to a `hold` says what the history is at this moment; without an epoch there is none."""
+    def told(self, held: Held, epoch: bytes | None, top: int, attached: bool) -> None:
+        """The reply to a `hold` says what the history is at this moment; without an epoch there is none. `attached`:
+        there were subscribers before it."""
         kept = held.history
         if epoch is None:
             return
         if kept is None:
             held.history = Kept(epoch.decode(), top, True)
+            if attached:
+                # They missed nothing; but who stayed while there was no rule knows of another epoch, if of any.
+                self._on_lost(held)
         elif kept.live and kept.epoch != epoch.decode():
             kept.epoch, kept.last = epoch.decode(), top
             self._lose(held)

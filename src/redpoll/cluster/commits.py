@@ -262,8 +262,8 @@ class Commits:
             for user, info in call.joins:
                 args += (user, info)
         if "h" in flags:
-            seconds = held.rule.seconds if held.rule is not None else 0
-            args += (f"{self._run}{next(self._epochs):x}", seconds, held.most_histories)
+            seconds, era = (held.rule.seconds, held.rule.era) if held.rule is not None else (0, "")
+            args += (f"{self._run}{next(self._epochs):x}", seconds, held.most_histories, era)
         self._link.run(HOLD, names, args, partial(self._answered, held, call))
 
     def _answered(self, held: Held, call: Call, reply: Any) -> None:

@@ -69,7 +69,7 @@ class Replies:
         cached = self._read_cached(rest.pop(0)) if "c" in call.flags else None
         if "h" in call.flags:
             epoch, top = rest.pop(0), rest.pop(0)
-            self._catchup.told(held, epoch, int(top))
+            self._catchup.told(held, epoch, int(top), attached > 0)
         total = None
         if "s" in call.flags and held.tally is not None:
             total, due_ms = rest

@@ -80,8 +80,8 @@ def token_shape(token: Token) -> dict[str, Any]:
 
 
 def rule_shape(rule: HistoryRule) -> dict[str, Any]:
-    """A rule of history with all its fields (protocol.apps.HistoryRule)."""
-    return msgspec.structs.asdict(rule)
+    """A rule of history with all its fields (protocol.apps.HistoryRule) but the era, which is nobody's choice."""
+    return {name: value for name, value in msgspec.structs.asdict(rule).items() if name != "era"}
 
 
 def _whole(at_s: float | None) -> int | None:

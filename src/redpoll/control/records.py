@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.control.checks import RecordError, check_name, check_roster, check_rules, check_size
 from redpoll.control.tokens import TokenRecords
-from redpoll.protocol.apps import App, HistoryRule, Key, Value
+from redpoll.protocol.apps import App, HistoryRule, Key, Value, with_eras
 from redpoll.settings import Settings
 from redpoll.store import apps as app_rows
 from redpoll.store import daily
@@ -172,7 +172,7 @@ class Records(TokenRecords):
     async def set_history(self, app_id: str, rules: Sequence[HistoryRule]) -> App:
         """Gives an app these rules in the place of those that it has. Raises RecordError."""
         check_rules(app_id, rules)
-        return await self._replace(app_id, lambda app: msgspec.structs.replace(app, history=tuple(rules)))
+        return await self._replace(app_id, lambda app: _with_rules(app, rules))
 
     async def add_history_rule(self, app_id: str, rule: HistoryRule) -> HistoryRule:
         """One more rule; returned with the id that it is given, whatever stands there. Raises RecordError."""
@@ -184,10 +184,9 @@ class Records(TokenRecords):
                 pass
             rule = msgspec.structs.replace(rule, id=rule_id)
             check_rules(app_id, (*app.history, rule))
-            return msgspec.structs.replace(app, history=(*app.history, rule))
+            return _with_rules(app, (*app.history, rule))
 
-        await self._replace(app_id, added)
-        return rule
+        return (await self._replace(app_id, added)).history[-1]
 
     async def remove_history_rule(self, app_id: str, rule_id: str) -> HistoryRule:
         """Takes a rule away; what was kept by it stays until its time is over. Raises RecordError."""
@@ -197,7 +196,7 @@ class Records(TokenRecords):
             removed.extend(rule for rule in app.history if rule.id == rule_id)
             if not removed:
                 raise RecordError(f"app {app_id} has no history rule with the id {rule_id}")
-            return msgspec.structs.replace(app, history=tuple(rule for rule in app.history if rule.id != rule_id))
+            return _with_rules(app, [rule for rule in app.history if rule.id != rule_id])
 
         await self._replace(app_id, without)
         return removed[0]
@@ -320,6 +319,10 @@ class Records(TokenRecords):
             del self.by_key[key.key]
         self.apps[app.id] = app
         self.by_key.update({key.key: app for key in app.keys})
+
+
+def _with_rules(app: App, rules: Sequence[HistoryRule]) -> App:
+    return msgspec.structs.replace(app, history=with_eras(app.history, rules, secrets.token_hex(4)))
 
 
 def _key_of(app: App, key: str) -> Key | None:

@@ -6,6 +6,7 @@ Nothing here knows where a record is kept.
 """
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -24,6 +25,7 @@ __all__ = [
     "Value",
     "history_fault",
     "parse_setting",
+    "with_eras",
 ]
 
 # Messages a UTC day by plan (spec section 8): one per published channel and per client event.
@@ -44,6 +46,7 @@ class HistoryRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     `id` is 6 hex digits. `name` is the channel's, or with `prefix` how its name begins ("": every channel).
     `keep` is messages a channel, 0 for none: an exception to a wider rule. They are kept for `seconds`.
     Who subscribes is told the last `replay` messages, or those of the last `replay_seconds`, without asking.
+    `era` is `with_eras`'s: histories of two eras have not the same epoch.
     """
 
     id: str
@@ -54,6 +57,7 @@ class HistoryRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     replay: int = 0
     replay_seconds: int = 0
     client_events: bool = False
+    era: str = ""
 
 
 class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -163,6 +167,35 @@ def history_fault(rule: HistoryRule) -> str | None:
     if not 0 <= rule.replay_seconds <= rule.seconds:
         return f"replay_seconds must be between 0 and the {rule.seconds} s kept, not {rule.replay_seconds}"
     return None
+
+
+def with_eras(before: Sequence[HistoryRule], after: Iterable[HistoryRule], era: str) -> tuple[HistoryRule, ...]:
+    """The rules `after`, which take the place of `before`, each with the era in which it keeps messages: `era`, a word
+    that was never one, where channels of it may have had none kept until now; else the one that was theirs.
+
+    What was published while no rule kept it is in no history, and nobody who goes on from before that is to be told
+    that nothing is missing.
+    """
+    after = tuple(after)
+    unkept = [_ruling(after, each) for each in before if not each.keep]
+    made: list[HistoryRule] = []
+    for rule in after:
+        was = _ruling(before, rule)
+        kept = was is not None and was.keep > 0 and not any(rule is each for each in unkept)
+        theirs = "" if not rule.keep else was.era if was is not None and kept else era
+        made.append(msgspec.structs.replace(rule, era=theirs))
+    return tuple(made)
+
+
+def _ruling(rules: Iterable[HistoryRule], of: HistoryRule) -> HistoryRule | None:
+    """By which of `rules` the channels of a rule go, or would, that have no narrower one."""
+    found = None
+    for rule in rules:
+        if rule.name == of.name and rule.prefix == of.prefix:
+            return rule
+        if rule.prefix and of.name.startswith(rule.name) and (found is None or len(rule.name) > len(found.name)):
+            found = rule
+    return found
 
 
 # -- what an operator may change ----------------------------------------------------------------------------

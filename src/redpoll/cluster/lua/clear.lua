@@ -10,6 +10,8 @@
 if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
 redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[2], 'e', ARGV[3])
+-- The next message makes a new stream, whose end is to be set.
+redis.call('HDEL', KEYS[2], 'x')
 redis.call('ZREM', KEYS[3], ARGV[4])
 redis.call(ARGV[1], ARGV[2], 'x ' .. ARGV[3])
 return 1

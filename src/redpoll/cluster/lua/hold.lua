@@ -29,8 +29,8 @@
 --       8 cap on users (p) or on the sum of all counts (q); 0: none
 --       9 topic  10 PUBLISH or SPUBLISH  11 number of gone users  12 number of joins
 --       13… the gone users, then for kind p a user and an info per join, then for flag h the epoch if the
---       channel has none, the s that its messages are kept, and the cap on the app's channels with history in
---       this shard
+--       channel has none of this era, the s that its messages are kept, the cap on the app's channels with
+--       history in this shard, and the era
 -- Returns {'OK', stamp, accepted, added, removed[, roster][, cached][, epoch, top][, total, due][, dropped]}:
 --         accepted is a digit per join, added counts joins and removed counts gone users, both from 0; the
 --         roster is p, flat; cached is an envelope's tail or nil; epoch is nil where the cap leaves no history,
@@ -219,11 +219,12 @@ elseif vacated and flag('o') then
 end
 if missed then deltas[#deltas + 1] = {row = {'cache.miss'}} end
 
-local epoch, top, begun = false, '0', false
+local epoch, top, begun, before = false, '0', false, false
 local kept = 13 + gone + (kind == 'p' and 2 * joins or 0)
 if flag('h') then
-  local meta = redis.call('HMGET', key_of.hm, 'e', 's')
-  epoch, top = meta[1], meta[2] or '0'
+  local meta = redis.call('HMGET', key_of.hm, 'e', 's', 'r')
+  epoch, top, before = meta[1], meta[2] or '0', meta[1]
+  if (meta[3] or '') ~= ARGV[kept + 3] then epoch = false end
   begun = not epoch and (tonumber(redis.call('ZSCORE', key_of.ha, channel) or '0') > tonumber(now_ms)
     or redis.call('ZCOUNT', key_of.ha, '(' .. now_ms, '+inf') < tonumber(ARGV[kept + 2]))
   if begun then epoch = ARGV[kept] end
@@ -256,12 +257,12 @@ if missed then redis.call('SET', key_of.km, '1', 'EX', 60) end
 if begun then
   -- Two epochs of a channel have no offset in common.
   top = string.format('%.0f', final)
-  redis.call('HSET', key_of.hm, 'e', epoch, 's', top)
+  redis.call('HSET', key_of.hm, 'e', epoch, 's', top, 'r', ARGV[kept + 3])
 end
 if epoch then
   -- Where something was published, longer than a rule keeps it.
   local seconds = tonumber(ARGV[kept + 1]) + 86400
-  if begun then redis.call('EXPIRE', key_of.hm, seconds) else redis.call('EXPIRE', key_of.hm, seconds, 'GT') end
+  if before then redis.call('EXPIRE', key_of.hm, seconds, 'GT') else redis.call('EXPIRE', key_of.hm, seconds) end
 end
 if tell then
   redis.call('SET', key_of.n, string.format('%.0f ', total) .. now_ms, 'EX', 60)

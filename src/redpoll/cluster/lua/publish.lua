@@ -4,8 +4,8 @@
 --
 -- KEYS  k km     the channel's cached event; that there is none was told (flag c)
 --       clock    the shard's last stamp (flags h, r)
---       h hm ha  the channel's messages; its epoch, its last offset, for how many s they are kept, until when (ms)
---                nothing has to be tidied; the app's channels with history (flag h)
+--       h hm ha  the channel's messages; its epoch, last offset and era, for how many s they are kept, until when
+--                (ms) nothing has to be tidied; the app's channels with history (flag h)
 --       out      the shard's webhook rows (flag r)
 --       i        this event of that request is published (flag i)
 -- ARGV  1 PUBLISH or SPUBLISH  2 topic
@@ -16,8 +16,8 @@
 --       4 the envelope's tail  5 s that it is cached (flag c)  6 s that it counts as published (flag i)
 --       7 app id  8 channel
 --       9 messages kept  10 s that they are kept  11 cap on channels with history of the app in this shard
---       12 the epoch if the channel has none (9 to 12: flag h)
---       13 user or ''  14 trace id or ''  15 the row's detail (13 to 15: flag r)
+--       12 the epoch if the channel has none of this era  13 era (9 to 13: flag h)
+--       14 user or ''  15 trace id or ''  16 the row's detail (14 to 16: flag r)
 -- Returns {'OK', workers that got it, offset, epoch, full, dropped}; of an event that was published before, the
 --         first two, as they were returned then. The offset is '0' where the event isn't kept; full is 1 if that is
 --         for the cap, dropped 1 if there were too many rows to write another of this sort.
@@ -50,12 +50,14 @@ end
 local now_ms = string.format('%.0f', math.floor(micros / 1000))
 local known, tidy = true, false
 if keeps then
-  local meta = redis.call('HMGET', hm, 'e', 's', 't', 'x')
+  local meta = redis.call('HMGET', hm, 'e', 's', 'r', 't', 'x')
   epoch, prev = meta[1], meta[2] or '0'
+  -- Between two eras there may be events that were not kept: nothing links the one to the other.
+  if (meta[3] or '') ~= ARGV[13] then epoch = nil end
   stamp = math.max(stamp, tonumber(prev) + 1)
   -- Of a new epoch the first message follows on nothing that anybody has.
   if not epoch then prev = string.format('%.0f', stamp - 1) end
-  tidy = epoch and meta[3] == ARGV[10] and tonumber(meta[4] or '0') > tonumber(now_ms)
+  tidy = epoch and meta[4] == ARGV[10] and tonumber(meta[5] or '0') > tonumber(now_ms)
   known = tidy or tonumber(redis.call('ZSCORE', ha, channel) or '0') > tonumber(now_ms)
   if not known and redis.call('ZCOUNT', ha, '(' .. now_ms, '+inf') >= tonumber(ARGV[11]) then full = 1 end
 end
@@ -84,7 +86,8 @@ elseif keeps then
     epoch = epoch or ARGV[12]
     redis.call('XTRIM', h, 'MINID', '=', string.format('%.0f', micros - kept_ms * 1000))
     redis.call('PEXPIRE', h, kept_ms + apart_ms)
-    redis.call('HSET', hm, 'e', epoch, 's', id, 't', seconds, 'x', string.format('%.0f', now_ms + apart_ms))
+    redis.call('HSET', hm, 'e', epoch, 's', id, 'r', ARGV[13], 't', seconds,
+      'x', string.format('%.0f', now_ms + apart_ms))
     -- A day longer than the longest rule.
     redis.call('EXPIRE', hm, 2678400)
     if not known then redis.call('ZREMRANGEBYSCORE', ha, '-inf', now_ms) end
@@ -97,8 +100,8 @@ end
 if full == 1 then prev = '0' end
 local receivers = redis.call(command, topic, 'e ' .. offset .. ' ' .. prev .. ' ' .. tail)
 if hooked and dropped == 0 then
-  local row = {'k', 'client_event', 'a', app, 'c', channel, 't', now_ms, 'x', ARGV[15]}
-  for _, each in ipairs({{'u', ARGV[13]}, {'i', ARGV[14]}}) do
+  local row = {'k', 'client_event', 'a', app, 'c', channel, 't', now_ms, 'x', ARGV[16]}
+  for _, each in ipairs({{'u', ARGV[14]}, {'i', ARGV[15]}}) do
     if each[2] ~= '' then
       row[#row + 1] = each[1]
       row[#row + 1] = each[2]
