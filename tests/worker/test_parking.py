@@ -41,6 +41,17 @@ async def test_it_goes_on_when_the_socket_owes_less(wait_until):
     await wait_until(lambda: table.parking._timer is None)
 
 
+async def test_of_one_socket_a_few_go_on_at_a_time(wait_until):
+    table = Table()
+    replays = [table.replay() for _ in range(9)]
+    for replay in replays:
+        replay.connection = replays[0].connection
+        table.parking.put(replay, 0)
+    table.parking._look()
+    assert table.gone == replays[:4]
+    await wait_until(lambda: table.gone == replays)
+
+
 async def test_who_knows_more_than_the_channel_waits_for_it(wait_until):
     table = Table()
     ahead, witness = table.replay(), table.replay()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
+import socket
 
 import websockets
 
@@ -119,6 +120,23 @@ class TestByRule:
     async def _publish(bench, span: range) -> None:
         for at in range(span.start, span.stop, 10):
             await bench.publish_numbers("kept-a", range(at, at + 10))
+
+    async def test_many_channels_at_once_are_no_more_than_a_slow_socket_may_owe(self, bench):
+        worker = await bench.start()
+        await bench.keep(replay=20)
+        channels = [f"kept-{n}" for n in range(60)]
+        for channel in channels:
+            await bench.publish_numbers(channel, range(20), "x" * 8000)
+        for query in ("", RECOVER):
+            raw = socket.socket()
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            raw.connect(("127.0.0.1", worker.port))
+            client = await bench.client(worker, query=query, max_queue=1, sock=raw)
+            for channel in channels:
+                await client.ask(channel, rewind={"count": 20})
+            await bench.settled(worker, lambda: worker.hub.rewinds.parked)
+            assert len(await client.events(60 * 20)) == 60 * 20
+            await client.nothing_more()
 
     async def test_who_comes_together_shares_the_pages(self, bench):
         worker = await bench.start()

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from redpoll.worker.replays import PARKED, Replay
+
+if TYPE_CHECKING:
+    from redpoll.worker.connection import Connection
 
 __all__ = ["AGAIN_S", "LOOK_S", "MOST_OWED_BYTES", "Parking"]
 
@@ -19,6 +23,8 @@ LOOK_S = 0.02
 AGAIN_S = 0.1
 # As joins (cluster.md 6): who waits so long for its success frame is sent elsewhere.
 _UNANSWERED_S = 30.0
+# Of one socket, at a look: each gets a page, and with more of them most would be read for nothing.
+_MOST_AT_ONCE = 4
 
 
 class Parking:
@@ -49,11 +55,15 @@ class Parking:
         now = loop.time()
         # Before anything can go wrong: whatever does, the others are looked at again.
         self._timer = loop.call_later(LOOK_S, self._look)
+        going: dict[Connection, int] = {}
         for replay in list(self._parked):
             if not replay.told and now - replay.begun > _UNANSWERED_S:
                 del self._parked[replay]
                 replay.connection.shut(4100, "the subscription could not be confirmed in time; connect again")
-            elif replay.due <= now and _may_go_on(replay):
+            elif (
+                replay.due <= now and going.get(replay.connection, 0) < _MOST_AT_ONCE and _may_go_on(replay)
+            ):
+                going[replay.connection] = going.get(replay.connection, 0) + 1
                 del self._parked[replay]
                 self._on_go(replay)
         if not self._parked:

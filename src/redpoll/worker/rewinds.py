@@ -202,6 +202,12 @@ class Rewinds:
             self._succeed(replay, place, True)
             if replay.state == GONE:
                 return
+            if start < stop:
+                replay.at, replay.exact = place, True
+        if start < stop and replay.connection.bytes_owed >= MOST_OWED_BYTES:
+            # Other channels were faster: what all of them replay is not to cost the socket its life.
+            self._parking.put(replay, LOOK_S)
+            return
         self._send(replay, past, sheet, start, stop)
         if stop == len(sheet.offsets) and sheet.page.more:
             self._go_further(replay, end)
