@@ -1,5 +1,6 @@
 """redpoll.js around a stock pusher-js, in Node and, as the server serves it, in Chromium."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -242,6 +243,21 @@ async def test_a_refused_page_is_a_refused_promise(page: Page) -> None:
     await page.connect()
     with pytest.raises(NodeError, match=f"No history of channel {channel}: this connection is not subscribed to it"):
         await page.call("history", channel=channel, asked={})
+
+
+async def test_each_of_many_questions_has_its_own_answer(page: Page) -> None:
+    channel = page.channel("kept-")
+    await page.publish(channel, range(3))
+    await page.connect()
+    await page.subscribe(channel)
+    limits = (3, 0, 1, 1001, -1, 2)
+    asked = [page.call("history", channel=channel, asked={"limit": limit}) for limit in limits]
+    told = await asyncio.gather(*asked, return_exceptions=True)
+    for limit, answer in zip(limits, told, strict=True):
+        if 0 < limit < 1000:
+            assert len(answer["messages"]) == limit
+        else:
+            assert "limit must be between 1 and 1000" in str(answer)
 
 
 async def test_a_client_that_did_not_ask_for_it_is_told_nothing_of_places(server: Server) -> None:

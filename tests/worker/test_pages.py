@@ -4,6 +4,7 @@ import asyncio
 import json
 
 from redpoll.cluster.history import History
+from redpoll.protocol.effects import AskHistory
 
 HISTORY = "pusher:history"
 
@@ -115,24 +116,41 @@ async def test_many_questions_are_answered_in_their_order(bench):
     await bench.settled(worker, lambda: not worker.hub.pages._asked)
 
 
+async def test_who_does_not_read_the_answers_may_ask_only_so_often(bench):
+    worker = await bench.start()
+    await bench.keep()
+    client = await bench.client(worker)
+    await client.subscribe("kept-a")
+    connection = next(iter(worker.hub.everyone))
+    asked = AskHistory("kept-a", 1, None, None)
+    # None of them is answered before the loop turns.
+    for _ in range(103):
+        worker.hub.pages.ask(connection, asked)
+    for _ in range(3):
+        refused = (await client.until("pusher:error"))["data"]
+        assert "100 earlier requests" in refused["message"]
+    for _ in range(100):
+        assert json.loads((await client.until(HISTORY))["data"])["messages"] == []
+
+
 async def test_what_makes_no_sense_is_refused_with_the_reason(bench):
     worker = await bench.start()
     await bench.keep()
-    clients = [await bench.client(worker) for _ in range(7)]
-    for client in clients:
-        await client.subscribe("kept-a")
-        await client.subscribe("news")
+    client = await bench.client(worker)
+    await client.subscribe("kept-a")
+    await client.subscribe("news")
     await bench.publish_numbers("kept-a", range(3))
-    epoch = (await page(clients[0]))["epoch"]
-    assert "epoch" in await refusal(clients[0], since={"epoch": "foreign", "offset": 1})
-    assert "last offset" in await refusal(clients[1], since={"epoch": epoch, "offset": 2**52})
-    assert "no history" in await refusal(clients[2], "news")
-    assert "not subscribed" in await refusal(clients[3], "kept-b")
-    assert "limit" in await refusal(clients[4], limit=0)
-    assert "limit" in await refusal(clients[5], limit=1001)
+    epoch = (await page(client))["epoch"]
+    assert "epoch" in await refusal(client, since={"epoch": "foreign", "offset": 1})
+    assert "last offset" in await refusal(client, since={"epoch": epoch, "offset": 2**52})
+    assert "last offset" in await refusal(client, before=2**52)
+    assert "no history" in await refusal(client, "news")
+    assert "not subscribed" in await refusal(client, "kept-b")
+    assert "limit" in await refusal(client, limit=0)
+    assert "limit" in await refusal(client, limit=1001)
     link, keys = bench.bus._link, bench.bus._keys
     await History(link, keys).clear("1", "kept-a")
-    assert "epoch" in await refusal(clients[6], before=f"{epoch}:99")
+    assert "epoch" in await refusal(client, before=f"{epoch}:99")
 
 
 async def test_who_closes_or_leaves_meanwhile_costs_nothing(bench):

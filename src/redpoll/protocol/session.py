@@ -384,9 +384,12 @@ class Session:
         return [AskHistory(channel, limit, before, since)]
 
     def history_refused(self, channel: str, fault: str, now: float) -> list[Effect]:
-        """No page of the channel's history, for `fault`. Told like a bad frame, so at most once a second."""
-        message = f"No history of channel {channel[:MAX_NAME_CHARS]}: {fault}"
-        return self._complain(None, message, _REFUSED_CLIENT_EVENT, now)
+        """No page of the channel's history, for `fault`. Always told, since whoever asked waits for it; who goes on
+        and on is closed."""
+        ended = self._offended(_REFUSED_CLIENT_EVENT, now)
+        if ended is not None:
+            return ended
+        return [Send(frames.error(None, f"No history of channel {channel[:MAX_NAME_CHARS]}: {fault}"))]
 
     # -- faults ---------------------------------------------------------------------------------------------
 
@@ -403,14 +406,21 @@ class Session:
 
     def _complain(self, code: int | None, message: str, weight: int, now: float) -> list[Effect]:
         """At most one such frame a second; the connection ends when it goes on and on."""
+        ended = self._offended(weight, now)
+        if ended is not None:
+            return ended
+        if not self._conducted().complaints.take(now):
+            return []
+        return [Send(frames.error(code, message))]
+
+    def _offended(self, weight: int, now: float) -> list[Effect] | None:
+        """What is done in the place of an answer where it was one too many; None: it may be answered."""
         conduct = self._conducted()
         if conduct.closing:
             return []
         if conduct.offences.add(weight, now):
             return self._close(Code.OVER_CAPACITY, "Too many invalid messages")
-        if not conduct.complaints.take(now):
-            return []
-        return [Send(frames.error(code, message))]
+        return None
 
     def _close(self, code: Code, message: str) -> list[Effect]:
         conduct = self._conducted()

@@ -30,6 +30,8 @@ __all__ = ["Pages"]
 _MOST_BYTES = 256 * 1024
 _MOST_OWED_BYTES = 256 * 1024
 _LOOK_S = 0.02
+# Of one connection: as many as it may ask for at once (protocol/session.py).
+_MOST_WAITING = 100
 # Readings at a time, each of up to 128 KiB a step: the rest of a worker shares the connection with them.
 _MOST_READING = 8
 
@@ -50,7 +52,10 @@ class Pages:
         """Answers behind what this connection asked before."""
         waiting = self._asked.get(connection)
         if waiting is not None:
-            waiting.append(asked)
+            if len(waiting) < _MOST_WAITING:
+                waiting.append(asked)
+            else:
+                self._refuse(connection, asked, f"{_MOST_WAITING} earlier requests wait to be answered")
             return
         self._asked[connection] = deque((asked,))
         task = asyncio.get_running_loop().create_task(self._answer_all(connection))
@@ -93,6 +98,9 @@ class Pages:
             return
         if not page.epoch:
             self._refuse(connection, asked, "no history is kept of it")
+            return
+        if place is not None and place.offset > page.top:
+            self._refuse(connection, asked, str(InvalidOffset(page.top)))
             return
         messages, more = _bounded(page, newest=asked.since is None)
         after = None

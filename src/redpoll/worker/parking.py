@@ -60,9 +60,7 @@ class Parking:
             if not replay.told and now - replay.begun > _UNANSWERED_S:
                 del self._parked[replay]
                 replay.connection.shut(4100, "the subscription could not be confirmed in time; connect again")
-            elif (
-                replay.due <= now and going.get(replay.connection, 0) < _MOST_AT_ONCE and _may_go_on(replay)
-            ):
+            elif replay.due <= now and going.get(replay.connection, 0) < _MOST_AT_ONCE and _may_go_on(replay):
                 going[replay.connection] = going.get(replay.connection, 0) + 1
                 del self._parked[replay]
                 self._on_go(replay)

@@ -39,7 +39,8 @@
   pusher.redpoll = true;
 
   // By channel. `wanted`: what to ask for when we have no place to go on from. `place`: the latest we know of.
-  // `asked`: promises of pages, in the order of the questions, which is that of the answers.
+  // `asked`: promises of pages. Of these the first alone is sent: an answer does not say to which question, and a refusal
+  // comes sooner than a page that was asked for before.
   const channels = new Map();
 
   function known(name) {
@@ -80,28 +81,34 @@
 
   pusher.history = function (name, { limit, before, since } = {}) {
     return new Promise((resolve, reject) => {
-      const { asked } = known(name);
-      const question = { resolve, reject };
+      const channel = known(name);
+      const question = { resolve, reject, data: { channel: name, limit, before, since } };
       question.timer = setTimeout(() => {
-        asked.splice(asked.indexOf(question), 1);
+        // The first has its turn until its answer is here, however late.
+        if (channel.asked[0] !== question) channel.asked.splice(channel.asked.indexOf(question), 1);
         reject(new Error(`no history of channel ${name}: not answered within ${ANSWERED_WITHIN_MS / 1000} s`));
       }, ANSWERED_WITHIN_MS);
-      asked.push(question);
-      const sent = pusher.send_event("pusher:history", { channel: name, limit, before, since });
-      if (!sent) refuse(known(name), "not connected");
+      if (channel.asked.push(question) === 1) ask(channel);
     });
   };
 
-  function settle({ asked }, how, what) {
-    const question = asked.shift();
-    if (question) {
-      clearTimeout(question.timer);
-      question[how](what);
-    }
+  function ask(channel) {
+    if (!pusher.send_event("pusher:history", channel.asked[0].data)) refuse(channel, "not connected");
+  }
+
+  function settle(channel, how, what) {
+    const question = channel.asked.shift();
+    if (!question) return;
+    clearTimeout(question.timer);
+    question[how](what);
+    if (channel.asked.length) ask(channel);
   }
 
   function refuse(channel, why) {
-    while (channel.asked.length) settle(channel, "reject", new Error(why));
+    for (const question of channel.asked.splice(0)) {
+      clearTimeout(question.timer);
+      question.reject(new Error(why));
+    }
   }
 
   // -- what is received: pusher-js drops the members of a frame that it doesn't know, so we look before it does
