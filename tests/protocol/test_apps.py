@@ -137,6 +137,7 @@ def test_sound_rules_have_no_fault(given):
         (rule("a b"), "'a b' is not the name of a channel"),
         (rule("x" * 201), "is not the name of a channel"),
         (rule("#", prefix=True), "'#' is not how a name of a channel begins"),
+        (rule("private-redpoll.console"), "the server's own"),
         (rule("x", keep=-1), "keep must be between 0 and 10000 messages, not -1"),
         (rule("x", keep=10_001), "keep must be between 0 and 10000 messages, not 10001"),
         (rule("x", seconds=0), "seconds must be between 1 and 2592000, not 0"),

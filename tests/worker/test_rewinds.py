@@ -210,6 +210,17 @@ class TestAsked:
         assert data_of(await again.subscribe("kept-a", since=place))["recovered"] is True
         assert await again.events(4) == told
 
+    async def test_who_asks_twice_is_told_the_same_place_twice(self, bench):
+        worker = await bench.start()
+        await bench.keep()
+        await bench.publish_numbers("kept-a", range(10))
+        client = await bench.client(worker, query=RECOVER)
+        for _ in range(2):
+            await client.ask("kept-a", rewind={"seconds": 60})
+        places = [place_of(await client.until(SUCCEEDED)) for _ in range(2)]
+        assert places[0] == places[1]
+        assert numbers(await client.events(10)) == list(range(10))
+
     async def test_a_presence_channel_is_told_its_members_with_the_success(self, bench):
         worker = await bench.start()
         await bench.keep("presence-")

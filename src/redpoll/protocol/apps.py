@@ -151,6 +151,8 @@ def history_fault(rule: HistoryRule) -> str | None:
         return f"id must be 6 hex digits, not {rule.id!r}"
     if not valid_name(rule.name) and (rule.name or not rule.prefix):
         return f"{rule.name!r} is not {'how a name of a channel begins' if rule.prefix else 'the name of a channel'}"
+    if rule.name.startswith(OWN_PREFIX):
+        return f"channels that begin with {OWN_PREFIX!r} are the server's own; nothing is kept of them"
     if not 0 <= rule.keep <= _MOST_KEPT:
         return f"keep must be between 0 and {_MOST_KEPT} messages, not {rule.keep}"
     if rule.keep == 0:

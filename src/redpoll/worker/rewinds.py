@@ -198,12 +198,11 @@ class Rewinds:
         end = kept.last if replay.upto is None else replay.upto
         start, stop = sheet.start(replay.at), sheet.start(end)
         if not replay.told:
-            place = replay.at if replay.exact else sheet.page.rows[start].prev if start < stop else kept.last
-            self._succeed(replay, place, True)
+            if not replay.exact:
+                replay.at, replay.exact = sheet.page.rows[start].prev if start < stop else kept.last, True
+            self._succeed(replay, replay.at, True)
             if replay.state == GONE:
                 return
-            if start < stop:
-                replay.at, replay.exact = place, True
         if start < stop and replay.connection.bytes_owed >= MOST_OWED_BYTES:
             # Other channels were faster: what all of them replay is not to cost the socket its life.
             self._parking.put(replay, LOOK_S)
