@@ -221,6 +221,26 @@ class TestAsked:
         assert places[0] == places[1]
         assert numbers(await client.events(10)) == list(range(10))
 
+    async def test_who_goes_on_and_asks_twice_has_a_place_in_either_answer(self, bench):
+        worker = await bench.start()
+        await bench.keep()
+        client = await bench.client(worker, query=RECOVER)
+        old = place_of(await client.subscribe("kept-a"))
+        await bench.publish_numbers("kept-a", range(3))
+        top = (await client.events(3))[-1]["offset"]
+        for since, place in (
+            (None, top),
+            ({**old, "offset": top}, top),
+            (old, old["offset"]),
+            ({**old, "offset": top - 1}, top),
+            ({"epoch": "of-another", "offset": 1}, top),
+        ):
+            again = await bench.client(worker, query=RECOVER)
+            for _ in range(2):
+                await again.ask("kept-a", **({"since": since} if since else {}))
+            places = [place_of(await again.until(SUCCEEDED)) for _ in range(2)]
+            assert places == [{**old, "offset": place}] * 2, since
+
     async def test_a_presence_channel_is_told_its_members_with_the_success(self, bench):
         worker = await bench.start()
         await bench.keep("presence-")

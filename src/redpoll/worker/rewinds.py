@@ -87,8 +87,8 @@ class Rewinds:
 
     def _attach_live(self, replay: Replay, recovered: bool) -> None:
         self._succeed(replay, replay.held.history.last if replay.held.history is not None else 0, recovered)
-        if replay.state != GONE:
-            self._join_others(replay)
+        self._join_others(replay)
+        self._joined(replay)
 
     def _go_on(self, replay: Replay, epoch: str, offset: int) -> None:
         kept = replay.held.history
@@ -123,8 +123,7 @@ class Rewinds:
         self._open(replay)
         if not replay.recovers:
             self._succeed(replay, 0, False)
-            if replay.state == GONE:
-                return
+            self._joined(replay)
         locates = any(replay.last)
         replay.pending = locates + (returned is not None)
         if locates:
@@ -201,8 +200,7 @@ class Rewinds:
             if not replay.exact:
                 replay.at, replay.exact = sheet.page.rows[start].prev if start < stop else kept.last, True
             self._succeed(replay, replay.at, True)
-            if replay.state == GONE:
-                return
+            self._joined(replay)
         if start < stop and replay.connection.bytes_owed >= MOST_OWED_BYTES:
             # Other channels were faster: what all of them replay is not to cost the socket its life.
             self._parking.put(replay, LOOK_S)
@@ -255,21 +253,23 @@ class Rewinds:
         """It has everything up to where the others are, or there is nothing to be had."""
         if not replay.exact and replay.upto is None:
             self._note_place(replay, end)
-        if not replay.told:
+        untold = not replay.told
+        if untold:
             self._succeed(replay, end, replay.held.history is not None)
-            if replay.state == GONE:
-                return
         self._join_others(replay)
+        if untold:
+            self._joined(replay)
 
     def _give_up(self, replay: Replay) -> None:
         """There is a gap before what comes next: it goes on with the others, and knows it if it recovers."""
-        kept = replay.held.history
-        if not replay.told:
+        kept, untold = replay.held.history, not replay.told
+        if untold:
             self._succeed(replay, kept.last if kept is not None else 0, False)
         elif replay.recovers and kept is not None:
             replay.connection.send(position_of(replay.held))
-        if replay.state != GONE:
-            self._join_others(replay)
+        self._join_others(replay)
+        if untold:
+            self._joined(replay)
 
     def _end(self, past: Past) -> None:
         # The history is gone, or is another. Of a channel that still has one lost() tells the others.
@@ -302,7 +302,7 @@ class Rewinds:
         replay.state = GONE
 
     def _succeed(self, replay: Replay, offset: int, recovered: bool) -> None:
-        """The success frame and what goes with it, in one piece; then it counts as subscribed."""
+        """The success frame and what goes with it, in one piece."""
         held, connection = replay.held, replay.connection
         if replay.recovers:
             epoch = held.history.epoch if held.history is not None else None
@@ -328,9 +328,13 @@ class Rewinds:
         channel: Channel = held.audience
         if channel.past is not None and connection in channel.past.replays:
             channel.past.replaying.add(connection)
-        effects = connection.session.joined(held.channel)
+
+    def _joined(self, replay: Replay) -> None:
+        """It counts as subscribed. Behind its success, and where it hears from: who asked again meanwhile is told that
+        place as well."""
+        effects = replay.connection.session.joined(replay.held.channel)
         if effects:
-            self._hub.perform(connection, effects)
+            self._hub.perform(replay.connection, effects)
 
     def _note_place(self, replay: Replay, place: int) -> None:
         if not replay.recovers:
