@@ -87,6 +87,35 @@ class TestSignedInUsers:
         assert numbers(await again.events(3)) == [0, 1, 2]
         await again.nothing_more()
 
+    async def test_a_replay_that_waits_for_its_page_begins_where_the_user_was_cut_off(self, resuming):
+        worker = await resuming.start()
+        await resuming.keep("", replay=2)
+        client = await resuming.client(worker)
+        await client.sign_in("7")
+        await client.subscribe("news")
+        await cut(resuming, worker, client)
+        await left_word(resuming, "7")
+        await resuming.publish_numbers("news", range(10))
+        history, waiting = worker.hub.rewinds.history, []
+
+        class Withheld:
+            locate = staticmethod(history.locate)
+
+            def page(self, *args) -> None:
+                waiting.append(args)
+
+        worker.hub.rewinds.attach_history(Withheld())
+        again = await resuming.client(worker)
+        await again.subscribe("news")
+        await resuming.settled(worker, lambda: waiting)
+        await again.sign_in("7")
+        await resuming.settled(worker, lambda: all(each.known for each in worker.hub.resume._returned.values()))
+        worker.hub.rewinds.attach_history(history)
+        for args in waiting:
+            history.page(*args)
+        assert numbers(await again.events(10)) == list(range(10))
+        await again.nothing_more()
+
     async def test_the_rule_says_how_much_at_least(self, resuming):
         worker = await resuming.start()
         await resuming.keep("", replay=5)

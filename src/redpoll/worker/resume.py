@@ -285,9 +285,15 @@ class Resume:
     def _fill(self, connection: Connection, point: int) -> None:
         """The channels that were there before it was known who this is."""
         app_id = connection.session.app.id
-        for channel, place in self._places.get(connection, {}).items():
+        places = self._places.get(connection, {})
+        for channel in connection.session.channels:
             held = self._hub.registry.held(app_id, channel)
-            if held is not None and channel in connection.session.channels and point < place:
+            place = places.get(channel)
+            if held is None:
+                continue
+            if place is None:
+                self._hub.rewinds.bring_forward(held, connection, point)
+            elif point < place:
                 self._hub.rewinds.fill(held, connection, point, place)
 
     # -- a departure ---------------------------------------------------------------------------------------

@@ -176,6 +176,13 @@ class Rewinds:
         self.begun += 1
         self._make_ready(replay)
 
+    def bring_forward(self, held: Held, connection: Connection, since: int) -> None:
+        """A replay that has told nothing yet is to begin here, if not earlier."""
+        past: Past | None = held.audience.past if held.audience is not None else None
+        replay = past.replays.get(connection) if past is not None else None
+        if replay is not None and not replay.recovers and not replay.exact:
+            replay.at = min(replay.at, since)
+
     # -- pages ---------------------------------------------------------------------------------------------
 
     def _make_ready(self, replay: Replay) -> None:
