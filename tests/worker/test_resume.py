@@ -160,6 +160,23 @@ class TestSignedInUsers:
         assert numbers(await client.events(1)) == [3]
         await client.nothing_more()
 
+    async def test_of_one_name_for_a_crowd_the_latest_alone_are_pinged(self, resuming):
+        worker = await resuming.start()
+        clients = [await resuming.client(worker) for _ in range(40)]
+        for client in clients[:-1]:
+            await client.sign_in("guest")
+
+        def settled() -> bool:
+            return all(each.known for each in worker.hub.resume._returned.values())
+
+        await resuming.settled(worker, settled)
+        pings = []
+        listen = worker.janitor.listen
+        worker.janitor.listen = lambda connection: (pings.append(connection), listen(connection))[1]
+        await clients[-1].sign_in("guest")
+        await resuming.settled(worker, settled)
+        assert [each.session.socket_id for each in pings] == [each.socket_id for each in clients[7:-1]]
+
     async def test_a_stranger_a_first_visit_and_another_app_are_told_nothing(self, resuming):
         worker = await resuming.start()
         client = await resuming.client(worker)

@@ -43,8 +43,8 @@ class Listener(Protocol):
         """A `c` envelope, on the console's channel."""
 
     def lost(self, held: Held) -> None:
-        """Of a channel with history: what was missed can't be filled, or the history was cleared. `held.history` is
-        the new place; the events that follow it come next."""
+        """Of a channel with history: what was missed can't be filled, or the history was cleared or is a new one.
+        `held.history` is the new place; the events that follow it come next."""
 
     def dropped(self, held: Held) -> None:
         """The channel isn't held any more, and Redis knows it."""

@@ -47,6 +47,8 @@ _SWEEP_S = 1.0
 # A client that only listens says nothing for minutes, and would be told all of that again: it is asked for a pong.
 _QUIET_S = 15
 _PING = _frame.ping()
+# Of one user, the latest: some apps have one name for all their guests, and who comes back is one of the last.
+_MOST_PINGED = 32
 
 Tell = Callable[[int | None], None]
 
@@ -250,6 +252,7 @@ class Resume:
 
     async def _silence(self, sockets: list[Connection]) -> float | None:
         """The longest silence of those that don't answer a ping now, None if all do: another tab isn't gone."""
+        sockets = sockets[-_MOST_PINGED:]
         tick = 0
         for connection in sockets:
             tick = self._janitor.listen(connection)
