@@ -17,12 +17,21 @@ class Clock:
 
     def __init__(self):
         self.now_s = NOW_S
+        self.set_by_s = 0.0
 
     def __call__(self):
+        return self.now_s + self.set_by_s
+
+    def steady(self):
+        """Seconds that `set` doesn't change."""
         return self.now_s
 
     def advance(self, seconds):
         self.now_s += seconds
+
+    def set(self, by_s):
+        """Somebody sets the clock, so much ahead."""
+        self.set_by_s += by_s
 
 
 _stamps = itertools.count(5_000_000)

@@ -106,6 +106,36 @@ async def test_a_result_that_comes_late_or_twice_changes_nothing(connection):
     assert len(await rows.attempts_at(connection, numbers["d2"])) == 1
 
 
+async def test_an_attempt_at_what_has_been_forgotten_holds_up_no_other(connection):
+    numbers = await put(connection, row("d1"), row("d2"))
+    await connection.execute(sa.delete(rows.deliveries).where(rows.deliveries.c.id == "d1"))
+    await rows.put_results(connection, [result(each, "delivered", 11.0) for each in numbers.values()])
+    assert await state(connection, "d2") == ("delivered", 11.0, 1)
+    assert await rows.attempts_at(connection, numbers["d1"]) == []
+
+
+@pytest.mark.parametrize(("before_s", "now_s"), [(1_000.0, 4_600.0), (4_600.0, 1_000.0)])
+async def test_when_the_clock_is_set_pauses_stay_as_long_as_they_are(connection, before_s, now_s):
+    numbers = await put(connection, *(row(name, at=before_s) for name in ("paused", "due", "failed")))
+    await rows.put_results(connection, [result(numbers["paused"], "waiting", before_s + 7)])
+    await rows.put_results(connection, [result(numbers["due"], "waiting", before_s - 7)])
+    await rows.put_results(connection, [result(numbers["failed"], "failed", before_s)])
+    # Written by who saw the new time first, and the old one last.
+    await put(connection, row("new", at=now_s), row("old", at=before_s))
+    await rows.keep_pauses(connection, before_s=before_s, now_s=now_s, longest_s=300.0)
+    assert (await state(connection, "paused"))[1] == now_s + 7
+    assert {each.id for each in await rows.due(connection, "e1", now_s, 9)} == {"due", "new", "old"}
+    assert await state(connection, "failed") == ("failed", before_s, 1)
+
+
+async def test_after_the_clock_was_set_back_unseen_nothing_is_due_later_than_behind_the_longest_pause(connection):
+    numbers = await put(connection, row("paused", at=5_000.0), row("soon", at=5_000.0), row("untried", at=5_000.0))
+    await rows.put_results(connection, [result(numbers["paused"], "waiting", 5_010.0)])
+    await rows.put_results(connection, [result(numbers["soon"], "waiting", 1_010.0)])
+    await rows.keep_pauses(connection, before_s=1_000.0, now_s=1_000.0, longest_s=300.0)
+    assert [(await state(connection, name))[1] for name in numbers] == [1_300.0, 1_010.0, 1_000.0]
+
+
 # -- dead letters
 
 
@@ -138,19 +168,15 @@ async def test_what_was_delivered_or_discarded_is_discarded_no_more(connection):
     assert (await state(connection, "d2"))[:2] == ("discarded", 12.0)
 
 
-async def test_in_bulk_what_failed_by_now_is_changed_and_nothing_else(connection):
-    numbers = await put(connection, row("a"), row("b", "e2"), row("waits"), row("later"))
-    failed = [result(numbers["a"], "failed", 20.0), result(numbers["b"], "failed", 21.0)]
-    await rows.put_results(connection, [*failed, result(numbers["later"], "failed", 99.0)])
-    assert await rows.retry_all(connection, ["e1"], 30.0) == 1
+async def test_in_bulk_only_what_is_in_a_state_is_changed(connection):
+    numbers = await put(connection, row("a"), row("b", "e2"), row("waits"))
+    await rows.put_results(connection, [result(numbers["a"], "failed", 20.0), result(numbers["b"], "failed", 21.0)])
+    assert set(await rows.numbers(connection, ("e1", "e2"), ("failed",))) == {numbers["a"], numbers["b"]}
+    assert await rows.numbers(connection, ("e2",), ("waiting",)) == []
+    assert await rows.retry(connection, list(numbers.values()), 30.0) == 2
     assert (await state(connection, "a"))[:2] == ("waiting", 30.0)
-    assert await rows.discard_all(connection, ["e1", "e2"], ("failed",), 30.0) == 1
-    assert [(await state(connection, name))[0] for name in ("b", "waits", "later")] == [
-        "discarded",
-        "waiting",
-        "failed",
-    ]
-    assert await rows.discard_all(connection, ["e1"], ("waiting",), 30.0) == 2
+    assert await rows.discard(connection, list(numbers.values()), 31.0, ("failed",)) == 0
+    assert await rows.discard(connection, list(numbers.values()), 31.0, ("waiting",)) == 3
 
 
 # -- looking

@@ -15,9 +15,10 @@ from typing import Any, Final, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from redpoll.store.schema import attempts, deliveries
+from redpoll.store.schema import attempts, deliveries, webhooks
 
 __all__ = [
+    "AT_ONCE",
     "STATES",
     "AttemptRow",
     "Delivery",
@@ -28,22 +29,22 @@ __all__ = [
     "attempts_at",
     "depths",
     "discard",
-    "discard_all",
     "due",
     "find",
     "forget_finished",
+    "keep_pauses",
     "next_due",
+    "numbers",
     "one",
     "overfull",
     "put_results",
     "retry",
-    "retry_all",
     "some",
 ]
 
 STATES: Final = ("waiting", "delivered", "failed", "discarded")
 # SQLite takes 32,766 values in one statement; that many rows are one piece of a longer work, too.
-_AT_ONCE: Final = 5_000
+AT_ONCE: Final = 5_000
 
 
 class Waiting(NamedTuple):
@@ -146,8 +147,8 @@ async def add(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) ->
 
 async def _known(connection: AsyncConnection, ids: Sequence[str]) -> set[str]:
     found: set[str] = set()
-    for start in range(0, len(ids), _AT_ONCE):
-        there = sa.select(deliveries.c.id).where(deliveries.c.id.in_(ids[start : start + _AT_ONCE]))
+    for start in range(0, len(ids), AT_ONCE):
+        there = sa.select(deliveries.c.id).where(deliveries.c.id.in_(ids[start : start + AT_ONCE]))
         found.update((await connection.execute(there)).scalars())
     return found
 
@@ -169,6 +170,21 @@ async def next_due(connection: AsyncConnection, endpoint_id: str, after_s: float
     return found
 
 
+async def keep_pauses(connection: AsyncConnection, *, before_s: float, now_s: float, longest_s: float) -> None:
+    """The clock was set from `before_s` to `now_s`: a retry comes as much later as it would have without that, and
+    `longest_s` later at most; what has not been tried is due. Both times alike: it may have been set while nobody was
+    there."""
+    here = deliveries.c.endpoint_id.in_(sa.select(webhooks.c.id)) & (deliveries.c.state == "waiting")
+    tried = deliveries.c.attempts > deliveries.c.cycle_from
+    change = sa.update(deliveries)
+    if now_s != before_s:
+        in_pause = here & tried & (deliveries.c.at > min(before_s, now_s))
+        await connection.execute(change.where(in_pause).values(at=deliveries.c.at + (now_s - before_s)))
+    await connection.execute(change.where(here, ~tried, deliveries.c.at > now_s).values(at=now_s))
+    latest_s = now_s + longest_s
+    await connection.execute(change.where(here, deliveries.c.at > latest_s).values(at=latest_s))
+
+
 _PUT_RESULT: Final = (
     sa.update(deliveries)
     .where(
@@ -180,6 +196,20 @@ _PUT_RESULT: Final = (
 )
 
 
+# A delivery may have been given up and forgotten while it was tried, where this process stood still meanwhile.
+_PUT_ATTEMPT: Final = (
+    sa.insert(attempts)
+    .prefix_with("OR IGNORE", dialect="sqlite")
+    .from_select(
+        ["delivery", *AttemptRow._fields],
+        sa.select(
+            deliveries.c.number,
+            *(sa.bindparam(name, type_=attempts.c[name].type) for name in AttemptRow._fields),
+        ).where(deliveries.c.number == sa.bindparam("which")),
+    )
+)
+
+
 async def put_results(connection: AsyncConnection, results: Sequence[Result]) -> None:
     """Writes what became of attempts. One at a delivery that somebody discarded meanwhile is kept, and changes
     nothing."""
@@ -187,8 +217,8 @@ async def put_results(connection: AsyncConnection, results: Sequence[Result]) ->
         {"which": each.number, "to_state": each.state, "to_at": each.at, "n": each.attempt.n} for each in results
     ]
     await connection.execute(_PUT_RESULT, changed)
-    rows = [{"delivery": each.number, **each.attempt._asdict()} for each in results]
-    await connection.execute(sa.insert(attempts).prefix_with("OR IGNORE", dialect="sqlite"), rows)
+    rows = [{"which": each.number, **each.attempt._asdict()} for each in results]
+    await connection.execute(_PUT_ATTEMPT, rows)
 
 
 # -- what people ask for
@@ -223,8 +253,8 @@ async def one(connection: AsyncConnection, delivery_id: str) -> Delivery | None:
 async def some(connection: AsyncConnection, ids: Sequence[str]) -> list[Delivery]:
     """The deliveries with these ids; those that aren't there are left out."""
     found: list[Delivery] = []
-    for start in range(0, len(ids), _AT_ONCE):
-        which = deliveries.c.id.in_(ids[start : start + _AT_ONCE])
+    for start in range(0, len(ids), AT_ONCE):
+        which = deliveries.c.id.in_(ids[start : start + AT_ONCE])
         found += [Delivery(*row) for row in await connection.execute(sa.select(*_DELIVERY).where(which))]
     return found
 
@@ -256,54 +286,41 @@ async def depths(connection: AsyncConnection, endpoint_ids: Collection[str]) -> 
 # -- what people have done
 
 
-async def retry(connection: AsyncConnection, ids: Sequence[str], now_s: float) -> int:
-    """Has failed deliveries tried anew from `now_s` on, with all their retries. Returns how many."""
+async def numbers(connection: AsyncConnection, endpoint_ids: Collection[str], states: Collection[str]) -> list[int]:
+    """Of all deliveries to these endpoints that are in one of these states now."""
+    which = deliveries.c.endpoint_id.in_(endpoint_ids) & deliveries.c.state.in_(states)
+    return list((await connection.execute(sa.select(deliveries.c.number).where(which))).scalars())
+
+
+async def retry(connection: AsyncConnection, which: Sequence[str] | Sequence[int], now_s: float) -> int:
+    """Has failed deliveries tried anew from `now_s` on, with all their retries. `which` are ids or numbers. Returns how
+    many."""
     values = {"state": "waiting", "at": now_s, "cycle_from": deliveries.c.attempts}
-    return await _change(connection, ids, deliveries.c.state == "failed", values)
+    return await _change(connection, which, deliveries.c.state == "failed", values)
 
 
-async def discard(connection: AsyncConnection, ids: Sequence[str], now_s: float) -> int:
-    """Gives up deliveries that failed, or wait. Returns how many."""
-    values = {"state": "discarded", "at": now_s}
-    return await _change(connection, ids, deliveries.c.state.in_(("failed", "waiting")), values)
-
-
-async def _change(connection: AsyncConnection, ids: Sequence[str], start: Any, values: dict[str, Any]) -> int:
-    changed = 0
-    for at in range(0, len(ids), _AT_ONCE):
-        which = deliveries.c.id.in_(ids[at : at + _AT_ONCE]) & start
-        changed += (await connection.execute(sa.update(deliveries).where(which).values(values))).rowcount
-    return changed
-
-
-async def retry_all(connection: AsyncConnection, endpoint_ids: Collection[str], now_s: float) -> int:
-    """`retry` of everything to these endpoints that has failed by now, a few thousand a call. Returns how many."""
-    values = {"state": "waiting", "at": now_s, "cycle_from": deliveries.c.attempts}
-    return await _change_all(connection, endpoint_ids, ("failed",), now_s, values)
-
-
-async def discard_all(
-    connection: AsyncConnection, endpoint_ids: Collection[str], states: Collection[str], now_s: float
-) -> int:
-    """`discard` of everything to these endpoints that is in one of these states, a few thousand a call. Returns how
-    many. What failed a moment ago, behind `now_s`, is left."""
-    return await _change_all(connection, endpoint_ids, states, now_s, {"state": "discarded", "at": now_s})
-
-
-async def _change_all(
+async def discard(
     connection: AsyncConnection,
-    endpoint_ids: Collection[str],
-    states: Collection[str],
+    which: Sequence[str] | Sequence[int],
     now_s: float,
-    values: dict[str, Any],
+    states: Collection[str] = ("failed", "waiting"),
 ) -> int:
-    # Without the bound a call after a call might never come to an end: what is tried anew fails anew.
-    of_now = (deliveries.c.state != "failed") | (deliveries.c.at <= now_s)
-    which = deliveries.c.endpoint_id.in_(endpoint_ids) & deliveries.c.state.in_(states) & of_now
-    chosen = sa.select(deliveries.c.number).where(which).limit(_AT_ONCE).scalar_subquery()
-    return (
-        await connection.execute(sa.update(deliveries).where(deliveries.c.number.in_(chosen)).values(values))
-    ).rowcount
+    """Gives up deliveries that are in one of these states. `which` are ids or numbers. Returns how many."""
+    values = {"state": "discarded", "at": now_s}
+    return await _change(connection, which, deliveries.c.state.in_(states), values)
+
+
+async def _change(
+    connection: AsyncConnection, which: Sequence[str] | Sequence[int], start: Any, values: dict[str, Any]
+) -> int:
+    changed = 0
+    for at in range(0, len(which), AT_ONCE):
+        some = which[at : at + AT_ONCE]
+        column = deliveries.c.id if isinstance(some[0], str) else deliveries.c.number
+        changed += (
+            await connection.execute(sa.update(deliveries).where(column.in_(some), start).values(values))
+        ).rowcount
+    return changed
 
 
 async def overfull(connection: AsyncConnection, *, keep: int, older_than: float) -> list[str]:
@@ -325,7 +342,7 @@ async def forget_finished(
         newest = sa.select(deliveries.c.at).where(which).order_by(deliveries.c.at.desc()).offset(keep).limit(1)
         beyond: float | None = (await connection.execute(newest)).scalar_one_or_none()
         upto = min(before, older_than if beyond is None else max(older_than, beyond))
-        old = sa.select(deliveries.c.number).where(which, deliveries.c.at <= upto).limit(_AT_ONCE)
+        old = sa.select(deliveries.c.number).where(which, deliveries.c.at <= upto).limit(AT_ONCE)
         gone = sa.delete(deliveries).where(deliveries.c.number.in_(old.scalar_subquery()))
         removed += (await connection.execute(gone)).rowcount
     return removed

@@ -43,7 +43,7 @@ async def make_webhooks(monkeypatch, store, records, clock):
     async with contextlib.AsyncExitStack() as stack:
 
         async def make(box=None, **settings):
-            made = Webhooks(store, records, Settings(**{**LOOPBACK, **settings}), clock=clock)
+            made = Webhooks(store, records, Settings(**{**LOOPBACK, **settings}), clock=clock, steady=clock.steady)
             await made.load()
             stack.push_async_callback(made.finish)
             if box is not None:

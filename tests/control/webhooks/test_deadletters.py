@@ -119,3 +119,9 @@ async def test_in_bulk_a_deleted_endpoints_are_not_retried_but_discarded(world, 
     assert await world.letters.discard_all(["e1", "e2"]) == 1
     assert await world.letters.discard_all(["e1", "e2"]) == 0
     assert await world.states("f3", "waiting") == ["discarded", "waiting"]
+
+
+async def test_in_bulk_what_failed_before_the_clock_was_set_back_is_not_left_out(world, clock):
+    clock.set(-3_600)
+    assert await world.letters.discard_all(["e2"]) == 1
+    assert await world.letters.retry_all(["e1"]) == 2

@@ -28,7 +28,9 @@ class World:
         self.running = None
 
     def start(self):
-        self.schedule = Schedule(self.store, self.endpoints, self.sender, RETRIES, self.signing_key, self.clock)
+        self.schedule = Schedule(
+            self.store, self.endpoints, self.sender, RETRIES, self.signing_key, self.clock, self.clock.steady
+        )
         self.endpoints.on_change = lambda endpoint: self.schedule.look_at(endpoint.id)
         self.running = asyncio.create_task(self.schedule.run())
 
@@ -176,6 +178,65 @@ async def test_what_is_retried_by_hand_has_all_its_retries_again(world, receiver
     _, made = await world.wait_state(one, "failed", 8)
     assert [each.at - begun for each in made[4:]] == [0, 10, 70, 370]
     assert [request.headers["x-service-attempt"] for request in receiver.requests] == list("12345678")
+
+
+# -- clocks that are set
+
+
+@pytest.mark.parametrize("by_s", [3_600.0, -3_600.0])
+async def test_a_clock_that_is_set_makes_no_retry_come_sooner_or_later(world, receiver, wait_until, by_s):
+    receiver.answer = BROKEN
+    endpoint = await world.endpoint(receiver.url)
+    (one,) = await world.put(endpoint, "room")
+    await world.wait_state(one, "waiting", 1)
+    world.clock.set(by_s)
+    # One that was written in the moment before that was seen.
+    (two,) = await world.put(endpoint, "lobby", add=False)
+    world.later(endpoint, 9.75)
+    await wait_until(lambda: world.schedule._apart_s == by_s)
+    found, _ = await world.wait_state(one, "waiting", 1)
+    assert found.at == NOW_S + 10 + by_s
+    await world.wait_state(two, "waiting", 1)
+    receiver.answer = OK
+    world.later(endpoint, 0.25)
+    await world.wait_state(one, "delivered", 2)
+    assert (await world.read(two))[0].attempts == 1
+
+
+async def test_a_result_that_is_written_behind_the_clocks_change_is_of_the_new_time(world, receiver, wait_until):
+    go_on = asyncio.Event()
+
+    async def slow(_request, writer):
+        await go_on.wait()
+        writer.write(BROKEN)
+
+    receiver.answer = slow
+    endpoint = await world.endpoint(receiver.url)
+    (one,) = await world.put(endpoint, "room")
+    await wait_until(lambda: receiver.requests)
+    async with world.store.change():
+        # Nobody else can write: neither of the clock nor, behind that, of the attempt.
+        world.clock.set(-3_600.0)
+        world.schedule.look_at(endpoint.id)
+        await wait_until(lambda: world.store._changing._waiters)
+        go_on.set()
+        await wait_until(lambda: world.schedule._results.unwritten)
+    found, _ = await world.wait_state(one, "waiting", 1)
+    assert found.at == NOW_S - 3_600 + 10
+
+
+async def test_a_clock_that_was_set_back_while_no_server_ran_leaves_nothing_waiting(world, receiver):
+    receiver.answer = BROKEN
+    endpoint = await world.endpoint(receiver.url)
+    (one,) = await world.put(endpoint, "a")
+    await world.wait_state(one, "waiting", 1)
+    (two,) = await world.put(endpoint, "b", add=False)
+    await world.end()
+    world.clock.set(-3_600.0)
+    receiver.answer = OK
+    world.start()
+    await world.wait_state(two, "delivered", 1)
+    assert (await world.read(one))[0].at == world.clock() + RETRIES[-1]
 
 
 # -- endpoints that change

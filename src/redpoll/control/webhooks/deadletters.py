@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Sequence
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -61,27 +60,28 @@ class DeadLetters:
     async def retry_all(self, endpoint_ids: Collection[str]) -> int:
         """Everything that has failed by now at these endpoints; deleted ones are left out."""
         there = [each for each in endpoint_ids if self._is_there(each)]
-        now_s, total = self._clock(), 0
-        while True:
+        total = 0
+        for some in await self._failed(there):
             async with self._store.change() as connection:
-                done = await delivery_rows.retry_all(connection, there, now_s)
-            total += done
-            for endpoint_id in there if done else ():
+                total += await delivery_rows.retry(connection, some, self._clock())
+            for endpoint_id in there:
                 self._on_retry(endpoint_id)
-            if not done:
-                return total
-            await asyncio.sleep(0)
+        return total
 
     async def discard_all(self, endpoint_ids: Collection[str]) -> int:
         """Everything that has failed by now at these endpoints."""
-        now_s, total = self._clock(), 0
-        while True:
+        total = 0
+        for some in await self._failed(endpoint_ids):
             async with self._store.change() as connection:
-                done = await delivery_rows.discard_all(connection, endpoint_ids, ("failed",), now_s)
-            total += done
-            if not done:
-                return total
-            await asyncio.sleep(0)
+                total += await delivery_rows.discard(connection, some, self._clock(), ("failed",))
+        return total
+
+    async def _failed(self, endpoint_ids: Collection[str]) -> list[list[int]]:
+        """The numbers of all dead letters, in pieces: in between others may write. What is tried anew and fails anew
+        meanwhile is none of them, nor is what nobody has seen."""
+        async with self._store.reading() as connection:
+            found = await delivery_rows.numbers(connection, endpoint_ids, ("failed",))
+        return [found[at : at + delivery_rows.AT_ONCE] for at in range(0, len(found), delivery_rows.AT_ONCE)]
 
     def _is_there(self, endpoint_id: str) -> bool:
         endpoint = self._endpoints.known(endpoint_id)

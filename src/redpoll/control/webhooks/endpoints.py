@@ -77,8 +77,12 @@ class Endpoints:
         """Reads everything, behind the records."""
         async with self._store.reading() as connection:
             self._all = await endpoint_rows.every(connection)
-        for app_id in {each.app_id for each in self._all.values()}:
-            self._index(app_id)
+        by_app: dict[str, list[Endpoint]] = {}
+        for each in self._all.values():
+            of_app = by_app.setdefault(each.app_id, [])
+            if each.deleted_at is None:
+                of_app.append(each)
+        self._by_app = {app_id: tuple(found) for app_id, found in by_app.items()}
         self._records.know_hooks({app_id: hooks_of(each) for app_id, each in self._by_app.items()})
 
     def _index(self, app_id: str) -> None:
@@ -247,11 +251,12 @@ class Endpoints:
 
     async def discard_waiting(self, endpoint_id: str) -> None:
         """Gives up what waits for a deleted endpoint, in pieces: there may be very much of it."""
-        while True:
+        async with self._store.reading() as connection:
+            found = await delivery_rows.numbers(connection, (endpoint_id,), ("waiting",))
+        for at in range(0, len(found), delivery_rows.AT_ONCE):
+            some = found[at : at + delivery_rows.AT_ONCE]
             async with self._store.change() as connection:
-                done = await delivery_rows.discard_all(connection, [endpoint_id], ("waiting",), self._clock())
-            if not done:
-                return
+                await delivery_rows.discard(connection, some, self._clock(), ("waiting",))
 
     # -- checking
 

@@ -56,6 +56,12 @@ class Results:
         self._failing[endpoint_id] = since
         self._some.set()
 
+    def move(self, by_s: float) -> None:
+        """The clock was set: what waits for a retry is due so much later. Called behind a change of the store."""
+        self._waiting = [
+            each._replace(at=each.at + by_s) if each.state == "waiting" else each for each in self._waiting
+        ]
+
     async def run(self) -> None:
         """Goes on until `stop`, and to the end of what there is by then. Not to be cancelled in a commit."""
         while not self._stopping or self._waiting or self._failing:
@@ -83,11 +89,12 @@ class Results:
     async def write(self) -> bool:
         """Writes what there is, a thousand of them at most. False: the store can't be written; they are kept."""
         self._many.clear()
-        results, failing = self._waiting[:_MOST_AT_ONCE], dict(self._failing)
-        if not results and not failing:
+        if not self._waiting and not self._failing:
             return True
         try:
             async with self._store.change() as connection:
+                # Only now: see `move`.
+                results, failing = self._waiting[:_MOST_AT_ONCE], dict(self._failing)
                 if results:
                     await delivery_rows.put_results(connection, results)
                 for endpoint_id, since in failing.items():

@@ -45,8 +45,9 @@ _MOST_READY: Final = 512
 _REFILL_BELOW: Final = 128
 # Between two looks into the store for one endpoint, whose retries may become due one by one.
 _LOOKS_APART_S: Final = 0.1
-# The clock may be set, so no timer is longer.
+# The clock may be set, so no timer is longer. It was, when it is off by so much.
 _LONGEST_WAIT_S: Final = 1.0
+_CLOCK_SET_S: Final = 1.0
 
 
 class Sends(Protocol):
@@ -128,7 +129,8 @@ class _Lane:
 
 class Schedule:
     """`run()` until it is cancelled, then `finish()`. `retry_after_s` are the pauses behind failed attempts; a delivery
-    that fails once more than there are is a dead letter. `signing_key` gives an app's; `clock` tells Unix seconds.
+    that fails once more than there are is a dead letter. `signing_key` gives an app's; `clock` tells Unix seconds, and
+    `steady` seconds that nobody sets: a pause is as long as it is, whatever the clock does.
 
     `attempts` counts by outcome; `failed_total` deliveries that became dead letters.
     """
@@ -141,6 +143,7 @@ class Schedule:
         retry_after_s: Sequence[float],
         signing_key: Callable[[str], Key | None],
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self.attempts: Counter[str] = Counter()
         # By app id: attempts that delivered, and that failed.
@@ -152,6 +155,10 @@ class Schedule:
         self._retry_after_s = tuple(retry_after_s)
         self._signing_key = signing_key
         self._clock = clock
+        self._steady = steady
+        # The clock less the steady one, as of when they were compared; and whether the store has been told.
+        self._apart_s = clock() - steady()
+        self._clock_known = False
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[str, _Lane] = {each.id: _Lane(each.id) for each in endpoints.every()}
         self._results = Results(store, self._written)
@@ -225,11 +232,12 @@ class Schedule:
     async def look(self) -> float:
         """Reads what is due into the lanes that have room; returns after how many seconds to look again."""
         self._wake.clear()
+        await self._follow_clock()
         wait_s = _LONGEST_WAIT_S
         for lane in list(self._lanes.values()):
             if not self._is_on(lane):
                 continue
-            if lane.next_at is not None and self._clock() >= lane.next_at:
+            if lane.next_at is not None and self._now() >= lane.next_at:
                 lane.in_store, lane.next_at = True, None
             wanted = lane.in_store and len(lane.line) < _REFILL_BELOW
             if wanted and self._loop.time() >= lane.look_from:
@@ -241,8 +249,33 @@ class Schedule:
                 wait_s = min(wait_s, lane.look_from - self._loop.time())
             self._start(lane)
             if lane.next_at is not None:
-                wait_s = min(wait_s, lane.next_at - self._clock())
+                wait_s = min(wait_s, lane.next_at - self._now())
         return max(wait_s, 0.0)
+
+    async def _follow_clock(self) -> None:
+        """When the clock was set, while this process runs or before: what is due by it in the store is set too."""
+        steady_s, now_s = self._steady(), self._clock()
+        before_s = steady_s + self._apart_s
+        if not self._clock_known or abs(now_s - before_s) >= _CLOCK_SET_S:
+            try:
+                async with self._store.change() as connection:
+                    longest_s = max(self._retry_after_s, default=0.0)
+                    await delivery_rows.keep_pauses(connection, before_s=before_s, now_s=now_s, longest_s=longest_s)
+            except SQLAlchemyError as error:
+                log.error("webhooks can't be told of the clock", reason=str(error))
+                return
+            # Nothing is waited for from the commit on: whoever writes next goes by the new time.
+            self._results.move(now_s - before_s)
+            for lane in self._lanes.values():
+                lane.in_store, lane.next_at = True, None
+            if self._clock_known:
+                log.warning("the clock was set; retries of webhooks keep their pauses", by_s=round(now_s - before_s, 1))
+            self._clock_known = True
+        self._apart_s = now_s - steady_s
+
+    def _now(self) -> float:
+        """The time by which deliveries are due: the clock's, as far as it has been followed."""
+        return self._steady() + self._apart_s
 
     async def finish(self, within_s: float) -> None:
         """Begins nothing more, gives what is under way so long, and writes what became of it."""
@@ -271,7 +304,7 @@ class Schedule:
         return endpoint is not None and endpoint.enabled
 
     async def _fill(self, lane: _Lane) -> None:
-        now_s = self._clock()
+        now_s = self._now()
         limit = _MOST_READY + len(lane.held)
         # Before the question, not behind it: what is written meanwhile comes by `add`, or sets it again.
         lane.in_store, lane.next_at, lane.reading = False, None, (meanwhile := _Meanwhile())
@@ -360,7 +393,7 @@ class Schedule:
         if attempt.ok:
             state, at = "delivered", now_s
         elif tried <= len(self._retry_after_s):
-            state, at = "waiting", now_s + self._retry_after_s[tried - 1]
+            state, at = "waiting", self._now() + self._retry_after_s[tried - 1]
         else:
             state, at = "failed", now_s
             self.failed_total += 1

@@ -53,18 +53,26 @@ _MOST_SHOWN: Final = 10_000
 
 
 class Webhooks:
-    """`load()`, then everything but sending; `start()` and `finish()` where a server runs. `clock` tells Unix seconds.
+    """`load()`, then everything but sending; `start()` and `finish()` where a server runs. `clock` tells Unix seconds,
+    `steady` seconds that nobody sets.
 
     What can't be done raises RecordError with a sentence. Times are Unix seconds.
     """
 
     def __init__(
-        self, store: Store, records: Records, settings: Settings, *, clock: Callable[[], float] = time.time
+        self,
+        store: Store,
+        records: Records,
+        settings: Settings,
+        *,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._records = records
         self._settings = settings
         self._clock = clock
+        self._steady = steady
         self._endpoints = Endpoints(store, records, self._get_sender, clock)
         self._endpoints.on_change = self._endpoint_changed
         self._dead_letters = DeadLetters(store, self._endpoints, clock, self._due_at, self._given_up)
@@ -83,7 +91,13 @@ class Webhooks:
         settings don't let it."""
         sender = self._get_sender()
         self._schedule = Schedule(
-            self._store, self._endpoints, sender, self._settings.webhook_retry_after_s, self._signing_key, self._clock
+            self._store,
+            self._endpoints,
+            sender,
+            self._settings.webhook_retry_after_s,
+            self._signing_key,
+            self._clock,
+            self._steady,
         )
         self._intake = Intake(outbox, self._store, self._endpoints.of_app, self._schedule.add, on_traced, self._clock)
         loop = asyncio.get_running_loop()
@@ -325,6 +339,9 @@ class Webhooks:
                 await self._tidy()
             except SQLAlchemyError as error:
                 log.warning("webhooks not tidied", reason=str(error))
+            except Exception:
+                # A fault of ours, by which nothing would ever be tidied again.
+                log.exception("tidying of webhooks failed")
             await asyncio.sleep(_TIDY_EVERY_S)
 
     async def _tidy(self) -> None:
