@@ -87,11 +87,19 @@ def test_a_test_fails_where_it_did_not_arrive(typed, answering, ok, said, code):
 
 def test_dead_letters_are_listed(typed, answering):
     letter = {"id": "d1", "event": "member.added", "endpoint_id": "e1", "failed_at": 1_700_000_000, "attempts": 4}
-    asked = answering("webhooks", [letter])
+    asked = answering("webhooks", {"letters": [letter], "total": 1})
     line = "d1  member.added  to e1  failed 2023-11-14 22:13:20 UTC  attempts 4"
-    assert typed("dead-letter", "list", "7").stdout == line + "\n"
+    told = typed("dead-letter", "list", "7")
+    assert (told.stdout, told.stderr) == (line + "\n", "")
     assert json.loads(typed("dead-letter", "list", "7", "--json").stdout) == [letter]
     assert asked == [("dead-letter list", {"app": "7"})] * 2
+
+
+def test_a_list_that_leaves_some_out_says_so(typed, answering):
+    letter = {"id": "d1", "event": "member.added", "endpoint_id": "e1", "failed_at": 1_700_000_000, "attempts": 4}
+    answering("webhooks", {"letters": [letter], "total": 70_000})
+    told = typed("dead-letter", "list", "7", "--json")
+    assert (json.loads(told.stdout), told.stderr) == ([letter], "the last 1 of 70000 dead letters\n")
 
 
 def test_a_dead_letter_is_shown_with_every_attempt_and_does_nothing_to_a_terminal(typed, answering):

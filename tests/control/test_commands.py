@@ -1,10 +1,13 @@
 """The operator's commands, run here and asked of a running server."""
 
 import asyncio
+import contextlib
 import json
 import socket
+import sqlite3
 
 import pytest
+import sqlalchemy as sa
 
 from redpoll.config import Settings
 from redpoll.control import commands
@@ -204,3 +207,18 @@ async def test_a_server_that_ends_before_it_answers_is_not_asked_again_in_silenc
     async with await asyncio.start_unix_server(hang_up, commands.socket_path(tmp_path)):
         with pytest.raises(CommandError, match="may have done it all the same"):
             await asyncio.to_thread(commands.ask, commands.socket_path(tmp_path), "app create", {"name": "x"})
+
+
+async def test_a_store_that_takes_nothing_is_named(context, served, tmp_path):
+    made = await commands.run(context, "app create", {"name": "demo"})
+    async with context.store.reading() as connection:
+        await connection.execute(sa.text("PRAGMA busy_timeout=10"))
+    with contextlib.closing(sqlite3.connect(tmp_path / "redpoll.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(CommandError, match=r"^the record store failed: database is locked$"):
+            await served("key add", {"app": made["id"], "key": "k" * 20})
+
+
+async def test_a_request_may_be_as_long_as_a_command_line(context, served):
+    with pytest.raises(CommandError, match="webhooks are not there yet"):
+        await served("dead-letter retry", {"ids": [f"{number:036}" for number in range(50_000)]})

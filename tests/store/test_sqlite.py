@@ -6,8 +6,9 @@ from contextlib import suppress
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import SQLAlchemyError
 
-from redpoll.store.sqlite import Sqlite
+from redpoll.store.sqlite import Sqlite, reason_of
 
 SLOW = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 100000) SELECT count(*) FROM n"
 
@@ -56,3 +57,12 @@ async def test_closing_waits_for_what_nobody_waits_for_any_more(database):
     assert not connection.stopped.done()
     await database.close()
     assert connection.stopped.done()
+
+
+async def test_an_error_tells_what_went_wrong_and_nothing_of_what_was_written(database):
+    await read(database, "SELECT 1")
+    with pytest.raises(SQLAlchemyError) as caught:
+        async with database.engine.connect() as connection:
+            await connection.execute(sa.text("INSERT INTO nowhere VALUES (:it)"), {"it": "a secret"})
+    assert reason_of(caught.value) == "no such table: nowhere"
+    assert "a secret" not in str(caught.value)

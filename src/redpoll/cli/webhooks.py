@@ -147,7 +147,10 @@ def dead_letter() -> None:
 @records_command
 def dead_letter_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
     """List an app's dead letters that nothing was decided about yet, the last to fail first."""
-    letters = run(settings, "dead-letter list", {"app": app_id})
+    answer = run(settings, "dead-letter list", {"app": app_id})
+    letters = answer["letters"]
+    if len(letters) < answer["total"]:
+        click.echo(f"the last {len(letters)} of {answer['total']} dead letters", err=True)
     if as_json:
         print_json(letters)
         return

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 import structlog
+from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.bus import Unavailable
 from redpoll.control.context import CommandError, Context
@@ -27,12 +28,14 @@ from redpoll.protocol.apps import SETTINGS, App, HistoryRule, Key, parse_setting
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.tokens import Token
 from redpoll.store import audit
+from redpoll.store.sqlite import reason_of
 
 __all__ = ["COMMANDS", "CommandError", "app_shape", "ask", "run", "serve_commands", "socket_path"]
 
 log = structlog.get_logger()
 
-_MAX_REQUEST_BYTES = 1 << 20
+# What a command line holds at most: 2 MiB, and somewhat more as JSON.
+_MAX_REQUEST_BYTES = 4 << 20
 # sun_path of Linux holds 108 bytes, the last one zero.
 _MAX_PATH_BYTES = 107
 
@@ -207,14 +210,16 @@ async def run(context: Context, verb: str, args: dict[str, Any]) -> Any:
         raise CommandError(f"the running server knows no command {verb!r}; is it of another version?")
     try:
         result = await COMMANDS[verb](context, args)
+        if not _only_looks(verb, args):
+            await _note(context, verb, args)
     except RecordError as error:
         raise CommandError(str(error)) from error
     except ApiError as error:
         raise CommandError(error.message) from error
     except Unavailable as error:
         raise CommandError(f"Redis can't be asked: {error}") from error
-    if not _only_looks(verb, args):
-        await _note(context, verb, args)
+    except SQLAlchemyError as error:
+        raise CommandError(f"the record store failed: {reason_of(error)}") from error
     return result
 
 

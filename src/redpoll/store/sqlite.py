@@ -11,9 +11,15 @@ from weakref import WeakSet
 import aiosqlite
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-__all__ = ["Sqlite"]
+__all__ = ["Sqlite", "reason_of"]
+
+
+def reason_of(error: SQLAlchemyError) -> str:
+    """What the database said (`database is locked`), without the statement it said it of."""
+    return str(getattr(error, "orig", None) or error)
 
 
 class _Connection(aiosqlite.Connection):
@@ -38,7 +44,12 @@ class Sqlite:
         self._path = str(url.database)
         self._pragmas = pragmas
         self._connections: WeakSet[_Connection] = WeakSet()
-        self.engine: AsyncEngine = create_async_engine(url, async_creator=self._connect)
+        self.engine: AsyncEngine = create_async_engine(
+            url,
+            async_creator=self._connect,
+            # An error would tell them: secrets and payloads, which no log may have.
+            hide_parameters=True,
+        )
         sa.event.listen(self.engine.sync_engine, "connect", self._prepare)
         sa.event.listen(self.engine.sync_engine, "invalidate", _roll_back)
 

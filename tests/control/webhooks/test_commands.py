@@ -85,7 +85,7 @@ async def test_dead_letters_are_listed_shown_retried_and_discarded(make_operator
     await wait_until(lambda: operator.context.webhooks.counters()["webhook_failed_total"] == 2)
     found = []
     while len(found) < 2:
-        found = await operator("dead-letter list", app=APP)
+        found = (await operator("dead-letter list", app=APP))["letters"]
     by_channel = {each.pop("channel"): each for each in found}
     one, two = by_channel["a"], by_channel["b"]
     assert {**one, "id": ""} == {
@@ -115,7 +115,7 @@ async def test_dead_letters_are_listed_shown_retried_and_discarded(make_operator
     assert await operator("dead-letter retry", ids=[one["id"]]) == [{"id": one["id"], "state": "retrying"}]
     with pytest.raises(CommandError, match="is no failed delivery: it is discarded"):
         await operator("dead-letter retry", ids=[two["id"]])
-    assert await operator("dead-letter list", app=APP) == []
+    assert await operator("dead-letter list", app=APP) == {"letters": [], "total": 0}
 
 
 async def test_what_is_wrong_is_said_in_a_sentence(make_operator, store, records):

@@ -99,8 +99,10 @@ async def _test(context: Context, args: dict[str, Any]) -> Any:
 
 
 async def _dead_letters(context: Context, args: dict[str, Any]) -> Any:
-    found = await _webhooks(context).deliveries(args["app"], states=("failed",), limit=_MOST_LISTED)
-    return [
+    webhooks = _webhooks(context)
+    found = await webhooks.deliveries(args["app"], states=("failed",), limit=_MOST_LISTED)
+    depths = await webhooks.depths(args["app"])
+    letters = [
         {
             "id": each.id,
             "event": each.event,
@@ -111,6 +113,7 @@ async def _dead_letters(context: Context, args: dict[str, Any]) -> Any:
         }
         for each in found
     ]
+    return {"letters": letters, "total": sum(depth.failed for depth in depths.values())}
 
 
 async def _show(context: Context, args: dict[str, Any]) -> Any:
@@ -160,7 +163,8 @@ COMMANDS: Final[dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]]] 
     "webhook unpin": _unpin,  # {id} -> webhook
     "webhook rotate": _rotate,  # {id} -> {id, secret, overlap_until}
     "webhook test": _test,  # {id} -> {id, ok, status, reason, duration_ms}
-    "dead-letter list": _dead_letters,  # {app} -> [{id, event, endpoint_id, failed_at, attempts, channel}]
+    # {app} -> {letters: [{id, event, endpoint_id, failed_at, attempts, channel}], total}, the youngest of very many
+    "dead-letter list": _dead_letters,
     "dead-letter show": _show,  # {id} -> everything of one
     "dead-letter retry": _retry,  # {ids} -> [{id, state}], all or none
     "dead-letter discard": _discard,  # {ids} -> [{id, state}], all or none

@@ -24,6 +24,7 @@ from redpoll.control.webhooks.endpoints import wants
 from redpoll.control.webhooks.payloads import render
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store.deliveries import Waiting
+from redpoll.store.sqlite import reason_of
 from redpoll.store.store import Store
 from redpoll.store.webhooks import Endpoint
 
@@ -115,7 +116,7 @@ class Intake:
             return EVERY_S
         except SQLAlchemyError as error:
             if not self._failing:
-                log.error("webhooks can't be written to the store; they wait in Redis", reason=str(error))
+                log.error("webhooks can't be written to the store; they wait in Redis", reason=reason_of(error))
             self._failing = True
             return _AGAIN_AFTER_S
         self._failing = False

@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.deliveries import Result
+from redpoll.store.sqlite import reason_of
 from redpoll.store.store import Store
 
 __all__ = ["Results"]
@@ -100,7 +101,9 @@ class Results:
                 for endpoint_id, since in failing.items():
                     await endpoint_rows.set_failing_since(connection, endpoint_id, since)
         except SQLAlchemyError as error:
-            log.error("results of webhooks can't be written to the store", waiting=self.unwritten, reason=str(error))
+            log.error(
+                "results of webhooks can't be written to the store", waiting=self.unwritten, reason=reason_of(error)
+            )
             return False
         del self._waiting[: len(results)]
         for endpoint_id, since in failing.items():

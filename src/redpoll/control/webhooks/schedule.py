@@ -24,6 +24,7 @@ from redpoll.control.webhooks.sender import Target
 from redpoll.protocol.apps import Key
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store.deliveries import AttemptRow, Result, Waiting
+from redpoll.store.sqlite import reason_of
 from redpoll.store.store import Store
 from redpoll.store.webhooks import Endpoint
 
@@ -244,7 +245,7 @@ class Schedule:
                 try:
                     await self._fill(lane)
                 except SQLAlchemyError as error:
-                    log.error("webhooks can't be read from the store", reason=str(error))
+                    log.error("webhooks can't be read from the store", reason=reason_of(error))
             elif wanted:
                 wait_s = min(wait_s, lane.look_from - self._loop.time())
             self._start(lane)
@@ -262,7 +263,7 @@ class Schedule:
                     longest_s = max(self._retry_after_s, default=0.0)
                     await delivery_rows.keep_pauses(connection, before_s=before_s, now_s=now_s, longest_s=longest_s)
             except SQLAlchemyError as error:
-                log.error("webhooks can't be told of the clock", reason=str(error))
+                log.error("webhooks can't be told of the clock", reason=reason_of(error))
                 return
             # Nothing is waited for from the commit on: whoever writes next goes by the new time.
             self._results.move(now_s - before_s)

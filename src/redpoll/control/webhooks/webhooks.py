@@ -32,6 +32,7 @@ from redpoll.protocol.apps import Key
 from redpoll.settings import Settings
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store.deliveries import STATES, AttemptRow, Delivery, Depth
+from redpoll.store.sqlite import reason_of
 from redpoll.store.store import Store
 from redpoll.store.webhooks import Endpoint
 
@@ -338,7 +339,7 @@ class Webhooks:
             try:
                 await self._tidy()
             except SQLAlchemyError as error:
-                log.warning("webhooks not tidied", reason=str(error))
+                log.warning("webhooks not tidied", reason=reason_of(error))
             except Exception:
                 # A fault of ours, by which nothing would ever be tidied again.
                 log.exception("tidying of webhooks failed")
