@@ -57,6 +57,7 @@ class Box:
         self.fault = None
         self.page = 1_000
         self.drains = 0
+        self.waiting = self.leaves = 0
         self._committed = set()
 
     def put(self, *rows):
@@ -68,6 +69,7 @@ class Box:
             raise self.fault
         self.rows = [row for row in self.rows if (row.shard, row.stamp) not in self._committed]
         self._committed.clear()
+        self.waiting = len(self.rows)
         return Drained(self.rows[: self.page], 0, len(self.rows) > self.page)
 
     def committed(self, rows):

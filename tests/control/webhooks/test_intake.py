@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -47,7 +48,10 @@ def make_intake(store, endpoints, clock):
         def on_traced(row, delivery, endpoint):
             (traced if traced is not None else []).append((row.trace, row.app_id, delivery, endpoint))
 
-        return Intake(box, store, lambda app_id: endpoints.get(app_id, ()), on_new, on_traced, clock)
+        def any_enabled():
+            return any(each.enabled for of_app in endpoints.values() for each in of_app)
+
+        return Intake(box, store, lambda app_id: endpoints.get(app_id, ()), any_enabled, on_new, on_traced, clock)
 
     return make
 
@@ -242,3 +246,58 @@ async def test_rows_that_the_store_did_not_take_are_not_forgotten(store, add_end
     for _ in range(3):
         await intake.look()
     assert intake.forgotten_before() == 0.0
+
+
+# -- rest
+
+
+async def drains_in(box, seconds):
+    before = box.drains
+    await asyncio.sleep(seconds)
+    return box.drains - before
+
+
+@pytest.fixture
+async def running(make_intake):
+    """`running(box)`: an intake that runs until the test ends."""
+    tasks = []
+
+    def run(box):
+        tasks.append(asyncio.create_task(make_intake(box).run()))
+
+    yield run
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_without_an_endpoint_redis_is_asked_once_a_second(running, wait_until):
+    box = Box()
+    running(box)
+    await wait_until(lambda: box.drains)
+    assert await drains_in(box, 0.8) <= 1
+
+
+@pytest.mark.parametrize("wanted", ["endpoint", "leave", "row"])
+async def test_while_somebody_is_to_be_told_or_something_waits_it_is_asked_ten_times(
+    running, wait_until, add_endpoint, endpoints, wanted
+):
+    box = Box()
+    running(box)
+    await wait_until(lambda: box.drains)
+    if wanted == "endpoint":
+        # From the next 100 ms on, not from the next second.
+        await add_endpoint("e1")
+        await wait_until(lambda: box.drains >= 3, 0.8)
+        # Disabled, nothing is to be told any more.
+        endpoints[APP] = [msgspec.structs.replace(endpoints[APP][0], disabled_at=NOW_S)]
+        await asyncio.sleep(0.2)
+        assert await drains_in(box, 0.8) <= 1
+    elif wanted == "leave":
+        box.leaves = 1
+        await wait_until(lambda: box.drains >= 5, 3)
+        box.leaves = 0
+    else:
+        box.committed = lambda rows: None
+        box.put(transition())
+        await wait_until(lambda: box.drains >= 5, 3)

@@ -109,6 +109,9 @@ class Endpoints:
             raise RecordError(f"there is no webhook with the id {endpoint_id}")
         return endpoint
 
+    def any_enabled(self) -> bool:
+        return any(each.enabled for each in self._all.values())
+
     def every(self) -> list[Endpoint]:
         """Deleted ones too."""
         return list(self._all.values())

@@ -34,6 +34,9 @@ log = structlog.get_logger(__name__)
 
 # What a webhook waits at most for the next look (cluster.md 9).
 EVERY_S: Final = 0.1
+# Where nobody is to be told of anything and nothing waits; what is being written by workers that haven't heard of that
+# yet is for nobody.
+RESTING_EVERY_S: Final = 1.0
 # Behind an error of the store, whose rows wait in Redis meanwhile.
 _AGAIN_AFTER_S: Final = 1.0
 # Names the ids of our deliveries; any number would do, as long as it stays.
@@ -49,6 +52,8 @@ class Rows(Protocol):
     """What is needed of cluster.outbox.Outbox."""
 
     errors: int
+    waiting: int
+    leaves: int
 
     async def drain(self) -> Drained: ...
 
@@ -56,8 +61,9 @@ class Rows(Protocol):
 
 
 class Intake:
-    """Looks every 100 ms. `endpoints_of` gives an app's endpoints; `on_new` is told what was written,
-    `on_traced(transition, delivery id, endpoint id)` each of a client event that is traced.
+    """Looks every 100 ms, or every second while no endpoint is enabled, which `any_enabled` tells. `endpoints_of` gives
+    an app's endpoints; `on_new` is told what was written, `on_traced(transition, delivery id, endpoint id)` each of a
+    client event that is traced.
 
     `taken_total` counts transitions whose deliveries are safe, `unreadable_total` rows that no body can be made of.
     """
@@ -67,6 +73,7 @@ class Intake:
         outbox: Rows,
         store: Store,
         endpoints_of: Callable[[str], Sequence[Endpoint]],
+        any_enabled: Callable[[], bool],
         on_new: Callable[[Sequence[Waiting]], None],
         on_traced: Callable[[Transition, str, str], None],
         clock: Callable[[], float] = time.time,
@@ -76,6 +83,7 @@ class Intake:
         self._outbox = outbox
         self._store = store
         self._endpoints_of = endpoints_of
+        self._any_enabled = any_enabled
         self._on_new = on_new
         self._on_traced = on_traced
         self._clock = clock
@@ -85,21 +93,31 @@ class Intake:
         # When the first of the rows was committed that Redis has not been told to forget yet.
         self._unforgotten_since: float | None = None
         self._failing = False
+        # The last look found nothing, neither rows nor leaves held back; and when the next one is due for all that.
+        self._nothing_there = False
+        self._rests_until_s = 0.0
 
     async def run(self) -> None:
         """Goes on until it is cancelled, which may be at any moment."""
         while True:
             try:
-                wait_s = await self.look()
+                wait_s = EVERY_S if self._rests() else await self.look()
             except Exception:
                 # A fault of ours. Nothing is forgotten by it, and the next rows may be others.
                 log.exception("intake of webhooks failed")
                 wait_s = _AGAIN_AFTER_S
             await asyncio.sleep(wait_s)
 
+    def _rests(self) -> bool:
+        # Asked every 100 ms, so an endpoint that is made or enabled is looked for from its first row on.
+        resting = self._nothing_there and not self._any_enabled()
+        return resting and asyncio.get_running_loop().time() < self._rests_until_s
+
     async def look(self) -> float:
         """One drain and what comes of it; returns after how many seconds the next one is due."""
         errors = self._outbox.errors
+        self._nothing_there = False
+        self._rests_until_s = asyncio.get_running_loop().time() + RESTING_EVERY_S
         try:
             drained = await self._outbox.drain()
             all_answered = self._outbox.errors == errors
@@ -111,6 +129,9 @@ class Intake:
             if drained.rows:
                 await self._take(drained.rows)
             self._reached_end = all_answered and not drained.more
+            self._nothing_there = self._reached_end and not (
+                drained.rows or self._outbox.waiting or self._outbox.leaves
+            )
         except (LinkDown, hiredis.ReplyError, TimeoutError) as error:
             log.debug("outbox not drained", reason=str(error))
             return EVERY_S

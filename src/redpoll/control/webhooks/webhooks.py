@@ -100,7 +100,15 @@ class Webhooks:
             self._clock,
             self._steady,
         )
-        self._intake = Intake(outbox, self._store, self._endpoints.of_app, self._schedule.add, on_traced, self._clock)
+        self._intake = Intake(
+            outbox,
+            self._store,
+            self._endpoints.of_app,
+            self._endpoints.any_enabled,
+            self._schedule.add,
+            on_traced,
+            self._clock,
+        )
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._schedule.run(), name="webhook schedule"),
