@@ -270,6 +270,17 @@ async def test_leaves_of_a_clock_that_was_ahead_wait_no_longer(calls, patient, l
     assert await told(patient) == ["member.removed z"]
 
 
+async def test_leaves_of_a_clock_that_was_ahead_wait_for_no_others(calls, outbox, link, keys):
+    await calls.room(joins=[("ann", ""), ("bob", "")])
+    await told(outbox)
+    await calls.room(base=1, gone=["ann"])
+    left = await calls.left()
+    await link.ask(b"ZADD", keys.left(shard(A, ROOM)), await now_ms(link) + 3_600_000, *left)
+    await calls.room(gone=["bob"])
+    await link.ask(b"ZREM", keys.left(shard(A, ROOM)), f"v:{A}:{ROOM}")
+    assert sorted(await told(outbox)) == ["member.removed ann", "member.removed bob"]
+
+
 async def test_stamp_ahead_of_the_clock_holds_no_leave_back(calls, link, keys):
     outbox = Outbox(link, keys, 0)
     await calls.room(joins=[("a", "")])

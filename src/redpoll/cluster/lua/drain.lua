@@ -29,10 +29,13 @@ if left > 0 and length < 10000 then
   now_ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
   local before = string.format('%.0f', now_ms - tonumber(ARGV[2]))
   due = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', before, 'WITHSCORES', 'LIMIT', 0, ARGV[3])
-  if #due == 0 then
+  if #due < 2 * ARGV[3] then
     -- From before the clock was set back: nobody knows how old.
     local ahead = '(' .. string.format('%.0f', now_ms)
-    due = redis.call('ZRANGEBYSCORE', KEYS[3], ahead, '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[3])
+    local most = ARGV[3] - #due / 2
+    for _, each in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], ahead, '+inf', 'WITHSCORES', 'LIMIT', 0, most)) do
+      due[#due + 1] = each
+    end
   end
   if #due > 0 then
     local stamp = math.max(tonumber(redis.call('GET', KEYS[1]) or '0') + 1,

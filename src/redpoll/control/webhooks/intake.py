@@ -34,8 +34,8 @@ log = structlog.get_logger(__name__)
 
 # What a webhook waits at most for the next look (cluster.md 9).
 EVERY_S: Final = 0.1
-# Where nobody is to be told of anything and nothing waits; what is being written by workers that haven't heard of that
-# yet is for nobody.
+# While no endpoint is enabled and nothing waits: what workers write by then, since they have not heard of it, is for
+# nobody.
 RESTING_EVERY_S: Final = 1.0
 # Behind an error of the store, whose rows wait in Redis meanwhile.
 _AGAIN_AFTER_S: Final = 1.0
