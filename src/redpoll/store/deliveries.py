@@ -40,6 +40,7 @@ __all__ = [
     "put_results",
     "retry",
     "some",
+    "waited_for",
 ]
 
 STATES: Final = ("waiting", "delivered", "failed", "discarded")
@@ -168,6 +169,12 @@ async def next_due(connection: AsyncConnection, endpoint_id: str, after_s: float
     which = (deliveries.c.endpoint_id == endpoint_id) & (deliveries.c.state == "waiting") & (deliveries.c.at > after_s)
     found: float | None = (await connection.execute(sa.select(sa.func.min(deliveries.c.at)).where(which))).scalar_one()
     return found
+
+
+async def waited_for(connection: AsyncConnection) -> set[str]:
+    """The ids of the endpoints to which some deliveries wait, due or not."""
+    some = sa.exists().where(deliveries.c.endpoint_id == webhooks.c.id, deliveries.c.state == "waiting")
+    return set((await connection.execute(sa.select(webhooks.c.id).where(some))).scalars())
 
 
 async def keep_pauses(connection: AsyncConnection, *, before_s: float, now_s: float, longest_s: float) -> None:

@@ -391,6 +391,37 @@ async def test_what_waits_in_the_store_is_taken_up_by_the_next_process(world, re
     await world.wait_state(retried, "delivered", 2)
 
 
+async def test_a_beginning_reads_only_what_waits_and_misses_nothing_that_comes_meanwhile(world, receiver, monkeypatch):
+    endpoints = [await world.endpoint(receiver.url) for _ in range(4)]
+    await world.end()
+    before = await world.put(endpoints[0], "a", "b", add=False)
+    await world.endpoints.set_enabled(endpoints[3].id, False)
+    asked, filled = delivery_rows.waited_for, []
+    meanwhile = []
+
+    async def slow(connection):
+        found = await asked(connection)
+        for endpoint in (endpoints[0], endpoints[1], endpoints[3]):
+            meanwhile.extend(await world.put(endpoint, "a"))
+        return found
+
+    async def due(connection, endpoint_id, now_s, limit, ask=delivery_rows.due):
+        filled.append(endpoint_id)
+        return await ask(connection, endpoint_id, now_s, limit)
+
+    monkeypatch.setattr(delivery_rows, "waited_for", slow)
+    monkeypatch.setattr(delivery_rows, "due", due)
+    world.start()
+    for each in (*before, *meanwhile[:2]):
+        await world.wait_state(each, "delivered", 1)
+    assert set(filled) == {endpoints[0].id}
+    # In their order, where some waited before.
+    on_a = [each for each in numbers(receiver) if each in (1, 3)]
+    assert on_a == [1, 3]
+    await world.endpoints.set_enabled(endpoints[3].id, True)
+    await world.wait_state(meanwhile[2], "delivered", 1)
+
+
 async def test_an_end_waits_for_attempts_under_way_and_keeps_what_became_of_them(world, wait_until):
     async def slow(_request, writer):
         await asyncio.sleep(0.2)

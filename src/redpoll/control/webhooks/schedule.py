@@ -160,6 +160,7 @@ class Schedule:
         # The clock less the steady one, as of when they were compared; and whether the store has been told.
         self._apart_s = clock() - steady()
         self._clock_known = False
+        self._begun = False
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[str, _Lane] = {each.id: _Lane(each.id) for each in endpoints.every()}
         self._results = Results(store, self._written)
@@ -234,6 +235,9 @@ class Schedule:
         """Reads what is due into the lanes that have room; returns after how many seconds to look again."""
         self._wake.clear()
         await self._follow_clock()
+        if not self._begun:
+            self._begun = True
+            await self._begin()
         wait_s = _LONGEST_WAIT_S
         for lane in list(self._lanes.values()):
             if not self._is_on(lane):
@@ -303,6 +307,28 @@ class Schedule:
     def _is_on(self, lane: _Lane) -> bool:
         endpoint = self._endpoints.known(lane.endpoint_id)
         return endpoint is not None and endpoint.enabled
+
+    async def _begin(self) -> None:
+        """Spares a `_fill` to the lanes for which nothing waits in the store: there may be ten thousand of them."""
+        lanes = list(self._lanes.values())
+        for lane in lanes:
+            lane.in_store, lane.reading = False, _Meanwhile()
+        waited_for = {lane.endpoint_id for lane in lanes}
+        try:
+            async with self._store.reading() as connection:
+                waited_for = await delivery_rows.waited_for(connection)
+        except SQLAlchemyError as error:
+            log.error("webhooks can't be read from the store", reason=reason_of(error))
+        finally:
+            for lane in lanes:
+                meanwhile, lane.reading = lane.reading or _Meanwhile(), None
+                if lane.endpoint_id in waited_for or not self._is_on(lane):
+                    lane.in_store = True
+                elif not lane.in_store:
+                    for item in meanwhile.come:
+                        if item.number not in meanwhile.gone:
+                            lane.take_in(item)
+                    self._start(lane)
 
     async def _fill(self, lane: _Lane) -> None:
         now_s = self._now()
