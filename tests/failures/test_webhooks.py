@@ -136,9 +136,12 @@ class Visitor:
 async def kill_at_random(server: Server, seconds: float) -> list[str]:
     """One process after another, each time one of those that are there."""
     killed = []
+    # Each of the three once in any case.
+    wanted = random.sample(("worker", "control", "redis"), 3)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        victim = random.choice(("worker", "worker", "control", "redis"))
+        victim = next((each for each in wanted if each not in killed), None)
+        victim = victim or random.choice(("worker", "worker", "control", "redis"))
         with contextlib.suppress(ValueError, IndexError, ProcessLookupError):
             if victim == "worker":
                 pid = random.choice(server.worker_pids())
