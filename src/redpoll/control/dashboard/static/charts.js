@@ -7,7 +7,17 @@
   const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
   const charts = [];
 
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  // As `rgb(r, g, b)`: a canvas knows neither var() nor light-dark().
+  function colour(name) {
+    const probe = document.createElement("i");
+    probe.style.color = `var(${name})`;
+    document.body.append(probe);
+    const { color } = getComputedStyle(probe);
+    probe.remove();
+    return color;
+  }
+
+  const faintly = (rgb) => rgb.replace("rgb(", "rgba(").replace(")", ", 0.08)");
 
   function short(value) {
     if (value === null || value === undefined) return "–";
@@ -38,7 +48,7 @@
         {},
         ...names.map((name, index) => {
           const stroke = colour(`--chart-${colours[index]}`);
-          return { label: name, stroke, width: 1.75, fill: `${stroke}14`, points: { show: false }, spanGaps: false };
+          return { label: name, stroke, width: 1.75, fill: faintly(stroke), points: { show: false }, spanGaps: false };
         }),
       ],
       hooks: { setCursor: [(plot) => say(section, names, plot.data, plot.cursor.idx)] },
