@@ -171,13 +171,14 @@ async def test_leaves_wait_where_webhooks_want_them_and_there_is_a_debounce(star
 async def test_each_call_for_a_history_names_an_epoch_of_its_own(start_worker, wait_until, link, keys):
     worker = await start_worker()
     calls = watch(worker)
-    rule = HistoryRule(id="0a0a0a", name="", prefix=True, keep=10, seconds=60)
+    rule = HistoryRule(id="0a0a0a", name="", prefix=True, keep=10, seconds=60, era="0e")
     worker.app = structs.replace(worker.app, history=(rule,), max_history_channels=100)
     await joined(worker, "a", wait_until)
     await joined(worker, "a", wait_until)
-    assert [call[-2:] for call in calls] == [[60, cap_of_shard(100)]] * 2
-    assert calls[0][-3] != calls[1][-3]
-    assert await link.ask(b"HGET", keys.history_meta("7", "a"), b"e") == calls[0][-3].encode()
+    (first, *more), (second, *same) = (call[-4:] for call in calls)
+    assert more == same == [60, cap_of_shard(100), "0e"]
+    assert first != second
+    assert await link.ask(b"HGET", keys.history_meta("7", "a"), b"e") == first.encode()
 
 
 async def test_rows_that_found_no_room_are_counted_and_the_reply_is_read_as_ever(start_worker, wait_until, link, keys):

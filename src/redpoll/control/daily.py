@@ -19,6 +19,7 @@ from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.quota import Quota, Spent
 from redpoll.control.ratelimit import limit_lines
 from redpoll.protocol.apps import App
+from redpoll.store.sqlite import reason_of
 
 __all__ = ["COPY_EVERY_S", "Daily"]
 
@@ -118,7 +119,7 @@ class Daily:
                 self._restored.set()
                 return
             except (Unavailable, SQLAlchemyError) as error:
-                log.warning("daily counters not restored", reason=str(error))
+                log.warning("daily counters not restored", reason=reason_of(error))
                 await asyncio.sleep(_AGAIN_S)
 
     async def _begin_day(self) -> None:
@@ -150,7 +151,7 @@ class Daily:
             if self._known:
                 await self._records.keep_daily(self._day, self._known)
         except (Unavailable, SQLAlchemyError) as error:
-            log.warning("daily counters not copied", reason=str(error))
+            log.warning("daily counters not copied", reason=reason_of(error))
 
     async def _read(self, app_id: str) -> None:
         day, known = self._day, self._known

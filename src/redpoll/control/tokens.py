@@ -18,6 +18,7 @@ from redpoll.protocol.apps import App
 from redpoll.protocol.auth import token_hash
 from redpoll.protocol.tokens import SCOPES, Token
 from redpoll.store import tokens as token_rows
+from redpoll.store.sqlite import reason_of
 from redpoll.store.store import Store
 
 __all__ = ["TOKEN_USE_EVERY_S", "TokenRecords"]
@@ -125,7 +126,7 @@ class TokenRecords:
                     async with self._store.change() as connection:
                         await token_rows.used(connection, times)
                 except SQLAlchemyError as error:
-                    log.warning("last use of tokens not written", tokens=len(times), reason=str(error))
+                    log.warning("last use of tokens not written", tokens=len(times), reason=reason_of(error))
 
     async def finish(self) -> None:
         """Waits for what is written behind the calls; call it before the store is closed."""

@@ -23,6 +23,7 @@ from redpoll.cluster.traces import Entry, TraceReader
 from redpoll.control.call import Call
 from redpoll.protocol.messages import Event
 from redpoll.store.eventlog import CallRow, EventLog, SpanRow
+from redpoll.store.sqlite import reason_of
 
 __all__ = ["Tracer", "told_of"]
 
@@ -139,7 +140,7 @@ class Tracer:
                 self._prune_at_s = self._clock() + PRUNE_EVERY_S
                 await self._log.prune(int(self._clock() * 1000))
         except SQLAlchemyError as error:
-            log.warning("event log not written", calls=len(ended), reason=str(error))
+            log.warning("event log not written", calls=len(ended), reason=reason_of(error))
             self._ended[:0] = ended
             self._spans[:0] = spans
 

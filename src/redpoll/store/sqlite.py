@@ -11,14 +11,13 @@ from weakref import WeakSet
 import aiosqlite
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 __all__ = ["Sqlite", "reason_of"]
 
 
-def reason_of(error: SQLAlchemyError) -> str:
-    """What the database said (`database is locked`), without the statement it said it of."""
+def reason_of(error: Exception) -> str:
+    """What the database said (`database is locked`), without the statement that it said it of."""
     return str(getattr(error, "orig", None) or error)
 
 
