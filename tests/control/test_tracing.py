@@ -7,7 +7,7 @@ from redpoll.cluster.link import Link
 from redpoll.cluster.traces import Span, TraceReader, TraceWriter, Triggered
 from redpoll.control.tracing import Tracer, told_of
 from redpoll.protocol.messages import Event
-from redpoll.store.eventlog import CallRow, EventLog, Query
+from redpoll.store.eventlog import CallBatch, CallRow, EventLog, Query
 
 NOW_S = 1_700_000_000.0
 
@@ -136,7 +136,7 @@ async def test_a_new_tracer_goes_on_reading_where_the_last_one_stopped(link, eve
         tracer = Tracer(event_log, TraceReader(link, Keys()), 10, clock=lambda: NOW_S)
         await tracer.flush()
         await tracer.flush()
-    await event_log.write([CallRow("a" * 32, "3", None, 0, "n", [], 0, "", 200, True)], [])
+    await event_log.write([CallBatch([CallRow("a" * 32, "3", None, 0, "n", [], 0, "", 200, True)])], [])
     _, spans = await event_log.trace("3", "a" * 32)
     assert [span.time_ms for span in spans] == [0, 1, 2]
 
@@ -152,6 +152,18 @@ async def test_while_the_log_cant_be_written_rows_wait(tracer, event_log, monkey
     tracer.ended(Asked(2, event()), 200, 0)
     await tracer.flush()
     assert [int(row.trace_id[12:], 16) for row in await rows(event_log)] == [2, 1]
+
+
+async def test_what_was_written_isnt_written_again_when_the_tidying_behind_it_fails(tracer, event_log, monkeypatch):
+    async def full(*args) -> None:
+        raise sa_error()
+
+    monkeypatch.setattr(event_log, "prune", full)
+    tracer.ended(Asked(1, event()), 200, 0)
+    await tracer.flush()
+    monkeypatch.undo()
+    await tracer.flush()
+    assert len(await rows(event_log)) == 1
 
 
 def sa_error() -> Exception:

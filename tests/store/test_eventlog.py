@@ -2,7 +2,7 @@
 
 import pytest
 
-from redpoll.store.eventlog import CallRow, EventLog, Query, SpanRow
+from redpoll.store.eventlog import CallBatch, CallRow, EventLog, Query, SpanRow
 
 DAY_S = 86_400.0
 
@@ -35,20 +35,24 @@ def call(number: int, **fields) -> CallRow:
     return CallRow(**{**told, **fields})
 
 
+def batch(*calls: CallRow) -> list[CallBatch]:
+    return [CallBatch(calls)]
+
+
 async def numbers(log: EventLog, query: Query | None = None, limit: int = 100, app_id: str = "1") -> list[int]:
     return [int(row.trace_id[12:], 16) for row in (await log.find(app_id, query or Query(), limit)).calls]
 
 
 async def test_a_call_is_read_as_it_was_written(log):
     row = call(1, correlation_id="order-7", channels=["a", "private-b;c"], status=429, sampled=True)
-    await log.write([row], [])
+    await log.write(batch(row), [])
     assert (await log.find("1", Query(), 10)).calls == [row]
 
 
 async def test_spans_come_with_their_call_in_order_of_time(log):
     late = SpanRow(tid(1), "1", 30, "written", {"worker": "r.1.0", "channel": "room", "sockets": 7})
     early = SpanRow(tid(1), "1", 20, "accepted", {})
-    await log.write([call(1), call(2)], [late, early, SpanRow(tid(2), "1", 10, "accepted", {})])
+    await log.write(batch(call(1), call(2)), [late, early, SpanRow(tid(2), "1", 10, "accepted", {})])
     found = await log.trace("1", tid(1))
     assert found is not None
     assert found[0] == call(1)
@@ -59,12 +63,12 @@ async def test_spans_may_be_written_before_their_call(log):
     span = SpanRow(tid(1), "1", 20, "received", {"worker": "r.1.0"})
     await log.write([], [span])
     assert await log.trace("1", tid(1)) is None
-    await log.write([call(1)], [])
+    await log.write(batch(call(1)), [])
     assert await log.trace("1", tid(1)) == (call(1), [span])
 
 
 async def test_another_apps_call_is_not_there(log):
-    await log.write([call(1, app_id="2", correlation_id="c")], [])
+    await log.write(batch(call(1, app_id="2", correlation_id="c")), [])
     assert await log.trace("1", tid(1)) is None
     assert await numbers(log) == []
     assert await numbers(log, Query(correlation_id="c")) == []
@@ -73,19 +77,19 @@ async def test_another_apps_call_is_not_there(log):
 async def test_a_trace_id_that_another_app_used_too_shows_each_its_own(log):
     trace_id = "a" * 32
     ours, theirs = (SpanRow(trace_id, app_id, 5, "accepted", {}) for app_id in "12")
-    await log.write([call(1, trace_id=trace_id), call(2, trace_id=trace_id, app_id="2", size=9)], [ours, theirs])
+    await log.write(batch(call(1, trace_id=trace_id), call(2, trace_id=trace_id, app_id="2", size=9)), [ours, theirs])
     assert (await log.trace("1", trace_id))[1] == [ours]
     assert await log.trace("2", trace_id) == (call(2, trace_id=trace_id, app_id="2", size=9), [theirs])
 
 
 async def test_calls_are_found_by_each_of_their_marks(log):
     await log.write(
-        [
+        batch(
             call(1, correlation_id="one"),
             call(2, channels=["room", "room-2"]),
             call(3, name="news, weather"),
             call(4, channels=["roo"], name="new"),
-        ],
+        ),
         [],
     )
     assert await numbers(log, Query(trace_id=tid(2))) == [2]
@@ -100,7 +104,7 @@ async def test_calls_are_found_by_each_of_their_marks(log):
 
 async def test_a_search_goes_on_where_it_stopped(log):
     for start in (0, 3, 17):
-        await log.write([call(number) for number in range(start, {0: 3, 3: 17, 17: 25}[start])], [])
+        await log.write(batch(*[call(number) for number in range(start, {0: 3, 3: 17, 17: 25}[start])]), [])
     seen, query = [], Query()
     while True:
         found = await log.find("1", query, 10)
@@ -112,7 +116,7 @@ async def test_a_search_goes_on_where_it_stopped(log):
 
 
 async def test_what_a_name_or_channel_holds_is_no_pattern(log):
-    await log.write([call(1, name="100%"), call(2, name="1000"), call(3, name='a"b', channels=["x_y"])], [])
+    await log.write(batch(call(1, name="100%"), call(2, name="1000"), call(3, name='a"b', channels=["x_y"])), [])
     assert await numbers(log, Query(name="100%")) == [1]
     assert await numbers(log, Query(name='a"b')) == [3]
     assert await numbers(log, Query(channel="xzy")) == []
@@ -122,12 +126,12 @@ async def test_the_newest_are_kept_and_spans_go_with_their_calls(tmp_path):
     log = await EventLog.open(tmp_path / "events.sqlite", 10, DAY_S)
     for number in range(30):
         span = SpanRow(tid(number), "1", 1_000_000 + number, "accepted", {})
-        await log.write([call(number, sampled=True, correlation_id=f"c{number}")], [span])
+        await log.write(batch(call(number, sampled=True, correlation_id=f"c{number}")), [span])
     assert await log.prune(1_000_100) == 20
     assert await numbers(log) == list(range(29, 19, -1))
     assert await numbers(log, Query(correlation_id="c5")) == []
     assert await numbers(log, Query(correlation_id="c25")) == [25]
-    await log.write([call(5)], [])
+    await log.write(batch(call(5)), [])
     assert (await log.trace("1", tid(5)))[1] == []
     assert [span.time_ms for span in (await log.trace("1", tid(25)))[1]] == [1_000_025]
     await log.close()
@@ -135,7 +139,7 @@ async def test_the_newest_are_kept_and_spans_go_with_their_calls(tmp_path):
 
 async def test_what_is_too_old_goes_however_little_there_is(log):
     for number in range(3):
-        await log.write([call(number)], [])
+        await log.write(batch(call(number)), [])
     assert await log.prune(1_000_001 + int(DAY_S * 1000)) == 1
     assert await numbers(log) == [2, 1]
     assert await log.prune(1_000_100 + int(DAY_S * 1000)) == 2
@@ -144,7 +148,9 @@ async def test_what_is_too_old_goes_however_little_there_is(log):
 
 async def test_a_trace_id_of_the_callers_own_is_found_among_many(log):
     for number in range(50):
-        await log.write([call(number), call(number, trace_id=f"{number:02x}" * 16, time_ms=5_000_000 + number)], [])
+        await log.write(
+            batch(call(number), call(number, trace_id=f"{number:02x}" * 16, time_ms=5_000_000 + number)), []
+        )
     assert [row.time_ms for row in (await log.find("1", Query(trace_id="1f" * 16), 9)).calls] == [5_000_031]
     assert await numbers(log, Query(trace_id=tid(31))) == [31]
     assert await numbers(log, Query(trace_id="no hex at all")) == []
@@ -164,7 +170,25 @@ async def test_a_file_that_is_no_log_of_ours_is_put_aside(tmp_path):
     path = tmp_path / "events.sqlite"
     path.write_bytes(b"not a database, but long enough to be looked at" * 100)
     log = await EventLog.open(path, 10, DAY_S)
-    await log.write([call(1)], [])
+    await log.write(batch(call(1)), [])
     assert await numbers(log) == [1]
     await log.close()
     assert (tmp_path / "events.sqlite.old").read_bytes().startswith(b"not a database")
+
+
+async def test_batches_that_waited_go_in_as_one_and_every_call_is_found_by_its_trace_id(log):
+    foreign = "ab" * 16
+    first = CallBatch([call(1, correlation_id="one"), call(2, trace_id=foreign)])
+    second = CallBatch()
+    second.follow(first)
+    second.follow(CallBatch())
+    second.add(call(200_000))
+    second.add(call(3, correlation_id="three"))
+    assert (second.count, second.first_ms, second.last_ms) == (4, 1_000_001, 1_200_000)
+    await log.write([second, CallBatch()], [])
+    assert await numbers(log) == [3, 200_000, int(foreign[12:], 16), 1]
+    for number in (1, 3, 200_000):
+        assert await numbers(log, Query(trace_id=tid(number))) == [number]
+    assert (await log.find("1", Query(trace_id=foreign), 10)).calls[0].time_ms == 1_000_002
+    assert await numbers(log, Query(correlation_id="one")) == [1]
+    assert await numbers(log, Query(correlation_id="three")) == [3]

@@ -22,7 +22,7 @@ from redpoll.cluster.link import LinkDown
 from redpoll.cluster.traces import Entry, TraceReader
 from redpoll.control.call import Call
 from redpoll.protocol.messages import Event
-from redpoll.store.eventlog import CallRow, EventLog, SpanRow
+from redpoll.store.eventlog import CallBatch, CallRow, EventLog, SpanRow
 from redpoll.store.sqlite import reason_of
 
 __all__ = ["Tracer", "told_of"]
@@ -54,7 +54,7 @@ class Tracer:
         self._per_flush = max(1, round(spans_per_s * FLUSH_EVERY_S)) if spans_per_s else 0
         self._left = self._per_flush
         self._clock = clock
-        self._ended: list[CallRow] = []
+        self._ended = CallBatch()
         self._spans: list[SpanRow] = []
         self._position = ""
         self._prune_at_s = 0.0
@@ -91,14 +91,14 @@ class Tracer:
     def ended(self, call: Call, status: int, took_s: float, who: str = "") -> None:
         """A trigger call whose app is known was answered. `who`: the caller, where it showed no credential of the
         app."""
-        if len(self._ended) >= _MOST_WAITING:
+        if self._ended.count >= _MOST_WAITING:
             self.unlogged += 1
             return
         said = call.said
         name, channels, size, correlation_id = told_of(call.body if said is None else said)
         token = call.token
         credential = who or (f"key {call.key}" if token is None else f"token {token.name}")
-        self._ended.append(
+        self._ended.add(
             CallRow(
                 call.trace_id,
                 call.app.id,
@@ -127,21 +127,23 @@ class Tracer:
         """Writes what was told since the last time. Where the log can't be written, the rows wait."""
         self._left = self._per_flush
         entries = await self._read()
-        ended, self._ended = self._ended, []
+        ended, self._ended = self._ended, CallBatch()
         spans, self._spans = self._spans, []
         try:
             if not self._position:
                 self._position = await self._log.position()
-            if ended or spans or entries:
+            if ended.count or spans or entries:
                 position = entries[-1].id if entries else None
-                await self._log.write([*ended, *_triggered(entries)], [*spans, *_worker_spans(entries)], position)
+                batches = [ended, CallBatch(_triggered(entries))]
+                await self._log.write(batches, [*spans, *_worker_spans(entries)], position)
                 self._position = position or self._position
+                ended, spans = CallBatch(), []
             if self._clock() >= self._prune_at_s:
                 self._prune_at_s = self._clock() + PRUNE_EVERY_S
                 await self._log.prune(int(self._clock() * 1000))
         except SQLAlchemyError as error:
-            log.warning("event log not written", calls=len(ended), reason=reason_of(error))
-            self._ended[:0] = ended
+            log.warning("event log not written", calls=ended.count, reason=reason_of(error))
+            self._ended.follow(ended)
             self._spans[:0] = spans
 
     async def _read(self) -> list[Entry]:

@@ -10,7 +10,7 @@ decides control/tracing.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.sqlite import Sqlite
 
-__all__ = ["CallRow", "EventLog", "Found", "Query", "SpanRow", "trace_time_ms"]
+__all__ = ["CallBatch", "CallRow", "EventLog", "Found", "Query", "SpanRow", "trace_time_ms"]
 
 # Raised with every change of the tables below.
 _VERSION: Final = 1
@@ -46,8 +46,8 @@ _TABLES: Final = (
 _ADD_BATCH: Final = "INSERT INTO batches (first_ms, last_ms, count, calls) VALUES (?, ?, ?, ?)"
 _ADD_MARK: Final = "INSERT INTO marks (mark, batch_id) VALUES (?, ?)"
 _ADD_SPAN: Final = "INSERT INTO spans (trace_id, app_id, time_ms, stage, detail) VALUES (?, ?, ?, ?, ?)"
-# A cursor is the number of a batch and the place in it.
-_MOST_IN_BATCH: Final = 100_000
+# A cursor is the number of a batch and the place in it; a batch has fewer than this.
+_PLACES: Final = 10_000_000
 # How far the time in a trace id and that of its call may differ: clocks are set, calls wait.
 _APART_MS: Final = 60_000
 # Batches looked through in one turn of a thread.
@@ -101,7 +101,9 @@ class Found(NamedTuple):
     next: int | None
 
 
-_encode: Final = msgspec.json.Encoder().encode
+_encoder: Final = msgspec.json.Encoder()
+_encode: Final = _encoder.encode
+_encode_into: Final = _encoder.encode_into
 _decode_calls: Final = msgspec.json.Decoder(list[CallRow]).decode
 
 
@@ -111,6 +113,56 @@ def trace_time_ms(trace_id: str) -> int:
         return int(trace_id[:12], 16)
     except ValueError:
         return 0
+
+
+class CallBatch:
+    """Calls as they will lie in the log, in order of their end: bytes from the start. At full rate so many objects kept
+    for a second would cost a publish more than everything else here.
+
+    `marks` are what a call is found by where its time doesn't tell: correlation ids and foreign trace ids.
+    """
+
+    __slots__ = ("_above", "_low", "count", "first_ms", "json", "last_ms", "marks")
+
+    def __init__(self, calls: Iterable[CallRow] = ()) -> None:
+        self.json = bytearray(b"[")
+        self.count = 0
+        self.first_ms = self.last_ms = 0
+        self.marks: set[str] = set()
+        # Between these are trace ids whose time is that of this batch. Hex digits of one length are in the order of
+        # their numbers.
+        self._low = self._above = ""
+        for call in calls:
+            self.add(call)
+
+    def add(self, call: CallRow) -> None:
+        at_ms = call.time_ms
+        if self.count == 0:
+            self.first_ms = self.last_ms = at_ms
+            self._low, self._above = f"{max(at_ms - _APART_MS, 0):012x}", f"{at_ms + _APART_MS + 1:012x}"
+        elif at_ms > self.last_ms:
+            self.last_ms = at_ms
+        elif at_ms < self.first_ms:
+            self.first_ms = at_ms
+        self.count += 1
+        _encode_into(call, self.json, -1)
+        self.json += b","
+        if call.correlation_id is not None:
+            self.marks.add(call.correlation_id)
+        if not self._low <= call.trace_id < self._above:
+            self.marks.add(call.trace_id)
+
+    def follow(self, before: CallBatch) -> None:
+        """Puts another batch in front of this one."""
+        if not before.count:
+            return
+        self.first_ms = min(before.first_ms, self.first_ms) if self.count else before.first_ms
+        self.last_ms = max(before.last_ms, self.last_ms)
+        self.json = before.json + self.json[1:]
+        self.count += before.count
+        self.marks |= before.marks
+        if not self._low:
+            self._low, self._above = before._low, before._above
 
 
 class EventLog:
@@ -157,12 +209,12 @@ class EventLog:
         async with self._engine.connect() as connection:
             return str((await connection.exec_driver_sql("SELECT stream_id FROM position")).scalar_one())
 
-    async def write(self, calls: Sequence[CallRow], spans: Sequence[SpanRow], position: str | None = None) -> None:
-        """Adds calls in the order of their end, and spans; all or none. `position` is where the stream was read to.
-        Raises SQLAlchemyError."""
+    async def write(self, calls: Sequence[CallBatch], spans: Sequence[SpanRow], position: str | None = None) -> None:
+        """Adds calls and spans; all or none. `position` is where the stream was read to. Raises SQLAlchemyError."""
         async with self._engine.begin() as connection:
-            for start in range(0, len(calls), _MOST_IN_BATCH):
-                await _add_batch(connection, calls[start : start + _MOST_IN_BATCH])
+            for batch in calls:
+                if batch.count:
+                    await _add_batch(connection, batch)
             if spans:
                 rows = [(*each[:4], _encode(each.detail).decode()) for each in spans]
                 await connection.exec_driver_sql(_ADD_SPAN, rows)
@@ -175,7 +227,7 @@ class EventLog:
         places: list[int] = []
         where, values = _conditions(query)
         async with self._engine.connect() as connection:
-            upto = None if query.before is None else query.before // _MOST_IN_BATCH
+            upto = None if query.before is None else query.before // _PLACES
             while len(found) <= limit:
                 text = f"SELECT id, calls FROM batches WHERE {where} AND id <= ? ORDER BY id DESC LIMIT ?"
                 last = (1 << 62) if upto is None else upto
@@ -222,17 +274,11 @@ class EventLog:
             return int(sum(count for *_, count in batches)) - kept
 
 
-async def _add_batch(connection: AsyncConnection, calls: Sequence[CallRow]) -> None:
-    times = [call.time_ms for call in calls]
-    first_ms, last_ms = min(times), max(times)
-    row = (first_ms, last_ms, len(calls), _encode(calls))
+async def _add_batch(connection: AsyncConnection, batch: CallBatch) -> None:
+    row = (batch.first_ms, batch.last_ms, batch.count, batch.json[:-1] + b"]")
     batch_id = (await connection.exec_driver_sql(_ADD_BATCH, row)).lastrowid
-    marks = {call.correlation_id for call in calls if call.correlation_id is not None}
-    # Hex digits of one length are in the order of their numbers: trace_time_ms of each would cost three times this.
-    low, high = f"{max(first_ms - _APART_MS, 0):012x}", f"{last_ms + _APART_MS + 1:012x}"
-    marks |= {call.trace_id for call in calls if not low <= call.trace_id < high}
-    if marks:
-        await connection.exec_driver_sql(_ADD_MARK, [(mark, batch_id) for mark in sorted(marks)])
+    if batch.marks:
+        await connection.exec_driver_sql(_ADD_MARK, [(mark, batch_id) for mark in sorted(batch.marks)])
 
 
 def _conditions(query: Query) -> tuple[str, list[Any]]:
@@ -262,7 +308,7 @@ def _matching(batches: Sequence[Any], app_id: str, query: Query, most: int) -> l
     for batch in batches:
         calls = _decode_calls(batch.calls)
         for at in range(len(calls) - 1, -1, -1):
-            place = batch.id * _MOST_IN_BATCH + at
+            place = batch.id * _PLACES + at
             if (query.before is None or place < query.before) and _is_meant(calls[at], app_id, query):
                 found.append((place, calls[at]))
                 if len(found) == most:
