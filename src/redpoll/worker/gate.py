@@ -12,6 +12,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -47,6 +48,14 @@ _REASONS = {
 _ALIVE = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\nConnection: close\r\n\r\nOK"
 # Connections that haven't shown a head may use the descriptors between the two bounds (failures.md row 14).
 _HEADROOM = 48
+
+
+class _Upgrade(NamedTuple):
+    """A request for a WebSocket, with what its target says: the path as requested, the query decoded."""
+
+    request: _engine.Head
+    path: str
+    query: dict[str, str]
 
 
 class Gate:
@@ -160,44 +169,46 @@ class Gate:
             text = "this server is full" if self._ready() and not self.draining else "this server isn't ready"
             self._answer(connection, 503, "unavailable", text, "Retry-After: 1\r\n")
             return
-        outcome = self._check(connection, request)
+        upgrade = _read(request)
+        outcome = self._check(connection, upgrade)
         if isinstance(outcome, handshake.Refusal):
-            self._settle(connection, request, outcome)
+            self._settle(connection, upgrade, outcome)
             return
         # The request is complete, and the registry answers in its own time; at once where the app has no limit.
         self.janitor.departed(connection)
-        self.hub.admission.ask(connection, outcome, partial(self._place_found, connection, request, outcome))
+        self.hub.admission.ask(connection, outcome, partial(self._place_found, connection, upgrade, outcome))
 
-    def _check(self, connection: Connection, request: _engine.Head) -> App | handshake.Refusal:
+    def _check(self, connection: Connection, upgrade: _Upgrade) -> App | handshake.Refusal:
         return handshake.check(
-            urlsplit(request.target.decode("latin-1")).path,
-            _query(request),
-            _text(request.headers.get(b"origin")),
+            upgrade.path,
+            upgrade.query,
+            _text(upgrade.request.headers.get(b"origin")),
             self._directory.find,
-            self._is_secure(connection, request),
+            self._is_secure(connection, upgrade.request),
         )
 
     def _place_found(
-        self, connection: Connection, request: _engine.Head, app: App, refusal: handshake.Refusal | None
+        self, connection: Connection, upgrade: _Upgrade, app: App, refusal: handshake.Refusal | None
     ) -> None:
         outcome: App | handshake.Refusal = refusal or app
         if refusal is None and self._directory.by_id.get(app.id) is not app:
             # The record changed while it waited.
-            outcome = self._check(connection, request)
+            outcome = self._check(connection, upgrade)
             if isinstance(outcome, handshake.Refusal):
                 self.hub.admission.give_back(app.id)
-        self._settle(connection, request, outcome)
+        self._settle(connection, upgrade, outcome)
 
-    def _settle(self, connection: Connection, request: _engine.Head, outcome: App | handshake.Refusal) -> None:
-        connection.accept(request.headers[b"sec-websocket-key"])
+    def _settle(self, connection: Connection, upgrade: _Upgrade, outcome: App | handshake.Refusal) -> None:
+        connection.accept(upgrade.request.headers[b"sec-websocket-key"])
         if isinstance(outcome, handshake.Refusal):
             self.upgrades_refused_total += 1
             connection.shut(outcome.code, outcome.message)
             return
-        connection.set_sid(secrets.randbits(40) + 1, secrets.randbits(40) + 1)
-        query = _query(request)
-        connection.arrival = self._arrivals.note(query)
-        recovers = handshake.recovers(query)
+        # Asking the kernel is dear, so it is asked once.
+        high, low = divmod(secrets.randbits(80), 1 << 40)
+        connection.set_sid(high + 1, low + 1)
+        connection.arrival = self._arrivals.note(upgrade.query)
+        recovers = handshake.recovers(upgrade.query)
         session = Session((connection.sid_hi, connection.sid_lo), outcome, self._limits, recovers)
         connection.session = session
         self.hub.everyone.add(connection)
@@ -298,9 +309,10 @@ class Gate:
             relay.abort()
 
 
-def _query(request: _engine.Head) -> dict[str, str]:
-    query = urlsplit(request.target.decode("latin-1")).query
-    return {name: values[-1] for name, values in parse_qs(query, keep_blank_values=True).items()}
+def _read(request: _engine.Head) -> _Upgrade:
+    parts = urlsplit(request.target.decode("latin-1"))
+    query = parse_qs(parts.query, keep_blank_values=True)
+    return _Upgrade(request, parts.path, {name: values[-1] for name, values in query.items()})
 
 
 def _is_websocket_path(target: bytes) -> bool:
