@@ -23,7 +23,7 @@
     if (value === null || value === undefined) return "–";
     if (value >= 1e6) return `${+(value / 1e6).toPrecision(3)}M`;
     if (value >= 1e4) return `${+(value / 1e3).toPrecision(3)}k`;
-    return `${+value.toPrecision(3)}`;
+    return `${+value.toPrecision(value < 10 ? 2 : 3)}`;
   }
 
   function draw(section, data) {
