@@ -56,7 +56,7 @@ async def make(link, records, clock):
     made = []
 
     def new(copy_every_s=60.0):
-        quota = Quota(link, Keys("rp"), wall_clock=clock, confirm_s=0.5)
+        quota = Quota(link, Keys("rp"), wall_clock=clock)
         made.append(Daily(quota, records, copy_every_s=copy_every_s, wall_clock=clock))
         return made[-1], quota
 
