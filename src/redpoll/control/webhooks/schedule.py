@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from redpoll.control.webhooks.line import Line
+from redpoll.control.webhooks.lane import Lane, Meanwhile
 from redpoll.control.webhooks.outcomes import Attempt
 from redpoll.control.webhooks.payloads import headers
 from redpoll.control.webhooks.results import Results
@@ -67,67 +67,6 @@ class AtEndpoints(Protocol):
     def set_failing_since(self, endpoint_id: str, since: float | None) -> None: ...
 
 
-class _Meanwhile:
-    """What a reading of the store may not know of."""
-
-    __slots__ = ("come", "gone")
-
-    def __init__(self) -> None:
-        self.come: list[Waiting] = []
-        self.gone: set[int] = set()
-
-
-class _Lane:
-    """One endpoint's deliveries in memory.
-
-    `held` are the numbers of all that stand in `line`, are under way, or whose result isn't written: the store has them
-    as waiting still. `withdrawn` are those of them that the operator gave up. `in_store`: more may be due there.
-    `next_at`: when the next one becomes due that isn't yet. `reading`: what came and went while the store is being
-    read, whose answer may be older than that.
-    """
-
-    __slots__ = (
-        "endpoint_id",
-        "failures",
-        "held",
-        "in_store",
-        "line",
-        "look_from",
-        "next_at",
-        "pause",
-        "reading",
-        "running",
-        "unwritten",
-        "withdrawn",
-    )
-
-    def __init__(self, endpoint_id: str) -> None:
-        self.endpoint_id = endpoint_id
-        self.line = Line()
-        self.held: set[int] = set()
-        self.withdrawn: set[int] = set()
-        self.reading: _Meanwhile | None = None
-        self.running = 0
-        self.unwritten = 0
-        self.in_store = True
-        self.next_at: float | None = None
-        # By the loop's clock.
-        self.look_from = 0.0
-        self.failures = 0
-        self.pause: asyncio.TimerHandle | None = None
-
-    def take_in(self, item: Waiting) -> None:
-        if item.number not in self.held:
-            self.held.add(item.number)
-            self.line.add(item)
-
-    def release(self, number: int) -> None:
-        self.held.discard(number)
-        self.withdrawn.discard(number)
-        if self.reading is not None:
-            self.reading.gone.add(number)
-
-
 class Schedule:
     """`run()` until it is cancelled, then `finish()`. `retry_after_s` are the pauses behind failed attempts; a delivery
     that fails once more than there are is a dead letter. `signing_key` gives an app's; `clock` tells Unix seconds, and
@@ -162,10 +101,10 @@ class Schedule:
         self._clock_known = False
         self._begun = False
         self._loop = asyncio.get_running_loop()
-        self._lanes: dict[str, _Lane] = {each.id: _Lane(each.id) for each in endpoints.every()}
+        self._lanes: dict[str, Lane] = {each.id: Lane(each.id) for each in endpoints.every()}
         self._results = Results(store, self._written)
         # The lanes of results that are not written yet, by the delivery's number.
-        self._unwritten: dict[int, _Lane] = {}
+        self._unwritten: dict[int, Lane] = {}
         self._writing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -178,7 +117,7 @@ class Schedule:
 
     def add(self, written: Sequence[Waiting]) -> None:
         """Deliveries that the store has just taken: tried at once, or left there where their lane is full."""
-        touched: dict[str, _Lane] = {}
+        touched: dict[str, Lane] = {}
         for item in written:
             lane = touched.get(item.endpoint_id) or self._lane(item.endpoint_id)
             touched[item.endpoint_id] = lane
@@ -298,13 +237,13 @@ class Schedule:
         if self._writing is not None:
             await self._writing
 
-    def _lane(self, endpoint_id: str) -> _Lane:
+    def _lane(self, endpoint_id: str) -> Lane:
         lane = self._lanes.get(endpoint_id)
         if lane is None:
-            lane = self._lanes[endpoint_id] = _Lane(endpoint_id)
+            lane = self._lanes[endpoint_id] = Lane(endpoint_id)
         return lane
 
-    def _is_on(self, lane: _Lane) -> bool:
+    def _is_on(self, lane: Lane) -> bool:
         endpoint = self._endpoints.known(lane.endpoint_id)
         return endpoint is not None and endpoint.enabled
 
@@ -312,7 +251,7 @@ class Schedule:
         """Spares a `_fill` to the lanes for which nothing waits in the store: there may be ten thousand of them."""
         lanes = list(self._lanes.values())
         for lane in lanes:
-            lane.in_store, lane.reading = False, _Meanwhile()
+            lane.in_store, lane.reading = False, Meanwhile()
         waited_for = {lane.endpoint_id for lane in lanes}
         try:
             async with self._store.reading() as connection:
@@ -321,7 +260,7 @@ class Schedule:
             log.error("webhooks can't be read from the store", reason=reason_of(error))
         finally:
             for lane in lanes:
-                meanwhile, lane.reading = lane.reading or _Meanwhile(), None
+                meanwhile, lane.reading = lane.reading or Meanwhile(), None
                 if lane.endpoint_id in waited_for or not self._is_on(lane):
                     lane.in_store = True
                 elif not lane.in_store:
@@ -330,11 +269,11 @@ class Schedule:
                             lane.take_in(item)
                     self._start(lane)
 
-    async def _fill(self, lane: _Lane) -> None:
+    async def _fill(self, lane: Lane) -> None:
         now_s = self._now()
         limit = _MOST_READY + len(lane.held)
         # Before the question, not behind it: what is written meanwhile comes by `add`, or sets it again.
-        lane.in_store, lane.next_at, lane.reading = False, None, (meanwhile := _Meanwhile())
+        lane.in_store, lane.next_at, lane.reading = False, None, (meanwhile := Meanwhile())
         lane.look_from = self._loop.time() + _LOOKS_APART_S
         try:
             async with self._store.reading() as connection:
@@ -358,7 +297,7 @@ class Schedule:
 
     # -- attempts
 
-    def _start(self, lane: _Lane) -> None:
+    def _start(self, lane: Lane) -> None:
         """Begins what may begin."""
         if lane.pause is not None or self._finishing:
             return
@@ -383,11 +322,11 @@ class Schedule:
                 lane.pause = self._loop.call_later(_APART_S, self._go_on, lane)
                 break
 
-    def _go_on(self, lane: _Lane) -> None:
+    def _go_on(self, lane: Lane) -> None:
         lane.pause = None
         self._start(lane)
 
-    async def _try(self, lane: _Lane, endpoint: Endpoint, item: Waiting) -> None:
+    async def _try(self, lane: Lane, endpoint: Endpoint, item: Waiting) -> None:
         begun_s = self._clock()
         told = headers(
             endpoint.format,
@@ -411,7 +350,7 @@ class Schedule:
         if lane.in_store and len(lane.line) < _REFILL_BELOW:
             self._wake.set()
 
-    def _ended(self, lane: _Lane, endpoint: Endpoint, item: Waiting, begun_s: float, attempt: Attempt) -> None:
+    def _ended(self, lane: Lane, endpoint: Endpoint, item: Waiting, begun_s: float, attempt: Attempt) -> None:
         self.attempts[attempt.outcome] += 1
         delivered, failed = self.by_app.get(endpoint.app_id, (0, 0))
         self.by_app[endpoint.app_id] = (delivered + attempt.ok, failed + (not attempt.ok))
