@@ -29,7 +29,7 @@ from redpoll.cluster.directory import Directory
 from redpoll.cluster.envelopes import event_envelope
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
-from redpoll.cluster.registry import Held, Registry, Ticket
+from redpoll.cluster.membership.registry import LocalChannel, Registry, Ticket
 from redpoll.protocol.apps import App
 
 APP = "1"
@@ -61,32 +61,34 @@ class Frames:
         self._count = count
         self.attached = 0
 
-    def opened(self, held: Held) -> None:
-        held.audience = held.channel.encode()
+    def opened(self, local_channel: LocalChannel) -> None:
+        local_channel.audience = local_channel.channel.encode()
 
-    def joined(self, held: Held, tickets: list[Ticket], cached: bytes | None, total: int | None) -> None:
+    def joined(
+        self, local_channel: LocalChannel, tickets: list[Ticket], cached: bytes | None, total: int | None
+    ) -> None:
         self.attached += len(tickets)
 
-    def event(self, held: Held, payload: bytes) -> None:
-        frame_of(payload, held.audience)
+    def event(self, local_channel: LocalChannel, payload: bytes) -> None:
+        frame_of(payload, local_channel.audience)
         count = self._count
         count.left -= 1
         if not count.left:
             count.done.set()
 
-    def refused(self, held: Held, ticket: Ticket, reason: str) -> None:
+    def refused(self, local_channel: LocalChannel, ticket: Ticket, reason: str) -> None:
         raise AssertionError(reason)
 
-    def member_added(self, held: Held, user: str, info: bytes) -> None:
+    def member_added(self, local_channel: LocalChannel, user: str, info: bytes) -> None:
         raise AssertionError("no presence channels here")
 
-    def member_removed(self, held: Held, user: str) -> None:
+    def member_removed(self, local_channel: LocalChannel, user: str) -> None:
         raise AssertionError("no presence channels here")
 
-    def dropped(self, held: Held) -> None:
+    def dropped(self, local_channel: LocalChannel) -> None:
         raise AssertionError("nobody leaves here")
 
-    def counted(self, held: Held, total: int) -> None:
+    def counted(self, local_channel: LocalChannel, total: int) -> None:
         raise AssertionError("no counts are told here")
 
     def user_state(self, app_id: str, user_id: str, online: bool) -> None:

@@ -130,7 +130,7 @@ class Targets:
         from redpoll import _engine, _frame
         from redpoll._fanout import Flusher
 
-        class Listener(_engine.WebSocket):
+        class MembershipEvents(_engine.WebSocket):
             def head_received(self, head: bytes) -> None:
                 self.accept(_engine.parse_head(head).headers[b"sec-websocket-key"])
 
@@ -143,7 +143,7 @@ class Targets:
             def closed(self, code: int, reason: str) -> None:
                 self.told.append(("closed", code, reason))
 
-        self.engine, self.frame, self.flusher_type, self.listener_type = _engine, _frame, Flusher, Listener
+        self.engine, self.frame, self.flusher_type, self.listener_type = _engine, _frame, Flusher, MembershipEvents
         self.reference = load_reference()
         # Frames are three quarters of the work: there the state is.
         self.by_byte: list[Callable[[bytes], None]] = [self.frames] * 6 + [self.heads, self.envelopes]

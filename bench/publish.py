@@ -31,12 +31,13 @@ from pathlib import Path
 import msgspec
 import uvloop
 
+from redpoll.child_pipe import ChildPipe, Start
 from redpoll.config import Settings
-from redpoll.leash import Leash, Start
 
 APP_ID, KEY, SECRET = "1", "278d425bdf160c739803", "7ad3773142a6692b25b8"
 CONTROL = (
-    "import sys; from redpoll.control.main import main; from redpoll.leash import Leash; main(Leash(int(sys.argv[1])))"
+    "import sys; from redpoll.control.main import main; from redpoll.child_pipe import ChildPipe; "
+    "main(ChildPipe(int(sys.argv[1])))"
 )
 DISTINCT_REQUESTS = 1_000
 
@@ -67,7 +68,7 @@ class Bench:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="rp"))
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.leashes: list[Leash] = []
+        self.leashes: list[ChildPipe] = []
         cores = sorted(os.sched_getaffinity(0))
         self.server_core, self.other_core = cores[0], cores[-1]
 
@@ -155,11 +156,11 @@ class Bench:
         process = self.run([sys.executable, "-c", CONTROL, str(theirs.fileno())], self.server_core, pass_fds=fds)
         theirs.close()
         # Kept open for as long as the process is to live.
-        leash = Leash(ours.detach())
-        self.leashes.append(leash)
-        leash.tell(start)
-        leash.tell({"alive": [], "greatest": 0})
-        leash.tell({"workers_ready": True})
+        child_pipe = ChildPipe(ours.detach())
+        self.leashes.append(child_pipe)
+        child_pipe.tell(start)
+        child_pipe.tell({"alive": [], "greatest": 0})
+        child_pipe.tell({"workers_ready": True})
         port = listener.getsockname()[1]
         listener.close()
         wait_ready(port, "/readyz")

@@ -242,20 +242,20 @@ class Soak:
 
 
 @dataclass(frozen=True)
-class Kept:
+class HistoryPosition:
     """What the worker holds when nobody is connected."""
 
     rss_bytes: int
     files: int
 
 
-async def kept(server: Server) -> Kept:
+async def kept(server: Server) -> HistoryPosition:
     """Waits until nobody is connected, and then for what is given back late."""
     (pid,) = server.worker_pids()
-    least = Kept(rss_bytes(pid), open_files(pid))
+    least = HistoryPosition(rss_bytes(pid), open_files(pid))
     for _ in range(30):
         await asyncio.sleep(0.5)
-        least = Kept(min(least.rss_bytes, rss_bytes(pid)), min(least.files, open_files(pid)))
+        least = HistoryPosition(min(least.rss_bytes, rss_bytes(pid)), min(least.files, open_files(pid)))
     return least
 
 

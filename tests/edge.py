@@ -11,7 +11,7 @@ import ssl
 import msgspec
 
 from certs import self_signed
-from redpoll.worker.doors import Doors
+from redpoll.worker.ingress.listeners import Doors
 
 
 class Edge:

@@ -25,8 +25,8 @@ ROOMS = {
     "host": {"worker", "control", "store", "protocol", "base"},
 }
 # Modules at the top of src/redpoll that any room but protocol may import.
-BASE = {"config", "settings", "certificate", "logs", "leash", "handover", "proxies", "redpoll"}
-HOST = {"__main__", "cli", "supervisor", "system", "post", "embedded", "datafolder", "welcome"}
+BASE = {"config", "settings", "certificate", "logs", "child_pipe", "handover", "proxies", "redpoll"}
+HOST = {"__main__", "cli", "supervisor", "system", "child", "embedded", "datafolder", "welcome"}
 
 
 def room_of(module: str) -> str:

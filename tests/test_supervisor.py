@@ -28,7 +28,7 @@ from redpoll.supervisor import child_command
 STAND_IN = """
 import asyncio, json, os, resource, signal, socket, sys
 from pathlib import Path
-from redpoll.leash import Leash
+from redpoll.child_pipe import Leash
 
 folder, place, fd = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 does = (folder / f"{place}.does").read_text() if (folder / f"{place}.does").exists() else ""

@@ -3,7 +3,7 @@
 One message is one SOCK_SEQPACKET packet: a line of JSON, the bytes read so far, and the descriptor beside it
 (SCM_RIGHTS). A worker sends what isn't a WebSocket to the control plane; control sends back an Upgrade that
 comes later on such a connection. A connection of the TLS port travels as one end of a socket pair, whose other
-end the worker relays (worker/relay.py). Both ends use this module; it knows nothing of HTTP.
+end the worker relays (worker/ingress/relay.py). Both ends use this module; it knows nothing of HTTP.
 """
 
 from __future__ import annotations

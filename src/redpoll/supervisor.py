@@ -24,9 +24,9 @@ import msgspec
 import structlog
 
 from redpoll import certificate, datafolder, embedded
+from redpoll.child import Child
+from redpoll.child_pipe import ChildPipe, Start
 from redpoll.config import Settings
-from redpoll.leash import Leash, Start
-from redpoll.post import Post
 from redpoll.system import StartError, has_terminal, listen, notify_systemd, raise_file_limit
 from redpoll.welcome import first_login, how_to_use, url_host
 
@@ -143,14 +143,14 @@ class Supervisor:
         self._failure: str | None = None
         self._interrupts = 0
         self._ends_with_terminal = False
-        self._redis = Post("redis", self._start_redis)
-        self._control = Post("control", self._start_control, control)
+        self._redis = Child("redis", self._start_redis)
+        self._control = Child("control", self._start_control, control)
         self._workers = [
             self._worker_post(number, *each) for number, each in enumerate(zip_longest(public, tls, fillvalue=None))
         ]
 
-    def _worker_post(self, number: int, listening: socket.socket | None, tls: socket.socket | None) -> Post:
-        post = Post(f"worker {number}", lambda: self._start_worker(post, number), listening, tls)
+    def _worker_post(self, number: int, listening: socket.socket | None, tls: socket.socket | None) -> Child:
+        post = Child(f"worker {number}", lambda: self._start_worker(post, number), listening, tls)
         return post
 
     async def run(self) -> int:
@@ -200,7 +200,7 @@ class Supervisor:
         if self._announced:
             self._control.tell({"workers_ready": True})
 
-    def _start_worker(self, post: Post, number: int) -> None:
+    def _start_worker(self, post: Child, number: int) -> None:
         self._k += 1
         post.k = self._k
         # Before the process is there, so that control never sees a living worker missing from its list.
@@ -210,16 +210,16 @@ class Supervisor:
         if self._directory_version is not None:
             post.tell({"directory": self._directory_version})
 
-    def _start_child(self, post: Post, role: Literal["worker", "control"], number: int, k: int) -> None:
+    def _start_child(self, post: Child, role: Literal["worker", "control"], number: int, k: int) -> None:
         assert post.listening is not None
         ours, theirs = socket.socketpair()
         with theirs:
             command = self._command_of(role, number, theirs.fileno())
             post.fill(command, pass_fds=(theirs.fileno(), *post.listening_fds()))
-        post.leash = Leash(ours.detach())
+        post.child_pipe = ChildPipe(ours.detach())
         # End of file says no more than SIGCHLD does, and that is looked for in one place.
-        post.leash.attach(asyncio.get_running_loop(), lambda message: self._told(post, message), lambda: None)
-        post.leash.tell(
+        post.child_pipe.attach(asyncio.get_running_loop(), lambda message: self._told(post, message), lambda: None)
+        post.child_pipe.tell(
             Start(
                 role=role,
                 number=number,
@@ -239,7 +239,7 @@ class Supervisor:
 
     # -- what children say
 
-    def _told(self, post: Post, message: dict[str, Any]) -> None:
+    def _told(self, post: Child, message: dict[str, Any]) -> None:
         if message.get("ready"):
             post.ready = True
             self._announce()
@@ -298,7 +298,7 @@ class Supervisor:
             if code is not None:
                 self._ended(post, code)
 
-    def _ended(self, post: Post, code: int) -> None:
+    def _ended(self, post: Child, code: int) -> None:
         # A worker that died with its doors open will not say that they are shut.
         post.doors_shut.set()
         if post.k:
@@ -313,7 +313,7 @@ class Supervisor:
         log.error("child ended", child=post.name, code=code, again_in_s=after_s)
         asyncio.get_running_loop().call_later(after_s, self._restart, post)
 
-    def _restart(self, post: Post) -> None:
+    def _restart(self, post: Child) -> None:
         if self._stop_asked.is_set():
             return
         post.doors_shut.clear()
@@ -325,7 +325,7 @@ class Supervisor:
             log.error("child can't be started", child=post.name, why=error.strerror, again_in_s=after_s)
             asyncio.get_running_loop().call_later(after_s, self._restart, post)
 
-    def _why_failed(self, post: Post) -> str:
+    def _why_failed(self, post: Child) -> str:
         why = f"{post.name} ended {post.quick_deaths} times in a row"
         if post is self._redis:
             why += f"; its log ends with: {embedded.log_tail(self._folder / 'redis')}"

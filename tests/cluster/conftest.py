@@ -14,7 +14,7 @@ from redpoll import _frame
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.keys import SHARDS, Keys
 from redpoll.cluster.link import Link
-from redpoll.cluster.registry import Held, Registry, Ticket
+from redpoll.cluster.membership.registry import LocalChannel, Registry, Ticket
 from redpoll.protocol.apps import App
 
 RUN = "0123456789ab"
@@ -79,76 +79,86 @@ class Sockets:
         # The last offset that each of them came to.
         self.offsets: dict[str, int] = {}
 
-    def opened(self, held: Held) -> None:
-        self.opened_channels.append(held.channel)
-        self.attached.setdefault(held.channel, [])
+    def opened(self, local_channel: LocalChannel) -> None:
+        self.opened_channels.append(local_channel.channel)
+        self.attached.setdefault(local_channel.channel, [])
 
-    def dropped(self, held: Held) -> None:
-        self.dropped_channels.append(held.channel)
-        self.offsets.pop(held.channel, None)
-        if self.attached.pop(held.channel):
-            self.faults.append(f"{held.channel} dropped with sockets attached")
+    def dropped(self, local_channel: LocalChannel) -> None:
+        self.dropped_channels.append(local_channel.channel)
+        self.offsets.pop(local_channel.channel, None)
+        if self.attached.pop(local_channel.channel):
+            self.faults.append(f"{local_channel.channel} dropped with sockets attached")
 
-    def joined(self, held: Held, tickets: list[Ticket], cached: bytes | None, total: int | None) -> None:
+    def joined(
+        self, local_channel: LocalChannel, tickets: list[Ticket], cached: bytes | None, total: int | None
+    ) -> None:
         for ticket in tickets:
             socket = ticket.owner
             assert isinstance(socket, Socket)
             socket.state = "attached"
             socket.cached = cached
-            if held.history is not None:
-                socket.place, socket.place_at = (held.history.epoch, held.history.last), 0
-                if self.offsets.setdefault(held.channel, held.history.last) != held.history.last:
-                    self.faults.append(f"{held.channel} joined elsewhere than where its events are")
+            if local_channel.history is not None:
+                socket.place, socket.place_at = (local_channel.history.epoch, local_channel.history.last), 0
+                if (
+                    self.offsets.setdefault(local_channel.channel, local_channel.history.last)
+                    != local_channel.history.last
+                ):
+                    self.faults.append(f"{local_channel.channel} joined elsewhere than where its events are")
             if total is not None:
                 socket.counts.append(total)
-            self.attached[held.channel].append(socket)
-            if held.roster is not None:
-                socket.snapshot = set(held.roster)
-                socket.users = set(held.roster)
+            self.attached[local_channel.channel].append(socket)
+            if local_channel.roster is not None:
+                socket.snapshot = set(local_channel.roster)
+                socket.users = set(local_channel.roster)
                 if socket.user not in socket.users:
-                    self.faults.append(f"{socket.user} isn't in its own snapshot of {held.channel}")
+                    self.faults.append(f"{socket.user} isn't in its own snapshot of {local_channel.channel}")
 
-    def refused(self, held: Held, ticket: Ticket, reason: str) -> None:
+    def refused(self, local_channel: LocalChannel, ticket: Ticket, reason: str) -> None:
         assert isinstance(ticket.owner, Socket)
         ticket.owner.state = "refused"
         ticket.owner.reason = reason
 
-    def member_added(self, held: Held, user: str, info: bytes) -> None:
-        for socket in self.attached[held.channel]:
+    def member_added(self, local_channel: LocalChannel, user: str, info: bytes) -> None:
+        for socket in self.attached[local_channel.channel]:
             socket.frames.append(("added", user))
             if user in socket.users:
-                self.faults.append(f"{user} added twice on {held.channel}")
+                self.faults.append(f"{user} added twice on {local_channel.channel}")
             socket.users.add(user)
 
-    def member_removed(self, held: Held, user: str) -> None:
-        for socket in self.attached[held.channel]:
+    def member_removed(self, local_channel: LocalChannel, user: str) -> None:
+        for socket in self.attached[local_channel.channel]:
             socket.frames.append(("removed", user))
             if user not in socket.users:
-                self.faults.append(f"{user} removed twice from {held.channel}")
+                self.faults.append(f"{user} removed twice from {local_channel.channel}")
             socket.users.discard(user)
 
-    def counted(self, held: Held, total: int) -> None:
-        for socket in self.attached[held.channel]:
+    def counted(self, local_channel: LocalChannel, total: int) -> None:
+        for socket in self.attached[local_channel.channel]:
             socket.counts.append(total)
 
-    def event(self, held: Held, payload: bytes) -> None:
+    def event(self, local_channel: LocalChannel, payload: bytes) -> None:
         offset, prev = _frame.offsets(payload)
-        if offset and held.history is not None:
-            if self.offsets.setdefault(held.channel, prev) != prev:
-                self.faults.append(f"{held.channel}: {offset} follows {prev}, not {self.offsets[held.channel]}")
-            self.offsets[held.channel] = offset
-        for socket in self.attached[held.channel]:
+        if offset and local_channel.history is not None:
+            if self.offsets.setdefault(local_channel.channel, prev) != prev:
+                self.faults.append(
+                    f"{local_channel.channel}: {offset} follows {prev}, not {self.offsets[local_channel.channel]}"
+                )
+            self.offsets[local_channel.channel] = offset
+        for socket in self.attached[local_channel.channel]:
             socket.events.append(payload)
 
-    def console(self, held: Held, payload: bytes) -> None:
+    def console(self, local_channel: LocalChannel, payload: bytes) -> None:
         self.console_copies.append(payload)
 
-    def lost(self, held: Held) -> None:
-        assert held.history is not None
-        self.lost_places.append((held.channel, held.history.epoch, held.history.last))
-        self.offsets[held.channel] = held.history.last
-        for socket in self.attached[held.channel]:
-            socket.place, socket.place_at = (held.history.epoch, held.history.last), len(socket.events)
+    def lost(self, local_channel: LocalChannel) -> None:
+        assert local_channel.history is not None
+        self.lost_places.append((local_channel.channel, local_channel.history.epoch, local_channel.history.last))
+        self.offsets[local_channel.channel] = local_channel.history.last
+        for socket in self.attached[local_channel.channel]:
+            socket.place, socket.place_at = (
+                (local_channel.history.epoch, local_channel.history.last),
+                len(socket.events),
+            )
 
     def user_state(self, app_id: str, user_id: str, online: bool) -> None:
         if (user_id, online) in self.states[-1:]:
@@ -306,21 +316,22 @@ class Truth:
             if await self.users(channel) != users[channel]:
                 wrong.append(f"{channel}: {await self.users(channel)} listed, {users[channel]} attached")
         for worker in workers:
-            for held in worker.registry.helds():
-                if not held.listens:
+            for local_channel in worker.registry.local_channels():
+                if not local_channel.listens:
                     continue
-                attached = worker.sockets.attached[held.channel]
-                if held.waiting or held.call:
-                    wrong.append(f"{held.channel}: a call is under way")
-                elif held.attached != len(attached):
-                    wrong.append(f"{held.channel}: {held.attached} known, {len(attached)} attached")
-                elif held.attached == 0:
-                    wrong.append(f"{held.channel}: held by {worker.registry.w} for nobody")
-                elif held.roster is not None and set(held.roster) != users[held.channel]:
-                    wrong.append(f"{held.channel}: roster {set(held.roster)}, not {users[held.channel]}")
+                attached = worker.sockets.attached[local_channel.channel]
+                if local_channel.waiting or local_channel.call:
+                    wrong.append(f"{local_channel.channel}: a call is under way")
+                elif local_channel.attached != len(attached):
+                    wrong.append(f"{local_channel.channel}: {local_channel.attached} known, {len(attached)} attached")
+                elif local_channel.attached == 0:
+                    wrong.append(f"{local_channel.channel}: held by {worker.registry.w} for nobody")
+                elif local_channel.roster is not None and set(local_channel.roster) != users[local_channel.channel]:
+                    name = local_channel.channel
+                    wrong.append(f"{name}: roster {set(local_channel.roster)}, not {users[name]}")
                 for socket in attached:
-                    if held.roster is not None and socket.users != users[held.channel]:
-                        wrong.append(f"{held.channel}: a client knows {socket.users}")
+                    if local_channel.roster is not None and socket.users != users[local_channel.channel]:
+                        wrong.append(f"{local_channel.channel}: a client knows {socket.users}")
         occupied = sorted(channel for channel, n in count.items() if n)
         listed = [channel for at in range(SHARDS) for channel in await self._listed(at)]
         if sorted(listed) != occupied:

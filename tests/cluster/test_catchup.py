@@ -13,7 +13,7 @@ from redpoll import _frame
 from redpoll.cluster.bus import Bus, Outgoing, Unavailable
 from redpoll.cluster.history import History
 from redpoll.cluster.link import Link
-from redpoll.cluster.reaper import Reaper
+from redpoll.cluster.membership.reaper import Reaper
 from redpoll.protocol.apps import HistoryRule
 
 NEWS = "news"
@@ -73,8 +73,8 @@ async def back(worker, wait_until) -> None:
 
 
 def settled(worker, channel=NEWS) -> bool:
-    held = worker.registry.held("7", channel)
-    return held is not None and held.history is not None and held.history.live
+    local_channel = worker.registry.local_channel("7", channel)
+    return local_channel is not None and local_channel.history is not None and local_channel.history.live
 
 
 # Where one is
@@ -533,7 +533,7 @@ async def test_rule_that_is_made_while_a_channel_is_held_is_in_force_at_once(
     await wait_until(lambda: len(socket.events) == 2)
     assert data(socket) == ["1", "2"]
     worker.registry.app_changed(new, old)
-    assert worker.registry.held("7", NEWS).history is None
+    assert worker.registry.local_channel("7", NEWS).history is None
     await send(bus, new, 3)
     await send(bus, old, 4)
     await wait_until(lambda: len(socket.events) == 4)
@@ -565,8 +565,8 @@ async def test_event_that_nobody_can_take_costs_the_others_nothing(worker, app, 
     await send(bus, app, *range(10))
     take = worker.registry._catchup._on_event
 
-    def fail_at_five(held, payload) -> None:
-        take(held, payload)
+    def fail_at_five(local_channel, payload) -> None:
+        take(local_channel, payload)
         assert not payload.endswith(b"e5")
 
     worker.registry._catchup._on_event = fail_at_five

@@ -12,7 +12,7 @@ import random
 
 import pytest
 
-from redpoll.cluster.reaper import Reaper
+from redpoll.cluster.membership.reaper import Reaper
 
 ROOMS = ("presence-a", "presence-b")
 NEWS = ("news-a", "news-b")

@@ -14,7 +14,7 @@ from itertools import pairwise
 import pytest
 
 from redpoll.cluster.directory import DirectoryWriter
-from redpoll.cluster.reaper import Reaper
+from redpoll.cluster.membership.reaper import Reaper
 
 CHANNELS = ("news", "cache-news", "private-news")
 USERS = tuple(f"u{n}" for n in range(5))
@@ -162,7 +162,7 @@ class History:
         while self.tickets:
             self.disconnect(0)
         deadline = time.monotonic() + 10
-        while any([*worker.registry.helds()] for worker in self.workers):
+        while any([*worker.registry.local_channels()] for worker in self.workers):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)
         assert await truth.channel_keys() == []

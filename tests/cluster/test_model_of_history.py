@@ -15,7 +15,7 @@ import pytest
 from redpoll import _frame
 from redpoll.cluster.bus import Bus, Outgoing
 from redpoll.cluster.history import History
-from redpoll.cluster.reaper import Reaper
+from redpoll.cluster.membership.reaper import Reaper
 from redpoll.protocol.apps import HistoryRule
 
 # One that keeps everything, one that forgets soon, and one that members join.

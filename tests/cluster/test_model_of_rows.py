@@ -20,8 +20,8 @@ import pytest
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.envelopes import parse_added, parse_removed
 from redpoll.cluster.link import Link, LinkDown
+from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.outbox import Outbox, Transition
-from redpoll.cluster.reaper import Reaper
 
 ROOMS = ("presence-a", "presence-b")
 NEWS = ("news-a", "news-b")

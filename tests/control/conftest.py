@@ -14,6 +14,7 @@ import pytest
 from argon2 import PasswordHasher
 from redis.asyncio import Redis
 
+from redpoll.child_pipe import Start
 from redpoll.cluster.keys import Keys, shard
 from redpoll.cluster.link import Link
 from redpoll.config import Settings
@@ -22,7 +23,6 @@ from redpoll.control.dashboard.passwords import Passwords
 from redpoll.control.main import ControlPlane
 from redpoll.control.records import Records
 from redpoll.control.webhooks.webhooks import Webhooks
-from redpoll.leash import Start
 from redpoll.store.eventlog import EventLog
 from redpoll.store.store import Store, database_url
 

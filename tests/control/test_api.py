@@ -593,7 +593,7 @@ async def answering(redis, wait_until):
 
     from redpoll.cluster.keys import Keys
     from redpoll.cluster.link import Link
-    from redpoll.cluster.questions import Questions
+    from redpoll.cluster.survey import Survey
 
     keys, links = Keys("rp"), []
 
@@ -611,7 +611,7 @@ async def answering(redis, wait_until):
             if "ask" in question:
                 workers.asked.append(question)
                 for w in who_answer:
-                    Questions(link, keys).answer(question["id"], w, None)
+                    Survey(link, keys).answer(question["id"], w, None)
 
         link.on_push = hears
         link.start()

@@ -6,20 +6,20 @@ import socket
 
 import pytest
 
-from redpoll.control.answers import Answer
 from redpoll.control.connections import Connections
+from redpoll.control.response import Response
 from redpoll.proxies import TrustedProxies
 
 
 def error_page(status, code, text):
-    return Answer(status, f"{code}: {text}".encode())
+    return Response(status, f"{code}: {text}".encode())
 
 
 async def echo(call):
     """The request as the handler saw it."""
     body = await call.content.read()
     seen = f"{call.method} {call.message.path} {len(body)} {call.remote}"
-    return Answer(200, seen.encode())
+    return Response(200, seen.encode())
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ async def test_an_ambiguous_request_is_refused_and_what_is_behind_it_never_read(
     async def handler(call):
         await call.content.read()
         seen.append(call.message.path)
-        return Answer(200, b"")
+        return Response(200, b"")
 
     _, port = await serve(handler)
     wire = await connect(port)
@@ -176,7 +176,7 @@ async def test_a_client_that_left_is_nobodys_error(serve, connect, wait_until):
 
     async def waits(call):
         await proceed.wait()
-        return Answer(200, b"")
+        return Response(200, b"")
 
     connections, port = await serve(waits)
     wire = await connect(port)
@@ -203,7 +203,7 @@ async def test_a_client_that_reads_nothing_is_not_answered_without_end(serve, co
     async def large(call):
         nonlocal answered
         answered += 1
-        return Answer(200, b"x" * 1_000_000)
+        return Response(200, b"x" * 1_000_000)
 
     connections, port = await serve(large)
     wire = await connect(port)
@@ -218,7 +218,7 @@ async def test_finish_lets_the_answer_under_way_go_out(serve, connect, wait_unti
 
     async def waits(call):
         await proceed.wait()
-        return Answer(200, b"done")
+        return Response(200, b"done")
 
     connections, port = await serve(waits)
     busy, idle = await connect(port), await connect(port)
@@ -290,8 +290,8 @@ async def test_an_upgrade_behind_other_requests_leaves_with_every_byte(serve):
     async def handler(call):
         if "Upgrade" in call.headers:
             assert await call.protocol.leave(call.message)
-            return Answer(503, b"")
-        return Answer(200, b"first")
+            return Response(503, b"")
+        return Response(200, b"first")
 
     def hand_back(descriptor, peer, data):
         handed.append((descriptor, peer, data))
@@ -326,12 +326,12 @@ async def test_behind_a_trusted_proxy_each_request_has_a_client_of_its_own(serve
 
 
 async def test_what_a_relayed_client_asked_is_answered_behind_its_end_of_file(serve, wait_until):
-    """A worker ends its relays so (worker/relay.py)."""
+    """A worker ends its relays so (worker/ingress/relay.py)."""
     proceed = asyncio.Event()
 
     async def waits(call):
         await proceed.wait()
-        return Answer(200, await call.content.read())
+        return Response(200, await call.content.read())
 
     connections, _ = await serve(waits)
     reader, writer = await taken(connections, b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nabcd")

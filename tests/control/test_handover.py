@@ -7,21 +7,21 @@ import socket
 import pytest
 
 from redpoll import handover as passages
-from redpoll.control.answers import Answer
 from redpoll.control.connections import Connections
 from redpoll.control.handover import Handover
+from redpoll.control.response import Response
 
 
 async def handler(call):
     if "Upgrade" in call.headers and await call.protocol.leave(call.message):
-        return Answer(503, b"")
+        return Response(503, b"")
     body = await call.content.read()
-    return Answer(200, f"{call.method} {call.path} {len(body)} {sum(body)} {call.remote}".encode())
+    return Response(200, f"{call.method} {call.path} {len(body)} {sum(body)} {call.remote}".encode())
 
 
 @pytest.fixture
 async def handover(tmp_path):
-    connections = Connections(handler, lambda *what: Answer(what[0], repr(what).encode()), head_timeout_s=10.0)
+    connections = Connections(handler, lambda *what: Response(what[0], repr(what).encode()), head_timeout_s=10.0)
     handover = Handover(str(tmp_path / "handover.sock"), connections)
     handover.start()
     yield handover
@@ -130,7 +130,7 @@ async def test_what_a_killed_predecessor_left_at_the_path_is_replaced(tmp_path):
     left = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     left.bind(path)
     left.close()
-    connections = Connections(handler, lambda *what: Answer(what[0], repr(what).encode()), head_timeout_s=10.0)
+    connections = Connections(handler, lambda *what: Response(what[0], repr(what).encode()), head_timeout_s=10.0)
     handover = Handover(path, connections)
     handover.start()
     passage = passages.connect(path, lambda *_: None, lambda: None)

@@ -12,10 +12,10 @@ import pytest
 import redis.asyncio
 
 from redpoll import handover as passages
+from redpoll.child_pipe import ChildPipe, Start
 from redpoll.cluster.keys import Keys
 from redpoll.config import Settings
 from redpoll.control.commands import ask, socket_path
-from redpoll.leash import Leash, Start
 
 
 async def test_it_tells_that_it_is_ready_and_readiness_waits_for_the_workers(make_plane, redis, wait_until):
@@ -167,7 +167,8 @@ async def test_the_daily_counter_goes_on_where_redis_lost_its_data(make_plane, o
 # -- as a process -----------------------------------------------------------------------------------------------
 
 CONTROL = (
-    "import sys; from redpoll.control.main import main; from redpoll.leash import Leash; main(Leash(int(sys.argv[1])))"
+    "import sys; from redpoll.control.main import main; from redpoll.child_pipe import ChildPipe; "
+    "main(ChildPipe(int(sys.argv[1])))"
 )
 
 
@@ -194,12 +195,12 @@ class Process:
         self.process = subprocess.Popen(command, pass_fds=fds, stderr=subprocess.PIPE)
         theirs.close()
         listener.close()
-        self.leash = Leash(ours.detach())
-        self.leash.tell(start)
-        self.leash.tell({"alive": [], "greatest": 0})
-        self.leash.tell({"workers_ready": True})
+        self.child_pipe = ChildPipe(ours.detach())
+        self.child_pipe.tell(start)
+        self.child_pipe.tell({"alive": [], "greatest": 0})
+        self.child_pipe.tell({"workers_ready": True})
         self.told = []
-        self.leash.attach(asyncio.get_running_loop(), self.told.append, lambda: self.told.append("end"))
+        self.child_pipe.attach(asyncio.get_running_loop(), self.told.append, lambda: self.told.append("end"))
 
     async def wait_ended(self):
         _, errors = await asyncio.to_thread(self.process.communicate, None, 20)
@@ -216,7 +217,7 @@ async def start_process(redis, tmp_path):
 
     yield start
     for each in started:
-        each.leash.close()
+        each.child_pipe.close()
         if each.process.poll() is None:
             each.process.kill()
         each.process.wait()
@@ -239,7 +240,7 @@ async def test_the_first_start_makes_an_app_and_tells_the_supervisor(start_proce
     async with asyncio.timeout(10):
         while not await ready(wire):
             pass
-    it.leash.tell({"drain": True})
+    it.child_pipe.tell({"drain": True})
     code, errors = await it.wait_ended()
     assert (code, "Traceback" in errors) == (0, False)
 
@@ -264,7 +265,7 @@ async def test_sigterm_lets_what_is_under_way_be_answered(start_process, connect
 async def test_it_ends_with_its_supervisor(start_process, wait_until):
     it = start_process()
     await wait_until(lambda: {"ready": True} in it.told)
-    it.leash.close()
+    it.child_pipe.close()
     code, _errors = await it.wait_ended()
     assert code == 1
 

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.stats import Stats
 from redpoll.control.metrics import FAMILIES, Metrics
-from redpoll.control.routes import Route, Routes
+from redpoll.control.router import Route, Routes
 
 
 async def handler(call):

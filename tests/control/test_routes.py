@@ -1,76 +1,63 @@
-"""How a path finds its line of the table."""
+"""The table of all addresses, held against what the specification lists."""
 
-import pytest
+from redpoll.control.router import Access, Place
 
-from redpoll.control.routes import Route, Routes, slot_bound_s
-
-
-async def handler(call):
-    raise AssertionError("never called here")
-
-
-@pytest.fixture
-def routes():
-    return Routes(
-        [
-            Route("GET", "/", "root", handler),
-            Route("POST", "/apps/{app_id}/events", "events", handler),
-            Route("GET", "/apps/{app_id}/channels/{channel}/users", "users", handler),
-            Route("GET", "/apps/{app_id}/channels/{channel}", "channel", handler),
-            Route("DELETE", "/apps/{app_id}/channels/{channel}", "forget", handler),
-            Route("GET", "/healthz", "healthz", handler),
-        ]
-    )
+# Which scope opens what (spec 5.2 names the scopes; the issue what they are for).
+SCOPES = {
+    "events": "publish",
+    "history": "read",
+    "clear_history": "publish",
+    "events_log": "read",
+    "trace": "read",
+    "webhooks_verify": "read",
+    "batch_events": "publish",
+    "channels": "read",
+    "channel": "read",
+    "users": "read",
+    "terminate_connections": "publish",
+    "terminate_connections_of_key": "publish",
+    "auth": "auth",
+}
 
 
-def found(routes, path, method="GET"):
-    by_method, parameters = routes.find(path)
-    return by_method[method].name, parameters
+async def test_every_route_that_wants_a_credential_has_its_scope(plane):
+    assert {route.name: route.scope for route in plane.plane.routes.all if route.scope} == SCOPES
 
 
-def test_the_api_stands_at_both_mounts_with_the_same_routes(routes):
-    assert found(routes, "/apps/7/events", "POST") == ("events", ("7",))
-    assert found(routes, "/api/v1/apps/7/events", "POST") == ("events", ("7",))
-    assert routes.find("/apps/7/events")[0]["POST"] is routes.find("/api/v1/apps/7/events")[0]["POST"]
+async def test_the_rate_limit_holds_for_triggers_only(plane):
+    assert {route.name for route in plane.plane.routes.all if route.limited} == {"events", "batch_events"}
 
 
-def test_what_is_no_api_stands_at_the_root_only(routes):
-    assert found(routes, "/healthz") == ("healthz", ())
-    assert not routes.find("/api/v1/healthz")[0]
-    assert found(routes, "/") == ("root", ())
+async def test_what_can_be_called_without_a_credential_holds_nothing_of_an_app(plane):
+    assert {route.name for route in plane.plane.routes.all if route.access.name == "OPEN"} == {
+        "auth_preflight",
+        "browser_module",
+        "openapi",
+        "healthz",
+        "readyz",
+        "root",
+        "metrics",
+        "dashboard_login",
+        "dashboard_log_in",
+        "dashboard_static",
+    }
 
 
-def test_parameters_are_percent_decoded_segment_by_segment(routes):
-    assert found(routes, "/apps/7/channels/presence%2Da%40b/users") == ("users", ("7", "presence-a@b"))
-    assert found(routes, "/apps/7/channels/a%2Fusers") == ("channel", ("7", "a/users"))
+async def test_what_needs_a_login_is_the_dashboards_and_on_the_control_port(plane):
+    for route in plane.plane.routes.all:
+        if route.name.startswith("dashboard_"):
+            assert route.place is Place.CONTROL
+        else:
+            assert route.access is not Access.SESSION
 
 
-def test_a_parameter_that_is_no_utf8_is_an_error(routes):
-    with pytest.raises(UnicodeDecodeError):
-        routes.find("/apps/7/channels/%ff")
+async def test_names_are_unique_since_metrics_tell_routes_apart_by_them(plane):
+    names = [route.name for route in plane.plane.routes.all]
+    assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("path", ["/apps", "/apps/7", "/apps//events", "/apps/7/events/", "/apps/7/channels/a/b", "/x"])
-def test_other_paths_have_no_route(routes, path):
-    assert not routes.find(path)[0]
-
-
-def test_an_address_tells_all_its_methods(routes):
-    assert set(routes.find("/apps/7/channels/c")[0]) == {"GET", "DELETE"}
-
-
-def test_two_routes_for_one_address_are_refused():
-    with pytest.raises(ValueError, match="two routes"):
-        Routes([Route("GET", "/a/{b}", "one", handler), Route("GET", "/a/{c}", "two", handler)])
-
-
-def test_answers_are_counted_by_status_and_by_powers_of_two_of_microseconds():
-    route = Route("GET", "/", "root", handler)
-    for seconds in (0.000_001, 0.000_003, 0.000_004, 3600.0):
-        route.count(200, seconds)
-    route.count(503, 0.000_003)
-    assert route.answers == {200: 4, 503: 1}
-    assert (route.times[1], route.times[2], route.times[3], route.times[-1]) == (1, 2, 1, 1)
-    assert slot_bound_s(2) == 0.000_004
-    assert slot_bound_s(len(route.times) - 1) == float("inf")
-    assert sum(route.times) == 5
+async def test_the_users_route_without_an_app_stands_at_the_root_only(plane):
+    find = plane.plane.routes.find
+    assert find("/users/u/terminate_connections")[1] == ("u",)
+    assert find("/apps/3/users/u/terminate_connections")[1] == ("3", "u")
+    assert not find("/api/v1/users/u/terminate_connections")[0]

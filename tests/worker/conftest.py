@@ -12,12 +12,12 @@ import msgspec
 import pytest
 import websockets
 
+from redpoll.child_pipe import ChildPipe, Start
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
 from redpoll.config import Settings
-from redpoll.leash import Leash, Start
 from redpoll.protocol.apps import App, HistoryRule, Key
 from redpoll.worker.main import Worker
 
@@ -158,7 +158,7 @@ class Bench:
             data_dir=str(self.tmp_path),
             settings=Settings(**settings),
         )
-        worker = Worker(start, Leash(theirs.detach()))
+        worker = Worker(start, ChildPipe(theirs.detach()))
         worker.supervisor = ours
         # As the supervisor does, who has it from control.
         ours.sendall(json.dumps({"directory": self.version}).encode() + b"\n")

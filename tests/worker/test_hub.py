@@ -77,7 +77,7 @@ class TestChannels:
             await client.ask("news")
             await client.send("pusher:unsubscribe", {"channel": "news"})
         await client.subscribe("other")
-        await bench.settled(worker, lambda: worker.hub.registry.held("1", "news") is None)
+        await bench.settled(worker, lambda: worker.hub.registry.local_channel("1", "news") is None)
         await bench.settled(worker, lambda: not worker.hub.pending)
         await bench.publish("news", "ghost", "1")
         await client.nothing_more()
@@ -100,8 +100,8 @@ class TestChannels:
         await client.subscribe("presence-p", {"user_id": "1"})
         client.socket.transport.abort()
         await bench.settled(worker, lambda: not len(worker.hub.everyone))
-        await bench.settled(worker, lambda: worker.hub.registry.held("1", "c29") is None)
-        await bench.settled(worker, lambda: worker.hub.registry.held("1", "presence-p") is None)
+        await bench.settled(worker, lambda: worker.hub.registry.local_channel("1", "c29") is None)
+        await bench.settled(worker, lambda: worker.hub.registry.local_channel("1", "presence-p") is None)
         assert worker.gate.connections == 0
 
 

@@ -7,7 +7,7 @@ import websockets
 
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
-from redpoll.cluster.questions import Questions
+from redpoll.cluster.survey import Survey
 
 SUCCEEDED = "pusher_internal:subscription_succeeded"
 ADDED = "pusher_internal:member_added"
@@ -19,7 +19,7 @@ async def ask(bench, what: str, **about) -> dict:
     link.start()
     await link.wait_up()
     try:
-        return await Questions(link, Keys()).ask(what, **about)
+        return await Survey(link, Keys()).ask(what, **about)
     finally:
         await link.close()
 
@@ -114,7 +114,7 @@ class TestServerToUser:
         await client.sign_in("7")
         await client.subscribe("#server-to-user-7")
         await client.send("pusher:unsubscribe", {"channel": "#server-to-user-7"})
-        await bench.settled(worker, lambda: worker.registry.held("1", "#server-to-user-7") is None)
+        await bench.settled(worker, lambda: worker.registry.local_channel("1", "#server-to-user-7") is None)
         await bench.publish("#server-to-user-7", "note", "1")
         await client.nothing_more()
 

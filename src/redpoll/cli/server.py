@@ -10,7 +10,7 @@ from redpoll import __version__, config
 from redpoll.cli.common import fail, settings_of, with_config
 
 if TYPE_CHECKING:
-    from redpoll.leash import Leash
+    from redpoll.child_pipe import ChildPipe
 
 __all__ = ["COMMANDS"]
 
@@ -59,10 +59,10 @@ def version() -> None:
     click.echo(f"redpoll {__version__}")
 
 
-def _leash(fd: int) -> "Leash":
-    from redpoll.leash import Leash
+def _child_pipe(fd: int) -> "ChildPipe":
+    from redpoll.child_pipe import ChildPipe
 
-    return Leash(fd)
+    return ChildPipe(fd)
 
 
 @click.command(hidden=True)
@@ -72,7 +72,7 @@ def worker(number: int, leash_fd: int) -> None:
     """A worker process; started by `serve` only. The number is there for those who read process lists."""
     from redpoll.worker.main import main as run_worker
 
-    run_worker(_leash(leash_fd))
+    run_worker(_child_pipe(leash_fd))
 
 
 @click.command(hidden=True)
@@ -81,7 +81,7 @@ def control(leash_fd: int) -> None:
     """The control plane; started by `serve` only."""
     from redpoll.control.main import main as run_control
 
-    run_control(_leash(leash_fd))
+    run_control(_child_pipe(leash_fd))
 
 
 COMMANDS = (serve, check_config, version, worker, control)

@@ -18,9 +18,9 @@ import structlog
 
 from redpoll import _frame
 from redpoll.cluster.envelopes import parse_cleared
-from redpoll.cluster.held import Held, Kept
 from redpoll.cluster.history import MOST_ROWS, History, Page
 from redpoll.cluster.link import LinkDown
+from redpoll.cluster.membership.local_channel import HistoryPosition, LocalChannel
 
 __all__ = ["Catchup"]
 
@@ -37,15 +37,17 @@ class _Filling:
 
     __slots__ = ("failures", "kept", "rows")
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, kept: HistoryPosition) -> None:
         self.kept = kept
         self.rows = 0
         self.failures = 0
 
 
 class Catchup:
-    """`on_event(held, payload)` gets each event; `on_lost(held)` is called when there is no telling what was missed, or
-    the history is another: `held.history` is the place from which events follow, and they come after it.
+    """Passes each event on with `on_event(local_channel, payload)`.
+
+    Calls `on_lost(local_channel)` when missed messages can't be determined, or the history is another one. Then
+    `local_channel.history` is the new place, and the events after it follow.
 
     `begun` counts catch-ups, `lost` the calls of `on_lost`, `errors` answers of Redis that were asked for again.
     """
@@ -54,8 +56,8 @@ class Catchup:
         self,
         history: History,
         *,
-        on_event: Callable[[Held, bytes], None],
-        on_lost: Callable[[Held], None],
+        on_event: Callable[[LocalChannel, bytes], None],
+        on_lost: Callable[[LocalChannel], None],
         retry_s: float,
         greatest_retry_s: float,
     ) -> None:
@@ -67,108 +69,108 @@ class Catchup:
         self._on_lost = on_lost
         self._retry_s = retry_s
         self._greatest_retry_s = greatest_retry_s
-        self._fillings: dict[Held, _Filling] = {}
+        self._fillings: dict[LocalChannel, _Filling] = {}
 
-    def heard(self, held: Held, kept: Kept, payload: bytes) -> None:
+    def heard(self, local_channel: LocalChannel, kept: HistoryPosition, payload: bytes) -> None:
         """An `e` envelope of a channel with history, which is `kept`."""
         offset, prev = _frame.offsets(payload)
         if offset == 0:
-            self._on_event(held, payload)
+            self._on_event(local_channel, payload)
         elif not kept.live or offset <= kept.last:
             # A page has it, or had it.
             return
         elif prev == kept.last:
             kept.last = offset
-            self._on_event(held, payload)
+            self._on_event(local_channel, payload)
         else:
-            self._fill(held, kept)
+            self._fill(local_channel, kept)
 
-    def cleared(self, held: Held, payload: bytes) -> None:
+    def cleared(self, local_channel: LocalChannel, payload: bytes) -> None:
         """An `x` envelope. While the channel catches up, the next page says the same."""
-        kept = held.history
+        kept = local_channel.history
         if kept is not None and kept.live:
             kept.epoch = parse_cleared(payload)
-            self._lose(held)
+            self._lose(local_channel)
 
-    def told(self, held: Held, epoch: bytes | None, top: int, attached: bool) -> None:
+    def told(self, local_channel: LocalChannel, epoch: bytes | None, top: int, attached: bool) -> None:
         """The reply to a `hold` says what the history is at this moment; without an epoch there is none. `attached`:
         there were subscribers before it."""
-        kept = held.history
+        kept = local_channel.history
         if epoch is None:
             return
         if kept is None:
-            held.history = Kept(epoch.decode(), top, True)
+            local_channel.history = HistoryPosition(epoch.decode(), top, True)
             if attached:
                 # They missed nothing; but who stayed while there was no rule knows of another epoch, if of any.
-                self._on_lost(held)
+                self._on_lost(local_channel)
         elif kept.live and kept.epoch != epoch.decode():
             kept.epoch, kept.last = epoch.decode(), top
-            self._lose(held)
+            self._lose(local_channel)
         elif kept.live and kept.last != top:
-            self._fill(held, kept)
+            self._fill(local_channel, kept)
 
-    def break_off(self, helds: Iterable[Held]) -> None:
+    def break_off(self, local_channels: Iterable[LocalChannel]) -> None:
         """The connection broke: nobody knows what is missed from here on."""
         self._fillings.clear()
-        for held in helds:
-            if held.history is not None:
-                held.history.live = False
+        for local_channel in local_channels:
+            if local_channel.history is not None:
+                local_channel.history.live = False
 
-    def resume(self, helds: Iterable[Held]) -> None:
+    def resume(self, local_channels: Iterable[LocalChannel]) -> None:
         """The connection is back and topics are asked for: what isn't live catches up. A channel without a
         subscriber begins anew with the next one."""
-        for held in helds:
-            kept = held.history
-            if kept is None or kept.live or held in self._fillings:
+        for local_channel in local_channels:
+            kept = local_channel.history
+            if kept is None or kept.live or local_channel in self._fillings:
                 continue
-            if held.attached:
-                self._fill(held, kept)
+            if local_channel.attached:
+                self._fill(local_channel, kept)
             else:
-                held.history = None
+                local_channel.history = None
 
-    def forget(self, held: Held) -> None:
+    def forget(self, local_channel: LocalChannel) -> None:
         """The channel is held no longer."""
-        self._fillings.pop(held, None)
+        self._fillings.pop(local_channel, None)
 
-    def _fill(self, held: Held, kept: Kept) -> None:
+    def _fill(self, local_channel: LocalChannel, kept: HistoryPosition) -> None:
         self.begun += 1
         kept.live = False
-        filling = self._fillings[held] = _Filling(kept)
-        self._read(held, filling)
+        filling = self._fillings[local_channel] = _Filling(kept)
+        self._read(local_channel, filling)
 
-    def _read(self, held: Held, filling: _Filling) -> None:
+    def _read(self, local_channel: LocalChannel, filling: _Filling) -> None:
         # The history may have been turned off, or the connection lost.
-        if self._fillings.get(held) is not filling:
+        if self._fillings.get(local_channel) is not filling:
             return
-        if held.history is not filling.kept:
-            del self._fillings[held]
+        if local_channel.history is not filling.kept:
+            del self._fillings[local_channel]
             return
-        then = partial(self._answered, held, filling)
-        self._history.page(held.app_id, held.channel, filling.kept.last, MOST_ROWS, then)
+        then = partial(self._answered, local_channel, filling)
+        self._history.page(local_channel.app_id, local_channel.channel, filling.kept.last, MOST_ROWS, then)
 
-    def _answered(self, held: Held, filling: _Filling, outcome: Any) -> None:
-        if self._fillings.get(held) is not filling:
+    def _answered(self, local_channel: LocalChannel, filling: _Filling, outcome: Any) -> None:
+        if self._fillings.get(local_channel) is not filling:
             return
-        if held.history is not filling.kept:
-            del self._fillings[held]
+        if local_channel.history is not filling.kept:
+            del self._fillings[local_channel]
         elif isinstance(outcome, Page):
             filling.failures = 0
-            self._take(held, filling, outcome)
+            self._take(local_channel, filling, outcome)
         elif isinstance(outcome, LinkDown):
-            del self._fillings[held]
+            del self._fillings[local_channel]
         else:
             self.errors += 1
             delay_s = min(self._retry_s * 2**filling.failures, self._greatest_retry_s)
             filling.failures = min(filling.failures + 1, 16)
-            log.warning("history failed", app=held.app_id, channel=held.channel, reason=str(outcome))
-            asyncio.get_running_loop().call_later(delay_s, self._read, held, filling)
+            log.warning("history failed", app=local_channel.app_id, channel=local_channel.channel, reason=str(outcome))
+            asyncio.get_running_loop().call_later(delay_s, self._read, local_channel, filling)
 
-    def _take(self, held: Held, filling: _Filling, page: Page) -> None:
+    def _take(self, local_channel: LocalChannel, filling: _Filling, page: Page) -> None:
         kept = filling.kept
         if not page.epoch:
             # Redis has forgotten it. The next event, or the next to join, makes another history, which is seen then:
             # no two epochs have a place in common.
-            del self._fillings[held]
+            del self._fillings[local_channel]
             kept.live = True
             return
         end = page.rows[-1].offset if page.rows else 0
@@ -177,28 +179,28 @@ class Catchup:
             if not page.follows(kept.epoch, kept.last):
                 kept.epoch = page.epoch
                 kept.last = page.rows[0].prev if page.rows else page.top
-                self._lose(held)
+                self._lose(local_channel)
             for row in page.rows:
                 kept.last = row.offset
-                self._on_event(held, row.envelope())
+                self._on_event(local_channel, row.envelope())
         finally:
             # An event that nobody could take costs the others nothing.
             if kept.last < end:
-                self._read(held, filling)
+                self._read(local_channel, filling)
             elif not page.more:
-                del self._fillings[held]
+                del self._fillings[local_channel]
                 kept.live = True
-            elif filling.rows > self._most(held):
-                del self._fillings[held]
+            elif filling.rows > self._most(local_channel):
+                del self._fillings[local_channel]
                 kept.last, kept.live = page.top, True
-                self._lose(held)
+                self._lose(local_channel)
             else:
-                self._read(held, filling)
+                self._read(local_channel, filling)
 
     @staticmethod
-    def _most(held: Held) -> int:
-        return (held.rule.keep if held.rule is not None else _MOST_KEPT) + _MORE_PAGES * MOST_ROWS
+    def _most(local_channel: LocalChannel) -> int:
+        return (local_channel.rule.keep if local_channel.rule is not None else _MOST_KEPT) + _MORE_PAGES * MOST_ROWS
 
-    def _lose(self, held: Held) -> None:
+    def _lose(self, local_channel: LocalChannel) -> None:
         self.lost += 1
-        self._on_lost(held)
+        self._on_lost(local_channel)

@@ -15,13 +15,13 @@ import msgspec
 
 from redpoll.cluster.bus import Outgoing, Unavailable
 from redpoll.cluster.idempotency import Claim, Idempotency, Outcome
-from redpoll.cluster.questions import Questions
-from redpoll.control.answers import EMPTY_OBJECT, Answer, header_line
-from redpoll.control.call import Call
-from redpoll.control.daily import Daily
+from redpoll.cluster.survey import Survey
+from redpoll.control.daily_limit import DailyLimit
 from redpoll.control.occupancy import Occupancy
 from redpoll.control.publisher import Publisher
-from redpoll.control.shapes import (
+from redpoll.control.request import Request
+from redpoll.control.response import EMPTY_OBJECT, Response, header_line
+from redpoll.control.schemas import (
     Attributes,
     AuthAnswer,
     BatchAnswer,
@@ -61,7 +61,7 @@ _Tell = Callable[[], Awaitable[bytes]]
 
 
 class Api:
-    """The handlers. Each takes a `Call` with its app and returns the answer, or raises ApiError or Unavailable.
+    """The handlers. Each takes a `Request` with its app and returns the answer, or raises ApiError or Unavailable.
 
     `master_key`: the 32 bytes that encrypted channels' secrets are made of, None where the operator gave none;
     `tracer`: None where no event log is kept.
@@ -71,9 +71,9 @@ class Api:
         self,
         publisher: Publisher,
         occupancy: Occupancy,
-        daily: Daily,
+        daily: DailyLimit,
         idempotency: Idempotency,
-        questions: Questions,
+        questions: Survey,
         master_key: bytes | None = None,
         tracer: Tracer | None = None,
     ) -> None:
@@ -87,7 +87,7 @@ class Api:
 
     # -- publishing
 
-    async def trigger(self, call: Call) -> Answer:
+    async def trigger(self, call: Request) -> Response:
         """POST events: `{}`, or with `info` `{"channels": {name: {…}}}`, one entry per distinct channel."""
         app, publisher = call.app, self._publisher
         call.said = event = decode_event(call.body, call.params, app)
@@ -110,7 +110,7 @@ class Api:
             return call.answer(EMPTY_OBJECT)
         return await self.publish(call, event)
 
-    async def publish(self, call: Call, event: Event) -> Answer:
+    async def publish(self, call: Request, event: Event) -> Response:
         """The trigger's way for any event: counted, traced, confirmed. The dashboard's console goes it too; of the call
         its app is needed."""
         items = [Outgoing(channel, event.name, event.data, event.socket_id) for channel in event.channels]
@@ -123,7 +123,7 @@ class Api:
 
         return call.answer(await self._publish(call, "events", items, event.correlation_id, tell))
 
-    async def trigger_batch(self, call: Call) -> Answer:
+    async def trigger_batch(self, call: Request) -> Response:
         """POST batch_events: `{}`, or with any `info` `{"batch": [{…}, …]}`, by index."""
         app = call.app
         call.said = events = decode_batch(call.body, app)
@@ -140,7 +140,7 @@ class Api:
         return call.answer(await self._publish(call, "batch_events", items, correlation_id, tell))
 
     async def _publish(
-        self, call: Call, what: str, items: Sequence[Outgoing], correlation_id: str | None, tell: _Tell
+        self, call: Request, what: str, items: Sequence[Outgoing], correlation_id: str | None, tell: _Tell
     ) -> bytes:
         """The order of cluster.md 7: id, spend, publish. Returns the answer's body."""
         try:
@@ -156,7 +156,7 @@ class Api:
             self._publisher.unconfirmed += len(items)
             raise Unavailable(f"no answer from Redis within {_PUBLISHED_WITHIN_S:g} s") from None
 
-    async def _publish_once(self, call: Call, claim: Claim, items: Sequence[Outgoing], tell: _Tell) -> bytes:
+    async def _publish_once(self, call: Request, claim: Claim, items: Sequence[Outgoing], tell: _Tell) -> bytes:
         if claim.outcome is Outcome.CONFLICT:
             raise ApiError(
                 "idempotency_conflict",
@@ -178,21 +178,21 @@ class Api:
             await self._idempotency.settle(claim, body)
         return body
 
-    async def _publish_traced(self, call: Call, items: Sequence[Outgoing], once: str | None = None) -> None:
+    async def _publish_traced(self, call: Request, items: Sequence[Outgoing], once: str | None = None) -> None:
         trace = self._sample(call)
         await self._publisher.publish_all(call.app, items, trace, once)
         if trace is not None:
             self._accepted(call, trace)
 
-    def _sample(self, call: Call) -> str | None:
+    def _sample(self, call: Request) -> str | None:
         """The trace id that goes with the events, where their way is to be followed."""
         return None if self._tracer is None else self._tracer.sample(call)
 
-    def _accepted(self, call: Call, trace: str) -> None:
+    def _accepted(self, call: Request, trace: str) -> None:
         assert self._tracer is not None
         self._tracer.span(trace, call.app.id, "accepted")
 
-    async def _spend(self, call: Call, messages: int) -> None:
+    async def _spend(self, call: Request, messages: int) -> None:
         """Counts against the daily limit, where the app has one. Raises ApiError `daily_limit_exceeded`."""
         app, daily = call.app, self._daily
         limit = app.daily_limit
@@ -215,7 +215,7 @@ class Api:
 
     # -- asking
 
-    async def list_channels(self, call: Call) -> Answer:
+    async def list_channels(self, call: Request) -> Response:
         """GET channels: `{"channels": {name: {…}}}` of the occupied ones, in order of name."""
         info = parse_info(call.param("info") or "", EVENT_INFO)
         prefix = call.param("filter_by_prefix") or ""
@@ -223,7 +223,7 @@ class Api:
         told = await self._attributes(call.app.id, [(channel, info) for channel in channels])
         return call.answer(_encode(ChannelsAnswer(dict(zip(channels, told, strict=True)))))
 
-    async def show_channel(self, call: Call) -> Answer:
+    async def show_channel(self, call: Request) -> Response:
         """GET channels/NAME: `occupied` and `subscription_count`, on presence channels `user_count`; `cache` if asked.
 
         A channel that nobody is in has zeros; it is never 404 (protocol.md 14.7).
@@ -240,7 +240,7 @@ class Api:
             answer.cache = None if cached is None else CachedEvent(cached.data, cached.ttl_s)
         return call.answer(_encode(answer))
 
-    async def list_users(self, call: Call) -> Answer:
+    async def list_users(self, call: Request) -> Response:
         """GET channels/NAME/users: `{"users": [{"id": …}, …]}`, presence channels only."""
         channel = call.parameters[1]
         check_channel(channel)
@@ -251,7 +251,7 @@ class Api:
 
     # -- users
 
-    async def terminate(self, call: Call) -> Answer:
+    async def terminate(self, call: Request) -> Response:
         """POST users/ID/terminate_connections: `{}` when every worker has answered, which is when all connections of
         the user are being closed with 4009; else 503, and some may be (protocol.md 14.9)."""
         user_id = call.parameters[-1]
@@ -260,7 +260,7 @@ class Api:
         await self._questions.ask("terminate", app=call.app.id, user=user_id)
         return call.answer(EMPTY_OBJECT)
 
-    async def authorize(self, call: Call) -> Answer:
+    async def authorize(self, call: Request) -> Response:
         """POST auth: `{"auth": "KEY:HEX"}`, on presence channels with the `channel_data` that was signed.
 
         The body is JSON (the spec) or a form (pusher-js). Signed with the key that the call was made with, for one
@@ -282,15 +282,15 @@ class Api:
             answer.shared_secret = encryption_secret(self._master_key, channel)
         return call.answer(_encode(answer))
 
-    async def preflight(self, call: Call) -> Answer:
+    async def preflight(self, call: Request) -> Response:
         """OPTIONS auth, which browsers ask before they let a page send its headers (decisions.md)."""
         if b"Access-Control-Allow-Origin" not in call.more_headers:
-            return Answer(204, b"", call.more_headers)
+            return Response(204, b"", call.more_headers)
         headers = call.more_headers + _PREFLIGHT_HEADERS
         wanted = call.headers.get("Access-Control-Request-Headers", "")
         if wanted and wanted.isascii():
             headers += header_line("Access-Control-Allow-Headers", wanted)
-        return Answer(204, b"", headers)
+        return Response(204, b"", headers)
 
     async def _attributes(self, app_id: str, asked: Sequence[tuple[str, tuple[str, ...]]]) -> list[Attributes]:
         """What was asked of each channel, in one round; what doesn't apply to a channel is left out."""
@@ -318,7 +318,7 @@ def _asked(event: Event) -> tuple[str, tuple[str, ...]]:
     return event.channels[0], event.info
 
 
-def _fingerprint(what: str, call: Call) -> bytes:
+def _fingerprint(what: str, call: Request) -> bytes:
     """All that makes two requests the same: at either mount, signed anew, by whichever credential."""
     query = sorted((name, value) for name, value in call.params if name not in AUTH_NAMES)
     return b"%b\n%b\n%b" % (what.encode(), _encode(query), call.body)

@@ -9,8 +9,8 @@ import hashlib
 from importlib import resources
 from typing import Final
 
-from redpoll.control.answers import Answer
-from redpoll.control.call import Call
+from redpoll.control.request import Request
+from redpoll.control.response import Response
 
 __all__ = ["BrowserModule"]
 
@@ -32,9 +32,9 @@ class BrowserModule:
         self._tag = f'"{hashlib.sha256(self._script).hexdigest()[:16]}"'
         self._headers = _HEADERS + f"ETag: {self._tag}\r\n".encode()
 
-    async def show(self, call: Call) -> Answer:
+    async def show(self, call: Request) -> Response:
         """The script; 304 to who has this very one."""
         known = (tag.strip().removeprefix("W/") for tag in call.headers.get("If-None-Match", "").split(","))
         if self._tag in known:
-            return Answer(304, b"", self._headers)
-        return Answer(200, self._script, _TYPE + self._headers)
+            return Response(304, b"", self._headers)
+        return Response(200, self._script, _TYPE + self._headers)

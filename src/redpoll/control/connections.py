@@ -19,8 +19,8 @@ from aiohttp.streams import StreamReader
 from aiohttp.web import Server
 from aiohttp.web_protocol import RequestHandler
 
-from redpoll.control.answers import Answer
-from redpoll.control.call import Call
+from redpoll.control.request import Request
+from redpoll.control.response import Response
 from redpoll.proxies import NOBODY, TrustedProxies
 
 __all__ = ["Connection", "Connections", "ErrorPage", "HandBack"]
@@ -39,7 +39,7 @@ _WRITTEN_WITHIN_S: Final = 2.0
 _CUT_WITHIN_S: Final = 0.1
 
 # (status, code, text) -> the answer in the API's error shape.
-ErrorPage = Callable[[int, str, str], Answer]
+ErrorPage = Callable[[int, str, str], Response]
 # (descriptor, peer, bytes read so far) -> whether a worker took the connection; the descriptor is closed anyway.
 HandBack = Callable[[int, tuple[str, int], bytes], bool]
 
@@ -109,7 +109,7 @@ class Connection(RequestHandler):
         if self._reading_paused:
             super().resume_reading(resume_parser)
 
-    def refuse(self, answer: Answer) -> None:
+    def refuse(self, answer: Response) -> None:
         """Answer a request that never became one, and close."""
         if self.transport is not None:
             answer.keep_alive = False
@@ -156,7 +156,7 @@ class Connection(RequestHandler):
 
 
 class RelayedConnection(Connection):
-    """A client of the TLS port: a worker has the TLS, this is one end of a socket pair (worker/relay.py)."""
+    """A client of the TLS port: a worker has the TLS, this is one end of a socket pair (worker/ingress/relay.py)."""
 
     __slots__ = ("_last_body",)
 
@@ -191,13 +191,13 @@ class Connections(Server):
 
     def __init__(
         self,
-        handler: Callable[[Call], Awaitable[Answer]],
+        handler: Callable[[Request], Awaitable[Response]],
         error_page: ErrorPage,
         *,
         head_timeout_s: float,
         trusted: TrustedProxies = NOBODY,
     ) -> None:
-        super().__init__(handler, request_factory=Call)  # type: ignore[arg-type]
+        super().__init__(handler, request_factory=Request)  # type: ignore[arg-type]
         self.error_page = error_page
         self.trusted = trusted
         self.finishing = False

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from redpoll.control.answers import Answer
-from redpoll.control.call import Call
-from redpoll.control.shapes import CallAnswer, EventsAnswer, TraceAnswer
+from redpoll.control.request import Request
+from redpoll.control.response import Response
+from redpoll.control.schemas import CallAnswer, EventsAnswer, TraceAnswer
 from redpoll.protocol.errors import ApiError
 from redpoll.store.eventlog import CallRow, EventLog, Query
 
@@ -33,7 +33,7 @@ class EventTrace:
     def __init__(self, event_log: EventLog | None) -> None:
         self._log = event_log
 
-    async def search(self, call: Call) -> Answer:
+    async def search(self, call: Request) -> Response:
         """`{"events": [{…}], "next": cursor or null}`, newest first. `since` and `until`: Unix time in ms."""
         limit = _number(call, "limit", _DEFAULT_LIMIT)
         if not 1 <= limit <= _MOST:
@@ -54,7 +54,7 @@ class EventTrace:
         after = None if found.next is None else str(found.next)
         return call.answer(_encode(EventsAnswer([CallAnswer(**_told(row)) for row in found.calls], after)))
 
-    async def show(self, call: Call) -> Answer:
+    async def show(self, call: Request) -> Response:
         """A call and its spans in order of time. `sampled` false: it came when more were triggered than are traced."""
         trace_id = call.parameters[1]
         found = await self._opened().trace(call.app.id, trace_id)
@@ -76,7 +76,7 @@ def _told(row: CallRow) -> dict[str, Any]:
     return told
 
 
-def _number(call: Call, name: str, absent: Any) -> Any:
+def _number(call: Request, name: str, absent: Any) -> Any:
     given = call.param(name)
     if given is None:
         return absent

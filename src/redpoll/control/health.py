@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from redpoll.control.answers import Answer, header_line
-from redpoll.control.call import Call
+from redpoll.control.request import Request
+from redpoll.control.response import Response, header_line
 from redpoll.protocol.errors import ApiError
 
 __all__ = ["Health"]
@@ -23,7 +23,7 @@ class Health:
     port, where people come to the dashboard."""
 
     def __init__(
-        self, redis_answers: Callable[[], bool], enter: Callable[[Call], Awaitable[Answer]] | None = None
+        self, redis_answers: Callable[[], bool], enter: Callable[[Request], Awaitable[Response]] | None = None
     ) -> None:
         self.directory_written = False
         self.workers_ready = False
@@ -43,19 +43,19 @@ class Health:
             return "not every worker is ready yet"
         return None
 
-    async def live(self, call: Call) -> Answer:
+    async def live(self, call: Request) -> Response:
         """GET /healthz: 200 as long as the process answers at all."""
-        return Answer(200, b'{"status":"ok"}')
+        return Response(200, b'{"status":"ok"}')
 
-    async def ready(self, call: Call) -> Answer:
+    async def ready(self, call: Request) -> Response:
         """GET /readyz: 200, or 503 `unavailable` with the reason as its text."""
         obstacle = self.obstacle()
         if obstacle is not None:
             raise ApiError("unavailable", obstacle)
-        return Answer(200, b'{"status":"ready"}')
+        return Response(200, b'{"status":"ready"}')
 
-    async def root(self, call: Call) -> Answer:
+    async def root(self, call: Request) -> Response:
         """GET /: `OK`, for load balancers and for people with a browser; on the control port the way in for these."""
         if self._enter is not None and call.protocol.hand_back is None:
             return await self._enter(call)
-        return Answer(200, b"OK", _TEXT)
+        return Response(200, b"OK", _TEXT)

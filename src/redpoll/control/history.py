@@ -14,15 +14,15 @@ import msgspec
 
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.history import History, InvalidOffset, Page, UnknownEpoch
-from redpoll.control.shapes import ClearedAnswer, HistoryAnswer, Message
+from redpoll.control.schemas import ClearedAnswer, HistoryAnswer, Message
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.history import DEFAULT_LIMIT, MAX_LIMIT, MAX_OFFSET, Position, parse_position
 from redpoll.protocol.messages import check_channel
 
 if TYPE_CHECKING:
     # The command line comes here too, and does without HTTP.
-    from redpoll.control.answers import Answer
-    from redpoll.control.call import Call
+    from redpoll.control.request import Request
+    from redpoll.control.response import Response
 
 __all__ = ["HISTORY_QUERY", "ChannelHistory"]
 
@@ -65,7 +65,7 @@ class ChannelHistory:
     def __init__(self, history: History) -> None:
         self._history = history
 
-    async def show(self, call: Call) -> Answer:
+    async def show(self, call: Request) -> Response:
         """GET channels/NAME/history: `{"epoch", "messages": [{"offset", "event", "data", "time_ms"}], "next"}`.
 
         Without bounds the newest ones; oldest first unless `direction` is `backwards`. A channel without history has
@@ -74,7 +74,7 @@ class ChannelHistory:
         query = {name: value for name, value in call.params if name in _PARAMETERS}
         return call.answer(_encode(await self.page(call.app.id, call.parameters[1], query)))
 
-    async def forget(self, call: Call) -> Answer:
+    async def forget(self, call: Request) -> Response:
         """DELETE channels/NAME/history: `{"epoch"}`, the new one; "" where there was nothing to forget."""
         return call.answer(_encode(ClearedAnswer(await self.clear(call.app.id, call.parameters[1]))))
 

@@ -16,9 +16,9 @@ import structlog
 
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.link import Link, LinkDown
-from redpoll.control.answers import dateline
 from redpoll.control.connections import Connections
 from redpoll.control.health import Health
+from redpoll.control.response import dateline
 from redpoll.protocol.apps import App
 
 __all__ = ["AppRecords", "Janitor"]

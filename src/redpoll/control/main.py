@@ -22,28 +22,28 @@ import uvloop
 from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll import logs
+from redpoll.child_pipe import ChildPipe, Start
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.directory import DirectoryWriter
-from redpoll.cluster.fitness import examine
 from redpoll.cluster.history import History
 from redpoll.cluster.idempotency import Idempotency
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
+from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.outbox import Outbox, Transition
-from redpoll.cluster.questions import Questions
 from redpoll.cluster.quota import Quota
-from redpoll.cluster.reaper import Reaper
+from redpoll.cluster.redis_check import examine
 from redpoll.cluster.stats import Stats
+from redpoll.cluster.survey import Survey
 from redpoll.cluster.traces import TraceReader
 from redpoll.control import commands
-from redpoll.control.addresses import routes_of
 from redpoll.control.api import Api
 from redpoll.control.browser_module import BrowserModule
 from redpoll.control.connections import Connections
 from redpoll.control.context import Cluster, Context
-from redpoll.control.daily import Daily
+from redpoll.control.daily_limit import DailyLimit
 from redpoll.control.dashboard.accounts import Accounts
-from redpoll.control.dashboard.dashboard import Dashboard, Rooms
+from redpoll.control.dashboard.dashboard import Dashboard, Dependencies
 from redpoll.control.eventlog import EventTrace
 from redpoll.control.handover import Handover
 from redpoll.control.health import Health
@@ -55,10 +55,10 @@ from redpoll.control.occupancy import Occupancy
 from redpoll.control.publisher import Publisher
 from redpoll.control.ratelimit import RateLimit
 from redpoll.control.records import RecordError, Records
+from redpoll.control.routes import routes_of
 from redpoll.control.tracing import Tracer
 from redpoll.control.webhooks.verify import Verify
 from redpoll.control.webhooks.webhooks import Webhooks
-from redpoll.leash import Leash, Start
 from redpoll.proxies import TrustedProxies
 from redpoll.store.eventlog import EventLog
 from redpoll.store.store import Store, StoreError, database_url
@@ -109,7 +109,7 @@ class ControlPlane:
         self.link.on_up, self.link.on_down = self._link_up, self._link_down
         self.bus = Bus(self.link, self._keys)
         self.publisher = Publisher(self.bus, self.link, lambda: self._workers_alive)
-        self.daily = Daily(Quota(self.link, self._keys), records)
+        self.daily = DailyLimit(Quota(self.link, self._keys), records)
         self.reaper = Reaper(
             self.link,
             self._keys,
@@ -131,13 +131,13 @@ class ControlPlane:
             Occupancy(self.link, self._keys),
             self.daily,
             Idempotency(self.link, self._keys),
-            Questions(self.link, self._keys),
+            Survey(self.link, self._keys),
             settings.master_key(),
             self.tracer,
         )
         self.history = History(self.link, self._keys)
         self.dashboard = Dashboard(
-            Rooms(
+            Dependencies(
                 settings,
                 Path(start.data_dir),
                 accounts,
@@ -300,7 +300,7 @@ class ControlPlane:
         }
 
 
-async def _serve(start: Start, leash: Leash) -> None:
+async def _serve(start: Start, child_pipe: ChildPipe) -> None:
     store = await Store.open(database_url(start.data_dir))
     event_log = await _open_event_log(start)
     try:
@@ -312,19 +312,21 @@ async def _serve(start: Start, leash: Leash) -> None:
         accounts = Accounts(store)
         first_password = await accounts.first_admin(start.settings.admin_password)
         # What Redis kept of an earlier start may be older: workers let nobody in by it (a wrong 4001 is for good).
-        leash.tell({"directory": records.version})
+        child_pipe.tell({"directory": records.version})
         listener = socket.socket(fileno=start.listen_fd)
-        plane = ControlPlane(start, records, webhooks, listener, leash.tell, accounts=accounts, event_log=event_log)
+        plane = ControlPlane(
+            start, records, webhooks, listener, child_pipe.tell, accounts=accounts, event_log=event_log
+        )
         # End of file: the supervisor is dead. What must last is committed, so there is nothing to wait for.
-        leash.attach(plane.loop, plane.told, lambda: os._exit(1))
+        child_pipe.attach(plane.loop, plane.told, lambda: os._exit(1))
         plane.loop.add_signal_handler(signal.SIGTERM, plane.stop)
         context = Context(store, records, start.settings, webhooks, plane.cluster)
         _warn_of_exposure(start.settings.control_host)
         operators = await commands.serve_commands(context, commands.socket_path(start.data_dir))
         if first_password is not None:
-            leash.tell({"created_admin": first_password})
+            child_pipe.tell({"created_admin": first_password})
         if made_up is not None:
-            leash.tell({"created_app": commands.app_shape(made_up)})
+            child_pipe.tell({"created_app": commands.app_shape(made_up)})
         await plane.start()
         # What is here now stays: without it each full collection would walk all of SQLAlchemy.
         gc.freeze()
@@ -363,13 +365,13 @@ async def _open_event_log(start: Start) -> EventLog | None:
         raise StoreError(f"the event log {path} can't be opened: {error}") from error
 
 
-def main(leash: Leash) -> None:
+def main(child_pipe: ChildPipe) -> None:
     """The process. Returns at its clean end; exits with 1 where the records can't be used, having said why."""
-    start = leash.read_start()
+    start = child_pipe.read_start()
     logs.configure(start.settings, "control")
     try:
-        uvloop.run(_serve(start, leash))
+        uvloop.run(_serve(start, child_pipe))
     except (StoreError, RecordError) as error:
         log.error("control can't start", reason=str(error))
-        leash.tell({"fatal": str(error)})
+        child_pipe.tell({"fatal": str(error)})
         raise SystemExit(1) from None

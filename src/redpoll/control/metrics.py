@@ -20,9 +20,9 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from redpoll import __version__
-from redpoll.control.answers import Answer, header_line
-from redpoll.control.call import Call
-from redpoll.control.routes import Routes, slot_bound_s
+from redpoll.control.request import Request
+from redpoll.control.response import Response, header_line
+from redpoll.control.router import Routes, slot_bound_s
 from redpoll.control.webhooks.outcomes import Outcome
 
 __all__ = ["FAMILIES", "Family", "Metrics"]
@@ -126,12 +126,12 @@ class Metrics:
         self._own = own
         self._published = published
 
-    async def metrics(self, call: Call) -> Answer:
+    async def metrics(self, call: Request) -> Response:
         """Without Redis the workers' counters are left out; the control plane's are always there."""
         told = {**await self._read_workers(), CONTROL: self._own()}
         registry = CollectorRegistry()
         registry.register(_Snapshot(told, self._published(), self._routes()))
-        return Answer(200, generate_latest(registry), _TYPE)
+        return Response(200, generate_latest(registry), _TYPE)
 
 
 class _Snapshot:

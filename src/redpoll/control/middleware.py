@@ -17,10 +17,10 @@ from aiohttp.web import RequestPayloadError
 
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.traces import new_trace_id
-from redpoll.control.answers import Answer, header_line
-from redpoll.control.call import Call, error_answer
 from redpoll.control.ratelimit import WINDOW_S, RateLimit
-from redpoll.control.routes import Access, Place, Route, Routes, no_times, slot_of
+from redpoll.control.request import Request, error_answer
+from redpoll.control.response import Response, header_line
+from redpoll.control.router import Access, Place, Route, Routes, no_times, slot_of
 from redpoll.control.tracing import Tracer
 from redpoll.protocol import auth, handshake
 from redpoll.protocol.apps import App
@@ -94,16 +94,16 @@ class Front:
         # How long triggers took, by app, as Route.times counts them.
         self.times_by_app: dict[str, list[int]] = {}
         # Tells people of a fault, where the error shape is for programs; None for what isn't theirs.
-        self.fault_page: Callable[[Call, ApiError, int], Answer | None] | None = None
+        self.fault_page: Callable[[Request, ApiError, int], Response | None] | None = None
 
-    async def handle(self, call: Call) -> Answer:
+    async def handle(self, call: Request) -> Response:
         """Answers any request; nothing but a cancellation gets out."""
         began = time.perf_counter()
         route = self._routes.unmatched
         try:
             if "Upgrade" in call.headers and await self._handed_back(call):
                 # Never written: the connection is a worker's now.
-                return Answer(503, b"")
+                return Response(503, b"")
             route = self._find(call)
             if route.cross_origin:
                 call.more_headers = self._cross_origin(call)
@@ -137,16 +137,16 @@ class Front:
                 self._tracer.ended(call, answer.status, took_s)
         return answer
 
-    def _fault(self, call: Call, error: ApiError, status: int = 0) -> Answer:
+    def _fault(self, call: Request, error: ApiError, status: int = 0) -> Response:
         page = self.fault_page(call, error, status) if self.fault_page is not None else None
         return page or call.error(error, status)
 
-    def error_page(self, status: int, code: str, text: str) -> Answer:
+    def error_page(self, status: int, code: str, text: str) -> Response:
         """The error shape for what never became a request: no HTTP, or too late."""
         self._routes.unmatched.count(status, 0.0)
         return error_answer(ApiError(code, text), new_trace_id(), status)
 
-    async def _handed_back(self, call: Call) -> bool:
+    async def _handed_back(self, call: Request) -> bool:
         """A WebSocket behind other requests of its connection, as proxies make them, is a worker's."""
         if call.protocol.hand_back is None or call.headers["Upgrade"].lower() != "websocket":
             return False
@@ -154,7 +154,7 @@ class Front:
             raise _CutOff(503, "unavailable", "no worker can take this WebSocket now")
         return True
 
-    def _find(self, call: Call) -> Route:
+    def _find(self, call: Request) -> Route:
         if call.path[:1] != "/":
             # A proxy's form, http://host/path (RFC 9112 3.2.2).
             call.path = call.message.url.raw_path
@@ -173,7 +173,7 @@ class Front:
             raise ApiError("not_found", "there is no such address")
         return route
 
-    async def _read_body(self, call: Call) -> bytes:
+    async def _read_body(self, call: Request) -> bytes:
         """A body that isn't all there yet. The deadline is for the whole: a byte now and then buys no time."""
         # The parser has refused what is no number.
         if int(call.headers.get("Content-Length", "0")) > MAX_BODY_BYTES:
@@ -201,12 +201,12 @@ class Front:
             raise _CutOff(400, "bad_request", "the client went away before its body was whole") from None
         return b"".join(parts)
 
-    def _recognise(self, call: Call, route: Route) -> None:
+    def _recognise(self, call: Request, route: Route) -> None:
         """Whose call was refused with its body unread, as far as its head says: it has its row in the event log too."""
         with suppress(ApiError):
             self._authenticate(call, route, None)
 
-    def _authenticate(self, call: Call, route: Route, body: bytes | None) -> None:
+    def _authenticate(self, call: Request, route: Route, body: bytes | None) -> None:
         """Sets `app`, or raises ApiError: 401 for whoever can't show a credential of this very app.
 
         An unknown app is answered like a wrong key, so that nobody learns which ids exist; only who holds a token for
@@ -231,7 +231,7 @@ class Front:
         if "Content-Encoding" in headers and headers["Content-Encoding"].lower() != "identity":
             raise ApiError("unsupported_media_type", "a compressed body; send it as it is")
 
-    def _app_of_token(self, call: Call, route: Route) -> App:
+    def _app_of_token(self, call: Request, route: Route) -> App:
         now_s = self._clock()
         plain = call.headers["Authorization"].partition(" ")[2].strip()
         token = self._records.tokens.get(auth.token_hash(plain))
@@ -253,11 +253,11 @@ class Front:
         call.token = token
         return app
 
-    def _app_of_query(self, call: Call) -> App | None:
+    def _app_of_query(self, call: Request) -> App | None:
         # Of a repeated auth_key none is looked at: check_query refuses it.
         return self._by_key.get(dict(auth.parse_query(call.query)).get("auth_key", ""))
 
-    def _limit(self, call: Call, rate: RateLimit) -> None:
+    def _limit(self, call: Request, rate: RateLimit) -> None:
         """Counts a trigger of this address, and puts on its answer what is left. Raises ApiError `rate_limited`."""
         address = call.remote
         window = rate.take(address)
@@ -272,7 +272,7 @@ class Front:
                 "(REDPOLL_TRIGGER_RATE_PER_MINUTE), 0 switches it off",
             )
 
-    def _cross_origin(self, call: Call) -> bytes:
+    def _cross_origin(self, call: Request) -> bytes:
         """The header lines that let a page of an allowed origin read the answer (decisions.md)."""
         origin = call.headers.get("Origin")
         if origin is None or not origin.isascii():

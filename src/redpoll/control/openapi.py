@@ -14,9 +14,9 @@ from typing import Any, Final
 import msgspec
 
 from redpoll import __version__
-from redpoll.control.answers import Answer
-from redpoll.control.call import Call
-from redpoll.control.routes import API_PREFIX, Access, Route, Routes
+from redpoll.control.request import Request
+from redpoll.control.response import Response
+from redpoll.control.router import API_PREFIX, Access, Route, Routes
 from redpoll.protocol.apps import App
 from redpoll.protocol.channels import MAX_NAME_CHARS
 from redpoll.protocol.errors import HTTP_STATUS
@@ -148,7 +148,7 @@ class Document:
     def __init__(self) -> None:
         self._json = b"{}"
 
-    async def show(self, call: Call) -> Answer:
+    async def show(self, call: Request) -> Response:
         """The document, without credentials."""
         return call.answer(self._json)
 

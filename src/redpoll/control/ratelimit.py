@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from redpoll.control.answers import header_line
+from redpoll.control.response import header_line
 
 __all__ = ["WINDOW_S", "RateLimit", "Window", "limit_lines"]
 

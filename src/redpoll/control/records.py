@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from redpoll.control.checks import RecordError, check_name, check_roster, check_rules, check_size
+from redpoll.control.record_checks import RecordError, check_name, check_roster, check_rules, check_size
 from redpoll.control.tokens import TokenRecords
 from redpoll.protocol.apps import App, HistoryRule, Key, Value, with_eras
 from redpoll.settings import Settings

@@ -1,198 +1,246 @@
-"""Every address that the control plane answers: one table, read by the front, by the metrics and by the docs.
+"""The table of all addresses: which handler answers what, who may call it, and what the document says of it.
 
-A pattern's `{name}` is one segment of the path, percent-decoded. The API is mounted twice: `/api/v1/apps/…` (the
-spec) and `/apps/…` (what existing server libraries call).
+Everything that tells addresses reads this: the front, the metrics, the OpenAPI document. The handlers are api.py's.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from enum import Enum
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import unquote
+from collections.abc import Sequence
+from typing import Final
 
-if TYPE_CHECKING:
-    from redpoll.control.answers import Answer
-    from redpoll.control.call import Call
+from redpoll.control.api import Api
+from redpoll.control.browser_module import BrowserModule
+from redpoll.control.eventlog import LOG_QUERY, EventTrace
+from redpoll.control.health import Health
+from redpoll.control.history import HISTORY_QUERY, ChannelHistory
+from redpoll.control.metrics import Metrics
+from redpoll.control.openapi import Document
+from redpoll.control.router import API_PREFIX, About, Access, Place, Route, Routes
+from redpoll.control.schemas import (
+    AuthAnswer,
+    BatchAnswer,
+    ChannelAnswer,
+    ChannelsAnswer,
+    ClearedAnswer,
+    Empty,
+    EventsAnswer,
+    HistoryAnswer,
+    TraceAnswer,
+    TriggerAnswer,
+    UsersAnswer,
+    VerifyAnswer,
+)
+from redpoll.control.webhooks.verify import Verify, Webhook
 
-__all__ = ["API_PREFIX", "About", "Access", "Handler", "Place", "Route", "Routes", "slot_bound_s"]
+# Private there, since no other code may take them for valid: only the document shows them.
+from redpoll.protocol.messages import Auth, Batch, Trigger
 
-API_PREFIX: Final = "/api/v1"
-# The last but one slot ends at 2^24 µs, about 17 s: longer than any deadline of ours.
-_SLOTS: Final = 26
+__all__ = ["routes_of"]
 
-Handler = Callable[["Call"], Awaitable["Answer"]]
-
-
-class Place(Enum):
-    """Which port an address exists on. What is public exists on the control port too."""
-
-    PUBLIC = "public"
-    CONTROL = "control"
-
-
-class Access(Enum):
-    """Who may call it: anybody, the holder of a credential of the app in the path, or of any app, which is then the
-    one that is meant (one library leaves it out of the path, protocol.md 14.9); or somebody who is logged in to the
-    dashboard, whom its door judges."""
-
-    OPEN = "open"
-    APP = "app"
-    ANY_APP = "any_app"
-    SESSION = "session"
-
-
-class About(NamedTuple):
-    """What the OpenAPI document says of a route, beyond what follows from its access (openapi.py).
-
-    `answer` and `body` are types, whose schemas are shown; `form`: the body may be urlencoded, too. `query` are its
-    query parameters. `faults` are the error codes of its own; `success` is the status where all went well.
-    """
-
-    summary: str
-    answer: type | None
-    body: type | None = None
-    form: bool = False
-    query: tuple[str, ...] = ()
-    faults: tuple[str, ...] = ()
-    success: int = 200
+_EVENT_FAULTS: Final = (
+    "invalid_event_name",
+    "invalid_channel",
+    "invalid_socket_id",
+    "invalid_info",
+    "idempotency_conflict",
+    "daily_limit_exceeded",
+)
+_TERMINATE: Final = About("Close all connections of a signed-in user.", Empty, body=Empty)
 
 
-class Route:
-    """One line of the table, and what has been counted of it.
-
-    `scope`: what a token must be made for (protocol.tokens.SCOPES); empty where the access is open. `limited`: the
-    rate limit of triggers holds here. `cross_origin`: pages of the app's allowed origins may call it. `about`: None
-    where it is no part of the API.
-
-    `wants_credential`: of an app, before the handler is called. `answers` is answers by status. `times` counts answers
-    by duration: slot k holds those that took less than 2^k µs and no less than 2^(k-1); the last slot holds the rest.
-    """
-
-    __slots__ = (
-        "about",
-        "access",
-        "answers",
-        "cross_origin",
-        "handler",
-        "limited",
-        "method",
-        "microseconds",
-        "name",
-        "pattern",
-        "place",
-        "scope",
-        "times",
-        "wants_credential",
+def routes_of(
+    api: Api,
+    history: ChannelHistory,
+    event_trace: EventTrace,
+    browser_module: BrowserModule,
+    verify: Verify,
+    health: Health,
+    metrics: Metrics,
+    pages: Sequence[Route] = (),
+) -> Routes:
+    """The table; `pages` are the dashboard's. Its document is made of it, and answers at an address of it."""
+    document = Document()
+    channels = "/apps/{app_id}/channels"
+    terminate = "/users/{user_id}/terminate_connections"
+    routes = Routes(
+        [
+            Route(
+                "POST",
+                "/apps/{app_id}/events",
+                "events",
+                api.trigger,
+                scope="publish",
+                limited=True,
+                about=About(
+                    "Publish an event to one or more channels.",
+                    TriggerAnswer,
+                    body=Trigger,
+                    faults=("too_many_channels", *_EVENT_FAULTS),
+                ),
+            ),
+            Route(
+                "POST",
+                "/apps/{app_id}/batch_events",
+                "batch_events",
+                api.trigger_batch,
+                scope="publish",
+                limited=True,
+                about=About(
+                    "Publish several events, all or none.",
+                    BatchAnswer,
+                    body=Batch,
+                    faults=("batch_too_large", *_EVENT_FAULTS),
+                ),
+            ),
+            Route(
+                "GET",
+                channels,
+                "channels",
+                api.list_channels,
+                scope="read",
+                about=About(
+                    "The occupied channels.",
+                    ChannelsAnswer,
+                    query=("filter_by_prefix", "info"),
+                    faults=("invalid_info",),
+                ),
+            ),
+            Route(
+                "GET",
+                channels + "/{channel}",
+                "channel",
+                api.show_channel,
+                scope="read",
+                about=About(
+                    "Whether a channel is occupied, by how many, and what it has cached.",
+                    ChannelAnswer,
+                    query=("channel_info",),
+                    faults=("invalid_channel", "invalid_info", "not_presence_channel"),
+                ),
+            ),
+            Route(
+                "GET",
+                channels + "/{channel}/users",
+                "users",
+                api.list_users,
+                scope="read",
+                about=About(
+                    "The users of a presence channel.",
+                    UsersAnswer,
+                    faults=("invalid_channel", "not_presence_channel"),
+                ),
+            ),
+            Route(
+                "GET",
+                channels + "/{channel}/history",
+                "history",
+                history.show,
+                scope="read",
+                about=About(
+                    "The messages that are kept of a channel; without bounds the newest.",
+                    HistoryAnswer,
+                    query=HISTORY_QUERY,
+                    faults=("invalid_channel", "invalid_cursor", "invalid_offset", "unknown_epoch"),
+                ),
+            ),
+            Route(
+                "DELETE",
+                channels + "/{channel}/history",
+                "clear_history",
+                history.forget,
+                scope="publish",
+                about=About(
+                    "Forget the messages of a channel; it goes on with a new epoch.",
+                    ClearedAnswer,
+                    faults=("invalid_channel",),
+                ),
+            ),
+            Route(
+                "GET",
+                "/apps/{app_id}/events/log",
+                "events_log",
+                event_trace.search,
+                scope="read",
+                about=About(
+                    "Trigger calls, newest first, those that were refused too.",
+                    EventsAnswer,
+                    query=LOG_QUERY,
+                    faults=("bad_request", "invalid_cursor"),
+                ),
+            ),
+            Route(
+                "GET",
+                "/apps/{app_id}/trace/{trace_id}",
+                "trace",
+                event_trace.show,
+                scope="read",
+                about=About(
+                    "One trigger call: when it was accepted, which workers got it, to how many sockets it was written.",
+                    TraceAnswer,
+                    faults=("not_found",),
+                ),
+            ),
+            Route(
+                "POST",
+                "/apps/{app_id}" + terminate,
+                "terminate_connections",
+                api.terminate,
+                scope="publish",
+                about=_TERMINATE,
+            ),
+            Route(
+                "POST",
+                terminate,
+                "terminate_connections_of_key",
+                api.terminate,
+                Access.ANY_APP,
+                scope="publish",
+                about=_TERMINATE,
+            ),
+            Route(
+                "POST",
+                "/apps/{app_id}/auth",
+                "auth",
+                api.authorize,
+                scope="auth",
+                cross_origin=True,
+                about=About(
+                    "Sign a subscription to a private, presence or encrypted channel.",
+                    AuthAnswer,
+                    body=Auth,
+                    form=True,
+                    faults=("invalid_channel", "invalid_socket_id"),
+                ),
+            ),
+            Route(
+                "POST",
+                "/apps/{app_id}/webhooks/verify",
+                "webhooks_verify",
+                verify.verify,
+                scope="read",
+                about=About(
+                    "Whether a webhook that was received is signed with the secret of one of the app's endpoints.",
+                    VerifyAnswer,
+                    body=Webhook,
+                ),
+            ),
+            Route(
+                "OPTIONS",
+                "/apps/{app_id}/auth",
+                "auth_preflight",
+                api.preflight,
+                Access.OPEN,
+                cross_origin=True,
+                about=About("What a browser asks before a page may call this.", None, success=204),
+            ),
+            Route("GET", API_PREFIX + "/redpoll.js", "browser_module", browser_module.show, Access.OPEN),
+            Route("GET", API_PREFIX + "/openapi.json", "openapi", document.show, Access.OPEN),
+            Route("GET", "/healthz", "healthz", health.live, Access.OPEN),
+            Route("GET", "/readyz", "readyz", health.ready, Access.OPEN),
+            Route("GET", "/", "root", health.root, Access.OPEN),
+            *pages,
+            Route("GET", "/metrics", "metrics", metrics.metrics, Access.OPEN, Place.CONTROL),
+        ]
     )
-
-    def __init__(
-        self,
-        method: str,
-        pattern: str,
-        name: str,
-        handler: Handler,
-        access: Access = Access.APP,
-        place: Place = Place.PUBLIC,
-        *,
-        scope: str = "",
-        limited: bool = False,
-        cross_origin: bool = False,
-        about: About | None = None,
-    ) -> None:
-        self.method = method
-        self.pattern = pattern
-        self.name = name
-        self.handler = handler
-        self.access = access
-        self.wants_credential = access in (Access.APP, Access.ANY_APP)
-        self.place = place
-        self.scope = scope
-        self.limited = limited
-        self.about = about
-        self.cross_origin = cross_origin
-        self.answers: dict[int, int] = {}
-        self.times = no_times()
-        self.microseconds = 0
-
-    def count(self, status: int, seconds: float) -> None:
-        self.answers[status] = self.answers.get(status, 0) + 1
-        self.times[slot_of(seconds)] += 1
-        self.microseconds += int(seconds * 1e6)
-
-
-class _Node:
-    """What may stand at one place of a path: a word, or any segment."""
-
-    __slots__ = ("any", "routes", "words")
-
-    def __init__(self) -> None:
-        self.words: dict[str, _Node] = {}
-        self.any: _Node | None = None
-        self.routes: dict[str, Route] = {}
-
-
-async def _unmatched(call: Call) -> Answer:
-    raise LookupError(call.path)
-
-
-class Routes:
-    """The table, and how a path finds its line."""
-
-    def __init__(self, routes: Iterable[Route]) -> None:
-        self.all = tuple(routes)
-        # What no line answers is counted here.
-        self.unmatched = Route("", "", "unmatched", _unmatched, Access.OPEN)
-        self._root = _Node()
-        # Few paths are asked for again and again. A path may have 16 KiB, so a flood of them must find it small.
-        self.find = lru_cache(maxsize=512)(self._find)
-        for route in self.all:
-            self._add(route.pattern, route)
-            if route.pattern.startswith("/apps/"):
-                self._add(API_PREFIX + route.pattern, route)
-
-    def _add(self, pattern: str, route: Route) -> None:
-        node = self._root
-        for segment in pattern.split("/")[1:]:
-            if re.fullmatch(r"\{\w+\}", segment):
-                node.any = node.any or _Node()
-                node = node.any
-            else:
-                node = node.words.setdefault(segment, _Node())
-        if route.method in node.routes:
-            raise ValueError(f"two routes for {route.method} {pattern}")
-        node.routes[route.method] = route
-
-    def _find(self, path: str) -> tuple[Mapping[str, Route], tuple[str, ...]]:
-        """The routes by method at a path as it stands in the request, and its decoded parameters in order.
-
-        No routes: there is no such address. UnicodeDecodeError where a parameter isn't UTF-8.
-        """
-        node = self._root
-        parameters: list[str] = []
-        for segment in path.split("/")[1:]:
-            following = node.words.get(segment)
-            if following is None:
-                following = node.any
-                if following is None or not segment:
-                    return {}, ()
-                parameters.append(unquote(segment, errors="strict") if "%" in segment else segment)
-            node = following
-        return node.routes, tuple(parameters)
-
-
-def no_times() -> list[int]:
-    """`Route.times` before the first answer."""
-    return [0] * _SLOTS
-
-
-def slot_of(seconds: float) -> int:
-    """The slot of `Route.times` that counts an answer which took so long."""
-    return min(int(seconds * 1e6).bit_length(), _SLOTS - 1)
-
-
-def slot_bound_s(slot: int) -> float:
-    """The upper bound in seconds of a slot of `Route.times`; infinite for the last one."""
-    return float("inf") if slot >= _SLOTS - 1 else 2.0**slot / 1e6
+    document.render(routes)
+    return routes

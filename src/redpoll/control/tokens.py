@@ -13,7 +13,7 @@ import msgspec
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from redpoll.control.checks import RecordError, check_name
+from redpoll.control.record_checks import RecordError, check_name
 from redpoll.protocol.apps import App
 from redpoll.protocol.auth import token_hash
 from redpoll.protocol.tokens import SCOPES, Token

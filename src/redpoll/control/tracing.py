@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.link import LinkDown
 from redpoll.cluster.traces import Entry, TraceReader
-from redpoll.control.call import Call
+from redpoll.control.request import Request
 from redpoll.protocol.messages import Event
 from redpoll.store.eventlog import CallBatch, CallRow, EventLog, SpanRow
 from redpoll.store.sqlite import reason_of
@@ -72,7 +72,7 @@ class Tracer:
 
     # -- told by the front, the API and the webhooks
 
-    def sample(self, call: Call) -> str | None:
+    def sample(self, call: Request) -> str | None:
         """The trace id under which this call's events are to be followed, None for not at all. Asked once, when the
         call is about to publish."""
         if self._left <= 0:
@@ -88,7 +88,7 @@ class Tracer:
         if len(self._spans) < _MOST_WAITING:
             self._spans.append(SpanRow(trace_id, app_id, int(self._clock() * 1000), stage, detail))
 
-    def ended(self, call: Call, status: int, took_s: float, who: str = "") -> None:
+    def ended(self, call: Request, status: int, took_s: float, who: str = "") -> None:
         """A trigger call whose app is known was answered. `who`: the caller, where it showed no credential of the
         app."""
         if self._ended.count >= _MOST_WAITING:

@@ -108,7 +108,7 @@ _decode_calls: Final = msgspec.json.Decoder(list[CallRow]).decode
 
 
 def trace_time_ms(trace_id: str) -> int:
-    """The Unix time in ms with which a trace id of ours begins (control/call.py); of any other one some number."""
+    """The Unix time in ms with which a trace id of ours begins (control/request.py); of any other one some number."""
     try:
         return int(trace_id[:12], 16)
     except ValueError:

@@ -17,7 +17,7 @@ from redpoll._fanout import Flusher
 from redpoll.protocol import frames
 from redpoll.protocol.errors import close_reason
 from redpoll.protocol.session import Effect, Session
-from redpoll.worker.arrivals import UNKNOWN, Arrival
+from redpoll.worker.client_libraries import UNKNOWN, Arrival
 
 __all__ = ["Connection", "Doorkeeper", "Introduced"]
 

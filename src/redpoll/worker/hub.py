@@ -13,8 +13,8 @@ from time import monotonic
 from redpoll import _frame
 from redpoll._fanout import Audience, Flusher
 from redpoll.cluster.bus import Bus
+from redpoll.cluster.membership.registry import LocalChannel, Registry, Ticket
 from redpoll.cluster.quota import Quota, Spent
-from redpoll.cluster.registry import Held, Registry, Ticket
 from redpoll.cluster.traces import new_trace_id
 from redpoll.protocol import frames
 from redpoll.protocol.effects import (
@@ -29,11 +29,11 @@ from redpoll.protocol.effects import (
     SendUrgent,
     SignedIn,
 )
-from redpoll.worker.admission import Admission
 from redpoll.worker.connection import Connection
-from redpoll.worker.pages import Pages
-from redpoll.worker.resume import Resume
-from redpoll.worker.rewinds import Past, Rewinds, Wants
+from redpoll.worker.ingress.admission import Admission
+from redpoll.worker.replay.history_requests import HistoryRequests
+from redpoll.worker.replay.replayer import Past, Replayer, Wants
+from redpoll.worker.replay.user_resume import UserResume
 from redpoll.worker.tracing import Tracing
 from redpoll.worker.users import Users
 
@@ -53,7 +53,7 @@ class Channel(Audience):
 
 
 class Hub:
-    """The worker's table of who hears what. Implements `cluster.listener.Listener`.
+    """The worker's table of who hears what. Implements `cluster.listener.MembershipEvents`.
 
     `everyone` holds each open connection once; `pending` the subscribes that Redis hasn't answered yet; `users`
     who is signed in, and `admission` who waits to be let in. What is told of the past is carried out by `rewinds`,
@@ -71,15 +71,15 @@ class Hub:
         self.events_sent: dict[str, int] = {}
         self.admission = Admission()
         self._overruns = 0
-        self.rewinds = Rewinds(self)
-        self.pages = Pages(self)
-        self.resume: Resume
+        self.rewinds = Replayer(self)
+        self.pages = HistoryRequests(self)
+        self.resume: UserResume
         self.tracing: Tracing
         self.registry: Registry
         self.bus: Bus
         self.quota: Quota
 
-    def attach(self, registry: Registry, bus: Bus, quota: Quota, resume: Resume, tracing: Tracing) -> None:
+    def attach(self, registry: Registry, bus: Bus, quota: Quota, resume: UserResume, tracing: Tracing) -> None:
         """Tie the knot: the registry needs its listener first, and the hub its registry."""
         self.registry = registry
         self.users.attach(registry)
@@ -137,11 +137,11 @@ class Hub:
         if waiting is not None and channel in waiting:
             self.registry.cancel(self._settled(connection, channel))
             return
-        held = self.registry.held(app_id, channel)
-        if held is None:
+        local_channel = self.registry.local_channel(app_id, channel)
+        if local_channel is None:
             return
-        attached = held.audience.discard(connection)
-        if held.audience.past is not None and self.rewinds.leave(held.audience, connection):
+        attached = local_channel.audience.discard(connection)
+        if local_channel.audience.past is not None and self.rewinds.leave(local_channel.audience, connection):
             attached = True
         if attached:
             self.registry.leave(app_id, channel, user)
@@ -191,14 +191,14 @@ class Hub:
         self.perform(connection, connection.session.rejected(fault, monotonic()))
 
     def _acknowledge(self, connection: Connection, channel: str) -> None:
-        held = self.registry.held(connection.session.app.id, channel)
-        if held is None:
+        local_channel = self.registry.local_channel(connection.session.app.id, channel)
+        if local_channel is None:
             return
-        place = self.rewinds.place_of(held, connection)
-        if place is None or held.history is None:
-            connection.send(self._success(held))
+        place = self.rewinds.place_of(local_channel, connection)
+        if place is None or local_channel.history is None:
+            connection.send(self._success(local_channel))
         else:
-            connection.send(self._success(held, held.history.epoch, place))
+            connection.send(self._success(local_channel, local_channel.history.epoch, place))
 
     def closed(self, connection: Connection) -> None:
         """The one path for every cause of a close: whatever the connection held is let go. Idempotent."""
@@ -226,101 +226,103 @@ class Hub:
 
     # -- what the registry has to say (cluster.listener.Listener) ------------------------------------------
 
-    def opened(self, held: Held) -> None:
-        held.audience = Channel(self.flusher, held.channel.encode())
+    def opened(self, local_channel: LocalChannel) -> None:
+        local_channel.audience = Channel(self.flusher, local_channel.channel.encode())
 
-    def joined(self, held: Held, tickets: Sequence[Ticket], cached: bytes | None, total: int | None) -> None:
+    def joined(
+        self, local_channel: LocalChannel, tickets: Sequence[Ticket], cached: bytes | None, total: int | None
+    ) -> None:
         """Attach and answer, in one breath: what the roster says now is what each joiner is told.
 
         `cached`: the event that a cache channel kept, b"" for none. `total`: how many they are, in apps that tell.
         """
-        audience = held.audience
-        looks_back = held.rule is not None and self._looks_back(held, tickets[0].owner)
+        audience = local_channel.audience
+        looks_back = local_channel.rule is not None and self._looks_back(local_channel, tickets[0].owner)
         answer = success = b""
         for ticket in tickets:
             connection: Connection = ticket.owner
-            self._settled(connection, held.channel)
+            self._settled(connection, local_channel.channel)
             if looks_back or ticket.wants is not None:
-                success = success or self._success(held)
-                self.rewinds.attach(held, ticket, cached, total, success)
+                success = success or self._success(local_channel)
+                self.rewinds.attach(local_channel, ticket, cached, total, success)
                 continue
-            answer = answer or self._answer(held, cached, total)
+            answer = answer or self._answer(local_channel, cached, total)
             audience.add(connection)
             connection.send(answer)
-            effects = connection.session.joined(held.channel)
+            effects = connection.session.joined(local_channel.channel)
             if effects:
                 self.perform(connection, effects)
 
     @staticmethod
-    def _looks_back(held: Held, connection: Connection) -> bool:
+    def _looks_back(local_channel: LocalChannel, connection: Connection) -> bool:
         """Whether whoever joins may be told of what was before, without having asked for it."""
-        rule = held.rule
-        if held.history is None or rule is None:
+        rule = local_channel.rule
+        if local_channel.history is None or rule is None:
             return False
         return bool(rule.replay or rule.replay_seconds or connection.session.app.user_resume_s)
 
-    def _answer(self, held: Held, cached: bytes | None, total: int | None) -> bytes:
+    def _answer(self, local_channel: LocalChannel, cached: bytes | None, total: int | None) -> bytes:
         """One piece for all: success, then the cached event or its miss, then the count (protocol.md 8, 9)."""
-        answer = self._success(held)
+        answer = self._success(local_channel)
         if cached:
-            answer += _frame.frame_of(cached, held.audience.name)[0]
+            answer += _frame.frame_of(cached, local_channel.audience.name)[0]
         elif cached is not None:
-            answer += _frame.text(frames.cache_miss(held.channel))
+            answer += _frame.text(frames.cache_miss(local_channel.channel))
         if total is not None:
-            answer += _frame.text(frames.subscription_count(held.channel, total))
+            answer += _frame.text(frames.subscription_count(local_channel.channel, total))
         return answer
 
-    def refused(self, held: Held, ticket: Ticket, reason: str) -> None:
+    def refused(self, local_channel: LocalChannel, ticket: Ticket, reason: str) -> None:
         connection: Connection = ticket.owner
-        self._settled(connection, held.channel)
-        self.perform(connection, connection.session.refused(held.channel, reason))
+        self._settled(connection, local_channel.channel)
+        self.perform(connection, connection.session.refused(local_channel.channel, reason))
         if reason == "unavailable":
             connection.shut(4100, "the subscription could not be confirmed in time; connect again")
 
-    def member_added(self, held: Held, user: str, info: bytes) -> None:
-        self._tell(held, frames.member_added(held.channel, user, info))
+    def member_added(self, local_channel: LocalChannel, user: str, info: bytes) -> None:
+        self._tell(local_channel, frames.member_added(local_channel.channel, user, info))
 
-    def member_removed(self, held: Held, user: str) -> None:
-        self._tell(held, frames.member_removed(held.channel, user))
+    def member_removed(self, local_channel: LocalChannel, user: str) -> None:
+        self._tell(local_channel, frames.member_removed(local_channel.channel, user))
 
-    def counted(self, held: Held, total: int) -> None:
-        self._tell(held, frames.subscription_count(held.channel, total))
-        if held.audience.past is not None:
-            self.rewinds.counted(held.audience.past, total)
+    def counted(self, local_channel: LocalChannel, total: int) -> None:
+        self._tell(local_channel, frames.subscription_count(local_channel.channel, total))
+        if local_channel.audience.past is not None:
+            self.rewinds.counted(local_channel.audience.past, total)
 
-    def _tell(self, held: Held, payload: bytes) -> None:
-        channel: Channel = held.audience
+    def _tell(self, local_channel: LocalChannel, payload: bytes) -> None:
+        channel: Channel = local_channel.audience
         frame = _frame.text(payload)
         channel.post(frame)
         if channel.past is not None:
             channel.past.tell(frame)
 
-    def event(self, held: Held, payload: bytes) -> None:
-        channel = held.audience
+    def event(self, local_channel: LocalChannel, payload: bytes) -> None:
+        channel = local_channel.audience
         if channel.past is None:
             frame, skip_hi, skip_lo = _frame.frame_of(payload, channel.name)
             sockets = channel.post(frame, skip_hi, skip_lo)
         else:
-            sockets = self.rewinds.event(held, payload)
+            sockets = self.rewinds.event(local_channel, payload)
         sent = self.events_sent
-        sent[held.app_id] = sent.get(held.app_id, 0) + sockets
+        sent[local_channel.app_id] = sent.get(local_channel.app_id, 0) + sockets
         trace = _frame.trace_of(payload)
         if trace is not None:
-            self.tracing.posted(trace, held.app_id, held.channel, channel, sockets)
+            self.tracing.posted(trace, local_channel.app_id, local_channel.channel, channel, sockets)
 
-    def console(self, held: Held, payload: bytes) -> None:
+    def console(self, local_channel: LocalChannel, payload: bytes) -> None:
         # A copy of some channel's event, for the dashboard: `c <channel>`, then its envelope (cluster.md 3).
         head, _, envelope = payload.partition(b"\n")
         _, _, hi, lo, _, user, event, data = _frame.envelope(envelope)
         sender = user.decode() if user is not None else None
         skip = f"{hi}.{lo}" if hi or lo else None
-        self._tell(held, frames.console(head[2:].decode(), event.decode(), data.decode(), sender, skip))
+        self._tell(local_channel, frames.console(head[2:].decode(), event.decode(), data.decode(), sender, skip))
 
-    def lost(self, held: Held) -> None:
-        self.rewinds.lost(held)
+    def lost(self, local_channel: LocalChannel) -> None:
+        self.rewinds.lost(local_channel)
 
-    def dropped(self, held: Held) -> None:
-        held.audience = None
+    def dropped(self, local_channel: LocalChannel) -> None:
+        local_channel.audience = None
 
     def user_state(self, app_id: str, user_id: str, online: bool) -> None:
         self.users.watchlists.user_state(app_id, user_id, online)
@@ -332,16 +334,20 @@ class Hub:
         self.admission.turned_away(ticket, code)
 
     @staticmethod
-    def _success(held: Held, epoch: str | None = None, offset: int | None = None) -> bytes:
-        presence = held.roster.snapshot() if held.roster is not None else None
-        return _frame.text(frames.subscription_succeeded(held.channel, presence, epoch=epoch, offset=offset))
+    def _success(local_channel: LocalChannel, epoch: str | None = None, offset: int | None = None) -> bytes:
+        presence = local_channel.roster.snapshot() if local_channel.roster is not None else None
+        return _frame.text(frames.subscription_succeeded(local_channel.channel, presence, epoch=epoch, offset=offset))
 
     # -- what others ask -----------------------------------------------------------------------------------
 
     def occupancy(self) -> tuple[int, int]:
         """How many channels have a subscriber on this worker, and how many subscriptions they are."""
         # What the registry holds besides, of users and connections, are no channels.
-        attached = [held.attached for held in self.registry.helds() if held.listens and held.attached]
+        attached = [
+            local_channel.attached
+            for local_channel in self.registry.local_channels()
+            if local_channel.listens and local_channel.attached
+        ]
         return len(attached), sum(attached)
 
     def of_app(self, app_id: str) -> list[Connection]:

@@ -15,7 +15,7 @@ from redpoll import _engine, _frame
 from redpoll._wheel import Wheel
 from redpoll.config import Settings
 from redpoll.protocol import frames
-from redpoll.worker.brake import Brake
+from redpoll.worker.backpressure import Backpressure
 
 if TYPE_CHECKING:
     from redpoll.worker.connection import Connection
@@ -35,7 +35,7 @@ _STATS_EVERY_TICKS = round(5.0 / TICK_S)
 class Janitor:
     """All timers of a worker. `stats` is called every 5 s, `each_beat` four times a second, when `brake` looks too."""
 
-    def __init__(self, settings: Settings, stats: Callable[[], None], brake: Brake) -> None:
+    def __init__(self, settings: Settings, stats: Callable[[], None], brake: Backpressure) -> None:
         self.loop = asyncio.get_running_loop()
         self._stats = stats
         self._brake = brake

@@ -17,26 +17,26 @@ import uvloop
 
 from redpoll import _engine, logs
 from redpoll._fanout import Flusher
+from redpoll.child_pipe import ChildPipe, Start
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
-from redpoll.cluster.questions import Questions
+from redpoll.cluster.membership.registry import Registry
 from redpoll.cluster.quota import Quota
-from redpoll.cluster.registry import Registry
 from redpoll.cluster.stats import Stats
+from redpoll.cluster.survey import Survey
 from redpoll.cluster.traces import TraceWriter
-from redpoll.leash import Leash, Start
 from redpoll.protocol.apps import App
 from redpoll.protocol.handshake import Refusal
-from redpoll.worker import listing
-from redpoll.worker.brake import Brake
+from redpoll.worker import connection_list
+from redpoll.worker.backpressure import Backpressure
 from redpoll.worker.connection import Connection
-from redpoll.worker.doors import Doors
-from redpoll.worker.gate import Gate
 from redpoll.worker.hub import Hub
+from redpoll.worker.ingress.gate import Gate
+from redpoll.worker.ingress.listeners import Listeners
 from redpoll.worker.janitor import Janitor
-from redpoll.worker.resume import QUESTION, Resume
+from redpoll.worker.replay.user_resume import QUESTION, UserResume
 from redpoll.worker.tracing import Tracing
 
 __all__ = ["Worker", "main"]
@@ -60,9 +60,9 @@ class Worker:
     and the directory was read: clients are let in from then on. `ended`: nothing is left to do.
     """
 
-    def __init__(self, start: Start, leash: Leash) -> None:
+    def __init__(self, start: Start, child_pipe: ChildPipe) -> None:
         self.start_message = start
-        self.leash = leash
+        self.child_pipe = child_pipe
         settings = start.settings
         self.loop = asyncio.get_running_loop()
         self.ready = asyncio.Event()
@@ -75,7 +75,7 @@ class Worker:
         self.hub = Hub(self.flusher)
         keys = Keys(settings.redis_prefix)
         self.link = Link(start.redis_url)
-        self.brake = Brake(self.hub.everyone, lambda: self.link.congested)
+        self.brake = Backpressure(self.hub.everyone, lambda: self.link.congested)
         self.janitor = Janitor(settings, self._tell_stats, self.brake)
         self.directory = Directory(self.link, keys, on_change=self._app_changed)
         self.directory.want(None)
@@ -91,9 +91,9 @@ class Worker:
         )
         self.tracing = Tracing(TraceWriter(self.link, keys), lambda: self.registry.w)
         self.janitor.each_beat = self.tracing.flush
-        resume = Resume(self.hub, self.link, keys, self.janitor)
+        resume = UserResume(self.hub, self.link, keys, self.janitor)
         self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing)
-        self.questions = Questions(self.link, keys)
+        self.questions = Survey(self.link, keys)
         self.stats = Stats(self.link, keys)
         self.gate = Gate(
             settings,
@@ -106,14 +106,14 @@ class Worker:
             _max_connections(),
         )
         self.janitor.head_late = self.gate.head_late
-        self.doors = Doors(start, self.gate)
+        self.doors = Listeners(start, self.gate)
         self.port, self.tls_port = self.doors.port, self.doors.tls_port
 
     async def run(self) -> None:
         """Serve until drained."""
         self.loop.set_exception_handler(self._loop_exception)
         self.loop.add_signal_handler(signal.SIGTERM, self.drain)
-        self.leash.attach(self.loop, self._told, _supervisor_died)
+        self.child_pipe.attach(self.loop, self._told, _supervisor_died)
         # From the first moment: /healthz is answered and upgrades are 503, not refused connections.
         await self.doors.open()
         self.janitor.start()
@@ -129,7 +129,7 @@ class Worker:
             await asyncio.sleep(0.02)
         self._tell_stats()
         self.ready.set()
-        self.leash.tell({"ready": True})
+        self.child_pipe.tell({"ready": True})
         log.info("worker ready", worker=self.start_message.number, w=self.registry.w)
 
     # -- the end -------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Worker:
         """No new connections: the port is closed before anybody is sent away (decisions.md)."""
         self.gate.draining = True
         if self.doors.close():
-            self.leash.tell({"listening": False})
+            self.child_pipe.tell({"listening": False})
 
     def drain(self) -> None:
         """Send everybody away with 4200, tell Redis that nothing is held here, and end."""
@@ -163,7 +163,7 @@ class Worker:
         await self.hub.resume.finish()
         await self.registry.finish()
         await self.link.close()
-        self.leash.close()
+        self.child_pipe.close()
         self.ended.set()
 
     def _close_all(self, connections: Any, code: int, message: str) -> None:
@@ -222,8 +222,8 @@ class Worker:
             closed = self.hub.users.terminate(message["app"], message["user"])
         elif question == "close":
             closed = self.hub.close_socket(message["app"], message["socket"])
-        elif question == listing.QUESTION:
-            page = listing.page_of(self.hub.everyone, message)
+        elif question == connection_list.QUESTION:
+            page = connection_list.page_of(self.hub.everyone, message)
             self.questions.answer(message["id"], self.registry.w, page)
             return
         elif question == QUESTION:
@@ -317,13 +317,13 @@ def _supervisor_died() -> None:
     os._exit(1)
 
 
-def main(leash: Leash) -> None:
+def main(child_pipe: ChildPipe) -> None:
     """The process `redpoll worker`: reads who it is from the leash, runs until drained."""
-    start = leash.read_start()
+    start = child_pipe.read_start()
     logs.configure(start.settings, f"worker {start.number}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     async def serve() -> None:
-        await Worker(start, leash).run()
+        await Worker(start, child_pipe).run()
 
     uvloop.run(serve())

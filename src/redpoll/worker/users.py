@@ -15,7 +15,7 @@ from redpoll.protocol.apps import App
 from redpoll.worker.watchlists import Watchlists
 
 if TYPE_CHECKING:
-    from redpoll.cluster.registry import Registry
+    from redpoll.cluster.membership.registry import Registry
     from redpoll.worker.connection import Connection
 
 __all__ = ["Users"]

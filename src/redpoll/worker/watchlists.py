@@ -15,7 +15,7 @@ from redpoll._fanout import Audience, Flusher
 from redpoll.protocol import frames
 
 if TYPE_CHECKING:
-    from redpoll.cluster.registry import Registry
+    from redpoll.cluster.membership.registry import Registry
     from redpoll.worker.connection import Connection
 
 __all__ = ["Watchlists"]

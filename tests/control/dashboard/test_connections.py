@@ -6,7 +6,7 @@ import pytest
 
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
-from redpoll.cluster.questions import Questions
+from redpoll.cluster.survey import Survey
 
 W = "0123456789ab.1.1"
 
@@ -24,7 +24,7 @@ async def worker(redis, plane):
             message = json.loads(payload)
             if "ask" in message:
                 self.asked.append(message)
-                Questions(link, keys).answer(message["id"], W, self.told[message["ask"]])
+                Survey(link, keys).answer(message["id"], W, self.told[message["ask"]])
 
     keys, link, made = Keys("rp"), Link(redis.url), Worker()
     link.on_push = made.heard

@@ -36,7 +36,7 @@ async def test_without_redis_pages_of_records_work_and_others_say_what_is_missin
 
 
 async def test_faults_of_the_api_are_no_pages(plane):
-    class Call:
+    class Request:
         path = "/apps/3/events"
 
-    assert plane.plane.dashboard.fault(Call(), ApiError("not_found", "x")) is None
+    assert plane.plane.dashboard.fault(Request(), ApiError("not_found", "x")) is None

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from redpoll.control.dashboard.door import Visit
+from redpoll.control.dashboard.access import Visit
 from redpoll.control.dashboard.jobs import File
 from redpoll.control.records import RecordError
 

@@ -45,7 +45,7 @@ def test_tls_is_said_where_the_public_url_has_it():
     assert "ssl=True" in text_of("python", at)
 
 
-class Call:
+class Request:
     def __init__(self, host):
         self.headers = {"Host": host} if host is not None else {}
 
@@ -61,11 +61,11 @@ class Call:
     ],
 )
 def test_without_a_public_url_it_is_the_host_that_was_called(host, url):
-    assert PublicAddress("", 6001).of(Call(host)).url == url
+    assert PublicAddress("", 6001).of(Request(host)).url == url
 
 
 def test_the_operators_public_url_goes_before_that():
-    assert PublicAddress("https://ws.example.com:8443", 6001).of(Call("x")).url == "https://ws.example.com:8443"
+    assert PublicAddress("https://ws.example.com:8443", 6001).of(Request("x")).url == "https://ws.example.com:8443"
 
 
 async def test_a_viewer_gets_the_text_without_the_secret(viewer):

@@ -9,7 +9,7 @@ from aiohttp.http import HttpVersion11, RawRequestMessage
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from redpoll.control.call import Call
+from redpoll.control.request import Request
 from redpoll.control.webhooks.verify import Verify
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
@@ -26,7 +26,7 @@ async def ask(body):
     target = "/apps/3/webhooks/verify"
     fields = CIMultiDictProxy(CIMultiDict())
     message = RawRequestMessage("POST", target, HttpVersion11, fields, (), False, None, False, False, URL(target))
-    call = Call(message, None, None, None, None)
+    call = Request(message, None, None, None, None)
     call.app = App(id="3", name="three", keys=())
     call.body = body if isinstance(body, bytes) else json.dumps(body).encode()
     answer = await Verify(secrets_of).verify(call)

@@ -16,9 +16,9 @@ import msgspec
 from sqlalchemy.exc import IntegrityError
 
 from redpoll.control.dashboard.passwords import Passwords, fault_of_password, one_time_password
-from redpoll.store import users as rows
+from redpoll.store import accounts as rows
+from redpoll.store.accounts import ROLES, User
 from redpoll.store.store import Store
-from redpoll.store.users import ROLES, User
 
 __all__ = ["ABSOLUTE_S", "FIRST_USER", "IDLE_S", "AccountError", "Accounts", "Session"]
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from redpoll.control.answers import Answer
-from redpoll.control.dashboard.door import HOME, Door, Visit
+from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.forms import Form
 from redpoll.control.dashboard.setup import PublicAddress, snippets
 from redpoll.control.records import RecordError, Records
-from redpoll.control.routes import Route
+from redpoll.control.response import Response
+from redpoll.control.router import Route
 from redpoll.protocol.apps import SETTINGS, App, Setting, Value, parse_setting
 from redpoll.protocol.errors import ApiError
 
@@ -34,7 +34,7 @@ _CAPITALS: Final = {"tls": "TLS", "ttl": "TTL"}
 class AppPages:
     """The pages. `address` says where clients connect to."""
 
-    def __init__(self, door: Door, records: Records, address: PublicAddress) -> None:
+    def __init__(self, door: AccessControl, records: Records, address: PublicAddress) -> None:
         self._door = door
         self._records = records
         self._address = address
@@ -52,15 +52,15 @@ class AppPages:
             door.route("POST", "/apps/{app_id}/enabled", "switch_app", self.switch, "admin"),
         ]
 
-    async def show_all(self, visit: Visit) -> Answer:
+    async def show_all(self, visit: Visit) -> Response:
         """GET /dashboard/apps."""
         apps = sorted(self._records.apps.values(), key=lambda app: (app.name.casefold(), app.id))
         return visit.page("apps.html", apps=apps)
 
-    async def new(self, visit: Visit) -> Answer:
+    async def new(self, visit: Visit) -> Response:
         return visit.page("app_new.html", form=Form())
 
-    async def create(self, visit: Visit) -> Answer:
+    async def create(self, visit: Visit) -> Response:
         """POST /dashboard/apps/new: name."""
         form = visit.form
         try:
@@ -71,7 +71,7 @@ class AppPages:
         await visit.note("app created", app=app, target=app.name)
         return visit.redirect(f"{HOME}/apps/{app.id}", f"{app.name} is ready. Here is how to connect to it.")
 
-    async def show(self, visit: Visit) -> Answer:
+    async def show(self, visit: Visit) -> Response:
         """GET /dashboard/apps/{app_id}: how to connect."""
         app = visit.app
         address = self._address.of(visit.call)
@@ -83,10 +83,10 @@ class AppPages:
 
     # -- settings
 
-    async def settings(self, visit: Visit) -> Answer:
+    async def settings(self, visit: Visit) -> Response:
         return self._settings_page(visit, visit.app, Form())
 
-    def _settings_page(self, visit: Visit, app: App, form: Form, status: int = 200) -> Answer:
+    def _settings_page(self, visit: Visit, app: App, form: Form, status: int = 200) -> Response:
         grouped = {name for _, names in _GROUPS for name in names} | {"enabled"}
         others = tuple(name for name in SETTINGS if name not in grouped)
         groups = [
@@ -96,7 +96,7 @@ class AppPages:
         ]
         return visit.page("settings.html", status=status, app=app, form=form, groups=groups)
 
-    async def change(self, visit: Visit) -> Answer:
+    async def change(self, visit: Visit) -> Response:
         """POST /dashboard/apps/{app_id}/settings: every setting by its name; an unticked switch isn't sent."""
         app, form = visit.app, visit.form
         values: dict[str, Value] = {}
@@ -124,7 +124,7 @@ class AppPages:
         notice = "Saved. Every worker has it within a second." if told else "Nothing was different."
         return visit.redirect(f"{HOME}/apps/{app.id}/settings", notice)
 
-    async def rename(self, visit: Visit) -> Answer:
+    async def rename(self, visit: Visit) -> Response:
         """POST /dashboard/apps/{app_id}/name: name."""
         app, form = visit.app, visit.form
         try:
@@ -136,7 +136,7 @@ class AppPages:
             await visit.note("app renamed", app=app, target=renamed.name, detail=f"was {app.name}")
         return visit.redirect(f"{HOME}/apps/{app.id}/settings", f"Its name is {renamed.name} now.")
 
-    async def switch(self, visit: Visit) -> Answer:
+    async def switch(self, visit: Visit) -> Response:
         """POST /dashboard/apps/{app_id}/enabled: enabled is 1 or 0."""
         app = visit.app
         asked = visit.form.text("enabled")

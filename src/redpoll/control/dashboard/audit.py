@@ -7,12 +7,12 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from redpoll.control.answers import Answer
-from redpoll.control.dashboard.door import HOME, Door, Visit
+from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.exports import MOST_ROWS, Exports
 from redpoll.control.dashboard.jobs import Progress
 from redpoll.control.dashboard.pages import iso
-from redpoll.control.routes import Route
+from redpoll.control.response import Response
+from redpoll.control.router import Route
 from redpoll.store import audit
 from redpoll.store.store import Store
 
@@ -23,7 +23,7 @@ _SHARE: Final = 1_000
 
 
 class AuditPages:
-    def __init__(self, door: Door, store: Store, exports: Exports) -> None:
+    def __init__(self, door: AccessControl, store: Store, exports: Exports) -> None:
         self._door = door
         self._store = store
         self._exports = exports
@@ -35,7 +35,7 @@ class AuditPages:
             door.route("POST", "/audit/export", "export_audit", self.export),
         ]
 
-    async def show(self, visit: Visit) -> Answer:
+    async def show(self, visit: Visit) -> Response:
         """GET /dashboard/audit; `find`, `who`, `app`, `before`."""
         wanted = {name: visit.query.get(name, "").strip()[:100] for name in ("find", "who", "app")}
         given = visit.query.get("before", "")
@@ -59,7 +59,7 @@ class AuditPages:
                 limit=limit,
             )
 
-    async def export(self, visit: Visit) -> Answer:
+    async def export(self, visit: Visit) -> Response:
         """POST /dashboard/audit/export: find, who, app, format."""
         form = visit.form
         wanted = {name: form.text(name) for name in ("find", "who", "app")}

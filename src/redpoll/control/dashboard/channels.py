@@ -8,13 +8,13 @@ from urllib.parse import urlencode
 import msgspec
 
 from redpoll.cluster.bus import Unavailable
-from redpoll.control.answers import Answer
+from redpoll.control.dashboard.access import AccessControl, Visit
 from redpoll.control.dashboard.connections import ConnectionPages
-from redpoll.control.dashboard.door import Door, Visit
 from redpoll.control.dashboard.exports import Exports
 from redpoll.control.dashboard.jobs import Progress
 from redpoll.control.occupancy import Occupancy
-from redpoll.control.routes import Route
+from redpoll.control.response import Response
+from redpoll.control.router import Route
 from redpoll.protocol.apps import App
 from redpoll.protocol.channels import Kind, is_cache, is_encrypted, kind_of, valid_name
 from redpoll.protocol.errors import ApiError
@@ -26,7 +26,9 @@ _MOST_MEMBERS: Final = 500
 
 
 class ChannelPages:
-    def __init__(self, door: Door, occupancy: Occupancy, connections: ConnectionPages, exports: Exports) -> None:
+    def __init__(
+        self, door: AccessControl, occupancy: Occupancy, connections: ConnectionPages, exports: Exports
+    ) -> None:
         self._door = door
         self._occupancy = occupancy
         self._connections = connections
@@ -40,7 +42,7 @@ class ChannelPages:
             door.route("GET", "/apps/{app_id}/channels/{channel}", "channel", self.show),
         ]
 
-    async def show_all(self, visit: Visit) -> Answer:
+    async def show_all(self, visit: Visit) -> Response:
         """GET …/channels; `prefix`, `page`."""
         app = visit.app
         prefix = visit.query.get("prefix", "").strip()
@@ -73,7 +75,7 @@ class ChannelPages:
             for name, count in zip(names, counts, strict=True)
         ]
 
-    async def show(self, visit: Visit) -> Answer:
+    async def show(self, visit: Visit) -> Response:
         """GET …/channels/{channel}."""
         app, channel = visit.app, visit.call.parameters[1]
         if not valid_name(channel):
@@ -101,7 +103,7 @@ class ChannelPages:
             **context,
         )
 
-    async def export(self, visit: Visit) -> Answer:
+    async def export(self, visit: Visit) -> Response:
         """POST …/channels/export: prefix, format."""
         app, form = visit.app, visit.form
         prefix = form.text("prefix")

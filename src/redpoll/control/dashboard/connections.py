@@ -1,6 +1,6 @@
 """The page of an app's connections: who is there now, by which library, and how far behind; and an end to one.
 
-Only workers know their sockets, so each page asks all of them (cluster/questions.py): bounded, newest first.
+Only workers know their sockets, so each page asks all of them (cluster/survey.py): bounded, newest first.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from redpoll.cluster.bus import Unavailable
-from redpoll.cluster.questions import Questions
-from redpoll.control.answers import Answer
-from redpoll.control.dashboard.door import HOME, Door, Visit
+from redpoll.cluster.survey import Survey
+from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.exports import Exports
 from redpoll.control.dashboard.jobs import Progress
-from redpoll.control.routes import Route
+from redpoll.control.response import Response
+from redpoll.control.router import Route
 
 __all__ = ["ConnectionPages", "Found"]
 
@@ -23,8 +23,8 @@ _EXPORTED: Final = 500
 
 
 class Found(NamedTuple):
-    """`rows` as worker/listing.py tells them, each with the worker's `w`; `total` is how many match. `fault`: nobody
-    could be asked, or not everybody answered."""
+    """`rows` as worker/connection_list.py tells them, each with the worker's `w`; `total` is how many match. `fault`:
+    nobody could be asked, or not everybody answered."""
 
     rows: list[dict[str, Any]]
     total: int
@@ -32,7 +32,7 @@ class Found(NamedTuple):
 
 
 class ConnectionPages:
-    def __init__(self, door: Door, questions: Questions, exports: Exports) -> None:
+    def __init__(self, door: AccessControl, questions: Survey, exports: Exports) -> None:
         self._door = door
         self._questions = questions
         self._exports = exports
@@ -55,7 +55,7 @@ class ConnectionPages:
         rows.sort(key=lambda row: row["since"], reverse=True)
         return Found(rows[:limit], sum(page["total"] for page in told.values()))
 
-    async def show(self, visit: Visit) -> Answer:
+    async def show(self, visit: Visit) -> Response:
         """GET …/connections; `find`, `channel`."""
         app = visit.app
         find, channel = visit.query.get("find", "").strip()[:100], visit.query.get("channel", "").strip()[:200]
@@ -63,7 +63,7 @@ class ConnectionPages:
         here = f"{HOME}/apps/{app.id}/connections?{urlencode({'find': find, 'channel': channel})}"
         return visit.page("connections.html", app=app, found=found, find=find, channel=channel, here=here)
 
-    async def close(self, visit: Visit) -> Answer:
+    async def close(self, visit: Visit) -> Response:
         """POST …/connections/close: socket."""
         app, socket = visit.app, visit.form.text("socket")
         answers = await self._questions.ask("close", app=app.id, socket=socket)
@@ -73,7 +73,7 @@ class ConnectionPages:
         told = f"Connection {socket} is closed." if closed else f"Connection {socket} was gone already."
         return visit.redirect(f"{HOME}/apps/{app.id}/connections", told)
 
-    async def export(self, visit: Visit) -> Answer:
+    async def export(self, visit: Visit) -> Response:
         """POST …/connections/export: find, channel, format. The newest 500 of each worker."""
         app, form = visit.app, visit.form
         find, channel = form.text("find"), form.text("channel")

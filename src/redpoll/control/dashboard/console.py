@@ -13,14 +13,14 @@ from typing import Any, Final
 import msgspec
 
 from redpoll.cluster.bus import Unavailable
-from redpoll.control.answers import Answer
 from redpoll.control.api import Api
-from redpoll.control.dashboard.door import Door, Visit
+from redpoll.control.dashboard.access import AccessControl, Visit
 from redpoll.control.dashboard.forms import sentence
 from redpoll.control.dashboard.pages import SECURITY
 from redpoll.control.dashboard.setup import PublicAddress
 from redpoll.control.records import Records
-from redpoll.control.routes import Route
+from redpoll.control.response import Response
+from redpoll.control.router import Route
 from redpoll.control.tracing import Tracer
 from redpoll.protocol.auth import sign_channel
 from redpoll.protocol.channels import CONSOLE
@@ -39,7 +39,9 @@ _JSON: Final = b"Content-Type: application/json\r\nCache-Control: no-store\r\n" 
 class ConsolePages:
     """`api` publishes; `tracer` None: no event log is kept."""
 
-    def __init__(self, door: Door, records: Records, api: Api, tracer: Tracer | None, address: PublicAddress) -> None:
+    def __init__(
+        self, door: AccessControl, records: Records, api: Api, tracer: Tracer | None, address: PublicAddress
+    ) -> None:
         self._door = door
         self._records = records
         self._api = api
@@ -55,7 +57,7 @@ class ConsolePages:
             door.route("POST", "/apps/{app_id}/console/publish", "console_publish", self.publish, "admin"),
         ]
 
-    async def show(self, visit: Visit) -> Answer:
+    async def show(self, visit: Visit) -> Response:
         """GET …/console."""
         app = visit.app
         key = await self._records.watch_console(app.id, time.time() + _WATCHED_S)
@@ -71,20 +73,20 @@ class ConsolePages:
             sockets=(address.sockets,),
         )
 
-    async def watch(self, visit: Visit) -> Answer:
+    async def watch(self, visit: Visit) -> Response:
         """POST …/console/watch: the page is still open."""
         await self._records.watch_console(visit.app.id, time.time() + _WATCHED_S)
-        return Answer(204, b"", SECURITY)
+        return Response(204, b"", SECURITY)
 
-    async def authorize(self, visit: Visit) -> Answer:
+    async def authorize(self, visit: Visit) -> Response:
         """POST …/console/auth: socket_id, channel_name, as pusher-js asks."""
         form, key = visit.form, visit.app.console_key
         if form.text("channel_name") != CONSOLE or key is None:
             raise ApiError("forbidden", "This opens the console's channel only.")
         signature = sign_channel(key.secret, form.text("socket_id"), CONSOLE)
-        return Answer(200, msgspec.json.encode({"auth": f"{key.key}:{signature}"}), _JSON)
+        return Response(200, msgspec.json.encode({"auth": f"{key.key}:{signature}"}), _JSON)
 
-    async def publish(self, visit: Visit) -> Answer:
+    async def publish(self, visit: Visit) -> Response:
         """POST …/console/publish: channel, name, data. Answers `{"fault": {field: sentence}}` or `{"trace_id"}`. What
         the API would log of a trigger is logged of this, in the name of who is logged in."""
         app, form, call = visit.app, visit.form, visit.call
@@ -114,5 +116,5 @@ class ConsolePages:
         return _json(200, {"trace_id": call.trace_id})
 
 
-def _json(status: int, told: dict[str, Any]) -> Answer:
-    return Answer(status, msgspec.json.encode(told), _JSON)
+def _json(status: int, told: dict[str, Any]) -> Response:
+    return Response(status, msgspec.json.encode(told), _JSON)

@@ -8,10 +8,9 @@ from typing import Final, NamedTuple
 
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
-from redpoll.cluster.questions import Questions
-from redpoll.control.answers import Answer
+from redpoll.cluster.survey import Survey
 from redpoll.control.api import Api
-from redpoll.control.call import Call
+from redpoll.control.dashboard.access import HOME, AccessControl, redirect
 from redpoll.control.dashboard.accounts import Accounts
 from redpoll.control.dashboard.apps import AppPages
 from redpoll.control.dashboard.audit import AuditPages
@@ -19,7 +18,6 @@ from redpoll.control.dashboard.channels import ChannelPages
 from redpoll.control.dashboard.connections import ConnectionPages
 from redpoll.control.dashboard.console import ConsolePages
 from redpoll.control.dashboard.deadletters import DeadLetterPages
-from redpoll.control.dashboard.door import HOME, Door, redirect
 from redpoll.control.dashboard.exports import Exports
 from redpoll.control.dashboard.history import HistoryPages
 from redpoll.control.dashboard.jobs import Jobs
@@ -38,14 +36,16 @@ from redpoll.control.history import ChannelHistory
 from redpoll.control.occupancy import Occupancy
 from redpoll.control.publisher import Publisher
 from redpoll.control.records import Records
-from redpoll.control.routes import Access, Place, Route
+from redpoll.control.request import Request
+from redpoll.control.response import Response
+from redpoll.control.router import Access, Place, Route
 from redpoll.control.tracing import Tracer
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.protocol.errors import ApiError
 from redpoll.settings import Settings
 from redpoll.store.eventlog import EventLog
 
-__all__ = ["Dashboard", "Rooms"]
+__all__ = ["Dashboard", "Dependencies"]
 
 _TITLES: Final = {
     400: "That didn't work",
@@ -59,7 +59,7 @@ _TITLES: Final = {
 }
 
 
-class Rooms(NamedTuple):
+class Dependencies(NamedTuple):
     """What the dashboard stands on: the rest of the control plane."""
 
     settings: Settings
@@ -81,14 +81,14 @@ class Rooms(NamedTuple):
 class Dashboard:
     """`start` and `finish` for what goes on between the calls of its pages."""
 
-    def __init__(self, rooms: Rooms) -> None:
+    def __init__(self, rooms: Dependencies) -> None:
         settings, records, accounts = rooms.settings, rooms.records, rooms.accounts
         webhooks, publisher = rooms.webhooks, rooms.publisher
         self.accounts = accounts
         files = StaticFiles()
         self._files = files
         self._pages = Pages(files)
-        self.door = door = Door(accounts, records, self._pages)
+        self.door = door = AccessControl(accounts, records, self._pages)
         self.sampler = Sampler(
             rooms.read_workers, webhooks.counters, lambda: publisher.by_app, webhooks.attempts_by_app
         )
@@ -96,7 +96,7 @@ class Dashboard:
         address = PublicAddress(settings.public_url, settings.port)
         exports = Exports(self._jobs)
         occupancy = Occupancy(rooms.link, rooms.keys)
-        connections = ConnectionPages(door, Questions(rooms.link, rooms.keys), exports)
+        connections = ConnectionPages(door, Survey(rooms.link, rooms.keys), exports)
         self._parts = (
             Login(door, accounts, rooms.data_dir),
             Overview(door, records, self.sampler, webhooks, rooms.health),
@@ -137,11 +137,11 @@ class Dashboard:
         )
         return [static, *(route for part in self._parts for route in part.routes())]
 
-    async def enter(self, call: Call) -> Answer:
+    async def enter(self, call: Request) -> Response:
         """GET / on the control port."""
         return redirect(HOME)
 
-    def fault(self, call: Call, error: ApiError, status: int = 0) -> Answer | None:
+    def fault(self, call: Request, error: ApiError, status: int = 0) -> Response | None:
         """The page in the place of the API's error shape; None where no person asked."""
         if call.path != HOME and not call.path.startswith(f"{HOME}/"):
             return None

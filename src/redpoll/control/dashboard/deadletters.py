@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from redpoll.control.answers import Answer
-from redpoll.control.dashboard.door import HOME, Door, Visit
+from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.exports import MOST_ROWS, Exports
 from redpoll.control.dashboard.forms import Form
 from redpoll.control.dashboard.jobs import Jobs, Progress
 from redpoll.control.dashboard.webhooks import before_of, delivery_row, older_than
 from redpoll.control.records import RecordError
-from redpoll.control.routes import Route
+from redpoll.control.response import Response
+from redpoll.control.router import Route
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.protocol.apps import App
 from redpoll.store.deliveries import Delivery
@@ -24,7 +24,7 @@ _SHARE: Final = 500
 
 
 class DeadLetterPages:
-    def __init__(self, door: Door, webhooks: Webhooks, jobs: Jobs, exports: Exports) -> None:
+    def __init__(self, door: AccessControl, webhooks: Webhooks, jobs: Jobs, exports: Exports) -> None:
         self._door = door
         self._webhooks = webhooks
         self._jobs = jobs
@@ -39,11 +39,11 @@ class DeadLetterPages:
             door.route("POST", "/apps/{app_id}/dead-letters/export", "export_dead_letters", self.export),
         ]
 
-    async def show(self, visit: Visit) -> Answer:
+    async def show(self, visit: Visit) -> Response:
         """GET …/dead-letters; `endpoint`, `before`."""
         return await self._page(visit, visit.app, Form())
 
-    async def _page(self, visit: Visit, app: App, form: Form, status: int = 200) -> Answer:
+    async def _page(self, visit: Visit, app: App, form: Form, status: int = 200) -> Response:
         endpoints = {each.id: each for each in self._webhooks.endpoints_of(app.id)}
         chosen = visit.query.get("endpoint", "")
         endpoint_id = chosen if chosen in endpoints else None
@@ -68,7 +68,7 @@ class DeadLetterPages:
             begun=before is None,
         )
 
-    async def act(self, visit: Visit) -> Answer:
+    async def act(self, visit: Visit) -> Response:
         """POST …/dead-letters: do (retry or discard), id (several). All of them or none."""
         app, form = visit.app, visit.form
         ids, do = form.every("id"), form.choice("do", ("retry", "discard"))
@@ -96,7 +96,7 @@ class DeadLetterPages:
         if endpoint.app_id != app.id:
             raise RecordError(f"there is no delivery with the id {delivery_id}")
 
-    async def act_on_all(self, visit: Visit) -> Answer:
+    async def act_on_all(self, visit: Visit) -> Response:
         """POST …/dead-letters/all: do, endpoint ("" for all). A job: there may be very many."""
         app, form = visit.app, visit.form
         retry = form.choice("do", ("retry", "discard")) == "retry"
@@ -128,7 +128,7 @@ class DeadLetterPages:
         # To a deleted endpoint nothing can be sent any more.
         return any(each.id == delivery.endpoint_id for each in self._webhooks.endpoints_of(app.id))
 
-    async def export(self, visit: Visit) -> Answer:
+    async def export(self, visit: Visit) -> Response:
         """POST …/dead-letters/export: format."""
         app = visit.app
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from redpoll.control.answers import Answer
-from redpoll.control.dashboard.door import HOME, Visit
+from redpoll.control.dashboard.access import HOME, Visit
 from redpoll.control.dashboard.jobs import File, Jobs, Progress
+from redpoll.control.response import Response
 from redpoll.protocol.apps import App
 
 __all__ = ["FORMATS", "MOST_ROWS", "Exports", "as_csv"]
@@ -32,7 +32,7 @@ class Exports:
 
     def begin(
         self, visit: Visit, title: str, name: str, format: str, rows: Rows, app: App | None = None, back: str = ""
-    ) -> Answer:
+    ) -> Response:
         """Has `rows` gathered and written. `name` begins the name of the file."""
         format = format if format in FORMATS else "csv"
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 from urllib.parse import parse_qsl
 
-from redpoll.control.call import Call
+from redpoll.control.request import Request
 from redpoll.protocol.errors import ApiError
 
 __all__ = ["CSRF_FIELD", "Form", "read_form", "read_pairs", "sentence"]
@@ -83,7 +83,7 @@ def sentence(told: object) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
 
 
-def read_form(call: Call) -> Form:
+def read_form(call: Request) -> Form:
     """The form in a call's body. Raises ApiError where there is none."""
     kind = call.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if call.body and kind != _TYPE:

@@ -6,9 +6,8 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from redpoll.cluster.bus import Unavailable
-from redpoll.control.answers import Answer
+from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.channels import pretty
-from redpoll.control.dashboard.door import HOME, Door, Visit
 from redpoll.control.dashboard.exports import MOST_ROWS, Exports
 from redpoll.control.dashboard.forms import Form, sentence
 from redpoll.control.dashboard.jobs import Progress
@@ -16,7 +15,8 @@ from redpoll.control.dashboard.pages import iso, place
 from redpoll.control.history import ChannelHistory
 from redpoll.control.occupancy import Occupancy
 from redpoll.control.records import RecordError, Records
-from redpoll.control.routes import Route
+from redpoll.control.response import Response
+from redpoll.control.router import Route
 from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.errors import ApiError
 
@@ -31,7 +31,7 @@ _MOST_S: Final = 2_592_000
 
 class HistoryPages:
     def __init__(
-        self, door: Door, records: Records, history: ChannelHistory, occupancy: Occupancy, exports: Exports
+        self, door: AccessControl, records: Records, history: ChannelHistory, occupancy: Occupancy, exports: Exports
     ) -> None:
         self._door = door
         self._records = records
@@ -50,21 +50,21 @@ class HistoryPages:
             door.route("POST", "/apps/{app_id}/history/{channel}/export", "export_history", self.export),
         ]
 
-    async def show(self, visit: Visit) -> Answer:
+    async def show(self, visit: Visit) -> Response:
         """GET …/history: the rules; `channel`: on to that channel's messages."""
         channel = visit.query.get("channel", "").strip()
         if channel:
             return visit.redirect(place(f"{HOME}/apps/{visit.app.id}/history", channel))
         return await self._page(visit, visit.app, Form())
 
-    async def _page(self, visit: Visit, app: App, form: Form, status: int = 200) -> Answer:
+    async def _page(self, visit: Visit, app: App, form: Form, status: int = 200) -> Response:
         try:
             names, fault = await self._occupancy.with_history(app.id, _MOST_NAMES), ""
         except Unavailable as error:
             names, fault = [], str(error)
         return visit.page("history.html", status=status, app=app, form=form, names=names, fault=fault, units=UNITS)
 
-    async def add(self, visit: Visit) -> Answer:
+    async def add(self, visit: Visit) -> Response:
         """POST …/history: name, match (channel or prefix), keep, lasts and unit, replay (none, count or seconds) with
         replay_count, replay_lasts and replay_unit, client_events."""
         app, form = visit.app, visit.form
@@ -98,7 +98,7 @@ class HistoryPages:
         await visit.note("history rule added", app=app, target=_told(rule), detail=f"keeps {rule.keep}")
         return visit.redirect(f"{HOME}/apps/{app.id}/history", "The rule is in force.")
 
-    async def remove(self, visit: Visit) -> Answer:
+    async def remove(self, visit: Visit) -> Response:
         """POST …/history/remove: rule."""
         app, form = visit.app, visit.form
         try:
@@ -113,7 +113,7 @@ class HistoryPages:
 
     # -- messages
 
-    async def browse(self, visit: Visit) -> Answer:
+    async def browse(self, visit: Visit) -> Response:
         """GET …/history/{channel}: newest first; `cursor` leads to older ones."""
         app, channel = visit.app, visit.call.parameters[1]
         query = {"limit": str(_PAGE), "direction": "backwards"}
@@ -141,7 +141,7 @@ class HistoryPages:
             **context,
         )
 
-    async def clear(self, visit: Visit) -> Answer:
+    async def clear(self, visit: Visit) -> Response:
         """POST …/history/{channel}/clear."""
         app, channel = visit.app, visit.call.parameters[1]
         await self._history.clear(app.id, channel)
@@ -149,7 +149,7 @@ class HistoryPages:
         told = f"The messages of {channel} are forgotten."
         return visit.redirect(place(f"{HOME}/apps/{app.id}/history", channel), told)
 
-    async def export(self, visit: Visit) -> Answer:
+    async def export(self, visit: Visit) -> Response:
         """POST …/history/{channel}/export: format. Oldest first."""
         app, channel = visit.app, visit.call.parameters[1]
 

@@ -14,11 +14,11 @@ from typing import Final
 import structlog
 
 from redpoll.cluster.bus import Unavailable
-from redpoll.control.answers import Answer, header_line
-from redpoll.control.dashboard.door import Door, Visit
+from redpoll.control.dashboard.access import AccessControl, Visit
 from redpoll.control.dashboard.pages import SECURITY
 from redpoll.control.records import RecordError
-from redpoll.control.routes import Route
+from redpoll.control.response import Response, header_line
+from redpoll.control.router import Route
 from redpoll.protocol.errors import ApiError
 
 __all__ = ["File", "Job", "Jobs", "Progress"]
@@ -70,7 +70,7 @@ Work = Callable[[Progress], Awaitable[str | File]]
 class Jobs:
     """Runs jobs and shows them, each to who began it."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: AccessControl) -> None:
         self._door = door
         self._jobs: dict[str, Job] = {}
         self._slots = asyncio.Semaphore(_AT_A_TIME)
@@ -82,7 +82,7 @@ class Jobs:
             door.route("GET", "/jobs/{job_id}/file", "job_file", self.file),
         ]
 
-    def begin(self, visit: Visit, title: str, back: str, work: Work, total: int = 0) -> Answer:
+    def begin(self, visit: Visit, title: str, back: str, work: Work, total: int = 0) -> Response:
         """Begins, and goes on to the page that shows it. Raises ApiError where too many are there."""
         now = time.monotonic()
         for each in list(self._jobs.values()):
@@ -124,15 +124,15 @@ class Jobs:
             raise ApiError("not_found", "There is no such work; what it made is kept for ten minutes.")
         return job
 
-    async def show(self, visit: Visit) -> Answer:
+    async def show(self, visit: Visit) -> Response:
         """GET /dashboard/jobs/{job_id}."""
         return visit.page("job.html", job=self._of(visit))
 
-    async def file(self, visit: Visit) -> Answer:
+    async def file(self, visit: Visit) -> Response:
         """GET /dashboard/jobs/{job_id}/file."""
         file = self._of(visit).file
         if file is None:
             raise ApiError("not_found", "It isn't made yet.")
         headers = header_line("Content-Type", file.type)
         headers += header_line("Content-Disposition", f'attachment; filename="{file.name}"')
-        return Answer(200, file.body, headers + b"Cache-Control: no-store\r\n" + SECURITY)
+        return Response(200, file.body, headers + b"Cache-Control: no-store\r\n" + SECURITY)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from redpoll.control.answers import Answer
-from redpoll.control.dashboard.door import HOME, Door, Visit
+from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.forms import Form
 from redpoll.control.records import RecordError, Records
-from redpoll.control.routes import Route
+from redpoll.control.response import Response
+from redpoll.control.router import Route
 
 __all__ = ["KeyPages"]
 
 
 class KeyPages:
-    def __init__(self, door: Door, records: Records) -> None:
+    def __init__(self, door: AccessControl, records: Records) -> None:
         self._door = door
         self._records = records
 
@@ -25,11 +25,11 @@ class KeyPages:
             door.route("POST", "/apps/{app_id}/keys/enable", "enable_key", self.enable, "admin"),
         ]
 
-    async def show(self, visit: Visit) -> Answer:
+    async def show(self, visit: Visit) -> Response:
         """GET /dashboard/apps/{app_id}/keys. Secrets are shown to admins."""
         return visit.page("keys.html", app=visit.app, form=Form())
 
-    async def add(self, visit: Visit) -> Answer:
+    async def add(self, visit: Visit) -> Response:
         """POST …/keys."""
         app = visit.app
         try:
@@ -42,15 +42,15 @@ class KeyPages:
         told = "The new key works already. Give it to every client and back end, then disable the old one."
         return visit.redirect(f"{HOME}/apps/{app.id}/keys", told)
 
-    async def disable(self, visit: Visit) -> Answer:
+    async def disable(self, visit: Visit) -> Response:
         """POST …/keys/disable: key."""
         return await self._switch(visit, enable=False)
 
-    async def enable(self, visit: Visit) -> Answer:
+    async def enable(self, visit: Visit) -> Response:
         """POST …/keys/enable: key, with the secret that it had."""
         return await self._switch(visit, enable=True)
 
-    async def _switch(self, visit: Visit, *, enable: bool) -> Answer:
+    async def _switch(self, visit: Visit, *, enable: bool) -> Response:
         app, form = visit.app, visit.form
         key = form.text("key")
         try:

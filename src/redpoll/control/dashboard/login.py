@@ -11,13 +11,22 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, urlencode
 
-from redpoll.control.answers import Answer, header_line
-from redpoll.control.call import Call
+from redpoll.control.dashboard.access import (
+    HOME,
+    PASSWORD,
+    AccessControl,
+    Visit,
+    check_origin,
+    own_path,
+    redirect,
+    set_cookie,
+)
 from redpoll.control.dashboard.accounts import FIRST_USER, AccountError, Accounts
-from redpoll.control.dashboard.attempts import Attempts
-from redpoll.control.dashboard.door import HOME, PASSWORD, Door, Visit, check_origin, own_path, redirect, set_cookie
 from redpoll.control.dashboard.forms import Form, read_form, read_pairs
-from redpoll.control.routes import Route
+from redpoll.control.dashboard.login_throttle import LoginThrottle
+from redpoll.control.request import Request
+from redpoll.control.response import Response, header_line
+from redpoll.control.router import Route
 from redpoll.protocol.errors import ApiError
 
 __all__ = ["FIRST_LOGIN", "Login"]
@@ -31,11 +40,13 @@ _LOOPBACK: Final = ("127.", "::1", "localhost")
 class Login:
     """The pages. `data_dir` has the file with the first password, which goes at the first login of all."""
 
-    def __init__(self, door: Door, accounts: Accounts, data_dir: Path, attempts: Attempts | None = None) -> None:
+    def __init__(
+        self, door: AccessControl, accounts: Accounts, data_dir: Path, attempts: LoginThrottle | None = None
+    ) -> None:
         self._door = door
         self._accounts = accounts
         self._data_dir = data_dir
-        self._attempts = attempts or Attempts()
+        self._attempts = attempts or LoginThrottle()
         door.expired = self.expired
         door.offered = self.offer_again
 
@@ -49,20 +60,20 @@ class Login:
             door.route("POST", "/account", "change_password", self.change_password),
         ]
 
-    async def show(self, call: Call) -> Answer:
+    async def show(self, call: Request) -> Response:
         """GET /dashboard/login; on from here for who is logged in already."""
         following = parse_qs(call.query).get("next", [HOME])[-1]
         if await self._door.who(call) is not None:
             return redirect(own_path(following))
         return self._page(call, following=own_path(following))
 
-    async def expired(self, call: Call, kept: Form | None) -> Answer:
+    async def expired(self, call: Request, kept: Form | None) -> Response:
         """The login in the place of what a form was to do, with what was typed into it."""
         return self._page(call, status=401, kept_path=call.path, kept=urlencode(kept.pairs) if kept is not None else "")
 
     def _page(
         self,
-        call: Call,
+        call: Request,
         *,
         status: int = 200,
         following: str = HOME,
@@ -71,7 +82,7 @@ class Login:
         name: str = "",
         fault: str = "",
         headers: bytes = b"",
-    ) -> Answer:
+    ) -> Response:
         host = call.headers.get("Host", "")
         context: dict[str, Any] = {
             "following": following,
@@ -84,7 +95,7 @@ class Login:
         }
         return Visit(self._door, call, None).page("login.html", status=status, headers=headers, **context)
 
-    async def log_in(self, call: Call) -> Answer:
+    async def log_in(self, call: Request) -> Response:
         """POST /dashboard/login: name, password, next; kept_path and kept are a form that was typed before."""
         check_origin(call)
         form = read_form(call)
@@ -114,23 +125,23 @@ class Login:
             return self.offer_again(Visit(self._door, call, session), own_path(kept_path), typed, 200, cookie)
         return redirect(PASSWORD if session.user.must_change else following, cookie)
 
-    def offer_again(self, visit: Visit, path: str, kept: Form, status: int = 403, headers: bytes = b"") -> Answer:
+    def offer_again(self, visit: Visit, path: str, kept: Form, status: int = 403, headers: bytes = b"") -> Response:
         """What was typed into a form of an earlier login, to be sent by the person."""
         fields = [(name, value, len(value) > _LONG_FIELD_CHARS or "\n" in value) for name, value in kept.pairs]
         return visit.page("kept.html", status=status, headers=headers, kept_path=path, fields=fields)
 
-    async def log_out(self, visit: Visit) -> Answer:
+    async def log_out(self, visit: Visit) -> Response:
         await self._accounts.log_out(visit.session)
         await visit.note("logged out")
         return redirect("/dashboard/login", set_cookie(visit.call, ""))
 
     # -- one's own account
 
-    async def account(self, visit: Visit) -> Answer:
+    async def account(self, visit: Visit) -> Response:
         """GET /dashboard/account."""
         return visit.page("account.html", form=Form())
 
-    async def change_password(self, visit: Visit) -> Answer:
+    async def change_password(self, visit: Visit) -> Response:
         """POST /dashboard/account: old_password, new_password, new_password_again."""
         form = visit.form
         wait_s = math.ceil(self._attempts.wait_s(visit.call.remote, visit.session.user.name))
@@ -151,5 +162,5 @@ class Login:
         return visit.redirect(HOME, "Your password is changed. Other logins of yours have ended.")
 
 
-def _is_https(call: Call) -> bool:
+def _is_https(call: Request) -> bool:
     return set_cookie(call, "x").endswith(b"; Secure\r\n")

@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import msgspec
 
-from redpoll.control.answers import Answer
-from redpoll.control.dashboard.door import Door, Visit
+from redpoll.control.dashboard.access import AccessControl, Visit
 from redpoll.control.dashboard.pages import SECURITY
 from redpoll.control.dashboard.series import Sampler
 from redpoll.control.health import Health
 from redpoll.control.records import Records
-from redpoll.control.routes import Route
+from redpoll.control.response import Response
+from redpoll.control.router import Route
 from redpoll.control.webhooks.webhooks import Webhooks
 
 __all__ = ["Overview"]
@@ -22,7 +22,9 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Overview:
-    def __init__(self, door: Door, records: Records, sampler: Sampler, webhooks: Webhooks, health: Health) -> None:
+    def __init__(
+        self, door: AccessControl, records: Records, sampler: Sampler, webhooks: Webhooks, health: Health
+    ) -> None:
         self._door = door
         self._records = records
         self._sampler = sampler
@@ -37,13 +39,13 @@ class Overview:
             door.route("GET", "/series", "series", self.series),
         ]
 
-    async def show(self, visit: Visit) -> Answer:
+    async def show(self, visit: Visit) -> Response:
         """GET /dashboard; `app`: the charts of one app."""
         app = self._records.apps.get(visit.query.get("app", ""))
         apps = sorted(self._records.apps.values(), key=lambda each: each.name.casefold())
         return visit.page("overview.html", apps=apps, chosen=app, **self._figures())
 
-    async def figures(self, visit: Visit) -> Answer:
+    async def figures(self, visit: Visit) -> Response:
         """GET /dashboard/figures: the part of the page that is loaded anew."""
         return visit.page("figures.html", **self._figures())
 
@@ -67,8 +69,8 @@ class Overview:
             "app_count": len(self._records.apps),
         }
 
-    async def series(self, visit: Visit) -> Answer:
+    async def series(self, visit: Visit) -> Response:
         """GET /dashboard/series: the charts' data; `app`: of one app."""
         app_id = visit.query.get("app", "")
         series = self._sampler.of_app(app_id) if app_id else self._sampler.whole
-        return Answer(200, _encode(series.told()), _JSON)
+        return Response(200, _encode(series.told()), _JSON)

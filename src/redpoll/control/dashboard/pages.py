@@ -16,8 +16,8 @@ import jinja2
 from markupsafe import Markup
 
 from redpoll import __version__
-from redpoll.control.answers import Answer, header_line
-from redpoll.control.call import Call
+from redpoll.control.request import Request
+from redpoll.control.response import Response, header_line
 from redpoll.protocol.errors import ApiError
 
 __all__ = ["SECURITY", "Pages", "StaticFiles", "iso", "place"]
@@ -104,14 +104,14 @@ class StaticFiles:
     def path(self, name: str) -> str:
         return f"/dashboard/static/{self.edition}/{name}"
 
-    async def show(self, call: Call) -> Answer:
+    async def show(self, call: Request) -> Response:
         """GET /dashboard/static/{edition}/{name}. Another digest, of an older page, has the file as it is now."""
         edition, name = call.parameters
         found = self._answers.get(name)
         if found is None:
             raise ApiError("not_found", "there is no such file")
         kept = "public, max-age=31536000, immutable" if edition == self.edition else "no-cache"
-        return Answer(200, found[0], found[1] + header_line("Cache-Control", kept) + SECURITY)
+        return Response(200, found[0], found[1] + header_line("Cache-Control", kept) + SECURITY)
 
 
 class Pages:
@@ -144,10 +144,10 @@ class Pages:
         status: int = 200,
         sockets: Iterable[str] = (),
         headers: bytes = b"",
-    ) -> Answer:
+    ) -> Response:
         """The page as an answer that nobody keeps."""
         body = self._environment.get_template(template).render(context)
-        return Answer(
+        return Response(
             status, body.encode(), _HTML + _policy(sockets) + SECURITY + b"Cache-Control: no-store\r\n" + headers
         )
 

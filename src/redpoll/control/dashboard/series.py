@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from redpoll.control.routes import Route, slot_bound_s
+from redpoll.control.router import Route, slot_bound_s
 
 __all__ = ["EVERY_S", "NAMES", "Sampler", "Series"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from redpoll.control.call import Call
+from redpoll.control.request import Request
 
 __all__ = ["Address", "PublicAddress", "Snippet", "snippets"]
 
@@ -43,7 +43,7 @@ class PublicAddress:
         self._public_url = public_url
         self._port = port
 
-    def of(self, call: Call) -> Address:
+    def of(self, call: Request) -> Address:
         if self._public_url:
             parts = urlsplit(self._public_url)
             return Address(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from redpoll.control.answers import Answer
-from redpoll.control.dashboard.door import HOME, Door, Visit
+from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.forms import Form
 from redpoll.control.records import RecordError, Records
-from redpoll.control.routes import Route
+from redpoll.control.response import Response
+from redpoll.control.router import Route
 from redpoll.protocol.apps import App
 from redpoll.protocol.tokens import Token
 
@@ -20,7 +20,7 @@ LASTS: Final = {"": None, "1": _DAY_S, "7": 7 * _DAY_S, "30": 30 * _DAY_S, "90":
 
 
 class TokenPages:
-    def __init__(self, door: Door, records: Records) -> None:
+    def __init__(self, door: AccessControl, records: Records) -> None:
         self._door = door
         self._records = records
 
@@ -32,16 +32,16 @@ class TokenPages:
             door.route("POST", "/apps/{app_id}/tokens/revoke", "revoke_token", self.revoke, "admin"),
         ]
 
-    async def show(self, visit: Visit) -> Answer:
+    async def show(self, visit: Visit) -> Response:
         """GET /dashboard/apps/{app_id}/tokens."""
         return self._page(visit, visit.app, Form())
 
-    def _page(self, visit: Visit, app: App, form: Form, *, status: int = 200, plain: str = "") -> Answer:
+    def _page(self, visit: Visit, app: App, form: Form, *, status: int = 200, plain: str = "") -> Response:
         now_s = time.time()
         tokens = [(token, _state(token, now_s)) for token in reversed(self._records.tokens_of(app.id))]
         return visit.page("tokens.html", status=status, app=app, form=form, tokens=tokens, plain=plain)
 
-    async def create(self, visit: Visit) -> Answer:
+    async def create(self, visit: Visit) -> Response:
         """POST …/tokens: name, scope (several), lasts in days. Answers with the plain form, this one time."""
         app, form = visit.app, visit.form
         scopes = form.every("scope")
@@ -63,7 +63,7 @@ class TokenPages:
         )
         return self._page(visit, app, Form(), plain=plain)
 
-    async def revoke(self, visit: Visit) -> Answer:
+    async def revoke(self, visit: Visit) -> Response:
         """POST …/tokens/revoke: id."""
         app, form = visit.app, visit.form
         owned = {token.id for token in self._records.tokens_of(app.id)}

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from redpoll.control.answers import Answer
-from redpoll.control.dashboard.door import HOME, Door, Visit
+from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.forms import Form
-from redpoll.control.routes import Route
+from redpoll.control.response import Response
+from redpoll.control.router import Route
 from redpoll.protocol.errors import ApiError
 from redpoll.store.eventlog import CallRow, EventLog, Query, SpanRow
 
@@ -43,7 +43,7 @@ class Step(NamedTuple):
 class TracePages:
     """`event_log` None: the operator keeps none."""
 
-    def __init__(self, door: Door, event_log: EventLog | None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, door: AccessControl, event_log: EventLog | None, clock: Callable[[], float] = time.time) -> None:
         self._door = door
         self._log = event_log
         self._clock = clock
@@ -55,7 +55,7 @@ class TracePages:
             door.route("GET", "/apps/{app_id}/trace/{trace_id}", "event_trace_call", self.show),
         ]
 
-    async def search(self, visit: Visit) -> Answer:
+    async def search(self, visit: Visit) -> Response:
         """GET …/trace: trace_id, correlation_id, channel, name, within (seconds back), since, until (ms), cursor."""
         app = visit.app
         form = Form([(name, visit.query.get(name, "")) for name in (*_MARKS, "within", *_ENDS)])
@@ -107,7 +107,7 @@ class TracePages:
             **context,
         )
 
-    async def show(self, visit: Visit) -> Answer:
+    async def show(self, visit: Visit) -> Response:
         """GET …/trace/{trace_id}."""
         app, trace_id = visit.app, visit.call.parameters[1]
         found = await self._log.trace(app.id, trace_id) if self._log is not None else None

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from redpoll.control.answers import Answer
+from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.accounts import AccountError, Accounts
-from redpoll.control.dashboard.door import HOME, Door, Visit
 from redpoll.control.dashboard.forms import Form
-from redpoll.control.routes import Route
+from redpoll.control.response import Response
+from redpoll.control.router import Route
 
 __all__ = ["UserPages"]
 
 
 class UserPages:
-    def __init__(self, door: Door, accounts: Accounts) -> None:
+    def __init__(self, door: AccessControl, accounts: Accounts) -> None:
         self._door = door
         self._accounts = accounts
 
@@ -26,16 +26,16 @@ class UserPages:
             door.route("POST", "/users/remove", "remove_user", self.remove, "admin"),
         ]
 
-    async def show(self, visit: Visit) -> Answer:
+    async def show(self, visit: Visit) -> Response:
         """GET /dashboard/users."""
         return await self._page(visit, Form())
 
     async def _page(
         self, visit: Visit, form: Form, *, status: int = 200, made: tuple[str, str] | None = None
-    ) -> Answer:
+    ) -> Response:
         return visit.page("users.html", status=status, users=await self._accounts.users(), form=form, made=made)
 
-    async def create(self, visit: Visit) -> Answer:
+    async def create(self, visit: Visit) -> Response:
         """POST /dashboard/users: name, role. Answers with the one-time password, this one time."""
         form = visit.form
         name, role = form.text("name"), form.text("role")
@@ -47,7 +47,7 @@ class UserPages:
         await visit.note("user created", target=name, detail=role)
         return await self._page(visit, Form(), made=(name, password))
 
-    async def reset(self, visit: Visit) -> Answer:
+    async def reset(self, visit: Visit) -> Response:
         """POST /dashboard/users/reset: user."""
         form = visit.form
         name = form.text("user")
@@ -61,7 +61,7 @@ class UserPages:
         await visit.note("password reset", target=name)
         return await self._page(visit, Form(), made=(name, password))
 
-    async def set_role(self, visit: Visit) -> Answer:
+    async def set_role(self, visit: Visit) -> Response:
         """POST /dashboard/users/role: user, role."""
         form = visit.form
         name, role = form.text("user"), form.text("role")
@@ -73,7 +73,7 @@ class UserPages:
         await visit.note("role changed", target=name, detail=role)
         return visit.redirect(f"{HOME}/users", f"{name} is {role} now.")
 
-    async def remove(self, visit: Visit) -> Answer:
+    async def remove(self, visit: Visit) -> Response:
         """POST /dashboard/users/remove: user."""
         form = visit.form
         name = form.text("user")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from redpoll.control.answers import Answer
+from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.channels import pretty
-from redpoll.control.dashboard.door import HOME, Door, Visit
 from redpoll.control.dashboard.exports import MOST_ROWS, Exports
 from redpoll.control.dashboard.forms import Form, sentence
 from redpoll.control.dashboard.jobs import Progress
 from redpoll.control.dashboard.pages import iso
 from redpoll.control.records import RecordError
-from redpoll.control.routes import Route
+from redpoll.control.response import Response
+from redpoll.control.router import Route
 from redpoll.control.webhooks.payloads import EVENTS, FORMATS, STANDARD
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.protocol.apps import App
@@ -37,7 +37,7 @@ _HELP: Final = {
 
 
 class WebhookPages:
-    def __init__(self, door: Door, webhooks: Webhooks, exports: Exports) -> None:
+    def __init__(self, door: AccessControl, webhooks: Webhooks, exports: Exports) -> None:
         self._door = door
         self._webhooks = webhooks
         self._exports = exports
@@ -61,7 +61,7 @@ class WebhookPages:
             door.route("GET", "/apps/{app_id}/deliveries/{delivery_id}", "delivery", self.delivery),
         ]
 
-    async def show_all(self, visit: Visit) -> Answer:
+    async def show_all(self, visit: Visit) -> Response:
         """GET …/webhooks."""
         app = visit.app
         depths = await self._webhooks.depths(app.id)
@@ -73,10 +73,10 @@ class WebhookPages:
 
     # -- an endpoint made and changed
 
-    async def new(self, visit: Visit) -> Answer:
+    async def new(self, visit: Visit) -> Response:
         return self._form_page(visit, visit.app, Form(), None)
 
-    def _form_page(self, visit: Visit, app: App, form: Form, endpoint: Endpoint | None, status: int = 200) -> Answer:
+    def _form_page(self, visit: Visit, app: App, form: Form, endpoint: Endpoint | None, status: int = 200) -> Response:
         events = [(name, _HELP.get(name, ""), name in STANDARD) for name in EVENTS]
         values: dict[str, Any] = {"url": "", "events": ["all"], "format": FORMATS[0], "channels": "", "pin": False}
         if form.pairs:
@@ -99,7 +99,7 @@ class WebhookPages:
             "webhook_form.html", status=status, app=app, form=form, endpoint=endpoint, events=events, values=values
         )
 
-    async def create(self, visit: Visit) -> Answer:
+    async def create(self, visit: Visit) -> Response:
         """POST …/webhooks/new: url, event (several), format, channels (prefixes, one a line), pin."""
         app, form = visit.app, visit.form
         asked = _asked(form)
@@ -115,11 +115,11 @@ class WebhookPages:
         told = "It is on. Give its secret to the receiver, then send a test."
         return visit.redirect(f"{HOME}/apps/{app.id}/webhooks/{made.id}", told)
 
-    async def edit(self, visit: Visit) -> Answer:
+    async def edit(self, visit: Visit) -> Response:
         app, endpoint = visit.app, self._endpoint(visit)
         return self._form_page(visit, app, Form(), endpoint)
 
-    async def change(self, visit: Visit) -> Answer:
+    async def change(self, visit: Visit) -> Response:
         """POST …/webhooks/{endpoint_id}/edit: as for a new one, without pin."""
         app, form, endpoint = visit.app, visit.form, self._endpoint(visit)
         asked = _asked(form)
@@ -142,7 +142,7 @@ class WebhookPages:
             raise ApiError("not_found", "This app has no such webhook. It may have been deleted.")
         return found
 
-    async def show(self, visit: Visit) -> Answer:
+    async def show(self, visit: Visit) -> Response:
         """GET …/webhooks/{endpoint_id}; `state`, `before`."""
         app, endpoint = visit.app, self._endpoint(visit)
         state = visit.query.get("state", "")
@@ -167,7 +167,7 @@ class WebhookPages:
             tested=None,
         )
 
-    async def test(self, visit: Visit) -> Answer:
+    async def test(self, visit: Visit) -> Response:
         """POST …/test: one delivery now; answers with how it went."""
         app, endpoint = visit.app, self._endpoint(visit)
         try:
@@ -186,7 +186,7 @@ class WebhookPages:
     def _act(self, verb: str) -> Any:
         """A handler of POST …/{verb}."""
 
-        async def act(visit: Visit) -> Answer:
+        async def act(visit: Visit) -> Response:
             app, endpoint = visit.app, self._endpoint(visit)
             webhooks = self._webhooks
             here = f"{HOME}/apps/{app.id}/webhooks/{endpoint.id}"
@@ -210,7 +210,7 @@ class WebhookPages:
 
         return act
 
-    async def export(self, visit: Visit) -> Answer:
+    async def export(self, visit: Visit) -> Response:
         """POST …/export: state, format."""
         app, endpoint, form = visit.app, self._endpoint(visit), visit.form
         chosen = (form.text("state"),) if form.text("state") in STATES else STATES
@@ -235,7 +235,7 @@ class WebhookPages:
 
     # -- one delivery
 
-    async def delivery(self, visit: Visit) -> Answer:
+    async def delivery(self, visit: Visit) -> Response:
         """GET …/deliveries/{delivery_id}: its payload, and every attempt."""
         app = visit.app
         try:

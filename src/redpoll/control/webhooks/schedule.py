@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from redpoll.control.webhooks.lane import Lane, Meanwhile
+from redpoll.control.webhooks.endpoint_queue import EndpointQueue, Meanwhile
 from redpoll.control.webhooks.outcomes import Attempt
 from redpoll.control.webhooks.payloads import headers
 from redpoll.control.webhooks.results import Results
@@ -101,10 +101,10 @@ class Schedule:
         self._clock_known = False
         self._begun = False
         self._loop = asyncio.get_running_loop()
-        self._lanes: dict[str, Lane] = {each.id: Lane(each.id) for each in endpoints.every()}
+        self._lanes: dict[str, EndpointQueue] = {each.id: EndpointQueue(each.id) for each in endpoints.every()}
         self._results = Results(store, self._written)
         # The lanes of results that are not written yet, by the delivery's number.
-        self._unwritten: dict[int, Lane] = {}
+        self._unwritten: dict[int, EndpointQueue] = {}
         self._writing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -117,7 +117,7 @@ class Schedule:
 
     def add(self, written: Sequence[Waiting]) -> None:
         """Deliveries that the store has just taken: tried at once, or left there where their lane is full."""
-        touched: dict[str, Lane] = {}
+        touched: dict[str, EndpointQueue] = {}
         for item in written:
             lane = touched.get(item.endpoint_id) or self._lane(item.endpoint_id)
             touched[item.endpoint_id] = lane
@@ -237,13 +237,13 @@ class Schedule:
         if self._writing is not None:
             await self._writing
 
-    def _lane(self, endpoint_id: str) -> Lane:
+    def _lane(self, endpoint_id: str) -> EndpointQueue:
         lane = self._lanes.get(endpoint_id)
         if lane is None:
-            lane = self._lanes[endpoint_id] = Lane(endpoint_id)
+            lane = self._lanes[endpoint_id] = EndpointQueue(endpoint_id)
         return lane
 
-    def _is_on(self, lane: Lane) -> bool:
+    def _is_on(self, lane: EndpointQueue) -> bool:
         endpoint = self._endpoints.known(lane.endpoint_id)
         return endpoint is not None and endpoint.enabled
 
@@ -269,7 +269,7 @@ class Schedule:
                             lane.take_in(item)
                     self._start(lane)
 
-    async def _fill(self, lane: Lane) -> None:
+    async def _fill(self, lane: EndpointQueue) -> None:
         now_s = self._now()
         limit = _MOST_READY + len(lane.held)
         # Before the question, not behind it: what is written meanwhile comes by `add`, or sets it again.
@@ -297,7 +297,7 @@ class Schedule:
 
     # -- attempts
 
-    def _start(self, lane: Lane) -> None:
+    def _start(self, lane: EndpointQueue) -> None:
         """Begins what may begin."""
         if lane.pause is not None or self._finishing:
             return
@@ -322,11 +322,11 @@ class Schedule:
                 lane.pause = self._loop.call_later(_APART_S, self._go_on, lane)
                 break
 
-    def _go_on(self, lane: Lane) -> None:
+    def _go_on(self, lane: EndpointQueue) -> None:
         lane.pause = None
         self._start(lane)
 
-    async def _try(self, lane: Lane, endpoint: Endpoint, item: Waiting) -> None:
+    async def _try(self, lane: EndpointQueue, endpoint: Endpoint, item: Waiting) -> None:
         begun_s = self._clock()
         told = headers(
             endpoint.format,
@@ -350,7 +350,7 @@ class Schedule:
         if lane.in_store and len(lane.line) < _REFILL_BELOW:
             self._wake.set()
 
-    def _ended(self, lane: Lane, endpoint: Endpoint, item: Waiting, begun_s: float, attempt: Attempt) -> None:
+    def _ended(self, lane: EndpointQueue, endpoint: Endpoint, item: Waiting, begun_s: float, attempt: Attempt) -> None:
         self.attempts[attempt.outcome] += 1
         delivered, failed = self.by_app.get(endpoint.app_id, (0, 0))
         self.by_app[endpoint.app_id] = (delivered + attempt.ok, failed + (not attempt.ok))

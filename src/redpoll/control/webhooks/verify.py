@@ -9,9 +9,9 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from redpoll.control.answers import Answer
-from redpoll.control.call import Call
-from redpoll.control.shapes import VerifyAnswer
+from redpoll.control.request import Request
+from redpoll.control.response import Response
+from redpoll.control.schemas import VerifyAnswer
 from redpoll.control.webhooks.payloads import sign
 from redpoll.protocol.errors import ApiError, fault_of
 
@@ -40,7 +40,7 @@ class Verify:
     def __init__(self, secrets_of: SecretsOf) -> None:
         self._secrets_of = secrets_of
 
-    async def verify(self, call: Call) -> Answer:
+    async def verify(self, call: Request) -> Response:
         """`{"valid": true, "endpoint_id": …}` or `{"valid": false}`, never what would have been right.
 
         False is also said of an endpoint that the app doesn't have. Raises ApiError for another body.

@@ -1,0 +1,1 @@
+"""What this worker holds in Redis: channels, counts, members; and how dead workers are removed."""

@@ -1,0 +1,126 @@
+"""What control answers: a status, header lines and a body, written to the socket as one piece.
+
+A response for aiohttp's server in the shape that it asks for (`prepare`, `write_eof`, `keep_alive`), without the
+dictionaries of its own class: they cost 9 µs of the 30 µs that an empty handler takes. Knows HTTP/1.x and nothing
+of the API; bodies are whole, never streamed or compressed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, Final, Protocol
+
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.client_exceptions import ClientConnectionResetError
+from aiohttp.http import HttpVersion11, RawRequestMessage
+
+__all__ = ["EMPTY_OBJECT", "JSON", "Asked", "Dateline", "Outlet", "Response", "dateline", "header_line"]
+
+JSON: Final = b"Content-Type: application/json\r\n"
+EMPTY_OBJECT: Final = b"{}"
+
+_STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_WITHOUT_BODY: Final = frozenset({204, 304})
+
+
+class Dateline:
+    """The Date header's line (RFC 9110 6.6.1), rendered by `tick()` once a second instead of once an answer."""
+
+    def __init__(self) -> None:
+        self.line = b""
+        self.tick()
+
+    def tick(self) -> None:
+        self.line = f"Date: {formatdate(time.time(), usegmt=True)}\r\n".encode()
+
+
+# One for the process: the janitor of whoever serves keeps it right.
+dateline: Final = Dateline()
+
+
+def header_line(name: str, value: str) -> bytes:
+    """One header line. `value` must not come from a client unchecked: a line break in it would be a new header."""
+    if "\r" in value or "\n" in value:
+        raise ValueError(f"a line break in header {name}")
+    return f"{name}: {value}\r\n".encode("latin-1")
+
+
+class Outlet(Protocol):
+    """What an answer must know of the connection that it goes out by. `takes_no_more`: it closes behind this one."""
+
+    @property
+    def transport(self) -> asyncio.Transport | None: ...
+    @property
+    def takes_no_more(self) -> bool: ...
+    @property
+    def writing_paused(self) -> bool: ...
+
+
+class Asked(Protocol):
+    """What an answer must know of its request."""
+
+    @property
+    def protocol(self) -> Outlet: ...
+    @property
+    def message(self) -> RawRequestMessage: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def writer(self) -> AbstractStreamWriter: ...
+
+
+class Response:
+    """One answer. `headers` are whole lines (`header_line`), without Content-Length, Date and Connection.
+
+    `keep_alive` False closes the connection behind it; it is lowered, never raised, by what the client asked.
+    """
+
+    __slots__ = ("_asked", "body", "headers", "keep_alive", "status")
+
+    # aiohttp looks whether it was given an exception of its own.
+    __http_exception__ = False
+    _asked: Asked
+
+    def __init__(self, status: int, body: bytes, headers: bytes = JSON, *, keep_alive: bool = True) -> None:
+        self.status = status
+        self.body = body
+        self.headers = headers
+        self.keep_alive = keep_alive
+
+    async def prepare(self, asked: Asked) -> None:
+        """Called by aiohttp before `write_eof`; the work is all there."""
+        self._asked = asked
+
+    async def write_eof(self, _data: bytes = b"") -> None:
+        """Write the answer; wait only while the client leaves earlier ones unread."""
+        asked, connection = self._asked, self._asked.protocol
+        transport = connection.transport
+        if transport is None or transport.is_closing():
+            raise ClientConnectionResetError("the client went away before its answer")
+        if asked.message.should_close or connection.takes_no_more:
+            self.keep_alive = False
+        transport.write(self.render(asked.method, asked.message.version))
+        if connection.writing_paused:
+            await asked.writer.drain()
+
+    def render(self, method: str, version: Any = HttpVersion11) -> bytes:
+        """The answer's bytes to a request of `method` in HTTP `version`."""
+        if not self.keep_alive:
+            connection = b"Connection: close\r\n"
+        elif version < HttpVersion11:
+            connection = b"Connection: keep-alive\r\n"
+        else:
+            connection = b""
+        if self.status in _WITHOUT_BODY:
+            return b"%b%b%b%b\r\n" % (_STATUS_LINES[self.status], dateline.line, self.headers, connection)
+        return b"%b%b%b%bContent-Length: %d\r\n\r\n%b" % (
+            _STATUS_LINES[self.status],
+            dateline.line,
+            self.headers,
+            connection,
+            len(self.body),
+            b"" if method == "HEAD" else self.body,
+        )

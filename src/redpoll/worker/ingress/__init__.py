@@ -1,0 +1,1 @@
+"""From an accepted TCP connection to a WebSocket or an HTTP request."""

@@ -1,0 +1,323 @@
+"""The public port's door: reads the head of a request and says where it goes.
+
+An Upgrade becomes a WebSocket here, or is refused with the protocol's own code; any other request is handed
+to the control plane as the same TCP connection, or relayed where the TLS ends here. Knows HTTP heads and nothing
+of channels.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+import structlog
+
+from redpoll import _engine, _frame, handover
+from redpoll._fanout import Flusher
+from redpoll.cluster.directory import Directory
+from redpoll.config import Settings
+from redpoll.protocol import frames, handshake
+from redpoll.protocol.apps import App
+from redpoll.protocol.limits import Limits
+from redpoll.protocol.session import Session
+from redpoll.proxies import TrustedProxies
+from redpoll.worker.client_libraries import ClientLibraries
+from redpoll.worker.connection import Connection, Introduced
+from redpoll.worker.hub import Hub
+from redpoll.worker.ingress.relay import Relay
+from redpoll.worker.janitor import Janitor
+
+__all__ = ["Gate"]
+
+log = structlog.get_logger()
+
+_REASONS = {
+    400: "Bad Request",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    426: "Upgrade Required",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+_ALIVE = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\nConnection: close\r\n\r\nOK"
+# Connections that haven't shown a head may use the descriptors between the two bounds (failures.md row 14).
+_HEADROOM = 48
+
+
+class _Upgrade(NamedTuple):
+    """A request for a WebSocket, with what its target says: the path as requested, the query decoded."""
+
+    request: _engine.Head
+    path: str
+    query: dict[str, str]
+
+
+class Gate:
+    """Lets connections in. `ready()` says whether this worker may: directory loaded, Redis there.
+
+    `max_connections` counts sockets of this worker, open or still at the door. `relays`: by the inode of the end that
+    control has, so that one handed back is known again.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        flusher: Flusher,
+        hub: Hub,
+        janitor: Janitor,
+        directory: Directory,
+        handover_path: str,
+        ready: Callable[[], bool],
+        max_connections: int,
+    ) -> None:
+        self.settings = settings
+        self.flusher = flusher
+        self.max_message_bytes = settings.max_message_bytes
+        self.perform = hub.perform
+        self.hub = hub
+        self.janitor = janitor
+        self._directory = directory
+        self._handover_path = handover_path
+        self._passage: handover.Passage | None = None
+        self._ready = ready
+        self._max_connections = max_connections
+        self._trusted = TrustedProxies(settings.trusted_proxies)
+        self.relays: dict[int, Relay] = {}
+        self._limits = Limits(settings.max_channels_per_connection, settings.client_events_per_second)
+        self._arrivals = ClientLibraries()
+        self.draining = False
+        self.connections = 0
+        self.connections_total = 0
+        self.upgrades_refused_total = 0
+        self.handed_over_total = 0
+
+    # -- a connection's way in and out ---------------------------------------------------------------------
+
+    def connected(self, connection: Connection) -> None:
+        self.connections += 1
+        self.connections_total += 1
+        if self.is_crowded(-1):
+            connection.abort()
+        else:
+            self.janitor.arrived(connection)
+
+    def is_crowded(self, entering: int) -> bool:
+        """Whether there is no room for one more at the door, besides `entering` that haven't got that far."""
+        return self.connections + entering >= self._max_connections + _HEADROOM
+
+    def gone(self, connection: Connection) -> None:
+        """A connection that never became a WebSocket is lost, answered or handed over."""
+        self.connections -= 1
+        self.janitor.departed(connection)
+        self.hub.admission.withdraw(connection)
+
+    def closing(self, connection: Connection) -> None:
+        """Our last word is queued: channels are left now, the socket has a little time for its goodbye."""
+        self.janitor.closing(connection)
+        if connection.session is not None:
+            self.hub.closed(connection)
+
+    def closed(self, connection: Connection) -> None:
+        """It is no WebSocket any more, whatever the cause: FIN, RST, silence, a fault, ourselves."""
+        self.connections -= 1
+        if connection.state == _engine.CLOSED:
+            self.janitor.departed(connection)
+        if connection.session is not None:
+            self.hub.closed(connection)
+
+    def head_received(self, connection: Connection, head: bytes) -> None:
+        try:
+            request = _engine.parse_head(head)
+        except ValueError as fault:
+            self._answer(connection, 400, "bad_request", f"not an HTTP request: {fault}")
+            return
+        # An Upgrade to something else (curl offers h2c) is a request like any other: nobody must follow it.
+        if b"websocket" in request.headers.get(b"upgrade", b"").lower():
+            self._upgrade(connection, request)
+        elif _is_websocket_path(request.target):
+            text = "this is a WebSocket address; connect with an Upgrade"
+            self._answer(connection, 426, "bad_request", text, "Upgrade: websocket\r\n")
+        else:
+            self._hand_over(connection, request.target)
+
+    def head_too_large(self, connection: Connection) -> None:
+        self._answer(connection, 431, "bad_request", "the request head is larger than 16 KiB")
+
+    def head_late(self, connection: Connection) -> None:
+        """The head isn't complete in time (failures.md row 24)."""
+        text = f"no complete request within {self.settings.head_timeout_s:g} s"
+        self._answer(connection, 408, "bad_request", text)
+
+    # -- WebSockets ----------------------------------------------------------------------------------------
+
+    def _upgrade(self, connection: Connection, request: _engine.Head) -> None:
+        fault = _engine.upgrade_fault(request)
+        if fault is not None:
+            status, text = fault
+            extra = "Sec-WebSocket-Version: 13\r\n" if status == 426 else ""
+            self._answer(connection, status, "bad_request", text, extra)
+            return
+        if self.draining or not self._ready() or self.connections > self._max_connections:
+            # Refused here, never by a 42xx close: pusher-js would come back at once (protocol.md 4.1).
+            self.upgrades_refused_total += 1
+            text = "this server is full" if self._ready() and not self.draining else "this server isn't ready"
+            self._answer(connection, 503, "unavailable", text, "Retry-After: 1\r\n")
+            return
+        upgrade = _read(request)
+        outcome = self._check(connection, upgrade)
+        if isinstance(outcome, handshake.Refusal):
+            self._settle(connection, upgrade, outcome)
+            return
+        # The request is complete, and the registry answers in its own time; at once where the app has no limit.
+        self.janitor.departed(connection)
+        self.hub.admission.ask(connection, outcome, partial(self._place_found, connection, upgrade, outcome))
+
+    def _check(self, connection: Connection, upgrade: _Upgrade) -> App | handshake.Refusal:
+        return handshake.check(
+            upgrade.path,
+            upgrade.query,
+            _text(upgrade.request.headers.get(b"origin")),
+            self._directory.find,
+            self._is_secure(connection, upgrade.request),
+        )
+
+    def _place_found(
+        self, connection: Connection, upgrade: _Upgrade, app: App, refusal: handshake.Refusal | None
+    ) -> None:
+        outcome: App | handshake.Refusal = refusal or app
+        if refusal is None and self._directory.by_id.get(app.id) is not app:
+            # The record changed while it waited.
+            outcome = self._check(connection, upgrade)
+            if isinstance(outcome, handshake.Refusal):
+                self.hub.admission.give_back(app.id)
+        self._settle(connection, upgrade, outcome)
+
+    def _settle(self, connection: Connection, upgrade: _Upgrade, outcome: App | handshake.Refusal) -> None:
+        connection.accept(upgrade.request.headers[b"sec-websocket-key"])
+        if isinstance(outcome, handshake.Refusal):
+            self.upgrades_refused_total += 1
+            connection.shut(outcome.code, outcome.message)
+            return
+        # Asking the kernel is dear, so it is asked once.
+        high, low = divmod(secrets.randbits(80), 1 << 40)
+        connection.set_sid(high + 1, low + 1)
+        connection.arrival = self._arrivals.note(upgrade.query)
+        recovers = handshake.recovers(upgrade.query)
+        session = Session((connection.sid_hi, connection.sid_lo), outcome, self._limits, recovers)
+        connection.session = session
+        self.hub.everyone.add(connection)
+        self.janitor.opened(connection)
+        timeout_s = self.settings.activity_timeout_s
+        connection.send(_frame.text(frames.connection_established(session.socket_id, timeout_s, recovers)))
+
+    # -- everything else -----------------------------------------------------------------------------------
+
+    def _hand_over(self, connection: Connection, target: bytes) -> None:
+        if self._passage is None:
+            self._passage = handover.connect(self._handover_path, self._handed_back, self._passage_lost)
+        if self._passage is None:
+            if target in (b"/", b"/healthz"):
+                connection.answer(_ALIVE)  # this process is, whatever the other one does
+                return
+            text = "the control plane isn't there; send the request again"
+            self._answer(connection, 503, "unavailable", text, "Retry-After: 1\r\n")
+            return
+        peer, secure = self._introduction(connection)
+        self.handed_over_total += 1
+        if connection.has_descriptor:
+            descriptor, data = connection.detach()
+            self._passage.send(descriptor, peer, data, secure)
+        else:
+            self._relay(connection, self._passage, peer)
+
+    def _relay(self, connection: Connection, passage: handover.Passage, peer: tuple[str, int]) -> None:
+        """TLS ends here, so control gets one end of a socket pair, and what is decrypted goes through the other."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        inode = os.fstat(theirs.fileno()).st_ino
+        transport, data = connection.give_transport()
+        self.janitor.departed(connection)
+        # It stays counted, and the pair's end is one more.
+        self.connections += 1
+
+        def ended(relay: Relay) -> None:
+            self.connections -= 2
+            del self.relays[inode]
+
+        relay = self.relays[inode] = Relay(transport, ours, ended)
+        # Where control can't take it the other end closes, and so does the client's.
+        passage.send(theirs.detach(), peer, data, secure=True)
+        self.janitor.spawn(relay.open())
+
+    def end_relays(self) -> None:
+        """Those that carry requests: control answers what it has been asked. WebSockets are sent away otherwise."""
+        for relay in list(self.relays.values()):
+            if not relay.carries_websocket:
+                relay.end()
+
+    def _handed_back(self, descriptor: int, peer: tuple[str, int], data: bytes, secure: bool) -> None:
+        sock = socket.socket(fileno=descriptor)
+        sock.setblocking(False)
+        relay = self.relays.get(os.fstat(descriptor).st_ino)
+        if relay is not None:
+            relay.carries_websocket = True
+        self.janitor.spawn(self._take_back(sock, peer, data, secure))
+
+    async def _take_back(self, sock: socket.socket, peer: tuple[str, int], data: bytes, secure: bool) -> None:
+        def connection() -> Connection:
+            # Fed before the transport is there, so that nothing read later can come before it.
+            made = Introduced(self, peer, secure)
+            made.feed(data)
+            return made
+
+        await self.janitor.loop.connect_accepted_socket(connection, sock)
+
+    # -- who is there --------------------------------------------------------------------------------------
+
+    def _introduction(self, connection: Connection) -> tuple[tuple[str, int], bool]:
+        """Whoever is in front of us, and whether they came by TLS, as far as the connection tells."""
+        if isinstance(connection, Introduced):
+            return connection.peer_address, connection.secure
+        return connection.peer or ("", 0), False
+
+    def _is_secure(self, connection: Connection, request: _engine.Head) -> bool:
+        peer, secure = self._introduction(connection)
+        return self._trusted.is_secure(peer[0], _text(request.headers.get(b"x-forwarded-proto")), secure)
+
+    def _passage_lost(self) -> None:
+        self._passage = None
+
+    def _answer(self, connection: Connection, status: int, code: str, text: str, extra_headers: str = "") -> None:
+        """A last word in HTTP, in the API's error shape (protocol.md 14.11), and the connection ends."""
+        body = msgspec.json.encode({"error": text, "code": code, "status": status, "trace_id": secrets.token_hex(16)})
+        head = (
+            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n{extra_headers}\r\n"
+        )
+        connection.answer(head.encode() + body)
+
+    def close(self) -> None:
+        if self._passage is not None:
+            self._passage.close()
+        for relay in list(self.relays.values()):
+            relay.abort()
+
+
+def _read(request: _engine.Head) -> _Upgrade:
+    parts = urlsplit(request.target.decode("latin-1"))
+    query = parse_qs(parts.query, keep_blank_values=True)
+    return _Upgrade(request, parts.path, {name: values[-1] for name, values in query.items()})
+
+
+def _is_websocket_path(target: bytes) -> bool:
+    return target.startswith(b"/app/")
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")

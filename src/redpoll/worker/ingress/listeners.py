@@ -1,0 +1,210 @@
+"""The worker's listening sockets, and what happens to a connection before its first byte of HTTP.
+
+The plain port's is the event loop's own as a rule. Where a PROXY header comes first, and on the TLS port,
+connections are accepted here: the header is read, then TLS is agreed on, both within the time that a request head has,
+and what comes out is a Connection that knows more of its client than the kernel does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from redpoll.proxies import TrustedProxies, plain_address
+from redpoll.worker.connection import Connection, Introduced
+from redpoll.worker.ingress.proxy_protocol import MAX_HEADER_BYTES, Introduction, ProxyFault, parse
+from redpoll.worker.ingress.tls import SHUTDOWN_TIMEOUT_S, Certificate, give_memory_back
+
+if TYPE_CHECKING:
+    from redpoll.child_pipe import Start
+    from redpoll.worker.ingress.gate import Gate
+
+__all__ = ["Listeners"]
+
+log = structlog.get_logger()
+
+_BACKLOG = 4096
+# A burst of new clients doesn't keep those inside waiting for longer than this many accepts.
+_ACCEPTS_A_TURN = 64
+# Out of descriptors or memory: the kernel keeps who knocks meanwhile.
+_REST_S = 0.25
+_TIDY_EVERY_S = 10.0
+
+
+class Listeners:
+    """The public port's socket and, where there is one, the TLS port's. `open()`, then `close()`, then `finish()`.
+
+    Raises CertificateError where TLS can't be spoken. Owns the two descriptors of `start`.
+    """
+
+    def __init__(self, start: Start, gate: Gate) -> None:
+        settings = start.settings
+        self.handshakes_failed_total = 0
+        self._gate = gate
+        self._loop = asyncio.get_running_loop()
+        self._trusted = TrustedProxies(settings.trusted_proxies)
+        self._proxy_protocol = settings.proxy_protocol
+        self._within_s = settings.head_timeout_s
+        self._plain = _listening(start.listen_fd)
+        self._tls: socket.socket | None = None
+        self._certificate: Certificate | None = None
+        if start.tls_fd is not None:
+            self._tls = _listening(start.tls_fd)
+            self._certificate = Certificate(settings.tls_cert, settings.tls_key)
+        # As they are bound; `tls_port` is None where there is none.
+        self.port = int(self._plain.getsockname()[1])
+        self.tls_port = None if self._tls is None else int(self._tls.getsockname()[1])
+        self._server: asyncio.AbstractServer | None = None
+        self._accepting: set[socket.socket] = set()
+        self._entering: set[asyncio.Task[None]] = set()
+        self._closed = False
+        # (TLS connections accepted, connections) when memory was last given back.
+        self._tidied = (0, 0)
+        self._accepted_by_tls = 0
+        self._tidying: asyncio.TimerHandle | None = None
+
+    @property
+    def entering(self) -> int:
+        """Connections that are accepted and not yet let in: their PROXY header or handshake isn't complete."""
+        return len(self._entering)
+
+    async def open(self) -> None:
+        if self._proxy_protocol:
+            self._accept_from(self._plain, None)
+        else:
+            gate = self._gate
+            self._server = await self._loop.create_server(lambda: Connection(gate), sock=self._plain, backlog=_BACKLOG)
+        if self._tls is not None:
+            self._accept_from(self._tls, self._certificate)
+            self._tidy()
+
+    def reload(self) -> bool:
+        """The certificate is read again; False where it can't be used, or there is none."""
+        return self._certificate is not None and self._certificate.reload()
+
+    def close(self) -> bool:
+        """Accept nothing more, and let requests on the TLS port end. Who is entering comes in and is told there.
+
+        False: it was done before.
+        """
+        if self._closed:
+            return False
+        self._closed = True
+        for listening in list(self._accepting):
+            self._loop.remove_reader(listening)
+        self._accepting.clear()
+        if self._server is not None:
+            self._server.close()
+        self._plain.close()
+        if self._tls is not None:
+            self._tls.close()
+        self._gate.end_relays()
+        return True
+
+    def finish(self) -> None:
+        """Who is entering is cut."""
+        for task in self._entering:
+            task.cancel()
+        if self._tidying is not None:
+            self._tidying.cancel()
+
+    def _tidy(self) -> None:
+        now = (self._accepted_by_tls, self._gate.connections)
+        if now != self._tidied:
+            self._tidied = now
+            give_memory_back()
+        self._tidying = self._loop.call_later(_TIDY_EVERY_S, self._tidy)
+
+    # -- accepting -----------------------------------------------------------------------------------------
+
+    def _accept_from(self, listening: socket.socket, certificate: Certificate | None) -> None:
+        if not self._closed:
+            self._accepting.add(listening)
+            self._loop.add_reader(listening, self._accept, listening, certificate)
+
+    def _accept(self, listening: socket.socket, certificate: Certificate | None) -> None:
+        for _ in range(_ACCEPTS_A_TURN):
+            try:
+                sock, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                log.error("can't accept", why=error.strerror)
+                self._loop.remove_reader(listening)
+                self._accepting.discard(listening)
+                self._loop.call_later(_REST_S, self._accept_from, listening, certificate)
+                return
+            if self._gate.is_crowded(self.entering):
+                sock.close()
+                continue
+            sock.setblocking(False)
+            self._accepted_by_tls += certificate is not None
+            task = self._loop.create_task(self._enter(sock, address, certificate))
+            self._entering.add(task)
+            task.add_done_callback(self._entering.discard)
+
+    async def _enter(self, sock: socket.socket, address: Any, certificate: Certificate | None) -> None:
+        """From accept to connection_made. Nothing is left of a client that doesn't get that far."""
+        deadline = self._loop.time() + self._within_s
+        peer: tuple[str, int] = (plain_address(address[0]), address[1])
+        secure = certificate is not None
+        try:
+            if self._proxy_protocol and (not self._trusted or self._trusted.trusts(peer[0])):
+                async with asyncio.timeout_at(deadline):
+                    introduction = await self._introduction(sock)
+                peer = introduction.address or peer
+                secure = secure or introduction.secure
+            options: dict[str, Any] = {}
+            if certificate is not None:
+                options = {
+                    "ssl": certificate.context,
+                    "ssl_handshake_timeout": max(deadline - self._loop.time(), 0.01),
+                    "ssl_shutdown_timeout": SHUTDOWN_TIMEOUT_S,
+                }
+            gate = self._gate
+            await self._loop.connect_accepted_socket(lambda: Introduced(gate, peer, secure), sock, **options)
+        except (ProxyFault, OSError, ssl.SSLError) as fault:
+            # Scanners, browsers that think better of it, clients that don't trust the certificate: nobody to tell.
+            self.handshakes_failed_total += 1
+            log.debug("client not let in", peer=peer[0], why=str(fault) or type(fault).__name__)
+            sock.close()
+        except BaseException:
+            sock.close()
+            raise
+
+    async def _introduction(self, sock: socket.socket) -> Introduction:
+        """The PROXY header, and not a byte of what is behind it: that is TLS' or HTTP's to read."""
+        header = b""
+        while True:
+            await self._readable(sock)
+            seen = sock.recv(MAX_HEADER_BYTES, socket.MSG_PEEK)
+            if not seen:
+                raise ConnectionResetError("gone before its PROXY header was whole")
+            introduction = parse(header + seen)
+            wanted = len(seen) if introduction is None else introduction.size - len(header)
+            header += sock.recv(wanted)
+            if introduction is not None:
+                return introduction
+
+    async def _readable(self, sock: socket.socket) -> None:
+        readable = self._loop.create_future()
+        self._loop.add_reader(sock, _settle, readable)
+        try:
+            await readable
+        finally:
+            self._loop.remove_reader(sock)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _listening(descriptor: int) -> socket.socket:
+    sock = socket.socket(fileno=descriptor)
+    sock.setblocking(False)
+    return sock

@@ -1,0 +1,1 @@
+"""Messages that a client missed: replay on subscribe, history requests, recovery."""

@@ -1,0 +1,444 @@
+import pytest
+
+from redpoll.cluster.keys import cap_of_shard
+from redpoll.cluster.membership.local_channel import UNKNOWN, HistoryPosition, LocalChannel, Ticket
+from redpoll.cluster.membership.tally import Tally
+from redpoll.protocol.apps import App, HistoryRule
+from redpoll.protocol.presence import Roster
+
+
+def room(presence: bool = True) -> LocalChannel:
+    return LocalChannel("7", "presence-room" if presence else "news", "p" if presence else "c", b"topic")
+
+
+def wait(local_channel: LocalChannel, user: str | None = None, info: bytes = b"") -> Ticket:
+    ticket = Ticket(None, user, info)
+    local_channel.wait(ticket)
+    return ticket
+
+
+def send(local_channel: LocalChannel):
+    local_channel.call = local_channel.plan()
+    return local_channel.call
+
+
+def answer(local_channel: LocalChannel, accepted: bytes | None = None):
+    call, local_channel.call = local_channel.call, None
+    return local_channel.accept(call, b"1" * call.joining if accepted is None else accepted)
+
+
+def attach(local_channel: LocalChannel, *users: str) -> None:
+    for user in users:
+        wait(local_channel, user)
+    while send(local_channel):
+        answer(local_channel)
+
+
+def test_nothing_to_tell_makes_no_call():
+    local_channel = room()
+    assert local_channel.plan() is None
+    attach(local_channel, "a")
+    assert local_channel.plan() is None
+    assert not local_channel.idle
+
+
+def test_joins_are_told_with_those_attached_as_base():
+    local_channel = room()
+    attach(local_channel, "a", "a", "b")
+    assert (local_channel.attached, local_channel.sockets) == (3, {"a": 2, "b": 1})
+    wait(local_channel, "c", b"1")
+    call = send(local_channel)
+    assert (call.base, call.joins, call.gone) == (3, [("c", b"1")], [])
+
+
+def test_only_the_first_join_of_a_presence_channel_asks_for_the_roster():
+    local_channel = room()
+    wait(local_channel, "a")
+    assert local_channel.wants_roster
+    assert send(local_channel).flags == "r"
+    assert room(presence=False).wants_roster is False
+
+
+def test_public_joins_name_nobody():
+    local_channel = room(presence=False)
+    wait(local_channel)
+    wait(local_channel)
+    call = send(local_channel)
+    assert (call.base, call.joins, call.joining, call.flags) == (0, (), 2, "")
+    joined, refused = answer(local_channel)
+    assert (len(joined), refused, local_channel.attached, local_channel.confirmed) == (2, [], 2, 2)
+
+
+def test_user_is_gone_with_its_last_socket():
+    local_channel = room()
+    attach(local_channel, "a", "a")
+    local_channel.detach("a")
+    assert send(local_channel).gone == []
+    answer(local_channel)
+    local_channel.detach("a")
+    call = send(local_channel)
+    assert (call.base, call.gone, call.flags) == (0, ["a"], "")
+    answer(local_channel)
+    assert local_channel.idle
+
+
+def test_user_whom_a_join_of_the_same_call_brings_is_not_gone():
+    local_channel = room()
+    attach(local_channel, "a")
+    local_channel.detach("a")
+    wait(local_channel, "a")
+    call = send(local_channel)
+    assert (call.base, call.gone, call.joins) == (0, [], [("a", b"")])
+    answer(local_channel)
+    assert local_channel.plan() is None
+    assert not local_channel.gone
+
+
+def test_user_who_comes_back_while_a_call_is_under_way_is_not_told_gone():
+    local_channel = room()
+    wait(local_channel, "a")
+    send(local_channel)
+    late = wait(local_channel, "a")
+    answer(local_channel)
+    local_channel.detach("a")
+    assert send(local_channel).gone == []
+    assert answer(local_channel)[0] == [late]
+    assert send(local_channel) is None
+
+
+def test_at_most_256_joins_and_256_gone_users_go_into_a_call():
+    local_channel = room()
+    for n in range(300):
+        wait(local_channel, f"a{n}")
+    assert len(send(local_channel).joins) == 256
+    answer(local_channel)
+    assert len(send(local_channel).joins) == 44
+    answer(local_channel)
+    for n in range(300):
+        local_channel.detach(f"a{n}")
+    call = send(local_channel)
+    assert (len(call.gone), call.base, call.flags) == (256, 0, "u")
+    answer(local_channel)
+    call = send(local_channel)
+    assert (len(call.gone), call.base, call.flags) == (44, 0, "")
+
+
+def test_floor_holds_while_a_queued_join_keeps_a_gone_user():
+    local_channel = room()
+    attach(local_channel, "z")
+    local_channel.detach("z")
+    for n in range(256):
+        wait(local_channel, f"a{n}")
+    last = wait(local_channel, "z")
+    call = send(local_channel)
+    assert ("z", b"") not in call.joins
+    assert (call.gone, call.flags) == ([], "ur")
+    answer(local_channel)
+    local_channel.withdraw(last)
+    assert send(local_channel).gone == ["z"]
+
+
+def test_withdrawn_while_waiting_is_as_if_it_had_never_been():
+    local_channel = room()
+    ticket = wait(local_channel, "a")
+    local_channel.withdraw(ticket)
+    assert local_channel.plan() is None
+    assert local_channel.idle
+    assert ticket.local_channel is None
+
+
+def test_withdrawn_in_flight_leaves_in_the_next_call():
+    local_channel = room()
+    ticket = wait(local_channel, "a")
+    send(local_channel)
+    local_channel.withdraw(ticket)
+    assert answer(local_channel) == ([], [])
+    assert local_channel.confirmed == 1
+    call = send(local_channel)
+    assert (call.base, call.gone) == (0, ["a"])
+    answer(local_channel)
+    assert local_channel.idle
+
+
+def test_withdrawn_in_flight_does_not_take_the_user_from_its_other_socket():
+    local_channel = room()
+    first, second = wait(local_channel, "a"), wait(local_channel, "a")
+    send(local_channel)
+    local_channel.withdraw(first)
+    assert answer(local_channel) == ([second], [])
+    call = send(local_channel)
+    assert (call.base, call.gone) == (1, [])
+
+
+def test_refused_ticket_waits_no_longer():
+    local_channel = room()
+    first, second = wait(local_channel, "a"), wait(local_channel, "b")
+    send(local_channel)
+    assert answer(local_channel, b"01") == ([second], [first])
+    assert local_channel.sockets == {"b": 1}
+
+
+def test_call_of_unknown_fate_is_made_again_with_its_joins_first():
+    local_channel = room()
+    first = wait(local_channel, "a")
+    call = send(local_channel)
+    second = wait(local_channel, "b")
+    local_channel.call = None
+    local_channel.take_back(call)
+    assert local_channel.confirmed == UNKNOWN
+    assert list(local_channel.waiting) == [first, second]
+    assert not local_channel.idle
+    assert send(local_channel).tickets == [first, second]
+
+
+@pytest.mark.parametrize("withdrawn", ["before", "after"])
+def test_join_of_unknown_fate_that_nobody_wants_any_more_is_told_gone(withdrawn):
+    local_channel = room()
+    ticket = wait(local_channel, "a")
+    call = send(local_channel)
+    if withdrawn == "before":
+        local_channel.withdraw(ticket)
+    local_channel.call = None
+    local_channel.take_back(call)
+    if withdrawn == "after":
+        local_channel.withdraw(ticket)
+    call = send(local_channel)
+    assert (call.base, call.gone, call.tickets) == (0, ["a"], [])
+
+
+def test_after_a_break_every_user_is_told_once_and_the_count_is_whole_from_the_first_call():
+    local_channel = room()
+    users = [f"u{n}" for n in range(300)]
+    attach(local_channel, *users, "u0", "u1")
+    local_channel.infos["u0"] = b"0"
+    wait(local_channel, "late")
+    local_channel.lose()
+    call = send(local_channel)
+    assert (call.base + call.joining, len(call.joins), call.flags, call.last) == (302, 256, "k", False)
+    assert call.joins[0] == ("u0", b"0")
+    answer(local_channel)
+    local_channel.detach("u299")
+    call = send(local_channel)
+    assert (call.base + call.joining, len(call.joins), call.flags, call.last) == (301, 43, "kr", True)
+    answer(local_channel)
+    assert local_channel.asserted
+    call = send(local_channel)
+    assert (call.base, call.joins, call.gone) == (301, [("late", b"")], ["u299"])
+
+
+def test_after_a_break_a_channel_without_sockets_is_told_as_empty():
+    local_channel = room()
+    attach(local_channel, "a")
+    local_channel.detach("a")
+    local_channel.lose()
+    call = send(local_channel)
+    assert (call.base, call.gone, local_channel.asserted) == (0, ["a"], True)
+
+
+def test_after_a_break_a_roster_that_nobody_looked_at_is_read_anew():
+    local_channel = room()
+    attach(local_channel, "a")
+    local_channel.roster = Roster()
+    local_channel.detach("a")
+    local_channel.lose()
+    wait(local_channel, "b")
+    assert local_channel.wants_roster
+    call = send(local_channel)
+    assert (call.flags, call.gone, local_channel.roster) == ("r", ["a"], None)
+
+
+def test_under_a_new_name_a_channel_without_sockets_needs_no_call():
+    local_channel = room()
+    attach(local_channel, "a")
+    local_channel.detach("a")
+    local_channel.lose()
+    local_channel.renew()
+    assert local_channel.plan() is None
+    assert local_channel.idle
+
+
+def test_second_look_is_a_call_that_changes_nothing():
+    local_channel = room()
+    attach(local_channel, "a")
+    local_channel.roster = Roster()
+    assert local_channel.plan() is None
+    local_channel.look = True
+    call = send(local_channel)
+    assert (call.flags, call.look, call.base) == ("r", True, 1)
+    answer(local_channel)
+    assert not local_channel.look
+
+
+def test_users_that_redis_lists_for_us_are_gone_unless_a_socket_is_theirs():
+    local_channel = room()
+    attach(local_channel, "a")
+    local_channel.forsake(["a", "b"])
+    assert send(local_channel).gone == ["b"]
+
+
+def test_cached_event_is_asked_for_with_joins_only():
+    local_channel = room(presence=False)
+    local_channel.caches = True
+    wait(local_channel)
+    assert send(local_channel).flags == "c"
+    answer(local_channel)
+    local_channel.detach(None)
+    assert send(local_channel).flags == ""
+
+
+def test_count_is_told_with_every_change_and_when_it_is_due():
+    local_channel = room(presence=False)
+    local_channel.tally = Tally()
+    wait(local_channel)
+    assert send(local_channel).flags == "s"
+    answer(local_channel)
+    assert local_channel.plan() is None
+    local_channel.tally.hurry()
+    assert not local_channel.idle
+    assert send(local_channel).flags == "s"
+    answer(local_channel)
+    assert local_channel.plan() is None
+
+
+def test_channel_whose_count_is_still_to_be_told_is_not_forgotten():
+    local_channel = room(presence=False)
+    local_channel.tally = Tally()
+    local_channel.tally.hurry()
+    assert not local_channel.idle
+    send(local_channel)
+    answer(local_channel)
+    assert local_channel.idle
+
+
+def test_after_a_break_counts_are_told_behind_what_is_held():
+    local_channel = room(presence=False)
+    local_channel.tally = Tally()
+    wait(local_channel)
+    send(local_channel)
+    answer(local_channel)
+    local_channel.lose()
+    assert send(local_channel).flags == "k"
+    answer(local_channel)
+    assert send(local_channel).flags == "s"
+    answer(local_channel)
+    assert local_channel.plan() is None
+
+
+def test_topic_alone_is_never_told_to_redis():
+    local_channel = LocalChannel("7", "#server-to-user-1", "t", b"topic")
+    ticket = wait(local_channel)
+    assert local_channel.listen() == [ticket]
+    assert local_channel.attached == 1
+    local_channel.subscribed = local_channel.listening = True
+    local_channel.lose()
+    local_channel.renew()
+    assert (local_channel.asserted, local_channel.subscribed, local_channel.listening) == (True, False, False)
+    local_channel.detach(None)
+    assert local_channel.idle
+
+
+# What the app's record says
+
+RULE = HistoryRule(id="0a0a0a", name="", prefix=True, keep=10, seconds=60)
+
+
+def app(**settings) -> App:
+    return App(id="7", name="test", keys=(), **settings)
+
+
+def test_record_says_the_cap_and_whether_events_are_cached():
+    local_channel, news = LocalChannel("7", "presence-cache-room", "p", b"topic"), room(presence=False)
+    for each in (local_channel, news):
+        each.follow(app(max_presence_members=3))
+    assert (local_channel.cap, local_channel.caches) == (3, True)
+    assert (news.cap, news.caches) == (0, False)
+    local_channel.follow(app(max_presence_members=5))
+    assert local_channel.cap == 5
+
+
+def test_every_call_says_what_webhooks_want():
+    local_channel = room()
+    local_channel.follow(app(hooks="om"))
+    wait(local_channel, "a")
+    assert send(local_channel).flags == "rom"
+    answer(local_channel)
+    local_channel.detach("a")
+    assert send(local_channel).flags == "om"
+    answer(local_channel)
+    attach(local_channel, "a")
+    local_channel.lose()
+    assert send(local_channel).flags == "krom"
+    answer(local_channel)
+    local_channel.follow(app())
+    local_channel.detach("a")
+    assert send(local_channel).flags == ""
+
+
+def test_joiners_of_a_channel_with_history_ask_where_it_stands():
+    local_channel = room(presence=False)
+    local_channel.follow(app(history=(RULE,), max_history_channels=6_400))
+    wait(local_channel)
+    assert (local_channel.rule, local_channel.most_histories) == (RULE, cap_of_shard(6_400))
+    assert send(local_channel).flags == "h"
+    answer(local_channel)
+    local_channel.history = HistoryPosition("e", 5, True)
+    local_channel.follow(app(history=(RULE,)))
+    assert local_channel.plan() is None
+    wait(local_channel)
+    assert send(local_channel).flags == "h"
+    answer(local_channel)
+    local_channel.detach(None)
+    assert send(local_channel).flags == ""
+
+
+def test_history_that_is_turned_on_is_asked_for_once_and_turned_off_forgotten():
+    local_channel = room(presence=False)
+    local_channel.follow(app())
+    attach(local_channel, None)
+    local_channel.follow(app(history=(RULE,)))
+    call = send(local_channel)
+    assert (call.flags, call.tickets, call.base) == ("h", [], 1)
+    answer(local_channel)
+    # The app has no history left to give: it isn't asked for again until somebody joins or the record changes.
+    assert local_channel.plan() is None
+    local_channel.follow(app(history=(RULE,)))
+    assert send(local_channel).flags == "h"
+    answer(local_channel)
+    local_channel.history = HistoryPosition("e", 5, True)
+    local_channel.follow(app())
+    assert (local_channel.rule, local_channel.history, local_channel.plan()) == (None, None, None)
+
+
+def test_history_is_asked_for_again_when_nobody_knows_what_became_of_the_question():
+    local_channel = room(presence=False)
+    local_channel.follow(app())
+    attach(local_channel, None)
+    local_channel.follow(app(history=(RULE,)))
+    call = send(local_channel)
+    local_channel.call = None
+    local_channel.lose()
+    local_channel.take_back(call)
+    assert send(local_channel).flags == "k"
+    answer(local_channel)
+    assert send(local_channel).flags == "h"
+
+
+def test_history_of_a_channel_without_subscribers_is_not_asked_for():
+    local_channel = room(presence=False)
+    local_channel.follow(app(history=(RULE,)))
+    assert local_channel.plan() is None
+    assert local_channel.idle
+
+
+def test_what_is_no_channel_follows_nothing():
+    for kind, channel in (("u", "%u:a"), ("q", "%conn"), ("t", "#server-to-user-a")):
+        local_channel = LocalChannel("7", channel, kind, b"topic")
+        local_channel.cap = 9
+        local_channel.follow(app(history=(RULE,), hooks="omcxs"))
+        assert (
+            local_channel.cap,
+            local_channel.rule,
+            local_channel.hooks,
+            local_channel.caches,
+            local_channel.asks,
+        ) == (9, None, "", False, False)

@@ -1,0 +1,302 @@
+import asyncio
+
+import pytest
+from msgspec import structs
+
+from redpoll.cluster.keys import shard
+from redpoll.cluster.link import LinkDown
+from redpoll.cluster.membership.reaper import Beats, Reaper
+from redpoll.cluster.outbox import Outbox
+from redpoll.cluster.scripts import BURY, HOLD
+
+RUN = "0123456789ab"
+ROOM = "presence-room"
+
+
+@pytest.fixture
+async def reaper(link, keys):
+    """Control's, looking twenty times as often."""
+    reaper = Reaper(link, keys, RUN, look_s=0.05)
+    task = asyncio.ensure_future(reaper.run())
+    yield reaper
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+# Who is dead
+
+
+def look(beats: Beats, now: float, **table: int) -> list[str]:
+    beats.look({w.replace("_", "."): b"%d" % beat for w, beat in table.items()}, now)
+    return beats.dead()
+
+
+def test_beat_that_stayed_the_same_over_four_further_looks_is_a_dead_worker():
+    beats = Beats("r")
+    dead = [look(beats, float(now), x_1_0=7, x_2_0=now) for now in range(5)]
+    assert dead == [[], [], [], [], ["x.1.0"]]
+
+
+def test_beat_that_moved_starts_the_count_anew():
+    beats = Beats("r")
+    for now in range(4):
+        assert look(beats, float(now), x_1_0=7) == []
+    assert look(beats, 4.0, x_1_0=8) == []
+    for now in range(5, 8):
+        assert look(beats, float(now), x_1_0=8) == []
+    assert look(beats, 8.0, x_1_0=8) == ["x.1.0"]
+
+
+def test_stall_of_more_than_two_seconds_starts_the_count_anew():
+    beats = Beats("r")
+    for now in range(4):
+        look(beats, float(now), x_1_0=7)
+    assert look(beats, 5.5, x_1_0=7) == []
+    for now in range(3):
+        assert look(beats, 6.5 + now, x_1_0=7) == []
+    assert look(beats, 9.5, x_1_0=7) == ["x.1.0"]
+
+
+def test_given_up_beat_is_dead_at_once():
+    assert look(Beats("r"), 0.0, x_1_0=-1) == ["x.1.0"]
+
+
+def test_the_supervisors_list_decides_about_its_own_processes_only():
+    beats = Beats("aa")
+    beats.set_alive({2, 4}, 4)
+    dead = look(beats, 0.0, aa_1_0=3, aa_2_0=3, aa_3_1=3, aa_4_0=3, aa_5_0=3, bb_1_0=3)
+    assert dead == ["aa.1.0", "aa.3.1"]
+
+
+def test_before_any_list_nobody_is_struck_out():
+    assert look(Beats("aa"), 0.0, aa_0_0=1) == []
+
+
+# Reaping
+
+
+async def test_killed_worker_is_taken_out_at_the_supervisors_word(reaper, start_worker, truth, wait_until, link):
+    reaper.set_alive({1, 2}, 2)
+    a, b = await start_worker(1), await start_worker(2)
+    watcher = a.join(ROOM, "watcher")
+    users = [b.join(ROOM, f"u{n}") for n in range(250)]
+    shared = [a.join(ROOM, "both"), b.join(ROOM, "both"), a.join("news"), b.join("news"), b.join("only")]
+    await wait_until(lambda: all(each.state == "attached" for each in [watcher, *users, *shared]))
+    await wait_until(lambda: len(watcher.users) == 252)
+    await b.kill()
+    reaper.set_alive({1}, 2)
+    await wait_until(lambda: reaper.reaped == 1)
+    await truth.settled([a])
+    removed = [user for what, user in watcher.frames if what == "removed"]
+    assert sorted(removed) == sorted(f"u{n}" for n in range(250))
+    assert await link.ask(b"KEYS", f"*{b.registry.w}*".encode()) == []
+    await wait_until(lambda: reaper.workers() == [a.registry.w])
+
+
+async def test_worker_that_stops_beating_is_taken_out(reaper, start_worker, truth, wait_until):
+    reaper.set_alive({1, 2}, 2)
+    a, b = await start_worker(1, beat_s=0.01), await start_worker(2, beat_s=0.01)
+    sockets = [a.join(ROOM, "watcher"), b.join(ROOM, "u"), b.join("news")]
+    await wait_until(lambda: all(each.state == "attached" for each in sockets))
+    await b.kill()
+    await wait_until(lambda: reaper.reaped >= 1)
+    await truth.settled([a])
+    assert sockets[0].users == {"watcher"}
+
+
+async def test_worker_of_an_earlier_supervisor_goes_by_its_beats(reaper, start_worker, truth, wait_until):
+    reaper.set_alive(set(), 9)
+    a = await start_worker(1, run="aaaaaaaaaaaa", beat_s=0.01)
+    socket = a.join(ROOM, "u")
+    await wait_until(lambda: socket.state == "attached")
+    await wait_until(lambda: reaper.workers() == [a.registry.w])
+    assert reaper.reaped == 0
+    await a.kill()
+    await wait_until(lambda: reaper.reaped == 1)
+    await truth.settled([])
+
+
+async def test_hung_worker_comes_back_under_its_next_name(reaper, start_worker, truth, wait_until):
+    a, b = await start_worker(1, beat_s=0.01), await start_worker(2, beat_s=0.01)
+    watcher, own = a.join(ROOM, "watcher"), b.join(ROOM, "u")
+    await wait_until(lambda: own.state == watcher.state == "attached")
+    b.registry._incarnation.close()
+    await wait_until(lambda: reaper.reaped == 1)
+    await wait_until(lambda: ("removed", "u") in watcher.frames)
+    b.registry._incarnation.start()
+    await wait_until(lambda: b.registry.w.endswith(".1"))
+    await truth.settled([a, b])
+    assert watcher.users == {"watcher", "u"}
+    assert own.state == "attached"
+
+
+async def test_reap_that_broke_off_anywhere_is_finished_by_the_next(link, keys, start_worker, truth, wait_until):
+    a, b = await start_worker(1), await start_worker(2)
+    watcher = a.join(ROOM, "watcher")
+    sockets = [b.join(ROOM, f"u{n}") for n in range(350)] + [b.join(f"news-{n}") for n in range(30)]
+    await wait_until(lambda: all(each.state == "attached" for each in [watcher, *sockets]))
+    await b.kill()
+    calls = 0
+
+    class Breaks:
+        """Control's link, which breaks behind the n-th command."""
+
+        clock = staticmethod(link.clock)
+
+        def __init__(self, after: int) -> None:
+            self.left = after
+
+        def count(self) -> None:
+            nonlocal calls
+            calls += 1
+            self.left -= 1
+            if self.left < 0:
+                raise LinkDown(sent=True)
+
+        async def ask(self, *command):
+            self.count()
+            return await link.ask(*command)
+
+        async def execute(self, *run):
+            self.count()
+            return await link.execute(*run)
+
+    for after in (0, 1, 30, 65, 66, 67, 70, 75, 80, 95, 110, 140):
+        with pytest.raises(LinkDown):
+            await Reaper(Breaks(after), keys, RUN).reap(b.registry.w)
+    await Reaper(Breaks(10_000), keys, RUN).reap(b.registry.w)
+    await truth.settled([a])
+    assert len([1 for what, _ in watcher.frames if what == "removed"]) == 350
+    assert await link.ask(b"KEYS", f"*{b.registry.w}*".encode()) == []
+
+
+async def test_reaper_leaves_a_worker_alone_that_buried_itself(link, keys, start_worker, wait_until):
+    a = await start_worker(1)
+    w = a.registry.w
+    assert await a.registry.finish()
+    await Reaper(link, keys, RUN).reap(w)
+    assert await link.ask(b"KEYS", b"*") == []
+
+
+async def test_reaping_is_given_up_while_redis_is_away_and_done_when_it_is_back(
+    own_redis, start_worker, make_truth, keys, wait_until
+):
+    truth = await make_truth(own_redis)
+    reaper = Reaper(truth.link, keys, RUN, look_s=0.05)
+    task = asyncio.ensure_future(reaper.run())
+    a, b = await start_worker(1, server=own_redis), await start_worker(2, server=own_redis)
+    reaper.set_alive({1, 2}, 2)
+    sockets = [a.join(ROOM, "watcher"), *(b.join(ROOM, f"u{n}") for n in range(50))]
+    await wait_until(lambda: all(each.state == "attached" for each in sockets))
+    own_redis.kill()
+    await b.kill()
+    reaper.set_alive({1}, 2)
+    own_redis.start()
+    await wait_until(lambda: reaper.reaped == 1)
+    await truth.settled([a])
+    assert sockets[0].users == {"watcher"}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_look_that_is_not_answered_gives_the_connection_up(link, keys, redis, wait_until):
+    reaper = Reaper(link, keys, RUN, look_s=0.05, unanswered_s=0.1)
+    downs = []
+    link.on_down = downs.append
+    task = asyncio.ensure_future(reaper.run())
+    redis.pause()
+    try:
+        await wait_until(lambda: downs)
+    finally:
+        redis.resume()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert "unanswered" in downs[0]
+    await wait_until(lambda: link.up)
+
+
+async def test_floor_lets_a_second_reaper_find_users_that_remain(link, keys, start_worker, wait_until):
+    b = await start_worker(2)
+    sockets = [b.join(ROOM, f"u{n}") for n in range(3)]
+    await wait_until(lambda: all(each.state == "attached" for each in sockets))
+    await b.kill()
+    w, at = b.registry.w, shard("7", ROOM)
+    await link.ask(b"HSET", keys.worker(at, w), "gen", -1)
+    names = keys.hold(w, "7", ROOM, "p", "u")
+    args = [w, -1, "p", "u", "7", ROOM, 0, 0, keys.topic("7", ROOM), keys.publish, 1, 0, "u0"]
+    await link.execute(HOLD, names, args)
+    assert await link.execute(BURY, names[:1]) == 0
+    await Reaper(link, keys, RUN).reap(w)
+    assert await link.ask(b"EXISTS", keys.members("7", ROOM)) == 0
+
+
+# What webhooks are told of the dead
+
+
+async def leave_dead(worker, wait_until, channels):
+    worker.app = structs.replace(worker.app, hooks="om")
+    sockets = [worker.join(channel, f"u{n}") for channel in channels for n in range(150)] + [worker.join("news")]
+    await wait_until(lambda: all(each.state == "attached" for each in sockets))
+    await worker.kill()
+
+
+async def told(outbox) -> list[str]:
+    rows, drained = [], await outbox.drain()
+    while drained.rows:
+        rows += drained.rows
+        outbox.committed(drained.rows)
+        drained = await outbox.drain()
+    return sorted(f"{row.event} {row.channel} {row.user or ''}".strip() for row in rows)
+
+
+async def test_members_and_channels_of_a_dead_worker_are_told_by_the_reaper(link, keys, start_worker, wait_until):
+    b = await start_worker(2)
+    await leave_dead(b, wait_until, [ROOM])
+    outbox, patient = Outbox(link, keys, 0), Outbox(link, keys, 60)
+    assert len(await told(outbox)) == 152
+    reaper = Reaper(link, keys, RUN, hooks_of={"7": "om"}.__getitem__)
+    await reaper.reap(b.registry.w)
+    assert await told(patient) == []
+    assert patient.leaves == 152
+    await reaper.reap(b.registry.w)
+    expected = [f"channel.vacated {ROOM}", "channel.vacated news"]
+    assert await told(outbox) == sorted(expected + [f"member.removed {ROOM} u{n}" for n in range(150)])
+
+
+async def test_reaper_without_a_debounce_tells_at_once(link, keys, start_worker, wait_until):
+    b = await start_worker(2)
+    await leave_dead(b, wait_until, [ROOM])
+    await told(patient := Outbox(link, keys, 60))
+    await Reaper(link, keys, RUN, hooks_of=lambda app_id: "o", debounced=False).reap(b.registry.w)
+    assert await told(patient) == ["channel.vacated news", f"channel.vacated {ROOM}"]
+
+
+async def test_living_worker_that_is_reaped_comes_back_without_a_row(link, keys, start_worker, wait_until, truth):
+    a = await start_worker(1)
+    a.app = structs.replace(a.app, hooks="om")
+    sockets = [a.join(ROOM, "u"), a.join("news")]
+    await wait_until(lambda: all(each.state == "attached" for each in sockets))
+    outbox = Outbox(link, keys, 0.3)
+    assert len(await told(outbox)) == 3
+    await Reaper(link, keys, RUN, hooks_of=lambda app_id: "om").reap(a.registry.w)
+    await wait_until(lambda: a.registry.w.endswith(".1"))
+    await truth.settled([a])
+    assert await told(outbox) == []
+    assert outbox.leaves == 0
+
+
+async def test_living_worker_that_returns_too_late_is_told_gone_and_back(link, keys, start_worker, wait_until, truth):
+    a = await start_worker(1)
+    a.app = structs.replace(a.app, hooks="om")
+    sockets = [a.join(ROOM, "u"), a.join("news")]
+    await wait_until(lambda: all(each.state == "attached" for each in sockets))
+    outbox = Outbox(link, keys, 0)
+    before = await told(outbox)
+    a.registry._incarnation.close()
+    await Reaper(link, keys, RUN, hooks_of=lambda app_id: "om").reap(a.registry.w)
+    after = ["channel.vacated news", f"channel.vacated {ROOM}", f"member.removed {ROOM} u"]
+    assert await told(outbox) == after
+    a.registry._incarnation.start()
+    await wait_until(lambda: a.registry.w.endswith(".1"))
+    await truth.settled([a])
+    assert await told(outbox) == before

@@ -1,0 +1,243 @@
+"""Workers whose connection to Redis breaks, who are fenced, whose Redis dies or is emptied: clients notice nothing, and
+Redis holds in the end what is."""
+
+import asyncio
+
+import pytest
+
+from redpoll.cluster.bus import Bus, Outgoing
+from redpoll.cluster.membership.reaper import Reaper
+from redpoll.cluster.scripts import HOLD
+
+ROOM = "presence-room"
+
+
+# The connection breaks
+
+
+async def test_break_is_seen_by_no_client_and_changes_no_count(a, b, wait_until, truth):
+    watcher = await b.attach(ROOM, "watcher")
+    sockets = [a.join(ROOM, f"u{n}") for n in range(600)] + [a.join("news") for _ in range(3)]
+    await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
+    await wait_until(lambda: len(watcher.users) == 601)
+    frames = len(watcher.frames)
+    for _ in range(3):
+        ups = a.link.connects
+        a.link.drop("for the test")
+        await wait_until(lambda ups=ups: a.link.connects > ups)
+        await truth.settled([a, b])
+    assert len(watcher.frames) == frames
+    assert not any(socket.frames for socket in sockets[512:])
+
+
+async def test_what_happened_during_a_break_is_told_afterwards(a, b, wait_until, truth):
+    watcher = await b.attach(ROOM, "watcher")
+    going = await a.attach(ROOM, "going")
+    staying = await a.attach(ROOM, "staying")
+    a.link.drop("for the test")
+    a.leave(going)
+    coming = a.join(ROOM, "coming")
+    unheard = await b.attach(ROOM, "other")
+    assert coming.state == "pending"
+    await wait_until(lambda: coming.state == "attached")
+    await truth.settled([a, b])
+    assert watcher.users == {"watcher", "staying", "coming", "other"}
+    assert ("added", "other") in staying.frames
+    assert unheard.users == watcher.users
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_join_whose_answer_was_lost_is_made_again_or_taken_back(a, b, wait_until, truth, wanted):
+    watcher = await b.attach(ROOM, "watcher")
+    a.deafen()
+    socket = a.join(ROOM, "u")
+    await wait_until(lambda: watcher.frames == [("added", "u")])
+    assert socket.state == "pending"
+    a.link.drop("for the test")
+    if not wanted:
+        a.leave(socket)
+    await truth.settled([a, b])
+    assert watcher.frames[1:] == ([] if wanted else [("removed", "u")])
+    assert socket.state == ("attached" if wanted else "left")
+
+
+async def test_leave_whose_answer_was_lost_is_told_again(a, b, wait_until, truth):
+    watcher = await b.attach(ROOM, "watcher")
+    await a.attach(ROOM, "stays")
+    socket = await a.attach(ROOM, "u")
+    a.deafen()
+    a.leave(socket)
+    await wait_until(lambda: ("removed", "u") in watcher.frames)
+    a.link.drop("for the test")
+    await truth.settled([a, b])
+    assert watcher.users == {"watcher", "stays"}
+    assert watcher.frames.count(("removed", "u")) == 1
+
+
+async def test_channels_that_redis_lists_for_us_and_nobody_holds_are_cleared_away(a, b, link, keys, wait_until, truth):
+    watcher = await b.attach("presence-lost", "watcher")
+    for channel, users in (("lost", []), ("presence-lost", [f"u{n}" for n in range(300)])):
+        kind = "p" if users else "c"
+        names = keys.hold(a.registry.w, "7", channel, kind, "")
+        args = [a.registry.w, 1, kind, "", "7", channel, 3, 0, keys.topic("7", channel), keys.publish]
+        pairs = [part for user in users for part in (user, "")]
+        assert (await link.execute(HOLD, names, [*args, 0, len(users), *pairs]))[0] == b"OK"
+    await wait_until(lambda: len(watcher.users) == 301)
+    a.link.drop("for the test")
+    # A join of such a channel waits until it is cleared.
+    socket = a.join("presence-lost", "u7")
+    await wait_until(lambda: socket.state == "attached")
+    await truth.settled([a, b])
+    assert watcher.users == {"watcher", "u7"}
+
+
+async def test_events_flow_again_after_a_break(a, link, keys, wait_until):
+    socket = await a.attach("news")
+    bus = Bus(link, keys)
+    a.link.drop("for the test")
+    await wait_until(lambda: a.link.connects == 2)
+    while await bus.workers_listening() == 0:
+        await link.ask(b"PING")
+    assert await bus.publish_all(a.app, [Outgoing("news", "e", "1")]) == [1]
+    await wait_until(lambda: len(socket.events) == 1)
+
+
+async def test_subscribe_refused_by_redis_breaks_the_connection_and_attaches_nobody(
+    start_worker, link, redis, wait_until
+):
+    await link.ask(b"ACL", b"SETUSER", b"limited", b"on", b">pw", b"~*", b"+@all", b"&*:sys")
+
+    class Limited:
+        url = f"unix://limited:pw@{redis.path}"
+
+    worker = await start_worker(server=Limited)
+    socket = worker.join("news")
+    await wait_until(lambda: worker.link.connects >= 2)
+    assert socket.state == "pending"
+    await link.ask(b"ACL", b"SETUSER", b"limited", b"&*")
+    await wait_until(lambda: socket.state == "attached")
+    await worker.kill()
+    await link.ask(b"ACL", b"DELUSER", b"limited")
+
+
+async def test_thousands_of_channels_are_told_again(a, b, wait_until, truth, link):
+    sockets = [a.join(f"news-{n}") for n in range(2500)]
+    sockets += [a.join(f"presence-{n}", "u") for n in range(200)]
+    await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
+    await link.ask(b"FLUSHALL")
+    a.link.drop("for the test")
+    late = a.join("presence-late", "u")
+    await wait_until(lambda: late.state == "attached")
+    await truth.settled([a])
+    assert a.registry.fenced == 0
+    assert a.registry.w.endswith(".1")
+
+
+# Fenced, emptied, reaped by mistake
+
+
+async def test_fenced_worker_takes_its_next_name_and_its_clients_notice_nothing(a, b, link, keys, wait_until, truth):
+    own = [await a.attach(ROOM, f"u{n}") for n in range(3)]
+    watcher = await b.attach(ROOM, "watcher")
+    await Reaper(link, keys, "ffffffffffff").reap(a.registry.w)
+    await wait_until(lambda: a.registry.w.endswith(".1"))
+    await truth.settled([a, b])
+    assert a.registry.fenced == 1
+    for user in ("u0", "u1", "u2"):
+        seen = [what for what, who in watcher.frames if who == user]
+        assert seen in ([], ["removed", "added"])
+    assert all(socket.state == "attached" for socket in own)
+
+
+async def test_worker_fenced_between_beats_learns_it_from_its_next_call(a, b, link, keys, truth):
+    await a.attach(ROOM, "u")
+    w = a.registry.w
+    a.registry._incarnation.close()
+    reaping = asyncio.ensure_future(Reaper(link, keys, "ffffffffffff").reap(w))
+    await reaping
+    late = await a.attach(ROOM, "late")
+    assert a.registry.w != w
+    assert late.snapshot == {"u", "late"}
+    await truth.settled([a, b])
+
+
+async def test_emptied_redis_is_filled_again_by_those_who_live(a, b, link, wait_until, truth):
+    first = await a.attach(ROOM, "u1")
+    second = await b.attach(ROOM, "u2")
+    await b.attach("news")
+    await wait_until(lambda: first.users == {"u1", "u2"})
+    await link.ask(b"FLUSHALL")
+    await wait_until(lambda: a.registry.w.endswith(".1") and b.registry.w.endswith(".1"))
+    await truth.settled([a, b])
+    # Known users make no frame.
+    assert first.frames == [("added", "u2")]
+    assert second.frames == []
+
+
+# Redis dies, or hangs
+
+
+async def test_killed_redis_comes_back_with_everything_as_it_was(own_redis, start_worker, wait_until, keys):
+    a, b = await start_worker(1, server=own_redis), await start_worker(2, server=own_redis)
+    first = await a.attach(ROOM, "u1")
+    await b.attach(ROOM, "u2")
+    await wait_until(lambda: first.users == {"u1", "u2"})
+    own_redis.kill()
+    waiting = b.join(ROOM, "u3")
+    await wait_until(lambda: not a.link.up and not b.link.up)
+    own_redis.start()
+    await wait_until(lambda: waiting.state == "attached")
+    await wait_until(lambda: first.users == {"u1", "u2", "u3"})
+    assert first.frames == [("added", "u2"), ("added", "u3")]
+    assert a.registry.w.endswith(".0")
+    assert b.registry.w.endswith(".0")
+    assert first.frames.count(("added", "u3")) == 1
+
+
+async def test_redis_killed_under_churn_loses_nobody(own_redis, start_worker, keys, make_truth):
+    workers = [await start_worker(k, server=own_redis) for k in range(3)]
+    sockets = []
+    for round_ in range(3):
+        for n in range(60):
+            worker = workers[n % 3]
+            sockets.append((worker, worker.join(f"presence-{n % 4}", f"u{n % 7}")))
+            if n % 4 == 3:
+                other, socket = sockets[(n * 7) % len(sockets)]
+                if socket.state != "left":
+                    other.leave(socket)
+            if n == 30:
+                own_redis.kill()
+                if round_ == 2:
+                    for file in own_redis.folder.glob("appendonlydir/*"):
+                        file.unlink()
+                own_redis.start()
+            await asyncio.sleep(0)
+        truth = await make_truth(own_redis)
+        await truth.settled(workers)
+
+
+async def test_connection_of_a_hanging_redis_is_given_up_and_made_anew(own_redis, start_worker, wait_until):
+    worker = await start_worker(server=own_redis)
+    socket = await worker.attach(ROOM, "u")
+    own_redis.pause()
+    try:
+        waiting = worker.join(ROOM, "v")
+        await wait_until(lambda: not worker.link.up)
+        assert not worker.registry.ready
+        assert waiting.state == "pending"
+    finally:
+        own_redis.resume()
+    await wait_until(lambda: waiting.state == "attached")
+    # What the abandoned connection had queued ran as well, and was refused or said the same.
+    assert socket.frames == [("added", "v")]
+    assert worker.registry.local_channel("7", ROOM).attached == 2
+
+
+async def test_short_pause_breaks_nothing(own_redis, start_worker, wait_until):
+    worker = await start_worker(server=own_redis, unanswered_s=30)
+    own_redis.pause()
+    socket = worker.join(ROOM, "u")
+    await asyncio.sleep(0.2)
+    own_redis.resume()
+    await wait_until(lambda: socket.state == "attached")
+    assert worker.link.connects == 1

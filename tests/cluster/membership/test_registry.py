@@ -1,0 +1,254 @@
+"""Workers on a real Redis: what their clients see, and what Redis holds."""
+
+import asyncio
+
+from redpoll.cluster.bus import Bus, Outgoing
+from redpoll.cluster.scripts import HOLD
+
+ROOM = "presence-room"
+
+
+# Joins and leaves
+
+
+async def test_refused_alone_leaves_the_channel_unheld(a, b, wait_until, truth):
+    await a.attach(ROOM, "u1", cap=1)
+    refused = b.join(ROOM, "u2", cap=1)
+    await wait_until(lambda: refused.state == "refused" and b.registry.channels == 0)
+    await wait_until(lambda: b.sockets.dropped_channels == [ROOM])
+    await truth.settled([a, b])
+
+
+async def test_subscribe_withdrawn_before_it_is_sent_tells_redis_nothing(a, link, truth):
+    socket = a.join(ROOM, "u")
+    a.leave(socket)
+    assert a.registry.channels == 0
+    await a.link.ask(b"PING")
+    assert await truth.channel_keys() == []
+
+
+async def test_subscribe_withdrawn_in_flight_leaves_without_a_frame(a, b, wait_until, truth):
+    socket = a.join(ROOM, "u")
+    await asyncio.sleep(0)
+    a.link.flush()
+    a.leave(socket)
+    assert a.registry.channels == 1
+    await wait_until(lambda: a.registry.channels == 0)
+    assert socket.snapshot is None
+    assert await truth.channel_keys() == []
+
+
+async def test_subscribe_behind_a_withdrawn_one_is_an_entry_of_its_own(a, b, wait_until, truth):
+    observer = await b.attach(ROOM, "watcher")
+    withdrawn = []
+    for _ in range(20):
+        socket = a.join(ROOM, "u")
+        await asyncio.sleep(0)
+        if socket.state == "pending":
+            withdrawn.append(socket)
+        a.leave(socket)
+    last = a.join(ROOM, "u")
+    await wait_until(lambda: last.state == "attached")
+    await truth.settled([a, b])
+    assert withdrawn
+    assert not any(socket.snapshot for socket in withdrawn)
+    assert observer.users == {"watcher", "u"}
+
+
+async def test_public_channels_count_sockets_and_have_no_roster(a, b, truth):
+    sockets = [await a.attach("news") for _ in range(3)]
+    await b.attach("news")
+    assert await truth.counts("news") == 4
+    assert a.registry.local_channel("7", "news").roster is None
+    a.leave(sockets[0])
+    await truth.settled([a, b])
+    assert await truth.counts("news") == 3
+
+
+async def test_nothing_is_left_of_a_channel_that_all_have_left(a, b, wait_until, truth):
+    for worker in (a, b):
+        for channel, user in ((ROOM, "u"), ("news", None), (ROOM, "v")):
+            await worker.attach(channel, user)
+    for worker in (a, b):
+        worker.leave_all()
+    await wait_until(lambda: a.registry.channels == b.registry.channels == 0)
+    assert await truth.channel_keys() == []
+    assert sorted(a.sockets.dropped_channels) == ["news", ROOM]
+    topics = await a.link.ask(b"PUBSUB", b"CHANNELS", b"*:t:*")
+    assert topics == []
+
+
+async def test_events_reach_whoever_is_attached_and_nobody_after(a, wait_until, link, keys):
+    bus = Bus(link, keys)
+    socket = await a.attach("news")
+    assert await bus.publish_all(a.app, [Outgoing("news", "e", "1"), Outgoing("other", "e", "2")]) == [1, 0]
+    await wait_until(lambda: len(socket.events) == 1)
+    a.leave(socket)
+    await wait_until(lambda: a.registry.channels == 0)
+    assert await bus.publish_all(a.app, [Outgoing("news", "e", "3")]) == [0]
+    assert socket.events == [b"e 0 0 - - 0 1\ne1"]
+
+
+# Group commit
+
+
+async def test_joins_and_leaves_of_one_tick_are_one_call_per_256(a, wait_until, truth):
+    before = a.link.commands
+    sockets = [a.join(ROOM, f"u{n}") for n in range(600)]
+    await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
+    # SUBSCRIBE, and three calls one after the other; beats may have come between.
+    assert a.link.commands - before <= 4 + 5
+    assert all(len(socket.snapshot) in (256, 512, 600) for socket in sockets)
+    before = a.link.commands
+    a.leave_all()
+    await wait_until(lambda: a.registry.channels == 0)
+    assert a.link.commands - before <= 4 + 5
+    assert await truth.channel_keys() == []
+
+
+async def test_at_most_one_call_per_channel_is_under_way(a, truth):
+    calls = []
+    run = a.link.run
+
+    def counting(script, keys, args, done):
+        if script is HOLD:
+            calls.append(1)
+            assert len(calls) == 1
+
+            def answered(reply):
+                calls.pop()
+                done(reply)
+
+            run(script, keys, args, answered)
+        else:
+            run(script, keys, args, done)
+
+    a.link.run = counting
+    sockets = []
+    for n in range(300):
+        sockets.append(a.join(ROOM, f"u{n}"))
+        if n % 3 == 0:
+            await asyncio.sleep(0)
+        if n % 7 == 0:
+            a.leave(sockets[n // 2])
+    await truth.settled([a])
+
+
+async def test_calls_with_joins_go_first(a, wait_until):
+    leaving = [await a.attach(f"old-{n}") for n in range(20)]
+    order = []
+    run = a.link.run
+
+    def noting(script, keys, args, done):
+        if script is HOLD:
+            order.append(args[5])
+        run(script, keys, args, done)
+
+    a.link.run = noting
+    for socket in leaving:
+        a.leave(socket)
+    await a.attach("new")
+    assert order[0] == "new"
+    await wait_until(lambda: a.registry.channels == 1)
+
+
+# Errors of Redis
+
+
+async def test_call_that_redis_fails_is_made_again_and_holds_up_no_other_channel(a, link, keys, wait_until, truth):
+    await link.ask(b"SET", keys.counts("7", "bad"), b"no hash")
+    bad = a.join("bad")
+    await a.attach("good")
+    await wait_until(lambda: a.registry.errors >= 3)
+    assert bad.state == "pending"
+    await link.ask(b"DEL", keys.counts("7", "bad"))
+    await wait_until(lambda: bad.state == "attached")
+    await truth.settled([a])
+
+
+async def test_leave_that_redis_fails_is_made_again_too(a, link, keys, wait_until, truth):
+    socket = await a.attach(ROOM, "u")
+    await link.ask(b"RENAME", keys.members("7", ROOM), b"aside")
+    await link.ask(b"SET", keys.members("7", ROOM), b"no hash")
+    a.leave(socket)
+    await wait_until(lambda: a.registry.errors >= 2)
+    await link.ask(b"RENAME", b"aside", keys.members("7", ROOM))
+    await wait_until(lambda: a.registry.channels == 0)
+    assert await truth.channel_keys() == []
+
+
+# Redis is away
+
+
+async def test_join_that_waits_too_long_is_refused_as_unavailable(own_redis, start_worker, wait_until):
+    worker = await start_worker(server=own_redis, join_wait_s=0.2)
+    own_redis.kill()
+    await wait_until(lambda: not worker.link.up)
+    sockets = [worker.join(ROOM, "u"), worker.join("news")]
+    await wait_until(lambda: all(socket.reason == "unavailable" for socket in sockets))
+    assert worker.registry.channels == 0
+    own_redis.start()
+    late = worker.join(ROOM, "u")
+    await wait_until(lambda: late.state == "attached")
+    assert late.snapshot == {"u"}
+
+
+async def test_join_refused_in_flight_is_taken_back_when_redis_accepts_it(
+    own_redis, start_worker, wait_until, make_truth
+):
+    worker = await start_worker(server=own_redis, join_wait_s=0.1, unanswered_s=30)
+    own_redis.pause()
+    try:
+        socket = worker.join(ROOM, "u")
+        await wait_until(lambda: socket.state == "refused")
+    finally:
+        own_redis.resume()
+    await wait_until(lambda: worker.registry.channels == 0)
+    truth = await make_truth(own_redis)
+    assert await truth.channel_keys() == []
+
+
+async def test_worker_is_not_ready_once_redis_was_away_too_long(own_redis, start_worker, wait_until):
+    worker = await start_worker(server=own_redis)
+    worker.directory.complete = True
+    assert worker.registry.ready
+    own_redis.kill()
+    await wait_until(lambda: not worker.link.up)
+    assert worker.registry.ready
+    await wait_until(lambda: not worker.registry.ready)
+    own_redis.start()
+    await wait_until(lambda: worker.registry.ready)
+
+
+# The clean end
+
+
+async def test_worker_that_ends_cleanly_leaves_nothing(a, link, keys, truth):
+    await a.attach(ROOM, "u")
+    a.leave_all()
+    assert await a.registry.finish()
+    assert await link.ask(b"KEYS", b"*:w:*") == []
+    assert await link.ask(b"EXISTS", keys.beat) == 0
+
+
+async def test_worker_that_cannot_end_cleanly_is_left_to_the_reaper(a, link, keys):
+    await a.attach(ROOM, "u")
+    assert not await a.registry.finish(timeout_s=0.05)
+    assert await link.ask(b"HEXISTS", keys.beat, a.registry.w) == 1
+
+
+async def test_message_on_sys_reaches_whoever_listens(a, link, keys, wait_until):
+    await link.ask(b"PUBLISH", keys.sys, b'{"close":"1.2"}')
+    await wait_until(lambda: a.sys == [{"close": "1.2"}])
+
+
+async def test_failing_listener_does_not_stop_the_registry(a, b, wait_until, link, truth):
+    problems = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+    real = a.sockets.joined
+    a.sockets.joined = lambda local_channel, *joined: 1 / 0
+    a.join("news")
+    await wait_until(lambda: problems)
+    a.sockets.joined = real
+    await a.attach("other")
+    assert isinstance(problems[0]["exception"], ZeroDivisionError)

@@ -1,0 +1,94 @@
+"""What clients are told when Redis has answered a join or a leave: members, refusals, rosters read anew."""
+
+import asyncio
+
+ROOM = "presence-room"
+
+
+async def test_subscribe_is_answered_with_everyone_who_is_there(a, b, wait_until, truth):
+    first = await a.attach(ROOM, "u1", info=b'{"n":1}')
+    second = await b.attach(ROOM, "u2")
+    assert first.snapshot == {"u1"}
+    assert second.snapshot == {"u1", "u2"}
+    await wait_until(lambda: first.frames == [("added", "u2")])
+    assert second.frames == []
+    await truth.settled([a, b])
+    b.leave(second)
+    await wait_until(lambda: first.frames[-1] == ("removed", "u2"))
+    await truth.settled([a, b])
+
+
+async def test_info_of_a_member_reaches_the_other_workers(a, b, wait_until):
+    infos = []
+    a.sockets.member_added = lambda local_channel, user, info: infos.append((user, info))
+    await a.attach(ROOM, "u1", info=b'{"n":1}')
+    await b.attach(ROOM, "u2", info=b'{"n":2}')
+    await wait_until(lambda: infos == [("u2", b'{"n":2}')])
+    assert b.registry.local_channel("7", ROOM).roster["u1"] == b'{"n":1}'
+    await b.attach(ROOM, "u1", info=b'{"n":3}')
+    await wait_until(lambda: a.registry.local_channel("7", ROOM).roster["u1"] == b'{"n":3}')
+    assert len(infos) == 1
+
+
+async def test_second_tab_does_not_announce_member_again(a, b, wait_until, truth):
+    observer = await a.attach(ROOM, "watcher")
+    tabs = [await worker.attach(ROOM, "u") for worker in (a, b, b)]
+    for tab, worker in zip(tabs[:2], (a, b), strict=False):
+        worker.leave(tab)
+    await truth.settled([a, b])
+    assert observer.frames == [("added", "u")]
+    b.leave(tabs[2])
+    await wait_until(lambda: observer.frames == [("added", "u"), ("removed", "u")])
+
+
+async def test_joiners_of_one_tick_share_a_snapshot_and_get_no_frames(a, b, wait_until):
+    early = await a.attach(ROOM, "early")
+    together = [a.join(ROOM, f"u{n}") for n in range(5)]
+    await wait_until(lambda: all(each.state == "attached" for each in together))
+    everyone = {"early", *(f"u{n}" for n in range(5))}
+    assert all(each.snapshot == everyone and not each.frames for each in together)
+    assert early.frames == [("added", f"u{n}") for n in range(5)]
+
+
+async def test_full_channel_refuses_users_and_admits_their_tabs(a, b, wait_until, truth):
+    await a.attach(ROOM, "u1", cap=2)
+    await b.attach(ROOM, "u2", cap=2)
+    third = b.join(ROOM, "u3", cap=2)
+    other = a.join(ROOM, "u2", cap=2)
+    await wait_until(lambda: "pending" not in (third.state, other.state))
+    assert (third.state, third.reason, other.state) == ("refused", "members", "attached")
+    await truth.settled([a, b])
+
+
+async def test_user_missing_after_a_break_is_removed_at_the_second_look_only(start_worker, link, wait_until, truth):
+    a = await start_worker(1, second_look_s=0.4)
+    b = await start_worker(2)
+    watcher = await a.attach(ROOM, "watcher")
+    await b.attach(ROOM, "u")
+    await wait_until(lambda: "u" in watcher.users)
+    await b.kill()
+    await link.ask(b"FLUSHALL")
+    loop = asyncio.get_running_loop()
+    await wait_until(lambda: a.registry.w.endswith(".1"))
+    began = loop.time()
+    await wait_until(lambda: ("removed", "u") in watcher.frames)
+    assert loop.time() - began > 0.3
+    await truth.settled([a])
+
+
+async def test_user_who_is_told_again_before_the_second_look_makes_no_frame(start_worker, link, wait_until, truth):
+    a = await start_worker(1, second_look_s=0.2)
+    b = await start_worker(2, beat_s=0.1)
+    watcher = await a.attach(ROOM, "watcher")
+    await b.attach(ROOM, "u")
+    await wait_until(lambda: "u" in watcher.users)
+    frames = list(watcher.frames)
+    await link.ask(b"FLUSHALL")
+    a.link.drop("for the test")
+    await wait_until(lambda: a.registry.w.endswith(".1") and b.registry.w.endswith(".1"))
+    looks = []
+    a.registry._listener.member_removed = lambda local_channel, user: looks.append(user)
+    await wait_until(lambda: not a.registry.local_channel("7", ROOM).look)
+    await truth.settled([a, b])
+    assert watcher.frames == frames
+    assert looks == []

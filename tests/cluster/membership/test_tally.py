@@ -1,0 +1,50 @@
+"""What a tally remembers; with workers in test_counts.py."""
+
+from redpoll.cluster.membership.tally import Tally
+
+
+class Timers:
+    def __init__(self) -> None:
+        self.delays: list[float] = []
+        self.cancelled = 0
+
+    def __call__(self, delay_s: float) -> "Timers":
+        self.delays.append(delay_s)
+        return self
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+
+def test_count_told_is_news_once():
+    tally = Tally()
+    assert tally.answered(3, 0, Timers())
+    assert not tally.answered(3, 0, Timers())
+    assert tally.pushed(4)
+    assert not tally.pushed(4)
+
+
+def test_count_that_may_not_be_told_yet_is_told_later_by_one_timer():
+    tally, timers = Tally(), Timers()
+    assert not tally.answered(3, 200, timers)
+    assert not tally.answered(4, 150, timers)
+    assert (timers.delays, tally.settled) == ([0.2], False)
+    tally.hurry()
+    assert (tally.due, timers.cancelled) == (True, 1)
+
+
+def test_push_from_another_worker_includes_our_change():
+    tally, timers = Tally(), Timers()
+    tally.answered(3, 200, timers)
+    assert tally.pushed(3)
+    assert (tally.settled, timers.cancelled) == (True, 1)
+
+
+def test_joiner_told_a_passing_count_is_told_the_lasting_one():
+    tally = Tally()
+    tally.joined(5, alone=True)
+    assert tally.told == 5
+    tally.answered(6, 200, Timers())
+    tally.joined(6, alone=False)
+    tally.hurry()
+    assert tally.answered(5, 0, Timers())

@@ -1,0 +1,236 @@
+"""Connections of apps with and without `max_connections`, over several workers on a real Redis."""
+
+import asyncio
+import random
+
+import pytest
+
+from redpoll.cluster.membership.reaper import Reaper
+
+
+@pytest.fixture
+async def a(start_worker, make_app):
+    worker = await start_worker(1)
+    worker.app = make_app(max_connections=3)
+    return worker
+
+
+@pytest.fixture
+async def b(start_worker, make_app):
+    worker = await start_worker(2)
+    worker.app = make_app(max_connections=3)
+    return worker
+
+
+def answered(*workers_and_tickets):
+    return lambda: all(ticket in worker.sockets.connections for worker, ticket in workers_and_tickets)
+
+
+def codes(worker):
+    return list(worker.sockets.connections.values())
+
+
+async def in_redis(link, keys):
+    return sum(int(n) for n in await link.ask(b"HVALS", keys.counts("7", "%conn")))
+
+
+async def until_in_redis(link, keys, n):
+    while await in_redis(link, keys) != n:
+        await link.ask(b"PING")
+
+
+async def test_app_without_a_limit_admits_at_once_and_costs_redis_nothing(a, make_app):
+    a.app = make_app()
+    before = a.link.commands
+    tickets = [a.connect() for _ in range(10)]
+    assert [a.sockets.connections[ticket] for ticket in tickets] == [200] * 10
+    for _ in tickets:
+        a.registry.depart("7")
+    assert a.link.commands == before
+    assert not [*a.registry.local_channels()]
+
+
+async def test_connection_beyond_the_limit_is_turned_away_for_good_once_all_workers_beat(a, b, wait_until):
+    admitted = [(worker, worker.connect()) for worker in (a, b, a)]
+    await wait_until(answered(*admitted))
+    refused = b.connect()
+    await wait_until(answered((b, refused)))
+    assert codes(a) == [200, 200]
+    assert codes(b) == [200, 4004]
+
+
+async def test_place_that_becomes_free_while_one_waits_is_taken(start_worker, make_app, wait_until):
+    a = await start_worker(1, admit_most_s=5)
+    b = await start_worker(2, beat_s=30, unanswered_s=60, admit_most_s=5)
+    for worker in (a, b):
+        worker.app = make_app(max_connections=1)
+    first = b.connect()
+    await wait_until(answered((b, first)))
+    second = a.connect()
+    await asyncio.sleep(0.2)
+    assert codes(a) == []
+    b.registry.depart("7")
+    await wait_until(answered((a, second)))
+    assert codes(a) == [200]
+
+
+async def test_places_of_a_killed_worker_are_free_when_it_is_reaped(a, start_worker, make_app, link, keys, wait_until):
+    b = await start_worker(2, beat_s=0.05)
+    b.app = a.app
+    local_channel = [b.connect() for _ in range(3)]
+    await wait_until(answered(*((b, ticket) for ticket in local_channel)))
+    await b.kill()
+    waiting = [a.connect() for _ in range(3)]
+    await asyncio.sleep(0.1)
+    assert codes(a) == []
+    await Reaper(link, keys, "ffffffffffff").reap(b.registry.w)
+    await wait_until(answered(*((a, ticket) for ticket in waiting)))
+    assert codes(a) == [200] * 3
+    late = a.connect()
+    await wait_until(answered((a, late)))
+    assert codes(a)[-1] == 4004
+
+
+async def test_with_a_worker_of_unknown_fate_one_is_told_to_come_again(a, b, wait_until):
+    local_channel = [b.connect() for _ in range(3)]
+    await wait_until(answered(*((b, ticket) for ticket in local_channel)))
+    await b.kill()
+    waiting = a.connect()
+    await wait_until(answered((a, waiting)))
+    assert codes(a) == [4100]
+
+
+async def test_without_redis_one_is_told_to_come_again(own_redis, start_worker, make_app, wait_until):
+    worker = await start_worker(server=own_redis)
+    worker.app = make_app(max_connections=3)
+    own_redis.kill()
+    await wait_until(lambda: not worker.link.up)
+    waiting = worker.connect()
+    await wait_until(answered((worker, waiting)))
+    assert codes(worker) == [4100]
+    assert not [*worker.registry.local_channels()]
+    own_redis.start()
+    late = worker.connect()
+    await wait_until(answered((worker, late)))
+    assert codes(worker) == [4100, 200]
+
+
+async def test_redis_that_comes_back_in_time_is_waited_for(own_redis, start_worker, make_app, wait_until):
+    worker = await start_worker(server=own_redis, away_s=10)
+    worker.app = make_app(max_connections=3)
+    own_redis.kill()
+    waiting = worker.connect()
+    own_redis.start()
+    await wait_until(answered((worker, waiting)))
+    assert codes(worker) == [200]
+
+
+async def test_connection_that_goes_while_it_waits_takes_no_place(start_worker, make_app, wait_until, truth):
+    a = await start_worker(1, admit_again_s=1)
+    a.app = make_app(max_connections=3)
+    gone = a.connect()
+    a.registry.cancel(gone)
+    in_flight = a.connect()
+    await asyncio.sleep(0)
+    a.link.flush()
+    a.registry.cancel(in_flight)
+    await wait_until(lambda: not [*a.registry.local_channels()])
+    local_channel = [a.connect() for _ in range(3)]
+    await wait_until(answered(*((a, ticket) for ticket in local_channel)))
+    refused = a.connect()
+    await wait_until(lambda: refused.local_channel is None)
+    a.registry.cancel(refused)
+    for _ in local_channel:
+        a.registry.depart("7")
+    await wait_until(lambda: not [*a.registry.local_channels()])
+    assert codes(a) == [200] * 3
+    assert await truth.channel_keys() == []
+
+
+async def test_limit_turned_on_counts_those_who_are_there_and_puts_nobody_out(a, b, make_app, link, keys, wait_until):
+    off, on = make_app(), make_app(max_connections=3)
+    for worker in (a, b):
+        worker.app = off
+        for _ in range(2):
+            worker.connect()
+    for worker in (a, b):
+        worker.registry.app_changed(off, on)
+        worker.app = on
+    await until_in_redis(link, keys, 4)
+    refused = a.connect()
+    await wait_until(answered((a, refused)))
+    assert codes(a) == [200, 200, 4004]
+    for _ in range(2):
+        b.registry.depart("7")
+    await until_in_redis(link, keys, 2)
+    again = a.connect()
+    await wait_until(answered((a, again)))
+    assert codes(a)[-1] == 200
+
+
+async def test_limit_turned_off_admits_those_who_wait(a, b, make_app, link, keys, wait_until, truth):
+    local_channel = [b.connect() for _ in range(3)]
+    await wait_until(answered(*((b, ticket) for ticket in local_channel)))
+    waiting = [a.connect() for _ in range(2)]
+    await asyncio.sleep(0.03)
+    in_flight = a.connect()
+    await asyncio.sleep(0)
+    a.link.flush()
+    off = make_app()
+    for worker in (a, b):
+        worker.registry.app_changed(worker.app, off)
+        worker.app = off
+    await wait_until(answered(*((a, ticket) for ticket in [*waiting, in_flight])))
+    assert set(codes(a)) == {200}
+    await wait_until(lambda: not [*a.registry.local_channels(), *b.registry.local_channels()])
+    assert await truth.channel_keys() == []
+    for worker, n in ((a, 3), (b, 3)):
+        for _ in range(n):
+            worker.registry.depart("7")
+
+
+async def test_connection_accepted_after_the_limit_was_turned_off_is_not_kept_in_redis(a, make_app, wait_until, truth):
+    ticket = a.connect()
+    await asyncio.sleep(0)
+    a.link.flush()
+    a.registry.app_changed(a.app, make_app())
+    await wait_until(answered((a, ticket)))
+    await wait_until(lambda: not [*a.registry.local_channels()])
+    assert codes(a) == [200]
+    assert await truth.channel_keys() == []
+    a.registry.depart("7")
+
+
+async def test_limit_of_100_admits_exactly_100_over_four_workers(start_worker, make_app, link, keys, wait_until):
+    workers = [await start_worker(k) for k in range(4)]
+    rng = random.Random(1)
+    for worker in workers:
+        worker.app = make_app(max_connections=100)
+    for _ in range(20):
+        tickets = [(worker, worker.connect()) for worker in rng.choices(workers, k=130)]
+        await wait_until(answered(*tickets))
+        outcomes = [worker.sockets.connections[ticket] for worker, ticket in tickets]
+        assert (outcomes.count(200), outcomes.count(4004)) == (100, 30)
+        assert await in_redis(link, keys) == 100
+        for worker, ticket in tickets:
+            if worker.sockets.connections[ticket] == 200:
+                worker.registry.depart("7")
+        await wait_until(lambda: not any([*worker.registry.local_channels()] for worker in workers))
+        assert await in_redis(link, keys) == 0
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+async def test_after_a_break_the_count_is_what_is_there(a, b, link, keys, wait_until, emptied):
+    tickets = [(a, a.connect()), (a, a.connect()), (b, b.connect())]
+    await wait_until(answered(*tickets))
+    if emptied:
+        await link.ask(b"FLUSHALL")
+        b.link.drop("for the test")
+    a.link.drop("for the test")
+    a.registry.depart("7")
+    await until_in_redis(link, keys, 2)
+    await wait_until(lambda: a.link.up and b.link.up)
+    late = a.connect()
+    await wait_until(answered((a, late)))
+    assert codes(a)[-1] == 200
+    await until_in_redis(link, keys, 3)

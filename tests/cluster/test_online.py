@@ -1,0 +1,221 @@
+"""Watched users over several workers on a real Redis."""
+
+import asyncio
+
+import pytest
+
+from redpoll.cluster.membership.reaper import Reaper
+
+
+@pytest.fixture
+async def a(start_worker, make_app):
+    worker = await start_worker(1)
+    worker.app = make_app(watchlist=True)
+    return worker
+
+
+@pytest.fixture
+async def b(start_worker, make_app):
+    worker = await start_worker(2)
+    worker.app = make_app(watchlist=True)
+    return worker
+
+
+async def until_in_redis(worker, user, n, wait):
+    def confirmed():
+        local_channel = worker.registry.local_channel("7", f"%u:{user}")
+        return (local_channel.confirmed if local_channel else 0) == n and not (local_channel and local_channel.call)
+
+    await wait(confirmed)
+
+
+async def test_first_state_is_told_at_once_and_every_change_after_it(a, b, wait_until):
+    b.registry.sign_in(b.app, "on")
+    await until_in_redis(b, "on", 1, wait_until)
+    assert a.registry.watch("7", "on") is None
+    assert a.registry.watch("7", "off") is None
+    await wait_until(lambda: sorted(a.sockets.states) == [("off", False), ("on", True)])
+    b.registry.sign_in(b.app, "off")
+    await wait_until(lambda: a.sockets.states[2:] == [("off", True)])
+    b.registry.sign_out("7", "on")
+    await wait_until(lambda: a.sockets.states[3:] == [("on", False)])
+    assert a.sockets.faults == []
+
+
+async def test_later_watchers_are_told_what_is_known(a, wait_until):
+    a.registry.watch("7", "u")
+    await wait_until(lambda: a.sockets.states)
+    assert a.registry.watch("7", "u") is False
+    assert a.sockets.states == [("u", False)]
+
+
+async def test_own_users_are_watched_like_others(a, wait_until):
+    a.registry.sign_in(a.app, "u")
+    a.registry.watch("7", "u")
+    await wait_until(lambda: a.sockets.states[-1:] == [("u", True)])
+    a.registry.sign_out("7", "u")
+    await wait_until(lambda: a.sockets.states[-1:] == [("u", False)])
+
+
+async def test_own_user_whose_return_redis_has_yet_to_hear_of_is_never_told_offline(a, wait_until):
+    a.registry.sign_in(a.app, "u")
+    await until_in_redis(a, "u", 1, wait_until)
+    a.registry.sign_out("7", "u")
+    await asyncio.sleep(0)
+    assert a.registry.local_channel("7", "%u:u").call
+    # The return waits behind the call that says it went; the question is carried out between the two.
+    a.registry.sign_in(a.app, "u")
+    assert a.registry.watch("7", "u") is None
+    await wait_until(lambda: a.sockets.states)
+    await until_in_redis(a, "u", 1, wait_until)
+    assert a.sockets.states == [("u", True)]
+    a.registry.sign_out("7", "u")
+    await wait_until(lambda: a.sockets.states[1:] == [("u", False)])
+
+
+async def test_own_user_who_went_again_before_redis_heard_of_the_return_is_offline(a, wait_until):
+    a.registry.sign_in(a.app, "u")
+    await until_in_redis(a, "u", 1, wait_until)
+    a.registry.sign_out("7", "u")
+    await asyncio.sleep(0)
+    assert a.registry.local_channel("7", "%u:u").call
+    a.registry.sign_in(a.app, "u")
+    a.registry.watch("7", "u")
+    a.registry.sign_out("7", "u")
+    await wait_until(lambda: a.sockets.states == [("u", False)])
+
+
+async def test_reload_of_a_page_is_seen_by_no_watcher(a, start_worker, make_app, wait_until):
+    b = await start_worker(2)
+    b.app = make_app(watchlist=True)
+    a.registry.watch("7", "u")
+    b.registry.sign_in(b.app, "u")
+    await wait_until(lambda: a.sockets.states[-1:] == [("u", True)])
+    told = list(a.sockets.states)
+    for _ in range(5):
+        b.registry.sign_out("7", "u")
+        await until_in_redis(b, "u", 0, wait_until)
+        b.registry.sign_in(b.app, "u")
+        await until_in_redis(b, "u", 1, wait_until)
+    await asyncio.sleep(0.3)
+    assert a.sockets.states == told
+
+
+async def test_user_on_two_workers_is_offline_when_both_have_let_go(a, b, wait_until):
+    a.registry.watch("7", "u")
+    for worker in (a, b):
+        worker.registry.sign_in(worker.app, "u")
+    await wait_until(lambda: a.sockets.states[-1:] == [("u", True)])
+    b.registry.sign_out("7", "u")
+    await until_in_redis(b, "u", 0, wait_until)
+    await asyncio.sleep(0.3)
+    assert a.sockets.states[-1] == ("u", True)
+    a.registry.sign_out("7", "u")
+    await wait_until(lambda: a.sockets.states[-1] == ("u", False))
+
+
+async def test_nothing_is_heard_of_who_is_watched_no_more(a, b, wait_until):
+    a.registry.watch("7", "u")
+    a.registry.watch("7", "u")
+    await wait_until(lambda: a.sockets.states)
+    a.registry.unwatch("7", "u")
+    b.registry.sign_in(b.app, "u")
+    await wait_until(lambda: a.sockets.states[-1] == ("u", True))
+    b.registry.sign_out("7", "u")
+    await until_in_redis(b, "u", 0, wait_until)
+    a.registry.unwatch("7", "u")
+    # Watched anew in the same tick: asked anew, and the old debounce is forgotten.
+    assert a.registry.watch("7", "u") is None
+    await wait_until(lambda: a.sockets.states[-1] == ("u", False))
+    a.registry.unwatch("7", "u")
+    await a.link.ask(b"PING")
+    assert await a.link.ask(b"PUBSUB", b"CHANNELS", b"*%u*") == []
+
+
+async def test_topics_and_questions_go_in_one_write(a, wait_until):
+    commands = []
+    call = a.link.call
+
+    def note(*command, **more):
+        commands.append(command[0])
+        call(*command, **more)
+
+    a.link.call = note
+    for n in range(100):
+        a.registry.watch("7", f"u{n}")
+    await wait_until(lambda: len(a.sockets.states) == 100)
+    commands = [each for each in commands if each in (b"SUBSCRIBE", b"EXISTS")]
+    assert commands == [b"SUBSCRIBE"] + [b"EXISTS"] * 100
+
+
+async def test_users_of_a_killed_worker_go_offline_once_when_it_is_reaped(a, b, link, keys, wait_until):
+    for user in ("u", "v"):
+        a.registry.watch("7", user)
+        b.registry.sign_in(b.app, user)
+    a.registry.sign_in(a.app, "v")
+    await wait_until(lambda: {("u", True), ("v", True)} <= set(a.sockets.states))
+    await b.kill()
+    told = len(a.sockets.states)
+    await Reaper(link, keys, "ffffffffffff").reap(b.registry.w)
+    await wait_until(lambda: len(a.sockets.states) > told)
+    await asyncio.sleep(0.3)
+    assert a.sockets.states[told:] == [("u", False)]
+
+
+async def test_break_is_seen_by_no_watcher_and_what_it_hid_is_told(a, b, wait_until):
+    for user in ("stays", "goes", "comes"):
+        a.registry.watch("7", user)
+    for user in ("stays", "goes"):
+        b.registry.sign_in(b.app, user)
+    await wait_until(lambda: {("stays", True), ("goes", True), ("comes", False)} <= set(a.sockets.states))
+    told = len(a.sockets.states)
+    a.link.drop("for the test")
+    b.registry.sign_out("7", "goes")
+    b.registry.sign_in(b.app, "comes")
+    await wait_until(lambda: len(a.sockets.states) == told + 2)
+    assert a.sockets.states[told:] == [("comes", True), ("goes", False)]
+    assert a.sockets.faults == []
+
+
+async def test_redis_that_lost_everything_makes_nobody_flicker(a, b, link, wait_until):
+    for worker in (a, b):
+        worker.registry.watch("7", "u")
+        worker.registry.watch("7", "v")
+        worker.registry.sign_in(worker.app, "u" if worker is a else "v")
+    await wait_until(lambda: {("u", True), ("v", True)} <= set(a.sockets.states) & set(b.sockets.states))
+    told = [len(worker.sockets.states) for worker in (a, b)]
+    await link.ask(b"FLUSHALL")
+    await wait_until(lambda: a.registry.w.endswith(".1") and b.registry.w.endswith(".1"))
+    await asyncio.sleep(0.5)
+    assert [len(worker.sockets.states) for worker in (a, b)] == told
+    b.registry.sign_out("7", "v")
+    await wait_until(lambda: a.sockets.states[-1] == ("v", False))
+
+
+async def test_states_are_right_again_when_redis_restarts(own_redis, start_worker, make_app, wait_until):
+    a, b = [await start_worker(k, server=own_redis) for k in (1, 2)]
+    b.app = make_app(watchlist=True)
+    for user in ("stays", "goes", "comes"):
+        a.registry.watch("7", user)
+    for user in ("stays", "goes"):
+        b.registry.sign_in(b.app, user)
+    await wait_until(lambda: {("stays", True), ("goes", True), ("comes", False)} <= set(a.sockets.states))
+    told = len(a.sockets.states)
+    own_redis.kill()
+    b.registry.sign_out("7", "goes")
+    b.registry.sign_in(b.app, "comes")
+    own_redis.start()
+    await wait_until(lambda: len(a.sockets.states) == told + 2)
+    await asyncio.sleep(0.5)
+    assert sorted(a.sockets.states[told:]) == [("comes", True), ("goes", False)]
+
+
+async def test_question_that_redis_fails_is_asked_again(a, link, keys, wait_until, redis):
+    await link.ask(b"ACL", b"SETUSER", b"default", b"-exists")
+    try:
+        a.registry.watch("7", "u")
+        await wait_until(lambda: a.registry.errors >= 2)
+        assert a.sockets.states == []
+    finally:
+        await link.ask(b"ACL", b"SETUSER", b"default", b"+exists")
+    await wait_until(lambda: a.sockets.states == [("u", False)])

@@ -1,0 +1,77 @@
+import asyncio
+
+import pytest
+
+from redpoll.cluster.bus import Unavailable
+from redpoll.cluster.link import Link
+from redpoll.cluster.membership.reaper import Reaper
+from redpoll.cluster.survey import Survey
+
+
+def answers_with(worker, value):
+    """Makes the worker answer every question with what `value` gives."""
+    mine = Survey(worker.link, worker.keys)
+
+    def asked(message):
+        worker.sys.append(message)
+        if "ask" in message:
+            mine.answer(message["id"], worker.registry.w, value(message))
+
+    worker.registry.on_sys = asked
+
+
+@pytest.fixture
+async def workers(start_worker):
+    workers = [await start_worker(k) for k in range(3)]
+    for n, worker in enumerate(workers):
+        answers_with(worker, lambda message, n=n: n)
+    return workers
+
+
+async def test_every_worker_is_asked_and_every_answer_is_told(workers, link, keys):
+    answers = await Survey(link, keys).ask("terminate", app="7", user="ü 1")
+    assert answers == {worker.registry.w: n for n, worker in enumerate(workers)}
+    message = workers[0].sys[-1]
+    assert (message["ask"], message["app"], message["user"]) == ("terminate", "7", "ü 1")
+    assert await link.ask(b"TTL", keys.answers(message["id"])) <= 10
+
+
+async def test_without_workers_there_is_nobody_to_wait_for(link, keys):
+    assert await Survey(link, keys).ask("terminate") == {}
+
+
+async def test_silent_worker_makes_the_answer_unavailable_and_is_named(workers, link, keys):
+    workers[1].registry.on_sys = workers[1].sys.append
+    process = workers[1].registry.w.rpartition(".")[0]
+    with pytest.raises(Unavailable, match=process):
+        await Survey(link, keys, answer_s=0.3).ask("terminate")
+
+
+async def test_worker_that_is_reaped_meanwhile_is_not_waited_for(workers, link, keys):
+    await workers[1].kill()
+    asking = asyncio.ensure_future(Survey(link, keys, answer_s=10).ask("terminate"))
+    await asyncio.sleep(0.1)
+    assert not asking.done()
+    await Reaper(link, keys, "ffffffffffff").reap(workers[1].registry.w)
+    assert len(await asking) == 2
+
+
+async def test_worker_that_was_given_up_and_lives_on_is_asked_by_its_newest_name(workers, link, keys, wait_until):
+    await link.ask(b"HSET", keys.beat, workers[1].registry.w, -1)
+    await wait_until(lambda: workers[1].registry.w.endswith(".1"))
+    answers = await Survey(link, keys).ask("terminate")
+    assert answers == {worker.registry.w: n for n, worker in enumerate(workers)}
+
+
+async def test_worker_that_is_given_up_has_no_say(workers, link, keys):
+    await workers[1].kill()
+    await link.ask(b"HSET", keys.beat, workers[1].registry.w, -1)
+    assert len(await Survey(link, keys).ask("terminate")) == 2
+
+
+async def test_question_while_redis_is_away_is_unavailable(keys):
+    link = Link("unix:///nowhere/redis.sock")
+    link.start()
+    with pytest.raises(Unavailable):
+        await Survey(link, keys, answer_s=0.1).ask("terminate")
+    await link.close()

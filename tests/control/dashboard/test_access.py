@@ -1,0 +1,160 @@
+"""The door: who gets in where, and forms of other sites."""
+
+import re
+
+import pytest
+
+from redpoll.control.dashboard.access import own_path
+
+
+async def pages_of(plane):
+    return [route for route in plane.plane.routes.all if route.name.startswith("dashboard_")]
+
+
+def filled(pattern):
+    return re.sub(r"\{app_id\}", "3", re.sub(r"\{(?!app_id)\w+\}", "x", pattern))
+
+
+async def test_nobody_sees_a_page_without_logging_in(plane, open_browser):
+    stranger = await open_browser()
+    for route in await pages_of(plane):
+        if route.name in ("dashboard_static", "dashboard_login", "dashboard_log_in"):
+            continue
+        ask = stranger.get if route.method == "GET" else stranger.post
+        reply = await ask(filled(route.pattern))
+        if route.method == "GET":
+            assert (reply.status, reply.headers["location"][:16]) == (303, "/dashboard/login"), route.pattern
+        else:
+            assert reply.status == 401, route.pattern
+            assert b'name="password"' in reply.body
+
+
+async def test_a_viewer_may_change_nothing_however_directly_it_is_tried(plane, viewer):
+    before = dict(plane.records.apps)
+    # What is a viewer's own, and what only looks.
+    allowed = {"log_out", "change_password", "console_watch", "console_auth"}
+    for route in await pages_of(plane):
+        name = route.name.removeprefix("dashboard_")
+        if route.method == "POST" and name not in allowed and not name.startswith("export_") and name != "log_in":
+            reply = await viewer.post(filled(route.pattern), name="x", enabled="0", key="278d425bdf160c739803")
+            assert reply.status == 403, route.pattern
+    assert dict(plane.records.apps) == before
+
+
+async def test_secrets_are_shown_to_admins_only(browser, viewer):
+    for path in ("/dashboard/apps/3", "/dashboard/apps/3/keys"):
+        assert b"7ad3773142a6692b25b8" in (await browser.get(path)).body
+        assert b"7ad3773142a6692b25b8" not in (await viewer.get(path)).body
+
+
+@pytest.mark.parametrize("token", ["", "x", "0" * 64])
+async def test_a_form_without_the_sessions_token_does_nothing(plane, browser, token):
+    reply = await browser.post("/dashboard/apps/new", csrf=token, name="stolen")
+    assert reply.status == 403
+    assert all(app.name != "stolen" for app in plane.records.apps.values())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+async def test_a_form_of_another_site_does_nothing_even_with_the_token(plane, browser, headers):
+    reply = await browser.post("/dashboard/apps/new", headers=headers, name="stolen")
+    assert reply.status == 403
+    assert all(app.name != "stolen" for app in plane.records.apps.values())
+
+
+async def test_a_form_of_ours_passes_with_the_headers_that_browsers_send(browser):
+    headers = {"Origin": "http://test", "Sec-Fetch-Site": "same-origin"}
+    assert (await browser.post("/dashboard/apps/new", headers=headers, name="mine")).status == 303
+
+
+async def test_htmx_is_sent_to_the_login_as_a_whole_page(open_browser):
+    stranger = await open_browser()
+    reply = await stranger.get("/dashboard/figures", **{"HX-Request": "true"})
+    assert (reply.status, reply.headers["hx-redirect"]) == (204, "/dashboard/login")
+
+
+async def test_over_https_the_cookie_is_of_this_host_alone(make_plane, redis, connect):
+    plane = await make_plane(redis.url, trusted_proxies=("127.0.0.1",))
+    accounts = plane.plane.dashboard.accounts
+    await accounts.first_admin("correct horse battery")
+    body = b"name=admin&password=correct+horse+battery"
+    head = {"Content-Type": "application/x-www-form-urlencoded", "X-Forwarded-Proto": "https"}
+    reply = await plane.ask("POST", "/dashboard/login", body, head)
+    cookie = reply.headers["set-cookie"]
+    assert cookie.startswith("__Host-redpoll=")
+    assert {"Secure", "HttpOnly", "Path=/", "SameSite=Lax"} <= set(cookie.split("; "))
+    plain = await plane.ask("POST", "/dashboard/login", body, {"Content-Type": head["Content-Type"]})
+    assert plain.headers["set-cookie"].startswith("redpoll=")
+    assert "Secure" not in plain.headers["set-cookie"]
+
+
+async def test_the_public_side_has_no_dashboard(plane):
+    for route in await pages_of(plane):
+        assert route.place.value == "control"
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/dashboard/apps?x=1", "/dashboard/apps?x=1"),
+        ("//evil.example/dashboard", "/dashboard"),
+        ("https://evil.example/dashboard", "/dashboard"),
+        ("/dashboardevil", "/dashboard"),
+        ("/dashboard\\@evil", "/dashboard"),
+        ("/dashboard/\r\nSet-Cookie: a=b", "/dashboard"),
+        ("javascript:alert(1)", "/dashboard"),
+    ],
+)
+def test_nobody_is_sent_to_another_site_from_here(path, told):
+    assert own_path(path) == told
+
+
+async def test_a_fault_is_a_page_for_people_and_json_for_programs(browser):
+    page = await browser.get("/dashboard/apps/999")
+    assert (page.status, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert b"There is no app with this id" in page.body
+    assert (await browser.get("/dashboard/none")).headers["content-type"] == "text/html; charset=utf-8"
+    assert (await browser.get("/api/v1/none")).headers["content-type"] == "application/json"
+
+
+async def test_a_form_of_an_earlier_login_is_offered_again_with_what_was_typed(plane, browser):
+    earlier = browser.csrf
+    await browser.log_in()
+    reply = await browser.post("/dashboard/apps/new", csrf=earlier, name="Shop <b>")
+    assert reply.status == 403
+    assert all(app.name != "Shop <b>" for app in plane.records.apps.values())
+    page = reply.body.decode()
+    assert 'action="/dashboard/apps/new"' in page
+    assert 'value="Shop &lt;b&gt;"' in page
+    assert (await browser.post("/dashboard/apps/new", name="Shop <b>")).status == 303
+
+
+async def test_of_a_form_of_an_earlier_login_no_password_is_shown(browser):
+    earlier = browser.csrf
+    await browser.log_in()
+    reply = await browser.post("/dashboard/account", csrf=earlier, old_password="secret one", new_password="secret two")
+    assert reply.status == 403
+    assert b"secret" not in reply.body
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        (
+            "http://test/dashboard/apps/3/channels?prefix=a",
+            "/dashboard/login?next=%2Fdashboard%2Fapps%2F3%2Fchannels%3Fprefix%3Da",
+        ),
+        ("http://[", "/dashboard/login"),
+    ],
+)
+async def test_htmx_comes_back_to_its_page_behind_the_login(open_browser, url, told):
+    stranger = await open_browser()
+    reply = await stranger.get("/dashboard/figures", **{"HX-Request": "true", "HX-Current-URL": url})
+    assert reply.headers["hx-redirect"] == told

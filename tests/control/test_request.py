@@ -1,0 +1,132 @@
+"""One request, and the answers that carry its trace id."""
+
+import asyncio
+
+import pytest
+from aiohttp.http import HttpVersion11, RawRequestMessage
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from redpoll.control.request import Request, error_answer
+from redpoll.protocol.apps import App, Key
+from redpoll.protocol.errors import HTTP_STATUS, ApiError
+from redpoll.protocol.tokens import Token
+from redpoll.proxies import TrustedProxies
+
+
+def call(target="/apps/1/events?a=1", **headers):
+    fields = CIMultiDictProxy(CIMultiDict(headers))
+    message = RawRequestMessage(
+        "POST", target, HttpVersion11, fields, (), False, None, False, False, URL(target, encoded=True)
+    )
+    return Request(message, None, None, None, None)
+
+
+def test_path_and_query_are_as_requested():
+    seen = call("/apps/1/channels/a%40b?x=%41&y")
+    assert (seen.path, seen.query) == ("/apps/1/channels/a%40b", "x=%41&y")
+    assert call("/healthz").query == ""
+
+
+def test_of_a_repeated_parameter_the_last_counts():
+    seen = call()
+    seen.params = [("a", "1"), ("b", ""), ("a", "2")]
+    assert (seen.param("a"), seen.param("b"), seen.param("c")) == ("2", "", None)
+
+
+def test_the_key_is_the_headers_before_the_querys():
+    seen = call()
+    seen.params = [("auth_key", "q")]
+    assert seen.key == "q"
+    seen = call(**{"X-Service-Key": "h"})
+    seen.params = [("auth_key", "q")]
+    assert seen.key == "h"
+
+
+def test_answers_and_errors_carry_the_trace_id_and_the_calls_headers():
+    seen = call()
+    seen.more_headers = b"X-More: 1\r\n"
+    for answer in (seen.answer(b"{}", b"X-Own: 2\r\n"), seen.error(ApiError("bad_request", "no"))):
+        assert b"X-Service-Trace-Id: %b\r\n" % seen.trace_id.encode() in answer.headers
+        assert b"X-More: 1\r\n" in answer.headers
+    assert b"X-Own: 2\r\n" in seen.answer(b"{}", b"X-Own: 2\r\n").headers
+
+
+def test_unavailable_says_when_to_come_back():
+    assert b"Retry-After: 1\r\n" in error_answer(ApiError("unavailable", "x"), "0" * 32).headers
+    assert b"Retry-After" not in error_answer(ApiError("bad_request", "x"), "0" * 32).headers
+
+
+def test_a_status_of_its_own_stands_in_the_body_too():
+    answer = error_answer(ApiError("bad_request", "late"), "0" * 32, 408)
+    assert answer.status == 408
+    assert b'"status":408' in answer.body
+    assert b'"code":"bad_request"' in answer.body
+
+
+async def test_who_waits_for_the_body_of_a_client_that_left_is_told():
+    from aiohttp.base_protocol import BaseProtocol
+    from aiohttp.streams import StreamReader
+
+    loop = asyncio.get_running_loop()
+    protocol = BaseProtocol(loop)
+    protocol.transport = object()
+    payload = StreamReader(protocol, 2**16, loop=loop)
+    seen = Request(call().message, payload, protocol, None, None)
+    reading = asyncio.create_task(seen.content.read())
+    await asyncio.sleep(0)
+    seen._cancel(ConnectionResetError("gone"))
+    with pytest.raises(ConnectionResetError):
+        await reading
+
+
+# -- who calls ----------------------------------------------------------------------------------------------------
+
+
+class Protocol:
+    """What a call asks of its connection."""
+
+    def __init__(self, peername, trusted=()):
+        self.peername = peername
+        self.trusted = TrustedProxies(trusted)
+
+
+@pytest.mark.parametrize(
+    ("peername", "trusted", "forwarded", "expected"),
+    [
+        (("192.0.2.1", 5), (), None, "192.0.2.1"),
+        (("192.0.2.1", 5), (), "198.51.100.1", "192.0.2.1"),
+        (("10.0.0.1", 5), ("10.0.0.0/8",), "198.51.100.1", "198.51.100.1"),
+        (("2001:db8::1", 5, 0, 0), (), None, "2001:db8::1"),
+        # A Unix socket's other end, and a client that left before it was asked.
+        ("", (), None, ""),
+        (None, (), None, ""),
+    ],
+)
+def test_the_clients_address_is_the_peers_or_what_a_trusted_proxy_says(peername, trusted, forwarded, expected):
+    seen = call(**({"X-Forwarded-For": forwarded} if forwarded else {}))
+    seen.protocol = Protocol(peername, trusted)
+    assert seen.remote == expected
+
+
+def test_the_key_of_a_call_with_a_token_is_the_one_that_the_server_signs_with():
+    keys = (Key(key="old", secret="1", enabled=False), Key(key="new", secret="2"), Key(key="newer", secret="3"))
+    token = Token(id="t", app_id="1", name="t", hash="h", prefix="p", scopes=("all",), created_at=0.0)
+    seen = call("/apps/1/auth?auth_key=q", **{"X-Service-Key": "newer"})
+    seen.params = [("auth_key", "q")]
+    seen.app, seen.token = App(id="1", name="a", keys=keys), token
+    assert seen.key == "new"
+    seen.app = App(id="1", name="a", keys=keys[:1])
+    assert seen.key == ""
+
+
+@pytest.mark.parametrize("code", [code for code, status in HTTP_STATUS.items() if status in (400, 401, 403, 429)])
+def test_every_401_says_how_to_show_a_credential(code):
+    headers = error_answer(ApiError(code, "x"), "0" * 32).headers
+    assert (b"WWW-Authenticate: Bearer" in headers) is (HTTP_STATUS[code] == 401 or code == "insufficient_scope")
+
+
+def test_a_call_keeps_the_trace_id_it_was_given():
+    seen = call()
+    assert len(seen.trace_id) == 32
+    assert seen.trace_id == seen.trace_id

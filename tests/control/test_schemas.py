@@ -1,0 +1,40 @@
+"""What the answers look like on the wire: what doesn't apply is left out, and never null but where it says so."""
+
+import msgspec
+import pytest
+
+from redpoll.control import schemas
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        (schemas.Empty(), b"{}"),
+        (schemas.TriggerAnswer(), b"{}"),
+        (schemas.TriggerAnswer({"a": schemas.Attributes(user_count=0)}), b'{"channels":{"a":{"user_count":0}}}'),
+        (schemas.BatchAnswer(), b"{}"),
+        (
+            schemas.BatchAnswer([schemas.Attributes(), schemas.Attributes(1)]),
+            b'{"batch":[{},{"subscription_count":1}]}',
+        ),
+        # PHP wants an object here, also an empty one (protocol.md 14.3).
+        (schemas.ChannelsAnswer({}), b'{"channels":{}}'),
+        (schemas.ChannelAnswer(False, 0), b'{"occupied":false,"subscription_count":0}'),
+        (
+            schemas.ChannelAnswer(True, 2, 1, schemas.CachedEvent("d", 3)),
+            b'{"occupied":true,"subscription_count":2,"user_count":1,"cache":{"data":"d","ttl":3}}',
+        ),
+        (schemas.ChannelAnswer(False, 0, cache=None), b'{"occupied":false,"subscription_count":0,"cache":null}'),
+        (schemas.UsersAnswer([]), b'{"users":[]}'),
+        (schemas.UsersAnswer([schemas.User("1")]), b'{"users":[{"id":"1"}]}'),
+        (schemas.HistoryAnswer("", [], None), b'{"epoch":"","messages":[],"next":null}'),
+        (
+            schemas.HistoryAnswer("e", [schemas.Message(1000, "n", "d", 1)], "e:1000"),
+            b'{"epoch":"e","messages":[{"offset":1000,"event":"n","data":"d","time_ms":1}],"next":"e:1000"}',
+        ),
+        (schemas.AuthAnswer("k:h"), b'{"auth":"k:h"}'),
+        (schemas.AuthAnswer("k:h", "{}", "s"), b'{"auth":"k:h","channel_data":"{}","shared_secret":"s"}'),
+    ],
+)
+def test_each_shape_is_encoded_as_the_libraries_expect_it(shape, expected):
+    assert msgspec.json.encode(shape) == expected

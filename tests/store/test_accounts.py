@@ -1,0 +1,67 @@
+"""Users and sessions as rows."""
+
+import pytest
+import sqlalchemy as sa
+
+from redpoll.store import accounts as rows
+from redpoll.store.accounts import User
+from redpoll.store.store import Store, database_url
+
+
+@pytest.fixture
+async def store(tmp_path):
+    opened = await Store.open(database_url(tmp_path))
+    yield opened
+    await opened.close()
+
+
+def user(name="vera", **changed):
+    return User(
+        **{"name": name, "password_hash": "h", "role": "viewer", "must_change": True, "created_at": 1.0, **changed}
+    )
+
+
+async def test_a_user_comes_back_as_it_was_written(store):
+    async with store.change() as connection:
+        await rows.add(connection, user())
+        await rows.set_password(connection, "vera", "other", must_change=False)
+        await rows.set_role(connection, "vera", "admin")
+        await rows.set_login(connection, "vera", 2.5)
+    expected = user(password_hash="other", must_change=False, role="admin", last_login_at=2.5)
+    async with store.reading() as connection:
+        assert await rows.every(connection) == [expected]
+        assert await rows.one(connection, "vera") == expected
+        assert await rows.one(connection, "nobody") is None
+
+
+async def test_a_name_is_there_once(store):
+    async with store.change() as connection:
+        await rows.add(connection, user())
+        with pytest.raises(sa.exc.IntegrityError):
+            await rows.add(connection, user())
+
+
+async def test_sessions_end_one_by_one_by_user_by_age_and_with_their_user(store):
+    async with store.change() as connection:
+        for name in ("vera", "anna"):
+            await rows.add(connection, user(name))
+        for hash, name, at in (
+            ("a", "vera", 1),
+            ("b", "vera", 10),
+            ("c", "vera", 20),
+            ("d", "anna", 30),
+            ("e", "anna", 40),
+        ):
+            await rows.add_session(connection, hash, name, float(at))
+        found = await rows.session(connection, "b")
+        assert (found.user.name, found.created_at, found.used_at) == ("vera", 10.0, 10.0)
+        await rows.touch_session(connection, "b", 50.0)
+        await rows.forget_sessions(connection, used_before=5.0)
+        assert await rows.session(connection, "a") is None
+        await rows.forget_sessions(connection, begun_before=15.0)
+        assert await rows.session(connection, "b") is None
+        await rows.end_sessions(connection, ("c",))
+        await rows.forget_sessions(connection, user_name="anna", but="e")
+        assert await rows.session(connection, "d") is None
+        await rows.remove(connection, "anna")
+        assert await rows.session(connection, "e") is None

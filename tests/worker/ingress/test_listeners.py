@@ -1,0 +1,308 @@
+"""What stands before the first byte of HTTP: PROXY headers, handshakes, and clients that leave half-way."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import resource
+import socket
+import ssl
+
+import pytest
+
+from edge import Edge, first_frame, until_end, upgrade
+from redpoll import handover
+from redpoll.worker.ingress.listeners import Introduced
+
+KEY = "278d425bdf160c739803"
+PATH = f"/app/{KEY}?protocol=7"
+V1 = b"PROXY TCP4 203.0.113.9 192.0.2.1 4711 443\r\n"
+ADDRESSES = socket.inet_aton("203.0.113.9") + socket.inet_aton("192.0.2.1") + (4711).to_bytes(2, "big") + b"\x01\xbb"
+TLS_SEEN = b"\x20\x00\x05\x01\x00\x00\x00\x00"
+SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
+V2 = SIGNATURE + b"\x21\x11\x00\x0c" + ADDRESSES
+V2_TLS = SIGNATURE + b"\x21\x11\x00\x14" + ADDRESSES + TLS_SEEN
+V2_LOCAL = SIGNATURE + b"\x20\x00\x00\x00"
+HEADERS = {"version 1": V1, "version 2": V2, "version 2 after TLS": V2_TLS}
+
+
+@pytest.fixture
+async def edges(bench, tmp_path):
+    """`await edges(**settings)`: doors with these settings, into a worker that has them too."""
+    made = []
+
+    async def make(worker_settings=(), **settings) -> Edge:
+        edge = Edge(await bench.start(**dict(worker_settings)), tmp_path, **settings)
+        made.append(edge)
+        await edge.doors.open()
+        return edge
+
+    yield make
+    for edge in made:
+        edge.close()
+
+
+class Control:
+    """The other end of the hand-over: notes what arrives and answers it with who it is from."""
+
+    def __init__(self, path: str) -> None:
+        self.peers = []
+        self.passage = None
+        self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listening.bind(path)
+        self.listening.listen()
+        self.listening.setblocking(False)
+
+    async def accept(self) -> None:
+        sock, _ = await asyncio.get_running_loop().sock_accept(self.listening)
+        self.passage = handover.Passage(sock, self._received, lambda: None)
+
+    def _received(self, descriptor, peer, data, secure) -> None:
+        self.peers.append((peer, secure))
+        with socket.socket(fileno=descriptor) as sock:
+            sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    def close(self) -> None:
+        self.listening.close()
+        if self.passage is not None:
+            self.passage.close()
+
+
+@pytest.fixture
+async def control(tmp_path):
+    control = Control(str(tmp_path / "handover.sock"))
+    accepting = asyncio.create_task(control.accept())
+    yield control
+    accepting.cancel()
+    control.close()
+
+
+GET = b"GET /apps/1/channels HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class TestProxyHeaders:
+    @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+    @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
+    async def test_the_hand_over_tells_the_client_that_the_proxy_named(self, edges, control, header, tls):
+        edge = await edges(proxy_protocol=True)
+        assert b" 200 OK" in await edge.ask(GET, tls=tls, before=header)
+        assert control.peers == [(("203.0.113.9", 4711), tls or header is V2_TLS)]
+
+    async def test_a_proxy_that_speaks_for_itself_is_the_client(self, edges, control):
+        edge = await edges(proxy_protocol=True)
+        reader, writer = await edge.connect(tls=False, before=V2_LOCAL + GET)
+        assert b" 200 OK" in await reader.read()
+        assert control.peers == [(writer.get_extra_info("sockname"), False)]
+
+    async def test_a_header_may_come_byte_by_byte_and_in_one_piece_with_what_is_behind(self, edges):
+        edge = await edges(proxy_protocol=True)
+        for header in HEADERS.values():
+            reader, writer = await edge.connect(tls=False, before=header + upgrade(PATH))
+            assert b"connection_established" in await first_frame(reader)
+            reader, writer = await edge.connect(tls=False)
+            writer.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for i in range(len(header)):
+                writer.write(header[i : i + 1])
+                await asyncio.sleep(0)
+            writer.write(upgrade(PATH))
+            assert b"connection_established" in await first_frame(reader)
+
+    @pytest.mark.parametrize(
+        "garbage",
+        [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"PROXY TCP4 a b c d\r\n", SIGNATURE + b"\x31", V2[:20] + b"\0"],
+    )
+    async def test_without_a_good_header_the_connection_is_dropped(self, edges, garbage, wait_until):
+        edge = await edges({"head_timeout_s": 0.5}, proxy_protocol=True, head_timeout_s=0.5)
+        assert await edge.ask(garbage, tls=False) == b""
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await edge.connect(before=garbage)
+        assert edge.doors.handshakes_failed_total == 2
+        assert edge.worker.gate.connections == 0
+
+    async def test_a_header_that_never_ends_is_not_waited_for(self, edges):
+        edge = await edges(proxy_protocol=True, head_timeout_s=0.3)
+        assert await edge.ask(b"PROXY TCP4 203.", tls=False) == b""
+        assert await edge.ask(b"", tls=False) == b""
+        assert edge.doors.entering == 0
+
+    async def test_with_trusted_proxies_others_come_without_a_header(self, edges):
+        edge = await edges(proxy_protocol=True, trusted_proxies=("10.0.0.0/8",))
+        reader, _ = await edge.connect(tls=False, before=upgrade(PATH))
+        assert b"connection_established" in await first_frame(reader)
+        # And what they write there is not believed, but taken for the bad HTTP that it is.
+        assert b" 400 Bad Request" in await edge.ask(V1 + upgrade(PATH), tls=False)
+        reader, writer = await edge.connect()
+        writer.write(upgrade(PATH))
+        assert b"connection_established" in await first_frame(reader)
+
+    async def test_with_trusted_proxies_those_have_to_bring_one(self, edges):
+        edge = await edges(proxy_protocol=True, trusted_proxies=("127.0.0.1",))
+        assert await edge.ask(upgrade(PATH), tls=False) == b""
+        reader, _ = await edge.connect(tls=False, before=V1 + upgrade(PATH))
+        assert b"connection_established" in await first_frame(reader)
+
+    async def test_where_it_is_off_a_header_is_no_http(self, edges):
+        edge = await edges()
+        assert b" 400 Bad Request" in await edge.ask(V1 + upgrade(PATH), tls=False)
+
+
+class TestTlsRequired:
+    """4000 (decisions.md): never to a client that came by TLS, whoever had the TLS."""
+
+    @pytest.mark.parametrize(
+        ("tls", "before", "extra", "told"),
+        [
+            (False, V1, "", b"4000"),
+            (False, V2, "", b"4000"),
+            (False, V2_TLS, "", b"connection_established"),
+            (True, V1, "", b"connection_established"),
+            (False, V2_LOCAL, "X-Forwarded-Proto: https\r\n", b"connection_established"),
+            (False, V2_LOCAL, "X-Forwarded-Proto: http\r\n", b"4000"),
+            (True, V2_LOCAL, "X-Forwarded-Proto: http\r\n", b"4000"),
+            # The proxy names a client that is none of the trusted: what that one writes is its own.
+            (False, V1, "X-Forwarded-Proto: https\r\n", b"4000"),
+            (False, V2_TLS, "X-Forwarded-Proto: http\r\n", b"connection_established"),
+        ],
+    )
+    async def test_it_is_the_clients_own_hop_that_counts(self, bench, edges, tls, before, extra, told):
+        trusted = {"trusted_proxies": ("127.0.0.1",)}
+        edge = await edges(trusted, proxy_protocol=True, **trusted)
+        await bench.change(tls_required=True)
+        reader, writer = await edge.connect(tls=tls, before=before)
+        writer.write(upgrade(PATH, extra))
+        assert told in await first_frame(reader)
+
+    async def test_plain_is_refused_and_tls_is_not(self, bench, edges):
+        edge = await edges()
+        await bench.change(tls_required=True)
+        reader, _ = await edge.connect(tls=False, before=upgrade(PATH, "X-Forwarded-Proto: https\r\n"))
+        refusal = json.loads(await first_frame(reader))
+        assert refusal["data"]["code"] == 4000
+        reader, writer = await edge.connect()
+        writer.write(upgrade(PATH))
+        assert b"connection_established" in await first_frame(reader)
+
+
+def client_hello() -> bytes:
+    """The first bytes of a handshake, as a client sends them."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.create_default_context()
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(incoming, outgoing, server_hostname="localhost").do_handshake()
+    return outgoing.read()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def alive() -> int:
+    gc.collect()
+    return sum(isinstance(each, Introduced) for each in gc.get_objects())
+
+
+class TestHandshakesThatDoNotEnd:
+    async def test_fifty_cut_half_way_leave_nothing(self, edges, wait_until):
+        edge = await edges()
+        hello = client_hello()
+        before, connections = descriptors(), alive()
+        for turn in range(50):
+            _, writer = await asyncio.open_connection("127.0.0.1", edge.doors.tls_port)
+            # Cut at many places, by an end of file and by a reset; some before, some after the server's answer.
+            writer.write(hello[: 1 + turn * len(hello) // 49])
+            if turn % 3:
+                await writer.drain()
+                await asyncio.sleep(0.002)
+            if turn % 2:
+                writer.transport.get_extra_info("socket").setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
+                )
+            writer.transport.abort()
+        await wait_until(lambda: edge.doors.handshakes_failed_total == 50)
+        await wait_until(lambda: descriptors() <= before)
+        assert edge.doors.entering == 0
+        assert edge.worker.gate.connections == 0
+        assert alive() == connections
+        assert len(asyncio.all_tasks()) < 20
+
+    async def test_a_handshake_has_the_time_of_a_request_head(self, edges, wait_until):
+        edge = await edges(head_timeout_s=0.4)
+        before = descriptors()
+        silent = [await asyncio.open_connection("127.0.0.1", edge.doors.tls_port) for _ in range(3)]
+        silent[0][1].write(client_hello()[:100])
+        for reader, writer in silent:
+            assert await until_end(reader) == b""
+            writer.transport.abort()
+        await wait_until(lambda: descriptors() <= before)
+        assert edge.doors.entering == 0
+
+    async def test_silence_behind_the_handshake_is_cut_like_any_other(self, edges):
+        edge = await edges({"head_timeout_s": 0.5})
+        assert b" 408 " in await edge.ask(b"")
+
+    async def test_plain_http_on_the_tls_port_is_dropped(self, edges):
+        edge = await edges()
+        reader, writer = await asyncio.open_connection("127.0.0.1", edge.doors.tls_port)
+        writer.write(upgrade(PATH))
+        assert await until_end(reader) == b""
+        writer.transport.abort()
+
+    async def test_those_who_are_entering_count_against_the_room_there_is(self, edges, wait_until):
+        edge = await edges()
+        gate = edge.worker.gate
+        gate._max_connections = 0  # 48 may be at the door all the same
+        before = descriptors()
+        waiting = [await asyncio.open_connection("127.0.0.1", edge.doors.tls_port) for _ in range(60)]
+        await wait_until(lambda: sum(reader.at_eof() for reader, _ in waiting) == 12)
+        assert edge.doors.entering == 48
+        for _, writer in waiting:
+            writer.transport.abort()
+        await wait_until(lambda: descriptors() <= before)
+
+    async def test_finish_cuts_them(self, edges, wait_until):
+        edge = await edges()
+        before = descriptors()
+        reader, writer = await asyncio.open_connection("127.0.0.1", edge.doors.tls_port)
+        writer.write(client_hello()[:50])
+        await wait_until(lambda: edge.doors.entering == 1)
+        assert edge.doors.close()
+        assert not edge.doors.close()
+        assert edge.doors.entering == 1
+        edge.doors.finish()
+        assert await until_end(reader) == b""
+        writer.transport.abort()
+        await wait_until(lambda: edge.doors.entering == 0)
+        # The two listening sockets are gone as well.
+        await wait_until(lambda: descriptors() <= before - 2)
+
+
+async def test_out_of_descriptors_the_doors_rest_and_open_again(edges, wait_until):
+    edge = await edges()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    knocking = socket.socket()
+    knocking.setblocking(False)
+    taken = [os.dup(0)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        with pytest.raises(BlockingIOError):
+            knocking.connect(("127.0.0.1", edge.doors.tls_port))
+        listening = edge.doors._tls
+        await wait_until(lambda: listening not in edge.doors._accepting)
+        assert edge.doors.entering == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for each in taken:
+            os.close(each)
+    await wait_until(lambda: edge.doors.entering == 1)
+    knocking.close()
+    await wait_until(lambda: edge.doors.entering == 0)
+
+
+async def test_without_a_certificate_there_is_nothing_to_reload(edges):
+    edge = await edges(tls=False)
+    assert edge.doors.tls_port is None
+    assert not edge.doors.reload()

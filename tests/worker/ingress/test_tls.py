@@ -1,0 +1,198 @@
+"""TLS as clients meet it: real sockets, a certificate made for the test, one changed under open connections."""
+
+import asyncio
+import ctypes
+import inspect
+import json
+import resource
+import ssl
+from pathlib import Path
+
+import pytest
+import websockets
+
+from certs import self_signed
+from edge import Edge, first_frame, upgrade
+from redpoll.worker.ingress.tls import Certificate, CertificateError, give_memory_back
+
+KEY = "278d425bdf160c739803"
+PATH = f"/app/{KEY}?protocol=7"
+
+
+@pytest.fixture
+async def edge(bench, tmp_path):
+    """A TLS port of a worker that keeps no more than 256 KiB for one client."""
+    edge = Edge(await bench.start(max_owed_bytes=262_144), tmp_path)
+    await edge.doors.open()
+    yield edge
+    edge.close()
+
+
+async def secure_client(bench, edge, path: str = PATH):
+    """A client over wss: greeted, or with nothing read yet where the path is another."""
+    url = f"wss://localhost:{edge.doors.tls_port}{path}"
+    connection = await websockets.connect(
+        url, ssl=edge.trusting(), ping_interval=None, compression=None, max_queue=None
+    )
+    bench.stack.push_async_callback(connection.close)
+    client = inspect.getmodule(bench).Client(connection)
+    if path == PATH:
+        established = await client.next()
+        assert established["event"] == "pusher:connection_established"
+        client.socket_id = json.loads(established["data"])["socket_id"]
+    return client
+
+
+def shown(client) -> bytes:
+    """The certificate that the server showed this client."""
+    return client.socket.transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+
+
+async def test_a_client_over_wss_hears_what_one_over_ws_says(bench, edge):
+    secure, plain = await secure_client(bench, edge), await bench.client(edge.worker)
+    await secure.subscribe("private-room")
+    await plain.subscribe("private-room")
+    for sender, hearer in ((plain, secure), (secure, plain)):
+        await sender.send("client-hello", {"from": sender.socket_id}, channel="private-room")
+        heard = await hearer.until("client-hello")
+        assert json.loads(heard["data"]) == {"from": sender.socket_id}
+
+
+async def test_large_events_arrive_whole_and_in_order(bench, edge):
+    client = await secure_client(bench, edge)
+    await client.subscribe("news")
+    for batch in range(20):
+        data = [f"{batch}.{number}." + "x" * 10_000 for number in range(10)]
+        await bench.bus.publish_all(bench.app, [("news", "n", each, None, None) for each in data])
+        for each in data:
+            assert (await client.until("n"))["data"] == each
+    await client.nothing_more()
+
+
+async def test_a_refusal_is_told_over_tls_too(bench, edge):
+    client = await secure_client(bench, edge, "/app/no")
+    assert await client.closed_with() == 4001
+
+
+async def test_a_certificate_is_changed_while_sockets_are_open(bench, edge):
+    before = await secure_client(bench, edge)
+    await before.subscribe("news")
+    old = shown(before)
+    new = edge.certify("second")
+    assert edge.doors.reload()
+    after = await secure_client(bench, edge)
+    await after.subscribe("news")
+    assert shown(after) == new != old
+    await bench.publish("news", "n", "to both")
+    for client in (before, after):
+        assert (await client.until("n"))["data"] == "to both"
+
+
+async def test_a_certificate_that_cannot_be_used_changes_nothing(bench, edge):
+    old = shown(await secure_client(bench, edge))
+    trusting = edge.trusting()
+    for content in (b"", b"no PEM", edge.key.read_bytes()):
+        edge.cert.write_bytes(content)
+        assert not edge.doors.reload()
+    edge.cert.unlink()
+    assert not edge.doors.reload()
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", edge.doors.tls_port, ssl=trusting, server_hostname="localhost"
+    )
+    edge.writers.append(writer)
+    assert writer.get_extra_info("ssl_object").getpeercert(binary_form=True) == old
+    writer.write(upgrade(PATH))
+    assert b"connection_established" in await first_frame(reader)
+
+
+async def test_a_client_that_does_not_read_is_closed_and_nothing_is_kept_for_it(bench, edge, wait_until):
+    """failures.md rows 13 and 38: what TLS has in its own buffers counts."""
+    reading, stalled = await secure_client(bench, edge), await secure_client(bench, edge)
+    await reading.subscribe("news")
+    await stalled.subscribe("news")
+    worker = edge.worker
+    (kept,) = (each for each in worker.hub.everyone if f"{each.sid_hi}.{each.sid_lo}" == stalled.socket_id)
+    stalled.socket.transport.pause_reading()
+    posted = 0
+    while worker.flusher.overruns == 0:
+        await bench.bus.publish_all(bench.app, [("news", "n", "x" * 10_000, None, None)] * 10)
+        posted += 100_000
+        assert posted < 60_000_000, "never closed"
+        for _ in range(10):
+            await reading.until("n")
+    assert kept.bytes_owed <= 262_144
+    await wait_until(lambda: len(worker.hub.everyone) == 1)
+    await reading.nothing_more()
+    stalled.socket.transport.resume_reading()
+    await asyncio.wait_for(stalled.socket.wait_closed(), 10)
+    assert stalled.socket.close_code == 4100
+
+
+async def test_a_slow_client_that_goes_on_reading_misses_nothing(bench, edge):
+    client = await secure_client(bench, edge)
+    await client.subscribe("news")
+    for _ in range(5):
+        client.socket.transport.pause_reading()
+        # As much as may be owed, and what kernels take on the way.
+        await bench.bus.publish_all(bench.app, [("news", "n", "x" * 10_000, None, None)] * 10)
+        await bench.bus.publish_all(bench.app, [("news", "n", "y" * 10_000, None, None)] * 10)
+        client.socket.transport.resume_reading()
+        assert [(await client.until("n"))["data"][0] for _ in range(20)] == ["x"] * 10 + ["y"] * 10
+    assert edge.worker.flusher.overruns == 0
+
+
+async def test_a_close_does_not_wait_for_a_peer_that_says_no_goodbye(bench, edge, wait_until):
+    """failures.md row 38: uvloop would wait 30 s for its close_notify."""
+    reader, writer = await edge.connect()
+    writer.write(upgrade("/app/unknown"))
+    await first_frame(reader)
+    writer.transport.pause_reading()
+    # The janitor gives it 5 s for its Close frame, and nobody more for its goodbye.
+    await wait_until(lambda: edge.worker.gate.connections == 0, 9)
+
+
+async def test_tls_before_1_2_is_not_spoken(edge):
+    context = edge.trusting()
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    with pytest.raises((ssl.SSLError, ConnectionResetError)):
+        await asyncio.open_connection("127.0.0.1", edge.doors.tls_port, ssl=context, server_hostname="localhost")
+
+
+async def test_a_client_that_offers_http_2_gets_http_1_1(edge):
+    context = edge.trusting()
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    _, writer = await asyncio.open_connection(
+        "127.0.0.1", edge.doors.tls_port, ssl=context, server_hostname="localhost"
+    )
+    assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+    writer.transport.abort()
+
+
+def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked(tmp_path):
+    cert, key = self_signed(tmp_path, passphrase="secret")
+    with pytest.raises(CertificateError, match="passphrase"):
+        Certificate(str(cert), str(key))
+
+
+def test_a_key_of_another_certificate_is_refused(tmp_path):
+    cert, _ = self_signed(tmp_path, "one")
+    _, key = self_signed(tmp_path, "two")
+    with pytest.raises(CertificateError, match="one"):
+        Certificate(str(cert), str(key))
+
+
+def test_memory_that_was_freed_goes_back_to_the_system():
+    """As thousands of handshakes leave it: small pieces, kept apart by some that stay."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    pieces = [ctypes.create_string_buffer(16_384) for _ in range(4_000)]
+    stay = pieces[::100]
+    full = resident()
+    del pieces
+    give_memory_back()
+    assert resident() < full - 40_000_000
+    assert len(stay) == 40

@@ -1,0 +1,692 @@
+"""What a subscriber is told of the past: by rule, by what it asks for, by where it was; each message once, in order."""
+
+import asyncio
+import contextlib
+import json
+import random
+import socket
+
+import websockets
+
+from redpoll.cluster.history import History
+
+SUCCEEDED = "pusher_internal:subscription_succeeded"
+ADDED = "pusher_internal:member_added"
+RECOVER = "&recover=1"
+
+
+def data_of(frame: dict) -> dict:
+    return json.loads(frame["data"])
+
+
+def numbers(frames: list[dict]) -> list[int]:
+    return [int(frame["data"]) for frame in frames]
+
+
+def place_of(frame: dict) -> dict:
+    """`since` of a later subscribe, from a success frame or a pusher:position."""
+    told = data_of(frame)
+    return {"epoch": told["epoch"], "offset": told["offset"]}
+
+
+def history_of(bench) -> History:
+    return History(bench.bus._link, bench.bus._keys)
+
+
+class Withheld:
+    """A worker's history whose pages come when the test says so."""
+
+    def __init__(self, worker) -> None:
+        self.history = worker.hub.rewinds.history
+        self.waiting: list = []
+        worker.hub.rewinds.attach_history(self)
+
+    def page(self, *args) -> None:
+        self.waiting.append(args)
+
+    def let_one(self) -> None:
+        self.history.page(*self.waiting.pop(0))
+
+    def locate(self, *args, **kwargs) -> None:
+        self.history.locate(*args, **kwargs)
+
+    def go_on(self, worker) -> None:
+        worker.hub.rewinds.attach_history(self.history)
+        for args in self.waiting:
+            self.history.page(*args)
+
+
+class TestByRule:
+    async def test_a_stock_client_is_told_the_last_messages_behind_its_success_and_before_live_ones(self, bench):
+        worker = await bench.start()
+        await bench.keep(replay=3)
+        await bench.publish_numbers("kept-a", range(10))
+        client = await bench.client(worker)
+        assert await client.subscribe("kept-a") == {"event": SUCCEEDED, "channel": "kept-a", "data": "{}"}
+        assert await client.events(3) == [{"event": "n", "channel": "kept-a", "data": str(n)} for n in (7, 8, 9)]
+        await bench.publish_numbers("kept-a", range(10, 12))
+        assert numbers(await client.events(2)) == [10, 11]
+        await client.nothing_more()
+        assert worker.hub.registry.local_channel("1", "kept-a").audience.past is None
+
+    async def test_by_time(self, bench):
+        worker = await bench.start()
+        await bench.keep(replay_seconds=600)
+        await bench.publish_numbers("kept-a", range(150))
+        client = await bench.client(worker)
+        await client.subscribe("kept-a")
+        assert numbers(await client.events(150)) == list(range(150))
+        await client.nothing_more()
+
+    async def test_where_nothing_was_said_nothing_is_told(self, bench):
+        worker = await bench.start()
+        await bench.keep(replay=3)
+        client = await bench.client(worker)
+        await client.subscribe("kept-a")
+        await client.nothing_more()
+        await bench.publish_numbers("kept-a", range(1))
+        assert numbers(await client.events(1)) == [0]
+
+    async def test_channels_without_a_rule_go_on_as_they_were(self, bench):
+        worker = await bench.start()
+        await bench.keep(replay=3)
+        await bench.publish_numbers("other", range(3))
+        client = await bench.client(worker, query=RECOVER)
+        assert (await client.subscribe("other"))["data"] == "{}"
+        await bench.publish_numbers("other", range(1))
+        assert await client.events(1) == [{"event": "n", "channel": "other", "data": "0"}]
+        assert worker.hub.registry.local_channel("1", "other").audience.past is None
+
+    async def test_many_pages_are_each_message_once_while_publishing_goes_on(self, bench):
+        one, other = await bench.start(), await bench.start()
+        await bench.keep(replay=1000)
+        await bench.publish_numbers("kept-a", range(1000))
+        publishing = asyncio.create_task(self._publish(bench, range(1000, 3000)))
+        clients = []
+        for worker in (one, other) * 4:
+            client = await bench.client(worker)
+            await client.subscribe("kept-a")
+            clients.append(client)
+        await publishing
+        await bench.publish("kept-a", "end", "-1")
+        for client in clients:
+            await client.until("end", 20)
+            told = numbers([frame for frame in client.seen if frame["event"] == "n"])
+            # From its first message on nothing is missing, and at least what the rule says came before live ones.
+            assert told == list(range(told[0], 3000))
+            assert len(told) >= 1000
+
+    @staticmethod
+    async def _publish(bench, span: range) -> None:
+        for at in range(span.start, span.stop, 10):
+            await bench.publish_numbers("kept-a", range(at, at + 10))
+
+    async def test_many_channels_at_once_are_no_more_than_a_slow_socket_may_owe(self, bench):
+        worker = await bench.start()
+        await bench.keep(replay=20)
+        channels = [f"kept-{n}" for n in range(60)]
+        for channel in channels:
+            await bench.publish_numbers(channel, range(20), "x" * 8000)
+        for query in ("", RECOVER):
+            raw = socket.socket()
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            raw.connect(("127.0.0.1", worker.port))
+            client = await bench.client(worker, query=query, max_queue=1, sock=raw)
+            for channel in channels:
+                await client.ask(channel, rewind={"count": 20})
+            await bench.settled(worker, lambda: worker.hub.rewinds.parked)
+            assert len(await client.events(60 * 20)) == 60 * 20
+            await client.nothing_more()
+
+    async def test_who_comes_together_shares_the_pages(self, bench):
+        worker = await bench.start()
+        await bench.keep(replay=640)
+        await bench.publish_numbers("kept-a", range(640))
+        clients = [await bench.client(worker) for _ in range(20)]
+        before = worker.registry.history.pages
+        await asyncio.gather(*(client.subscribe("kept-a") for client in clients))
+        for client in clients:
+            assert numbers(await client.events(640)) == list(range(640))
+        # Ten pages for one of them; each alone would be 200.
+        assert worker.registry.history.pages - before <= 60
+        assert worker.hub.rewinds.replayed == 20 * 640
+
+
+class TestAsked:
+    async def test_for_a_number_of_messages(self, bench):
+        worker = await bench.start()
+        await bench.keep()
+        await bench.publish_numbers("kept-a", range(100))
+        client = await bench.client(worker)
+        assert (await client.subscribe("kept-a", rewind={"count": 70}))["data"] == "{}"
+        told = await client.events(70)
+        assert numbers(told) == list(range(30, 100))
+        assert all("offset" not in frame for frame in told)
+        await client.nothing_more()
+
+    async def test_for_a_span_of_time(self, bench):
+        worker = await bench.start()
+        await bench.keep()
+        await bench.publish_numbers("kept-a", range(5))
+        client = await bench.client(worker)
+        await client.subscribe("kept-a", rewind={"seconds": 60})
+        assert numbers(await client.events(5)) == list(range(5))
+
+    async def test_for_more_than_there_is(self, bench):
+        worker = await bench.start()
+        await bench.keep()
+        await bench.publish_numbers("kept-a", range(3))
+        client = await bench.client(worker)
+        await client.subscribe("kept-a", rewind={"count": 1000})
+        assert numbers(await client.events(3)) == [0, 1, 2]
+        await client.nothing_more()
+
+    async def test_goes_before_the_rule(self, bench):
+        worker = await bench.start()
+        await bench.keep(replay=3)
+        await bench.publish_numbers("kept-a", range(9))
+        client = await bench.client(worker)
+        await client.subscribe("kept-a", rewind={"count": 1})
+        assert numbers(await client.events(1)) == [8]
+        await client.nothing_more()
+
+    async def test_nonsense_is_refused(self, bench):
+        worker = await bench.start()
+        await bench.keep()
+        client = await bench.client(worker)
+        await client.ask("kept-a", rewind={"count": -1})
+        assert data_of(await client.until("pusher:subscription_error"))["type"] == "InvalidRewind"
+
+    async def test_who_recovers_is_told_from_where_the_replay_goes(self, bench):
+        worker = await bench.start()
+        await bench.keep()
+        await bench.publish_numbers("kept-a", range(10))
+        client = await bench.client(worker, query=RECOVER)
+        place = place_of(await client.subscribe("kept-a", rewind={"count": 4}))
+        told = await client.events(4)
+        assert place["offset"] < told[0]["offset"]
+        # Cut behind the success it would have lost nothing.
+        again = await bench.client(worker, query=RECOVER)
+        assert data_of(await again.subscribe("kept-a", since=place))["recovered"] is True
+        assert await again.events(4) == told
+
+    async def test_who_asks_twice_is_told_the_same_place_twice(self, bench):
+        worker = await bench.start()
+        await bench.keep()
+        await bench.publish_numbers("kept-a", range(10))
+        client = await bench.client(worker, query=RECOVER)
+        for _ in range(2):
+            await client.ask("kept-a", rewind={"seconds": 60})
+        places = [place_of(await client.until(SUCCEEDED)) for _ in range(2)]
+        assert places[0] == places[1]
+        assert numbers(await client.events(10)) == list(range(10))
+
+    async def test_who_goes_on_and_asks_twice_has_a_place_in_either_answer(self, bench):
+        worker = await bench.start()
+        await bench.keep()
+        client = await bench.client(worker, query=RECOVER)
+        old = place_of(await client.subscribe("kept-a"))
+        await bench.publish_numbers("kept-a", range(3))
+        top = (await client.events(3))[-1]["offset"]
+        for since, place in (
+            (None, top),
+            ({**old, "offset": top}, top),
+            (old, old["offset"]),
+            ({**old, "offset": top - 1}, top),
+            ({"epoch": "of-another", "offset": 1}, top),
+        ):
+            again = await bench.client(worker, query=RECOVER)
+            for _ in range(2):
+                await again.ask("kept-a", **({"since": since} if since else {}))
+            places = [place_of(await again.until(SUCCEEDED)) for _ in range(2)]
+            assert places == [{**old, "offset": place}] * 2, since
+
+    async def test_a_presence_channel_is_told_its_members_with_the_success(self, bench):
+        worker = await bench.start()
+        await bench.keep("presence-")
+        await bench.publish_numbers("presence-a", range(3))
+        client = await bench.client(worker, query=RECOVER)
+        success = data_of(await client.subscribe("presence-a", {"user_id": "u"}, rewind={"count": 2}))
+        assert success["presence"]["ids"] == ["u"]
+        assert success["epoch"]
+        assert numbers(await client.events(2)) == [1, 2]
+
+
+class TestRecovery:
+    async def test_who_asks_for_it_is_told_places_and_nobody_else(self, bench):
+        worker = await bench.start()
+        await bench.keep()
+        recovering, stock = await bench.client(worker, query=RECOVER), await bench.client(worker)
+        by_subscribe = await bench.client(worker)
+        place = place_of(await recovering.subscribe("kept-a"))
+        assert (await stock.subscribe("kept-a"))["data"] == "{}"
+        assert place_of(await by_subscribe.subscribe("kept-a", recover=True)) == place
+        await bench.publish_numbers("kept-a", range(2))
+        assert all("offset" not in frame for frame in await stock.events(2))
+        told = await recovering.events(2)
+        assert place["offset"] < told[0]["offset"] < told[1]["offset"]
+        assert await by_subscribe.events(2) == told
+
+    async def test_it_goes_on_where_it_stopped_without_a_gap_on_any_worker(self, bench):
+        one, other = await bench.start(), await bench.start()
+        await bench.keep()
+        client = await bench.client(one, query=RECOVER)
+        place = place_of(await client.subscribe("kept-a"))
+        await bench.publish_numbers("kept-a", range(5))
+        place["offset"] = (await client.events(5))[2]["offset"]
+        await client.socket.close()
+        await bench.publish_numbers("kept-a", range(5, 200))
+        again = await bench.client(other, query=RECOVER)
+        success = data_of(await again.subscribe("kept-a", since=place))
+        assert success == {"epoch": place["epoch"], "offset": place["offset"], "recovered": True}
+        assert numbers(await again.events(197)) == list(range(3, 200))
+        await again.nothing_more()
+
+    async def test_who_missed_nothing_is_told_nothing(self, bench):
+        worker = await bench.start()
+        await bench.keep(replay=10)
+        await bench.publish_numbers("kept-a", range(5))
+        client = await bench.client(worker, query=RECOVER)
+        await client.subscribe("kept-a")
+        place = {"epoch": data_of(client.seen[-1])["epoch"], "offset": (await client.events(5))[-1]["offset"]}
+        again = await bench.client(worker, query=RECOVER)
+        assert data_of(await again.subscribe("kept-a", since=place)) == {**place, "recovered": True}
+        await again.nothing_more()
+
+    async def test_a_place_that_is_no_place_is_not_recovered_and_the_present_one_is_told(self, bench):
+        worker = await bench.start()
+        await bench.keep(keep=10, replay=5)
+        client = await bench.client(worker, query=RECOVER)
+        old = place_of(await client.subscribe("kept-a"))
+        await bench.publish_numbers("kept-a", range(50))
+        top = (await client.events(50))[-1]["offset"]
+        wrong = [
+            {**old, "epoch": "of-another"},
+            {**old, "offset": top + 1},
+            {**old, "offset": top - 1},
+            {**old, "offset": 1},
+            # Trimmed: 50 messages behind it, ten are kept.
+            old,
+        ]
+        for since in wrong:
+            again = await bench.client(worker, query=RECOVER)
+            success = data_of(await again.subscribe("kept-a", since=since))
+            assert success == {"epoch": old["epoch"], "offset": top, "recovered": False}, since
+            await again.nothing_more()
+        await bench.publish_numbers("kept-a", range(50, 51))
+        assert numbers(await again.events(1)) == [50]
+
+    async def test_without_a_history_there_is_no_place(self, bench):
+        worker = await bench.start()
+        client = await bench.client(worker, query=RECOVER)
+        success = await client.subscribe("news", since={"epoch": "e", "offset": 1})
+        assert data_of(success) == {"recovered": False}
+        await bench.publish("news", "n", "1")
+        assert await client.events(1) == [{"event": "n", "channel": "news", "data": "1"}]
+
+    async def test_it_is_told_when_the_history_is_cleared(self, bench):
+        worker = await bench.start()
+        await bench.keep()
+        client, stock = await bench.client(worker, query=RECOVER), await bench.client(worker)
+        before = place_of(await client.subscribe("kept-a"))
+        await stock.subscribe("kept-a")
+        await bench.publish_numbers("kept-a", range(2))
+        await client.events(2)
+        epoch = await history_of(bench).clear("1", "kept-a")
+        told = data_of(await client.until("pusher:position"))
+        assert told["epoch"] == epoch != before["epoch"]
+        assert told["recovered"] is False
+        await bench.publish_numbers("kept-a", range(2, 4))
+        assert numbers(await client.events(2)) == [2, 3]
+        assert numbers(await stock.events(4)) == [0, 1, 2, 3]
+        again = await bench.client(worker, query=RECOVER)
+        since = {"epoch": told["epoch"], "offset": told["offset"]}
+        assert data_of(await again.subscribe("kept-a", since=since))["recovered"] is True
+        assert numbers(await again.events(2)) == [2, 3]
+
+    async def test_what_was_published_while_no_rule_kept_it_is_not_passed_over(self, bench):
+        worker = await bench.start()
+        await bench.keep(era="a")
+        stays, goes = await bench.client(worker, query=RECOVER), await bench.client(worker, query=RECOVER)
+        place = place_of(await stays.subscribe("kept-a"))
+        await goes.subscribe("kept-a")
+        await bench.publish_numbers("kept-a", range(2))
+        place["offset"] = (await goes.events(2))[-1]["offset"]
+        await goes.socket.close()
+        await bench.change(history=())
+        await bench.publish_numbers("kept-a", range(2, 4))
+        await bench.keep(era="b")
+        back = await bench.client(worker, query=RECOVER)
+        told = data_of(await back.subscribe("kept-a", since=place))
+        assert told["recovered"] is False
+        assert told["epoch"] != place["epoch"]
+        await bench.publish_numbers("kept-a", range(4, 6))
+        assert numbers(await back.events(2)) == [4, 5]
+        # Who stayed missed nothing, and goes on from the new place.
+        assert numbers(await stays.events(6)) == list(range(6))
+        positions = [data_of(frame) for frame in stays.seen if frame["event"] == "pusher:position"]
+        assert [each["epoch"] for each in positions] == [told["epoch"]]
+        again = await bench.client(worker, query=RECOVER)
+        since = {"epoch": told["epoch"], "offset": stays.seen[-2]["offset"]}
+        assert data_of(await again.subscribe("kept-a", since=since))["recovered"] is True
+        assert numbers(await again.events(1)) == [5]
+
+    async def test_a_second_subscribe_says_where_it_is(self, bench):
+        worker = await bench.start()
+        await bench.keep()
+        client = await bench.client(worker, query=RECOVER)
+        place = place_of(await client.subscribe("kept-a"))
+        await bench.publish_numbers("kept-a", range(1))
+        offset = (await client.events(1))[0]["offset"]
+        assert place_of(await client.subscribe("kept-a")) == {**place, "offset": offset}
+        await client.nothing_more()
+
+    async def test_cut_again_and_again_it_gets_everything_once_and_in_order(self, bench):
+        workers = [await bench.start(), await bench.start()]
+        await bench.keep(keep=5000)
+        count = 3000
+        reader = Reader(bench, workers)
+        reading = asyncio.create_task(reader.read(count))
+        await bench.settled(workers[0], lambda: reader.place is not None)
+        for at in range(0, count, 20):
+            await bench.publish_numbers("kept-a", range(at, at + 20))
+            if random.random() < 0.1:
+                reader.cut()
+        await asyncio.wait_for(reading, 20)
+        assert reader.told == list(range(count))
+        assert reader.cuts > 1
+
+    async def test_when_redis_restarts_in_the_middle_nothing_is_missing(self, own_redis, bench_on):
+        bench = await bench_on(own_redis)
+        workers = [await bench.start(), await bench.start()]
+        await bench.keep(keep=5000)
+        reader, stock = Reader(bench, workers), await bench.client(workers[0])
+        await stock.subscribe("kept-a")
+        reading = asyncio.create_task(reader.read(600))
+        await bench.settled(workers[0], lambda: reader.place is not None)
+        await bench.publish_numbers("kept-a", range(200))
+        own_redis.kill()
+        reader.cut()
+        own_redis.start()
+        await bench.settled(workers[0], lambda: bench.bus._link.connects == 2 and bench.bus._link.up)
+        # Workers may not hear yet what is published now.
+        await bench.publish_numbers("kept-a", range(200, 600))
+        await asyncio.wait_for(reading, 20)
+        assert reader.told == list(range(600))
+        assert numbers(await stock.events(600)) == list(range(600))
+        await stock.nothing_more()
+
+    async def test_when_redis_forgot_everything_it_is_told_so(self, own_redis, bench_on):
+        bench = await bench_on(own_redis)
+        worker = await bench.start()
+        await bench.keep()
+        client = await bench.client(worker, query=RECOVER)
+        before = place_of(await client.subscribe("kept-a"))
+        await bench.publish_numbers("kept-a", range(3))
+        await client.events(3)
+        own_redis.flush()
+        await bench.directory.fill([bench.app], bench.version)
+        worker.link.drop("test")
+        await bench.settled(
+            worker, lambda: worker.registry.local_channel("1", "kept-a").asserted and worker.link.connects == 2
+        )
+        await bench.publish_numbers("kept-a", range(3, 5))
+        after = data_of(await client.until("pusher:position"))
+        assert after["epoch"] != before["epoch"]
+        assert numbers(await client.events(2)) == [3, 4]
+
+
+class Reader:
+    """A client that recovers: knows its place, and goes on from it on another connection when it is cut."""
+
+    def __init__(self, bench, workers) -> None:
+        self.bench = bench
+        self.workers = workers
+        self.place: dict | None = None
+        self.told: list[int] = []
+        self.cuts = 0
+        self.client = None
+
+    def cut(self) -> None:
+        if self.client is not None:
+            self.client.socket.transport.abort()
+            self.client = None
+            self.cuts += 1
+
+    async def read(self, count: int) -> None:
+        while len(self.told) < count:
+            with contextlib.suppress(websockets.WebSocketException, OSError):
+                await self._read(count)
+
+    async def _read(self, count: int) -> None:
+        client = await self.bench.client(random.choice(self.workers), query=RECOVER)
+        await client.ask("kept-a", **({"since": self.place} if self.place else {}))
+        success = data_of(await client.until(SUCCEEDED, 35))
+        assert success.get("recovered", True) is True, success
+        self.place = {"epoch": success["epoch"], "offset": success["offset"]}
+        self.client = client
+        while len(self.told) < count:
+            (frame,) = await client.events(1, 15)
+            self.told.append(int(frame["data"]))
+            self.place["offset"] = frame["offset"]
+
+
+class TestLiveEventsWaitBehind:
+    async def test_events_wait_members_and_counts_do_not(self, bench):
+        worker = await bench.start()
+        await bench.keep("presence-", replay=2)
+        await bench.publish_numbers("presence-a", range(3))
+        withheld = Withheld(worker)
+        client, other = await bench.client(worker), await bench.client(worker)
+        await client.subscribe("presence-a", {"user_id": "u"})
+        await bench.settled(worker, lambda: withheld.waiting)
+        await bench.publish_numbers("presence-a", range(3, 5))
+        await other.subscribe("presence-a", {"user_id": "v"})
+        assert data_of(await client.until(ADDED))["user_id"] == "v"
+        await client.nothing_more()
+        withheld.go_on(worker)
+        assert numbers(await client.events(4)) == [1, 2, 3, 4]
+
+    async def test_success_waits_until_it_is_known_whether_a_gap_can_be_filled(self, bench):
+        worker = await bench.start()
+        await bench.keep()
+        await bench.change(subscription_count=True)
+        first = await bench.client(worker, query=RECOVER)
+        since = place_of(await first.subscribe("kept-a"))
+        await bench.publish_numbers("kept-a", range(2))
+        await first.events(2)
+        withheld = Withheld(worker)
+        client = await bench.client(worker, query=RECOVER)
+        await client.ask("kept-a", since=since)
+        await bench.settled(worker, lambda: withheld.waiting)
+        await bench.client(worker)
+        await client.nothing_more()
+        withheld.go_on(worker)
+        assert data_of(await client.next())["recovered"] is True
+        assert data_of(await client.next()) == {"subscription_count": 2}
+        assert numbers(await client.events(2)) == [0, 1]
+
+    async def test_what_is_not_kept_comes_where_it_belongs(self, bench):
+        worker = await bench.start()
+        await bench.keep("private-", replay=10)
+        await bench.publish_numbers("private-a", range(2))
+        talker = await bench.client(worker)
+        await talker.subscribe("private-a")
+        await talker.events(2)
+        withheld = Withheld(worker)
+        client = await bench.client(worker)
+        await client.subscribe("private-a")
+        await bench.settled(worker, lambda: withheld.waiting)
+        for n in (2, 4):
+            await talker.send("client-said", str(n), channel="private-a")
+            await bench.settled(
+                worker,
+                lambda n=n: len(worker.hub.registry.local_channel("1", "private-a").audience.past.late) == n // 2,
+            )
+            await bench.publish_numbers("private-a", range(n + 1, n + 2))
+            await talker.until("n")
+        withheld.go_on(worker)
+        assert numbers(await client.events(6)) == [0, 1, 2, 3, 4, 5]
+        await client.nothing_more()
+
+    async def test_who_leaves_or_closes_meanwhile_leaves_nothing_behind(self, bench):
+        worker = await bench.start()
+        await bench.keep()
+        witness = await bench.client(worker, query=RECOVER)
+        since = place_of(await witness.subscribe("kept-a"))
+        await bench.publish_numbers("kept-a", range(3))
+        await witness.events(3)
+        withheld = Withheld(worker)
+        leaving, closing = await bench.client(worker), await bench.client(worker)
+        await leaving.ask("kept-a", since=since)
+        await closing.subscribe("kept-a", rewind={"count": 2})
+        past = worker.hub.registry.local_channel("1", "kept-a").audience.past
+        await bench.settled(worker, lambda: len(past.replays) == 2)
+        await leaving.send("pusher:unsubscribe", {"channel": "kept-a"})
+        closing.socket.transport.abort()
+        await bench.settled(worker, lambda: not past.replays)
+        withheld.go_on(worker)
+        await leaving.nothing_more()
+        await bench.settled(worker, lambda: worker.hub.registry.local_channel("1", "kept-a").confirmed == 1)
+        await witness.socket.close()
+        await bench.settled(worker, lambda: worker.hub.registry.local_channel("1", "kept-a") is None)
+        assert worker.loop_exceptions_total == 0
+
+    async def test_a_clear_in_the_middle_ends_the_replay(self, bench):
+        worker = await bench.start()
+        await bench.keep()
+        await bench.publish_numbers("kept-a", range(200))
+        withheld = Withheld(worker)
+        stock, recovering = await bench.client(worker), await bench.client(worker, query=RECOVER)
+        await stock.subscribe("kept-a", rewind={"count": 200})
+        await recovering.ask("kept-a", rewind={"count": 200})
+        past = worker.hub.registry.local_channel("1", "kept-a").audience.past
+        await bench.settled(worker, lambda: len(past.replays) == 2)
+        epoch = await history_of(bench).clear("1", "kept-a")
+        assert data_of(await recovering.until(SUCCEEDED))["epoch"] == epoch
+        await bench.publish_numbers("kept-a", range(200, 202))
+        assert numbers(await recovering.events(2)) == numbers(await stock.events(2)) == [200, 201]
+        withheld.go_on(worker)
+        await stock.nothing_more()
+        await recovering.nothing_more()
+
+    async def test_a_rule_that_is_taken_away_in_the_middle_ends_the_replay(self, bench):
+        worker = await bench.start()
+        await bench.keep()
+        await bench.publish_numbers("kept-a", range(5))
+        withheld = Withheld(worker)
+        client = await bench.client(worker)
+        await client.subscribe("kept-a", rewind={"count": 5})
+        await bench.settled(worker, lambda: withheld.waiting)
+        await bench.change(history=())
+        await bench.publish_numbers("kept-a", range(5, 7))
+        assert numbers(await client.events(2)) == [5, 6]
+        withheld.go_on(worker)
+        await client.nothing_more()
+
+    async def test_who_was_excluded_when_it_was_published_is_not_told_later_either(self, bench):
+        worker = await bench.start()
+        await bench.keep(replay=5)
+        client = await bench.client(worker)
+        await bench.publish("kept-a", "n", "0")
+        await bench.publish("kept-a", "n", "1", skip=client.socket_id)
+        await bench.publish("kept-a", "n", "2")
+        await client.subscribe("kept-a")
+        assert numbers(await client.events(2)) == [0, 2]
+        await client.nothing_more()
+
+
+class TestSlowReaders:
+    async def test_they_hold_up_nobody_and_miss_nothing(self, bench):
+        worker = await bench.start()
+        await bench.keep(keep=10_000)
+        padding = "x" * 2000
+        await bench.publish_numbers("kept-a", range(6000), f"{{n}} {padding}")
+        slow = await bench.client(worker, max_queue=1)
+        await slow.ask("kept-a", rewind={"seconds": 600})
+        rewinds = worker.hub.rewinds
+        await bench.settled(worker, lambda: rewinds.parked)
+        owed = max(connection.bytes_owed for connection in worker.hub.everyone)
+        assert owed < 640 * 1024
+        quick = await bench.client(worker)
+        await quick.subscribe("kept-a", rewind={"count": 100})
+        await quick.events(100)
+        await bench.publish_numbers("kept-a", range(6000, 6100))
+        await quick.events(100)
+        told = [int(frame["data"].split()[0]) for frame in await slow.events(6100)]
+        assert told == list(range(6100))
+        await slow.nothing_more()
+        assert not rewinds.parked
+
+    async def test_one_that_never_catches_up_is_told_so_and_goes_on_live(self, bench):
+        worker = await bench.start()
+        await bench.keep(keep=64, seconds=600)
+        client = await bench.client(worker, query=RECOVER)
+        since = place_of(await client.subscribe("kept-a"))
+        await bench.publish_numbers("kept-a", range(10))
+        withheld = Withheld(worker)
+        slow = await bench.client(worker, query=RECOVER)
+        await slow.ask("kept-a", since=since)
+        await bench.settled(worker, lambda: withheld.waiting)
+        # Trimmed before its first page comes.
+        await bench.publish_numbers("kept-a", range(10, 100))
+        withheld.go_on(worker)
+        success = data_of(await slow.until(SUCCEEDED))
+        assert success["recovered"] is False
+        assert success["offset"] == (await client.events(100))[-1]["offset"]
+        await bench.publish_numbers("kept-a", range(100, 101))
+        assert numbers(await slow.events(1)) == [100]
+
+    async def test_a_publisher_that_is_always_faster_is_not_waited_for(self, bench):
+        worker = await bench.start()
+        await bench.keep(keep=300)
+        first = await bench.client(worker, query=RECOVER)
+        since = place_of(await first.subscribe("kept-a"))
+        await bench.publish_numbers("kept-a", range(150))
+        await first.events(150)
+        withheld = Withheld(worker)
+        client = await bench.client(worker, query=RECOVER)
+        await client.ask("kept-a", since=since)
+        for at in range(150, 150 + 64 * 13, 64):
+            await bench.settled(worker, lambda: withheld.waiting)
+            await bench.publish_numbers("kept-a", range(at, at + 64))
+            await first.events(64)
+            withheld.let_one()
+        position = data_of(await client.until("pusher:position"))
+        assert position == {"epoch": since["epoch"], "offset": first.seen[-1]["offset"], "recovered": False}
+        told = numbers([frame for frame in client.seen if frame["event"] == "n"])
+        assert told == list(range(64 * 13))
+        await bench.publish_numbers("kept-a", range(2000, 2001))
+        assert numbers(await client.events(1)) == [2000]
+
+
+class TestCacheChannels:
+    async def test_the_cached_event_is_not_told_twice(self, bench):
+        worker = await bench.start()
+        await bench.keep("cache-", replay=2)
+        await bench.publish_numbers("cache-a", range(3))
+        client = await bench.client(worker)
+        await client.subscribe("cache-a")
+        assert numbers(await client.events(2)) == [1, 2]
+        await client.nothing_more()
+
+    async def test_it_is_told_to_who_is_told_nothing_else(self, bench):
+        worker = await bench.start()
+        await bench.keep("cache-")
+        await bench.publish_numbers("cache-a", range(3))
+        stock, recovering = await bench.client(worker), await bench.client(worker, query=RECOVER)
+        await stock.subscribe("cache-a")
+        assert numbers(await stock.events(1)) == [2]
+        place = place_of(await recovering.subscribe("cache-a"))
+        assert numbers(await recovering.events(1)) == [2]
+        again = await bench.client(worker, query=RECOVER)
+        assert data_of(await again.subscribe("cache-a", since=place))["recovered"] is True
+        await again.nothing_more()
+
+    async def test_nothing_cached_is_said_once(self, bench):
+        worker = await bench.start()
+        await bench.keep("cache-", replay=2)
+        client = await bench.client(worker)
+        await client.subscribe("cache-a")
+        await client.until("pusher:cache_miss")
+        await client.nothing_more()

@@ -1,0 +1,308 @@
+"""User resume: who was cut off and comes back is told what was missed, and others are told nothing of it."""
+
+import asyncio
+import json
+
+import pytest
+import redis as redis_py
+
+from proxy import Proxy
+from redpoll.cluster.keys import Keys
+
+PING = "pusher:ping"
+
+
+def numbers(frames: list[dict]) -> list[int]:
+    return [int(frame["data"]) for frame in frames]
+
+
+@pytest.fixture
+async def resuming(bench):
+    """A bench whose app lets users resume, on channels that keep."""
+    await bench.change(user_resume_s=60)
+    await bench.keep("")
+    return bench
+
+
+def word_for(bench, user: str) -> tuple[int | None, int]:
+    """What Redis has of the user's latest closed socket: the offset, and the seconds it is kept."""
+    with redis_py.Redis(unix_socket_path=bench.redis.path) as client:
+        key = Keys().resumed("1", user)
+        found = client.get(key)
+        return int(found) if found else None, client.ttl(key)
+
+
+async def cut(bench, worker, client) -> None:
+    """The connection breaks, and the worker notices."""
+    client.socket.transport.abort()
+    await bench.settled(worker, lambda: all(each.session.socket_id != client.socket_id for each in worker.hub.everyone))
+
+
+async def left_word(bench, user: str) -> None:
+    async with asyncio.timeout(5):
+        while word_for(bench, user)[0] is None:
+            await asyncio.sleep(0.005)
+
+
+async def told_all(client, span: range) -> None:
+    """All of these come, in order where they come again; some from before the cut may come twice."""
+    want, got = set(span), []
+    while not want <= set(got):
+        got += numbers(await client.events(1))
+    assert got == sorted(got)
+
+
+class TestSignedInUsers:
+    async def test_a_channel_subscribed_to_again_is_told_what_was_missed_before_live_events(self, resuming):
+        one, other = await resuming.start(), await resuming.start()
+        client = await resuming.client(one)
+        await client.sign_in("7")
+        await client.subscribe("news")
+        await resuming.publish_numbers("news", range(3))
+        await client.events(3)
+        await cut(resuming, one, client)
+        await left_word(resuming, "7")
+        await resuming.publish_numbers("news", range(3, 100))
+        again = await resuming.client(other)
+        await again.sign_in("7")
+        await again.subscribe("news")
+        await resuming.publish_numbers("news", range(100, 102))
+        await told_all(again, range(3, 102))
+        await again.nothing_more()
+
+    async def test_a_channel_subscribed_to_before_the_sign_in_is_told_behind(self, resuming):
+        worker = await resuming.start()
+        client = await resuming.client(worker)
+        await client.sign_in("7")
+        await client.subscribe("news")
+        await cut(resuming, worker, client)
+        await left_word(resuming, "7")
+        await resuming.publish_numbers("news", range(3))
+        again = await resuming.client(worker)
+        await again.subscribe("news")
+        await again.nothing_more()
+        await resuming.publish_numbers("news", range(3, 4))
+        assert numbers(await again.events(1)) == [3]
+        await again.sign_in("7")
+        assert numbers(await again.events(3)) == [0, 1, 2]
+        await again.nothing_more()
+
+    async def test_a_replay_that_waits_for_its_page_begins_where_the_user_was_cut_off(self, resuming):
+        worker = await resuming.start()
+        await resuming.keep("", replay=2)
+        client = await resuming.client(worker)
+        await client.sign_in("7")
+        await client.subscribe("news")
+        await cut(resuming, worker, client)
+        await left_word(resuming, "7")
+        await resuming.publish_numbers("news", range(10))
+        history, waiting = worker.hub.rewinds.history, []
+
+        class Withheld:
+            locate = staticmethod(history.locate)
+
+            def page(self, *args) -> None:
+                waiting.append(args)
+
+        worker.hub.rewinds.attach_history(Withheld())
+        again = await resuming.client(worker)
+        await again.subscribe("news")
+        await resuming.settled(worker, lambda: waiting)
+        await again.sign_in("7")
+        await resuming.settled(worker, lambda: all(each.known for each in worker.hub.resume._returned.values()))
+        worker.hub.rewinds.attach_history(history)
+        for args in waiting:
+            history.page(*args)
+        assert numbers(await again.events(10)) == list(range(10))
+        await again.nothing_more()
+
+    async def test_the_rule_says_how_much_at_least(self, resuming):
+        worker = await resuming.start()
+        await resuming.keep("", replay=5)
+        await resuming.publish_numbers("news", range(10))
+        client = await resuming.client(worker)
+        await client.sign_in("7")
+        await client.subscribe("news")
+        assert numbers(await client.events(5)) == list(range(5, 10))
+        await client.nothing_more()
+
+    async def test_an_old_socket_that_nobody_knows_is_dead_counts_too(self, resuming):
+        one, other = await resuming.start(), await resuming.start()
+        with Proxy(("127.0.0.1", one.port)) as proxy:
+            url = f"ws://127.0.0.1:{proxy.port}/app/278d425bdf160c739803?protocol=7&client=test&version=1"
+            resuming.url = lambda worker, path, url=url: url
+            client = await resuming.client(one)
+            del resuming.url
+            await client.sign_in("7")
+            await client.subscribe("news")
+            await resuming.publish_numbers("news", range(2))
+            await client.events(2)
+            proxy.stall()
+            await resuming.publish_numbers("news", range(2, 5))
+            again = await resuming.client(other)
+            await again.sign_in("7")
+            await again.subscribe("news")
+            await told_all(again, range(2, 5))
+            await again.nothing_more()
+            assert len(one.hub.everyone) == 1
+
+    async def test_another_tab_that_lives_is_nobody_who_went(self, resuming):
+        one, other = await resuming.start(), await resuming.start()
+        for worker in (one, other):
+            tab = await resuming.client(worker)
+            await tab.sign_in("7")
+            await tab.subscribe("news")
+        await resuming.publish_numbers("news", range(3))
+        client = await resuming.client(one)
+        await client.sign_in("7")
+        await client.subscribe("news")
+        await resuming.publish_numbers("news", range(3, 4))
+        assert numbers(await client.events(1)) == [3]
+        await client.nothing_more()
+
+    async def test_of_one_name_for_a_crowd_the_latest_alone_are_pinged(self, resuming):
+        worker = await resuming.start()
+        clients = [await resuming.client(worker) for _ in range(40)]
+        for client in clients[:-1]:
+            await client.sign_in("guest")
+
+        def settled() -> bool:
+            return all(each.known for each in worker.hub.resume._returned.values())
+
+        await resuming.settled(worker, settled)
+        pings = []
+        listen = worker.janitor.listen
+        worker.janitor.listen = lambda connection: (pings.append(connection), listen(connection))[1]
+        await clients[-1].sign_in("guest")
+        await resuming.settled(worker, settled)
+        assert [each.session.socket_id for each in pings] == [each.socket_id for each in clients[7:-1]]
+
+    async def test_a_stranger_a_first_visit_and_another_app_are_told_nothing(self, resuming):
+        worker = await resuming.start()
+        client = await resuming.client(worker)
+        await client.sign_in("7")
+        await cut(resuming, worker, client)
+        await left_word(resuming, "7")
+        await resuming.publish_numbers("news", range(3))
+        for user in ("8", None):
+            other = await resuming.client(worker)
+            if user is not None:
+                await other.sign_in(user)
+            await other.subscribe("news")
+            await other.nothing_more()
+        theirs = await resuming.client(worker, resuming.other)
+        await theirs.sign_in("7", resuming.other)
+        await theirs.subscribe("news", app=resuming.other)
+        await theirs.nothing_more()
+
+    async def test_who_names_a_place_is_told_from_there_alone(self, resuming):
+        worker = await resuming.start()
+        client = await resuming.client(worker, query="&recover=1")
+        await client.sign_in("7")
+        await client.subscribe("news")
+        await resuming.publish_numbers("news", range(3))
+        epoch = json.loads(client.seen[-1]["data"])["epoch"]
+        offset = (await client.events(3))[1]["offset"]
+        await cut(resuming, worker, client)
+        await left_word(resuming, "7")
+        again = await resuming.client(worker, query="&recover=1")
+        await again.sign_in("7")
+        await again.subscribe("news", since={"epoch": epoch, "offset": offset})
+        assert numbers(await again.events(1)) == [2]
+        await again.nothing_more()
+
+
+class TestMembers:
+    async def test_a_member_who_comes_back_is_told(self, resuming):
+        one, other = await resuming.start(), await resuming.start()
+        client = await resuming.client(one)
+        await client.subscribe("presence-p", {"user_id": "m"})
+        await resuming.publish_numbers("presence-p", range(2))
+        await client.events(2)
+        await cut(resuming, one, client)
+        await left_word(resuming, "m")
+        await resuming.publish_numbers("presence-p", range(2, 80))
+        again = await resuming.client(other)
+        await again.subscribe("presence-p", {"user_id": "m"})
+        await told_all(again, range(2, 80))
+        await again.nothing_more()
+
+    async def test_a_member_whose_old_socket_hangs_on_another_worker(self, resuming):
+        one, other = await resuming.start(), await resuming.start()
+        with Proxy(("127.0.0.1", one.port)) as proxy:
+            url = f"ws://127.0.0.1:{proxy.port}/app/278d425bdf160c739803?protocol=7&client=test&version=1"
+            resuming.url = lambda worker, path, url=url: url
+            client = await resuming.client(one)
+            del resuming.url
+            await client.subscribe("presence-p", {"user_id": "m"})
+            proxy.stall()
+            await resuming.publish_numbers("presence-p", range(3))
+            again = await resuming.client(other)
+            await again.subscribe("presence-p", {"user_id": "m"})
+            assert numbers(await again.events(3)) == [0, 1, 2]
+
+
+class TestTheWord:
+    async def test_it_is_a_little_before_the_last_bytes_and_kept_for_as_long_as_the_app_says(self, resuming):
+        worker = await resuming.start()
+        client = await resuming.client(worker)
+        await client.sign_in("7")
+        with redis_py.Redis(unix_socket_path=resuming.redis.path) as direct:
+            seconds, micros = direct.time()
+        await cut(resuming, worker, client)
+        await left_word(resuming, "7")
+        point, ttl_s = word_for(resuming, "7")
+        assert -3 < point / 1_000_000 - (seconds + micros / 1_000_000) < -0.9
+        assert 50 < ttl_s <= 60
+
+    async def test_a_worker_that_ends_leaves_one_for_everybody(self, resuming):
+        ending, staying = await resuming.start(), await resuming.start()
+        clients = [await resuming.client(ending) for _ in range(30)]
+        for n, client in enumerate(clients):
+            await client.sign_in(str(n))
+        ending.drain()
+        await asyncio.wait_for(ending.ended.wait(), 20)
+        assert all(word_for(resuming, str(n))[0] for n in range(30))
+        await resuming.publish_numbers("news", range(3))
+        again = await resuming.client(staying)
+        await again.sign_in("7")
+        await again.subscribe("news")
+        assert numbers(await again.events(3)) == [0, 1, 2]
+
+    async def test_apps_that_do_not_ask_for_it_pay_nothing(self, bench):
+        worker = await bench.start()
+        await bench.keep("")
+        client = await bench.client(worker)
+        await client.sign_in("7")
+        await client.subscribe("presence-p", {"user_id": "7"})
+        resume = worker.hub.resume
+        assert not any((resume._users, resume._sockets, resume._places, resume._timer))
+        await cut(bench, worker, client)
+        await bench.settled(worker, lambda: worker.registry.local_channel("1", "presence-p") is None)
+        assert word_for(bench, "7")[0] is None
+
+    async def test_nothing_is_remembered_of_who_is_gone(self, resuming):
+        worker = await resuming.start()
+        client = await resuming.client(worker)
+        await client.subscribe("presence-p", {"user_id": "m"})
+        await client.sign_in("7")
+        await client.subscribe("news")
+        await cut(resuming, worker, client)
+        resume = worker.hub.resume
+        assert not any((resume._users, resume._sockets, resume._places, resume._returned))
+        await left_word(resuming, "7")
+        await left_word(resuming, "m")
+        await resuming.settled(worker, lambda: not resume._tasks)
+
+    async def test_turned_on_it_counts_for_those_who_are_here(self, bench):
+        worker = await bench.start()
+        await bench.keep("")
+        client = await bench.client(worker)
+        await client.sign_in("7")
+        await client.subscribe("presence-p", {"user_id": "m"})
+        await bench.change(user_resume_s=60)
+        await cut(bench, worker, client)
+        await left_word(bench, "7")
+        await left_word(bench, "m")
+        await bench.change(user_resume_s=0)
+        assert not worker.hub.resume._users
