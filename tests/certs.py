@@ -1,34 +1,57 @@
-"""Certificates for tests, for localhost and 127.0.0.1, made by openssl(1) in a few milliseconds: self-signed ones, and
-some that an authority of one's own issued.
+"""Makes certificates for tests, with the library `cryptography`: self-signed ones, and ones that an own CA issued.
 
-Not a test. A client that trusts the self-signed one, or the authority's (`cafile`, `NODE_EXTRA_CA_CERTS`), finds it
-good.
+They are for localhost and 127.0.0.1. A client that trusts the self-signed certificate, or the CA's certificate
+(`cafile`, `NODE_EXTRA_CA_CERTS`), accepts the connection. Not a test.
 """
 
-import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 
-# Whom certificates are for, in openssl's words.
-LOCAL = "DNS:localhost,IP:127.0.0.1"
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+LOCAL_HOSTS = ("localhost", "127.0.0.1")
+# Clocks of two test processes may differ a little.
+_BACKDATED = timedelta(minutes=5)
 
 
 def self_signed(folder: Path, name: str = "server", *, passphrase: str = "") -> tuple[Path, Path]:
-    """`NAME.crt` and `NAME.key` in `folder`, a pair of its own at every call."""
-    cert, key = folder / f"{name}.crt", folder / f"{name}.key"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
-    command += ["-subj", f"/CN={name}", "-addext", f"subjectAltName={LOCAL}"]
-    command += ["-passout", f"pass:{passphrase}"] if passphrase else ["-nodes"]
-    subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
-    return cert, key
+    """Writes `NAME.crt` and `NAME.key` into `folder`: a new pair at every call. Returns both paths."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    extensions = [
+        x509.BasicConstraints(ca=True, path_length=None),
+        _alternative_names(LOCAL_HOSTS),
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
+    ]
+    cert = _certificate(name, name, key.public_key(), key, extensions, days=2)
+    return _write(folder, name, cert, key, passphrase)
 
 
 def authority(folder: Path, name: str = "authority") -> tuple[Path, Path]:
-    """A CA: `NAME.crt`, to be trusted, and `NAME.key`, to issue with."""
-    cert, key = folder / f"{name}.crt", folder / f"{name}.key"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
-    command += ["-nodes", "-subj", f"/CN={name}", "-addext", "keyUsage=critical,keyCertSign,cRLSign"]
-    subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
-    return cert, key
+    """Writes a CA: `NAME.crt`, which clients trust, and `NAME.key`, which `issued` signs with."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    usage = dict.fromkeys(
+        (
+            "digital_signature",
+            "content_commitment",
+            "key_encipherment",
+            "data_encipherment",
+            "key_agreement",
+            "encipher_only",
+            "decipher_only",
+        ),
+        False,
+    )
+    extensions = [
+        x509.BasicConstraints(ca=True, path_length=None),
+        x509.KeyUsage(key_cert_sign=True, crl_sign=True, **usage),
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
+    ]
+    return _write(folder, name, _certificate(name, name, key.public_key(), key, extensions, days=2), key)
 
 
 def issued(
@@ -36,17 +59,75 @@ def issued(
     ca: tuple[Path, Path],
     name: str = "server",
     *,
-    hosts: str = "DNS:localhost,IP:127.0.0.1",
+    hosts: Sequence[str] = LOCAL_HOSTS,
     days: int = 2,
 ) -> tuple[Path, Path]:
-    """`NAME.crt` and `NAME.key`, issued by `ca`, for `hosts`; `days` below 0: it has expired."""
-    cert, key, request = folder / f"{name}.crt", folder / f"{name}.key", folder / f"{name}.csr"
-    command = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-subj", f"/CN={name}", "-addext", f"subjectAltName={hosts}"]
-    subprocess.run([*command, "-keyout", key, "-out", request], check=True, capture_output=True)
-    command = ["openssl", "x509", "-req", "-in", str(request), "-CA", str(ca[0]), "-CAkey", str(ca[1])]
-    command += ["-CAcreateserial", "-copy_extensions", "copy", "-days", str(days), "-out", str(cert)]
-    # Python 3.13 and later want to be told the issuer's key (RFC 5280 4.2.1.1).
-    command += ["-extfile", "/dev/stdin"]
-    subprocess.run(command, check=True, capture_output=True, input=b"authorityKeyIdentifier=keyid\n")
-    return cert, key
+    """Writes `NAME.crt` and `NAME.key`, issued by `ca` for `hosts`. With `days` below 0 it has expired."""
+    ca_cert = x509.load_pem_x509_certificate(ca[0].read_bytes())
+    ca_key = serialization.load_pem_private_key(ca[1].read_bytes(), None)
+    assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP256R1())
+    issuer = str(ca_cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+    extensions = [
+        _alternative_names(hosts),
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
+        # Python 3.13 and later require the issuer's key identifier (RFC 5280 4.2.1.1).
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()),
+    ]
+    return _write(folder, name, _certificate(name, issuer, key.public_key(), ca_key, extensions, days), key)
+
+
+def public_key_der(cert: Path) -> bytes:
+    """The certificate's public key as DER SubjectPublicKeyInfo, of which Chromium takes a SHA-256 pin."""
+    public_key = x509.load_pem_x509_certificate(cert.read_bytes()).public_key()
+    return public_key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _alternative_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
+    names: list[x509.GeneralName] = []
+    for host in hosts:
+        is_address = host.replace(".", "").isdigit() or ":" in host
+        names.append(x509.IPAddress(ip_address(host)) if is_address else x509.DNSName(host))
+    return x509.SubjectAlternativeName(names)
+
+
+def _certificate(
+    subject: str,
+    issuer: str,
+    public_key: ec.EllipticCurvePublicKey,
+    signing_key: ec.EllipticCurvePrivateKey,
+    extensions: Sequence[x509.ExtensionType],
+    days: int,
+) -> x509.Certificate:
+    now = datetime.now(UTC)
+    # One that has expired began before it ended.
+    begin = min(now - _BACKDATED, now + timedelta(days=days - 1))
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(_name(subject))
+        .issuer_name(_name(issuer))
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(now + timedelta(days=days))
+    )
+    for extension in extensions:
+        critical = isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(signing_key, hashes.SHA256())
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _write(
+    folder: Path, name: str, cert: x509.Certificate, key: ec.EllipticCurvePrivateKey, passphrase: str = ""
+) -> tuple[Path, Path]:
+    cert_path, key_path = folder / f"{name}.crt", folder / f"{name}.key"
+    encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if passphrase:
+        encryption = serialization.BestAvailableEncryption(passphrase.encode())
+    cert_path.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
+    key_path.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption))
+    return cert_path, key_path

@@ -1,4 +1,4 @@
-"""Doors of a test's own into a running worker: a plain and a TLS port, with whatever settings the test wants.
+"""Listeners of a test's own into a running worker: a plain and a TLS port, with whatever settings the test wants.
 
 Not a test. The worker is the one of tests/worker/conftest.py; its own port stays as it is.
 """
@@ -11,7 +11,7 @@ import ssl
 import msgspec
 
 from certs import self_signed
-from redpoll.worker.ingress.listeners import Doors
+from redpoll.worker.ingress.listeners import Listeners
 
 
 class Edge:
@@ -29,7 +29,7 @@ class Edge:
         start = msgspec.structs.replace(
             worker.start_message, listen_fd=plain.detach(), tls_fd=encrypted.detach() if tls else None, settings=changed
         )
-        self.doors = Doors(start, worker.gate)
+        self.doors = Listeners(start, worker.gate)
         self.writers: list[asyncio.StreamWriter] = []
 
     def certify(self, name: str) -> bytes:

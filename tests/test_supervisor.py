@@ -28,13 +28,13 @@ from redpoll.supervisor import child_command
 STAND_IN = """
 import asyncio, json, os, resource, signal, socket, sys
 from pathlib import Path
-from redpoll.child_pipe import Leash
+from redpoll.child_pipe import ChildPipe
 
 folder, place, fd = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 does = (folder / f"{place}.does").read_text() if (folder / f"{place}.does").exists() else ""
 if "die" in does:
     sys.exit(3)
-leash = Leash(fd)
+leash = ChildPipe(fd)
 start = leash.read_start()
 notes = open(folder / f"{place}.{os.getpid()}", "a", buffering=1)
 def note(what): notes.write(json.dumps(what) + "\\n")

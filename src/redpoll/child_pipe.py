@@ -67,7 +67,7 @@ class ChildPipe:
         return self._socket.fileno()
 
     def read_start(self) -> Start:
-        """Waits for the supervisor's first message. Raises LeashClosed when the supervisor is gone."""
+        """Waits for the supervisor's first message. Raises ChildPipeClosed when the supervisor is gone."""
         while b"\n" not in self._received:
             data = self._socket.recv(_READ_BYTES)
             if not data:

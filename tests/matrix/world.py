@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 from aiohttp import web
 from click.testing import CliRunner
 
-from certs import self_signed
+from certs import public_key_der, self_signed
 from node import HERE as CLIENTS
 from node import Node
 from redpoll.cli import main as redpoll_command
@@ -189,9 +189,7 @@ async def _make_apps(world: World) -> None:
 
 async def _open_chromium(world: World) -> str:
     # The one key whose certificates are taken though nobody signed them: the browser's own way to pin one.
-    command = f"openssl x509 -pubkey -noout -in {world.certificate} | openssl pkey -pubin -outform der"
-    process = await asyncio.create_subprocess_shell(command, stdout=asyncio.subprocess.PIPE)
-    public_key, _ = await process.communicate()
+    public_key = public_key_der(world.certificate)
     pin = base64.b64encode(hashlib.sha256(public_key).digest()).decode()
     flags = [*_CHROMIUM_FLAGS, f"--ignore-certificate-errors-spki-list={pin}"]
     version = await world.node.call(

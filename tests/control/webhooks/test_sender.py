@@ -368,7 +368,7 @@ def pairs(tmp_path_factory):
         "ca": ca,
         "first": issued(folder, ca, "first"),
         "second": issued(folder, ca, "second"),
-        "elsewhere": issued(folder, ca, "elsewhere", hosts="DNS:example.com"),
+        "elsewhere": issued(folder, ca, "elsewhere", hosts=["example.com"]),
         "expired": issued(folder, ca, "expired", days=-1),
         "stranger": self_signed(folder, "stranger"),
     }

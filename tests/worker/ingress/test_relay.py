@@ -9,7 +9,7 @@ import pytest
 from edge import Edge, first_frame, until_end, upgrade
 from redpoll.control.connections import Connections
 from redpoll.control.handover import Handover
-from redpoll.control.response import Answer
+from redpoll.control.response import Response
 
 KEY = "278d425bdf160c739803"
 PATH = f"/app/{KEY}?protocol=7"
@@ -22,7 +22,7 @@ class Control:
         self.proceed = asyncio.Event()
         self.seen = []
         self.connections = Connections(
-            self.handle, lambda *what: Answer(what[0], repr(what).encode()), head_timeout_s=10.0
+            self.handle, lambda *what: Response(what[0], repr(what).encode()), head_timeout_s=10.0
         )
         self.handover = Handover(path, self.connections)
         self.handover.start()
@@ -30,17 +30,17 @@ class Control:
     async def handle(self, call):
         if "Upgrade" in call.headers:
             if await call.protocol.leave(call.message):
-                return Answer(503, b"")
-            return Answer(503, b"no worker", keep_alive=False)
+                return Response(503, b"")
+            return Response(503, b"no worker", keep_alive=False)
         body = await call.content.read()
         self.seen.append((call.message.path, len(body), call.protocol.peername))
         if call.message.path == "/wait":
             await self.proceed.wait()
         if call.message.path == "/large":
-            return Answer(200, b"x" * 5_000_000)
+            return Response(200, b"x" * 5_000_000)
         if call.message.path == "/huge":
-            return Answer(200, b"x" * 40_000_000)
-        return Answer(200, json.dumps([call.message.path, len(body)]).encode())
+            return Response(200, b"x" * 40_000_000)
+        return Response(200, json.dumps([call.message.path, len(body)]).encode())
 
     async def close(self) -> None:
         self.proceed.set()
