@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from redpoll.protocol.channels import OWN_PREFIX, SERVER_TO_USER, valid_name
+from redpoll.protocol.history import MAX_LIMIT, MAX_STORED_MESSAGES, MAX_STORED_S
 
 __all__ = [
     "DAILY_LIMITS",
@@ -141,7 +142,6 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 # Every publish walks the rules, and a record has 16 KiB in the directory (cluster.md 7).
 MAX_HISTORY_RULES = 32
-_MOST_KEPT, _MOST_KEPT_S, _MOST_REPLAYED = 10_000, 2_592_000, 1_000
 _RULE_ID = re.compile(r"[0-9a-f]{6}").fullmatch
 
 
@@ -153,17 +153,17 @@ def history_fault(rule: HistoryRule) -> str | None:
         return f"{rule.name!r} is not {'how a name of a channel begins' if rule.prefix else 'the name of a channel'}"
     if rule.name.startswith(OWN_PREFIX):
         return f"channels that begin with {OWN_PREFIX!r} are the server's own; nothing is kept of them"
-    if not 0 <= rule.keep <= _MOST_KEPT:
-        return f"keep must be between 0 and {_MOST_KEPT} messages, not {rule.keep}"
+    if not 0 <= rule.keep <= MAX_STORED_MESSAGES:
+        return f"keep must be between 0 and {MAX_STORED_MESSAGES} messages, not {rule.keep}"
     if rule.keep == 0:
         if rule.seconds or rule.replay or rule.replay_seconds or rule.client_events:
             return "a rule that keeps 0 messages keeps them for no time, replays none and has no client events"
         return None
-    if not 1 <= rule.seconds <= _MOST_KEPT_S:
-        return f"seconds must be between 1 and {_MOST_KEPT_S}, not {rule.seconds}"
+    if not 1 <= rule.seconds <= MAX_STORED_S:
+        return f"seconds must be between 1 and {MAX_STORED_S}, not {rule.seconds}"
     if rule.replay and rule.replay_seconds:
         return "replay either the last messages or those of the last seconds, not both"
-    most = min(rule.keep, _MOST_REPLAYED)
+    most = min(rule.keep, MAX_LIMIT)
     if not 0 <= rule.replay <= most:
         return f"replay must be between 0 and {most} messages, not {rule.replay}"
     if not 0 <= rule.replay_seconds <= rule.seconds:

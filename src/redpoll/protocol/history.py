@@ -14,6 +14,9 @@ __all__ = [
     "DEFAULT_LIMIT",
     "MAX_LIMIT",
     "MAX_OFFSET",
+    "MAX_REWIND_S",
+    "MAX_STORED_MESSAGES",
+    "MAX_STORED_S",
     "Position",
     "Rewind",
     "Told",
@@ -22,8 +25,12 @@ __all__ = [
     "parse_rewind",
 ]
 
+# What a history rule may store of one channel: messages, and seconds (30 days).
+MAX_STORED_MESSAGES = 10_000
+MAX_STORED_S = 2_592_000
+# What one request, replay or page may ask for.
 DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
-MAX_REWIND_S = 2_592_000
+MAX_REWIND_S = MAX_STORED_S
 # Offsets are stamps, microseconds that fit a JavaScript number (cluster.md 1, rule 6).
 MAX_OFFSET = 2**53 - 1
 
