@@ -220,5 +220,5 @@ async def test_a_store_that_takes_nothing_is_named(context, served, tmp_path):
 
 
 async def test_a_request_may_be_as_long_as_a_command_line(context, served):
-    with pytest.raises(CommandError, match="webhooks are not there yet"):
+    with pytest.raises(CommandError, match="the server is still starting"):
         await served("dead-letter retry", {"ids": [f"{number:036}" for number in range(50_000)]})

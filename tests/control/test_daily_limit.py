@@ -117,7 +117,7 @@ async def test_at_the_end_there_is_a_last_copy(make, records):
 
 
 async def test_at_start_the_greater_of_redis_and_the_copy_counts(make, records):
-    await records.keep_daily(TODAY, {"3": 8, "4": 1})
+    await records.save_daily(TODAY, {"3": 8, "4": 1})
     daily, quota = make()
     await quota.spend("3", 2, 10)
     await quota.spend("4", 6, 10)

@@ -195,7 +195,7 @@ async def test_the_history_of_one_app_is_not_anothers(keeping):
 
 
 async def test_a_page_holds_no_more_than_fits_and_leads_on(keeping, monkeypatch):
-    monkeypatch.setattr("redpoll.control.history._MOST_BYTES", 20_000)
+    monkeypatch.setattr("redpoll.control.history._MAX_BYTES", 20_000)
     for number in range(6):
         reply = await keeping.trigger(channels=["news"], name="e", data=f"{number:>9000}")
         assert reply.status == 200

@@ -70,7 +70,7 @@ def test_ended_windows_are_forgotten_as_new_ones_begin(clock):
 
 
 def test_the_table_is_bounded_and_the_oldest_windows_go_first(clock):
-    rate = RateLimit(1, clock=clock, most_addresses=10)
+    rate = RateLimit(1, clock=clock, max_addresses=10)
     for number in range(1000):
         clock.now += 0.001
         rate.take(str(number))

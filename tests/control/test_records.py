@@ -318,17 +318,6 @@ async def test_a_rule_made_again_is_of_another_era_and_one_beside_it_is_not(stor
     assert (await loaded(store)).apps[app.id].history == (other, again)
 
 
-async def test_rules_are_set_all_at_once_or_none(records):
-    app = await records.create_app("x")
-    good = (rule("a", id="00000a"), rule("b", id="00000b"))
-    await records.set_history(app.id, good)
-    with pytest.raises(RecordError, match="seconds must be between"):
-        await records.set_history(app.id, (good[0], rule("c", id="00000c", seconds=0)))
-    assert [each.name for each in records.apps[app.id].history] == ["a", "b"]
-    await records.set_history(app.id, ())
-    assert records.apps[app.id].history == ()
-
-
 async def test_rules_of_no_app_and_unknown_rules_are_refused(records):
     app = await records.create_app("x")
     with pytest.raises(RecordError, match="there is no app with the id 5"):
@@ -340,7 +329,7 @@ async def test_rules_of_no_app_and_unknown_rules_are_refused(records):
 async def test_endpoints_and_hooks_change_together(store, records):
     app = await records.create_app("x")
     told, before = Told(records), records.version
-    async with records.changing_hooks(app.id) as change:
+    async with records.change_hooks(app.id) as change:
         await app_rows.enable_key(change.connection, app.keys[0].key, False)
         assert change.hooks == ""
         change.hooks = "om"
@@ -355,7 +344,7 @@ async def test_a_change_of_endpoints_that_fails_changes_nothing(store, records):
     told, before = Told(records), records.version
 
     async def fail():
-        async with records.changing_hooks(app.id) as change:
+        async with records.change_hooks(app.id) as change:
             await app_rows.enable_key(change.connection, app.keys[0].key, False)
             change.hooks = "o"
             raise RecordError("no")
@@ -370,7 +359,7 @@ async def test_a_change_of_endpoints_that_fails_changes_nothing(store, records):
 async def test_endpoints_that_leave_the_hooks_are_nothing_to_workers(records):
     app = await records.create_app("x")
     told, before = Told(records), records.version
-    async with records.changing_hooks(app.id):
+    async with records.change_hooks(app.id):
         pass
     assert (told.changes, records.version) == ([], before)
 
@@ -378,7 +367,7 @@ async def test_endpoints_that_leave_the_hooks_are_nothing_to_workers(records):
 async def test_what_is_made_anew_at_a_start_stays_over_changes_of_the_app(store, records):
     app = await records.create_app("x")
     again = await loaded(store)
-    again.know_hooks({app.id: "omc", "5": "o"})
+    again.set_hooks({app.id: "omc", "5": "o"})
     assert (again.apps[app.id].hooks, again.version) == ("omc", records.version)
     await again.watch_console(app.id, 99.0)
     await again.add_key(app.id, "second")
@@ -420,19 +409,19 @@ async def app_id(records):
 
 
 async def test_a_daily_counter_is_kept_and_never_falls(store, records, app_id):
-    await records.keep_daily("20261121", {app_id: 10})
-    await records.keep_daily("20261121", {app_id: 9})
+    await records.save_daily("20261121", {app_id: 10})
+    await records.save_daily("20261121", {app_id: 9})
     assert await records.daily_used("20261121") == {app_id: 10}
     assert await (await loaded(store)).daily_used("20261121") == {app_id: 10}
 
 
 async def test_a_counter_of_an_app_that_is_gone_is_no_harm(records, app_id):
-    await records.keep_daily("20261121", {"5": 3, app_id: 10})
+    await records.save_daily("20261121", {"5": 3, app_id: 10})
     assert await records.daily_used("20261121") == {app_id: 10}
 
 
 async def test_counters_are_kept_for_a_month(records, app_id):
     for day in ("20261020", "20261021", "20261121"):
-        await records.keep_daily(day, {app_id: 1})
+        await records.save_daily(day, {app_id: 1})
     days = [await records.daily_used(day) for day in ("20261020", "20261021")]
     assert days == [{}, {app_id: 1}]

@@ -5,7 +5,7 @@ import pytest
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
 from redpoll.cluster.traces import Span, TraceReader, TraceWriter, Triggered
-from redpoll.control.tracing import Tracer, told_of
+from redpoll.control.tracing import Tracer, describe_call
 from redpoll.protocol.messages import Event
 from redpoll.store.eventlog import CallBatch, CallRow, EventLog, Query
 
@@ -173,8 +173,13 @@ def sa_error() -> Exception:
 
 
 def test_of_a_refused_call_is_told_what_can_be_read():
-    assert told_of(b'{"name":"n","channels":["a","b"],"data":"123","correlation_id":"c"}') == ("n", ["a", "b"], 3, "c")
-    assert told_of(b'{"batch":[{"name":"n","channel":"a","data":"1"},7,{"name":"m","channel":"b"}]}') == (
+    assert describe_call(b'{"name":"n","channels":["a","b"],"data":"123","correlation_id":"c"}') == (
+        "n",
+        ["a", "b"],
+        3,
+        "c",
+    )
+    assert describe_call(b'{"batch":[{"name":"n","channel":"a","data":"1"},7,{"name":"m","channel":"b"}]}') == (
         "n, m",
         ["a", "b"],
         1,
@@ -184,11 +189,13 @@ def test_of_a_refused_call_is_told_what_can_be_read():
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff", b"[" * 5_000, b'{"name":7,"channels":{},"data":[]}'])
 def test_of_nonsense_nothing_is_told_and_nothing_raised(body):
-    name, channels, _, correlation_id = told_of(body)
+    name, channels, _, correlation_id = describe_call(body)
     assert (name, channels, correlation_id) == ("", [], None)
 
 
 def test_what_a_refused_call_says_is_cut():
-    name, channels, _, _ = told_of(b'{"name":"%b","channels":[%b]}' % (b"n" * 10_000, b",".join([b'"c"'] * 5_000)))
+    name, channels, _, _ = describe_call(
+        b'{"name":"%b","channels":[%b]}' % (b"n" * 10_000, b",".join([b'"c"'] * 5_000))
+    )
     assert len(name) == 200
     assert channels == ["c"]

@@ -32,7 +32,7 @@ async def test_the_newest_come_first_and_are_chosen_by_app_user_and_word(connect
 
 
 async def test_the_oldest_are_dropped_when_they_are_too_many(connection, monkeypatch):
-    monkeypatch.setattr(audit, "MOST_ROWS", 50)
+    monkeypatch.setattr(audit, "MAX_ROWS", 50)
     for at in range(200):
         await audit.add(connection, entry(at))
     kept = await audit.find(connection, limit=1_000)

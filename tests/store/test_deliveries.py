@@ -210,9 +210,9 @@ async def test_the_old_and_the_many_are_forgotten_but_nothing_that_is_to_be_done
         connection, [*done, result(numbers["d6"], "failed", 1.0), result(numbers["other"], "delivered", 1.0)]
     )
 
-    assert set(await rows.overfull(connection, keep=5, older_than=0.5)) == {"e1"}
-    assert set(await rows.overfull(connection, keep=6, older_than=1.0)) == {"e2"}
-    assert await rows.overfull(connection, keep=6, older_than=0.5) == []
+    assert set(await rows.endpoints_to_prune(connection, keep=5, older_than=0.5)) == {"e1"}
+    assert set(await rows.endpoints_to_prune(connection, keep=6, older_than=1.0)) == {"e2"}
+    assert await rows.endpoints_to_prune(connection, keep=6, older_than=0.5) == []
 
     async def left():
         return [each.id for each in await rows.find(connection, ("e1", "e2"), rows.STATES, 99)][::-1]

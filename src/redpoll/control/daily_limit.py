@@ -38,7 +38,7 @@ class Counters(Protocol):
     @property
     def apps(self) -> Mapping[str, App]: ...
     async def daily_used(self, day: str) -> dict[str, int]: ...
-    async def keep_daily(self, day: str, used: Mapping[str, int]) -> None: ...
+    async def save_daily(self, day: str, used: Mapping[str, int]) -> None: ...
 
 
 class DailyLimit:
@@ -149,7 +149,7 @@ class DailyLimit:
             await self._begin_day()
             await self._each(limited, self._read)
             if self._known:
-                await self._records.keep_daily(self._day, self._known)
+                await self._records.save_daily(self._day, self._known)
         except (Unavailable, SQLAlchemyError) as error:
             log.warning("daily counters not copied", reason=reason_of(error))
 

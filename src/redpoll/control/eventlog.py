@@ -22,7 +22,7 @@ LOG_QUERY: Final = tuple(
     f"log_{name}" for name in ("trace_id", "correlation_id", "channel", "name", "since", "until", "limit", "cursor")
 )
 _DEFAULT_LIMIT: Final = 100
-_MOST: Final = 1_000
+_MAX_LIMIT: Final = 1_000
 _NUMBER: Final = re.compile(r"[0-9]{1,15}").fullmatch
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -36,8 +36,8 @@ class EventTrace:
     async def search(self, call: Request) -> Response:
         """`{"events": [{…}], "next": cursor or null}`, newest first. `since` and `until`: Unix time in ms."""
         limit = _number(call, "limit", _DEFAULT_LIMIT)
-        if not 1 <= limit <= _MOST:
-            raise ApiError("bad_request", f"limit is a number from 1 to {_MOST}")
+        if not 1 <= limit <= _MAX_LIMIT:
+            raise ApiError("bad_request", f"limit is a number from 1 to {_MAX_LIMIT}")
         cursor = call.param("cursor")
         if cursor is not None and not _NUMBER(cursor):
             raise ApiError("invalid_cursor", "cursor is not one that an answer of this address gave")

@@ -30,7 +30,7 @@ HISTORY_QUERY: Final = ("history_limit", "history_direction", "history_cursor", 
 
 _encode: Final = msgspec.json.Encoder().encode
 # An answer is rendered at one go: with events of the greatest size it holds fewer than were asked for, and a cursor.
-_MOST_BYTES: Final = 8 * 1024 * 1024
+_MAX_BYTES: Final = 8 * 1024 * 1024
 # For all pages of an answer; the caller is to have it within 2 s.
 _READ_WITHIN_S: Final = 1.9
 # Ours first, then the words of other servers.
@@ -92,7 +92,7 @@ class ChannelHistory:
                     since=asked.since,
                     until=asked.until,
                     newest=asked.newest,
-                    max_bytes=_MOST_BYTES,
+                    max_bytes=_MAX_BYTES,
                 )
             for place in asked.places:
                 assert place.epoch is not None

@@ -49,7 +49,7 @@ def _family(name: str, help: str) -> tuple[str, Family]:
 
 _ATTEMPTS: Final = "Attempts at deliveries to webhooks, by what became of them."
 # Labels are kept by whoever reads the metrics, so there must not be any number of them.
-_MOST_APPS: Final = 100
+_MAX_APPS: Final = 100
 
 _DROPPED: Final = "Connections that the server gave up, by reason."
 
@@ -178,15 +178,15 @@ class _Snapshot:
                 client_events[app_id] += events
                 sent[app_id] += sum(written)
         published = Counter(self._published)
-        busiest = [app_id for app_id, _ in connections.most_common(_MOST_APPS)]
-        busiest += [app_id for app_id, _ in published.most_common(_MOST_APPS) if app_id not in connections]
+        busiest = [app_id for app_id, _ in connections.most_common(_MAX_APPS)]
+        busiest += [app_id for app_id, _ in published.most_common(_MAX_APPS) if app_id not in connections]
         families: tuple[GaugeMetricFamily | CounterMetricFamily, ...] = (
             GaugeMetricFamily("redpoll_app_connections", "Connections of an app.", labels=["app"]),
             CounterMetricFamily("redpoll_app_client_events_total", "Events that clients triggered.", labels=["app"]),
             CounterMetricFamily("redpoll_app_events_sent_total", "Events, once for each socket.", labels=["app"]),
             CounterMetricFamily("redpoll_app_events_published_total", "Events published over HTTP.", labels=["app"]),
         )
-        for app_id in busiest[:_MOST_APPS]:
+        for app_id in busiest[:_MAX_APPS]:
             for family, counts in zip(families, (connections, client_events, sent, published), strict=True):
                 family.add_metric([app_id], counts[app_id])
         return families

@@ -17,7 +17,7 @@ __all__ = ["WINDOW_S", "RateLimit", "Window", "limit_lines"]
 
 WINDOW_S: Final = 60.0
 # 100,000 windows are about 30 MB. Who has that many addresses isn't held by a limit per address anyway.
-_MOST_ADDRESSES: Final = 100_000
+_MAX_ADDRESSES: Final = 100_000
 # Ended windows that each new one clears away: more than one, so the table shrinks after a flood.
 _CLEARED_AT_ONCE: Final = 2
 
@@ -61,12 +61,12 @@ class RateLimit:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
-        most_addresses: int = _MOST_ADDRESSES,
+        max_addresses: int = _MAX_ADDRESSES,
     ) -> None:
         self.per_minute = per_minute
         self._clock = clock
         self._wall_clock = wall_clock
-        self._most_addresses = most_addresses
+        self._max_addresses = max_addresses
         # In the order in which they end, since all are equally long.
         self._windows: dict[str, Window] = {}
 
@@ -91,7 +91,7 @@ class RateLimit:
         windows.pop(address, None)
         for _ in range(_CLEARED_AT_ONCE):
             oldest = next(iter(windows), None)
-            if oldest is None or (windows[oldest].ends > now and len(windows) < self._most_addresses):
+            if oldest is None or (windows[oldest].ends > now and len(windows) < self._max_addresses):
                 break
             del windows[oldest]
         lines = limit_lines("ip", self.per_minute, math.ceil(self._wall_clock() + WINDOW_S))

@@ -169,11 +169,6 @@ class Records(TokenRecords):
 
     # -- rules of history
 
-    async def set_history(self, app_id: str, rules: Sequence[HistoryRule]) -> App:
-        """Gives an app these rules in the place of those that it has. Raises RecordError."""
-        check_rules(app_id, rules)
-        return await self._replace(app_id, lambda app: _with_rules(app, rules))
-
     async def add_history_rule(self, app_id: str, rule: HistoryRule) -> HistoryRule:
         """One more rule; returned with the id that it is given, whatever stands there. Raises RecordError."""
 
@@ -203,7 +198,7 @@ class Records(TokenRecords):
 
     # -- what others know of an app
 
-    def know_hooks(self, hooks: Mapping[str, str]) -> None:
+    def set_hooks(self, hooks: Mapping[str, str]) -> None:
         """At the start, behind `load`: the letters (`App.hooks`) by app, as the endpoints in the store say. The
         version stays: it was raised when they changed."""
         for app_id, letters in hooks.items():
@@ -211,7 +206,7 @@ class Records(TokenRecords):
                 self._put(msgspec.structs.replace(self.apps[app_id], hooks=letters))
 
     @asynccontextmanager
-    async def changing_hooks(self, app_id: str) -> AsyncIterator[HooksChange]:
+    async def change_hooks(self, app_id: str) -> AsyncIterator[HooksChange]:
         """A transaction in which webhook endpoints of an app are changed; set `hooks` of what is given. The change of
         the endpoints and of what workers hear of them are one. Raises RecordError."""
         async with self._changing:
@@ -300,7 +295,7 @@ class Records(TokenRecords):
         async with self._store.reading() as connection:
             return await daily.read(connection, day)
 
-    async def keep_daily(self, day: str, used: Mapping[str, int]) -> None:
+    async def save_daily(self, day: str, used: Mapping[str, int]) -> None:
         """Keeps counters of `day`, the greater of each and what stands there. Raises SQLAlchemyError."""
         oldest = (datetime.strptime(day, "%Y%m%d") - timedelta(days=_KEEP_DAYS)).strftime("%Y%m%d")
         async with self._changing, self._store.change() as connection:

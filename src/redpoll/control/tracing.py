@@ -25,16 +25,16 @@ from redpoll.protocol.messages import Event
 from redpoll.store.eventlog import CallBatch, CallRow, EventLog, SpanRow
 from redpoll.store.sqlite import reason_of
 
-__all__ = ["Tracer", "told_of"]
+__all__ = ["Tracer", "describe_call"]
 
 log = structlog.get_logger(__name__)
 
 FLUSH_EVERY_S: Final = 1.0
 PRUNE_EVERY_S: Final = 10.0
 # While the disk doesn't keep up: at full rate that is five seconds.
-_MOST_WAITING: Final = 100_000
+_MAX_WAITING: Final = 100_000
 # Of what a refused call said. What was let in is within the limits of its app.
-_MOST_CHANNELS: Final = 100
+_MAX_CHANNELS: Final = 100
 _MAX_CHARS: Final = 200
 
 
@@ -85,17 +85,17 @@ class Tracer:
 
     def span(self, trace_id: str, app_id: str, stage: str, **detail: Any) -> None:
         """A stage of a call that is followed, now."""
-        if len(self._spans) < _MOST_WAITING:
+        if len(self._spans) < _MAX_WAITING:
             self._spans.append(SpanRow(trace_id, app_id, int(self._clock() * 1000), stage, detail))
 
     def ended(self, call: Request, status: int, took_s: float, who: str = "") -> None:
         """A trigger call whose app is known was answered. `who`: the caller, where it showed no credential of the
         app."""
-        if self._ended.count >= _MOST_WAITING:
+        if self._ended.count >= _MAX_WAITING:
             self.unlogged += 1
             return
         said = call.said
-        name, channels, size, correlation_id = told_of(call.body if said is None else said)
+        name, channels, size, correlation_id = describe_call(call.body if said is None else said)
         token = call.token
         credential = who or (f"key {call.key}" if token is None else f"token {token.name}")
         self._ended.add(
@@ -184,7 +184,7 @@ def _worker_spans(entries: Sequence[Entry]) -> list[SpanRow]:
     ]
 
 
-def told_of(said: Event | Sequence[Event] | bytes) -> tuple[str, Sequence[str], int, str | None]:
+def describe_call(said: Event | Sequence[Event] | bytes) -> tuple[str, Sequence[str], int, str | None]:
     """Name, channels, bytes of data and correlation id of a call: of its event or events, or as far as they can be read
     from the body of one that was refused. Several names are joined by `, `."""
     if isinstance(said, Event):
@@ -213,15 +213,15 @@ def _read_refused(body: bytes) -> tuple[str, list[str], int, str | None]:
     names: dict[str, None] = {}
     channels: dict[str, None] = {}
     size = 0
-    for item in items[:_MOST_CHANNELS]:
+    for item in items[:_MAX_CHANNELS]:
         if isinstance(name := item.get("name"), str):
             names[name[:_MAX_CHARS]] = None
         several = item.get("channels")
-        for channel in [item.get("channel"), *(several if isinstance(several, list) else ())][: _MOST_CHANNELS + 1]:
+        for channel in [item.get("channel"), *(several if isinstance(several, list) else ())][: _MAX_CHANNELS + 1]:
             if isinstance(channel, str):
                 channels[channel[:_MAX_CHARS]] = None
         if isinstance(data := item.get("data"), str):
             size += _bytes(data)
     correlation_id = asked.get("correlation_id")
     told = correlation_id[:_MAX_CHARS] if isinstance(correlation_id, str) else None
-    return ", ".join(list(names)[:_MOST_CHANNELS]), list(channels)[:_MOST_CHANNELS], size, told
+    return ", ".join(list(names)[:_MAX_CHANNELS]), list(channels)[:_MAX_CHANNELS], size, told

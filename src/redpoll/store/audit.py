@@ -8,10 +8,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.schema import audit
 
-__all__ = ["MOST_ROWS", "Entry", "add", "find"]
+__all__ = ["MAX_ROWS", "Entry", "add", "find"]
 
 # At 10 changes a minute that is a week of nothing else; of what people do, years.
-MOST_ROWS: Final = 100_000
+MAX_ROWS: Final = 100_000
 # How often the oldest are dropped, in rows added.
 _PRUNE_EVERY: Final = 100
 
@@ -36,7 +36,7 @@ async def add(connection: AsyncConnection, entry: Entry) -> None:
     done = await connection.execute(sa.insert(audit).values(values))
     (number,) = done.inserted_primary_key or (0,)
     if number % _PRUNE_EVERY == 0:
-        await connection.execute(sa.delete(audit).where(audit.c.number <= number - MOST_ROWS))
+        await connection.execute(sa.delete(audit).where(audit.c.number <= number - MAX_ROWS))
 
 
 async def find(

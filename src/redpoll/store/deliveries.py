@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from redpoll.store.schema import attempts, deliveries, webhooks
 
 __all__ = [
-    "AT_ONCE",
+    "BATCH",
     "STATES",
     "AttemptRow",
     "Delivery",
@@ -30,22 +30,22 @@ __all__ = [
     "depths",
     "discard",
     "due",
+    "endpoints_to_prune",
+    "endpoints_with_waiting",
     "find",
     "forget_finished",
     "keep_pauses",
     "next_due",
     "numbers",
     "one",
-    "overfull",
     "put_results",
     "retry",
     "some",
-    "waited_for",
 ]
 
 STATES: Final = ("waiting", "delivered", "failed", "discarded")
 # SQLite takes 32,766 values in one statement; that many rows are one piece of a longer work, too.
-AT_ONCE: Final = 5_000
+BATCH: Final = 5_000
 
 
 class Waiting(NamedTuple):
@@ -148,8 +148,8 @@ async def add(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) ->
 
 async def _known(connection: AsyncConnection, ids: Sequence[str]) -> set[str]:
     found: set[str] = set()
-    for start in range(0, len(ids), AT_ONCE):
-        there = sa.select(deliveries.c.id).where(deliveries.c.id.in_(ids[start : start + AT_ONCE]))
+    for start in range(0, len(ids), BATCH):
+        there = sa.select(deliveries.c.id).where(deliveries.c.id.in_(ids[start : start + BATCH]))
         found.update((await connection.execute(there)).scalars())
     return found
 
@@ -171,7 +171,7 @@ async def next_due(connection: AsyncConnection, endpoint_id: str, after_s: float
     return found
 
 
-async def waited_for(connection: AsyncConnection) -> set[str]:
+async def endpoints_with_waiting(connection: AsyncConnection) -> set[str]:
     """The ids of the endpoints to which some deliveries wait, due or not."""
     some = sa.exists().where(deliveries.c.endpoint_id == webhooks.c.id, deliveries.c.state == "waiting")
     return set((await connection.execute(sa.select(webhooks.c.id).where(some))).scalars())
@@ -260,8 +260,8 @@ async def one(connection: AsyncConnection, delivery_id: str) -> Delivery | None:
 async def some(connection: AsyncConnection, ids: Sequence[str]) -> list[Delivery]:
     """The deliveries with these ids; those that aren't there are left out."""
     found: list[Delivery] = []
-    for start in range(0, len(ids), AT_ONCE):
-        which = deliveries.c.id.in_(ids[start : start + AT_ONCE])
+    for start in range(0, len(ids), BATCH):
+        which = deliveries.c.id.in_(ids[start : start + BATCH])
         found += [Delivery(*row) for row in await connection.execute(sa.select(*_DELIVERY).where(which))]
     return found
 
@@ -321,8 +321,8 @@ async def _change(
     connection: AsyncConnection, which: Sequence[str] | Sequence[int], start: Any, values: dict[str, Any]
 ) -> int:
     changed = 0
-    for at in range(0, len(which), AT_ONCE):
-        some = which[at : at + AT_ONCE]
+    for at in range(0, len(which), BATCH):
+        some = which[at : at + BATCH]
         column = deliveries.c.id if isinstance(some[0], str) else deliveries.c.number
         changed += (
             await connection.execute(sa.update(deliveries).where(column.in_(some), start).values(values))
@@ -330,7 +330,7 @@ async def _change(
     return changed
 
 
-async def overfull(connection: AsyncConnection, *, keep: int, older_than: float) -> list[str]:
+async def endpoints_to_prune(connection: AsyncConnection, *, keep: int, older_than: float) -> list[str]:
     """The ids of the endpoints at which `forget_finished` may have something to do."""
     done = deliveries.c.state.in_(("delivered", "discarded"))
     too_much = (sa.func.count() > keep) | (sa.func.min(deliveries.c.at) <= older_than)
@@ -349,7 +349,7 @@ async def forget_finished(
         newest = sa.select(deliveries.c.at).where(which).order_by(deliveries.c.at.desc()).offset(keep).limit(1)
         beyond: float | None = (await connection.execute(newest)).scalar_one_or_none()
         upto = min(before, older_than if beyond is None else max(older_than, beyond))
-        old = sa.select(deliveries.c.number).where(which, deliveries.c.at <= upto).limit(AT_ONCE)
+        old = sa.select(deliveries.c.number).where(which, deliveries.c.at <= upto).limit(BATCH)
         gone = sa.delete(deliveries).where(deliveries.c.number.in_(old.scalar_subquery()))
         removed += (await connection.execute(gone)).rowcount
     return removed

@@ -22,7 +22,7 @@ async def dead(plane):
     webhooks = plane.plane._webhooks
 
     async def made(count, url="http://127.0.0.1:9/hook", app_id="3"):
-        endpoint = await webhooks.create(app_id, url)
+        endpoint = await webhooks.endpoints.create(app_id, url)
         async with plane.plane.dashboard.accounts.store.change() as connection:
             written = await rows.add(
                 connection,

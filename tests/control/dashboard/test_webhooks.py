@@ -14,7 +14,7 @@ async def plane(make_plane, redis):
 
 
 def endpoints(plane, app_id="3"):
-    return plane.plane._webhooks.endpoints_of(app_id)
+    return plane.plane._webhooks.endpoints.of_existing_app(app_id)
 
 
 async def test_an_endpoint_is_made_and_its_secret_is_shown_to_admins(plane, browser, viewer):

@@ -1,6 +1,6 @@
 """One endpoint's deliveries in memory."""
 
-from redpoll.control.webhooks.endpoint_queue import EndpointQueue, Meanwhile
+from redpoll.control.webhooks.endpoint_queue import ChangesDuringRead, EndpointQueue
 from redpoll.store.deliveries import Waiting
 
 
@@ -21,20 +21,20 @@ def waiting(number: int) -> Waiting:
 
 
 def test_what_the_store_tells_twice_stands_in_line_once():
-    lane = EndpointQueue("e")
-    lane.take_in(waiting(1))
-    lane.take_in(waiting(1))
-    assert len(lane.line) == 1
-    assert lane.line.take() == waiting(1)
+    queue = EndpointQueue("e")
+    queue.load(waiting(1))
+    queue.load(waiting(1))
+    assert len(queue.ready) == 1
+    assert queue.ready.take() == waiting(1)
     # It is under way, and waits in the store still.
-    lane.take_in(waiting(1))
-    assert lane.line.take() is None
+    queue.load(waiting(1))
+    assert queue.ready.take() is None
 
 
 def test_what_is_over_while_the_store_is_read_is_remembered_until_then():
-    lane = EndpointQueue("e")
-    lane.take_in(waiting(1))
-    lane.withdrawn.add(1)
-    lane.reading = Meanwhile()
-    lane.release(1)
-    assert (lane.held, lane.withdrawn, lane.reading.gone) == (set(), set(), {1})
+    queue = EndpointQueue("e")
+    queue.load(waiting(1))
+    queue.withdrawn.add(1)
+    queue.during_read = ChangesDuringRead()
+    queue.release(1)
+    assert (queue.loaded, queue.withdrawn, queue.during_read.removed) == (set(), set(), {1})

@@ -131,7 +131,7 @@ async def test_a_change_that_fails_or_is_cut_off_leaves_what_the_store_has(endpo
         broken.setattr(records, "_changed", fail)
         with pytest.raises(RuntimeError):
             await endpoints.set_enabled(made.id, False)
-    assert not endpoints.one(made.id).enabled
+    assert not endpoints.get(made.id).enabled
     for turns in range(12):
         change = asyncio.create_task(endpoints.change(made.id, f"{URL}/{turns}", ("cache.miss",), None, None))
         for _ in range(turns):
@@ -139,7 +139,7 @@ async def test_a_change_that_fails_or_is_cut_off_leaves_what_the_store_has(endpo
         change.cancel()
         await asyncio.gather(change, return_exceptions=True)
         again = Endpoints(store, records, lambda: None, lambda: 0.0)
-        monkeypatch.setattr(again._records, "know_hooks", lambda _hooks: None)
+        monkeypatch.setattr(again._records, "set_hooks", lambda _hooks: None)
         await again.load()
         assert endpoints.of_app(APP) == again.of_app(APP)
 
@@ -174,7 +174,6 @@ async def test_what_waits_for_a_deleted_endpoint_is_discarded(endpoints, store):
     async with store.change() as connection:
         await delivery_rows.add(connection, rows)
     await endpoints.delete(made.id)
-    await endpoints.discard_waiting(made.id)
     async with store.reading() as connection:
         assert len(await delivery_rows.find(connection, [made.id], ("discarded",), 9_999)) == 6_000
     await endpoints.forget_deleted()
@@ -193,7 +192,7 @@ async def test_what_waits_for_a_deleted_endpoint_is_discarded(endpoints, store):
         ({"events": ()}, "not nothing"),
         ({"events": ("all", "channel.created")}, "not 'channel.created'"),
         ({"format": "xml"}, "service or pusher, not 'xml'"),
-        ({"channels": ("room 1",)}, "'room 1' is not how a channel's name begins"),
+        ({"channels": ("room 1",)}, "'room 1' can't be a channel prefix"),
         ({"channels": [f"c{number}" for number in range(51)]}, "at most 50"),
         ({"app_id": "99"}, "there is no app with the id 99"),
     ],
@@ -207,7 +206,7 @@ async def test_what_makes_no_sense_is_refused_in_words(endpoints, wrong, sentenc
         changes = {"url": None, "events": None, "channels": None, "format": None, **wrong}
         with pytest.raises(RecordError, match=sentence):
             await endpoints.change(made.id, **changes)
-        assert endpoints.one(made.id) == made
+        assert endpoints.get(made.id) == made
 
 
 async def test_an_app_has_fifty_at_most(endpoints):

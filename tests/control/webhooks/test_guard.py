@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from receiver import Receiver, status
-from redpoll.control.webhooks.guard import Guard, Refused, literal_of, look_up
+from redpoll.control.webhooks.guard import AddressRefused, Guard, literal_address, look_up
 from redpoll.control.webhooks.outcomes import Outcome
 from redpoll.control.webhooks.sender import PinUnavailable, Sender, Target
 
@@ -264,17 +264,19 @@ def test_no_address_outside_the_table_is_let_through_that_python_calls_private()
 
 
 def test_the_forms_of_an_address_are_known_for_what_they_are():
-    assert literal_of("127.1") == "127.0.0.1"
-    assert literal_of("0x7f000001") == literal_of("2130706433") == literal_of("127.0.0.1.") == "127.0.0.1"
-    assert literal_of("::1") == "::1"
-    assert literal_of("example.com") is None
-    assert literal_of("1.2.3.4.5") is None
+    assert literal_address("127.1") == "127.0.0.1"
+    assert (
+        literal_address("0x7f000001") == literal_address("2130706433") == literal_address("127.0.0.1.") == "127.0.0.1"
+    )
+    assert literal_address("::1") == "::1"
+    assert literal_address("example.com") is None
+    assert literal_address("1.2.3.4.5") is None
 
 
 def test_a_refusal_is_an_error_of_connecting():
     with pytest.raises(OSError, match=r"^a is 10\.0\.0\.1, a private address; deliveries go to public addresses only$"):
         Guard().check("a", ["8.8.8.8", "10.0.0.1"])
-    assert str(Refused("10.0.0.1", "10.0.0.1", "a private address")).startswith("10.0.0.1 is a private address;")
+    assert str(AddressRefused("10.0.0.1", "10.0.0.1", "a private address")).startswith("10.0.0.1 is a private address;")
 
 
 # -- names

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from redpoll.cluster.link import LinkDown
-from redpoll.control.webhooks.intake import EVERY_S, Intake, delivery_id
+from redpoll.control.webhooks.intake import DRAIN_EVERY_S, Intake, delivery_id
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.webhooks import Endpoint
@@ -78,7 +78,7 @@ async def test_each_endpoint_that_wants_a_transition_gets_a_delivery(store, add_
         transition("channel.occupied", "room-1", app_id="77"),
     ]
     heard = []
-    await make_intake(Box(*rows), heard=heard).look()
+    await make_intake(Box(*rows), heard=heard).drain_once()
     expected = [
         ("e1", "channel.occupied", "room-1"),
         ("e2", "channel.occupied", "room-1"),
@@ -97,7 +97,7 @@ async def test_the_body_is_rendered_once_in_the_endpoints_format(store, add_endp
     await add_endpoint("e1")
     await add_endpoint("e2", format="pusher")
     row = transition("channel.occupied", "room", trace="tr", detail=b"3")
-    await make_intake(Box(row)).look()
+    await make_intake(Box(row)).drain_once()
     service, pusher = await written(store)
     assert json.loads(service.body)["data"] == {"channel": "room", "subscription_count": 3, "seq": row.stamp}
     assert json.loads(pusher.body)["events"][0]["name"] == "channel_occupied"
@@ -107,7 +107,7 @@ async def test_the_body_is_rendered_once_in_the_endpoints_format(store, add_endp
 async def test_a_disabled_endpoint_is_told_of_what_happened_before(store, add_endpoint, make_intake):
     await add_endpoint("e1", disabled_at=NOW_S)
     before = transition(time_ms=int(NOW_S * 1000) - 1)
-    await make_intake(Box(before, transition(time_ms=int(NOW_S * 1000)))).look()
+    await make_intake(Box(before, transition(time_ms=int(NOW_S * 1000)))).drain_once()
     assert [each.stamp for each in await written(store)] == [before.stamp]
 
 
@@ -116,8 +116,8 @@ async def test_a_row_that_cannot_be_read_holds_up_nothing(store, add_endpoint, m
     good = transition("client_event")
     box = Box(transition("client_event", detail=b"{not json"), good)
     intake = make_intake(box)
-    await intake.look()
-    await intake.look()
+    await intake.drain_once()
+    await intake.drain_once()
     assert [each.stamp for each in await written(store)] == [good.stamp]
     assert (intake.unreadable_total, intake.taken_total, box.rows) == (1, 2, [])
 
@@ -136,12 +136,12 @@ async def test_redis_forgets_a_row_only_behind_the_commit(store, add_endpoint, m
             raise full
 
         broken.setattr(delivery_rows, "add", add)
-        assert await intake.look() > EVERY_S
-        await intake.look()
+        assert await intake.drain_once() > DRAIN_EVERY_S
+        await intake.drain_once()
         assert len(box.rows) == 1
-    await intake.look()
+    await intake.drain_once()
     assert len(await written(store)) == 1
-    await intake.look()
+    await intake.drain_once()
     assert box.rows == []
 
 
@@ -150,9 +150,9 @@ async def test_without_redis_it_asks_again(store, add_endpoint, make_intake):
     box = Box(transition())
     box.fault = LinkDown(False)
     intake = make_intake(box)
-    assert await intake.look() == EVERY_S
+    assert await intake.drain_once() == DRAIN_EVERY_S
     box.fault = None
-    await intake.look()
+    await intake.drain_once()
     assert len(await written(store)) == 1
 
 
@@ -161,7 +161,7 @@ async def test_where_more_waits_it_asks_at_once(store, add_endpoint, make_intake
     box = Box(*(transition() for _ in range(5)))
     box.page = 2
     intake = make_intake(box)
-    assert [await intake.look() for _ in range(4)] == [0.0, 0.0, EVERY_S, EVERY_S]
+    assert [await intake.drain_once() for _ in range(4)] == [0.0, 0.0, DRAIN_EVERY_S, DRAIN_EVERY_S]
     assert len(await written(store)) == 5
 
 
@@ -171,7 +171,7 @@ async def test_a_row_that_is_read_again_makes_no_second_delivery(store, add_endp
     heard = []
     for _ in range(3):
         # A control plane that died before Redis was told.
-        await make_intake(Box(row), heard=heard).look()
+        await make_intake(Box(row), heard=heard).drain_once()
     assert [each.id for each in await written(store)] == [delivery_id(row.shard, row.stamp, "e1")]
     assert len(heard) == 1
 
@@ -191,7 +191,7 @@ async def test_killed_at_any_moment_it_loses_nothing(store, add_endpoint, make_i
         rows += new
         box.put(*new)
         intake = make_intake(box)
-        look = asyncio.create_task(intake.look())
+        look = asyncio.create_task(intake.drain_once())
         for _ in range(moment):
             await asyncio.sleep(0)
         if moment % 2:
@@ -201,7 +201,7 @@ async def test_killed_at_any_moment_it_loses_nothing(store, add_endpoint, make_i
         await asyncio.gather(look, return_exceptions=True)
     intake = make_intake(box)
     while box.rows:
-        await intake.look()
+        await intake.drain_once()
     expected = {delivery_id(row.shard, row.stamp, name) for row in rows for name in ("e1", "e2")}
     found = [each.id for each in await written(store)]
     assert len(found) == len(expected)
@@ -217,21 +217,21 @@ async def test_what_redis_may_bring_again_is_not_to_be_forgotten(store, add_endp
     box.page = 1
     intake = make_intake(box)
     assert intake.forgotten_before() == 0.0
-    await intake.look()
+    await intake.drain_once()
     # Nothing is known of what an earlier process may have left there, until the end was reached and let go.
     assert intake.forgotten_before() == 0.0
-    await intake.look()
+    await intake.drain_once()
     assert intake.forgotten_before() == 0.0
-    await intake.look()
+    await intake.drain_once()
     assert intake.forgotten_before() == NOW_S
     box.put(transition())
-    await intake.look()
+    await intake.drain_once()
     clock.advance(60)
     box.fault = LinkDown(True)
-    await intake.look()
+    await intake.drain_once()
     assert intake.forgotten_before() == NOW_S
     box.fault = None
-    await intake.look()
+    await intake.drain_once()
     assert intake.forgotten_before() == NOW_S + 60
 
 
@@ -244,7 +244,7 @@ async def test_rows_that_the_store_did_not_take_are_not_forgotten(store, add_end
 
     monkeypatch.setattr(delivery_rows, "add", add)
     for _ in range(3):
-        await intake.look()
+        await intake.drain_once()
     assert intake.forgotten_before() == 0.0
 
 

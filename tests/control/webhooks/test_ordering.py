@@ -2,7 +2,7 @@
 
 import random
 
-from redpoll.control.webhooks.ordering import Line
+from redpoll.control.webhooks.ordering import ReadyDeliveries
 from redpoll.store.deliveries import Waiting
 
 
@@ -17,8 +17,8 @@ class Items:
         return Waiting(self.number, str(self.number), "e", event, channel, user, b"", 0, 0)
 
 
-def line_of(*items):
-    line = Line()
+def ready_of(*items):
+    line = ReadyDeliveries()
     for item in items:
         line.add(item)
     return line
@@ -34,7 +34,7 @@ def take_all(line):
 def test_a_member_who_comes_waits_for_the_channel_to_be_occupied():
     new = Items()
     occupied, ann, bob = new("channel.occupied"), new("member.added", user="a"), new("member.added", user="b")
-    line = line_of(occupied, ann, bob)
+    line = ready_of(occupied, ann, bob)
     assert take_all(line) == [occupied]
     line.done(occupied)
     assert take_all(line) == [ann, bob]
@@ -49,7 +49,7 @@ def test_a_channel_is_vacated_when_everything_before_has_arrived():
         new("channel.vacated"),
         new("channel.occupied"),
     )
-    line = line_of(gone, event, vacated, occupied)
+    line = ready_of(gone, event, vacated, occupied)
     assert take_all(line) == [gone, event]
     line.done(gone)
     assert take_all(line) == []
@@ -62,7 +62,7 @@ def test_a_channel_is_vacated_when_everything_before_has_arrived():
 def test_one_members_comings_and_goings_wait_for_each_other():
     new = Items()
     came, other, went = new("member.added", user="a"), new("member.added", user="b"), new("member.removed", user="a")
-    line = line_of(came, other, went)
+    line = ready_of(came, other, went)
     assert take_all(line) == [came, other]
     line.done(other)
     assert take_all(line) == []
@@ -73,19 +73,19 @@ def test_one_members_comings_and_goings_wait_for_each_other():
 def test_channels_do_not_wait_for_each_other_and_take_turns():
     new = Items()
     items = [new("client_event", channel) for channel in ("a", "a", "a", "b", "c")]
-    assert [item.channel for item in take_all(line_of(*items))] == ["a", "b", "c", "a", "a"]
+    assert [item.channel for item in take_all(ready_of(*items))] == ["a", "b", "c", "a", "a"]
 
 
 def test_client_events_do_not_wait_for_each_other():
     new = Items()
     items = [new("client_event", user="a") for _ in range(5)]
-    assert take_all(line_of(*items)) == items
+    assert take_all(ready_of(*items)) == items
 
 
 def test_a_line_that_is_cleared_gives_back_what_stood_there_and_goes_on_with_the_rest():
     new = Items()
     under_way, waits, other = new("channel.occupied"), new("channel.vacated"), new("channel.occupied", "d")
-    line = line_of(under_way, waits)
+    line = ready_of(under_way, waits)
     assert line.take() == under_way
     line.add(other)
     assert line.clear() == [waits, other]
@@ -99,7 +99,7 @@ def test_a_line_that_is_cleared_gives_back_what_stood_there_and_goes_on_with_the
 
 def test_at_random_nothing_is_lost_or_overtaken():
     chance = random.Random(7)
-    new, line = Items(), Line()
+    new, line = Items(), ReadyDeliveries()
     added, under_way, ended = [], [], []
     kinds = ("channel.occupied", "channel.vacated", "member.added", "member.removed", "client_event", "cache.miss")
     for _ in range(4_000):

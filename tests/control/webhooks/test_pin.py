@@ -7,7 +7,13 @@ import ssl
 import pytest
 
 from certs import self_signed
-from redpoll.control.webhooks.pin import NO_PIN, Changed, Pinned, trusted_context, unchecked_context
+from redpoll.control.webhooks.pin import (
+    MATCHES_NONE,
+    CertificateChanged,
+    PinnedContext,
+    trusted_context,
+    unchecked_context,
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,30 +40,30 @@ def leaf_of(pair):
 
 
 def test_the_pinned_certificate_passes(pair):
-    context = Pinned(trusted_context(str(pair[0])), leaf_of(pair))
+    context = PinnedContext(trusted_context(str(pair[0])), leaf_of(pair))
     assert shake_hands(context, pair).version() is not None
 
 
 def test_another_certificate_fails_the_handshake_and_is_named(pair):
-    with pytest.raises(Changed) as refused:
-        shake_hands(Pinned(trusted_context(str(pair[0])), "0" * 64), pair)
+    with pytest.raises(CertificateChanged) as refused:
+        shake_hands(PinnedContext(trusted_context(str(pair[0])), "0" * 64), pair)
     assert refused.value.shown == leaf_of(pair)
     assert str(refused.value) == f"the certificate changed: pinned is {'0' * 64}, shown was {leaf_of(pair)}"
 
 
 def test_the_check_of_the_chain_comes_first(pair):
     with pytest.raises(ssl.SSLCertVerificationError):
-        shake_hands(Pinned(trusted_context(), leaf_of(pair)), pair)
+        shake_hands(PinnedContext(trusted_context(), leaf_of(pair)), pair)
 
 
 def test_a_look_checks_nothing_and_ends_in_the_handshake(pair):
-    with pytest.raises(Changed) as looked:
-        shake_hands(Pinned(unchecked_context(), NO_PIN), pair)
+    with pytest.raises(CertificateChanged) as looked:
+        shake_hands(PinnedContext(unchecked_context(), MATCHES_NONE), pair)
     assert looked.value.shown == leaf_of(pair)
 
 
 def test_a_pin_leaves_the_shared_context_as_it_was(pair):
     shared = trusted_context(str(pair[0]))
-    with pytest.raises(Changed):
-        shake_hands(Pinned(shared, "0" * 64), pair)
+    with pytest.raises(CertificateChanged):
+        shake_hands(PinnedContext(shared, "0" * 64), pair)
     assert shake_hands(shared, pair).version() is not None

@@ -31,7 +31,7 @@ class World:
         self.schedule = Schedule(
             self.store, self.endpoints, self.sender, RETRIES, self.signing_key, self.clock, self.clock.steady
         )
-        self.endpoints.on_change = lambda endpoint: self.schedule.look_at(endpoint.id)
+        self.endpoints.on_change = lambda endpoint: self.schedule.endpoint_changed(endpoint.id)
         self.running = asyncio.create_task(self.schedule.run())
 
     def signing_key(self, app_id):
@@ -90,7 +90,7 @@ class World:
 
     def later(self, endpoint, seconds):
         self.clock.advance(seconds)
-        self.schedule.look_at(endpoint.id)
+        self.schedule.endpoint_changed(endpoint.id)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ async def test_failures_are_tried_again_behind_10_60_and_300_seconds_and_then_ar
         assert (found.at, made[-1].at, made[-1].reason) == (due + pause, due, "answered 500 Internal Server Error")
         # Not a moment too soon.
         world.later(endpoint, pause - 0.001)
-        await world.schedule.look()
+        await world.schedule.step()
         assert len(receiver.requests) == n
         world.later(endpoint, 0.001)
         due += pause
@@ -142,7 +142,7 @@ async def test_failures_are_tried_again_behind_10_60_and_300_seconds_and_then_ar
     assert {request.headers["x-service-delivery"] for request in receiver.requests} == {one}
     assert len({request.body for request in receiver.requests}) == 1
     world.later(endpoint, 10_000)
-    await world.schedule.look()
+    await world.schedule.step()
     assert world.schedule.running == 0
     assert world.schedule.failed_total == 1
     assert world.schedule.attempts == {"status": 4}
@@ -169,7 +169,7 @@ async def test_what_is_retried_by_hand_has_all_its_retries_again(world, receiver
     await world.wait_state(one, "failed", 4)
     async with world.store.change() as connection:
         await delivery_rows.retry(connection, [one], world.clock())
-    world.schedule.look_at(endpoint.id)
+    world.schedule.endpoint_changed(endpoint.id)
     begun = world.clock()
     for n, pause in enumerate(RETRIES, 5):
         found, _ = await world.wait_state(one, "waiting", n)
@@ -193,7 +193,7 @@ async def test_a_clock_that_is_set_makes_no_retry_come_sooner_or_later(world, re
     # One that was written in the moment before that was seen.
     (two,) = await world.put(endpoint, "lobby", add=False)
     world.later(endpoint, 9.75)
-    await wait_until(lambda: world.schedule._apart_s == by_s)
+    await wait_until(lambda: world.schedule._clock_offset_s == by_s)
     found, _ = await world.wait_state(one, "waiting", 1)
     assert found.at == NOW_S + 10 + by_s
     await world.wait_state(two, "waiting", 1)
@@ -217,7 +217,7 @@ async def test_a_result_that_is_written_behind_the_clocks_change_is_of_the_new_t
     async with world.store.change():
         # Nobody else can write: neither of the clock nor, behind that, of the attempt.
         world.clock.set(-3_600.0)
-        world.schedule.look_at(endpoint.id)
+        world.schedule.endpoint_changed(endpoint.id)
         await wait_until(lambda: world.store._changing._waiters)
         go_on.set()
         await wait_until(lambda: world.schedule._results.unwritten)
@@ -250,7 +250,7 @@ async def test_a_disabled_endpoints_deliveries_wait_until_it_is_enabled(world, r
     await world.endpoints.set_enabled(endpoint.id, False)
     (two,) = await world.put(endpoint, "lobby")
     world.later(endpoint, 1_000)
-    await world.schedule.look()
+    await world.schedule.step()
     assert world.schedule.running == 0
     assert len(receiver.requests) == 1
     receiver.answer = OK
@@ -279,18 +279,18 @@ async def test_an_endpoint_is_failing_since_its_first_failure_until_a_success(wo
     endpoint = await world.endpoint(receiver.url)
     (one,) = await world.put(endpoint, "room")
     await world.wait_state(one, "waiting", 1)
-    assert world.endpoints.one(endpoint.id).failing_since == NOW_S
+    assert world.endpoints.get(endpoint.id).failing_since == NOW_S
     world.later(endpoint, 10)
     await world.wait_state(one, "waiting", 2)
     again = Endpoints(world.store, world.records, lambda: world.sender, world.clock)
     await again.load()
-    assert again.one(endpoint.id).failing_since == NOW_S
+    assert again.get(endpoint.id).failing_since == NOW_S
     receiver.answer = OK
     world.later(endpoint, 60)
     await world.wait_state(one, "delivered", 3)
-    assert world.endpoints.one(endpoint.id).failing_since is None
+    assert world.endpoints.get(endpoint.id).failing_since is None
     await again.load()
-    assert again.one(endpoint.id).failing_since is None
+    assert again.get(endpoint.id).failing_since is None
 
 
 # -- many
@@ -319,7 +319,7 @@ async def test_an_endpoint_that_keeps_failing_is_tried_a_few_at_a_time(world, re
     receiver.answer = OK
     world.later(endpoint, 10)
     await wait_until(lambda: world.schedule.attempts["delivered"] == 150)
-    assert world.endpoints.one(endpoint.id).failing_since is None
+    assert world.endpoints.get(endpoint.id).failing_since is None
 
 
 async def test_more_than_memory_takes_lie_in_the_store_and_all_arrive_once(world, receiver, wait_until):
@@ -396,7 +396,7 @@ async def test_a_beginning_reads_only_what_waits_and_misses_nothing_that_comes_m
     await world.end()
     before = await world.put(endpoints[0], "a", "b", add=False)
     await world.endpoints.set_enabled(endpoints[3].id, False)
-    asked, filled = delivery_rows.waited_for, []
+    asked, filled = delivery_rows.endpoints_with_waiting, []
     meanwhile = []
 
     async def slow(connection):
@@ -409,7 +409,7 @@ async def test_a_beginning_reads_only_what_waits_and_misses_nothing_that_comes_m
         filled.append(endpoint_id)
         return await ask(connection, endpoint_id, now_s, limit)
 
-    monkeypatch.setattr(delivery_rows, "waited_for", slow)
+    monkeypatch.setattr(delivery_rows, "endpoints_with_waiting", slow)
     monkeypatch.setattr(delivery_rows, "due", due)
     world.start()
     for each in (*before, *meanwhile[:2]):

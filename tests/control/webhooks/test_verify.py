@@ -90,10 +90,10 @@ async def test_a_body_that_lacks_either_is_refused_in_a_sentence(body):
 @pytest.mark.parametrize("mount", ["/apps", "/api/v1/apps"])
 async def test_over_http_it_takes_the_secrets_that_are_in_force(plane, mount):
     webhooks = plane.plane._webhooks
-    endpoint = await webhooks.create("3", "https://example.com/hook")
-    await webhooks.create("4", "https://example.com/hook")
-    await webhooks.rotate(endpoint.id)
-    rotated = webhooks.endpoint(endpoint.id)
+    endpoint = await webhooks.endpoints.create("3", "https://example.com/hook")
+    await webhooks.endpoints.create("4", "https://example.com/hook")
+    await webhooks.endpoints.rotate(endpoint.id)
+    rotated = webhooks.endpoints.get(endpoint.id)
     assert rotated.secret != endpoint.secret
 
     async def valid(secret, path=f"{mount}/3/webhooks/verify", **more):
@@ -106,11 +106,11 @@ async def test_over_http_it_takes_the_secrets_that_are_in_force(plane, mount):
     assert await valid(rotated.secret) == await valid(endpoint.secret) == good
     assert await valid(rotated.secret, endpoint_id=endpoint.id) == good
     assert await valid(rotated.secret, endpoint_id="unknown") == {"valid": False}
-    (other,) = webhooks.endpoints_of("4")
+    (other,) = webhooks.endpoints.of_existing_app("4")
     assert await valid(other.secret) == {"valid": False}
     missing = await plane.call("POST", f"{mount}/3/webhooks/verify", {"payload": PAYLOAD})
     assert (missing.status, missing.json()["code"]) == (400, "bad_request")
     unsigned = await plane.ask("POST", f"{mount}/3/webhooks/verify", b"{}")
     assert unsigned.status == 401
-    await webhooks.delete(endpoint.id)
+    await webhooks.endpoints.delete(endpoint.id)
     assert await valid(rotated.secret) == {"valid": False}

@@ -37,7 +37,7 @@ async def failed(make_webhooks, receiver, *rows):
     receiver.answer = BROKEN
     box = Box()
     webhooks = await make_webhooks(box, webhook_retry_after_s=())
-    endpoint = await webhooks.create(APP, receiver.url)
+    endpoint = await webhooks.endpoints.create(APP, receiver.url)
     box.put(*rows)
     await seen(webhooks, "failed", len(rows))
     return webhooks, endpoint
@@ -49,8 +49,8 @@ async def failed(make_webhooks, receiver, *rows):
 async def test_what_happens_is_told_to_those_who_want_it(make_webhooks, receiver):
     box = Box()
     webhooks = await make_webhooks(box)
-    await webhooks.create(APP, receiver.url, events=["member.added"], channels=["presence-"])
-    await webhooks.create(OTHER, receiver.url)
+    await webhooks.endpoints.create(APP, receiver.url, events=["member.added"], channels=["presence-"])
+    await webhooks.endpoints.create(OTHER, receiver.url)
     box.put(transition("member.added", "presence-a", user="ann"), transition("channel.occupied", "presence-a"))
     box.put(transition("channel.vacated", "x", app_id=OTHER))
     await seen(webhooks, "delivered", 1)
@@ -68,8 +68,8 @@ async def test_without_a_server_everything_but_sending_can_be_done(make_webhooks
     receiver.answer = OK
     alone = await make_webhooks()
     one, two = await alone.deliveries(APP, states=("failed",))
-    await alone.retry([one.id])
-    await alone.discard([two.id])
+    await alone.dead_letters.retry([one.id])
+    await alone.dead_letters.discard([two.id])
     assert (await alone.test(endpoint.id)).ok
     assert alone.counters() == {}
     # The next server does the rest.
@@ -85,7 +85,7 @@ async def test_killed_between_the_steps_everything_arrives_and_a_repeat_has_the_
     box, rows = Box(), []
     async with Receiver(answer=hang) as receiver:
         webhooks = await make_webhooks()
-        await webhooks.create(APP, receiver.url)
+        await webhooks.endpoints.create(APP, receiver.url)
         for moment in range(8):
             rows += [transition(channel=f"c{moment}-{number}") for number in range(40)]
             box.put(*rows[-40:])
@@ -129,7 +129,7 @@ PROCESS = textwrap.dedent("""
 
 
 async def test_a_process_killed_with_9_again_and_again_loses_nothing(make_webhooks, receiver, redis, store, tmp_path):
-    await (await make_webhooks()).create(APP, receiver.url)
+    await (await make_webhooks()).endpoints.create(APP, receiver.url)
     await store.close()
     chance = random.Random(3)
     client = Redis(unix_socket_path=redis.path)
@@ -180,7 +180,7 @@ async def test_an_end_is_over_in_time_whatever_a_receiver_does(make_webhooks, wa
     async with Receiver(answer=hang) as receiver:
         box = Box()
         webhooks = await make_webhooks(box)
-        await webhooks.create(APP, receiver.url)
+        await webhooks.endpoints.create(APP, receiver.url)
         box.put(transition())
         await wait_until(lambda: receiver.requests)
         await asyncio.wait_for(webhooks.finish(), 5)
@@ -193,15 +193,15 @@ async def test_an_end_is_over_in_time_whatever_a_receiver_does(make_webhooks, wa
 
 async def test_a_deleted_endpoints_deliveries_are_discarded_and_its_dead_letters_stay(make_webhooks, receiver):
     webhooks, endpoint = await failed(make_webhooks, receiver, transition())
-    disabled = await webhooks.create(APP, receiver.url)
-    await webhooks.set_enabled(disabled.id, False)
-    await webhooks.set_enabled(endpoint.id, False)
+    disabled = await webhooks.endpoints.create(APP, receiver.url)
+    await webhooks.endpoints.set_enabled(disabled.id, False)
+    await webhooks.endpoints.set_enabled(endpoint.id, False)
     # It happened while both were enabled.
     webhooks._intake._outbox.put(transition(time_ms=0))
     await seen(webhooks, "waiting", 2)
     for each in (endpoint, disabled):
-        await webhooks.delete(each.id)
-    assert webhooks.endpoints_of(APP) == []
+        await webhooks.endpoints.delete(each.id)
+    assert webhooks.endpoints.of_existing_app(APP) == []
     discarded = await seen(webhooks, "discarded", 2)
     assert {each.endpoint_id for each in discarded} == {endpoint.id, disabled.id}
     assert {each.dead_letter for each in discarded} == {"discarded"}
@@ -209,30 +209,19 @@ async def test_a_deleted_endpoints_deliveries_are_discarded_and_its_dead_letters
     shown, of, attempts = await webhooks.delivery(letter.id)
     assert (shown, of.deleted_at, len(attempts)) == (letter, NOW_S, 1)
     with pytest.raises(RecordError, match="was deleted"):
-        await webhooks.retry([shown.id])
-
-
-async def test_dead_letters_are_retried_in_bulk(make_webhooks, receiver, clock):
-    webhooks, endpoint = await failed(make_webhooks, receiver, *(transition(channel=f"c{n}") for n in range(30)))
-    assert (await webhooks.depths(APP))[endpoint.id] == (0, 30, None)
-    receiver.answer = OK
-    assert await webhooks.retry_all(APP, endpoint.id) == 30
-    await seen(webhooks, "delivered", 30)
-    assert await webhooks.discard_all(APP) == 0
-    with pytest.raises(RecordError, match=f"app {OTHER} has no webhook with the id {endpoint.id}"):
-        await webhooks.retry_all(OTHER, endpoint.id)
+        await webhooks.dead_letters.retry([shown.id])
 
 
 async def test_a_test_is_one_signed_attempt_of_which_nothing_is_kept(make_webhooks, receiver):
     webhooks = await make_webhooks()
     events = {"all": "channel.occupied", "member.removed": "member.removed", "client_event": "client_event"}
     for chosen, event in events.items():
-        endpoint = await webhooks.create(APP, receiver.url, events=[chosen])
+        endpoint = await webhooks.endpoints.create(APP, receiver.url, events=[chosen])
         assert (await webhooks.test(endpoint.id)).ok
         assert told(receiver.requests[-1])[0] == event
         assert receiver.requests[-1].headers["x-service-attempt"] == "1"
-    pusher = await webhooks.create(APP, receiver.url, events=["subscription.count"], format="pusher")
-    await webhooks.set_enabled(pusher.id, False)
+    pusher = await webhooks.endpoints.create(APP, receiver.url, events=["subscription.count"], format="pusher")
+    await webhooks.endpoints.set_enabled(pusher.id, False)
     assert (await webhooks.test(pusher.id)).ok
     assert receiver.requests[-1].json()["events"][0]["name"] == "subscription_count"
     assert receiver.requests[-1].headers["x-pusher-key"] == "a" * 20
@@ -240,22 +229,22 @@ async def test_a_test_is_one_signed_attempt_of_which_nothing_is_kept(make_webhoo
     tried = await webhooks.test(pusher.id)
     assert (tried.ok, tried.status) == (False, 500)
     assert await webhooks.deliveries(APP) == []
-    assert webhooks.endpoint(pusher.id).failing_since is None
+    assert webhooks.endpoints.get(pusher.id).failing_since is None
 
 
 async def test_failing_is_shown_when_it_lasts(make_webhooks, receiver, clock):
     webhooks, endpoint = await failed(make_webhooks, receiver, transition())
-    assert webhooks.failing_since(webhooks.endpoint(endpoint.id)) is None
+    assert webhooks.failing_since(webhooks.endpoints.get(endpoint.id)) is None
     clock.advance(FAILING_AFTER_S)
-    assert webhooks.failing_since(webhooks.endpoint(endpoint.id)) == NOW_S
+    assert webhooks.failing_since(webhooks.endpoints.get(endpoint.id)) == NOW_S
     assert webhooks.counters()["webhook_endpoints_failing"] == 1
 
 
 async def test_secrets_of_an_app_are_those_that_may_have_signed(make_webhooks, receiver):
     webhooks = await make_webhooks()
-    one = await webhooks.create(APP, receiver.url)
-    await webhooks.create(OTHER, receiver.url)
-    changed = await webhooks.rotate(one.id)
+    one = await webhooks.endpoints.create(APP, receiver.url)
+    await webhooks.endpoints.create(OTHER, receiver.url)
+    changed = await webhooks.endpoints.rotate(one.id)
     assert await webhooks.secrets_of(APP) == {one.id: [changed.secret, one.secret]}
     assert await webhooks.secrets_of("99") == {}
 
@@ -263,11 +252,11 @@ async def test_secrets_of_an_app_are_those_that_may_have_signed(make_webhooks, r
 async def test_what_there_is_not_is_refused_in_words(make_webhooks):
     webhooks = await make_webhooks()
     with pytest.raises(RecordError, match="there is no app with the id 99"):
-        webhooks.endpoints_of("99")
+        webhooks.endpoints.of_existing_app("99")
     with pytest.raises(RecordError, match="there is no app with the id 99"):
         await webhooks.deliveries("99")
     with pytest.raises(RecordError, match="there is no webhook with the id e"):
-        webhooks.endpoint("e")
+        webhooks.endpoints.get("e")
     with pytest.raises(RecordError, match="there is no delivery with the id d"):
         await webhooks.delivery("d")
 
@@ -286,10 +275,10 @@ async def test_settings_that_cannot_be_are_said_in_words(make_webhooks, tmp_path
 async def test_what_is_old_is_forgotten_and_a_deleted_endpoint_with_its_last_delivery(
     make_webhooks, receiver, clock, monkeypatch, wait_until
 ):
-    monkeypatch.setattr(module, "_KEEP", 2)
+    monkeypatch.setattr(module, "_MAX_FINISHED", 2)
     box = Box()
     webhooks = await make_webhooks(box)
-    endpoint = await webhooks.create(APP, receiver.url)
+    endpoint = await webhooks.endpoints.create(APP, receiver.url)
     for number in range(1, 6):
         box.put(transition(channel=f"c{number}"))
         await seen(webhooks, "delivered", number)
@@ -301,7 +290,7 @@ async def test_what_is_old_is_forgotten_and_a_deleted_endpoint_with_its_last_del
     clock.advance(61)
     await webhooks._tidy()
     assert {each.channel for each in await seen(webhooks, "delivered", 2)} == {"c4", "c5"}
-    await webhooks.delete(endpoint.id)
+    await webhooks.endpoints.delete(endpoint.id)
     clock.advance(7 * 86_400)
     await webhooks._tidy()
     assert await webhooks.deliveries(APP) == []
@@ -309,14 +298,19 @@ async def test_what_is_old_is_forgotten_and_a_deleted_endpoint_with_its_last_del
         await webhooks.deliveries(APP, endpoint_id=endpoint.id)
 
 
-async def test_a_deletion_that_a_kill_interrupted_is_ended(make_webhooks, receiver, clock):
+async def test_the_next_process_completes_a_deletion_that_a_kill_interrupted(make_webhooks, receiver, monkeypatch):
+    async def killed(_endpoint_id):
+        raise asyncio.CancelledError
+
     box = Box()
     webhooks = await make_webhooks(box)
-    endpoint = await webhooks.create(APP, receiver.url)
-    await webhooks.set_enabled(endpoint.id, False)
+    endpoint = await webhooks.endpoints.create(APP, receiver.url)
+    await webhooks.endpoints.set_enabled(endpoint.id, False)
     box.put(transition(time_ms=0))
     await seen(webhooks, "waiting", 1)
-    await webhooks._endpoints.delete(endpoint.id)
+    monkeypatch.setattr(webhooks.endpoints, "discard_waiting", killed)
+    with pytest.raises(asyncio.CancelledError):
+        await webhooks.endpoints.delete(endpoint.id)
     await kill(webhooks)
     again = await make_webhooks(Box())
     await again._tidy()

@@ -44,7 +44,7 @@ class DeadLetterPages:
         return await self._page(visit, visit.app, Form())
 
     async def _page(self, visit: Visit, app: App, form: Form, status: int = 200) -> Response:
-        endpoints = {each.id: each for each in self._webhooks.endpoints_of(app.id)}
+        endpoints = {each.id: each for each in self._webhooks.endpoints.of_existing_app(app.id)}
         chosen = visit.query.get("endpoint", "")
         endpoint_id = chosen if chosen in endpoints else None
         before = before_of(visit)
@@ -78,7 +78,11 @@ class DeadLetterPages:
             try:
                 for each in ids:
                     await self._check_of(app, each)
-                await (self._webhooks.retry(ids) if do == "retry" else self._webhooks.discard(ids))
+                await (
+                    self._webhooks.dead_letters.retry(ids)
+                    if do == "retry"
+                    else self._webhooks.dead_letters.discard(ids)
+                )
             except RecordError as error:
                 form.fault("", f"{error}. Nothing was done.")
         if not form.good:
@@ -115,7 +119,9 @@ class DeadLetterPages:
                 before = (share[-1].at, share[-1].number)
                 ids = [each.id for each in share if not retry or self._is_there(app, each)]
                 if ids:
-                    await (self._webhooks.retry(ids) if retry else self._webhooks.discard(ids))
+                    await (
+                        self._webhooks.dead_letters.retry(ids) if retry else self._webhooks.dead_letters.discard(ids)
+                    )
                 progress.done += len(ids)
             return f"{progress.done:,} dead letters {'are being tried anew' if retry else 'were discarded'}."
 
@@ -126,7 +132,7 @@ class DeadLetterPages:
 
     def _is_there(self, app: App, delivery: Delivery) -> bool:
         # To a deleted endpoint nothing can be sent any more.
-        return any(each.id == delivery.endpoint_id for each in self._webhooks.endpoints_of(app.id))
+        return any(each.id == delivery.endpoint_id for each in self._webhooks.endpoints.of_existing_app(app.id))
 
     async def export(self, visit: Visit) -> Response:
         """POST …/dead-letters/export: format."""

@@ -67,7 +67,7 @@ class WebhookPages:
         depths = await self._webhooks.depths(app.id)
         rows = [
             (each, depths.get(each.id), self._webhooks.failing_since(each))
-            for each in self._webhooks.endpoints_of(app.id)
+            for each in self._webhooks.endpoints.of_existing_app(app.id)
         ]
         return visit.page("webhooks.html", app=app, rows=rows)
 
@@ -106,7 +106,7 @@ class WebhookPages:
         made: Endpoint | None = None
         if form.good:
             try:
-                made = await self._webhooks.create(app.id, **asked, pin=form.ticked("pin"))
+                made = await self._webhooks.endpoints.create(app.id, **asked, pin=form.ticked("pin"))
             except RecordError as error:
                 form.fault(_field_of(str(error)), str(error))
         if made is None:
@@ -125,7 +125,7 @@ class WebhookPages:
         asked = _asked(form)
         if form.good:
             try:
-                await self._webhooks.change(endpoint.id, **asked)
+                await self._webhooks.endpoints.change(endpoint.id, **asked)
             except RecordError as error:
                 form.fault(_field_of(str(error)), str(error))
         if not form.good:
@@ -137,7 +137,9 @@ class WebhookPages:
 
     def _endpoint(self, visit: Visit) -> Endpoint:
         app, endpoint_id = visit.app, visit.call.parameters[1]
-        found = next((each for each in self._webhooks.endpoints_of(app.id) if each.id == endpoint_id), None)
+        found = next(
+            (each for each in self._webhooks.endpoints.of_existing_app(app.id) if each.id == endpoint_id), None
+        )
         if found is None:
             raise ApiError("not_found", "This app has no such webhook. It may have been deleted.")
         return found
@@ -192,15 +194,15 @@ class WebhookPages:
             here = f"{HOME}/apps/{app.id}/webhooks/{endpoint.id}"
             try:
                 if verb in ("enable", "disable"):
-                    await webhooks.set_enabled(endpoint.id, verb == "enable")
+                    await webhooks.endpoints.set_enabled(endpoint.id, verb == "enable")
                 elif verb == "rotate":
-                    await webhooks.rotate(endpoint.id)
+                    await webhooks.endpoints.rotate(endpoint.id)
                 elif verb == "pin":
-                    await webhooks.pin(endpoint.id)
+                    await webhooks.endpoints.pin(endpoint.id)
                 elif verb == "unpin":
-                    await webhooks.unpin(endpoint.id)
+                    await webhooks.endpoints.unpin(endpoint.id)
                 else:
-                    await webhooks.delete(endpoint.id)
+                    await webhooks.endpoints.delete(endpoint.id)
                     here = f"{HOME}/apps/{app.id}/webhooks"
             except RecordError as error:
                 return visit.redirect(here, sentence(error))

@@ -1,4 +1,8 @@
-"""The operator's commands about webhooks and dead letters (decisions.md). How they get here: control/commands.py."""
+"""The operator's commands for webhooks and dead letters.
+
+Each takes the command's arguments as a dictionary and returns what the command line prints with `--json`. commands.py
+receives the commands and calls these functions.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,16 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS"]
 
-# What a list of dead letters holds at most, the youngest.
-_MOST_LISTED: Final = 10_000
+# A list of dead letters holds the newest of them, at most this many.
+_MAX_LISTED: Final = 10_000
 
 
 def endpoint_shape(webhooks: Webhooks, endpoint: Endpoint) -> dict[str, Any]:
-    """An endpoint without its secret. `pin` is the certificate's SHA-256 or null; `failing_since` null: it isn't."""
+    """An endpoint without its secret.
+
+    `pin` is the SHA-256 of the certificate in hex, or null. `failing_since` is in Unix seconds, null if it isn't
+    failing.
+    """
     since = webhooks.failing_since(endpoint)
     return {
         "id": endpoint.id,
@@ -35,13 +43,13 @@ def endpoint_shape(webhooks: Webhooks, endpoint: Endpoint) -> dict[str, Any]:
 
 def _webhooks(context: Context) -> Webhooks:
     if context.webhooks is None:
-        raise CommandError("webhooks are not there yet; try again in a moment")
+        raise CommandError("the server is still starting; try again in a moment")
     return context.webhooks
 
 
 async def _create(context: Context, args: dict[str, Any]) -> Any:
     webhooks = _webhooks(context)
-    made = await webhooks.create(
+    endpoint = await webhooks.endpoints.create(
         args["app"],
         args["url"],
         events=args["events"],
@@ -49,75 +57,75 @@ async def _create(context: Context, args: dict[str, Any]) -> Any:
         channels=args["channels"],
         pin=args["pin"],
     )
-    return endpoint_shape(webhooks, made) | {"secret": made.secret}
+    return endpoint_shape(webhooks, endpoint) | {"secret": endpoint.secret}
 
 
 async def _list(context: Context, args: dict[str, Any]) -> Any:
     webhooks = _webhooks(context)
-    return [endpoint_shape(webhooks, each) for each in webhooks.endpoints_of(args["app"])]
+    return [endpoint_shape(webhooks, endpoint) for endpoint in webhooks.endpoints.of_existing_app(args["app"])]
 
 
 async def _enable(context: Context, args: dict[str, Any]) -> Any:
     webhooks = _webhooks(context)
-    return endpoint_shape(webhooks, await webhooks.set_enabled(args["id"], True))
+    return endpoint_shape(webhooks, await webhooks.endpoints.set_enabled(args["id"], True))
 
 
 async def _disable(context: Context, args: dict[str, Any]) -> Any:
     webhooks = _webhooks(context)
-    return endpoint_shape(webhooks, await webhooks.set_enabled(args["id"], False))
+    return endpoint_shape(webhooks, await webhooks.endpoints.set_enabled(args["id"], False))
 
 
 async def _delete(context: Context, args: dict[str, Any]) -> Any:
     webhooks = _webhooks(context)
-    return endpoint_shape(webhooks, await webhooks.delete(args["id"]))
+    return endpoint_shape(webhooks, await webhooks.endpoints.delete(args["id"]))
 
 
 async def _pin(context: Context, args: dict[str, Any]) -> Any:
     webhooks = _webhooks(context)
-    return endpoint_shape(webhooks, await webhooks.pin(args["id"]))
+    return endpoint_shape(webhooks, await webhooks.endpoints.pin(args["id"]))
 
 
 async def _unpin(context: Context, args: dict[str, Any]) -> Any:
     webhooks = _webhooks(context)
-    return endpoint_shape(webhooks, await webhooks.unpin(args["id"]))
+    return endpoint_shape(webhooks, await webhooks.endpoints.unpin(args["id"]))
 
 
 async def _rotate(context: Context, args: dict[str, Any]) -> Any:
-    changed = await _webhooks(context).rotate(args["id"])
+    changed = await _webhooks(context).endpoints.rotate(args["id"])
     return {"id": changed.id, "secret": changed.secret, "overlap_until": int(changed.previous_until)}
 
 
 async def _test(context: Context, args: dict[str, Any]) -> Any:
-    told = await _webhooks(context).test(args["id"])
+    attempt = await _webhooks(context).test(args["id"])
     return {
         "id": args["id"],
-        "ok": told.ok,
-        "status": told.status,
-        "reason": told.reason,
-        "duration_ms": told.duration_ms,
+        "ok": attempt.ok,
+        "status": attempt.status,
+        "reason": attempt.reason,
+        "duration_ms": attempt.duration_ms,
     }
 
 
 async def _dead_letters(context: Context, args: dict[str, Any]) -> Any:
     webhooks = _webhooks(context)
-    found = await webhooks.deliveries(args["app"], states=("failed",), limit=_MOST_LISTED)
+    found = await webhooks.deliveries(args["app"], states=("failed",), limit=_MAX_LISTED)
     depths = await webhooks.depths(args["app"])
     letters = [
         {
-            "id": each.id,
-            "event": each.event,
-            "endpoint_id": each.endpoint_id,
-            "failed_at": int(each.at),
-            "attempts": each.attempts,
-            "channel": each.channel,
+            "id": delivery.id,
+            "event": delivery.event,
+            "endpoint_id": delivery.endpoint_id,
+            "failed_at": int(delivery.at),
+            "attempts": delivery.attempts,
+            "channel": delivery.channel,
         }
-        for each in found
+        for delivery in found
     ]
     return {"letters": letters, "total": sum(depth.failed for depth in depths.values())}
 
 
 async def _show(context: Context, args: dict[str, Any]) -> Any:
-    delivery, endpoint, made = await _webhooks(context).delivery(args["id"])
+    delivery, endpoint, attempts = await _webhooks(context).delivery(args["id"])
     return {
         "id": delivery.id,
         "event": delivery.event,
@@ -129,23 +137,23 @@ async def _show(context: Context, args: dict[str, Any]) -> Any:
         "payload": delivery.body.decode(),
         "attempts": [
             {
-                "at": each.at,
-                "status": each.status,
-                "duration_ms": each.duration_ms,
-                "reason": each.reason,
-                "response": each.response.decode("utf-8", "replace"),
+                "at": attempt.at,
+                "status": attempt.status,
+                "duration_ms": attempt.duration_ms,
+                "reason": attempt.reason,
+                "response": attempt.response.decode("utf-8", "replace"),
             }
-            for each in made
+            for attempt in attempts
         ],
     }
 
 
 async def _retry(context: Context, args: dict[str, Any]) -> Any:
-    return [_state_shape(each) for each in await _webhooks(context).retry(args["ids"])]
+    return [_state_shape(delivery) for delivery in await _webhooks(context).dead_letters.retry(args["ids"])]
 
 
 async def _discard(context: Context, args: dict[str, Any]) -> Any:
-    return [_state_shape(each) for each in await _webhooks(context).discard(args["ids"])]
+    return [_state_shape(delivery) for delivery in await _webhooks(context).dead_letters.discard(args["ids"])]
 
 
 def _state_shape(delivery: Delivery) -> dict[str, Any]:
@@ -153,19 +161,19 @@ def _state_shape(delivery: Delivery) -> dict[str, Any]:
 
 
 COMMANDS: Final[dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]]] = {
-    # {app, url, events, format, channels, pin} -> webhook with its secret, which no other command tells
+    # {app, url, events, format, channels, pin} -> webhook with its secret; only this and `rotate` show a secret
     "webhook create": _create,
     "webhook list": _list,  # {app} -> [webhook]
     "webhook enable": _enable,  # {id} -> webhook
     "webhook disable": _disable,  # {id} -> webhook
-    "webhook delete": _delete,  # {id} -> webhook, as it was
+    "webhook delete": _delete,  # {id} -> webhook, as it is after its deletion
     "webhook pin": _pin,  # {id} -> webhook
     "webhook unpin": _unpin,  # {id} -> webhook
     "webhook rotate": _rotate,  # {id} -> {id, secret, overlap_until}
     "webhook test": _test,  # {id} -> {id, ok, status, reason, duration_ms}
-    # {app} -> {letters: [{id, event, endpoint_id, failed_at, attempts, channel}], total}, the youngest of very many
+    # {app} -> {letters: [{id, event, endpoint_id, failed_at, attempts, channel}], total}, newest first
     "dead-letter list": _dead_letters,
-    "dead-letter show": _show,  # {id} -> everything of one
+    "dead-letter show": _show,  # {id} -> {id, event, endpoint_id, url, channel, state, failed_at, payload, attempts}
     "dead-letter retry": _retry,  # {ids} -> [{id, state}], all or none
     "dead-letter discard": _discard,  # {ids} -> [{id, state}], all or none
 }

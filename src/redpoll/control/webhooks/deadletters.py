@@ -1,8 +1,8 @@
-"""Deliveries that failed for good, and what an operator may do about them: have them tried anew, or give them up."""
+"""Dead letters: deliveries whose last retry failed. An operator can retry or discard them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -16,8 +16,8 @@ __all__ = ["DeadLetters"]
 
 
 class DeadLetters:
-    """`on_retry(endpoint_id)` is told that something is due there, `on_discard(deliveries)` what needs no attempt any
-    more. What can't be done raises RecordError."""
+    """`on_retry(endpoint_id)` is called when an endpoint has due deliveries again, `on_discard(deliveries)` when
+    deliveries need no more attempts. Methods raise RecordError if something isn't possible."""
 
     def __init__(
         self,
@@ -34,72 +34,47 @@ class DeadLetters:
         self._on_discard = on_discard
 
     async def retry(self, ids: Sequence[str]) -> list[Delivery]:
-        """All of them or none; due at once, with all their retries."""
+        """Retries all of them or none. They are due at once and get the full number of attempts again.
+
+        If no server runs, the next one sends them.
+        """
         async with self._store.change() as connection:
-            for each in await _chosen(connection, ids):
-                if each.dead_letter != "pending":
-                    raise RecordError(f"{each.id} is no failed delivery: it is {_told(each)}")
-                self._check_there(each.endpoint_id, f"{each.id} can't be retried")
+            for delivery in await _deliveries(connection, ids):
+                if delivery.dead_letter != "pending":
+                    raise _not_failed(delivery)
+                self._check_not_deleted(delivery)
             await delivery_rows.retry(connection, ids, self._clock())
-            changed = await _chosen(connection, ids)
-        for endpoint_id in {each.endpoint_id for each in changed}:
+            changed = await _deliveries(connection, ids)
+        for endpoint_id in {delivery.endpoint_id for delivery in changed}:
             self._on_retry(endpoint_id)
         return changed
 
     async def discard(self, ids: Sequence[str]) -> list[Delivery]:
-        """All of them or none; those that are being tried anew can be given up too."""
+        """Discards all of them or none; dead letters that are being retried can be discarded too."""
         async with self._store.change() as connection:
-            for each in await _chosen(connection, ids):
-                if each.dead_letter not in ("pending", "retrying"):
-                    raise RecordError(f"{each.id} is no failed delivery: it is {_told(each)}")
+            for delivery in await _deliveries(connection, ids):
+                if delivery.dead_letter not in ("pending", "retrying"):
+                    raise _not_failed(delivery)
             await delivery_rows.discard(connection, ids, self._clock())
-            changed = await _chosen(connection, ids)
+            changed = await _deliveries(connection, ids)
         self._on_discard(changed)
         return changed
 
-    async def retry_all(self, endpoint_ids: Collection[str]) -> int:
-        """Everything that has failed by now at these endpoints; deleted ones are left out."""
-        there = [each for each in endpoint_ids if self._is_there(each)]
-        total = 0
-        for some in await self._failed(there):
-            async with self._store.change() as connection:
-                total += await delivery_rows.retry(connection, some, self._clock())
-            for endpoint_id in there:
-                self._on_retry(endpoint_id)
-        return total
-
-    async def discard_all(self, endpoint_ids: Collection[str]) -> int:
-        """Everything that has failed by now at these endpoints."""
-        total = 0
-        for some in await self._failed(endpoint_ids):
-            async with self._store.change() as connection:
-                total += await delivery_rows.discard(connection, some, self._clock(), ("failed",))
-        return total
-
-    async def _failed(self, endpoint_ids: Collection[str]) -> list[list[int]]:
-        """The numbers of all dead letters, in pieces: in between others may write. What is tried anew and fails anew
-        meanwhile is none of them, nor is what nobody has seen."""
-        async with self._store.reading() as connection:
-            found = await delivery_rows.numbers(connection, endpoint_ids, ("failed",))
-        return [found[at : at + delivery_rows.AT_ONCE] for at in range(0, len(found), delivery_rows.AT_ONCE)]
-
-    def _is_there(self, endpoint_id: str) -> bool:
-        endpoint = self._endpoints.known(endpoint_id)
-        return endpoint is not None and endpoint.deleted_at is None
-
-    def _check_there(self, endpoint_id: str, what: str) -> None:
-        if not self._is_there(endpoint_id):
-            raise RecordError(f"{what}: its webhook {endpoint_id} was deleted")
+    def _check_not_deleted(self, delivery: Delivery) -> None:
+        endpoint = self._endpoints.known(delivery.endpoint_id)
+        if endpoint is None or endpoint.deleted_at is not None:
+            raise RecordError(f"{delivery.id} can't be retried: its webhook {delivery.endpoint_id} was deleted")
 
 
-async def _chosen(connection: AsyncConnection, ids: Sequence[str]) -> list[Delivery]:
-    """In the order of the ids."""
-    found = {each.id: each for each in await delivery_rows.some(connection, ids)}
+async def _deliveries(connection: AsyncConnection, ids: Sequence[str]) -> list[Delivery]:
+    """The deliveries with these ids, in their order. Raises RecordError if one is unknown."""
+    found = {delivery.id: delivery for delivery in await delivery_rows.some(connection, ids)}
     for delivery_id in ids:
         if delivery_id not in found:
             raise RecordError(f"there is no delivery with the id {delivery_id}")
     return [found[delivery_id] for delivery_id in ids]
 
 
-def _told(delivery: Delivery) -> str:
-    return delivery.dead_letter or {"waiting": "still being tried"}.get(delivery.state, delivery.state)
+def _not_failed(delivery: Delivery) -> RecordError:
+    state = delivery.dead_letter or ("still being tried" if delivery.state == "waiting" else delivery.state)
+    return RecordError(f"{delivery.id} is not a failed delivery: it is {state}")

@@ -1,6 +1,8 @@
-"""The webhook endpoints of every app: in memory to read, through the store to change, and what workers hear of them.
+"""The webhook endpoints of all apps.
 
-Says which endpoint wants which transition. What is sent, and when, is others'.
+All endpoints are in memory; changes go through the record store. An endpoint's events and channel prefixes decide which
+transitions it gets. Together, the enabled endpoints of an app make its hook mask (`App.hooks`), which tells workers
+which events to write to the outbox. What is sent, and when, is decided in payloads.py and schedule.py.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from redpoll.store.webhooks import Endpoint
 __all__ = ["ALL", "OVERLAP_S", "Endpoints", "hooks_of", "wants"]
 
 ALL: Final = "all"
-# How long the old secret is still good: a day to bring the new one to every receiver.
+# How long deliveries are also signed with the old secret after a rotation.
 OVERLAP_S: Final = 86_400.0
-_MOST_ENDPOINTS: Final = 50
-_MOST_PREFIXES: Final = 50
-# The letter in App.hooks that has workers write rows of an event.
+_MAX_ENDPOINTS: Final = 50
+_MAX_PREFIXES: Final = 50
+# The letter in `App.hooks` that makes workers write outbox rows for an event.
 _LETTERS: Final = {
     "channel.occupied": "o",
     "channel.vacated": "o",
@@ -42,23 +44,27 @@ _LETTERS: Final = {
 
 
 def wants(endpoint: Endpoint, event: str, channel: str) -> bool:
-    """Its types, and its prefixes. `all` are the spec's five (6.2), the others are sent to who names them."""
-    chosen = event in endpoint.events or (ALL in endpoint.events and event in STANDARD)
-    return chosen and (not endpoint.channels or channel.startswith(endpoint.channels))
+    """Whether the endpoint gets this event on this channel.
+
+    `all` stands for the five standard events; the other two must be named (protocol/README.md "Webhooks").
+    """
+    subscribed = event in endpoint.events or (ALL in endpoint.events and event in STANDARD)
+    return subscribed and (not endpoint.channels or channel.startswith(endpoint.channels))
 
 
 def hooks_of(endpoints: Iterable[Endpoint]) -> str:
-    """The letters of an app's enabled endpoints (protocol.apps.App.hooks)."""
-    chosen = {name for each in endpoints if each.enabled for name in each.events}
-    chosen |= set(STANDARD) if ALL in chosen else set()
-    return "".join(dict.fromkeys(letter for event, letter in _LETTERS.items() if event in chosen))
+    """The hook mask (`App.hooks`) for these endpoints of one app; disabled ones don't count."""
+    events = {name for endpoint in endpoints if endpoint.enabled for name in endpoint.events}
+    events |= set(STANDARD) if ALL in events else set()
+    return "".join(dict.fromkeys(letter for event, letter in _LETTERS.items() if event in events))
 
 
 class Endpoints:
-    """Every endpoint by id. `sender` gives what checks URLs and captures certificates; `clock` tells Unix seconds.
+    """All endpoints by id.
 
-    `on_change(endpoint)` is told after each commit. Changes of an app's endpoints are in one transaction with the
-    directory's version, under the lock of the records. All that can't be done raises RecordError.
+    `sender()` returns the Sender that checks URLs and captures certificates; `clock()` returns Unix seconds.
+    `on_change(endpoint)` is called after each commit. A change is one transaction with the directory's version, under
+    the lock of the records, so workers see hook masks in order. Methods raise RecordError if a change isn't possible.
     """
 
     def __init__(
@@ -69,59 +75,81 @@ class Endpoints:
         self._records = records
         self._sender = sender
         self._clock = clock
-        # Deleted ones too, while there are deliveries to them.
+        # Includes deleted endpoints that still have deliveries.
         self._all: dict[str, Endpoint] = {}
         self._by_app: dict[str, tuple[Endpoint, ...]] = {}
 
     async def load(self) -> None:
-        """Reads everything, behind the records."""
+        """Reads all endpoints and sets the hook mask of each app. Call it after `Records.load`."""
         async with self._store.reading() as connection:
             self._all = await endpoint_rows.every(connection)
         by_app: dict[str, list[Endpoint]] = {}
-        for each in self._all.values():
-            of_app = by_app.setdefault(each.app_id, [])
-            if each.deleted_at is None:
-                of_app.append(each)
-        self._by_app = {app_id: tuple(found) for app_id, found in by_app.items()}
-        self._records.know_hooks({app_id: hooks_of(each) for app_id, each in self._by_app.items()})
+        for endpoint in self._all.values():
+            of_app = by_app.setdefault(endpoint.app_id, [])
+            if endpoint.deleted_at is None:
+                of_app.append(endpoint)
+        self._by_app = {app_id: tuple(of_app) for app_id, of_app in by_app.items()}
+        self._records.set_hooks({app_id: hooks_of(of_app) for app_id, of_app in self._by_app.items()})
 
     def _index(self, app_id: str) -> None:
-        of_app = tuple(each for each in self._all.values() if each.app_id == app_id and each.deleted_at is None)
-        self._by_app[app_id] = of_app
+        self._by_app[app_id] = tuple(
+            endpoint for endpoint in self._all.values() if endpoint.app_id == app_id and endpoint.deleted_at is None
+        )
 
     # -- reading
 
     def of_app(self, app_id: str) -> tuple[Endpoint, ...]:
-        """Oldest first, without deleted ones. Of an app that there isn't: none."""
+        """The app's endpoints, oldest first, without deleted ones; empty for an unknown app."""
         return self._by_app.get(app_id, ())
 
+    def of_existing_app(self, app_id: str) -> list[Endpoint]:
+        """Like `of_app`. Raises RecordError for an unknown app."""
+        self.check_app(app_id)
+        return list(self.of_app(app_id))
+
+    def check_app(self, app_id: str) -> None:
+        """Raises RecordError for an unknown app."""
+        if app_id not in self._records.apps:
+            raise RecordError(f"there is no app with the id {app_id}")
+
     def ids_of(self, app_id: str) -> list[str]:
-        """Deleted ones too."""
-        return [each.id for each in self._all.values() if each.app_id == app_id]
+        """The ids of the app's endpoints, including deleted ones."""
+        return [endpoint.id for endpoint in self._all.values() if endpoint.app_id == app_id]
 
     def known(self, endpoint_id: str) -> Endpoint | None:
-        """A deleted one too."""
+        """The endpoint, also if it is deleted; None if the store doesn't have it."""
         return self._all.get(endpoint_id)
 
-    def one(self, endpoint_id: str) -> Endpoint:
+    def get(self, endpoint_id: str) -> Endpoint:
+        """The endpoint. Raises RecordError if it doesn't exist or is deleted."""
         endpoint = self._all.get(endpoint_id)
         if endpoint is None or endpoint.deleted_at is not None:
             raise RecordError(f"there is no webhook with the id {endpoint_id}")
         return endpoint
 
     def any_enabled(self) -> bool:
-        return any(each.enabled for each in self._all.values())
+        return any(endpoint.enabled for endpoint in self._all.values())
 
     def every(self) -> list[Endpoint]:
-        """Deleted ones too."""
+        """All endpoints, including deleted ones."""
         return list(self._all.values())
 
     # -- changing
 
     async def create(
-        self, app_id: str, url: str, events: Sequence[str], format: str, channels: Sequence[str], pin: bool
+        self,
+        app_id: str,
+        url: str,
+        events: Sequence[str] = (ALL,),
+        format: str = FORMATS[0],
+        channels: Sequence[str] = (),
+        pin: bool = False,
     ) -> Endpoint:
-        """A new one, enabled, with a secret of 40 hex digits."""
+        """Creates an enabled endpoint with a new secret of 40 hex digits.
+
+        `events` are event names, or "all" for the five standard ones. `channels` are prefixes; empty means every
+        channel. `pin`: accept only the certificate that the receiver shows now.
+        """
         endpoint = Endpoint(
             id=secrets.token_hex(6),
             app_id=app_id,
@@ -133,28 +161,30 @@ class Endpoints:
             created_at=self._clock(),
         )
         self._check(endpoint)
-        if app_id not in self._records.apps:
-            raise RecordError(f"there is no app with the id {app_id}")
+        self.check_app(app_id)
         if pin:
-            endpoint = msgspec.structs.replace(endpoint, pin=await self._captured(url))
-        async with self._changing(app_id, endpoint.id) as connection:
-            if len(self.of_app(app_id)) >= _MOST_ENDPOINTS:
-                raise RecordError(f"app {app_id} has {_MOST_ENDPOINTS} webhooks, and more are not allowed")
+            endpoint = msgspec.structs.replace(endpoint, pin=await self._capture_pin(url))
+        async with self._change_hooks(app_id, endpoint.id) as connection:
+            if len(self.of_app(app_id)) >= _MAX_ENDPOINTS:
+                raise RecordError(f"app {app_id} has {_MAX_ENDPOINTS} webhooks, the most that an app can have")
             await endpoint_rows.add(connection, endpoint)
-            self._know(endpoint)
+            self._put_in_memory(endpoint)
         return endpoint
 
     async def change(
         self,
         endpoint_id: str,
-        url: str | None,
-        events: Sequence[str] | None,
-        channels: Sequence[str] | None,
-        format: str | None,
+        url: str | None = None,
+        events: Sequence[str] | None = None,
+        channels: Sequence[str] | None = None,
+        format: str | None = None,
     ) -> Endpoint:
-        """None: as it is. Deliveries that wait go to the new URL, as they were rendered. A pinned endpoint's
-        certificate is captured anew where the URL changes."""
-        before = self.one(endpoint_id)
+        """Changes the values that are not None.
+
+        Waiting deliveries go to the new URL, in the format in which they were rendered. If the URL of a pinned endpoint
+        changes, the new receiver's certificate is pinned.
+        """
+        before = self.get(endpoint_id)
         values: dict[str, object] = {}
         if url is not None:
             values["url"] = url
@@ -166,100 +196,109 @@ class Endpoints:
             values["format"] = format
         self._check(msgspec.structs.replace(before, **values))
         if url is not None and before.pin and url != before.url:
-            values["pin"] = await self._captured(url)
+            values["pin"] = await self._capture_pin(url)
         return await self._put(endpoint_id, values)
 
     async def set_enabled(self, endpoint_id: str, enabled: bool) -> Endpoint:
-        """Disabled, it is told of nothing that happens from now on, and what waits for it waits on."""
-        before = self.one(endpoint_id)
+        """A disabled endpoint gets no transitions from now on. Its waiting deliveries resume when it is enabled."""
+        before = self.get(endpoint_id)
         if before.enabled == enabled:
             return before
         return await self._put(endpoint_id, {"disabled_at": None if enabled else self._clock()})
 
     async def rotate(self, endpoint_id: str) -> Endpoint:
-        """A new secret; the one that it replaces is good for a day more."""
-        before = self.one(endpoint_id)
+        """Sets a new secret. Deliveries are also signed with the old one, for a day (OVERLAP_S)."""
+        before = self.get(endpoint_id)
         until = self._clock() + OVERLAP_S
         values = {"secret": secrets.token_hex(20), "previous_secret": before.secret, "previous_until": until}
         return await self._put(endpoint_id, values)
 
     async def pin(self, endpoint_id: str) -> Endpoint:
-        """From now on only the certificate that is shown now is taken."""
-        url = self.one(endpoint_id).url
-        pinned = await self._captured(url)
-        if self.one(endpoint_id).url != url:
-            raise RecordError("the webhook's URL was changed meanwhile, so nothing is pinned")
+        """From now on, accepts only the certificate that the receiver shows now."""
+        url = self.get(endpoint_id).url
+        pinned = await self._capture_pin(url)
+        if self.get(endpoint_id).url != url:
+            raise RecordError("nothing is pinned: the webhook's URL was changed at the same time; try again")
         return await self._put(endpoint_id, {"pin": pinned})
 
     async def unpin(self, endpoint_id: str) -> Endpoint:
-        self.one(endpoint_id)
+        """Accepts any valid certificate again."""
+        self.get(endpoint_id)
         return await self._put(endpoint_id, {"pin": ""})
 
     async def delete(self, endpoint_id: str) -> Endpoint:
-        """It is told of nothing any more. Its row stays, without its secrets, for as long as there are deliveries."""
-        self.one(endpoint_id)
+        """Deletes the endpoint and discards its waiting deliveries.
+
+        Its row stays, without the secrets, until its last delivery is removed. Its dead letters can still be discarded.
+        """
+        self.get(endpoint_id)
         now_s = self._clock()
-        return await self._put(
+        endpoint = await self._put(
             endpoint_id,
             {"deleted_at": now_s, "disabled_at": now_s, "secret": "", "previous_secret": "", "previous_until": 0.0},
         )
+        # If the process is killed here, the tidying of webhooks.py discards them.
+        await self.discard_waiting(endpoint_id)
+        return endpoint
 
     async def _put(self, endpoint_id: str, values: dict[str, object]) -> Endpoint:
-        async with self._changing(self.one(endpoint_id).app_id, endpoint_id) as connection:
-            # Others may have changed it while the lock was theirs.
-            endpoint = msgspec.structs.replace(self.one(endpoint_id), **values)
+        async with self._change_hooks(self.get(endpoint_id).app_id, endpoint_id) as connection:
+            # Read it again: it may have changed while we waited for the lock.
+            endpoint = msgspec.structs.replace(self.get(endpoint_id), **values)
             await endpoint_rows.put(connection, endpoint)
-            self._know(endpoint)
+            self._put_in_memory(endpoint)
         if self.on_change is not None:
             self.on_change(endpoint)
         return endpoint
 
     @asynccontextmanager
-    async def _changing(self, app_id: str, endpoint_id: str) -> AsyncIterator[AsyncConnection]:
-        """A transaction for this endpoint, which is known as changed when the block is left: before workers hear of it,
-        since what they write for it a moment later would be nobody's otherwise."""
+    async def _change_hooks(self, app_id: str, endpoint_id: str) -> AsyncIterator[AsyncConnection]:
+        """A transaction in which this endpoint is changed, in the store and in memory.
+
+        Memory changes before workers see the new hook mask. Otherwise rows written at once would find none.
+        """
         try:
-            async with self._records.changing_hooks(app_id) as change:
+            async with self._records.change_hooks(app_id) as change:
                 yield change.connection
                 change.hooks = hooks_of(self.of_app(app_id))
         except BaseException:
-            # It may have been undone, or be done for all that.
+            # The transaction may have been rolled back or committed. Take what the store has.
             async with self._store.reading() as connection:
                 stored = await endpoint_rows.one(connection, endpoint_id)
             if stored is not None:
-                self._know(stored)
+                self._put_in_memory(stored)
             elif endpoint_id in self._all:
                 del self._all[endpoint_id]
                 self._index(app_id)
             raise
 
-    def _know(self, endpoint: Endpoint) -> None:
+    def _put_in_memory(self, endpoint: Endpoint) -> None:
         self._all[endpoint.id] = endpoint
         self._index(endpoint.app_id)
 
     def set_failing_since(self, endpoint_id: str, since: float | None) -> None:
-        """What the deliveries say, which their schedule has written."""
+        """Changes memory only; Results writes it to the store."""
         endpoint = self._all.get(endpoint_id)
         if endpoint is not None:
-            self._know(msgspec.structs.replace(endpoint, failing_since=since))
+            self._put_in_memory(msgspec.structs.replace(endpoint, failing_since=since))
 
     async def forget_deleted(self) -> None:
-        """Lets go of deleted ones that no delivery is left to."""
-        if not any(each.deleted_at is not None for each in self._all.values()):
+        """Removes deleted endpoints that have no deliveries left."""
+        if not any(endpoint.deleted_at is not None for endpoint in self._all.values()):
             return
         async with self._store.change() as connection:
-            gone = await endpoint_rows.forget_deleted(connection)
-        for endpoint_id in gone:
+            removed = await endpoint_rows.forget_deleted(connection)
+        for endpoint_id in removed:
             del self._all[endpoint_id]
 
     async def discard_waiting(self, endpoint_id: str) -> None:
-        """Gives up what waits for a deleted endpoint, in pieces: there may be very much of it."""
+        """Discards the waiting deliveries of a deleted endpoint, in batches, so that other writers get their turn."""
         async with self._store.reading() as connection:
-            found = await delivery_rows.numbers(connection, (endpoint_id,), ("waiting",))
-        for at in range(0, len(found), delivery_rows.AT_ONCE):
-            some = found[at : at + delivery_rows.AT_ONCE]
+            numbers = await delivery_rows.numbers(connection, (endpoint_id,), ("waiting",))
+        for start in range(0, len(numbers), delivery_rows.BATCH):
+            batch = numbers[start : start + delivery_rows.BATCH]
             async with self._store.change() as connection:
-                await delivery_rows.discard(connection, some, self._clock(), ("waiting",))
+                await delivery_rows.discard(connection, batch, self._clock(), ("waiting",))
 
     # -- checking
 
@@ -267,19 +306,19 @@ class Endpoints:
         fault = self._sender().check_url(endpoint.url)
         if fault is not None:
             raise RecordError(fault)
-        wrong = [each for each in endpoint.events if each != ALL and each not in EVENTS]
-        if wrong or not endpoint.events:
-            given = ", ".join(map(repr, wrong)) or "nothing"
+        unknown = [event for event in endpoint.events if event != ALL and event not in EVENTS]
+        if unknown or not endpoint.events:
+            given = ", ".join(map(repr, unknown)) or "nothing"
             raise RecordError(f"a webhook's events are {ALL}, or some of {', '.join(EVENTS)}, not {given}")
         if endpoint.format not in FORMATS:
             raise RecordError(f"a webhook's format is {' or '.join(FORMATS)}, not {endpoint.format!r}")
-        wrong = [each for each in endpoint.channels if not valid_name(each)]
-        if wrong:
-            raise RecordError(f"{wrong[0]!r} is not how a channel's name begins")
-        if len(endpoint.channels) > _MOST_PREFIXES:
-            raise RecordError(f"a webhook has at most {_MOST_PREFIXES} channel prefixes")
+        invalid = [prefix for prefix in endpoint.channels if not valid_name(prefix)]
+        if invalid:
+            raise RecordError(f"{invalid[0]!r} can't be a channel prefix: no channel's name begins with it")
+        if len(endpoint.channels) > _MAX_PREFIXES:
+            raise RecordError(f"a webhook has at most {_MAX_PREFIXES} channel prefixes")
 
-    async def _captured(self, url: str) -> str:
+    async def _capture_pin(self, url: str) -> str:
         try:
             return await self._sender().fingerprint(url)
         except PinUnavailable as error:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-__all__ = ["Guard", "Lookup", "Refused", "literal_of", "look_up"]
+__all__ = ["AddressRefused", "Guard", "Lookup", "literal_address", "look_up"]
 
 # Answers the addresses of a host name, as text. Raises OSError where there are none.
 Lookup = Callable[[str], Awaitable[Sequence[str]]]
@@ -83,7 +83,7 @@ _SPECIAL: Final = tuple(
 _GLOBAL_V6: Final = IPv6Network("2000::/3")
 
 
-class Refused(OSError):
+class AddressRefused(OSError):
     """No delivery goes to that address. An OSError, since it stands where connecting would have failed."""
 
     def __init__(self, host: str, address: str, what: str) -> None:
@@ -129,14 +129,14 @@ class Guard:
         return None
 
     def check(self, host: str, addresses: Sequence[str]) -> None:
-        """Raises Refused unless deliveries may go to every one of the addresses that `host` stands for.
+        """Raises AddressRefused unless deliveries may go to every one of the addresses that `host` stands for.
 
         One bad address among good ones refuses all: which of them is connected to would be luck.
         """
         for address in addresses:
             what = self.fault(address)
             if what is not None:
-                raise Refused(host, address, what)
+                raise AddressRefused(host, address, what)
 
     def open_socket(self, info: tuple[Any, ...]) -> socket.socket:
         """The last door: aiohttp's `socket_factory`, given what is about to be connected to, as of getaddrinfo."""
@@ -224,14 +224,14 @@ async def look_up(host: str) -> list[str]:
             error = fault
         except UnicodeError:
             error = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
+        with contextlib.suppress(RuntimeError):  # The loop has ended.
             loop.call_soon_threadsafe(settle, addresses, error)
 
     threading.Thread(target=ask, name=f"lookup {host}", daemon=True).start()
     return await done
 
 
-def literal_of(host: str) -> str | None:
+def literal_address(host: str) -> str | None:
     """The address that a URL's host is, in any form that the system's resolver takes for one (`127.1`, `0x7f000001`,
     `2130706433`); None for a name."""
     with contextlib.suppress(ValueError):

@@ -33,11 +33,11 @@ __all__ = ["Intake", "Rows", "delivery_id"]
 log = structlog.get_logger(__name__)
 
 # What a webhook waits at most for the next look (cluster.md 9).
-EVERY_S: Final = 0.1
+DRAIN_EVERY_S: Final = 0.1
 # While no endpoint is enabled and nothing waits: what workers write by then, since they have not heard of it, is for
 # nobody.
-RESTING_EVERY_S: Final = 1.0
-# Behind an error of the store, whose rows wait in Redis meanwhile.
+IDLE_DRAIN_EVERY_S: Final = 1.0
+# Behind an error of the store, while its rows wait in Redis.
 _AGAIN_AFTER_S: Final = 1.0
 # Names the ids of our deliveries; any number would do, as long as it stays.
 _NAMESPACE: Final = UUID("6f1c3f5e-9a0e-4d0c-8a5b-3f3f6d2b7c11")
@@ -101,7 +101,7 @@ class Intake:
         """Goes on until it is cancelled, which may be at any moment."""
         while True:
             try:
-                wait_s = EVERY_S if self._rests() else await self.look()
+                wait_s = DRAIN_EVERY_S if self._rests() else await self.drain_once()
             except Exception:
                 # A fault of ours. Nothing is forgotten by it, and the next rows may be others.
                 log.exception("intake of webhooks failed")
@@ -113,11 +113,11 @@ class Intake:
         resting = self._nothing_there and not self._any_enabled()
         return resting and asyncio.get_running_loop().time() < self._rests_until_s
 
-    async def look(self) -> float:
+    async def drain_once(self) -> float:
         """One drain and what comes of it; returns after how many seconds the next one is due."""
         errors = self._outbox.errors
         self._nothing_there = False
-        self._rests_until_s = asyncio.get_running_loop().time() + RESTING_EVERY_S
+        self._rests_until_s = asyncio.get_running_loop().time() + IDLE_DRAIN_EVERY_S
         try:
             drained = await self._outbox.drain()
             all_answered = self._outbox.errors == errors
@@ -134,14 +134,14 @@ class Intake:
             )
         except (LinkDown, hiredis.ReplyError, TimeoutError) as error:
             log.debug("outbox not drained", reason=str(error))
-            return EVERY_S
+            return DRAIN_EVERY_S
         except SQLAlchemyError as error:
             if not self._failing:
                 log.error("webhooks can't be written to the store; they wait in Redis", reason=reason_of(error))
             self._failing = True
             return _AGAIN_AFTER_S
         self._failing = False
-        return 0.0 if drained.more else EVERY_S
+        return 0.0 if drained.more else DRAIN_EVERY_S
 
     def forgotten_before(self) -> float:
         """What was written before this Unix time is in Redis no longer, so it can't come again."""

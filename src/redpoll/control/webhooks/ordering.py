@@ -13,7 +13,7 @@ from typing import Final
 
 from redpoll.store.deliveries import Waiting
 
-__all__ = ["Line"]
+__all__ = ["ReadyDeliveries"]
 
 _WHOLE_CHANNEL: Final = ("channel.occupied", "channel.vacated", "subscription.count")
 
@@ -57,7 +57,7 @@ class _Channel:
         return not (self.items or self.users or self.others or self.alone)
 
 
-class Line:
+class ReadyDeliveries:
     """`len()` of it is how many stand ready. What `take` gave is ended with `done`. No clock, no waiting."""
 
     def __init__(self) -> None:

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 from aiohttp import ClientConnectorError, ClientError, ClientPayloadError, ClientResponseError, ServerDisconnectedError
 from yarl import URL
 
-from redpoll.control.webhooks.guard import Refused
-from redpoll.control.webhooks.pin import Changed
+from redpoll.control.webhooks.guard import AddressRefused
+from redpoll.control.webhooks.pin import CertificateChanged
 
 __all__ = ["Attempt", "Outcome", "Stage", "of_error", "of_status"]
 
@@ -86,9 +86,9 @@ def of_status(status: int, cut: bool) -> tuple[Outcome, str]:
 def of_error(error: Exception, url: URL) -> tuple[Outcome, str]:
     """The outcome of a request that got no answer, from what aiohttp or the sockets raised."""
     cause = error.__cause__ if isinstance(error, ClientConnectorError) else error
-    if isinstance(cause, Refused):
+    if isinstance(cause, AddressRefused):
         return Outcome.REFUSED, str(cause)
-    if isinstance(cause, Changed):
+    if isinstance(cause, CertificateChanged):
         return Outcome.PIN, f"{cause}; nothing was sent"
     if isinstance(cause, ssl.SSLCertVerificationError):
         said = cause.verify_message.rstrip(".")

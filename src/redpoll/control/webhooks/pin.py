@@ -12,13 +12,20 @@ import hmac
 import ssl
 from typing import Any, Final
 
-__all__ = ["NO_PIN", "Changed", "Pinned", "Watched", "trusted_context", "unchecked_context"]
+__all__ = [
+    "MATCHES_NONE",
+    "CertificateChanged",
+    "PinCheckingSSLObject",
+    "PinnedContext",
+    "trusted_context",
+    "unchecked_context",
+]
 
 # Fits no certificate: a connection with it ends by telling which one was shown.
-NO_PIN: Final = "-"
+MATCHES_NONE: Final = "-"
 
 
-class Changed(ssl.SSLError):
+class CertificateChanged(ssl.SSLError):
     """The certificate isn't the pinned one. `shown` is its SHA-256, 64 hex digits.
 
     An SSLError, because it comes out of the handshake, where event loops expect those.
@@ -33,7 +40,7 @@ class Changed(ssl.SSLError):
         return f"the certificate changed: pinned is {self.pinned}, shown was {self.shown}"
 
 
-class Watched(ssl.SSLObject):
+class PinCheckingSSLObject(ssl.SSLObject):
     """One connection's TLS, whose handshake fails unless the certificate fits the pin. Empty: any does."""
 
     pin = ""
@@ -45,17 +52,17 @@ class Watched(ssl.SSLObject):
         leaf = self.getpeercert(binary_form=True) or b""
         shown = hashlib.sha256(leaf).hexdigest()
         if not hmac.compare_digest(shown.encode(), self.pin.encode()):
-            raise Changed(self.pin, shown)
+            raise CertificateChanged(self.pin, shown)
 
 
-class Pinned(ssl.SSLContext):
+class PinnedContext(ssl.SSLContext):
     """`shared` with a pin. Holds no certificates of its own: reading the system's takes 20 ms and 1 MiB.
 
     Connections are pooled by the context they were made with, so keep one for each pin, and one made with another
     pin, or with none, is never used.
     """
 
-    def __new__(cls, shared: ssl.SSLContext, pin: str) -> Pinned:
+    def __new__(cls, shared: ssl.SSLContext, pin: str) -> PinnedContext:
         return super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
 
     def __init__(self, shared: ssl.SSLContext, pin: str) -> None:
@@ -65,7 +72,7 @@ class Pinned(ssl.SSLContext):
     def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
         """Called by event loops for each connection."""
         connection = self._shared.wrap_bio(*arguments, **named)
-        assert isinstance(connection, Watched)
+        assert isinstance(connection, PinCheckingSSLObject)
         connection.pin = self.pin
         return connection
 
@@ -75,7 +82,7 @@ def trusted_context(ca_file: str = "") -> ssl.SSLContext:
     context = ssl.create_default_context()
     if ca_file:
         context.load_verify_locations(ca_file)
-    context.sslobject_class = Watched
+    context.sslobject_class = PinCheckingSSLObject
     return context
 
 
@@ -84,5 +91,5 @@ def unchecked_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    context.sslobject_class = Watched
+    context.sslobject_class = PinCheckingSSLObject
     return context

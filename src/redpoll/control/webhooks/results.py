@@ -23,9 +23,9 @@ __all__ = ["Results"]
 log = structlog.get_logger(__name__)
 
 # Between two commits, unless there are many by then.
-_EVERY_S: Final = 0.02
-_MANY: Final = 32
-_MOST_AT_ONCE: Final = 1_000
+_COMMIT_EVERY_S: Final = 0.02
+_COMMIT_AT_ONCE: Final = 32
+_MAX_PER_COMMIT: Final = 1_000
 _AGAIN_AFTER_S: Final = 1.0
 
 
@@ -38,8 +38,8 @@ class Results:
         self._waiting: list[Result] = []
         # Endpoint id -> since when it fails, as it is to be written.
         self._failing: dict[str, float | None] = {}
-        self._some = asyncio.Event()
-        self._many = asyncio.Event()
+        self._has_any = asyncio.Event()
+        self._has_many = asyncio.Event()
         self._stopping = False
 
     @property
@@ -49,15 +49,15 @@ class Results:
 
     def put(self, result: Result) -> None:
         self._waiting.append(result)
-        self._some.set()
-        if len(self._waiting) >= _MANY:
-            self._many.set()
+        self._has_any.set()
+        if len(self._waiting) >= _COMMIT_AT_ONCE:
+            self._has_many.set()
 
     def put_failing(self, endpoint_id: str, since: float | None) -> None:
         self._failing[endpoint_id] = since
-        self._some.set()
+        self._has_any.set()
 
-    def move(self, by_s: float) -> None:
+    def shift_retries(self, by_s: float) -> None:
         """The clock was set: what waits for a retry is due so much later. Called behind a change of the store."""
         self._waiting = [
             each._replace(at=each.at + by_s) if each.state == "waiting" else each for each in self._waiting
@@ -66,7 +66,7 @@ class Results:
     async def run(self) -> None:
         """Goes on until `stop`, and to the end of what there is by then. Not to be cancelled in a commit."""
         while not self._stopping or self._waiting or self._failing:
-            await self._some.wait()
+            await self._has_any.wait()
             try:
                 written = await self.write()
             except Exception:
@@ -78,24 +78,24 @@ class Results:
                     return
                 await asyncio.sleep(_AGAIN_AFTER_S)
             try:
-                async with asyncio.timeout(0 if self._stopping else _EVERY_S):
-                    await self._many.wait()
+                async with asyncio.timeout(0 if self._stopping else _COMMIT_EVERY_S):
+                    await self._has_many.wait()
             except TimeoutError:
                 pass
 
     def stop(self) -> None:
         self._stopping = True
-        self._some.set()
+        self._has_any.set()
 
     async def write(self) -> bool:
         """Writes what there is, a thousand of them at most. False: the store can't be written; they are kept."""
-        self._many.clear()
+        self._has_many.clear()
         if not self._waiting and not self._failing:
             return True
         try:
             async with self._store.change() as connection:
                 # Only now: see `move`.
-                results, failing = self._waiting[:_MOST_AT_ONCE], dict(self._failing)
+                results, failing = self._waiting[:_MAX_PER_COMMIT], dict(self._failing)
                 if results:
                     await delivery_rows.put_results(connection, results)
                 for endpoint_id, since in failing.items():
@@ -110,6 +110,6 @@ class Results:
             if self._failing.get(endpoint_id, ...) == since:
                 del self._failing[endpoint_id]
         if not self._waiting and not self._failing and not self._stopping:
-            self._some.clear()
+            self._has_any.clear()
         self._on_written(results)
         return True

@@ -1,6 +1,6 @@
 """When each delivery is tried: at once, then behind the setting's times; and how many at a time.
 
-The store says what waits, so a kill loses nothing: what was under way is tried again. Every endpoint has a lane of its
+The store says what waits, so a kill loses nothing: what was under way is tried again. Every endpoint has a queue of its
 own, with its own bound, so a slow or dead one delays no other (failures.md row 35). In memory are a few hundred
 deliveries of each; the rest lies in the store until there is room.
 """
@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from redpoll.control.webhooks.endpoint_queue import EndpointQueue, Meanwhile
+from redpoll.control.webhooks.endpoint_queue import ChangesDuringRead, EndpointQueue
 from redpoll.control.webhooks.outcomes import Attempt
 from redpoll.control.webhooks.payloads import headers
 from redpoll.control.webhooks.results import Results
@@ -28,36 +28,36 @@ from redpoll.store.sqlite import reason_of
 from redpoll.store.store import Store
 from redpoll.store.webhooks import Endpoint
 
-__all__ = ["AtEndpoints", "Schedule", "Sends"]
+__all__ = ["AttemptSender", "EndpointIndex", "Schedule"]
 
 log = structlog.get_logger(__name__)
 
 # Attempts at one endpoint at a time; and how many may have been begun whose results aren't in the store, which is what
 # a kill has told twice.
-_AT_ONCE: Final = 32
-_MOST_UNWRITTEN: Final = 64
+_MAX_RUNNING: Final = 32
+_MAX_UNWRITTEN: Final = 64
 # Of one that has failed so often without a success between: attempts at a time, and the pause between their
 # beginnings. It gets no more than 200 attempts a second then, about a tenth of a core; the first success lifts it.
-_FAILURES: Final = 20
-_AT_ONCE_FAILING: Final = 8
-_APART_S: Final = 0.005
+_FAILING_AFTER: Final = 20
+_MAX_RUNNING_FAILING: Final = 8
+_FAILING_PAUSE_S: Final = 0.005
 # Deliveries of one endpoint in memory; below the second number more are read.
-_MOST_READY: Final = 512
+_MAX_READY: Final = 512
 _REFILL_BELOW: Final = 128
 # Between two looks into the store for one endpoint, whose retries may become due one by one.
-_LOOKS_APART_S: Final = 0.1
+_READ_PAUSE_S: Final = 0.1
 # The clock may be set, so no timer is longer. It was, when it is off by so much.
-_LONGEST_WAIT_S: Final = 1.0
-_CLOCK_SET_S: Final = 1.0
+_MAX_WAIT_S: Final = 1.0
+_CLOCK_JUMP_S: Final = 1.0
 
 
-class Sends(Protocol):
+class AttemptSender(Protocol):
     """What is needed of sender.Sender."""
 
     async def attempt(self, target: Target, body: bytes, headers: dict[str, str]) -> Attempt: ...
 
 
-class AtEndpoints(Protocol):
+class EndpointIndex(Protocol):
     """What is needed of endpoints.Endpoints."""
 
     def known(self, endpoint_id: str) -> Endpoint | None: ...
@@ -78,8 +78,8 @@ class Schedule:
     def __init__(
         self,
         store: Store,
-        endpoints: AtEndpoints,
-        sender: Sends,
+        endpoints: EndpointIndex,
+        sender: AttemptSender,
         retry_after_s: Sequence[float],
         signing_key: Callable[[str], Key | None],
         clock: Callable[[], float] = time.time,
@@ -97,13 +97,13 @@ class Schedule:
         self._clock = clock
         self._steady = steady
         # The clock less the steady one, as of when they were compared; and whether the store has been told.
-        self._apart_s = clock() - steady()
+        self._clock_offset_s = clock() - steady()
         self._clock_known = False
-        self._begun = False
+        self._waiting_found = False
         self._loop = asyncio.get_running_loop()
-        self._lanes: dict[str, EndpointQueue] = {each.id: EndpointQueue(each.id) for each in endpoints.every()}
-        self._results = Results(store, self._written)
-        # The lanes of results that are not written yet, by the delivery's number.
+        self._queues: dict[str, EndpointQueue] = {each.id: EndpointQueue(each.id) for each in endpoints.every()}
+        self._results = Results(store, self._results_written)
+        # The queues of results that are not written yet, by the delivery's number.
         self._unwritten: dict[int, EndpointQueue] = {}
         self._writing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -116,91 +116,91 @@ class Schedule:
         return len(self._tasks)
 
     def add(self, written: Sequence[Waiting]) -> None:
-        """Deliveries that the store has just taken: tried at once, or left there where their lane is full."""
+        """Deliveries that the store has just taken: tried at once, or left there where their queue is full."""
         touched: dict[str, EndpointQueue] = {}
         for item in written:
-            lane = touched.get(item.endpoint_id) or self._lane(item.endpoint_id)
-            touched[item.endpoint_id] = lane
-            if lane.in_store or len(lane.line) >= _MOST_READY:
-                lane.in_store = True
-            elif lane.reading is not None:
+            queue = touched.get(item.endpoint_id) or self._queue_of(item.endpoint_id)
+            touched[item.endpoint_id] = queue
+            if queue.more_in_store or len(queue.ready) >= _MAX_READY:
+                queue.more_in_store = True
+            elif queue.during_read is not None:
                 # Behind what is being read, which is older.
-                lane.reading.come.append(item)
+                queue.during_read.added.append(item)
             else:
-                lane.take_in(item)
-        for lane in touched.values():
-            self._start(lane)
+                queue.load(item)
+        for queue in touched.values():
+            self._start_attempts(queue)
         self._wake.set()
 
-    def look_at(self, endpoint_id: str) -> None:
+    def endpoint_changed(self, endpoint_id: str) -> None:
         """Something changed there: it was enabled or disabled, or its dead letters are tried anew."""
-        lane = self._lane(endpoint_id)
-        lane.in_store = True
-        if not self._is_on(lane):
-            for item in lane.line.clear():
-                lane.release(item.number)
+        queue = self._queue_of(endpoint_id)
+        queue.more_in_store = True
+        if not self._is_enabled(queue):
+            for item in queue.ready.clear():
+                queue.release(item.number)
         self._wake.set()
 
     def withdraw(self, endpoint_id: str, numbers: Collection[int]) -> None:
         """The operator gave these up: what isn't under way is not begun."""
-        lane = self._lanes.get(endpoint_id)
-        if lane is not None:
-            lane.withdrawn |= lane.held.intersection(numbers)
-            if lane.reading is not None:
-                lane.reading.gone.update(numbers)
+        queue = self._queues.get(endpoint_id)
+        if queue is not None:
+            queue.withdrawn |= queue.loaded.intersection(numbers)
+            if queue.during_read is not None:
+                queue.during_read.removed.update(numbers)
 
     def forget(self, known: Callable[[str], object]) -> None:
-        """Lets go of the lanes of endpoints that are no longer known."""
-        for endpoint_id in [each for each in self._lanes if not known(each) and not self._lanes[each].held]:
-            del self._lanes[endpoint_id]
+        """Lets go of the queues of endpoints that are no longer known."""
+        for endpoint_id in [each for each in self._queues if not known(each) and not self._queues[each].loaded]:
+            del self._queues[endpoint_id]
 
     async def run(self) -> None:
-        """Keeps the lanes filled."""
+        """Keeps the queues filled."""
         self._writing = self._loop.create_task(self._results.run(), name="webhook results")
         while True:
             try:
-                wait_s = await self.look()
+                wait_s = await self.step()
             except Exception:
                 # A fault of ours, which must not stop what can go on.
                 log.exception("schedule of webhooks failed")
-                wait_s = _LONGEST_WAIT_S
+                wait_s = _MAX_WAIT_S
             try:
                 async with asyncio.timeout(wait_s):
                     await self._wake.wait()
             except TimeoutError:
                 pass
 
-    async def look(self) -> float:
-        """Reads what is due into the lanes that have room; returns after how many seconds to look again."""
+    async def step(self) -> float:
+        """Reads what is due into the queues that have room; returns after how many seconds to look again."""
         self._wake.clear()
         await self._follow_clock()
-        if not self._begun:
-            self._begun = True
-            await self._begin()
-        wait_s = _LONGEST_WAIT_S
-        for lane in list(self._lanes.values()):
-            if not self._is_on(lane):
+        if not self._waiting_found:
+            self._waiting_found = True
+            await self._find_waiting()
+        wait_s = _MAX_WAIT_S
+        for queue in list(self._queues.values()):
+            if not self._is_enabled(queue):
                 continue
-            if lane.next_at is not None and self._now() >= lane.next_at:
-                lane.in_store, lane.next_at = True, None
-            wanted = lane.in_store and len(lane.line) < _REFILL_BELOW
-            if wanted and self._loop.time() >= lane.look_from:
+            if queue.next_at is not None and self._now() >= queue.next_at:
+                queue.more_in_store, queue.next_at = True, None
+            wanted = queue.more_in_store and len(queue.ready) < _REFILL_BELOW
+            if wanted and self._loop.time() >= queue.read_after:
                 try:
-                    await self._fill(lane)
+                    await self._refill(queue)
                 except SQLAlchemyError as error:
                     log.error("webhooks can't be read from the store", reason=reason_of(error))
             elif wanted:
-                wait_s = min(wait_s, lane.look_from - self._loop.time())
-            self._start(lane)
-            if lane.next_at is not None:
-                wait_s = min(wait_s, lane.next_at - self._now())
+                wait_s = min(wait_s, queue.read_after - self._loop.time())
+            self._start_attempts(queue)
+            if queue.next_at is not None:
+                wait_s = min(wait_s, queue.next_at - self._now())
         return max(wait_s, 0.0)
 
     async def _follow_clock(self) -> None:
         """When the clock was set, while this process runs or before: what is due by it in the store is set too."""
         steady_s, now_s = self._steady(), self._clock()
-        before_s = steady_s + self._apart_s
-        if not self._clock_known or abs(now_s - before_s) >= _CLOCK_SET_S:
+        before_s = steady_s + self._clock_offset_s
+        if not self._clock_known or abs(now_s - before_s) >= _CLOCK_JUMP_S:
             try:
                 async with self._store.change() as connection:
                     longest_s = max(self._retry_after_s, default=0.0)
@@ -209,24 +209,24 @@ class Schedule:
                 log.error("webhooks can't be told of the clock", reason=reason_of(error))
                 return
             # Nothing is waited for from the commit on: whoever writes next goes by the new time.
-            self._results.move(now_s - before_s)
-            for lane in self._lanes.values():
-                lane.in_store, lane.next_at = True, None
+            self._results.shift_retries(now_s - before_s)
+            for queue in self._queues.values():
+                queue.more_in_store, queue.next_at = True, None
             if self._clock_known:
                 log.warning("the clock was set; retries of webhooks keep their pauses", by_s=round(now_s - before_s, 1))
             self._clock_known = True
-        self._apart_s = now_s - steady_s
+        self._clock_offset_s = now_s - steady_s
 
     def _now(self) -> float:
         """The time by which deliveries are due: the clock's, as far as it has been followed."""
-        return self._steady() + self._apart_s
+        return self._steady() + self._clock_offset_s
 
     async def finish(self, within_s: float) -> None:
         """Begins nothing more, gives what is under way so long, and writes what became of it."""
         self._finishing = True
-        for lane in self._lanes.values():
-            if lane.pause is not None:
-                lane.pause.cancel()
+        for queue in self._queues.values():
+            if queue.pause is not None:
+                queue.pause.cancel()
         under_way = set(self._tasks)
         if under_way:
             await asyncio.wait(under_way, timeout=within_s)
@@ -237,96 +237,96 @@ class Schedule:
         if self._writing is not None:
             await self._writing
 
-    def _lane(self, endpoint_id: str) -> EndpointQueue:
-        lane = self._lanes.get(endpoint_id)
-        if lane is None:
-            lane = self._lanes[endpoint_id] = EndpointQueue(endpoint_id)
-        return lane
+    def _queue_of(self, endpoint_id: str) -> EndpointQueue:
+        queue = self._queues.get(endpoint_id)
+        if queue is None:
+            queue = self._queues[endpoint_id] = EndpointQueue(endpoint_id)
+        return queue
 
-    def _is_on(self, lane: EndpointQueue) -> bool:
-        endpoint = self._endpoints.known(lane.endpoint_id)
+    def _is_enabled(self, queue: EndpointQueue) -> bool:
+        endpoint = self._endpoints.known(queue.endpoint_id)
         return endpoint is not None and endpoint.enabled
 
-    async def _begin(self) -> None:
-        """Spares a `_fill` to the lanes for which nothing waits in the store: there may be ten thousand of them."""
-        lanes = list(self._lanes.values())
-        for lane in lanes:
-            lane.in_store, lane.reading = False, Meanwhile()
-        waited_for = {lane.endpoint_id for lane in lanes}
+    async def _find_waiting(self) -> None:
+        """Spares a `_refill` to the queues for which nothing waits in the store: there may be ten thousand of them."""
+        queues = list(self._queues.values())
+        for queue in queues:
+            queue.more_in_store, queue.during_read = False, ChangesDuringRead()
+        endpoints_with_waiting = {queue.endpoint_id for queue in queues}
         try:
             async with self._store.reading() as connection:
-                waited_for = await delivery_rows.waited_for(connection)
+                endpoints_with_waiting = await delivery_rows.endpoints_with_waiting(connection)
         except SQLAlchemyError as error:
             log.error("webhooks can't be read from the store", reason=reason_of(error))
         finally:
-            for lane in lanes:
-                meanwhile, lane.reading = lane.reading or Meanwhile(), None
-                if lane.endpoint_id in waited_for or not self._is_on(lane):
-                    lane.in_store = True
-                elif not lane.in_store:
-                    for item in meanwhile.come:
-                        if item.number not in meanwhile.gone:
-                            lane.take_in(item)
-                    self._start(lane)
+            for queue in queues:
+                changes, queue.during_read = queue.during_read or ChangesDuringRead(), None
+                if queue.endpoint_id in endpoints_with_waiting or not self._is_enabled(queue):
+                    queue.more_in_store = True
+                elif not queue.more_in_store:
+                    for item in changes.added:
+                        if item.number not in changes.removed:
+                            queue.load(item)
+                    self._start_attempts(queue)
 
-    async def _fill(self, lane: EndpointQueue) -> None:
+    async def _refill(self, queue: EndpointQueue) -> None:
         now_s = self._now()
-        limit = _MOST_READY + len(lane.held)
+        limit = _MAX_READY + len(queue.loaded)
         # Before the question, not behind it: what is written meanwhile comes by `add`, or sets it again.
-        lane.in_store, lane.next_at, lane.reading = False, None, (meanwhile := Meanwhile())
-        lane.look_from = self._loop.time() + _LOOKS_APART_S
+        queue.more_in_store, queue.next_at, queue.during_read = False, None, (changes := ChangesDuringRead())
+        queue.read_after = self._loop.time() + _READ_PAUSE_S
         try:
             async with self._store.reading() as connection:
-                found = await delivery_rows.due(connection, lane.endpoint_id, now_s, limit)
-                next_at = await delivery_rows.next_due(connection, lane.endpoint_id, now_s)
+                found = await delivery_rows.due(connection, queue.endpoint_id, now_s, limit)
+                next_at = await delivery_rows.next_due(connection, queue.endpoint_id, now_s)
         except BaseException:
-            lane.in_store = True
+            queue.more_in_store = True
             raise
         finally:
-            lane.reading = None
-        lane.in_store = lane.in_store or len(found) == limit
-        if next_at is not None and (lane.next_at is None or next_at < lane.next_at):
-            lane.next_at = next_at
-        if not self._is_on(lane):
-            lane.in_store = True
+            queue.during_read = None
+        queue.more_in_store = queue.more_in_store or len(found) == limit
+        if next_at is not None and (queue.next_at is None or next_at < queue.next_at):
+            queue.next_at = next_at
+        if not self._is_enabled(queue):
+            queue.more_in_store = True
             return
         # Where there is more in the store, what has come since is behind that.
-        for item in found if lane.in_store else found + meanwhile.come:
-            if item.number not in meanwhile.gone:
-                lane.take_in(item)
+        for item in found if queue.more_in_store else found + changes.added:
+            if item.number not in changes.removed:
+                queue.load(item)
 
     # -- attempts
 
-    def _start(self, lane: EndpointQueue) -> None:
+    def _start_attempts(self, queue: EndpointQueue) -> None:
         """Begins what may begin."""
-        if lane.pause is not None or self._finishing:
+        if queue.pause is not None or self._finishing:
             return
-        endpoint = self._endpoints.known(lane.endpoint_id)
+        endpoint = self._endpoints.known(queue.endpoint_id)
         if endpoint is None or not endpoint.enabled:
             return
-        failing = lane.failures >= _FAILURES
-        at_once = _AT_ONCE_FAILING if failing else _AT_ONCE
-        while lane.running < at_once and lane.running + lane.unwritten < _MOST_UNWRITTEN:
-            item = lane.line.take()
+        failing = queue.failures >= _FAILING_AFTER
+        at_once = _MAX_RUNNING_FAILING if failing else _MAX_RUNNING
+        while queue.running < at_once and queue.running + queue.unwritten < _MAX_UNWRITTEN:
+            item = queue.ready.take()
             if item is None:
                 break
-            if item.number in lane.withdrawn:
-                lane.line.done(item)
-                lane.release(item.number)
+            if item.number in queue.withdrawn:
+                queue.ready.done(item)
+                queue.release(item.number)
                 continue
-            lane.running += 1
-            task = self._loop.create_task(self._try(lane, endpoint, item))
+            queue.running += 1
+            task = self._loop.create_task(self._attempt(queue, endpoint, item))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             if failing:
-                lane.pause = self._loop.call_later(_APART_S, self._go_on, lane)
+                queue.pause = self._loop.call_later(_FAILING_PAUSE_S, self._end_pause, queue)
                 break
 
-    def _go_on(self, lane: EndpointQueue) -> None:
-        lane.pause = None
-        self._start(lane)
+    def _end_pause(self, queue: EndpointQueue) -> None:
+        queue.pause = None
+        self._start_attempts(queue)
 
-    async def _try(self, lane: EndpointQueue, endpoint: Endpoint, item: Waiting) -> None:
+    async def _attempt(self, queue: EndpointQueue, endpoint: Endpoint, item: Waiting) -> None:
         begun_s = self._clock()
         told = headers(
             endpoint.format,
@@ -343,14 +343,16 @@ class Schedule:
             # Cancelled, nobody knows what became of it: the next process tries it again.
             attempt = await self._sender.attempt(Target(endpoint.url, endpoint.pin), item.body, told)
         finally:
-            lane.running -= 1
-            lane.line.done(item)
-        self._ended(lane, endpoint, item, begun_s, attempt)
-        self._start(lane)
-        if lane.in_store and len(lane.line) < _REFILL_BELOW:
+            queue.running -= 1
+            queue.ready.done(item)
+        self._record(queue, endpoint, item, begun_s, attempt)
+        self._start_attempts(queue)
+        if queue.more_in_store and len(queue.ready) < _REFILL_BELOW:
             self._wake.set()
 
-    def _ended(self, lane: EndpointQueue, endpoint: Endpoint, item: Waiting, begun_s: float, attempt: Attempt) -> None:
+    def _record(
+        self, queue: EndpointQueue, endpoint: Endpoint, item: Waiting, begun_s: float, attempt: Attempt
+    ) -> None:
         self.attempts[attempt.outcome] += 1
         delivered, failed = self.by_app.get(endpoint.app_id, (0, 0))
         self.by_app[endpoint.app_id] = (delivered + attempt.ok, failed + (not attempt.ok))
@@ -363,7 +365,7 @@ class Schedule:
         else:
             state, at = "failed", now_s
             self.failed_total += 1
-        lane.failures = 0 if attempt.ok else lane.failures + 1
+        queue.failures = 0 if attempt.ok else queue.failures + 1
         self._note_failing(endpoint.id, begun_s, attempt.ok)
         row = AttemptRow(
             item.attempts + 1,
@@ -374,8 +376,8 @@ class Schedule:
             attempt.reason,
             attempt.response,
         )
-        self._unwritten[item.number] = lane
-        lane.unwritten += 1
+        self._unwritten[item.number] = queue
+        queue.unwritten += 1
         self._results.put(Result(item.number, state, at, row))
 
     def _note_failing(self, endpoint_id: str, begun_s: float, ok: bool) -> None:
@@ -387,16 +389,16 @@ class Schedule:
             self._endpoints.set_failing_since(endpoint_id, since)
             self._results.put_failing(endpoint_id, since)
 
-    def _written(self, results: Sequence[Result]) -> None:
+    def _results_written(self, results: Sequence[Result]) -> None:
         """The store has them: what is to be retried is there again, and more may be begun."""
         touched = set()
         for result in results:
-            lane = self._unwritten.pop(result.number)
-            lane.unwritten -= 1
-            lane.release(result.number)
-            touched.add(lane)
-            if result.state == "waiting" and (lane.next_at is None or result.at < lane.next_at):
-                lane.next_at = result.at
-        for lane in touched:
-            self._start(lane)
+            queue = self._unwritten.pop(result.number)
+            queue.unwritten -= 1
+            queue.release(result.number)
+            touched.add(queue)
+            if result.state == "waiting" and (queue.next_at is None or result.at < queue.next_at):
+                queue.next_at = result.at
+        for queue in touched:
+            self._start_attempts(queue)
         self._wake.set()

@@ -31,7 +31,7 @@ from yarl import URL
 
 from redpoll import __version__
 from redpoll.control.webhooks import pin as pins
-from redpoll.control.webhooks.guard import Guard, Lookup, literal_of, look_up
+from redpoll.control.webhooks.guard import Guard, Lookup, literal_address, look_up
 from redpoll.control.webhooks.outcomes import Attempt, Outcome, Stage, of_error, of_status
 
 __all__ = ["MAX_URL_CHARS", "PinUnavailable", "Sender", "Target"]
@@ -83,7 +83,7 @@ class _Flight:
 
 
 class Sender:
-    """Sends. Made inside a running loop, and closed with `close()`.
+    """AttemptSender. Made inside a running loop, and closed with `close()`.
 
     `allow_http`: plain http URLs are good. `allow_addresses`: networks that need not be public. `ca_file`: PEM file
     with CAs beside the system's. Raises OSError or ssl.SSLError for a bad `ca_file`, ValueError for a bad network.
@@ -103,7 +103,7 @@ class Sender:
         self._guard = Guard(allow_addresses)
         self._trusted = pins.trusted_context(ca_file)
         self._unchecked = pins.unchecked_context()
-        self._pinned = lru_cache(maxsize=_MAX_PINS)(lambda pin: pins.Pinned(self._trusted, pin))
+        self._pinned = lru_cache(maxsize=_MAX_PINS)(lambda pin: pins.PinnedContext(self._trusted, pin))
         connector = TCPConnector(
             resolver=self._guard.resolver(resolve),
             socket_factory=self._guard.open_socket,
@@ -157,7 +157,7 @@ class Sender:
             return "a user name or password in the URL is not used; deliveries are signed"
         if not port:
             return "the URL's port must be between 1 and 65535"
-        literal = literal_of(host)
+        literal = literal_address(host)
         if literal is None and _NAME(host) is None:
             return "the URL's host is neither a name nor an address"
         what = None if literal is None else self._guard.fault(literal)
@@ -201,7 +201,7 @@ class Sender:
     async def fingerprint(self, url: str) -> str:
         """The SHA-256 of the certificate that is shown there now, 64 hex digits, on a connection that checked it.
 
-        Sends no request. Raises PinUnavailable.
+        AttemptSender no request. Raises PinUnavailable.
         """
         fault = self.check_url(url)
         if fault is not None:
@@ -236,9 +236,9 @@ class Sender:
     async def _shown(self, url: URL, context: ssl.SSLContext) -> str:
         """The certificate that a server shows at a connection made with `context`. Raises what connecting raises."""
         try:
-            await self._session.post(url, ssl=pins.Pinned(context, pins.NO_PIN), allow_redirects=False)
+            await self._session.post(url, ssl=pins.PinnedContext(context, pins.MATCHES_NONE), allow_redirects=False)
         except ClientError as error:
-            if isinstance(error.__cause__, pins.Changed):
+            if isinstance(error.__cause__, pins.CertificateChanged):
                 return error.__cause__.shown
             raise
         raise AssertionError("a certificate that fits no pin was accepted")
@@ -250,7 +250,9 @@ class Sender:
                 shown = await self._shown(url, self._unchecked)
         except (OSError, ClientError):  # TimeoutError is an OSError.
             return outcome, reason
-        return (outcome, reason) if shown == pin else (Outcome.PIN, f"{pins.Changed(pin, shown)}; and {reason}")
+        return (
+            (outcome, reason) if shown == pin else (Outcome.PIN, f"{pins.CertificateChanged(pin, shown)}; and {reason}")
+        )
 
 
 @lru_cache(maxsize=4096)

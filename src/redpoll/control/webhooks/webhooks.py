@@ -1,10 +1,11 @@
-"""Webhooks as the rest of the control plane knows them: endpoints, deliveries, dead letters, and what moves them.
+"""Webhooks: the entry point for the rest of the control plane.
 
     outbox ─ intake ─> store ─ schedule ─ sender ─> receiver
                          └─ results <─┘
 
-The store alone says what is still to be done, so this process may be killed at any moment. Without `start` nothing
-moves, and everything else can be done: that is how commands work where no server runs.
+The record store holds all pending work, so this process may be killed at any moment without loss. Before `start()`
+nothing is sent, but everything else works: commands use it like that when no server runs. The guarantees are described
+in control/README.md "Webhooks".
 """
 
 from __future__ import annotations
@@ -40,24 +41,25 @@ __all__ = ["FAILING_AFTER_S", "Webhooks"]
 
 log = structlog.get_logger(__name__)
 
-# An endpoint that has failed for so long is shown as failing; one that fails now and then is not.
+# An endpoint is shown as failing only if every attempt has failed for this long.
 FAILING_AFTER_S: Final = 300.0
-# Of each endpoint, delivered and discarded deliveries are kept so long and so many, for people to look at.
+# Finished deliveries are kept for people to look at: for this long, and at most this many per endpoint and state.
 _KEEP_S: Final = 7 * 86_400.0
-_KEEP: Final = 1_000
-# But the last minute's in any case: a power loss may bring back rows that Redis had forgotten, and they are known by
-# what is here.
+_MAX_FINISHED: Final = 1_000
+# Those of the last minute are always kept. After a power loss Redis may have rows again that it had deleted; their
+# deliveries must still be in the store to be recognized as repeats.
 _KEEP_ALL_S: Final = 60.0
 _TIDY_EVERY_S: Final = 5.0
 _FINISH_WITHIN_S: Final = 3.0
-_MOST_SHOWN: Final = 10_000
+_MAX_SHOWN: Final = 10_000
 
 
 class Webhooks:
-    """`load()`, then everything but sending; `start()` and `finish()` where a server runs. `clock` tells Unix seconds,
-    `steady` seconds that nobody sets.
+    """Call `load()` first. A running server also calls `start()` and, at its end, `finish()`.
 
-    What can't be done raises RecordError with a sentence. Times are Unix seconds.
+    `endpoints` and `dead_letters` are the parts that change records. `clock()` returns Unix seconds, `steady()` seconds
+    of a clock that is never set. Methods raise RecordError, with a sentence for people, if something isn't possible.
+    Times are Unix seconds.
     """
 
     def __init__(
@@ -74,9 +76,9 @@ class Webhooks:
         self._settings = settings
         self._clock = clock
         self._steady = steady
-        self._endpoints = Endpoints(store, records, self._get_sender, clock)
-        self._endpoints.on_change = self._endpoint_changed
-        self._dead_letters = DeadLetters(store, self._endpoints, clock, self._due_at, self._given_up)
+        self.endpoints = Endpoints(store, records, self._get_sender, clock)
+        self.endpoints.on_change = self._endpoint_changed
+        self.dead_letters = DeadLetters(store, self.endpoints, clock, self._endpoint_has_due, self._discarded)
         self._sender: Sender | None = None
         self._intake: Intake | None = None
         self._schedule: Schedule | None = None
@@ -84,16 +86,15 @@ class Webhooks:
         self._depths: Mapping[str, Depth] = {}
 
     async def load(self) -> None:
-        """Reads the endpoints, behind the records, and tells those what workers are to write rows of."""
-        await self._endpoints.load()
+        """Reads the endpoints and sets the hook masks of the apps. Call it after `Records.load`."""
+        await self.endpoints.load()
 
     def start(self, outbox: Rows, on_traced: Callable[[Transition, str, str], None]) -> None:
-        """Begins to take rows out of the outbox and to send; `on_traced` as in Intake. Raises RecordError where the
-        settings don't let it."""
+        """Starts to read the outbox and to send. `on_traced`: see Intake. Raises RecordError for unusable settings."""
         sender = self._get_sender()
         self._schedule = Schedule(
             self._store,
-            self._endpoints,
+            self.endpoints,
             sender,
             self._settings.webhook_retry_after_s,
             self._signing_key,
@@ -103,8 +104,8 @@ class Webhooks:
         self._intake = Intake(
             outbox,
             self._store,
-            self._endpoints.of_app,
-            self._endpoints.any_enabled,
+            self.endpoints.of_app,
+            self.endpoints.any_enabled,
             self._schedule.add,
             on_traced,
             self._clock,
@@ -113,11 +114,11 @@ class Webhooks:
         self._tasks = [
             loop.create_task(self._schedule.run(), name="webhook schedule"),
             loop.create_task(self._intake.run(), name="webhook intake"),
-            loop.create_task(self._tidy_for_ever(), name="webhook tidying"),
+            loop.create_task(self._tidy_repeatedly(), name="webhook tidying"),
         ]
 
     async def finish(self) -> None:
-        """Ends in order: attempts under way get 3 s; those not ended by then are made again by the next process."""
+        """Stops in order. Running attempts get 3 s; the next process repeats those that took longer."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -128,12 +129,12 @@ class Webhooks:
             self._sender = None
 
     def counters(self) -> Mapping[str, float]:
-        """For metrics.FAMILIES; what is waiting is up to 5 s old."""
+        """The counters for metrics.FAMILIES; those of waiting and failed deliveries are up to 5 s old."""
         if self._schedule is None or self._intake is None:
             return {}
         depths = self._depths.values()
         oldest = [depth.oldest_at for depth in depths if depth.oldest_at is not None]
-        told: dict[str, float] = {
+        counters: dict[str, float] = {
             "webhook_transitions_total": self._intake.taken_total,
             "webhook_rows_unreadable_total": self._intake.unreadable_total,
             "webhook_deliveries_waiting": sum(depth.waiting for depth in depths),
@@ -141,88 +142,31 @@ class Webhooks:
             "webhook_dead_letters": sum(depth.failed for depth in depths),
             "webhook_failed_total": self._schedule.failed_total,
             "webhook_attempts_running": self._schedule.running,
-            "webhook_endpoints_failing": sum(1 for each in self._endpoints.every() if self.failing_since(each)),
+            "webhook_endpoints_failing": sum(1 for endpoint in self.endpoints.every() if self.failing_since(endpoint)),
         }
-        told |= {f"webhook_attempts_{outcome}_total": self._schedule.attempts[outcome] for outcome in Outcome}
-        return told
+        counters |= {f"webhook_attempts_{outcome}_total": self._schedule.attempts[outcome] for outcome in Outcome}
+        return counters
 
     def attempts_by_app(self) -> Mapping[str, tuple[int, int]]:
-        """By app id: attempts that delivered, and that failed, since the start."""
+        """By app id: the number of successful and of failed attempts since the start."""
         return {} if self._schedule is None else self._schedule.by_app
 
     # -- endpoints
 
-    def endpoints_of(self, app_id: str) -> list[Endpoint]:
-        """Oldest first, without deleted ones."""
-        self._check_app(app_id)
-        return list(self._endpoints.of_app(app_id))
-
-    def endpoint(self, endpoint_id: str) -> Endpoint:
-        """One that isn't deleted."""
-        return self._endpoints.one(endpoint_id)
-
     def failing_since(self, endpoint: Endpoint) -> float | None:
-        """Since when every attempt has failed, where that is long enough to be told; None otherwise."""
+        """Since when every attempt has failed, if for at least FAILING_AFTER_S; None otherwise."""
         since = endpoint.failing_since
         if since is None or endpoint.deleted_at is not None or self._clock() - since < FAILING_AFTER_S:
             return None
         return since
 
-    async def create(
-        self,
-        app_id: str,
-        url: str,
-        *,
-        events: Sequence[str] = (ALL,),
-        format: str = "service",
-        channels: Sequence[str] = (),
-        pin: bool = False,
-    ) -> Endpoint:
-        """A new endpoint, enabled, with a secret of its own. `events` are names, and "all" for the spec's five;
-        `channels` are prefixes, none for every channel; `pin`: only the certificate that is shown now is taken."""
-        return await self._endpoints.create(app_id, url, events, format, channels, pin)
-
-    async def change(
-        self,
-        endpoint_id: str,
-        *,
-        url: str | None = None,
-        events: Sequence[str] | None = None,
-        channels: Sequence[str] | None = None,
-        format: str | None = None,
-    ) -> Endpoint:
-        """None: as it is. Deliveries that wait go to the new URL, in the format in which they were written."""
-        return await self._endpoints.change(endpoint_id, url, events, channels, format)
-
-    async def set_enabled(self, endpoint_id: str, enabled: bool) -> Endpoint:
-        """Disabled, it is told of nothing that happens from now on; what waits for it is tried when it is enabled."""
-        return await self._endpoints.set_enabled(endpoint_id, enabled)
-
-    async def rotate(self, endpoint_id: str) -> Endpoint:
-        """A new secret. Deliveries are signed with `previous_secret`, too, until `previous_until`, a day from now."""
-        return await self._endpoints.rotate(endpoint_id)
-
-    async def pin(self, endpoint_id: str) -> Endpoint:
-        """Takes only the certificate that is shown now, from now on; again: pins anew."""
-        return await self._endpoints.pin(endpoint_id)
-
-    async def unpin(self, endpoint_id: str) -> Endpoint:
-        """Takes any valid certificate again."""
-        return await self._endpoints.unpin(endpoint_id)
-
-    async def delete(self, endpoint_id: str) -> Endpoint:
-        """What waits for it is discarded, and seen as such; its dead letters stay until they are discarded."""
-        endpoint = await self._endpoints.delete(endpoint_id)
-        await self._endpoints.discard_waiting(endpoint_id)
-        return endpoint
-
     async def test(self, endpoint_id: str) -> Attempt:
-        """One attempt at an example of what it is sent, now, enabled or not. Nothing of it is kept."""
-        endpoint = self._endpoints.one(endpoint_id)
+        """Sends an example transition to the endpoint once, even if it is disabled. Nothing is stored."""
+        endpoint = self.endpoints.get(endpoint_id)
         now_s = self._clock()
         example = _example(endpoint, now_s)
         body = render(endpoint.format, example)
-        told = headers(
+        signed = headers(
             endpoint.format,
             example.event,
             body,
@@ -233,12 +177,12 @@ class Webhooks:
             previous_secret=endpoint.previous_secret if now_s < endpoint.previous_until else "",
             key=self._signing_key(endpoint.app_id),
         )
-        return await self._get_sender().attempt(Target(endpoint.url, endpoint.pin), body, told)
+        return await self._get_sender().attempt(Target(endpoint.url, endpoint.pin), body, signed)
 
     async def secrets_of(self, app_id: str) -> dict[str, list[str]]:
-        """What deliveries of an app may be signed with now, by the endpoint's id."""
+        """By endpoint id: the secrets that may have signed a delivery now."""
         now_s = self._clock()
-        return {each.id: each.secrets(now_s) for each in self._endpoints.of_app(app_id)}
+        return {endpoint.id: endpoint.secrets(now_s) for endpoint in self.endpoints.of_app(app_id)}
 
     # -- deliveries
 
@@ -251,57 +195,36 @@ class Webhooks:
         limit: int = 50,
         before: tuple[float, int] | None = None,
     ) -> list[Delivery]:
-        """Those of an app or one of its endpoints, deleted ones' too, that came last into their state first. `before`:
-        `(at, number)` of the last one of the page before."""
-        chosen = self._endpoints_in(app_id, endpoint_id)
+        """Deliveries of an app, or of one of its endpoints, sorted by their last change of state, newest first.
+
+        Includes those of deleted endpoints. `before` is `(at, number)` of the last delivery of the previous page.
+        """
+        endpoint_ids = self._endpoint_ids(app_id, endpoint_id)
         async with self._store.reading() as connection:
-            return await delivery_rows.find(connection, chosen, states, min(limit, _MOST_SHOWN), before)
+            return await delivery_rows.find(connection, endpoint_ids, states, min(limit, _MAX_SHOWN), before)
 
     async def delivery(self, delivery_id: str) -> tuple[Delivery, Endpoint, list[AttemptRow]]:
-        """One, with its endpoint, which may be deleted, and every attempt in order."""
+        """A delivery, its endpoint (which may be deleted) and all attempts in order."""
         async with self._store.reading() as connection:
             found = await delivery_rows.one(connection, delivery_id)
-            made = [] if found is None else await delivery_rows.attempts_at(connection, found.number)
-        endpoint = None if found is None else self._endpoints.known(found.endpoint_id)
+            attempts = [] if found is None else await delivery_rows.attempts_at(connection, found.number)
+        endpoint = None if found is None else self.endpoints.known(found.endpoint_id)
         if found is None or endpoint is None:
             raise RecordError(f"there is no delivery with the id {delivery_id}")
-        return found, endpoint, made
+        return found, endpoint, attempts
 
     async def depths(self, app_id: str) -> dict[str, Depth]:
-        """What waits and what failed, by the id of the endpoint; those with neither are missing."""
-        chosen = self._endpoints_in(app_id, None)
+        """By endpoint id: how many deliveries wait and how many failed. Endpoints with neither are missing."""
+        endpoint_ids = self._endpoint_ids(app_id, None)
         async with self._store.reading() as connection:
-            return await delivery_rows.depths(connection, chosen)
+            return await delivery_rows.depths(connection, endpoint_ids)
 
-    # -- dead letters
+    # -- internal
 
-    async def retry(self, ids: Sequence[str]) -> list[Delivery]:
-        """Has dead letters tried anew, at once and with all their retries; all of them or none. Where no server runs,
-        the next one tries them."""
-        return await self._dead_letters.retry(ids)
-
-    async def discard(self, ids: Sequence[str]) -> list[Delivery]:
-        """Gives dead letters up, those that are being tried anew too; all of them or none."""
-        return await self._dead_letters.discard(ids)
-
-    async def retry_all(self, app_id: str, endpoint_id: str | None = None) -> int:
-        """`retry` of every dead letter of an app, or of one of its endpoints. Returns how many."""
-        return await self._dead_letters.retry_all(self._endpoints_in(app_id, endpoint_id))
-
-    async def discard_all(self, app_id: str, endpoint_id: str | None = None) -> int:
-        """`discard` of every dead letter of an app, or of one of its endpoints, that isn't being tried anew."""
-        return await self._dead_letters.discard_all(self._endpoints_in(app_id, endpoint_id))
-
-    # -- within
-
-    def _check_app(self, app_id: str) -> None:
-        if app_id not in self._records.apps:
-            raise RecordError(f"there is no app with the id {app_id}")
-
-    def _endpoints_in(self, app_id: str, endpoint_id: str | None) -> list[str]:
-        """Deleted ones too."""
-        self._check_app(app_id)
-        ids = self._endpoints.ids_of(app_id)
+    def _endpoint_ids(self, app_id: str, endpoint_id: str | None) -> list[str]:
+        """The ids of an app's endpoints, including deleted ones, or the one that was asked for."""
+        self.endpoints.check_app(app_id)
+        ids = self.endpoints.ids_of(app_id)
         if endpoint_id is None:
             return ids
         if endpoint_id not in ids:
@@ -309,7 +232,7 @@ class Webhooks:
         return [endpoint_id]
 
     def _get_sender(self) -> Sender:
-        """Made when it is first needed: most commands need none."""
+        """Creates the sender on first use, because most commands don't need one."""
         if self._sender is None:
             settings = self._settings
             try:
@@ -331,58 +254,59 @@ class Webhooks:
         return None if app is None else app.signing_key()
 
     def _endpoint_changed(self, endpoint: Endpoint) -> None:
-        self._due_at(endpoint.id)
+        self._endpoint_has_due(endpoint.id)
 
-    def _due_at(self, endpoint_id: str) -> None:
+    def _endpoint_has_due(self, endpoint_id: str) -> None:
         if self._schedule is not None:
-            self._schedule.look_at(endpoint_id)
+            self._schedule.endpoint_changed(endpoint_id)
 
-    def _given_up(self, deliveries: Sequence[Delivery]) -> None:
+    def _discarded(self, deliveries: Sequence[Delivery]) -> None:
         if self._schedule is not None:
-            for each in deliveries:
-                self._schedule.withdraw(each.endpoint_id, (each.number,))
+            for delivery in deliveries:
+                self._schedule.withdraw(delivery.endpoint_id, (delivery.number,))
 
-    async def _tidy_for_ever(self) -> None:
+    async def _tidy_repeatedly(self) -> None:
         while True:
             try:
                 await self._tidy()
             except SQLAlchemyError as error:
-                log.warning("webhooks not tidied", reason=reason_of(error))
+                log.warning("webhook tidying failed", reason=reason_of(error))
             except Exception:
-                # A fault of ours, by which nothing would ever be tidied again.
-                log.exception("tidying of webhooks failed")
+                # Our own bug must not end the tidying.
+                log.exception("webhook tidying failed")
             await asyncio.sleep(_TIDY_EVERY_S)
 
     async def _tidy(self) -> None:
-        """Counts what waits, ends deletions that a kill interrupted, and forgets what is old."""
+        """Counts waiting deliveries, completes deletions that a kill interrupted, and removes old deliveries."""
         assert self._schedule is not None
         assert self._intake is not None
-        endpoints = self._endpoints.every()
+        endpoints = self.endpoints.every()
         async with self._store.reading() as connection:
-            self._depths = await delivery_rows.depths(connection, [each.id for each in endpoints])
-        for each in endpoints:
-            if each.deleted_at is not None and each.id in self._depths and self._depths[each.id].waiting:
-                await self._endpoints.discard_waiting(each.id)
+            self._depths = await delivery_rows.depths(connection, [endpoint.id for endpoint in endpoints])
+        for endpoint in endpoints:
+            depth = self._depths.get(endpoint.id)
+            if endpoint.deleted_at is not None and depth is not None and depth.waiting:
+                await self.endpoints.discard_waiting(endpoint.id)
         now_s = self._clock()
         before = min(now_s - _KEEP_ALL_S, self._intake.forgotten_before())
         await self._prune(now_s - _KEEP_S, before)
-        await self._endpoints.forget_deleted()
-        self._schedule.forget(self._endpoints.known)
+        await self.endpoints.forget_deleted()
+        self._schedule.forget(self.endpoints.known)
 
     async def _prune(self, older_than: float, before: float) -> None:
         async with self._store.reading() as connection:
-            overfull = await delivery_rows.overfull(connection, keep=_KEEP, older_than=older_than)
-        for endpoint_id in overfull:
+            to_prune = await delivery_rows.endpoints_to_prune(connection, keep=_MAX_FINISHED, older_than=older_than)
+        for endpoint_id in to_prune:
             removed = 1
             while removed:
                 async with self._store.change() as connection:
                     removed = await delivery_rows.forget_finished(
-                        connection, endpoint_id, keep=_KEEP, older_than=older_than, before=before
+                        connection, endpoint_id, keep=_MAX_FINISHED, older_than=older_than, before=before
                     )
 
 
 def _example(endpoint: Endpoint, now_s: float) -> Transition:
-    """What is sent as a test: the first of the endpoint's events, on a channel that says what this is."""
+    """The transition of a test delivery: the first of the endpoint's events, on a channel named webhook-test."""
     event = STANDARD[0] if ALL in endpoint.events else endpoint.events[0]
     member = event.startswith("member.")
     details = {
