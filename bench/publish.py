@@ -68,7 +68,7 @@ class Bench:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="rp"))
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.leashes: list[ChildPipe] = []
+        self.pipes: list[ChildPipe] = []
         cores = sorted(os.sched_getaffinity(0))
         self.server_core, self.other_core = cores[0], cores[-1]
 
@@ -157,10 +157,10 @@ class Bench:
         theirs.close()
         # Kept open for as long as the process is to live.
         child_pipe = ChildPipe(ours.detach())
-        self.leashes.append(child_pipe)
-        child_pipe.tell(start)
-        child_pipe.tell({"alive": [], "greatest": 0})
-        child_pipe.tell({"workers_ready": True})
+        self.pipes.append(child_pipe)
+        child_pipe.send(start)
+        child_pipe.send({"alive": [], "greatest": 0})
+        child_pipe.send({"workers_ready": True})
         port = listener.getsockname()[1]
         listener.close()
         wait_ready(port, "/readyz")

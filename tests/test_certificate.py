@@ -1,4 +1,4 @@
-"""A pair of certificate and key: taken, refused with the reason, kept for the workers."""
+"""Reading, checking and writing a pair of certificate and key."""
 
 import os
 import socket
@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from certs import self_signed
-from redpoll.certificate import PairError, keep, read_pair
+from redpoll.certificate import PairError, read_pair, write_pair
 
 
 def faults_of(cert, key) -> dict[str, str]:
@@ -18,7 +18,7 @@ def faults_of(cert, key) -> dict[str, str]:
 
 
 def shown(path, trusted) -> bytes:
-    """The certificate that a server with the pair at `path` shows to a client, which must find it good."""
+    """The certificate that a server with the pair at `path` presents to a client that verifies it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(path, path)
     client = ssl.create_default_context(cafile=str(trusted))
@@ -38,19 +38,19 @@ def shown(path, trusted) -> bytes:
     return found
 
 
-def test_a_kept_pair_serves_from_one_file_that_only_its_owner_reads(tmp_path):
+def test_written_pair_serves_from_one_private_file(tmp_path):
     cert, key = self_signed(tmp_path)
     path = tmp_path / "tls.pem"
-    keep(read_pair(cert, key), path)
+    write_pair(read_pair(cert, key), path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert shown(path, cert) == ssl.PEM_cert_to_DER_cert(cert.read_text())
 
 
-def test_a_kept_pair_is_replaced_whole(tmp_path):
+def test_written_pair_is_replaced_as_a_whole(tmp_path):
     path = tmp_path / "tls.pem"
     for name in ("first", "second"):
         cert, key = self_signed(tmp_path, name)
-        keep(read_pair(cert, key), path)
+        write_pair(read_pair(cert, key), path)
     assert shown(path, cert) == ssl.PEM_cert_to_DER_cert(cert.read_text())
     assert not path.with_name("tls.pem.new").exists()
 
@@ -62,7 +62,7 @@ def test_one_file_may_hold_both(tmp_path):
     assert read_pair(both, both) == both.read_bytes()
 
 
-def test_a_key_without_a_line_end_is_no_harm(tmp_path):
+def test_key_without_a_final_newline_works(tmp_path):
     cert, key = self_signed(tmp_path)
     key.write_text(key.read_text().rstrip())
     read_pair(cert, key)
@@ -82,25 +82,25 @@ def test_the_key_of_another_certificate_is_refused(tmp_path):
     assert faults_of(cert, key) == {"key": f"{str(key)!r} is not the key of the certificate {str(cert)!r}"}
 
 
-def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked(tmp_path):
+def test_key_with_a_passphrase_is_refused_without_a_prompt(tmp_path):
     cert, key = self_signed(tmp_path, passphrase="secret")
     assert "has a passphrase" in faults_of(cert, key)["key"]
 
 
-def test_files_in_the_place_of_each_other_are_refused(tmp_path):
+def test_swapped_files_are_refused(tmp_path):
     cert, key = self_signed(tmp_path)
-    assert "holds no certificate" in faults_of(key, key)["cert"]
-    assert "holds no private key" in faults_of(cert, cert)["key"]
+    assert "contains no PEM certificate" in faults_of(key, key)["cert"]
+    assert "contains no PEM private key" in faults_of(cert, cert)["key"]
 
 
 @pytest.mark.parametrize("text", ["", "hello", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
-def test_what_is_no_certificate_is_refused(tmp_path, text):
+def test_malformed_certificate_is_refused(tmp_path, text):
     cert, key = self_signed(tmp_path)
     cert.write_text(text)
     assert list(faults_of(cert, key)) == ["cert"]
 
 
-def test_nothing_of_the_pair_is_left_lying_about(tmp_path, monkeypatch):
+def test_no_temporary_file_is_left_behind(tmp_path, monkeypatch):
     cert, key = self_signed(tmp_path)
     folder = tmp_path / "tmp"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""The line between supervisor and child, and what holds a child to its parent's life."""
+"""The pipe between supervisor and child, and that a child dies with its parent."""
 
 import asyncio
 import os
@@ -37,8 +37,8 @@ def ends():
         child_pipe.close()
 
 
-class Heard:
-    """Attaches to a leash and keeps what comes."""
+class Received:
+    """Attaches to a pipe and collects the messages."""
 
     def __init__(self, child_pipe: ChildPipe) -> None:
         self.messages: list[dict] = []
@@ -49,70 +49,70 @@ class Heard:
         self.eofs += 1
 
 
-def test_the_first_message_says_all_that_a_child_needs(ends):
+def test_first_message_arrives_complete(ends):
     ours, theirs = ends
-    ours.tell(START)
+    ours.send(START)
     assert theirs.read_start() == START
 
 
-def test_a_supervisor_that_is_gone_before_it_spoke_is_an_error(ends):
+def test_supervisor_that_ended_before_the_first_message_is_an_error(ends):
     ours, theirs = ends
     ours.close()
     with pytest.raises(ChildPipeClosed):
         theirs.read_start()
 
 
-async def test_what_came_together_with_the_first_message_is_not_lost(ends, wait_until):
+async def test_message_that_arrives_with_the_first_one_is_not_lost(ends, wait_until):
     ours, theirs = ends
-    ours.tell(START)
-    ours.tell({"alive": [1], "greatest": 1})
+    ours.send(START)
+    ours.send({"alive": [1], "greatest": 1})
     theirs.read_start()
-    heard = Heard(theirs)
-    await wait_until(lambda: heard.messages == [{"alive": [1], "greatest": 1}])
+    received = Received(theirs)
+    await wait_until(lambda: received.messages == [{"alive": [1], "greatest": 1}])
 
 
-async def test_messages_arrive_whole_and_in_order_however_many(ends, wait_until):
+async def test_many_messages_arrive_complete_and_in_order(ends, wait_until):
     ours, theirs = ends
-    Heard(ours)
+    Received(ours)
     sent = [{"n": number, "text": "ü" * 500} for number in range(5_000)]  # far more than a socket's buffer
     for message in sent:
-        ours.tell(message)
-    heard = Heard(theirs)
-    await wait_until(lambda: len(heard.messages) == len(sent))
-    assert heard.messages == sent
+        ours.send(message)
+    received = Received(theirs)
+    await wait_until(lambda: len(received.messages) == len(sent))
+    assert received.messages == sent
 
 
-async def test_the_end_of_the_other_side_is_told_once_after_its_last_words(ends, wait_until):
+async def test_end_of_file_is_reported_once_after_the_last_message(ends, wait_until):
     ours, theirs = ends
-    heard = Heard(ours)
-    Heard(theirs)
-    theirs.tell({"fatal": "no disk"})
+    received = Received(ours)
+    Received(theirs)
+    theirs.send({"fatal": "no disk"})
     theirs.close()
-    await wait_until(lambda: heard.eofs)
-    assert heard.messages == [{"fatal": "no disk"}]
-    assert heard.eofs == 1
+    await wait_until(lambda: received.eofs)
+    assert received.messages == [{"fatal": "no disk"}]
+    assert received.eofs == 1
 
 
-async def test_the_rest_can_be_read_before_the_loop_comes_to_it(ends):
+async def test_read_rest_delivers_messages_before_the_loop_does(ends):
     ours, theirs = ends
-    heard = Heard(ours)
-    theirs.tell({"fatal": "no disk"})
+    received = Received(ours)
+    theirs.send({"fatal": "no disk"})
     theirs.close()
     ours.read_rest()
-    assert heard.messages == [{"fatal": "no disk"}]
-    assert heard.eofs == 1
+    assert received.messages == [{"fatal": "no disk"}]
+    assert received.eofs == 1
 
 
-async def test_telling_one_who_is_gone_is_no_error(ends, wait_until):
+async def test_sending_to_a_closed_end_is_no_error(ends, wait_until):
     ours, theirs = ends
-    heard = Heard(ours)
+    received = Received(ours)
     theirs.close()
-    ours.tell({"drain": True})
-    await wait_until(lambda: heard.eofs)
-    ours.tell({"drain": True})
+    ours.send({"drain": True})
+    await wait_until(lambda: received.eofs)
+    ours.send({"drain": True})
 
 
-def test_an_armed_child_dies_with_its_parent_and_ignores_what_a_terminal_sends():
+def test_armed_child_dies_with_its_parent_and_ignores_terminal_signals():
     parent = (
         "import subprocess, sys, time\n"
         "from redpoll.child_pipe import arm_child\n"

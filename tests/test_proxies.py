@@ -1,8 +1,8 @@
-"""Whose word on a client's address and scheme is taken."""
+"""Trusted proxies: the client's address and scheme behind them."""
 
 import pytest
 
-from redpoll.proxies import NOBODY, TrustedProxies, plain_address
+from redpoll.proxies import NO_PROXIES, TrustedProxies, plain_address
 
 OURS = TrustedProxies(["10.0.0.0/8", "192.0.2.7", "2001:db8:1::/48"])
 
@@ -38,18 +38,18 @@ OURS = TrustedProxies(["10.0.0.0/8", "192.0.2.7", "2001:db8:1::/48"])
         ("::ffff:10.1.1.1", ["198.51.100.1"], "198.51.100.1"),
     ],
 )
-def test_the_client_is_the_rightmost_that_is_not_ours(peer, forwarded, client):
+def test_client_is_the_rightmost_untrusted_address(peer, forwarded, client):
     assert OURS.client_of(peer, forwarded) == client
 
 
-def test_without_proxies_nobody_is_believed():
-    assert not NOBODY
-    assert NOBODY.client_of("10.1.1.1", ["198.51.100.1"]) == "10.1.1.1"
-    assert not NOBODY.is_secure("10.1.1.1", "https", False)
-    assert not NOBODY.trusts("10.1.1.1")
+def test_without_proxies_headers_are_ignored():
+    assert not NO_PROXIES
+    assert NO_PROXIES.client_of("10.1.1.1", ["198.51.100.1"]) == "10.1.1.1"
+    assert not NO_PROXIES.is_secure("10.1.1.1", "https", False)
+    assert not NO_PROXIES.trusts("10.1.1.1")
 
 
-def test_a_header_of_a_thousand_addresses_costs_as_little_as_one_of_32():
+def test_only_the_rightmost_32_addresses_are_read():
     forwarded = ["198.51.100.1" + ",10.2.2.2" * 1000]
     assert OURS.client_of("10.1.1.1", forwarded) == "10.2.2.2"
 
@@ -70,16 +70,16 @@ def test_a_header_of_a_thousand_addresses_costs_as_little_as_one_of_32():
         ("10.1.1.1", "gopher", False, False),
     ],
 )
-def test_the_scheme_is_the_trusted_proxys(peer, proto, connection_is_tls, secure):
+def test_scheme_comes_from_the_trusted_proxy(peer, proto, connection_is_tls, secure):
     assert OURS.is_secure(peer, proto, connection_is_tls) is secure
 
 
-def test_what_is_no_network_is_refused():
+def test_malformed_network_is_refused():
     with pytest.raises(ValueError, match="/99"):
         TrustedProxies(["10.0.0.0/99"])
 
 
-def test_an_ipv4_client_of_an_ipv6_socket_has_its_own_address():
+def test_ipv4_mapped_address_is_shortened():
     assert plain_address("::ffff:192.0.2.1") == "192.0.2.1"
     assert plain_address("::FFFF:192.0.2.1") == "192.0.2.1"
     assert plain_address("2001:db8::1") == "2001:db8::1"

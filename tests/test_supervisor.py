@@ -1,8 +1,6 @@
-"""The tree of processes, as an operator sees it: a real supervisor whose control plane and workers are stand-
-ins.
+"""A real supervisor with stand-ins for the control plane and the workers.
 
-A stand-in keeps to the leash as a real child does and writes down what it was told. What the real ones do is
-tested with them.
+A stand-in uses the child pipe as a real child does and records the messages it gets.
 """
 
 import fcntl
@@ -23,8 +21,8 @@ from certs import self_signed
 from redpoll.certificate import read_pair
 from redpoll.supervisor import child_command
 
-# What one child does. It writes `PLACE.PID` with a line of JSON for its start and for every message; the file
-# `PLACE.does` says what else it should do.
+# The program of a child. It writes the file `NAME.PID` with a line of JSON for its start and for every message. The
+# file `NAME.does` has words that change what it does.
 STAND_IN = """
 import asyncio, json, os, resource, signal, socket, sys
 from pathlib import Path
@@ -34,26 +32,26 @@ folder, place, fd = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 does = (folder / f"{place}.does").read_text() if (folder / f"{place}.does").exists() else ""
 if "die" in does:
     sys.exit(3)
-leash = ChildPipe(fd)
-start = leash.read_start()
+pipe = ChildPipe(fd)
+start = pipe.read_start()
 notes = open(folder / f"{place}.{os.getpid()}", "a", buffering=1)
 def note(what): notes.write(json.dumps(what) + "\\n")
 note({"k": start.k, "number": start.number, "run": start.run, "redis_url": start.redis_url,
       "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "notify": os.environ.get("NOTIFY_SOCKET"),
       "pair": [start.settings.tls_cert, start.settings.tls_key],
       "ports": [start.settings.port, start.settings.control_port, start.settings.tls_port]})
-doors = [socket.socket(fileno=fd) for fd in (start.listen_fd, start.tls_fd) if fd is not None]
+listeners = [socket.socket(fileno=fd) for fd in (start.listen_fd, start.tls_fd) if fd is not None]
 
 async def main():
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    def told(message):
+    def receive(message):
         note(message)
         if "stop_listening" in message:
-            for listening in doors:
+            for listening in listeners:
                 loop.remove_reader(listening)
                 listening.close()
-            leash.tell({"listening": False})
+            pipe.send({"listening": False})
         if "drain" in message and "stay" not in does:
             ended.set()
     def accept(listening):
@@ -61,20 +59,20 @@ async def main():
         with connection:
             behind = " by TLS" if listening.fileno() == start.tls_fd else ""
             connection.sendall(f"{place} {start.k}{behind}".encode())
-    leash.attach(loop, told, lambda: os._exit(1))
-    for listening in doors:
+    pipe.attach(loop, receive, lambda: os._exit(1))
+    for listening in listeners:
         listening.setblocking(False)
         if "deaf" not in does:
             loop.add_reader(listening, accept, listening)
     if "fatal" in does:
-        leash.tell({"fatal": "the disk is full"})
+        pipe.send({"fatal": "the disk is full"})
         return
     if "records" in does:
-        leash.tell({"directory": 17})
+        pipe.send({"directory": 17})
     if "create" in does:
-        leash.tell({"created_app": {"id": "77", "key": "abc", "secret": "def", "name": "x", "keys": []}})
-        leash.tell({"created_admin": "the-first-password"})
-    leash.tell({"ready": True})
+        pipe.send({"created_app": {"id": "77", "key": "abc", "secret": "def", "name": "x", "keys": []}})
+        pipe.send({"created_admin": "the-first-password"})
+    pipe.send({"ready": True})
     await ended.wait()
 
 asyncio.run(main())
@@ -89,7 +87,7 @@ folder = sys.argv[1]
 def command_of(role, number, fd):
     place = role if role == "control" else f"{role}{number}"
     return [sys.executable, f"{folder}/stand_in.py", folder, place, str(fd)]
-settings, _ = load(dict(each.split("=", 1) for each in sys.argv[2:]), {})
+settings, _ = load(dict(word.split("=", 1) for word in sys.argv[2:]), {})
 logs.configure(settings, "supervisor")
 try:
     sys.exit(supervisor.serve(settings, command_of))
@@ -99,7 +97,7 @@ except supervisor.StartError as error:
 
 
 class Tree:
-    """A supervisor with its stand-ins, in a folder of its own."""
+    """A supervisor with its stand-ins, in its own folder."""
 
     def __init__(self, folder: Path, redis_url: str) -> None:
         self.folder = folder
@@ -151,7 +149,7 @@ class Tree:
         return int(self.out.partition(f" {what}=")[2].split()[0].rpartition(":")[2])
 
     def pids(self, place: str) -> list[int]:
-        """Of all processes that this place has had, oldest first."""
+        """The pids of all processes that this child has had, oldest first."""
         notes = [path for path in self.folder.glob(f"{place}.*") if path.suffix[1:].isdigit()]
         notes.sort(key=lambda path: path.stat().st_ctime_ns if place == "control" else self._k(path))
         return [int(path.suffix[1:]) for path in notes]
@@ -160,7 +158,7 @@ class Tree:
         return json.loads(path.read_text().partition("\n")[0] or '{"k": 999}')["k"]
 
     def notes(self, place: str, which: int = -1) -> list[dict]:
-        """What the process at this place (the present one, unless told otherwise) wrote down."""
+        """What a process of this child recorded, by default the present one."""
         pids = self.pids(place)
         return self.of(place, pids[which]) if pids else []
 
@@ -174,7 +172,7 @@ class Tree:
         return self.process.wait(15)
 
     def family(self) -> list[int]:
-        """Pids of the children, whatever they are."""
+        """Pids of all children of the supervisor."""
         assert self.process is not None
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return [int(pid) for pid in path.read_text().split()]
@@ -188,7 +186,7 @@ def is_alive(pid: int) -> bool:
 
 
 def said_by(port: int) -> str:
-    """What the worker that takes this connection says."""
+    """What the worker that accepts this connection sends."""
     with socket.create_connection(("127.0.0.1", port), 10) as connection:
         connection.settimeout(10)
         return connection.recv(100).decode()
@@ -196,22 +194,22 @@ def said_by(port: int) -> str:
 
 @pytest.fixture
 def tree(tmp_path):
-    """A tree that needs no Redis: the stand-ins never ask it anything."""
-    made = Tree(tmp_path, "redis://127.0.0.1:1")
-    yield made
-    if made.process is not None and made.process.poll() is None:
-        os.killpg(made.process.pid, signal.SIGKILL)
-        made.process.wait()
+    """A tree without Redis, which the stand-ins don't use."""
+    tree = Tree(tmp_path, "redis://127.0.0.1:1")
+    yield tree
+    if tree.process is not None and tree.process.poll() is None:
+        os.killpg(tree.process.pid, signal.SIGKILL)
+        tree.process.wait()
 
 
-async def test_the_ready_line_comes_when_all_are_ready_and_names_the_ports(tree, wait_until):
+async def test_ready_line_is_printed_when_all_are_ready_and_names_the_ports(tree, wait_until):
     tree.start(control_host="::1")
     await wait_until(lambda: tree.is_ready)
     (line,) = tree.out.splitlines()
     public, control = line.removeprefix("ready ").split()
     assert public == f"public=http://127.0.0.1:{tree.port}"
     assert control.startswith("control=http://[::1]:")
-    # Asked for were any free ones.
+    # The settings asked for port 0.
     ports = [tree.port, int(control.rpartition(":")[2]), None]
     assert tree.notes("control")[0]["ports"] == tree.notes("worker0")[0]["ports"] == ports
     await wait_until(lambda: {"workers_ready": True} in tree.notes("control"))
@@ -219,15 +217,15 @@ async def test_the_ready_line_comes_when_all_are_ready_and_names_the_ports(tree,
     assert tree.stop() == 0
 
 
-async def test_every_worker_serves_the_one_port(tree, wait_until):
+async def test_all_workers_serve_the_public_port(tree, wait_until):
     tree.start(workers=3)
     await wait_until(lambda: tree.is_ready)
-    # The kernel chooses by a hash of the addresses: 200 connections miss one of three with a chance of 1e-35.
+    # The kernel picks by a hash of the addresses: 200 connections miss one of three with a probability of 1e-35.
     seen = {said_by(tree.port) for _ in range(200)}
     assert seen == {"worker0 1", "worker1 2", "worker2 3"}
 
 
-async def test_a_made_up_app_is_told_before_the_ready_line(tree, wait_until):
+async def test_created_app_is_printed_before_the_ready_line(tree, wait_until):
     tree.does("control", "create")
     tree.start()
     await wait_until(lambda: tree.is_ready)
@@ -236,7 +234,7 @@ async def test_a_made_up_app_is_told_before_the_ready_line(tree, wait_until):
     assert "def" not in tree.err
 
 
-async def test_the_first_logins_password_is_printed_once_and_kept_for_its_owner(tree, wait_until):
+async def test_first_password_is_printed_once_and_written_to_a_private_file(tree, wait_until):
     tree.does("control", "create")
     tree.start()
     await wait_until(lambda: tree.is_ready)
@@ -248,7 +246,7 @@ async def test_the_first_logins_password_is_printed_once_and_kept_for_its_owner(
     assert "the-first-password" not in tree.err
 
 
-async def test_control_is_told_who_lives_before_a_start_and_after_an_end(tree, wait_until):
+async def test_control_gets_the_list_of_living_workers_before_a_start_and_after_an_end(tree, wait_until):
     tree.start(workers=2)
     await wait_until(lambda: tree.is_ready)
     os.kill(tree.pids("worker1")[0], signal.SIGKILL)
@@ -268,7 +266,7 @@ async def test_control_is_told_who_lives_before_a_start_and_after_an_end(tree, w
     assert len(bytes.fromhex(first["run"])) == 6
 
 
-async def test_connections_that_wait_at_a_dead_worker_are_served_by_its_successor(tree, wait_until):
+async def test_connections_waiting_at_a_dead_worker_are_served_by_its_successor(tree, wait_until):
     tree.does("worker0", "deaf")
     tree.start(workers=1)
     await wait_until(lambda: tree.is_ready)
@@ -279,7 +277,7 @@ async def test_connections_that_wait_at_a_dead_worker_are_served_by_its_successo
         assert waiting.recv(100) == b"worker0 2"
 
 
-async def test_a_new_control_plane_is_told_everything_again(tree, wait_until):
+async def test_restarted_control_plane_gets_the_whole_state(tree, wait_until):
     tree.start(workers=2)
     await wait_until(lambda: tree.is_ready)
     old = tree.pids("control")[0]
@@ -291,32 +289,32 @@ async def test_a_new_control_plane_is_told_everything_again(tree, wait_until):
     assert tree.out.count("ready public=") == 1
 
 
-async def test_every_worker_is_told_the_version_of_the_records_a_later_one_too(tree, wait_until):
+async def test_every_worker_gets_the_version_of_the_records_restarted_ones_too(tree, wait_until):
     tree.does("control", "records")
     tree.start(workers=2)
     await wait_until(lambda: tree.is_ready)
     for place in ("worker0", "worker1"):
-        await wait_until(lambda each=place: {"directory": 17} in tree.notes(each))
+        await wait_until(lambda place=place: {"directory": 17} in tree.notes(place))
     os.kill(tree.pids("worker0")[0], signal.SIGKILL)
     await wait_until(lambda: len(tree.pids("worker0")) == 2 and {"directory": 17} in tree.notes("worker0"))
 
 
-async def test_a_stop_goes_in_order_and_ends_with_0(tree, wait_until):
+async def test_stop_goes_in_order_and_exits_with_0(tree, wait_until):
     tree.start()
     await wait_until(lambda: tree.is_ready)
     port = tree.port
     assert tree.stop() == 0
     for place in ("worker0", "worker1"):
         assert tree.notes(place)[1:] == [{"stop_listening": True}, {"drain": True}]
-    said = tree.notes("control")
-    assert said.index({"draining": True}) < said.index({"alive": [], "greatest": 2})
-    assert said[-1] == {"drain": True}
+    notes = tree.notes("control")
+    assert notes.index({"draining": True}) < notes.index({"alive": [], "greatest": 2})
+    assert notes[-1] == {"drain": True}
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 10)
     assert not any(is_alive(pid) for place in ("control", "worker0", "worker1") for pid in tree.pids(place))
 
 
-async def test_the_port_is_shut_before_anybody_is_sent_away(tree, wait_until):
+async def test_port_is_closed_before_clients_are_disconnected(tree, wait_until):
     tree.does("worker0", "stay")
     tree.start(workers=1)
     await wait_until(lambda: tree.is_ready)
@@ -326,19 +324,19 @@ async def test_the_port_is_shut_before_anybody_is_sent_away(tree, wait_until):
         socket.create_connection(("127.0.0.1", tree.port), 10)
 
 
-async def test_a_worker_that_will_not_end_is_killed_after_the_grace_period(tree, wait_until):
+async def test_worker_that_does_not_end_is_killed_after_the_grace_period(tree, wait_until):
     tree.does("worker0", "stay")
     tree.start(shutdown_grace_s=0)
     await wait_until(lambda: tree.is_ready)
     assert tree.stop() == 0
-    assert 'child did not end in time, killed child="worker 0"' in tree.err
+    assert 'child killed, it did not end in time child="worker 0"' in tree.err
 
 
-async def test_the_first_ctrl_c_stops_in_order_and_the_second_at_once(tree, wait_until):
+async def test_first_ctrl_c_stops_in_order_and_the_second_kills(tree, wait_until):
     tree.does("worker0", "stay")
     tree.start(shutdown_grace_s=600)
     await wait_until(lambda: tree.is_ready)
-    # To the group, as a terminal does it: the children must leave it to their parent.
+    # To the group, as a terminal does. The children must ignore it.
     os.killpg(tree.process.pid, signal.SIGINT)
     await wait_until(lambda: {"drain": True} in tree.notes("worker0"))
     assert is_alive(tree.pids("worker0")[0])
@@ -357,7 +355,7 @@ async def test_no_child_survives_a_killed_supervisor(tree, wait_until):
     await wait_until(lambda: not any(is_alive(pid) for pid in children))
 
 
-async def test_our_own_redis_is_restarted_with_its_data_and_stopped_last(tree, wait_until):
+async def test_embedded_redis_is_restarted_with_its_data_and_stopped_last(tree, wait_until):
     tree.start(redis_url="")
     await wait_until(lambda: tree.is_ready)
     url = tree.notes("control")[0]["redis_url"]
@@ -381,7 +379,7 @@ async def test_our_own_redis_is_restarted_with_its_data_and_stopped_last(tree, w
     assert "Redis is now ready to exit" in log or "now ready to exit" in log
 
 
-async def test_a_data_folder_too_deep_for_a_socket_has_it_elsewhere(tree, wait_until):
+async def test_long_data_folder_path_moves_the_redis_socket(tree, wait_until):
     deep = tree.folder / ("d" * 60) / ("e" * 60)
     tree.start(redis_url="", data_dir=deep)
     await wait_until(lambda: tree.is_ready)
@@ -393,7 +391,7 @@ async def test_a_data_folder_too_deep_for_a_socket_has_it_elsewhere(tree, wait_u
     assert not path.parent.exists()
 
 
-async def test_a_child_that_cannot_start_ends_the_start_with_its_reason(tree):
+async def test_fatal_child_ends_the_start_with_its_reason(tree):
     tree.does("control", "fatal")
     tree.start()
     assert tree.process.wait(15) == 1
@@ -401,14 +399,14 @@ async def test_a_child_that_cannot_start_ends_the_start_with_its_reason(tree):
     assert "ready" not in tree.out
 
 
-async def test_a_child_that_keeps_dying_before_all_are_ready_ends_the_start(tree):
+async def test_child_that_keeps_dying_before_all_are_ready_ends_the_start(tree):
     tree.does("worker1", "die")
     tree.start()
     assert tree.process.wait(20) == 1
     assert 'why="worker 1 ended 5 times in a row"' in tree.err
 
 
-async def test_a_redis_that_cannot_start_ends_the_start_with_the_end_of_its_log(tree):
+async def test_redis_that_cannot_start_ends_the_start_with_its_log_tail(tree):
     manifest = tree.folder / "data" / "redis" / "appendonlydir" / "appendonly.aof.manifest"
     manifest.parent.mkdir(parents=True)
     manifest.write_text("this is no manifest\n")
@@ -418,7 +416,7 @@ async def test_a_redis_that_cannot_start_ends_the_start_with_the_end_of_its_log(
     assert "manifest" in tree.err.partition("its log ends with")[2]
 
 
-async def test_after_the_start_a_child_is_restarted_however_often_it_dies(tree, wait_until):
+async def test_after_the_start_children_are_always_restarted(tree, wait_until):
     tree.start(workers=1)
     await wait_until(lambda: tree.is_ready)
     for times in range(1, 7):
@@ -426,13 +424,13 @@ async def test_after_the_start_a_child_is_restarted_however_often_it_dies(tree, 
         await wait_until(lambda: len(tree.notes("worker0")) > 0)
         os.kill(tree.pids("worker0")[-1], signal.SIGKILL)
     assert tree.err.count("child ended") <= 6
-    pauses = [float(part.split()[0]) for part in tree.err.split("again_in_s=")[1:]]
+    pauses = [float(part.split()[0]) for part in tree.err.split("restart_in_s=")[1:]]
     assert pauses == sorted(pauses)
     assert pauses[0] == 0.1
     assert tree.stop() == 0
 
 
-async def test_a_taken_port_is_one_sentence_and_nothing_is_started(tree, tmp_path, wait_until):
+async def test_port_in_use_is_reported_and_nothing_starts(tree, tmp_path, wait_until):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         tree.start(port=port)
@@ -441,7 +439,7 @@ async def test_a_taken_port_is_one_sentence_and_nothing_is_started(tree, tmp_pat
     assert tree.pids("control") == []
 
 
-async def test_a_second_server_in_the_same_folder_is_refused(tree, wait_until, tmp_path):
+async def test_second_server_in_the_same_folder_is_refused(tree, wait_until, tmp_path):
     tree.start()
     await wait_until(lambda: tree.is_ready)
     other_folder = tmp_path / "other"
@@ -452,15 +450,15 @@ async def test_a_second_server_in_the_same_folder_is_refused(tree, wait_until, t
     assert f"is in use by redpoll serve, process {tree.process.pid}" in other.err
 
 
-async def test_the_file_limit_is_raised_for_all(tree, wait_until):
+async def test_file_limit_is_raised_for_all_children(tree, wait_until):
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     tree.start(before=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard)))
     await wait_until(lambda: tree.is_ready)
     assert tree.notes("worker0")[0]["files"] == hard
-    assert f"file limit was=256 now={hard}" in tree.err
+    assert f"file limit raised before=256 now={hard}" in tree.err
 
 
-async def test_systemd_is_told_of_ready_and_of_stopping(tree, wait_until):
+async def test_systemd_is_notified_of_ready_and_stopping(tree, wait_until):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tree.folder / "notify"))
         systemd.settimeout(15)
@@ -471,14 +469,14 @@ async def test_systemd_is_told_of_ready_and_of_stopping(tree, wait_until):
     assert tree.notes("worker0")[0]["notify"] is None
 
 
-async def test_a_stop_before_all_are_ready_stops_as_well(tree, wait_until):
+async def test_stop_before_all_are_ready_works(tree, wait_until):
     tree.start(redis_url="")
     await wait_until(lambda: (tree.folder / "data" / "redis").exists())
     assert tree.stop() == 0
     assert not tree.out
 
 
-async def test_what_lies_in_the_data_folder_is_for_its_owner_only(tree, wait_until):
+async def test_files_in_the_data_folder_are_private(tree, wait_until):
     tree.start(redis_url="")
     await wait_until(lambda: tree.is_ready)
     folder = tree.folder / "data"
@@ -496,7 +494,7 @@ def pair(tmp_path):
     return {"tls_port": 0, "tls_cert": cert, "tls_key": key}
 
 
-async def test_every_worker_serves_the_tls_port_as_well(tree, pair, wait_until):
+async def test_all_workers_serve_the_tls_port(tree, pair, wait_until):
     tree.start(workers=3, **pair)
     await wait_until(lambda: tree.is_ready)
     (line,) = tree.out.splitlines()
@@ -511,14 +509,14 @@ async def test_every_worker_serves_the_tls_port_as_well(tree, pair, wait_until):
             socket.create_connection(("127.0.0.1", port), 10)
 
 
-async def test_without_a_tls_port_the_ready_line_names_none(tree, wait_until):
+async def test_ready_line_omits_tls_without_a_tls_port(tree, wait_until):
     tree.start()
     await wait_until(lambda: tree.is_ready)
     assert "tls=" not in tree.out
     assert tree.notes("worker0")[0]["pair"] == ["", ""]
 
 
-async def test_a_taken_tls_port_is_one_sentence(tree, pair):
+async def test_tls_port_in_use_is_reported(tree, pair):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         tree.start(**pair | {"tls_port": port})
@@ -526,7 +524,7 @@ async def test_a_taken_tls_port_is_one_sentence(tree, pair):
     assert tree.err.splitlines()[-1] == f"refused: can't listen on 127.0.0.1 port {port}: Address already in use"
 
 
-async def test_workers_read_a_pair_of_ours_that_goes_with_the_server(tree, pair, wait_until):
+async def test_workers_read_a_copy_of_the_pair_that_is_deleted_at_stop(tree, pair, wait_until):
     tree.start(**pair)
     await wait_until(lambda: tree.is_ready)
     ours = tree.folder / "data" / "tls.pem"
@@ -537,49 +535,49 @@ async def test_workers_read_a_pair_of_ours_that_goes_with_the_server(tree, pair,
     assert not ours.exists()
 
 
-async def test_sighup_has_every_worker_take_the_new_certificate(tree, pair, wait_until):
+async def test_sighup_reloads_the_certificate_in_every_worker(tree, pair, wait_until):
     tree.start(workers=2, **pair)
     await wait_until(lambda: tree.is_ready)
     self_signed(tree.folder)
     tree.process.send_signal(signal.SIGHUP)
     await wait_until(lambda: all({"reload": True} in tree.notes(place) for place in ("worker0", "worker1")))
-    kept = (tree.folder / "data" / "tls.pem").read_bytes()
-    assert kept == read_pair(pair["tls_cert"], pair["tls_key"])
-    assert "certificate taken" in tree.err
+    written = (tree.folder / "data" / "tls.pem").read_bytes()
+    assert written == read_pair(pair["tls_cert"], pair["tls_key"])
+    assert "certificate reloaded" in tree.err
     assert {"reload": True} not in tree.notes("control")
 
 
-async def test_a_pair_that_cannot_be_served_with_is_logged_and_changes_nothing(tree, pair, wait_until):
+async def test_unusable_pair_is_logged_and_changes_nothing(tree, pair, wait_until):
     tree.start(workers=1, **pair)
     await wait_until(lambda: tree.is_ready)
-    kept = (tree.folder / "data" / "tls.pem").read_bytes()
+    written = (tree.folder / "data" / "tls.pem").read_bytes()
     good = pair["tls_key"].read_bytes()
     _, other = self_signed(tree.folder, "other")
     pair["tls_key"].write_bytes(other.read_bytes())
     tree.process.send_signal(signal.SIGHUP)
     await wait_until(lambda: "is not the key of the certificate" in tree.err)
-    # A successor serves with the pair before as well.
+    # A restarted worker serves the previous pair too.
     os.kill(tree.pids("worker0")[0], signal.SIGKILL)
     await wait_until(lambda: len(tree.pids("worker0")) == 2)
-    assert (tree.folder / "data" / "tls.pem").read_bytes() == kept
+    assert (tree.folder / "data" / "tls.pem").read_bytes() == written
     assert {"reload": True} not in tree.notes("worker0", 0)
     pair["tls_key"].write_bytes(good)
     tree.process.send_signal(signal.SIGHUP)
     await wait_until(lambda: {"reload": True} in tree.notes("worker0"))
 
 
-async def test_sighup_without_tls_harms_nobody_not_even_the_whole_group(tree, wait_until):
+async def test_sighup_to_the_group_without_tls_changes_nothing(tree, wait_until):
     tree.start()
     await wait_until(lambda: tree.is_ready)
     os.killpg(tree.process.pid, signal.SIGHUP)
-    await wait_until(lambda: "nothing to read again" in tree.err)
+    await wait_until(lambda: "nothing to reload" in tree.err)
     assert said_by(tree.port).startswith("worker")
     assert "child ended" not in tree.err
     assert tree.stop() == 0
 
 
 @pytest.mark.parametrize("nohup", [False, True])
-async def test_a_closed_terminal_ends_the_server_unless_nohup_started_it(tree, wait_until, nohup):
+async def test_closed_terminal_ends_the_server_unless_nohup_started_it(tree, wait_until, nohup):
     ours, terminal = os.openpty()
 
     def take_terminal() -> None:
@@ -593,13 +591,13 @@ async def test_a_closed_terminal_ends_the_server_unless_nohup_started_it(tree, w
     workers = tree.pids("worker0") + tree.pids("worker1")
     os.close(ours)
     if nohup:
-        await wait_until(lambda: "nothing to read again" in tree.err)
+        await wait_until(lambda: "nothing to reload" in tree.err)
         assert tree.stop() == 0
     else:
         assert tree.process.wait(10) == -signal.SIGHUP
         await wait_until(lambda: not any(is_alive(pid) for pid in workers))
 
 
-def test_the_command_line_of_a_child_says_its_role():
-    assert child_command("worker", 3, 9)[1:] == ["-P", "-m", "redpoll", "worker", "3", "--leash", "9"]
-    assert child_command("control", 0, 9)[-3:] == ["control", "--leash", "9"]
+def test_command_line_of_a_child_names_its_role():
+    assert child_command("worker", 3, 9)[1:] == ["-P", "-m", "redpoll", "worker", "3", "--pipe", "9"]
+    assert child_command("control", 0, 9)[-3:] == ["control", "--pipe", "9"]

@@ -1,4 +1,4 @@
-"""What the operating system is asked for: ports that are ours alone, sockets set as they are wanted."""
+"""Listening sockets and their options, and notifications to systemd."""
 
 import os
 import socket
@@ -8,7 +8,7 @@ import pytest
 from redpoll.system import StartError, listen, notify_systemd
 
 
-def test_sockets_of_one_port_are_in_the_way_of_everybody_else():
+def test_port_of_our_sockets_is_taken_for_others():
     ours = listen("127.0.0.1", 0, count=3)
     port = ours[0].getsockname()[1]
     assert {each.getsockname()[1] for each in ours} == {port}
@@ -19,19 +19,19 @@ def test_sockets_of_one_port_are_in_the_way_of_everybody_else():
         each.close()
 
 
-def test_accepted_connections_inherit_what_the_listening_socket_was_set_to():
+def test_accepted_connections_inherit_socket_options():
     (ours,) = listen("127.0.0.1", 0)
     with ours, socket.create_connection(ours.getsockname()), ours.accept()[0] as accepted:
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
 
 
-def test_a_host_that_is_none_is_one_sentence():
+def test_unknown_host_is_reported():
     with pytest.raises(StartError, match=r"can't listen on 'no\.such\.host\.invalid'"):
         listen("no.such.host.invalid", 0)
 
 
-def test_systemd_is_told_where_it_listens_and_nobody_where_it_does_not(tmp_path, monkeypatch):
+def test_systemd_is_notified_only_if_it_listens(tmp_path, monkeypatch):
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     notify_systemd("READY=1")
     for name in (str(tmp_path / "notify"), f"@redpoll-{os.getpid()}"):

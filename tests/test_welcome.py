@@ -1,4 +1,4 @@
-"""The text that a newcomer pastes from."""
+"""The texts of a first start: snippets to connect, and the first login."""
 
 from urllib.parse import urlsplit
 
@@ -17,13 +17,13 @@ def variables(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines)
 
 
-def test_the_url_holds_all_that_a_server_library_needs():
+def test_pusher_url_has_all_that_a_server_library_needs():
     url = urlsplit(variables(how_to_use(APP, "::1", 6001))["PUSHER_URL"])
     assert (url.username, url.password) == (APP["key"], APP["secret"])
     assert (url.hostname, url.port, url.path) == ("::1", 6001, f"/apps/{APP['id']}")
 
 
-def test_the_line_for_python_makes_a_client_of_this_server():
+def test_python_snippet_creates_a_client_of_this_server():
     text = how_to_use(APP, "127.0.0.1", 6001)
     library = eval(text[text.index("pusher.Pusher(") :], {"pusher": pusher})._pusher_client
     request = Request(library, "POST", "/apps/1234567/events", {})
@@ -32,7 +32,7 @@ def test_the_line_for_python_makes_a_client_of_this_server():
 
 
 @pytest.mark.parametrize("driver", ["PUSHER", "REVERB"])
-def test_laravel_finds_its_variables_with_either_driver(driver):
+def test_laravel_variables_are_complete_for_both_drivers(driver):
     found = variables(how_to_use(APP, "push.example", 80))
     assert (found[f"{driver}_APP_ID"], found[f"{driver}_APP_KEY"]) == (APP["id"], APP["key"])
     assert found[f"{driver}_APP_SECRET"] == APP["secret"]
@@ -43,7 +43,7 @@ def test_laravel_finds_its_variables_with_either_driver(driver):
     assert not any(APP["secret"] in value for name, value in found.items() if name.startswith("VITE_"))
 
 
-def test_pusher_js_is_kept_away_from_the_hosted_service():
+def test_pusher_js_snippet_does_not_use_the_hosted_service():
     text = how_to_use(APP, "127.0.0.1", 6001)
     options = text[text.index("new Pusher(") : text.index("})")]
     for option in ('wsHost: "127.0.0.1"', "wsPort: 6001", "forceTLS: false", 'enabledTransports: ["ws"'):
@@ -51,11 +51,11 @@ def test_pusher_js_is_kept_away_from_the_hosted_service():
 
 
 @pytest.mark.parametrize(("tls_port", "wss_port"), [(None, 6001), (0, 6001), (6002, 6002)])
-def test_pusher_js_is_told_the_port_of_tls(tls_port, wss_port):
+def test_pusher_js_snippet_has_the_tls_port(tls_port, wss_port):
     assert f"wsPort: 6001, wssPort: {wss_port}," in how_to_use(APP, "127.0.0.1", 6001, tls_port)
 
 
-def test_the_first_login_is_told_with_its_place_and_its_file():
+def test_first_login_names_the_url_and_the_file():
     lines = first_login("http://127.0.0.1:9601", "pass-word", "/data/first-login").splitlines()
     assert lines[0].endswith(" http://127.0.0.1:9601")
     assert lines[2].split() == ["password", "pass-word"]
@@ -72,5 +72,5 @@ def test_the_first_login_is_told_with_its_place_and_its_file():
         ("push.example", "push.example"),
     ],
 )
-def test_hosts_as_they_stand_in_a_url(host, in_url):
+def test_url_host_formats_hosts_for_urls(host, in_url):
     assert url_host(host) == in_url

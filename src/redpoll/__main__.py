@@ -1,4 +1,4 @@
-"""`python -m redpoll` is the command `redpoll`."""
+"""Makes `python -m redpoll` the command `redpoll`."""
 
 from redpoll.cli import main
 

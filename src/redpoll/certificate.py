@@ -1,8 +1,8 @@
-"""A certificate and its private key: read, and held against each other, before anybody serves with them.
+"""Reads a TLS certificate and its private key, and checks that they belong together.
 
-What is checked is what is used: the pair is kept as one file in the data folder, replaced whole. So all workers
-have the same pair, a successor of a dead one too, whatever lies in the operator's files by then. Serving with it
-is the workers'.
+The checked pair is written to one file in the data folder, which is replaced as a whole, and the workers load that
+file. So all workers serve the same pair, restarted ones included, even when the operator's own files have changed
+since.
 """
 
 import os
@@ -11,11 +11,11 @@ import tempfile
 from pathlib import Path
 from typing import NoReturn
 
-__all__ = ["PairError", "keep", "read_pair"]
+__all__ = ["PairError", "read_pair", "write_pair"]
 
 
 class PairError(Exception):
-    """The pair can't be served with. `faults`: which of `cert` and `key`, and what is wrong with it."""
+    """The pair can't be used. `faults` maps `cert` or `key` to what is wrong with it."""
 
     def __init__(self, faults: dict[str, str]) -> None:
         super().__init__(faults)
@@ -26,7 +26,7 @@ class PairError(Exception):
 
 
 def read_pair(cert: str | Path, key: str | Path) -> bytes:
-    """The PEM text of both, the key first, found to belong together. Raises PairError."""
+    """The PEM text of both, the key first. Raises PairError where they can't be read or don't belong together."""
     found: dict[str, bytes] = {}
     faults: dict[str, str] = {}
     for part, path in (("cert", cert), ("key", key)):
@@ -36,14 +36,14 @@ def read_pair(cert: str | Path, key: str | Path) -> bytes:
             faults[part] = f"{str(path)!r} can't be read: {error.strerror}"
     if faults:
         raise PairError(faults)
-    # One file may hold both; twice the same certificate would go out as its own issuer.
+    # One file may hold both. Written twice, the certificate would be sent as its own issuer.
     pair = found["cert"] if found["cert"] == found["key"] else found["key"].rstrip() + b"\n" + found["cert"]
     _check(pair, str(cert), str(key))
     return pair
 
 
 def _check(pair: bytes, cert: str, key: str) -> None:
-    """OpenSSL reads files only: the pair goes into one of ours, for its owner alone, and away again."""
+    """Has OpenSSL load the pair, from a temporary private file because OpenSSL only reads files. Raises PairError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with tempfile.NamedTemporaryFile(prefix="redpoll-") as file:
         file.write(pair)
@@ -51,7 +51,7 @@ def _check(pair: bytes, cert: str, key: str) -> None:
         try:
             context.load_cert_chain(file.name, password=_no_passphrase)
         except _Encrypted:
-            raise PairError({"key": f"{key!r} has a passphrase; nobody is there to type it"}) from None
+            raise PairError({"key": f"{key!r} has a passphrase; use a key without one"}) from None
         except ssl.SSLError as error:
             raise PairError(_explained(pair, error, cert, key)) from error
 
@@ -65,18 +65,18 @@ def _no_passphrase() -> NoReturn:
 
 
 def _explained(pair: bytes, error: ssl.SSLError, cert: str, key: str) -> dict[str, str]:
-    """OpenSSL's reasons in words that say which file it is about."""
+    """OpenSSL's reason, with the file that it is about."""
     if b"-----BEGIN CERTIFICATE-----" not in pair:
-        return {"cert": f"{cert!r} holds no certificate in PEM"}
+        return {"cert": f"{cert!r} contains no PEM certificate"}
     if b"PRIVATE KEY-----" not in pair:
-        return {"key": f"{key!r} holds no private key in PEM"}
+        return {"key": f"{key!r} contains no PEM private key"}
     if error.reason == "KEY_VALUES_MISMATCH":
         return {"key": f"{key!r} is not the key of the certificate {cert!r}"}
     return {"cert": f"{cert!r} with {key!r} can't be used: {error.reason or error}"}
 
 
-def keep(pair: bytes, path: Path) -> None:
-    """Puts the pair at `path`, mode 0600, in place of the one there; a reader finds the old or the new one."""
+def write_pair(pair: bytes, path: Path) -> None:
+    """Writes the pair to `path` with mode 0600. The file is replaced atomically."""
     temporary = path.with_name(path.name + ".new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "wb") as file:

@@ -1,7 +1,8 @@
-"""A place in the tree of processes, filled by one process after the other: Redis, control, worker 0, …
+"""One child process of the supervisor: Redis, the control plane or a worker.
 
-Starts a process, notices its end, says when to try again. Which place is filled with what, and when:
-supervisor.py.
+A Child object outlives the process it stands for. When the process dies, the next one starts in the same Child, with
+the same listening sockets. This module starts the process, notices its end and computes the delay before the next
+start. supervisor.py decides what runs and when.
 """
 
 import asyncio
@@ -22,17 +23,20 @@ __all__ = ["Child"]
 
 log = structlog.get_logger()
 
-_RESTART_AFTER_S = 0.1
-_RESTART_AFTER_AT_MOST_S = 5.0
+_FIRST_RESTART_DELAY_S = 0.1
+_MAX_RESTART_DELAY_S = 5.0
+# A process that lives this long counts as healthy, and resets the restart delay.
 _HEALTHY_AFTER_S = 10.0
 
 
 class Child:
-    """One place. `start` fills it, at first and again; `listening` and `child_pipe` are None where it has no such.
-    `tls` is a second listening socket, for TLS.
+    """A child process and what its successors inherit.
 
-    `k` and `ready` are of the present process, `quick_deaths` counts those in a row that lived less than 10
-    s.
+    `start` starts a process here, the first one and each successor. `listening` is the listening socket, `tls` a second
+    one for TLS, and `child_pipe` the connection to the process; each is None where the child has none.
+
+    `k` and `ready` describe the present process. `ended` is set while no process runs, `stopped_listening` once the
+    process has closed its listening sockets. `quick_deaths` counts the processes in a row that lived less than 10 s.
     """
 
     def __init__(
@@ -49,15 +53,15 @@ class Child:
         self.child_pipe: ChildPipe | None = None
         self.k = 0
         self.ready = False
-        self.doors_shut = asyncio.Event()
-        self.vacant = asyncio.Event()
-        self.vacant.set()
+        self.stopped_listening = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.ended.set()
         self.quick_deaths = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
 
-    def fill(self, command: Sequence[str], pass_fds: Sequence[int] = (), process_group: int | None = None) -> None:
-        """Starts a process here. Raises OSError where that can't be done."""
+    def spawn(self, command: Sequence[str], pass_fds: Sequence[int] = (), process_group: int | None = None) -> None:
+        """Starts a process. Raises OSError."""
         # NOTIFY_SOCKET is between systemd and the supervisor.
         environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
         self._process = subprocess.Popen(
@@ -71,25 +75,26 @@ class Child:
         )
         self._started_at = monotonic()
         self.ready = False
-        self.vacant.clear()
+        self.ended.clear()
 
-    def tell(self, message: dict[str, Any]) -> None:
-        """Sends its process a message; one that is gone misses nothing."""
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends a message to the process; does nothing when there is none."""
         if self.child_pipe is not None:
-            self.child_pipe.tell(message)
+            self.child_pipe.send(message)
 
     def listening_fds(self) -> tuple[int, ...]:
-        """What each process here inherits."""
-        return tuple(each.fileno() for each in (self.listening, self.tls) if each is not None)
+        """The descriptors that each process here inherits."""
+        return tuple(listener.fileno() for listener in (self.listening, self.tls) if listener is not None)
 
-    def stop_listening(self) -> None:
-        """Closes our copies; the place can't be filled again."""
-        for each in (self.listening, self.tls):
-            if each is not None:
-                each.close()
+    def close_listeners(self) -> None:
+        """Closes the supervisor's copies of the listening sockets. No process can be started here afterwards."""
+        for listener in (self.listening, self.tls):
+            if listener is not None:
+                listener.close()
 
     def take_exit_code(self) -> int | None:
-        """The exit code (negative: the signal) of a process that ended since the last look, else None."""
+        """The exit code of a process that ended since the last call (a negative signal number if one killed it), else
+        None."""
         if self._process is None:
             return None
         code = self._process.poll()
@@ -97,28 +102,28 @@ class Child:
             return None
         self._process = None
         if self.child_pipe is not None:
-            # Its last words may still lie there.
+            # Messages sent just before the end may still be unread.
             self.child_pipe.read_rest()
             self.child_pipe = None
         lived_s = monotonic() - self._started_at
         self.quick_deaths = 1 if lived_s >= _HEALTHY_AFTER_S else self.quick_deaths + 1
-        self.vacant.set()
+        self.ended.set()
         return code
 
-    def restart_after_s(self) -> float:
-        """The pause before the next process: doubles with every quick death."""
-        return min(_RESTART_AFTER_AT_MOST_S, _RESTART_AFTER_S * 2.0 ** (self.quick_deaths - 1))
+    def restart_delay_s(self) -> float:
+        """The delay before the next start. It doubles with every quick death."""
+        return min(_MAX_RESTART_DELAY_S, _FIRST_RESTART_DELAY_S * 2.0 ** (self.quick_deaths - 1))
 
     def signal(self, number: int) -> None:
-        """Sends its process a signal, if there is one."""
+        """Sends a signal to the process; does nothing when there is none."""
         if self._process is not None:
             self._process.send_signal(number)
 
-    async def wait_vacant(self, within_s: float) -> None:
-        """Waits for the end of its process, and ends it by force when that takes longer."""
+    async def wait_ended(self, within_s: float) -> None:
+        """Waits until the process has ended. Kills it when that takes longer than `within_s`."""
         try:
-            await asyncio.wait_for(self.vacant.wait(), within_s)
+            await asyncio.wait_for(self.ended.wait(), within_s)
         except TimeoutError:
-            log.warning("child did not end in time, killed", child=self.name, within_s=within_s)
+            log.warning("child killed, it did not end in time", child=self.name, within_s=within_s)
             self.signal(signal.SIGKILL)
-            await self.vacant.wait()
+            await self.ended.wait()

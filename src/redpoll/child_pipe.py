@@ -1,7 +1,7 @@
-"""The line between the supervisor and one child: a socket pair that carries lines of JSON.
+"""The connection between the supervisor and one child: a socket pair that carries lines of JSON.
 
-Who holds an end knows when the other is dead: it reads end of file. So no child outlives its supervisor,
-whatever killed it, and no pid file is needed. Knows nothing of what the messages mean.
+When one process dies, however it dies, the other reads end of file. So no child outlives its supervisor, and no pid
+file is needed. This module carries messages; supervisor.py, worker/main.py and control/main.py give them their meaning.
 """
 
 import asyncio
@@ -24,15 +24,16 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message to a child: all that it needs to know. `run`: 12 hex digits of this supervisor start.
+    """The first message to a child: everything it needs to start.
 
-    `number` is the worker's place, 0 to N - 1, the same for its successors; `k` counts the worker processes
-    of the run from 1 on and never repeats (cluster.md rule 4); both are 0 for the control plane. `listen_fd`
-    is the listening socket, inherited: the public port's for a worker, the control port's for control.
-    `tls_fd` is a worker's second one, the TLS port's, where there is one; `settings.tls_cert` and `.tls_key`
-    then name one PEM file of ours that holds both, found good (certificate.py). The ports in `settings` are
-    those that were bound, where 0 let the system choose, too. `settings.redis_url` is as
-    the operator gave it; `redis_url` here is never empty.
+    `run` identifies this start of the supervisor: 12 hex digits. `number` is the worker's position, 0 to N - 1, which
+    its successors share. `k` counts the worker processes of the run from 1 and never repeats (cluster/README.md "Worker
+    names and fencing"). Both are 0 for the control plane.
+
+    `listen_fd` is the inherited listening socket, of the public port for a worker and of the control port for control.
+    `tls_fd` is a worker's second one, for the TLS port if there is one; `settings.tls_cert` and `settings.tls_key` then
+    both name one PEM file that the supervisor has checked and written (certificate.py). The ports in `settings` are the
+    ones that were bound, never 0. `settings.redis_url` is as the operator gave it; `redis_url` here is never empty.
     """
 
     role: Literal["worker", "control"]
@@ -48,11 +49,11 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildPipeClosed(Exception):
-    """The other end was gone before its first message came."""
+    """The supervisor ended before it sent the first message."""
 
 
 class ChildPipe:
-    """One end. Reads blocking until `attach`, then on the loop. Owns the descriptor it was made of."""
+    """One end of the connection. Reads block until `attach`, then the loop reads. Owns the descriptor it is given."""
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
@@ -67,11 +68,11 @@ class ChildPipe:
         return self._socket.fileno()
 
     def read_start(self) -> Start:
-        """Waits for the supervisor's first message. Raises ChildPipeClosed when the supervisor is gone."""
+        """Waits for the supervisor's first message. Raises ChildPipeClosed when the supervisor has ended."""
         while b"\n" not in self._received:
             data = self._socket.recv(_READ_BYTES)
             if not data:
-                raise ChildPipeClosed("the supervisor ended before it said what to start")
+                raise ChildPipeClosed("the supervisor ended before it sent its first message")
             self._received += data
         line, _, rest = bytes(self._received).partition(b"\n")
         self._received = bytearray(rest)
@@ -83,20 +84,20 @@ class ChildPipe:
         on_message: Callable[[dict[str, Any]], None],
         on_eof: Callable[[], None],
     ) -> None:
-        """From now on `on_message` gets every message, and `on_eof` is called once: the other end is gone."""
+        """Calls `on_message` with every further message, and `on_eof` once when the other end is closed."""
         self._socket.setblocking(False)
         self._loop, self._on_message, self._on_eof = loop, on_message, on_eof
         loop.add_reader(self._socket, self._readable)
-        # What came together with the first message must not wait for the next one.
+        # Messages that arrived together with the first one must not wait for the next read.
         loop.call_soon(self._deliver)
 
-    def tell(self, message: dict[str, Any] | Start) -> None:
-        """Sends one message. Never waits once attached, never fails: a dead other end is an end of file."""
+    def send(self, message: dict[str, Any] | Start) -> None:
+        """Sends one message. Never blocks once attached. Never fails: a dead peer shows as end of file."""
         self._unsent += msgspec.json.encode(message) + b"\n"
         self._flush()
 
     def close(self) -> None:
-        """Lets go of the line; the other end reads end of file. May be called twice."""
+        """Closes this end; the other end reads end of file. May be called twice."""
         if self._socket.fileno() < 0:
             return
         if self._loop is not None:
@@ -105,7 +106,7 @@ class ChildPipe:
         self._socket.close()
 
     def read_rest(self) -> None:
-        """For a process that has ended: delivers what it said last, and `on_eof`. The line is closed then."""
+        """Delivers the last messages of a process that has ended, calls `on_eof` and closes this end."""
         while self._socket.fileno() >= 0:
             self._readable()
 
@@ -115,7 +116,7 @@ class ChildPipe:
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            data = b""  # reset: the other end died with messages of ours unread
+            data = b""  # reset: the peer died before it read all our messages
         if data:
             self._received += data
             self._deliver()
@@ -150,11 +151,10 @@ class ChildPipe:
 
 
 def arm_child() -> None:
-    """Runs in a child between fork and exec: it dies with its parent, and Ctrl-C and SIGHUP are left to the parent.
+    """Runs in a child between fork and exec. The child dies with its parent and ignores SIGINT and SIGHUP.
 
-    The terminal sends both to the whole group; only the supervisor knows the order in which to stop, and that
-    SIGHUP means a new certificate.
-    Where there is no prctl, end of file on the leash does it alone.
+    The terminal sends both signals to the whole process group. Only the supervisor knows the order in which to stop,
+    and that SIGHUP means a new certificate. On systems without prctl, end of file on the pipe alone ends the child.
     """
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

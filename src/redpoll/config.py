@@ -1,7 +1,7 @@
-"""Settings read from flags, environment and TOML file, and everything that is wrong with them.
+"""Reads the settings from flags, environment variables and a TOML file, and checks them.
 
-A value comes from the first of: flag, environment, file, default. Every fault is found before anything is
-started, and all are told at once. Which settings there are: settings.py.
+A flag overrides the environment, the environment overrides the file, and the file overrides the default. All faults are
+found before anything starts and are reported together. settings.py defines which settings exist.
 """
 
 import difflib
@@ -28,13 +28,13 @@ __all__ = ["TABLE", "ConfigError", "Fault", "Setting", "Settings", "load", "samp
 _BY_NAME = {setting.name: setting for setting in TABLE}
 _APP = ("app_id", "app_key", "app_secret")
 _SHORT_PASSWORD_CHARS = 12
-# Variables that begin like settings and are none: where the file is, and how the extensions are built.
+# Variables with our prefix that are not settings: the path of the file, and how the extensions are built.
 _NOT_SETTINGS = {PREFIX + "CONFIG", PREFIX + "DEBUG"}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing wrong: `path` says where (`--port`, `REDPOLL_PORT`, `redpoll.toml: $.port`), `text` what."""
+    """One fault: `path` is where (`--port`, `REDPOLL_PORT`, `redpoll.toml: $.port`), `text` is what is wrong."""
 
     path: str
     text: str
@@ -44,7 +44,7 @@ class Fault:
 
 
 class ConfigError(Exception):
-    """The settings can't be used. Carries every fault that was found, in the order of the table."""
+    """The settings can't be used. `faults` has every fault that was found, in the order of the table."""
 
     def __init__(self, faults: list[Fault]) -> None:
         super().__init__(faults)
@@ -56,11 +56,11 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True)
 class _Given:
-    """A value as it was written, and where."""
+    """A value as the operator wrote it, and where."""
 
     value: Any
     path: str
-    strict: bool  # a file has types; flags and the environment have text
+    strict: bool  # TOML values have types; flags and variables are text
     per_unit: int = 1
 
 
@@ -69,13 +69,13 @@ def load(
     environment: Mapping[str, str],
     config_path: str | None = None,
     *,
-    look_into_files: bool = True,
+    read_files: bool = True,
 ) -> tuple[Settings, list[str]]:
-    """Settings from flags (by name; None is not given), environment and TOML file, and warnings for the log.
+    """Reads the settings, and returns them with warnings for the log. Raises ConfigError with all faults.
 
-    `config_path` is the flag's; without it `REDPOLL_CONFIG` is asked. An empty variable counts as not given.
-    `look_into_files` False leaves certificate and key alone: who asks a server for its apps need not be able
-    to read them. Raises ConfigError with every fault at once.
+    `flags` maps setting names to values, None where a flag is not given. `config_path` comes from --config; without it
+    `REDPOLL_CONFIG` names the file. An empty variable counts as not set. `read_files` False skips the checks of the
+    certificate and key files, for commands whose user need not be able to read them.
     """
     faults: list[Fault] = []
     given = _from_file(config_path or environment.get(PREFIX + "CONFIG") or None, faults)
@@ -92,8 +92,8 @@ def load(
             except (msgspec.ValidationError, ValueError) as error:
                 faults.append(Fault(entry.path, _explained(error, entry, setting)))
     _check_together(values, given, faults)
-    _check_tls(values, given, faults, look_into_files)
-    _check_authorities(values, given, faults, look_into_files)
+    _check_tls(values, given, faults, read_files)
+    _check_authorities(values, given, faults, read_files)
     if faults:
         raise ConfigError(faults)
     values["workers"] = values.get("workers") or len(os.sched_getaffinity(0))
@@ -101,9 +101,9 @@ def load(
     settings = Settings(**values)
     warnings = _unknown_variables(environment)
     if settings.tls_port is None and (settings.tls_cert or settings.tls_key):
-        warnings.append("a certificate or its key is given and no tls_port: nothing is served over TLS")
+        warnings.append("tls_cert or tls_key is set but tls_port is not: nothing is served over TLS")
     if 0 < len(settings.admin_password) < _SHORT_PASSWORD_CHARS:
-        warnings.append(f"admin_password has fewer than {_SHORT_PASSWORD_CHARS} characters: it can be guessed")
+        warnings.append(f"admin_password has fewer than {_SHORT_PASSWORD_CHARS} characters and is easy to guess")
     return settings, warnings
 
 
@@ -114,16 +114,16 @@ def _converted(entry: _Given, setting: Setting) -> Any:
     if setting.may_be_none and value == "":
         return None
     if setting.is_list and isinstance(value, str) and not entry.strict:
-        value = [each for part in value.split(",") if (each := part.strip())]
+        value = [item for part in value.split(",") if (item := part.strip())]
     return msgspec.convert(value, setting.type, strict=entry.strict)
 
 
 def _explained(error: Exception, entry: _Given, setting: Setting) -> str:
     text = str(error)
-    # The path of a lone value is `$`, which says nothing; ours says where it was written.
+    # msgspec's path of a single value is `$`; the fault's own path says where the value was written.
     text = text.removesuffix(" - at `$`")
-    # A secret is not repeated, not even a wrong one.
-    return text if setting.is_secret else f"{text}; it is {entry.value!r}"
+    # Error messages must not contain secrets, not even wrong ones.
+    return text if setting.is_secret else f"{text}; got {entry.value!r}"
 
 
 def _from_file(path: str | None, faults: list[Fault]) -> dict[str, _Given]:
@@ -135,15 +135,15 @@ def _from_file(path: str | None, faults: list[Fault]) -> dict[str, _Given]:
         faults.append(Fault(path, f"can't be read: {error.strerror}"))
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        faults.append(Fault(path, f"is not TOML: {error}"))
+        faults.append(Fault(path, f"is not valid TOML: {error}"))
         return {}
     given = {}
     for name, value in document.items():
-        where = f"{path}: $.{name}"
+        value_path = f"{path}: $.{name}"
         if name in _BY_NAME:
-            given[name] = _Given(value, where, strict=True)
+            given[name] = _Given(value, value_path, strict=True)
         else:
-            faults.append(Fault(where, f"no such setting{suggestion(name, _BY_NAME)}"))
+            faults.append(Fault(value_path, f"unknown setting{suggestion(name, _BY_NAME)}"))
     return given
 
 
@@ -156,7 +156,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
                     value = environment[alias.variable]
                     given[setting.name] = _Given(value, alias.variable, strict=False, per_unit=alias.per_unit)
                     break
-    # The three of an app come from one family of names: a key of one and a secret of another open nothing.
+    # The three values of an app must come from one family of variables: a key of one app and a secret of another don't
+    # work together.
     families = zip(*((Alias(_BY_NAME[name].variable), *_BY_NAME[name].aliases) for name in _APP), strict=True)
     for family in families:
         if any(environment.get(alias.variable) for alias in family):
@@ -168,36 +169,35 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
 
 
 def _check_together(values: dict[str, Any], given: dict[str, _Given], faults: list[Fault]) -> None:
-    """What the type of one value can't say: its form, and how it goes with others."""
+    """Checks what the types can't express: the form of a value, and values that depend on each other."""
 
     def fault(name: str, text: str) -> None:
         faults.append(Fault(given[name].path, text))
 
     missing = [name for name in _APP if not values.get(name) and name not in given]
     if 0 < len(missing) < len(_APP):
-        wanted = ", ".join(f"{_BY_NAME[name].variable} ({name})" for name in missing)
-        faults.append(Fault(wanted, "is missing: an app is given by its id, key and secret, or not at all"))
+        variables = ", ".join(f"{_BY_NAME[name].variable} ({name})" for name in missing)
+        faults.append(Fault(variables, "missing: set app_id, app_key and app_secret, or none of them"))
     if values.get("app_id") and not re.fullmatch(r"[0-9]{1,18}", values["app_id"]):
-        fault("app_id", f"an app's id is 1 to 18 decimal digits, not {values['app_id']!r}")
-    # What has a meaning in PUSHER_URL (`:` `/` `@`) or in a signature's `KEY:HEX` can't be in a key or
-    # secret.
+        fault("app_id", f"must have 1 to 18 decimal digits; got {values['app_id']!r}")
+    # Characters with a meaning in PUSHER_URL (`:` `/` `@`) or in a signature (`KEY:HEX`) are not allowed.
     for name in ("app_key", "app_secret"):
         if values.get(name) and not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", values[name]):
-            fault(name, "may hold letters, digits, `-` and `_` only, at most 128")
+            fault(name, "must have 1 to 128 letters, digits, `-` or `_`")
     if values.get("redis_url"):
-        trouble = _redis_url_fault(values["redis_url"])
-        if trouble:
-            fault("redis_url", trouble)
+        text = _redis_url_fault(values["redis_url"])
+        if text:
+            fault("redis_url", text)
     for name in ("trusted_proxies", "webhook_allow_addresses"):
         for network in values.get(name, ()):
             try:
                 ipaddress.ip_network(network)
             except ValueError as error:
-                fault(name, f"is no address or network: {error}")
+                fault(name, f"is not an address or network: {error}")
     if values.get("public_url"):
-        trouble = _public_url_fault(values["public_url"])
-        if trouble:
-            fault("public_url", trouble)
+        text = _public_url_fault(values["public_url"])
+        if text:
+            fault("public_url", text)
     if values.get("encryption_master_key"):
         try:
             Settings(encryption_master_key=values["encryption_master_key"]).master_key()
@@ -207,19 +207,19 @@ def _check_together(values: dict[str, Any], given: dict[str, _Given], faults: li
     for (what, name), (other_what, other) in itertools.combinations(ports.items(), 2):
         port = values.get(name, _BY_NAME[name].default)
         if port and port == values.get(other, _BY_NAME[other].default):
-            place = given.get(other) or given[name]
-            faults.append(Fault(place.path, f"{what} and {other_what} port are both {port}; they are two"))
+            entry = given.get(other) or given[name]
+            faults.append(Fault(entry.path, f"{what} port and {other_what} port are both {port}; use different ports"))
 
 
-def _check_tls(values: dict[str, Any], given: dict[str, _Given], faults: list[Fault], look_into_files: bool) -> None:
-    """A TLS port wants a certificate and its key, each readable, and that they belong together."""
+def _check_tls(values: dict[str, Any], given: dict[str, _Given], faults: list[Fault], read_files: bool) -> None:
+    """Checks that a TLS port has a certificate and its key, that both can be read, and that they belong together."""
     if values.get("tls_port") is None:
         return
     missing = [name for name in ("tls_cert", "tls_key") if not values.get(name)]
     for name in missing:
-        wanted = f"{_BY_NAME[name].variable} ({name})"
-        faults.append(Fault(wanted, "is missing: a TLS port is served with a certificate and its key"))
-    if missing or not look_into_files:
+        variable = f"{_BY_NAME[name].variable} ({name})"
+        faults.append(Fault(variable, "missing: a TLS port needs a certificate and its key"))
+    if missing or not read_files:
         return
     try:
         certificate.read_pair(values["tls_cert"], values["tls_key"])
@@ -227,16 +227,14 @@ def _check_tls(values: dict[str, Any], given: dict[str, _Given], faults: list[Fa
         faults.extend(Fault(given[f"tls_{part}"].path, text) for part, text in error.faults.items())
 
 
-def _check_authorities(
-    values: dict[str, Any], given: dict[str, _Given], faults: list[Fault], look_into_files: bool
-) -> None:
+def _check_authorities(values: dict[str, Any], given: dict[str, _Given], faults: list[Fault], read_files: bool) -> None:
     path = values.get("webhook_ca_file")
-    if not path or not look_into_files:
+    if not path or not read_files:
         return
     try:
         ssl.create_default_context().load_verify_locations(cafile=path)
     except ssl.SSLError:
-        faults.append(Fault(given["webhook_ca_file"].path, f"{path} has no certificates in PEM"))
+        faults.append(Fault(given["webhook_ca_file"].path, f"{path} contains no PEM certificates"))
     except OSError as error:
         faults.append(Fault(given["webhook_ca_file"].path, f"{path} can't be read: {error.strerror}"))
 
@@ -244,28 +242,28 @@ def _check_authorities(
 def _public_url_fault(url: str) -> str | None:
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018  raises where it is no port
+        parts.port  # noqa: B018  raises ValueError
     except ValueError as error:
-        return f"is no URL: {error}"
+        return f"is not a URL: {error}"
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        return f"begins with http:// or https:// and a host, not {url!r}"
+        return f"must begin with http:// or https:// and a host; got {url!r}"
     if parts.username is not None or parts.path not in ("", "/") or parts.query or parts.fragment:
-        return "has nothing but scheme, host and port: clients know the paths themselves"
+        return "must have only a scheme, host and port: clients add the paths themselves"
     return None
 
 
 def _redis_url_fault(url: str) -> str | None:
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018  raises where it is no port
+        parts.port  # noqa: B018  raises ValueError
     except ValueError as error:
-        return f"is no URL: {error}"
+        return f"is not a URL: {error}"
     if parts.scheme == "unix":
-        return None if parts.path.startswith("/") else "wants an absolute path: unix:///run/redis.sock"
+        return None if parts.path.startswith("/") else "needs an absolute path, such as unix:///run/redis.sock"
     if parts.scheme != "redis":
-        return f"begins with redis:// or unix://, not {parts.scheme or url.split('@')[-1]!r}"
+        return f"must begin with redis:// or unix://; got {parts.scheme or url.split('@')[-1]!r}"
     if not parts.hostname:
-        return "names no host"
+        return "has no host"
     database = parts.path.strip("/")
     return None if not database or database.isdecimal() else f"database {database!r} is not a number"
 
@@ -273,13 +271,13 @@ def _redis_url_fault(url: str) -> str | None:
 def _unknown_variables(environment: Mapping[str, str]) -> list[str]:
     known = {setting.variable for setting in TABLE} | _NOT_SETTINGS
     return [
-        f"{name} is no setting{suggestion(name, known)}"
+        f"{name} is not a setting{suggestion(name, known)}"
         for name in sorted(environment)
         if name.startswith(PREFIX) and name not in known
     ]
 
 
 def suggestion(name: str, known: typing.Iterable[str]) -> str:
-    """`; did you mean X?` where something known is near, else an empty string."""
+    """`; did you mean X?` if a known name is similar, else an empty string."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""

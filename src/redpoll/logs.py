@@ -1,7 +1,7 @@
-"""Log lines: one format for ours and for the libraries', on stderr, one line each: `what key=value`.
+"""Sets up logging. Our log lines and those of libraries have one format and go to stderr.
 
-Stdout belongs to what a person or a script asked for: the ready line, the first start's block, a command's
-answer.
+Stdout carries only what a person or a script asked for: the ready line, the credentials of the first start, the output
+of a command.
 """
 
 import logging
@@ -20,11 +20,10 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def configure(settings: Settings, process: str) -> None:
-    """Sets up logging for this process; `process` (`supervisor`, `control`, `worker 0`) stands in every line.
+    """Sets up logging for this process. `process` (`supervisor`, `control`, `worker 0`) appears in every line.
 
-    A line of `text` is `TIME LEVEL PROCESS what key=value …`, times are UTC; of `json`, one object with
-    `time`, `level`, `process`, `event` and the keys. A traceback follows its line of text, and is `exception`
-    in JSON.
+    A `text` line is `TIME LEVEL PROCESS EVENT key=value …`, with times in UTC; a traceback follows on its own lines. A
+    `json` line is one object with `time`, `level`, `process`, `event`, the keys and, for a traceback, `exception`.
     """
 
     def name_process(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -50,9 +49,9 @@ def configure(settings: Settings, process: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(_LEVELS[settings.log_level])
-    # Libraries tell of every statement, migration and request at INFO; an operator acts on none of it.
-    for chatty in ("alembic", "sqlalchemy", "aiohttp", "aiosqlite", "asyncio"):
-        logging.getLogger(chatty).setLevel(max(logging.WARNING, _LEVELS[settings.log_level]))
+    # At INFO these libraries log every statement, migration and request, which no operator acts on.
+    for library in ("alembic", "sqlalchemy", "aiohttp", "aiosqlite", "asyncio"):
+        logging.getLogger(library).setLevel(max(logging.WARNING, _LEVELS[settings.log_level]))
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -65,12 +64,12 @@ def configure(settings: Settings, process: str) -> None:
 
 
 def _text_line(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:
-    rest = dict(event)
-    trace = rest.pop("exception", None)
-    head = [str(rest.pop(name)) for name in ("time", "level", "process", "event")]
+    fields = dict(event)
+    traceback = fields.pop("exception", None)
+    head = [str(fields.pop(name)) for name in ("time", "level", "process", "event")]
     head[1] = f"{head[1]:<7}"
-    line = " ".join(head + [f"{name}={_value(value)}" for name, value in rest.items()])
-    return f"{line}\n{trace}" if trace else line
+    line = " ".join(head + [f"{name}={_value(value)}" for name, value in fields.items()])
+    return f"{line}\n{traceback}" if traceback else line
 
 
 def _value(value: Any) -> str:

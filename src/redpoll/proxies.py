@@ -1,7 +1,7 @@
-"""The operator's own proxies: whose word on a client's address and scheme is taken.
+"""The proxies that the operator trusts, and the client address and scheme that their headers give.
 
-Anybody can write an X-Forwarded-For header; only what a trusted address wrote counts. Worker and control ask the
-same questions here, so that both see the same client. Pure: knows no sockets.
+Anybody can send an X-Forwarded-For header, so it counts only when it comes from a trusted address. Workers and the
+control plane both use this module, so they see the same client. It has no sockets and no I/O.
 """
 
 from __future__ import annotations
@@ -12,43 +12,44 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
-__all__ = ["NOBODY", "TrustedProxies", "plain_address"]
+__all__ = ["NO_PROXIES", "TrustedProxies", "plain_address"]
 
 # With or without a port, as `192.0.2.1:4711` and `[2001:db8::1]:4711`.
 _ADDRESS = re.compile(r"(?:(?P<v4>[0-9.]+)|\[(?P<v6>[0-9A-Fa-f:.]+)\])(?::[0-9]{1,5})?|(?P<bare>[0-9A-Fa-f:.]+)")
-# Proxies in front of one another, at most. What is further left in a header costs nothing.
-_MOST_HOPS: Final = 32
+# Only this many addresses, the rightmost ones, are read from a header.
+_MAX_HOPS: Final = 32
 _SECURE_SCHEMES: Final = frozenset({"https", "wss"})
 
 
 class TrustedProxies:
-    """The proxies in front, by address or network (`10.0.0.0/8`); ValueError for what is neither.
+    """The trusted proxies, by address or network (`10.0.0.0/8`). Raises ValueError for anything else.
 
-    True where there are any. Looked at once a request, so the usual case, none, is one comparison.
+    False when there are none, which is the usual case and must cost one comparison per request.
     """
 
     def __init__(self, networks: Iterable[str]) -> None:
-        self._networks = tuple(ipaddress.ip_network(each, strict=False) for each in networks)
-        # The few proxies of a server ask again and again; a flood of other addresses must find it small.
+        self._networks = tuple(ipaddress.ip_network(network, strict=False) for network in networks)
+        # Bounded: clients choose the addresses in a header.
         self._trusts = lru_cache(maxsize=1024)(self._look)
 
     def __bool__(self) -> bool:
         return bool(self._networks)
 
     def trusts(self, address: str) -> bool:
-        """Whether `address`, as the kernel or a header gives it, is one of them."""
+        """Whether `address`, as the kernel or a header gives it, is a trusted proxy."""
         return bool(self._networks) and self._trusts(address)
 
     def client_of(self, peer: str, forwarded_for: Sequence[str]) -> str:
-        """The client of a request that came from `peer` with these X-Forwarded-For headers, in their order.
+        """The client address of a request from `peer` with these X-Forwarded-For headers, in their order.
 
-        The rightmost address that isn't a trusted proxy's: what stands left of it was written by somebody who isn't
-        trusted. Where all are, the leftmost; where one is no address, the proxy that wrote it.
+        It is the rightmost address that is not a trusted proxy, because an untrusted sender may have written everything
+        to the left of it. If all are trusted, it is the leftmost. If one is not an address, it is the proxy that wrote
+        it.
         """
         if not forwarded_for or not self.trusts(peer):
             return peer
         client = peer
-        for text in reversed(",".join(forwarded_for).rsplit(",", _MOST_HOPS)[-_MOST_HOPS:]):
+        for text in reversed(",".join(forwarded_for).rsplit(",", _MAX_HOPS)[-_MAX_HOPS:]):
             address = _address_in(text.strip())
             if address is None:
                 return client
@@ -58,10 +59,10 @@ class TrustedProxies:
         return client
 
     def is_secure(self, peer: str, forwarded_proto: str | None, secure: bool) -> bool:
-        """Whether the client of a request from `peer` came by TLS. `secure`: whether this connection is so.
+        """Whether the client of a request from `peer` used TLS. `secure` says whether this connection uses TLS.
 
-        A trusted proxy's X-Forwarded-Proto decides. Of several schemes the leftmost, which is the client's: a client
-        that lies there deceives itself alone, and one that came by TLS must not be sent away for a later hop.
+        The X-Forwarded-Proto of a trusted proxy decides. Of several schemes the leftmost counts, which is the client's:
+        a client that used TLS must not be refused because of a later hop, and a client that lies only harms itself.
         """
         if not forwarded_proto or not self.trusts(peer):
             return secure
@@ -75,19 +76,18 @@ class TrustedProxies:
         return any(parsed.version == network.version and parsed in network for network in self._networks)
 
 
-# What is trusted where the operator named no proxy.
-NOBODY: Final = TrustedProxies(())
+NO_PROXIES: Final = TrustedProxies(())
 
 
 def plain_address(address: str) -> str:
-    """An IPv4 address in its own form where it came over an IPv6 socket (`::ffff:192.0.2.1`), others as they are."""
+    """The address, with an IPv4 address from an IPv6 socket (`::ffff:192.0.2.1`) in its IPv4 form."""
     if address[:7].lower() == "::ffff:" and "." in address:
         return address[7:]
     return address
 
 
 def _address_in(text: str) -> str | None:
-    """The address that one place of X-Forwarded-For names, in its shortest form; None for `unknown` and the like."""
+    """The address in one entry of X-Forwarded-For, in its shortest form; None for `unknown` and the like."""
     match = _ADDRESS.fullmatch(text)
     try:
         parsed = ipaddress.ip_address((match["v4"] or match["v6"] or match["bare"]) if match else "")

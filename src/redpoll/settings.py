@@ -1,7 +1,7 @@
-"""The table of settings: name, type, bounds, unit, default and explanation of each, and the sample file of it.
+"""The table of settings: the name, type, bounds, unit, default and explanation of each, and a sample file.
 
-Flags, environment, TOML file and documentation read it. Where values come from, and what is wrong with them:
-config.py. Knows nothing of what the settings do.
+CLI flags, environment variables, the TOML file and deploy/redpoll.toml are all derived from this table. config.py reads
+the values and checks them.
 """
 
 import base64
@@ -20,7 +20,8 @@ PREFIX = "REDPOLL_"
 
 @dataclass(frozen=True)
 class Alias:
-    """Another server's variable that sets one of ours. `per_unit`: how many of its units are one of ours."""
+    """An environment variable of another server that sets one of our settings. `per_unit` of its units are one of
+    ours."""
 
     variable: str
     per_unit: int = 1
@@ -40,21 +41,22 @@ def _about(
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Every setting with its type, bounds, unit, default and explanation: the table itself.
+    """Every setting, with its type, bounds, unit, default and explanation.
 
-    The names are those of the TOML file, of the flags (`--data-dir`) and of the environment
-    (`REDPOLL_DATA_DIR`). Times are seconds, sizes bytes. Aliases are the names that soketi and Pusher's own
-    libraries use. None is written as an empty string; a list is an array in the file, elsewhere it has commas.
+    A field's name is the name in the TOML file; the flag (`--data-dir`) and the environment variable
+    (`REDPOLL_DATA_DIR`) are derived from it. Times are in seconds, sizes in bytes. Aliases are the variables that
+    soketi and Pusher's libraries use. None is written as an empty string. A list is an array in the file and
+    comma-separated elsewhere.
     """
 
     host: Annotated[
         str,
-        _about("Address of the public port, for WebSockets and the HTTP API. `::` listens on IPv4 as well."),
+        _about("Listen address of the public port (WebSocket and HTTP API). `::` listens on IPv6 and IPv4."),
     ] = "0.0.0.0"
     port: Annotated[
         int,
         _about(
-            "The public port. 0 takes any free one; the ready line names it.",
+            "The public port. 0 picks a free port, which the ready line prints.",
             aliases=(Alias("SOKETI_PORT"),),
             ge=0,
             le=65535,
@@ -63,92 +65,92 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tls_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
         _about(
-            "The port that serves the same over TLS, beside the public one: `wss` and the HTTP API. Empty: none. "
-            "0 takes any free one."
+            "A second public port, with TLS: `wss://` and the HTTP API over https. Empty: no TLS port. "
+            "0 picks a free port."
         ),
     ] = None
     tls_cert: Annotated[
         str,
         _about(
-            "PEM file with the certificate of the TLS port, its intermediates behind it. Read again at SIGHUP.",
+            "PEM file with the certificate of the TLS port, followed by its intermediates. Reloaded on SIGHUP.",
             aliases=(Alias("SOKETI_SSL_CERT"),),
         ),
     ] = ""
     tls_key: Annotated[
         str,
         _about(
-            "PEM file with the private key of that certificate, without a passphrase. Read again at SIGHUP.",
+            "PEM file with the private key of that certificate, without a passphrase. Reloaded on SIGHUP.",
             aliases=(Alias("SOKETI_SSL_KEY"),),
         ),
     ] = ""
     trusted_proxies: Annotated[
         tuple[str, ...],
         _about(
-            "Addresses and networks (`10.0.0.0/8`) of the proxies in front. What they say of a client's address and "
-            "scheme is believed: X-Forwarded-For, X-Forwarded-Proto and, with `proxy_protocol`, PROXY headers."
+            "Addresses and networks (`10.0.0.0/8`) of trusted reverse proxies. The client's address and scheme are "
+            "taken from their X-Forwarded-For and X-Forwarded-Proto headers and, with `proxy_protocol`, PROXY headers."
         ),
     ] = ()
     proxy_protocol: Annotated[
         bool,
         _about(
-            "Expect a PROXY protocol header, version 1 or 2, at the start of each connection to the public and the "
-            "TLS port: from `trusted_proxies`, or from everybody where that is empty."
+            "Expect a PROXY protocol header (version 1 or 2) at the start of each connection to the public port and "
+            "the TLS port: from `trusted_proxies`, or from every address if that is empty."
         ),
     ] = False
     control_host: Annotated[
         str,
-        _about("Address of the control port: metrics, health and the same HTTP API. Keep it private."),
+        _about("Listen address of the control port: dashboard, metrics, health and the HTTP API. Keep it private."),
     ] = "127.0.0.1"
     control_port: Annotated[
         int,
         _about(
-            "The control port. 0 takes any free one.",
+            "The control port. 0 picks a free port.",
             aliases=(Alias("SOKETI_METRICS_SERVER_PORT"),),
             ge=0,
             le=65535,
         ),
     ] = 9601
-    workers: Annotated[
-        int, _about("Worker processes. 0 starts one for each CPU that this process may use.", ge=0, le=1024)
-    ] = 0
+    workers: Annotated[int, _about("Number of worker processes. 0: one per available CPU.", ge=0, le=1024)] = 0
     redis_url: Annotated[
         str,
         _about(
             "Redis or Valkey 7 or newer: `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]` or `unix:///PATH`. "
-            "Empty: one of our own is started, with its data in the data folder.",
+            "Empty: redpoll starts its own Redis, with its data in the data folder.",
             aliases=(Alias("REDIS_URL"),),
         ),
     ] = ""
     redis_prefix: Annotated[
         str,
         _about(
-            "What every key and topic in Redis begins with. Servers that share a Redis and a prefix are one cluster.",
+            "Prefix of every key and topic in Redis. Servers with the same Redis and the same prefix form one cluster.",
             pattern=r"^[A-Za-z0-9_.-]{1,32}\Z",
         ),
     ] = "rp"
     redis_appendfsync: Annotated[
         Literal["no", "always"],
         _about(
-            "When our own Redis asks the disk to keep what it wrote. `no`: what was acknowledged survives "
-            "killed processes, a power loss may cost about the last 30 s. `always`: it survives that too, "
-            "and each change waits for the disk. Means nothing when `redis_url` is given."
+            "When the embedded Redis flushes to disk. `no`: acknowledged changes survive killed processes, and a power "
+            "loss may lose about the last 30 s. `always`: they survive a power loss too, and each change waits for the "
+            "disk. Ignored when `redis_url` is set."
         ),
     ] = "no"
     data_dir: Annotated[
         str,
         _about(
-            "Folder of the record store (apps and keys) and of our own Redis. Made with mode 0700.",
+            "Folder of the record store (apps, keys, webhooks, logs) and of the embedded Redis. Created with mode "
+            "0700.",
             min_length=1,
         ),
     ] = "./redpoll-data"
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], _about("The least grave lines to log.")] = "info"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], _about("Minimum log level.")] = "info"
     log_format: Annotated[
-        Literal["text", "json"], _about("Log lines on stderr: `text` is for people, `json` for collectors.")
+        Literal["text", "json"], _about("Format of log lines on stderr: `text` for people, `json` for log collectors.")
     ] = "text"
     activity_timeout_s: Annotated[
         float,
         _about(
-            "A connection from which nothing came for so long is pinged. Told to clients, which ping by it as well.",
+            "The server pings a connection that has been silent for this long. Clients get this value too and ping by "
+            "it.",
             "s",
             ge=1,
             le=3600,
@@ -157,7 +159,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     pong_timeout_s: Annotated[
         float,
         _about(
-            "A connection that stays silent for so long after our ping is closed with 4201.",
+            "A connection that stays silent for this long after the server's ping is closed with 4201.",
             "s",
             gt=0,
             le=600,
@@ -165,12 +167,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 30.0
     head_timeout_s: Annotated[
         float,
-        _about("A connection that has not sent a whole request head by then is closed.", "s", gt=0, le=600),
+        _about("A connection that has not sent a complete request head after this time is closed.", "s", gt=0, le=600),
     ] = 10.0
     max_message_bytes: Annotated[
         int,
         _about(
-            "The longest message taken from a client; a longer one closes its connection with 1009.",
+            "Maximum size of a message from a client. A larger one closes the connection with 1009.",
             "bytes",
             ge=1024,
             le=64 * 1024 * 1024,
@@ -179,43 +181,45 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_owed_bytes: Annotated[
         int,
         _about(
-            "What one connection may be owed while it does not read; beyond it, it is closed with 4100.",
+            "Maximum of data queued for one connection that does not read. Beyond it the connection is closed with "
+            "4100.",
             "bytes",
             ge=64 * 1024,
             le=1024 * 1024 * 1024,
         ),
     ] = 1_048_576
     max_channels_per_connection: Annotated[
-        int, _about("Channels that one connection may be subscribed to.", ge=1, le=1_000_000)
+        int, _about("Maximum number of channels that one connection may subscribe to.", ge=1, le=1_000_000)
     ] = 1_000
     trigger_rate_per_minute: Annotated[
         int,
         _about(
-            "Requests to trigger events, single or batch, that one client address may make in a minute; more are "
-            "answered with 429. 0: as many as it likes.",
+            "Maximum number of publish requests (single or batch) per client address and minute. More are refused with "
+            "429. 0: no limit.",
             "1/min",
             ge=0,
         ),
     ] = 300
     client_events_per_second: Annotated[
-        int, _about("Client events that one connection may trigger; more are refused with 4301.", "1/s", ge=1)
+        int, _about("Maximum rate of client events per connection. More are refused with 4301.", "1/s", ge=1)
     ] = 10
     event_log_calls: Annotated[
         int,
         _about(
-            "Trigger calls that the event log keeps, the newest ones; a row takes about 200 bytes. 0: no event log.",
+            "Number of publish requests that the event log stores; the oldest are deleted first. A row takes about 200 "
+            "bytes. 0: no event log.",
             ge=0,
             le=100_000_000,
         ),
     ] = 500_000
     event_log_keep_s: Annotated[
-        float, _about("How long the event log keeps a trigger call.", "s", ge=60, le=31_536_000)
+        float, _about("How long the event log stores a publish request.", "s", ge=60, le=31_536_000)
     ] = 604_800.0
     trace_calls_per_second: Annotated[
         int,
         _about(
-            "Trigger calls of which the event trace tells every stage. Those beyond it have a row in the event log, "
-            "and no stages.",
+            "Number of publish requests per second whose stages are recorded for the event trace. Further requests "
+            "have a row in the event log but no stages.",
             "1/s",
             ge=0,
         ),
@@ -223,8 +227,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     webhook_retry_after_s: Annotated[
         tuple[Annotated[float, Meta(gt=0, le=86_400)], ...],
         _about(
-            "How long after each failed attempt of a webhook delivery the next one is made; after the last of them it "
-            "is in the dead letter queue.",
+            "Delays between the attempts of a webhook delivery: the first is the delay after the first failed "
+            "attempt. A delivery that fails after the last delay becomes a dead letter.",
             "s",
             max_length=20,
         ),
@@ -232,42 +236,42 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     webhook_debounce_s: Annotated[
         float,
         _about(
-            "How long `channel.vacated` and `member.removed` wait for the subscriber's return, after which neither its "
-            "leaving nor its return is told to webhooks.",
+            "How long `channel.vacated` and `member.removed` wait for the subscriber to return. If it does, webhooks "
+            "get neither its leaving nor its return.",
             "s",
             ge=0,
             le=300,
         ),
     ] = 3.0
     webhook_allow_http: Annotated[
-        bool, _about("Take webhook endpoints at `http://` too. For tests and intranets: what is sent can be read.")
+        bool, _about("Allow webhook endpoints at `http://`. For tests and intranets: the payload is not encrypted.")
     ] = False
     webhook_allow_addresses: Annotated[
         tuple[str, ...],
         _about(
-            "Addresses and networks (`10.1.0.0/16`) that webhooks may be sent to although they are not public. Without "
-            "it whoever may make an endpoint could reach what only this machine can."
+            "Private addresses and networks (`10.1.0.0/16`) that webhooks may be sent to. Other private addresses are "
+            "refused, so that people who create endpoints can't reach services in this machine's network."
         ),
     ] = ()
     webhook_ca_file: Annotated[
         str,
         _about(
-            "PEM file with certificates of authorities that vouch for webhook endpoints, beside those that the system "
+            "PEM file with additional certificate authorities for webhook endpoints, besides those that the system "
             "trusts."
         ),
     ] = ""
     public_url: Annotated[
         str,
         _about(
-            "How clients reach the public port from where they are, such as `https://ws.example.com`: the dashboard's "
-            "set-up examples and its console say so. Empty: the host that the dashboard was called by, and the port."
+            "URL at which clients reach the public port, such as `https://ws.example.com`. The dashboard uses it in "
+            "its setup examples and its console. Empty: the host of the dashboard's own URL, and the public port."
         ),
     ] = ""
     admin_password: Annotated[
         str,
         _about(
-            "The password of the dashboard's user `admin` at the first start, where one is made up and printed "
-            "otherwise. Ignored once there is a user. Has no flag.",
+            "Password of the dashboard user `admin`, set at the first start. Empty: a random one is generated and "
+            "printed. Ignored once a user exists. Has no flag.",
             secret=True,
             max_length=200,
         ),
@@ -275,7 +279,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     shutdown_grace_s: Annotated[
         float,
         _about(
-            "How long the workers may take to close their connections at a stop before they are killed.",
+            "How long workers may take to close their connections when the server stops, before they are killed.",
             "s",
             aliases=(Alias("SOKETI_SHUTDOWN_GRACE_PERIOD", per_unit=1000),),
             ge=0,
@@ -285,9 +289,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     app_id: Annotated[
         str,
         _about(
-            "An app that is created, or brought up to date, at every start: its id, decimal digits. Give all "
-            "three of `app_id`, `app_key`, `app_secret` or none; with none, the first start makes an app and "
-            "prints it.",
+            "Id (decimal digits) of an app that is created or updated at every start. Set all three of `app_id`, "
+            "`app_key` and `app_secret`, or none; with none, the first start creates an app and prints it.",
             aliases=(Alias("SOKETI_DEFAULT_APP_ID"), Alias("PUSHER_APP_ID")),
             flag=False,
         ),
@@ -295,7 +298,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     app_key: Annotated[
         str,
         _about(
-            "The key of that app: letters, digits, `-` and `_`.",
+            "Key of that app: letters, digits, `-` and `_`.",
             aliases=(Alias("SOKETI_DEFAULT_APP_KEY"), Alias("PUSHER_APP_KEY")),
             flag=False,
         ),
@@ -303,7 +306,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     app_secret: Annotated[
         str,
         _about(
-            "The secret of that app, of the same characters. Has no flag: a command line is there for all to read.",
+            "Secret of that app, with the same characters. Has no flag, because other users can read command lines.",
             aliases=(Alias("SOKETI_DEFAULT_APP_SECRET"), Alias("PUSHER_APP_SECRET")),
             secret=True,
         ),
@@ -311,14 +314,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     encryption_master_key: Annotated[
         str,
         _about(
-            "32 bytes in base64 (`openssl rand -base64 32`), from which `/auth` derives the shared secret of each "
-            "encrypted channel. Give the back end the same. Empty: `/auth` gives none. Has no flag.",
+            "32 bytes in base64 (`openssl rand -base64 32`) from which `/auth` derives the shared secret of each "
+            "encrypted channel. Use the same key in your back end. Empty: `/auth` returns no shared secret. Has no "
+            "flag.",
             secret=True,
         ),
     ] = ""
 
     def master_key(self) -> bytes | None:
-        """The 32 bytes of `encryption_master_key`, None without one. Raises ValueError where it is no such."""
+        """The 32 bytes of `encryption_master_key`, or None if it is empty. Raises ValueError if it is malformed."""
         if not self.encryption_master_key:
             return None
         key = base64.b64decode(self.encryption_master_key, validate=True)
@@ -329,7 +333,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table, as flags, sample file and documentation want it."""
+    """One row of the table, in the form that flags and the sample file need."""
 
     name: str
     type: Any
@@ -362,8 +366,8 @@ def _rows() -> tuple[Setting, ...]:
     rows = []
     for field in msgspec.structs.fields(Settings):
         kind, meta = typing.get_args(hints[field.name])
-        # Faults are explained by the type of what may be written, and null can't be.
-        kinds = [each for each in typing.get_args(kind) if each is not type(None)]
+        # Error messages name the type that may be written, and null can't be written.
+        kinds = [option for option in typing.get_args(kind) if option is not type(None)]
         extra = meta.extra
         rows.append(
             Setting(
@@ -387,8 +391,8 @@ def sample() -> str:
     """The text of deploy/redpoll.toml: every setting with its explanation and default, commented out."""
     lines = [
         "# redpoll: every setting with its default.",
-        "# A flag (--port) wins over the environment (REDPOLL_PORT), that over this file.",
-        "# `redpoll check-config --config FILE` explains every fault of a file at once.",
+        "# A flag (--port) overrides the environment (REDPOLL_PORT), which overrides this file.",
+        "# `redpoll check-config --config FILE` reports every error in a file at once.",
     ]
     for setting in TABLE:
         unit = f" [{setting.unit}]" if setting.unit else ""
@@ -401,5 +405,5 @@ def sample() -> str:
 def _toml(value: str | int | float | tuple[str, ...] | None) -> str:
     if value is None:
         value = ""  # TOML has no null
-    # JSON's strings, arrays and switches are TOML's as well.
+    # JSON's strings, numbers, arrays and booleans are valid TOML.
     return msgspec.json.encode(value).decode()

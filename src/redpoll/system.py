@@ -1,4 +1,4 @@
-"""What the supervisor asks of the operating system: listening sockets, open files, its terminal, systemd."""
+"""What the supervisor needs from the operating system: listening sockets, the file limit, its terminal and systemd."""
 
 import os
 import resource
@@ -11,20 +11,19 @@ __all__ = ["StartError", "has_terminal", "listen", "notify_systemd", "raise_file
 log = structlog.get_logger()
 
 _BACKLOG = 4096
-# A client that vanished without a word holds what it is owed no longer than this.
+# The kernel drops a client that has not acknowledged sent data for this long.
 _TCP_USER_TIMEOUT_MS = 30_000
 
 
 class StartError(Exception):
-    """Nothing was started. The text is one sentence for the operator."""
+    """The server did not start. The text is one sentence for the operator."""
 
 
 def listen(host: str, port: int, count: int = 1) -> list[socket.socket]:
-    """`count` listening sockets on one port; with port 0 the first one chooses it. Raises StartError.
+    """`count` listening sockets on one port. With port 0 the first socket picks a free port. Raises StartError.
 
-    The first is bound and listening before it allows others beside it (SO_REUSEPORT): allowed from the start,
-    they would hide that the port is taken, by another redpoll for one. Linux looks at the option when the
-    next one binds.
+    The first socket gets SO_REUSEPORT only after it is bound and listening. With the option set before, a port that
+    another redpoll uses would not be refused. Linux checks the option when the next socket binds.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -34,34 +33,36 @@ def listen(host: str, port: int, count: int = 1) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for number in range(count):
-            each = socket.socket(family, socket.SOCK_STREAM)
-            sockets.append(each)
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            sockets.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if number > 0:
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             # Accepted sockets inherit both.
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TCP_USER_TIMEOUT_MS)
-            each.bind(address)
-            each.listen(_BACKLOG)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TCP_USER_TIMEOUT_MS)
+            listener.bind(address)
+            listener.listen(_BACKLOG)
             if number == 0 and count > 1:
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                address = each.getsockname()
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                address = listener.getsockname()
     except OSError as error:
-        for each in sockets:
-            each.close()
+        for listener in sockets:
+            listener.close()
         raise StartError(f"can't listen on {host} port {port}: {error.strerror}") from error
     return sockets
 
 
 def raise_file_limit() -> None:
-    """Children inherit it; each worker may then hold that many connections, less a few."""
+    """Raises the soft limit of open files to the hard limit. Children inherit it, and it bounds a worker's
+    connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    log.info("file limit", was=soft, now=hard)
+    log.info("file limit raised", before=soft, now=hard)
 
 
 def has_terminal() -> bool:
+    """Whether this process has a controlling terminal."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:
@@ -70,7 +71,7 @@ def has_terminal() -> bool:
 
 
 def notify_systemd(state: str) -> None:
-    """sd_notify(3): a datagram to the socket that systemd named; nothing where there is none."""
+    """Sends a state to systemd, see sd_notify(3). Does nothing when systemd did not start this process."""
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path:
         return
@@ -79,4 +80,4 @@ def notify_systemd(state: str) -> None:
         try:
             notifier.sendto(state.encode(), address)
         except OSError as error:
-            log.warning("systemd can't be told", state=state, why=error.strerror)
+            log.warning("systemd notification failed", state=state, why=error.strerror)

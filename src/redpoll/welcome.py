@@ -1,4 +1,7 @@
-"""What a person is told to begin with: an app's credentials as text to paste, how to log in. Prints nothing itself."""
+"""The texts of a first start: an app's credentials as snippets to paste, and how to log in to the dashboard.
+
+This module builds the texts. The supervisor and `redpoll app create` print them.
+"""
 
 import ipaddress
 from collections.abc import Mapping
@@ -60,11 +63,10 @@ pusher.Pusher(app_id="{id}", key="{key}", secret="{secret}",
 
 
 def how_to_use(app: Mapping[str, Any], host: str, port: int, tls_port: int | None = None) -> str:
-    """The block for an app `{id, key, secret, …}` of a server that listens at `host` and `port`.
+    """The text for an app `{id, key, secret, …}` of a server that listens at `host` and `port`.
 
-    Without a TLS port of its own, or one that nobody knows yet (0), it says `port`: whoever adds TLS says where.
-
-    The cluster is a placeholder: pusher-js insists on one, the server ignores it (spec section 1).
+    `wssPort` is `port` when there is no TLS port or it is not known yet (0). The cluster is a placeholder: pusher-js
+    requires one, and the server ignores it.
     """
     return _TEXT.format(
         id=app["id"],
@@ -77,21 +79,21 @@ def how_to_use(app: Mapping[str, Any], host: str, port: int, tls_port: int | Non
 
 
 _LOGIN = """\
-redpoll made the user admin for the dashboard at {url}
+redpoll created the user admin for the dashboard at {url}
 
   password  {password}
 
-It is for the first login, which asks for one of your own; until then it also stands in {path}
+This password works for the first login only, which asks you to choose your own. Until then it is also in {path}
 """
 
 
 def first_login(url: str, password: str, path: str) -> str:
-    """The block for the dashboard's first user. `url`: the control port's; `path`: the file that has the password."""
+    """The text for the dashboard's first user. `url` is the control port's, `path` the file with the password."""
     return _LOGIN.format(url=url, password=password, path=path)
 
 
 def url_host(host: str) -> str:
-    """The host as it stands in a URL: IPv6 in brackets, and for "any address" one that can be called."""
+    """The host for a URL: IPv6 in brackets, and loopback in place of "any address"."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

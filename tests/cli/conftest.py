@@ -1,4 +1,4 @@
-"""The command `redpoll` as it is typed, without a server."""
+"""Runs the command `redpoll` in this process, without a server."""
 
 import json
 import os

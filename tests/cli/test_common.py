@@ -1,8 +1,8 @@
-"""What the commands share: words and times as they are typed and shown."""
+"""Splitting words of options, and printing times and untrusted text."""
 
 import pytest
 
-from redpoll.cli.common import safe, when, words_of
+from redpoll.cli.common import safe, split_words, time_text
 
 
 @pytest.mark.parametrize(
@@ -16,13 +16,13 @@ from redpoll.cli.common import safe, when, words_of
         ("x" * 11, "x" * 10 + "…"),
     ],
 )
-def test_text_of_others_does_nothing_to_a_terminal(text, shown):
+def test_safe_escapes_control_characters(text, shown):
     assert safe(text, 10 if "xx" in text else 200) == shown
 
 
-def test_an_option_is_repeated_or_has_commas():
-    assert words_of(["a, b", "c", ",", ""]) == ["a", "b", "c"]
+def test_split_words_splits_at_commas():
+    assert split_words(["a, b", "c", ",", ""]) == ["a", "b", "c"]
 
 
-def test_times_are_utc_and_null_is_never():
-    assert (when(1_700_000_000), when(None)) == ("2023-11-14 22:13:20 UTC", "never")
+def test_times_are_utc_and_none_is_never():
+    assert (time_text(1_700_000_000), time_text(None)) == ("2023-11-14 22:13:20 UTC", "never")

@@ -1,4 +1,4 @@
-"""`redpoll history …`, without a server; what needs one is told in a sentence."""
+"""`redpoll history …` without a server."""
 
 import json
 
@@ -9,7 +9,7 @@ NEWS = ("--prefix", "news-", "--keep", "1000", "--seconds", "3600")
 
 @pytest.fixture
 def add(typed, app_id):
-    """`add("--prefix", …)` → what `history rule add` came to."""
+    """`add("--prefix", …)` runs `history rule add`."""
     return lambda *words: typed("history", "rule", "add", app_id, *words)
 
 
@@ -44,8 +44,8 @@ def test_a_rule_for_every_channel(add):
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        (("--keep", "1", "--seconds", "1"), "--prefix or for --channel, one of them"),
-        ((*NEWS, "--channel", "a"), "--prefix or for --channel, one of them"),
+        (("--keep", "1", "--seconds", "1"), "give either --prefix or --channel"),
+        ((*NEWS, "--channel", "a"), "give either --prefix or --channel"),
         (("--prefix", "a b", "--keep", "1", "--seconds", "1"), "'a b' is not how a name of a channel begins"),
         (("--channel", "a", "--keep", "1"), "seconds must be between 1 and"),
         (("--channel", "a", "--keep", "-1", "--seconds", "1"), "keep must be between 0 and 10000"),
@@ -56,32 +56,32 @@ def test_a_rule_for_every_channel(add):
         ((*NEWS, "--replay-seconds", "3601"), "replay_seconds must be between 0 and the 3600 s kept"),
     ],
 )
-def test_a_rule_that_contradicts_itself_is_refused_with_2(typed, app_id, add, words, fault):
+def test_contradictory_rule_exits_with_2(typed, app_id, add, words, fault):
     result = add(*words)
     assert result.exit_code == 2
     assert fault in result.stderr
     assert typed("history", "rule", "list", app_id).stdout == ""
 
 
-def test_a_number_is_a_number(add):
+def test_keep_must_be_a_number(add):
     assert add("--channel", "a", "--keep", "many").exit_code == 2
 
 
-def test_a_second_rule_for_the_same_channels_is_refused_with_the_way_out(add, app_id):
+def test_second_rule_for_the_same_channels_is_refused_with_the_command_to_remove_the_first(add, app_id):
     first = json.loads(add(*NEWS, "--json").stdout)
     again = add(*NEWS)
     assert again.exit_code == 1
     assert f"redpoll history rule remove {app_id} {first['id']}" in again.stderr
 
 
-def test_what_is_kept_is_seen_only_while_a_server_runs(typed, app_id):
+def test_show_and_clear_need_a_running_server(typed, app_id):
     for verb in ("show", "clear"):
         result = typed("history", verb, app_id, "news")
         assert result.exit_code == 1
         assert "needs a running server, and none runs on this data folder" in result.stderr
 
 
-def test_messages_are_shown_one_a_line_whatever_is_in_them(typed, answering):
+def test_messages_are_shown_one_per_line_with_control_characters_escaped(typed, answering):
     messages = [
         {"offset": 5, "event": "plain", "data": "{}", "time_ms": 1_700_000_000_123},
         {"offset": 6, "event": "e\x1b[31m", "data": "two\nlines" + "x" * 300, "time_ms": 1_700_000_001_000},
@@ -92,13 +92,13 @@ def test_messages_are_shown_one_a_line_whatever_is_in_them(typed, answering):
     assert lines[0] == "2023-11-14 22:13:20 UTC  5  plain  {}"
     assert lines[1].startswith("2023-11-14 22:13:21 UTC  6  e\\x1b[31m  two\\nlinesxxx")
     assert len(lines[1]) < 260
-    assert lines[2] == "and more: --cursor e:5"
+    assert lines[2] == "more: --cursor e:5"
     query = {"limit": "2", "since": "1", "direction": "backwards"}
     assert asked == [("history show", {"app": "7", "channel": "news", "query": query})]
 
 
-def test_clearing_says_what_came_of_it(typed, answering):
+def test_clear_prints_the_result(typed, answering):
     answering("history", {"epoch": "abc"})
-    assert typed("history", "clear", "7", "news").stdout == "cleared; its epoch is abc now\n"
+    assert typed("history", "clear", "7", "news").stdout == "cleared; the new epoch is abc\n"
     answering("history", {"epoch": ""})
-    assert typed("history", "clear", "7", "news").stdout == "there was nothing kept\n"
+    assert typed("history", "clear", "7", "news").stdout == "nothing was stored\n"

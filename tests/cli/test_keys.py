@@ -3,7 +3,7 @@
 import json
 
 
-def test_a_key_takes_the_place_of_another(typed, app_id):
+def test_keys_are_rotated(typed, app_id):
     (old,) = json.loads(typed("key", "list", app_id, "--json").stdout)
     added = json.loads(typed("key", "add", app_id, "--json").stdout)
     assert list(added) == ["key", "secret"]
@@ -17,7 +17,7 @@ def test_a_key_takes_the_place_of_another(typed, app_id):
     assert back == f"key     {old['key']}\nsecret  {old['secret']}\n"
 
 
-def test_the_last_key_is_not_disabled(typed, app_id):
+def test_last_enabled_key_can_not_be_disabled(typed, app_id):
     (only,) = json.loads(typed("key", "list", app_id, "--json").stdout)
     result = typed("key", "disable", app_id, only["key"])
     assert result.exit_code == 1

@@ -9,12 +9,12 @@ def test_version(typed):
     assert typed("version").output == f"redpoll {redpoll.__version__}\n"
 
 
-def test_good_settings_are_called_good(typed):
+def test_check_config_accepts_valid_settings(typed):
     result = typed("check-config", "--port", "0")
-    assert (result.exit_code, result.stdout) == (0, "the settings are good\n")
+    assert (result.exit_code, result.stdout) == (0, "the settings are valid\n")
 
 
-def test_every_fault_is_printed_and_the_code_is_2(typed, monkeypatch, tmp_path):
+def test_every_fault_is_printed_and_the_exit_code_is_2(typed, monkeypatch, tmp_path):
     path = tmp_path / "redpoll.toml"
     path.write_text("prot = 1\n")
     monkeypatch.setenv("REDPOLL_WORKERS", "-1")
@@ -27,29 +27,29 @@ def test_every_fault_is_printed_and_the_code_is_2(typed, monkeypatch, tmp_path):
     assert not (tmp_path / "data").exists()
 
 
-def test_an_unknown_variable_is_a_warning_only(typed, monkeypatch):
+def test_unknown_variable_is_only_a_warning(typed, monkeypatch):
     monkeypatch.setenv("REDPOLL_PROT", "1")
     result = typed("check-config")
     assert result.exit_code == 0
-    assert result.stderr == "warning: REDPOLL_PROT is no setting; did you mean REDPOLL_PORT?\n"
+    assert result.stderr == "warning: REDPOLL_PROT is not a setting; did you mean REDPOLL_PORT?\n"
 
 
-def test_every_setting_but_the_app_and_secrets_has_a_flag(typed):
+def test_every_setting_except_app_and_secrets_has_a_flag(typed):
     text = typed("serve", "--help").output
     for setting in TABLE:
         without = setting.name.startswith("app_") or setting.is_secret
         assert (f"{setting.flag} VALUE" in text) is not without
 
 
-def test_what_serve_cannot_start_is_one_sentence_and_1(typed, tmp_path):
-    with datafolder.hold(tmp_path / "data", "serve"):
+def test_serve_on_a_used_data_folder_exits_with_1(typed, tmp_path):
+    with datafolder.lock(tmp_path / "data", "serve"):
         result = typed("serve", "--port", "0", "--control-port", "0")
     assert result.exit_code == 1
     (line,) = result.stderr.splitlines()
     assert line.startswith("redpoll: the data folder ")
 
 
-def test_lists_show_their_defaults_as_they_are_typed(typed):
+def test_help_shows_list_defaults_in_their_typed_form(typed):
     text = " ".join(typed("serve", "--help").output.split())
     assert "[s] Default: 10.0,60.0,300.0." in text
     assert "Default: ()" not in text

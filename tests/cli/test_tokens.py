@@ -6,7 +6,7 @@ import time
 import pytest
 
 
-def test_a_token_is_shown_once(typed, app_id):
+def test_token_is_shown_only_when_created(typed, app_id):
     before_s = time.time()
     result = typed("token", "create", app_id, "--name", "CI", "--scope", "publish", "--expires", "30d", "--json")
     made = json.loads(result.stdout)
@@ -27,12 +27,12 @@ def test_a_token_is_shown_once(typed, app_id):
         (["all"], ["all"]),
     ],
 )
-def test_scopes_are_repeated_or_have_commas(typed, app_id, words, scopes):
+def test_scopes_can_be_repeated_or_comma_separated(typed, app_id, words, scopes):
     options = [part for word in words for part in ("--scope", word)]
     assert json.loads(typed("token", "create", app_id, "--name", "n", *options, "--json").stdout)["scopes"] == scopes
 
 
-def test_a_scope_that_is_none_is_one_sentence(typed, app_id):
+def test_unknown_scope_exits_with_1(typed, app_id):
     result = typed("token", "create", app_id, "--name", "n", "--scope", "write")
     assert (result.exit_code, result.stderr) == (
         1,
@@ -41,17 +41,17 @@ def test_a_scope_that_is_none_is_one_sentence(typed, app_id):
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("15m", 900), ("12h", 43_200), ("30d", 2_592_000)])
-def test_a_token_lasts_for_seconds_minutes_hours_or_days(typed, app_id, text, seconds):
+def test_expires_accepts_seconds_minutes_hours_and_days(typed, app_id, text, seconds):
     typed("token", "create", app_id, "--name", "n", "--scope", "all", "--expires", text)
     (token,) = json.loads(typed("token", "list", app_id, "--json").stdout)
     assert token["expires_at"] - token["created_at"] == seconds
 
 
 @pytest.mark.parametrize("text", ["30", "d", "0d", "-1d", "1.5h", "1w", "1d2h", ""])
-def test_another_time_is_a_fault(typed, app_id, text):
+def test_other_lifetimes_are_refused(typed, app_id, text):
     result = typed("token", "create", app_id, "--name", "n", "--scope", "all", "--expires", text)
     assert result.exit_code == 2
-    assert result.stderr.startswith("--expires: a number with s, m, h or d")
+    assert result.stderr.startswith("--expires: must be a number followed by s, m, h or d")
 
 
 def test_tokens_are_revoked(typed, app_id):

@@ -1,4 +1,4 @@
-"""`redpoll webhook …` and `redpoll dead-letter …`: what they ask for, and how the answer is told."""
+"""`redpoll webhook …` and `redpoll dead-letter …`: the commands they send and how they print the results."""
 
 import json
 
@@ -16,7 +16,7 @@ ENDPOINT = {
 }
 
 
-def test_an_endpoint_is_made_of_what_is_given(typed, answering):
+def test_create_sends_the_given_options(typed, answering):
     made = {"id": "0123456789ab", "secret": "s3", "url": "https://h.example/", "events": ["all"], "format": "service"}
     asked = answering("webhooks", made)
     assert typed("webhook", "create", "7", "https://h.example/").stdout.splitlines() == [
@@ -45,11 +45,11 @@ def test_an_endpoint_is_made_of_what_is_given(typed, answering):
     ]
 
 
-def test_another_format_is_no_format(typed):
+def test_unknown_format_is_refused(typed):
     assert typed("webhook", "create", "7", "https://h.example/", "--format", "xml").exit_code == 2
 
 
-def test_endpoints_are_listed_with_what_is_unusual_about_them(typed, answering):
+def test_list_shows_filters_pin_and_state(typed, answering):
     odd = {"enabled": False, "channels": ["a-", "b-"], "pin": "ab" * 32, "failing_since": 1_700_000_000}
     answering("webhooks", [ENDPOINT, ENDPOINT | odd])
     assert typed("webhook", "list", "7").stdout.splitlines() == [
@@ -60,23 +60,23 @@ def test_endpoints_are_listed_with_what_is_unusual_about_them(typed, answering):
 
 
 @pytest.mark.parametrize("verb", ["enable", "disable", "delete", "pin", "unpin"])
-def test_a_verb_on_an_endpoint_tells_the_endpoint(typed, answering, verb):
+def test_endpoint_commands_print_the_endpoint(typed, answering, verb):
     asked = answering("webhooks", ENDPOINT)
     assert typed("webhook", verb, ENDPOINT["id"]).stdout.startswith("0123456789ab  https://")
     assert json.loads(typed("webhook", verb, ENDPOINT["id"], "--json").stdout) == ENDPOINT
     assert asked == [(f"webhook {verb}", {"id": ENDPOINT["id"]})] * 2
 
 
-def test_a_rotated_secret_is_told_with_the_end_of_the_old_one(typed, answering):
+def test_rotate_prints_the_new_secret_and_the_end_of_the_old_one(typed, answering):
     answering("webhooks", {"id": "0123456789ab", "secret": "new", "overlap_until": 1_700_000_000})
     lines = typed("webhook", "rotate", "0123456789ab").stdout.splitlines()
-    assert lines[1:] == ["secret  new", "until 2023-11-14 22:13:20 UTC the old one signs as well"]
+    assert lines[1:] == ["secret  new", "The old secret signs too until 2023-11-14 22:13:20 UTC."]
 
 
 @pytest.mark.parametrize(
     ("ok", "said", "code"), [(True, "delivered: 204 No Content", 0), (False, "not delivered: timed out", 1)]
 )
-def test_a_test_fails_where_it_did_not_arrive(typed, answering, ok, said, code):
+def test_test_exits_with_1_if_the_event_was_not_delivered(typed, answering, ok, said, code):
     answer = {"id": "1", "ok": ok, "status": None, "reason": said.partition(": ")[2], "duration_ms": 5}
     answering("webhooks", answer)
     result = typed("webhook", "test", "1")
@@ -89,20 +89,20 @@ def test_dead_letters_are_listed(typed, answering):
     letter = {"id": "d1", "event": "member.added", "endpoint_id": "e1", "failed_at": 1_700_000_000, "attempts": 4}
     asked = answering("webhooks", {"letters": [letter], "total": 1})
     line = "d1  member.added  to e1  failed 2023-11-14 22:13:20 UTC  attempts 4"
-    told = typed("dead-letter", "list", "7")
-    assert (told.stdout, told.stderr) == (line + "\n", "")
+    result = typed("dead-letter", "list", "7")
+    assert (result.stdout, result.stderr) == (line + "\n", "")
     assert json.loads(typed("dead-letter", "list", "7", "--json").stdout) == [letter]
     assert asked == [("dead-letter list", {"app": "7"})] * 2
 
 
-def test_a_list_that_leaves_some_out_says_so(typed, answering):
+def test_truncated_list_says_so_on_stderr(typed, answering):
     letter = {"id": "d1", "event": "member.added", "endpoint_id": "e1", "failed_at": 1_700_000_000, "attempts": 4}
     answering("webhooks", {"letters": [letter], "total": 70_000})
-    told = typed("dead-letter", "list", "7", "--json")
-    assert (json.loads(told.stdout), told.stderr) == ([letter], "the last 1 of 70000 dead letters\n")
+    result = typed("dead-letter", "list", "7", "--json")
+    assert (json.loads(result.stdout), result.stderr) == ([letter], "showing the latest 1 of 70000 dead letters\n")
 
 
-def test_a_dead_letter_is_shown_with_every_attempt_and_does_nothing_to_a_terminal(typed, answering):
+def test_dead_letter_is_shown_with_every_attempt_and_control_characters_escaped(typed, answering):
     attempt = {"at": 1_700_000_000, "status": 500, "duration_ms": 12, "reason": "500 Oops", "response": "\x1b[2Jno"}
     letter = {
         "id": "d1",
@@ -123,7 +123,7 @@ def test_a_dead_letter_is_shown_with_every_attempt_and_does_nothing_to_a_termina
         "state    pending",
         "failed   2023-11-14 22:19:30 UTC",
         "attempt  2023-11-14 22:13:20 UTC  500  12 ms  500 Oops",
-        "         answered \\x1b[2Jno",
+        "         response \\x1b[2Jno",
         "attempt  2023-11-14 22:13:20 UTC  -  12 ms  no answer within 10 s",
         'payload  {"event":"member.added"}',
     ]
@@ -131,14 +131,14 @@ def test_a_dead_letter_is_shown_with_every_attempt_and_does_nothing_to_a_termina
 
 
 @pytest.mark.parametrize(("verb", "state"), [("retry", "retrying"), ("discard", "discarded")])
-def test_dead_letters_are_decided_about_several_at_once(typed, answering, verb, state):
+def test_several_dead_letters_are_retried_or_discarded_at_once(typed, answering, verb, state):
     asked = answering("webhooks", [{"id": "d1", "state": state}, {"id": "d2", "state": state}])
     assert typed("dead-letter", verb, "d1", "d2").stdout == f"d1  {state}\nd2  {state}\n"
     assert asked == [(f"dead-letter {verb}", {"ids": ("d1", "d2")})]
     assert typed("dead-letter", verb).exit_code == 2
 
 
-def test_an_endpoint_from_its_making_to_its_end_without_a_server(typed, app_id):
+def test_endpoint_is_created_changed_and_deleted_without_a_server(typed, app_id):
     made = json.loads(typed("webhook", "create", app_id, "https://hooks.example/in", "--json").stdout)
     assert {"id", "secret", "url", "events", "format"} <= set(made)
     assert (made["url"], made["events"], made["format"]) == ("https://hooks.example/in", ["all"], "service")
@@ -166,7 +166,7 @@ def test_an_endpoint_from_its_making_to_its_end_without_a_server(typed, app_id):
         ("dead-letter", "retry", "nix"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence_and_1(typed, app_id, words):
+def test_impossible_commands_exit_with_1(typed, app_id, words):
     result = typed(*(app_id if word == "APP" else word for word in words))
     assert (result.exit_code, result.stdout) == (1, "")
     (line,) = result.stderr.splitlines()

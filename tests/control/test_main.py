@@ -173,7 +173,7 @@ CONTROL = (
 
 
 class Process:
-    """A control process on a leash that the test holds."""
+    """A control process on a pipe that the test holds."""
 
     def __init__(self, redis_url, folder, **settings):
         listener = socket.create_server(("127.0.0.1", 0))
@@ -196,9 +196,9 @@ class Process:
         theirs.close()
         listener.close()
         self.child_pipe = ChildPipe(ours.detach())
-        self.child_pipe.tell(start)
-        self.child_pipe.tell({"alive": [], "greatest": 0})
-        self.child_pipe.tell({"workers_ready": True})
+        self.child_pipe.send(start)
+        self.child_pipe.send({"alive": [], "greatest": 0})
+        self.child_pipe.send({"workers_ready": True})
         self.told = []
         self.child_pipe.attach(asyncio.get_running_loop(), self.told.append, lambda: self.told.append("end"))
 
@@ -240,7 +240,7 @@ async def test_the_first_start_makes_an_app_and_tells_the_supervisor(start_proce
     async with asyncio.timeout(10):
         while not await ready(wire):
             pass
-    it.child_pipe.tell({"drain": True})
+    it.child_pipe.send({"drain": True})
     code, errors = await it.wait_ended()
     assert (code, "Traceback" in errors) == (0, False)
 

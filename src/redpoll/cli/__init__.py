@@ -1,7 +1,9 @@
-"""The command `redpoll`: its words, flags, output and exit codes. What they do is done elsewhere.
+"""The command `redpoll`: its subcommands, flags, output and exit codes.
 
-Exit codes: 0 done, 1 it could not be done (one sentence says why), 2 wrong flags or settings (every fault is
-told). A module for each noun; what they share: common.py, asking.py.
+Each noun (app, key, token, …) has a module. common.py has what they share. execute.py runs a command in the server that
+owns the data folder, or in this process when no server runs.
+
+Exit codes: 0 success, 1 failure (one sentence says why), 2 wrong flags or settings (every fault is printed).
 """
 
 import click

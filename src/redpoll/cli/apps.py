@@ -1,4 +1,4 @@
-"""`redpoll app …`: apps and their settings."""
+"""`redpoll app …`: creates, lists, shows and configures apps."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from redpoll import config
-from redpoll.cli.asking import run
 from redpoll.cli.common import print_json, records_command, refuse
+from redpoll.cli.execute import run
 from redpoll.cli.keys import state
 
 __all__ = ["app"]
@@ -15,22 +15,25 @@ __all__ = ["app"]
 
 @click.group()
 def app() -> None:
-    """Apps: what clients and server libraries connect to. Works beside a running server and without one."""
+    """Manage apps. Each app has its own keys, channels and settings.
+
+    Works with or without a running server.
+    """
 
 
 @app.command("create")
 @click.argument("name")
 @records_command
 def app_create(name: str, settings: config.Settings, as_json: bool) -> None:
-    """Make an app and print how to use it. A running server serves it at once."""
-    made = run(settings, "app create", {"name": name})
+    """Create an app and print how to connect to it. A running server serves it at once."""
+    created = run(settings, "app create", {"name": name})
     if as_json:
-        print_json(made)
+        print_json(created)
         return
     from redpoll.welcome import how_to_use, url_host
 
-    click.echo(f"For the server at {url_host(settings.host)}:{settings.port}, as it is set here:\n")
-    click.echo(how_to_use(made, settings.host, settings.port, settings.tls_port), nl=False)
+    click.echo(f"For the server at {url_host(settings.host)}:{settings.port}, according to the settings here:\n")
+    click.echo(how_to_use(created, settings.host, settings.port, settings.tls_port), nl=False)
 
 
 @app.command("list")
@@ -41,15 +44,15 @@ def app_list(settings: config.Settings, as_json: bool) -> None:
     if as_json:
         print_json(apps)
         return
-    for each in apps:
-        click.echo(f"{each['id']:<10} {each['key'] or '(no enabled key)':<20}  {each['name']}")
+    for row in apps:
+        click.echo(f"{row['id']:<10} {row['key'] or '(no enabled key)':<20}  {row['name']}")
 
 
 @app.command("show")
 @click.argument("app_id", metavar="ID")
 @records_command
 def app_show(app_id: str, settings: config.Settings, as_json: bool) -> None:
-    """Show one app with its keys and secrets, and how it is set."""
+    """Show an app with its keys, secrets and settings."""
     shown = run(settings, "app show", {"id": app_id})
     if as_json:
         print_json(shown)
@@ -65,9 +68,9 @@ def app_show(app_id: str, settings: config.Settings, as_json: bool) -> None:
 @click.argument("assignments", metavar="NAME=VALUE…", nargs=-1)
 @records_command
 def app_set(app_id: str, assignments: tuple[str, ...], settings: config.Settings, as_json: bool) -> None:
-    """Change settings of an app, all of them or, with a fault, none; without NAME=VALUE, show them.
+    """Change settings of an app; without NAME=VALUE, show them.
 
-    In force at once, in every process.
+    If one assignment is wrong, nothing changes. Changes apply at once, in every process.
     """
     texts = _assigned(assignments)
     changed = run(settings, "app set", {"id": app_id, "settings": texts})
@@ -79,7 +82,7 @@ def app_set(app_id: str, assignments: tuple[str, ...], settings: config.Settings
 
 
 def _assigned(assignments: Iterable[str]) -> dict[str, str]:
-    """`NAME=VALUE` words by name, each one good by itself; with faults, prints them all and ends with 2."""
+    """The values of `NAME=VALUE` words by name. Prints every fault and exits with 2 if there is one."""
     from redpoll.protocol.apps import parse_setting
 
     texts: dict[str, str] = {}
@@ -88,7 +91,7 @@ def _assigned(assignments: Iterable[str]) -> dict[str, str]:
         name, equals, text = assignment.partition("=")
         try:
             if not equals:
-                raise ValueError(f"{assignment!r} is not of the form name=value")
+                raise ValueError(f"{assignment!r} must have the form NAME=VALUE")
             if name in texts:
                 raise ValueError(f"{name} is given more than once")
             parse_setting(name, text)
@@ -101,7 +104,7 @@ def _assigned(assignments: Iterable[str]) -> dict[str, str]:
 
 
 def _print_settings(values: dict[str, Any]) -> None:
-    """In the words that `app set` takes."""
+    """Prints settings in the form that `app set` reads."""
     for name, value in values.items():
         text = ",".join(value) if isinstance(value, (list, tuple)) else str(value)
         text = text.lower() if isinstance(value, bool) else text

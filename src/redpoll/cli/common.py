@@ -1,4 +1,4 @@
-"""What the commands share: where the settings come from, how faults are told, how times and JSON are printed."""
+"""What the commands share: reading the settings, reporting faults, printing times, untrusted text and JSON."""
 
 import functools
 import json
@@ -19,9 +19,9 @@ __all__ = [
     "refuse",
     "safe",
     "settings_of",
-    "when",
+    "split_words",
+    "time_text",
     "with_config",
-    "words_of",
 ]
 
 
@@ -29,10 +29,10 @@ def with_config(command: Callable[..., None]) -> Callable[..., None]:
     return click.option("--config", "config_path", metavar="FILE", help="TOML file with settings.")(command)
 
 
-def settings_of(config_path: str | None, flags: dict[str, Any], *, look_into_files: bool = True) -> config.Settings:
-    """Reads the settings; with faults, prints them all and ends with 2."""
+def settings_of(config_path: str | None, flags: dict[str, Any], *, read_files: bool = True) -> config.Settings:
+    """Reads the settings. Prints every fault and exits with 2 if there is one."""
     try:
-        settings, warnings = config.load(flags, os.environ, config_path, look_into_files=look_into_files)
+        settings, warnings = config.load(flags, os.environ, config_path, read_files=read_files)
     except config.ConfigError as error:
         refuse(error.faults)
     for warning in warnings:
@@ -41,42 +41,47 @@ def settings_of(config_path: str | None, flags: dict[str, Any], *, look_into_fil
 
 
 def refuse(faults: Iterable[object]) -> NoReturn:
+    """Prints the faults and exits with 2: the command line or the settings are wrong."""
     for fault in faults:
         click.echo(str(fault), err=True)
     sys.exit(2)
 
 
 def fail(sentence: object) -> NoReturn:
+    """Prints the sentence and exits with 1: the command could not be executed."""
     click.echo(f"redpoll: {sentence}", err=True)
     sys.exit(1)
 
 
 def records_command(command: Callable[..., None]) -> Callable[..., None]:
-    """What every command on records takes: where they are, and how to print. It is called with `settings` for it."""
+    """Adds the options of every command on records: --config, --data-dir and --json.
+
+    The command is called with `settings` and `as_json` instead.
+    """
 
     @functools.wraps(command)
     def with_settings(config_path: str | None, data_dir: str | None, **words: Any) -> None:
-        command(settings=settings_of(config_path, {"data_dir": data_dir}, look_into_files=False), **words)
+        command(settings=settings_of(config_path, {"data_dir": data_dir}, read_files=False), **words)
 
     wrapped = click.option("--json", "as_json", is_flag=True, help="Print JSON.")(with_settings)
     wrapped = click.option("--data-dir", metavar="FOLDER", help="The server's data folder.")(wrapped)
     return with_config(wrapped)
 
 
-def when(at_s: float | None) -> str:
-    """A Unix time for people; null is never."""
+def time_text(at_s: float | None) -> str:
+    """A Unix time as text for people; "never" for None."""
     return "never" if at_s is None else datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def safe(text: str, most: int = 200) -> str:
-    """Text of anybody's making as it may go to a terminal: on one line, without control characters, cut to `most`."""
-    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text[: most + 1])
-    return shown if len(shown) <= most else shown[:most] + "…"
+def safe(text: str, max_chars: int = 200) -> str:
+    """Untrusted text for a terminal: on one line, with control characters escaped, cut to `max_chars`."""
+    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text[: max_chars + 1])
+    return shown if len(shown) <= max_chars else shown[:max_chars] + "…"
 
 
-def words_of(texts: Iterable[str]) -> list[str]:
-    """What an option was given that may be repeated or have commas."""
-    return [word for each in texts for part in each.split(",") if (word := part.strip())]
+def split_words(texts: Iterable[str]) -> list[str]:
+    """The words of an option that may be repeated and may contain commas."""
+    return [word for text in texts for part in text.split(",") if (word := part.strip())]
 
 
 def print_json(value: Any) -> None:

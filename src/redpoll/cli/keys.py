@@ -1,19 +1,19 @@
-"""`redpoll key …`: the keys of an app."""
+"""`redpoll key …`: adds, lists and disables the keys of an app."""
 
 from typing import Any
 
 import click
 
 from redpoll import config
-from redpoll.cli.asking import run
 from redpoll.cli.common import print_json, records_command
+from redpoll.cli.execute import run
 
 __all__ = ["key", "state"]
 
 
 @click.group()
 def key() -> None:
-    """Keys of an app: several work beside each other, so that one can take the place of another."""
+    """Manage the keys of an app. Several can be enabled at once, so that keys can be rotated."""
 
 
 @key.command("add")
@@ -21,12 +21,12 @@ def key() -> None:
 @click.argument("key", required=False)
 @records_command
 def key_add(app_id: str, key: str | None, settings: config.Settings, as_json: bool) -> None:
-    """Make one more key with its secret; a KEY of the app that was disabled is enabled again."""
-    made = run(settings, "key add", {"app": app_id, "key": key})
+    """Create a key with its secret. With the KEY of a disabled key, enable that one again."""
+    added = run(settings, "key add", {"app": app_id, "key": key})
     if as_json:
-        print_json(made)
+        print_json(added)
     else:
-        click.echo(f"key     {made['key']}\nsecret  {made['secret']}")
+        click.echo(f"key     {added['key']}\nsecret  {added['secret']}")
 
 
 @key.command("list")
@@ -38,8 +38,8 @@ def key_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
     if as_json:
         print_json(keys)
         return
-    for each in keys:
-        click.echo(f"{each['key']}  {each['secret']}{state(each)}")
+    for row in keys:
+        click.echo(f"{row['key']}  {row['secret']}{state(row)}")
 
 
 @key.command("disable")
@@ -47,7 +47,10 @@ def key_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
 @click.argument("key")
 @records_command
 def key_disable(app_id: str, key: str, settings: config.Settings, as_json: bool) -> None:
-    """Let a key open and sign nothing new. What is connected stays; the last enabled key can't be disabled."""
+    """Disable a key for new connections and requests.
+
+    Open connections stay. The last enabled key can't be disabled.
+    """
     disabled = run(settings, "key disable", {"app": app_id, "key": key})
     if as_json:
         print_json(disabled)
@@ -56,4 +59,5 @@ def key_disable(app_id: str, key: str, settings: config.Settings, as_json: bool)
 
 
 def state(key: dict[str, Any]) -> str:
+    """The suffix for a key's line of output."""
     return "" if key["enabled"] else "  (disabled)"

@@ -1,4 +1,4 @@
-"""`redpoll serve`, `check-config`, `version`, and the hidden `worker` and `control` that `serve` starts."""
+"""`redpoll serve`, `check-config` and `version`, and the hidden commands `worker` and `control` that `serve` runs."""
 
 import sys
 from collections.abc import Callable
@@ -16,7 +16,7 @@ __all__ = ["COMMANDS"]
 
 
 def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command a flag for each setting that has one, and --config."""
+    """Adds --config and a flag for each setting that has one."""
     for setting in reversed(config.TABLE):
         if setting.has_flag:
             unit = f" [{setting.unit}]" if setting.unit else ""
@@ -32,7 +32,7 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
 def serve(config_path: str | None, **flags: Any) -> None:
     """Start the server and run it until SIGTERM or Ctrl-C.
 
-    Each setting may also stand in the environment (REDPOLL_PORT for --port) or in the file of --config.
+    Each setting can also be given in the environment (REDPOLL_PORT for --port) or in the file of --config.
     """
     settings = settings_of(config_path, flags)
     from redpoll import logs, supervisor
@@ -48,9 +48,9 @@ def serve(config_path: str | None, **flags: Any) -> None:
 @click.command("check-config")
 @_with_settings
 def check_config(config_path: str | None, **flags: Any) -> None:
-    """Check flags, environment and file; name every fault at once. Starts nothing."""
+    """Check flags, environment and file, and report every fault. Starts nothing."""
     settings_of(config_path, flags)
-    click.echo("the settings are good")
+    click.echo("the settings are valid")
 
 
 @click.command()
@@ -67,21 +67,21 @@ def _child_pipe(fd: int) -> "ChildPipe":
 
 @click.command(hidden=True)
 @click.argument("number", type=int)
-@click.option("--leash", "leash_fd", type=int, required=True)
-def worker(number: int, leash_fd: int) -> None:
-    """A worker process; started by `serve` only. The number is there for those who read process lists."""
+@click.option("--pipe", "pipe_fd", type=int, required=True)
+def worker(number: int, pipe_fd: int) -> None:
+    """A worker process, started by `serve`. The number only serves to tell workers apart in a process list."""
     from redpoll.worker.main import main as run_worker
 
-    run_worker(_child_pipe(leash_fd))
+    run_worker(_child_pipe(pipe_fd))
 
 
 @click.command(hidden=True)
-@click.option("--leash", "leash_fd", type=int, required=True)
-def control(leash_fd: int) -> None:
-    """The control plane; started by `serve` only."""
+@click.option("--pipe", "pipe_fd", type=int, required=True)
+def control(pipe_fd: int) -> None:
+    """The control plane, started by `serve`."""
     from redpoll.control.main import main as run_control
 
-    run_control(_child_pipe(leash_fd))
+    run_control(_child_pipe(pipe_fd))
 
 
 COMMANDS = (serve, check_config, version, worker, control)

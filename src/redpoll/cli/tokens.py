@@ -1,40 +1,43 @@
-"""`redpoll token …`: tokens for the HTTP API."""
+"""`redpoll token …`: creates, lists and revokes tokens for the HTTP API."""
 
 import re
 
 import click
 
 from redpoll import config
-from redpoll.cli.asking import run
-from redpoll.cli.common import print_json, records_command, refuse, when, words_of
+from redpoll.cli.common import print_json, records_command, refuse, split_words, time_text
+from redpoll.cli.execute import run
 
 __all__ = ["token"]
 
 
 @click.group()
 def token() -> None:
-    """Tokens for the HTTP API of an app: `Authorization: Bearer TOKEN`, with scopes and an end."""
+    """Manage tokens for the HTTP API of an app (`Authorization: Bearer TOKEN`).
+
+    A token has scopes and, optionally, an expiry.
+    """
 
 
 @token.command("create")
 @click.argument("app_id")
-@click.option("--name", required=True, help="What it is for, for people.")
+@click.option("--name", required=True, help="A name for people: what the token is for.")
 @click.option(
     "--scope", "scopes", multiple=True, required=True, metavar="publish|read|auth|all", help="May be repeated."
 )
-@click.option("--expires", metavar="TIME", help="How long it lasts: 90s, 15m, 12h, 30d. Without: until it is revoked.")
+@click.option("--expires", metavar="TIME", help="Lifetime: 90s, 15m, 12h, 30d. Default: until it is revoked.")
 @records_command
 def token_create(
     app_id: str, name: str, scopes: tuple[str, ...], expires: str | None, settings: config.Settings, as_json: bool
 ) -> None:
-    """Make a token and print it. It is shown this once: only its hash is kept."""
-    args = {"app": app_id, "name": name, "scopes": words_of(scopes), "lasts_s": _duration_s(expires)}
-    made = run(settings, "token create", args)
+    """Create a token and print it. It is printed only once, because the server stores only its hash."""
+    args = {"app": app_id, "name": name, "scopes": split_words(scopes), "lasts_s": _duration_s(expires)}
+    created = run(settings, "token create", args)
     if as_json:
-        print_json(made)
+        print_json(created)
         return
-    click.echo(f"id       {made['id']}\ntoken    {made['token']}\nscopes   {','.join(made['scopes'])}")
-    click.echo(f"expires  {when(made['expires_at'])}\n\nKeep the token now: it is not shown again.")
+    click.echo(f"id       {created['id']}\ntoken    {created['token']}\nscopes   {','.join(created['scopes'])}")
+    click.echo(f"expires  {time_text(created['expires_at'])}\n\nSave the token now: it is not shown again.")
 
 
 @token.command("list")
@@ -46,23 +49,24 @@ def token_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
     if as_json:
         print_json(tokens)
         return
-    for each in tokens:
-        ends = f"revoked {when(each['revoked_at'])}" if each["revoked_at"] else f"expires {when(each['expires_at'])}"
-        used = f"used {when(each['last_used_at'])}"
-        click.echo(f"{each['id']}  {each['prefix']}…  {','.join(each['scopes'])}  {ends}  {used}  {each['name']}")
+    for row in tokens:
+        revoked, expires = row["revoked_at"], row["expires_at"]
+        end = f"revoked {time_text(revoked)}" if revoked else f"expires {time_text(expires)}"
+        used = f"used {time_text(row['last_used_at'])}"
+        click.echo(f"{row['id']}  {row['prefix']}…  {','.join(row['scopes'])}  {end}  {used}  {row['name']}")
 
 
 @token.command("revoke")
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 @records_command
 def token_revoke(ids: tuple[str, ...], settings: config.Settings, as_json: bool) -> None:
-    """End tokens, at once and for good; all of them or, where an ID is unknown, none."""
+    """Revoke tokens, at once and permanently. If one ID is unknown, none is revoked."""
     revoked = run(settings, "token revoke", {"ids": ids})
     if as_json:
         print_json(revoked)
         return
-    for each in revoked:
-        click.echo(f"{each['id']}  revoked {when(each['revoked_at'])}  {each['name']}")
+    for row in revoked:
+        click.echo(f"{row['id']}  revoked {time_text(row['revoked_at'])}  {row['name']}")
 
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -73,5 +77,5 @@ def _duration_s(text: str | None) -> int | None:
         return None
     found = re.fullmatch(r"([1-9][0-9]{0,9})([smhd])", text)
     if found is None:
-        refuse([f"--expires: a number with s, m, h or d behind it, such as 30d, not {text!r}"])
+        refuse([f"--expires: must be a number followed by s, m, h or d, such as 30d; got {text!r}"])
     return int(found[1]) * _SECONDS[found[2]]

@@ -1,4 +1,4 @@
-"""`redpoll webhook …` and `redpoll dead-letter …`: where an app's webhooks go, and those that did not arrive."""
+"""`redpoll webhook …` and `redpoll dead-letter …`: webhook endpoints, and deliveries that failed for good."""
 
 import sys
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 import click
 
 from redpoll import config
-from redpoll.cli.asking import run
-from redpoll.cli.common import print_json, records_command, safe, when, words_of
+from redpoll.cli.common import print_json, records_command, safe, split_words, time_text
+from redpoll.cli.execute import run
 
 __all__ = ["dead_letter", "webhook"]
 
 
 @click.group()
 def webhook() -> None:
-    """Endpoints that are told what happens in an app: channels occupied and vacated, members, client events."""
+    """Manage webhook endpoints. They receive an app's events: channels occupied and vacated, members, client events."""
 
 
 @webhook.command("create")
@@ -25,12 +25,12 @@ def webhook() -> None:
     multiple=True,
     default=("all",),
     metavar="all|NAME,…",
-    help="channel.occupied, channel.vacated, member.added, member.removed, client_event, which are all; and by name "
-    "only cache.miss, subscription.count.",
+    help="all: channel.occupied, channel.vacated, member.added, member.removed and client_event. cache.miss and "
+    "subscription.count must be named.",
 )
-@click.option("--format", type=click.Choice(["service", "pusher"]), default="service", help="Of the body.")
-@click.option("--channels", multiple=True, metavar="PREFIX,…", help="Only channels whose names begin so.")
-@click.option("--pin", is_flag=True, help="Send to the certificate that the URL has now, and to no other.")
+@click.option("--format", type=click.Choice(["service", "pusher"]), default="service", help="Format of the body.")
+@click.option("--channels", multiple=True, metavar="PREFIX,…", help="Only channels whose names begin with a PREFIX.")
+@click.option("--pin", is_flag=True, help="Pin the certificate that the URL presents now.")
 @records_command
 def webhook_create(
     app_id: str,
@@ -42,21 +42,21 @@ def webhook_create(
     settings: config.Settings,
     as_json: bool,
 ) -> None:
-    """Make an endpoint; print its id and the secret that signs what is sent there."""
+    """Create an endpoint and print its id and its signing secret."""
     args = {
         "app": app_id,
         "url": url,
-        "events": words_of(events),
+        "events": split_words(events),
         "format": format,
-        "channels": words_of(channels),
+        "channels": split_words(channels),
         "pin": pin,
     }
-    made = run(settings, "webhook create", args)
+    created = run(settings, "webhook create", args)
     if as_json:
-        print_json(made)
+        print_json(created)
         return
-    click.echo(f"id      {made['id']}\nsecret  {made['secret']}\nurl     {made['url']}")
-    click.echo(f"events  {','.join(made['events'])}\nformat  {made['format']}")
+    click.echo(f"id      {created['id']}\nsecret  {created['secret']}\nurl     {created['url']}")
+    click.echo(f"events  {','.join(created['events'])}\nformat  {created['format']}")
 
 
 @webhook.command("list")
@@ -68,11 +68,11 @@ def webhook_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
     if as_json:
         print_json(endpoints)
         return
-    for each in endpoints:
-        _tell_endpoint(each)
+    for endpoint in endpoints:
+        _print_endpoint(endpoint)
 
 
-def _tell_endpoint(endpoint: dict[str, Any]) -> None:
+def _print_endpoint(endpoint: dict[str, Any]) -> None:
     words = [endpoint["id"], endpoint["url"], ",".join(endpoint["events"]), endpoint["format"]]
     if endpoint["channels"]:
         words.append(f"channels {','.join(endpoint['channels'])}")
@@ -81,12 +81,12 @@ def _tell_endpoint(endpoint: dict[str, Any]) -> None:
     if not endpoint["enabled"]:
         words.append("(disabled)")
     if endpoint["failing_since"]:
-        words.append(f"(failing since {when(endpoint['failing_since'])})")
+        words.append(f"(failing since {time_text(endpoint['failing_since'])})")
     click.echo("  ".join(words))
 
 
 def _endpoint_command(verb: str, text: str) -> click.Command:
-    """A command on one endpoint that answers with it."""
+    """A command on one endpoint that prints the endpoint."""
 
     @click.argument("endpoint_id", metavar="ID")
     @records_command
@@ -95,18 +95,18 @@ def _endpoint_command(verb: str, text: str) -> click.Command:
         if as_json:
             print_json(endpoint)
         else:
-            _tell_endpoint(endpoint)
+            _print_endpoint(endpoint)
 
     command.__doc__ = text
     return click.command(verb)(command)
 
 
 for _verb, _text in (
-    ("enable", "Send to an endpoint again, what waited for it first."),
-    ("disable", "Send nothing to an endpoint for now; what is for it waits."),
-    ("delete", "Take an endpoint away; what waited for it is discarded, and shown so."),
-    ("pin", "Send to the certificate that the endpoint has now, and to no other; once more: to its new one."),
-    ("unpin", "Send to any certificate again that is good for the endpoint's host."),
+    ("enable", "Enable an endpoint. Deliveries that waited for it are sent first."),
+    ("disable", "Disable an endpoint. Its deliveries wait until it is enabled again."),
+    ("delete", "Delete an endpoint. Waiting deliveries are discarded and shown as such."),
+    ("pin", "Pin the certificate that the endpoint presents now. Repeat it after a certificate change."),
+    ("unpin", "Accept any certificate again that is valid for the endpoint's host."),
 ):
     webhook.add_command(_endpoint_command(_verb, _text))
 
@@ -115,20 +115,23 @@ for _verb, _text in (
 @click.argument("endpoint_id", metavar="ID")
 @records_command
 def webhook_rotate(endpoint_id: str, settings: config.Settings, as_json: bool) -> None:
-    """Give an endpoint a new secret; for a while what is sent is signed with the old one as well."""
+    """Give an endpoint a new secret. For a while deliveries are signed with the old one too."""
     rotated = run(settings, "webhook rotate", {"id": endpoint_id})
     if as_json:
         print_json(rotated)
         return
-    until = when(rotated["overlap_until"])
-    click.echo(f"id      {rotated['id']}\nsecret  {rotated['secret']}\nuntil {until} the old one signs as well")
+    until = time_text(rotated["overlap_until"])
+    click.echo(f"id      {rotated['id']}\nsecret  {rotated['secret']}\nThe old secret signs too until {until}.")
 
 
 @webhook.command("test")
 @click.argument("endpoint_id", metavar="ID")
 @records_command
 def webhook_test(endpoint_id: str, settings: config.Settings, as_json: bool) -> None:
-    """Send one event now and say what came of it; 1 where it did not arrive. A disabled endpoint too."""
+    """Send one test event now and print the result. Exits with 1 if it was not delivered.
+
+    Works for disabled endpoints too.
+    """
     attempt = run(settings, "webhook test", {"id": endpoint_id})
     if as_json:
         print_json(attempt)
@@ -139,25 +142,25 @@ def webhook_test(endpoint_id: str, settings: config.Settings, as_json: bool) -> 
 
 @click.group("dead-letter")
 def dead_letter() -> None:
-    """Webhooks that did not arrive, however often they were sent: to look at, to send again, to drop."""
+    """Manage dead letters: webhook deliveries whose attempts have all failed."""
 
 
 @dead_letter.command("list")
 @click.argument("app_id")
 @records_command
 def dead_letter_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
-    """List an app's dead letters that nothing was decided about yet, the last to fail first."""
+    """List an app's dead letters, the latest first. Retried and discarded ones are not listed."""
     answer = run(settings, "dead-letter list", {"app": app_id})
     letters = answer["letters"]
     if len(letters) < answer["total"]:
-        click.echo(f"the last {len(letters)} of {answer['total']} dead letters", err=True)
+        click.echo(f"showing the latest {len(letters)} of {answer['total']} dead letters", err=True)
     if as_json:
         print_json(letters)
         return
-    for each in letters:
+    for letter in letters:
         click.echo(
-            f"{each['id']}  {each['event']}  to {each['endpoint_id']}  failed {when(each['failed_at'])}  "
-            f"attempts {each['attempts']}"
+            f"{letter['id']}  {letter['event']}  to {letter['endpoint_id']}  failed {time_text(letter['failed_at'])}  "
+            f"attempts {letter['attempts']}"
         )
 
 
@@ -165,7 +168,7 @@ def dead_letter_list(app_id: str, settings: config.Settings, as_json: bool) -> N
 @click.argument("letter_id", metavar="ID")
 @records_command
 def dead_letter_show(letter_id: str, settings: config.Settings, as_json: bool) -> None:
-    """Show what was to be sent, and every attempt with its reason."""
+    """Show the payload of a dead letter and every attempt with its result."""
     letter = run(settings, "dead-letter show", {"id": letter_id})
     if as_json:
         print_json(letter)
@@ -173,12 +176,14 @@ def dead_letter_show(letter_id: str, settings: config.Settings, as_json: bool) -
     click.echo(f"id       {letter['id']}\nevent    {letter['event']}\nurl      {safe(letter['url'], 2_000)}")
     click.echo(f"state    {letter['state']}")
     if letter["failed_at"] is not None:
-        click.echo(f"failed   {when(letter['failed_at'])}")
-    for each in letter["attempts"]:
-        status = each["status"] if each["status"] is not None else "-"
-        click.echo(f"attempt  {when(each['at'])}  {status}  {each['duration_ms']} ms  {safe(each['reason'])}")
-        if each["response"]:
-            click.echo(f"         answered {safe(each['response'], 1_024)}")
+        click.echo(f"failed   {time_text(letter['failed_at'])}")
+    for attempt in letter["attempts"]:
+        status = attempt["status"] if attempt["status"] is not None else "-"
+        click.echo(
+            f"attempt  {time_text(attempt['at'])}  {status}  {attempt['duration_ms']} ms  {safe(attempt['reason'])}"
+        )
+        if attempt["response"]:
+            click.echo(f"         response {safe(attempt['response'], 1_024)}")
     click.echo(f"payload  {safe(letter['payload'], 1_000_000)}")
 
 
@@ -190,15 +195,15 @@ def _letters_command(verb: str, text: str) -> click.Command:
         if as_json:
             print_json(letters)
             return
-        for each in letters:
-            click.echo(f"{each['id']}  {each['state']}")
+        for letter in letters:
+            click.echo(f"{letter['id']}  {letter['state']}")
 
     command.__doc__ = text
     return click.command(verb)(command)
 
 
 for _verb, _text in (
-    ("retry", "Send dead letters again, all attempts from the first; all of them or, where an ID is unknown, none."),
-    ("discard", "Drop dead letters for good; all of them or, where an ID is unknown, none."),
+    ("retry", "Retry dead letters, with all attempts from the first. If one ID is unknown, none is retried."),
+    ("discard", "Discard dead letters permanently. If one ID is unknown, none is discarded."),
 ):
     dead_letter.add_command(_letters_command(_verb, _text))

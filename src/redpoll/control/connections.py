@@ -21,7 +21,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from redpoll.control.request import Request
 from redpoll.control.response import Response
-from redpoll.proxies import NOBODY, TrustedProxies
+from redpoll.proxies import NO_PROXIES, TrustedProxies
 
 __all__ = ["Connection", "Connections", "ErrorPage", "HandBack"]
 
@@ -195,7 +195,7 @@ class Connections(Server):
         error_page: ErrorPage,
         *,
         head_timeout_s: float,
-        trusted: TrustedProxies = NOBODY,
+        trusted: TrustedProxies = NO_PROXIES,
     ) -> None:
         super().__init__(handler, request_factory=Request)  # type: ignore[arg-type]
         self.error_page = error_page

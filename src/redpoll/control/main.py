@@ -312,10 +312,10 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
         accounts = Accounts(store)
         first_password = await accounts.first_admin(start.settings.admin_password)
         # What Redis kept of an earlier start may be older: workers let nobody in by it (a wrong 4001 is for good).
-        child_pipe.tell({"directory": records.version})
+        child_pipe.send({"directory": records.version})
         listener = socket.socket(fileno=start.listen_fd)
         plane = ControlPlane(
-            start, records, webhooks, listener, child_pipe.tell, accounts=accounts, event_log=event_log
+            start, records, webhooks, listener, child_pipe.send, accounts=accounts, event_log=event_log
         )
         # End of file: the supervisor is dead. What must last is committed, so there is nothing to wait for.
         child_pipe.attach(plane.loop, plane.told, lambda: os._exit(1))
@@ -324,9 +324,9 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
         _warn_of_exposure(start.settings.control_host)
         operators = await commands.serve_commands(context, commands.socket_path(start.data_dir))
         if first_password is not None:
-            child_pipe.tell({"created_admin": first_password})
+            child_pipe.send({"created_admin": first_password})
         if made_up is not None:
-            child_pipe.tell({"created_app": commands.app_shape(made_up)})
+            child_pipe.send({"created_app": commands.app_shape(made_up)})
         await plane.start()
         # What is here now stays: without it each full collection would walk all of SQLAlchemy.
         gc.freeze()
@@ -373,5 +373,5 @@ def main(child_pipe: ChildPipe) -> None:
         uvloop.run(_serve(start, child_pipe))
     except (StoreError, RecordError) as error:
         log.error("control can't start", reason=str(error))
-        child_pipe.tell({"fatal": str(error)})
+        child_pipe.send({"fatal": str(error)})
         raise SystemExit(1) from None

@@ -1,6 +1,6 @@
 """A worker process: puts the rooms together, lets connections in, and leaves in order.
 
-Holds sockets and nothing that must survive it. What it does when is told by the supervisor over the leash.
+Holds sockets and nothing that must survive it. What it does when is told by the supervisor over its pipe.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Worker:
             await asyncio.sleep(0.02)
         self._tell_stats()
         self.ready.set()
-        self.child_pipe.tell({"ready": True})
+        self.child_pipe.send({"ready": True})
         log.info("worker ready", worker=self.start_message.number, w=self.registry.w)
 
     # -- the end -------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Worker:
         """No new connections: the port is closed before anybody is sent away (decisions.md)."""
         self.gate.draining = True
         if self.doors.close():
-            self.child_pipe.tell({"listening": False})
+            self.child_pipe.send({"listening": False})
 
     def drain(self) -> None:
         """Send everybody away with 4200, tell Redis that nothing is held here, and end."""
@@ -318,7 +318,7 @@ def _supervisor_died() -> None:
 
 
 def main(child_pipe: ChildPipe) -> None:
-    """The process `redpoll worker`: reads who it is from the leash, runs until drained."""
+    """The process `redpoll worker`: reads who it is from its pipe, runs until drained."""
     start = child_pipe.read_start()
     logs.configure(start.settings, f"worker {start.number}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Carrying out a command on the records: by the server that holds the data folder, or here while none does."""
+"""Executes a command on the records: in the server that owns the data folder, or here if no server runs."""
 
 import asyncio
 import os
@@ -11,12 +11,12 @@ from redpoll.cli.common import fail
 
 __all__ = ["run"]
 
-# A server that is just starting, or another command, holds the folder and takes no commands yet.
+# A server that is just starting owns the folder but takes no commands yet. So does another command, briefly.
 _WAIT_FOR_SERVER_S = 10.0
 
 
 def run(settings: config.Settings, verb: str, args: dict[str, Any]) -> Any:
-    """Carries out a command: here when the data folder is free, else by the server that holds it."""
+    """Runs a command here if the data folder is free, else in the server that owns it. Exits with 1 on failure."""
     from redpoll import datafolder
     from redpoll.control import commands
 
@@ -24,17 +24,17 @@ def run(settings: config.Settings, verb: str, args: dict[str, Any]) -> Any:
     deadline = time.monotonic() + _WAIT_FOR_SERVER_S
     while True:
         try:
-            with datafolder.hold(folder, verb, wait_s=0):
+            with datafolder.lock(folder, verb, wait_s=0):
                 return asyncio.run(_run_here(settings, folder, verb, args))
         except datafolder.DataFolderError as error:
-            held = error
+            in_use = error
         except commands.CommandError as error:
             fail(error)
         try:
             return commands.ask(commands.socket_path(folder), verb, args)
         except (FileNotFoundError, ConnectionRefusedError) as error:
             if time.monotonic() > deadline:
-                fail(f"{held}, which takes no commands: {error}")
+                fail(f"{in_use}, which does not answer commands: {error}")
             time.sleep(0.05)
         except commands.CommandError as error:
             fail(error)
@@ -47,7 +47,7 @@ async def _run_here(settings: config.Settings, folder: Path, verb: str, args: di
     from redpoll.control.webhooks.webhooks import Webhooks
     from redpoll.store.store import Store, StoreError, database_url
 
-    # The store holds secrets.
+    # The store contains secrets.
     os.umask(0o077)
     try:
         store = await Store.open(database_url(folder))

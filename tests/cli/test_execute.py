@@ -1,4 +1,4 @@
-"""Commands where they are carried out: here, or by a server that runs, which obeys at once."""
+"""Commands on records, executed in this process or by a running server."""
 
 import asyncio
 import json
@@ -14,22 +14,22 @@ from server import Server
 from wire import Api, Socket, eventually
 
 
-def test_records_are_at_hand_where_the_certificate_cannot_be_read(typed, monkeypatch):
+def test_records_commands_do_not_need_to_read_the_certificate(typed, monkeypatch):
     for name, value in (("PORT", "0"), ("CERT", "/nowhere/tls.crt"), ("KEY", "/nowhere/tls.key")):
         monkeypatch.setenv(f"REDPOLL_TLS_{name}", value)
     assert typed("app", "list").exit_code == 0
     assert typed("check-config").exit_code == 2
 
 
-def test_a_folder_that_is_held_without_taking_commands_is_told(typed, tmp_path, monkeypatch):
-    monkeypatch.setattr("redpoll.cli.asking._WAIT_FOR_SERVER_S", 0.0)
-    with datafolder.hold(tmp_path / "data", "serve"):
+def test_folder_in_use_without_a_command_socket_is_reported(typed, tmp_path, monkeypatch):
+    monkeypatch.setattr("redpoll.cli.execute._WAIT_FOR_SERVER_S", 0.0)
+    with datafolder.lock(tmp_path / "data", "serve"):
         result = typed("app", "list")
     assert result.exit_code == 1
     assert "is in use by redpoll serve" in result.stderr
 
 
-def test_a_server_that_holds_the_folder_does_it(typed, tmp_path):
+def test_server_that_owns_the_folder_executes_the_command(typed, tmp_path):
     code = (
         "import asyncio, sys\n"
         "from pathlib import Path\n"
@@ -49,7 +49,7 @@ def test_a_server_that_holds_the_folder_does_it(typed, tmp_path):
         "    await asyncio.to_thread(sys.stdin.readline)\n"
         "    print(*(app.name for app in records.apps.values()), flush=True)\n"
         "folder = Path(sys.argv[1])\n"
-        "with datafolder.hold(folder, 'serve'):\n"
+        "with datafolder.lock(folder, 'serve'):\n"
         "    asyncio.run(serve(folder))\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "data")]
@@ -78,8 +78,8 @@ def server():
         yield running
 
 
-def carried_out(server: Server, *words: str) -> object:
-    """What a command on the server's data folder printed as JSON."""
+def execute(server: Server, *words: str) -> object:
+    """Runs a command on the server's data folder and returns its JSON output."""
     line = [sys.executable, "-m", "redpoll", *words, "--json", "--data-dir", str(server.folder / "data")]
     done = subprocess.run(line, capture_output=True, text=True, env=server.environment(), timeout=30, check=False)
     assert done.returncode == 0, done.stderr
@@ -88,13 +88,13 @@ def carried_out(server: Server, *words: str) -> object:
 
 @pytest.fixture
 def command(server):
-    """`command("app", "list")` → what the command printed, carried out beside the running server."""
-    return lambda *words: carried_out(server, *words)
+    """`command("app", "list")` runs a command beside the running server and returns its JSON output."""
+    return lambda *words: execute(server, *words)
 
 
 @dataclass
 class Credentials:
-    """An app as wire's clients want it: where the server is, and one of the app's keys."""
+    """The server's port and one of the app's keys, in the form that wire's clients need."""
 
     port: int
     app_id: str
@@ -105,24 +105,25 @@ class Credentials:
 @pytest.fixture
 def app(command, server):
     """A new app, with its first key."""
-    made = command("app", "create", "live")
-    return Credentials(server.port, made["id"], made["key"], made["secret"])
+    created = command("app", "create", "live")
+    return Credentials(server.port, created["id"], created["key"], created["secret"])
 
 
 async def refused_with(target: Credentials) -> int | None:
-    """The code with which a new connection is refused; None where it is let in."""
+    """The code with which a new connection is refused; None if it is accepted."""
     client = await Socket.connect(target, established=False)
     try:
         first = await client.next()
         return first["data"]["code"] if first["event"] == "pusher:error" else None
     finally:
         client.abort()
-        # It takes effect in the loop's next turn. A test that stops its server before that has it wait for this client.
+        # abort takes effect in the loop's next turn. Without this, a server that stops now would wait for this client.
         await asyncio.sleep(0)
 
 
 async def everywhere(target: Credentials) -> set[int | None]:
-    """What both workers say to a new connection; the kernel chooses, so 20 of them miss one with a chance of 2e-6."""
+    """The result of new connections on both workers. The kernel picks the worker, so 20 connections miss one with a
+    probability of 2e-6."""
     return {await refused_with(target) for _ in range(20)}
 
 
@@ -132,13 +133,13 @@ async def status_of(target: Credentials) -> int:
         return status
 
 
-async def test_a_key_is_changed_while_clients_stay_connected(app, command):
+async def test_keys_are_rotated_while_clients_stay_connected(app, command):
     client = await Socket.connect(app)
     await client.subscribe("news")
     added = command("key", "add", app.app_id)
     new = replace(app, app_key=added["key"], app_secret=added["secret"])
     for target in (app, new):
-        await eventually(lambda each=target: everywhere(each), {None})
+        await eventually(lambda target=target: everywhere(target), {None})
         assert await status_of(target) == 200
     command("key", "disable", app.app_id, app.app_key)
     await eventually(lambda: everywhere(app), {4001})
@@ -163,7 +164,7 @@ async def test_an_app_is_switched_off_and_on_again(app, command):
     assert await status_of(app) == 200
 
 
-async def test_a_token_opens_until_it_is_revoked(app, command):
+async def test_token_works_until_it_is_revoked(app, command):
     token = command("token", "create", app.app_id, "--name", "CI", "--scope", "read", "--expires", "1h")
 
     async def answer() -> tuple[int, str | None]:
@@ -179,31 +180,31 @@ async def test_a_token_opens_until_it_is_revoked(app, command):
     assert await answer() == (401, "token_revoked")
 
 
-async def test_a_history_rule_is_in_force_at_once(app, command):
+async def test_history_rule_applies_at_once(app, command):
     rule = command("history", "rule", "add", app.app_id, "--prefix", "news-", "--keep", "5", "--seconds", "60")
-    event = {"name": "e", "channels": ["news-1"], "data": "kept"}
+    event = {"name": "e", "channels": ["news-1"], "data": "stored"}
 
-    async def kept() -> list[str]:
+    async def stored() -> list[str]:
         async with Api(app) as api:
             assert await api.ask("POST", "/events", event) == (200, {})
         page = command("history", "show", app.app_id, "news-1", "--limit", "1")
         return [message["data"] for message in page["messages"]]
 
-    await eventually(kept, ["kept"])
+    await eventually(stored, ["stored"])
     epoch = command("history", "show", app.app_id, "news-1")["epoch"]
     assert command("history", "clear", app.app_id, "news-1")["epoch"] != epoch
     assert command("history", "show", app.app_id, "news-1")["messages"] == []
     assert command("history", "rule", "remove", app.app_id, rule["id"]) == rule
 
 
-async def test_what_was_changed_while_no_server_ran_is_in_force_at_its_next_start():
+async def test_changes_made_while_no_server_runs_apply_at_the_next_start():
     with Server(workers=2) as server:
         before = Credentials(server.port, server.app_id, server.app_key, server.app_secret)
         await eventually(lambda: everywhere(before), {None})
         server.stop()
-        carried_out(server, "key", "add", server.app_id, "offline")
-        carried_out(server, "key", "disable", server.app_id, server.app_key)
+        execute(server, "key", "add", server.app_id, "offline")
+        execute(server, "key", "disable", server.app_id, server.app_key)
         server.start()
         for key, code in ((server.app_key, 4001), ("offline", None)):
             target = Credentials(server.port, server.app_id, key, "")
-            await eventually(lambda each=target: everywhere(each), {code})
+            await eventually(lambda target=target: everywhere(target), {code})
