@@ -28,7 +28,7 @@ ROOMS = {
 BASE = {"config", "settings", "certificate", "logs", "child_pipe", "handover", "proxies", "redpoll"}
 # Modules that only declare types. Their tests would repeat them.
 DECLARATIONS = {"redpoll.control.context"}
-HOST = {"__main__", "cli", "supervisor", "system", "child", "embedded", "datafolder", "welcome"}
+HOST = {"__main__", "cli", "supervisor", "system", "child", "embedded", "datafolder", "welcome", "doctor"}
 
 
 def room_of(module: str) -> str:

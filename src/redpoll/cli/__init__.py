@@ -8,7 +8,7 @@ Exit codes: 0 success, 1 failure (one sentence says why), 2 wrong flags or setti
 
 import click
 
-from redpoll.cli import apps, history, keys, server, tokens, users, webhooks
+from redpoll.cli import apps, doctor, history, keys, server, tokens, users, webhooks
 
 __all__ = ["main"]
 
@@ -27,5 +27,6 @@ for _command in (
     webhooks.webhook,
     webhooks.dead_letter,
     users.user,
+    doctor.doctor,
 ):
     main.add_command(_command)

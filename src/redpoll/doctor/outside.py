@@ -1,0 +1,421 @@
+"""Checks a server from outside, step by step as a browser connects: DNS, TCP, TLS, HTTP, Upgrade, subscribe, publish.
+
+Each step needs the one before it; the first that fails ends the check, and says the likely cause. Works against any
+Pusher-compatible server. Sends at most a handful of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+import aiohttp
+
+from redpoll.doctor import proxies
+from redpoll.doctor.report import Finding, failed, ok, skipped, warning
+from redpoll.doctor.target import Target
+
+__all__ = ["DEFAULT_PATIENCE_S", "examine"]
+
+# nginx and many load balancers close a connection after 60 s without data.
+DEFAULT_PATIENCE_S: Final = 65.0
+_STEP_TIMEOUT_S: Final = 10.0
+# Signed requests are refused beyond this difference (`protocol/README.md "Request signing"`).
+_MAX_SKEW_S: Final = 600
+_NOTICEABLE_SKEW_S: Final = 60
+
+_REFUSALS: Final = {
+    4000: ("the app requires TLS", "connect with wss://, or switch require_tls off for this app"),
+    4001: ("no app has this key, or the key is disabled", "compare the key with `redpoll app show APP_ID`"),
+    4003: ("the app is disabled", "redpoll app set APP_ID enabled=true"),
+    4004: ("the app has as many connections as its max_connections allows", "raise max_connections of this app"),
+    4009: ("the app doesn't allow this origin, or requires a sign-in", "look at allowed_origins of this app"),
+    4100: ("the server is over its capacity", "look at /readyz and the log of the server"),
+}
+
+
+async def examine(target: Target, patience_s: float = DEFAULT_PATIENCE_S) -> AsyncIterator[Finding]:
+    """Yields each finding as soon as it is known. `patience_s`: how long to wait in silence for an idle timeout."""
+    resolved = await _resolve(target)
+    yield resolved
+    if resolved.cause:
+        return
+    connected = await _connect(target)
+    yield connected
+    if connected.cause:
+        return
+    if target.secure:
+        encrypted = await _encrypt(target)
+        yield encrypted
+        if encrypted.cause:
+            return
+    # A connection for each request: a browser's WebSocket doesn't share one with other requests.
+    connector = aiohttp.TCPConnector(force_close=True)
+    timeout = aiohttp.ClientTimeout(total=_STEP_TIMEOUT_S)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        async for finding in _speak(session, target, patience_s):
+            yield finding
+
+
+# -- the network
+
+
+async def _resolve(target: Target) -> Finding:
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return failed(
+            "DNS",
+            f"{target.host}: {error.strerror}",
+            "the name doesn't exist, or this machine can't reach its name server",
+            f"check the spelling, then: getent hosts {target.host}",
+        )
+    addresses = sorted({str(entry[4][0]) for entry in found})
+    return ok("DNS", f"{target.host} is {', '.join(addresses)}")
+
+
+async def _connect(target: Target) -> Finding:
+    began = time.perf_counter()
+    place = f"{target.host} port {target.port}"
+    try:
+        async with asyncio.timeout(_STEP_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(target.host, target.port)
+    except ConnectionRefusedError:
+        return failed(
+            "TCP",
+            f"{place} refused the connection",
+            "nothing listens on this port, or a firewall rejects it",
+            "on the server: ss -ltnp | grep :" + str(target.port),
+            "redpoll listens on port 6001 (setting port); browsers on an https page need wss, usually port 443",
+        )
+    except TimeoutError:
+        return failed(
+            "TCP",
+            f"no answer from {place} within {_STEP_TIMEOUT_S:g} s",
+            "a firewall or a cloud security group drops packets to this port",
+            f"open TCP port {target.port} to the clients",
+        )
+    except OSError as error:
+        return failed("TCP", f"{place}: {error.strerror or error}", "the machine can't be reached from here")
+    took_ms = (time.perf_counter() - began) * 1000
+    writer.close()
+    return ok("TCP", f"connected to {place} in {took_ms:.1f} ms")
+
+
+async def _encrypt(target: Target) -> Finding:
+    context = ssl.create_default_context()
+    try:
+        async with asyncio.timeout(_STEP_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(target.host, target.port, ssl=context)
+    except ssl.SSLCertVerificationError as error:
+        return _certificate_fault(target, error)
+    except ssl.SSLError as error:
+        return failed(
+            "TLS",
+            f"no TLS on this port ({error.reason or error})",
+            "the port speaks plain HTTP, or TLS older than 1.2",
+            "use the TLS port, or give redpoll tls_port, tls_cert and tls_key, or let a proxy end TLS",
+        )
+    except (TimeoutError, OSError) as error:
+        return failed("TLS", f"the handshake ended: {error or 'no answer'}", "the port doesn't speak TLS")
+    session = writer.get_extra_info("ssl_object")
+    certificate: dict[str, Any] = session.getpeercert() or {}
+    version = session.version()
+    writer.close()
+    days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / 86_400
+    names = ", ".join(str(value) for _, value in certificate.get("subjectAltName", ())) or "no names"
+    seen = f"{version}, certificate for {names}, {days:.0f} days left"
+    if days < 7:
+        return warning("TLS", seen, "", "renew the certificate, then send SIGHUP to redpoll (or reload the proxy)")
+    return ok("TLS", seen)
+
+
+def _certificate_fault(target: Target, error: ssl.SSLCertVerificationError) -> Finding:
+    """The OpenSSL verify codes that people meet (X509_V_ERR_… in openssl/x509_vfy.h)."""
+    renew = "after replacing it: systemctl reload redpoll (SIGHUP), or reload the proxy that ends TLS"
+    if error.verify_code == 10:
+        return failed("TLS", "the certificate has expired", "it wasn't renewed, or not reloaded after renewal", renew)
+    if error.verify_code == 9:
+        return failed("TLS", "the certificate isn't valid yet", "a clock is wrong: the server's, or this machine's")
+    if error.verify_code in (62, 64):
+        return failed(
+            "TLS",
+            error.verify_message,
+            f"the certificate was issued for other names than {target.host}",
+            "connect by a name in the certificate, or issue one that has this name",
+            renew,
+        )
+    if error.verify_code in (18, 19):
+        return failed(
+            "TLS",
+            "the certificate is self-signed",
+            "browsers refuse it",
+            "use a certificate of a public CA (certbot, or Caddy in front)",
+        )
+    if error.verify_code in (20, 21):
+        return failed(
+            "TLS",
+            error.verify_message,
+            "the intermediate certificate is missing, or this machine doesn't know the CA",
+            "put the full chain into tls_cert: the certificate first, then the intermediates",
+        )
+    return failed("TLS", error.verify_message or str(error), "the certificate isn't accepted", renew)
+
+
+# -- HTTP and WebSocket
+
+
+async def _speak(session: aiohttp.ClientSession, target: Target, patience_s: float) -> AsyncIterator[Finding]:
+    answered, proxy = await _http(session, target)
+    for finding in answered:
+        yield finding
+    if any(finding.check == "HTTP" and finding.cause for finding in answered):
+        return
+    try:
+        websocket = await session.ws_connect(
+            target.origin + target.socket_path, timeout=aiohttp.ClientWSTimeout(ws_close=2.0), origin=target.origin
+        )
+    except aiohttp.WSServerHandshakeError as refusal:
+        yield await _upgrade_fault(session, target, refusal, proxy)
+        return
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        yield failed(
+            "Upgrade",
+            f"the connection ended during the Upgrade ({type(error).__name__})",
+            "a proxy or firewall in between doesn't let WebSockets through",
+            *proxies.remedy_for_upgrade(proxy),
+        )
+        return
+    async with websocket:
+        yield ok("Upgrade", "101 Switching Protocols" + (f", through {proxy}" if proxy else ""))
+        greeting = await _frame(websocket)
+        if greeting.get("event") != "pusher:connection_established":
+            yield _refusal(greeting)
+            return
+        socket_id = _data(greeting).get("socket_id", "?")
+        yield ok("Connect", f"connection_established, socket id {socket_id}")
+        channel = f"doctor-{secrets.token_hex(6)}"
+        began = time.perf_counter()
+        await websocket.send_str(json.dumps({"event": "pusher:subscribe", "data": {"channel": channel}}))
+        succeeded = await _until(websocket, "pusher_internal:subscription_succeeded")
+        if succeeded is None:
+            yield failed(
+                "Subscribe",
+                f"no subscription_succeeded within {_STEP_TIMEOUT_S:g} s",
+                "the worker can't reach Redis",
+                "look at /readyz on the control port, and at redis_url",
+            )
+            return
+        yield ok("Subscribe", f"{channel}: succeeded in {(time.perf_counter() - began) * 1000:.1f} ms")
+        async for finding in _publish(session, target, websocket, channel):
+            yield finding
+        yield await _wait_idle(websocket, patience_s, proxy)
+
+
+async def _http(session: aiohttp.ClientSession, target: Target) -> tuple[list[Finding], str]:
+    """GET /healthz: whether HTTP answers, which proxy is in front, and whether the clocks agree."""
+    began = time.time()
+    try:
+        async with session.get(f"{target.origin}{target.prefix}/healthz", allow_redirects=False) as response:
+            status, headers = response.status, response.headers
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        finding = failed(
+            "HTTP",
+            f"no HTTP response ({type(error).__name__}: {error})",
+            "the port speaks something else: TLS where http:// or ws:// was given, or another protocol",
+            "try https:// or wss://",
+        )
+        return [finding], ""
+    proxy = proxies.recognise(headers)
+    through = f" from {proxy}" if proxy else ""
+    if status in (502, 503, 504) and proxy:
+        return [
+            failed(
+                "HTTP",
+                f"{status}{through}",
+                f"{proxy} can't reach redpoll",
+                "check that redpoll runs, and the address and port that the proxy forwards to",
+            )
+        ], proxy
+    findings = [ok("HTTP", f"GET /healthz: {status}{through}")]
+    if "Date" in headers:
+        findings.append(_clock(parsedate_to_datetime(headers["Date"]).timestamp() - began))
+    return findings, proxy
+
+
+def _clock(skew_s: float) -> Finding:
+    """`skew_s`: by how much the server's clock is ahead of ours. Date has a resolution of a second."""
+    seen = f"the server's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this machine's"
+    sync = "set the clock of whichever is wrong: timedatectl set-ntp true"
+    if abs(skew_s) > _MAX_SKEW_S:
+        return failed("Clock", seen, f"signed requests are refused beyond {_MAX_SKEW_S} s", sync)
+    if abs(skew_s) > _NOTICEABLE_SKEW_S:
+        return warning("Clock", seen, f"signed requests are refused beyond {_MAX_SKEW_S} s", sync)
+    return ok("Clock", "agrees with this machine's")
+
+
+async def _upgrade_fault(
+    session: aiohttp.ClientSession, target: Target, refusal: aiohttp.WSServerHandshakeError, proxy: str
+) -> Finding:
+    status = refusal.status
+    proxy = proxies.recognise(refusal.headers or {}) or proxy
+    if status == 503:
+        why = await _why_unavailable(session, target)
+        return failed(
+            "Upgrade", f"503 {why}".strip(), "redpoll runs but takes no clients: it can't reach Redis, or it is full"
+        )
+    if status in (404, 301, 302, 307, 308):
+        return failed(
+            "Upgrade",
+            f"{status} instead of 101",
+            "the path /app/KEY doesn't reach redpoll",
+            "forward /app/ and /apps/ (or everything) to redpoll's port",
+            *proxies.remedy_for_upgrade(proxy),
+        )
+    if status in (502, 504):
+        return failed("Upgrade", f"{status} instead of 101", f"{proxy or 'the proxy'} can't reach redpoll")
+    return failed(
+        "Upgrade",
+        f"{status} instead of 101",
+        "a proxy in between drops the Upgrade header, so redpoll sees a plain request"
+        if status in (200, 400, 426)
+        else "the server, or a proxy in front of it, refuses WebSockets",
+        *proxies.remedy_for_upgrade(proxy),
+    )
+
+
+async def _why_unavailable(session: aiohttp.ClientSession, target: Target) -> str:
+    try:
+        async with session.get(f"{target.origin}{target.prefix}/readyz") as response:
+            return str((await response.json()).get("error", ""))
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return ""
+
+
+def _refusal(frame: dict[str, Any]) -> Finding:
+    data = _data(frame)
+    code = data.get("code")
+    cause, remedy = _REFUSALS.get(code if isinstance(code, int) else 0, ("the server refuses this client", ""))
+    return failed("Connect", f"{code}: {data.get('message') or 'no greeting'}", cause, *([remedy] if remedy else []))
+
+
+async def _publish(
+    session: aiohttp.ClientSession, target: Target, websocket: aiohttp.ClientWebSocketResponse, channel: str
+) -> AsyncIterator[Finding]:
+    if not target.app_id:
+        yield skipped("Publish", "no secret: give http://KEY:SECRET@HOST:PORT/apps/ID to publish too")
+        return
+    body = json.dumps({"name": "doctor", "channels": [channel], "data": "{}"}).encode()
+    began = time.perf_counter()
+    try:
+        async with session.post(
+            target.origin + target.signed_path(body), data=body, headers={"Content-Type": "application/json"}
+        ) as response:
+            status, text = response.status, await response.text()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        yield failed("Publish", f"no response ({type(error).__name__})", "the path /apps/ doesn't reach redpoll")
+        return
+    if status != 200:
+        yield _publish_fault(status, text)
+        return
+    yield ok("Publish", f"200 in {(time.perf_counter() - began) * 1000:.1f} ms")
+    if await _until(websocket, "doctor") is None:
+        yield failed(
+            "Receive",
+            f"the event didn't arrive within {_STEP_TIMEOUT_S:g} s",
+            "publishing and subscribing reach different servers, or different Redis databases",
+            "check that every node has the same redis_url and redis_prefix",
+        )
+        return
+    yield ok("Receive", f"round trip {(time.perf_counter() - began) * 1000:.1f} ms")
+
+
+def _publish_fault(status: int, text: str) -> Finding:
+    try:
+        error = json.loads(text)
+    except ValueError:
+        error = {}
+    said = str(error.get("error", text))[:300] if isinstance(error, dict) else text[:300]
+    code = error.get("code", "") if isinstance(error, dict) else ""
+    cause, remedy = {
+        "timestamp_out_of_range": ("a clock is wrong: the server's, or this machine's", "timedatectl set-ntp true"),
+        "invalid_signature": ("the secret is another one", "compare it with `redpoll app show APP_ID --secrets`"),
+        "unauthorized": ("the key isn't an enabled key of this app", "compare app id and key"),
+        "unavailable": ("the control plane can't reach Redis", "look at /readyz and redis_url"),
+    }.get(code, ("the server refuses this publish", ""))
+    if status == 404:
+        cause, remedy = "the path /apps/ doesn't reach redpoll", "forward /apps/ to redpoll's port"
+    return failed("Publish", f"{status}: {said}", cause, *([remedy] if remedy else []))
+
+
+async def _wait_idle(websocket: aiohttp.ClientWebSocketResponse, patience_s: float, proxy: str) -> Finding:
+    """Sends nothing and waits for something in between to close the connection."""
+    if patience_s <= 0:
+        return skipped("Idle", "not waited for (--patience 0)")
+    began = time.monotonic()
+    deadline = began + patience_s
+    while (left_s := deadline - time.monotonic()) > 0:
+        try:
+            message = await websocket.receive(timeout=left_s)
+        except TimeoutError:
+            break
+        if message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED):
+            silent_s = time.monotonic() - began
+            code = websocket.close_code
+            if code is not None and 4000 <= code < 5000:
+                return failed("Idle", f"closed with {code} after {silent_s:.0f} s", "the server closed the connection")
+            return failed(
+                "Idle",
+                f"closed without a reason after {silent_s:.0f} s of silence",
+                f"{proxy or 'a proxy or firewall in between'} closes connections that are idle for {silent_s:.0f} s",
+                *proxies.remedy_for_idle(proxy),
+            )
+        if message.type is aiohttp.WSMsgType.TEXT and "pusher:ping" in message.data:
+            return ok("Idle", f"open after {time.monotonic() - began:.0f} s, when the server sent its own ping")
+    return ok("Idle", f"still open after {patience_s:.0f} s of silence")
+
+
+async def _frame(websocket: aiohttp.ClientWebSocketResponse) -> dict[str, Any]:
+    """The next frame as a dict; empty if none came or it isn't a JSON object."""
+    try:
+        message = await websocket.receive(timeout=_STEP_TIMEOUT_S)
+    except TimeoutError:
+        return {}
+    if message.type is not aiohttp.WSMsgType.TEXT:
+        return {}
+    try:
+        frame = json.loads(message.data)
+    except ValueError:
+        return {}
+    return frame if isinstance(frame, dict) else {}
+
+
+async def _until(websocket: aiohttp.ClientWebSocketResponse, event: str) -> dict[str, Any] | None:
+    """The next frame of this event; None if the connection ends or it doesn't come in time."""
+    try:
+        async with asyncio.timeout(_STEP_TIMEOUT_S):
+            while frame := await _frame(websocket):
+                if frame.get("event") == event:
+                    return frame
+    except TimeoutError:
+        pass
+    return None
+
+
+def _data(frame: dict[str, Any]) -> dict[str, Any]:
+    """The frame's data, which Pusher servers send as an object or as a string that holds one."""
+    data = frame.get("data")
+    if isinstance(data, str):
+        try:
+            data = json.loads(data)
+        except ValueError:
+            return {}
+    return data if isinstance(data, dict) else {}

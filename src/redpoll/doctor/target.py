@@ -1,0 +1,86 @@
+"""The address that the doctor checks, in the forms that people have at hand.
+
+`http[s]://KEY:SECRET@HOST[:PORT]/apps/ID` is what Pusher's server libraries read from PUSHER_URL; it lets the
+doctor publish too. `ws[s]://HOST[:PORT]/app/KEY` is what a browser connects to.
+"""
+
+import hashlib
+import hmac
+import time
+from typing import NamedTuple
+from urllib.parse import SplitResult, unquote, urlsplit
+
+__all__ = ["Target", "TargetError", "parse"]
+
+_DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+
+
+class TargetError(ValueError):
+    """The address can't be used. The text says what is expected."""
+
+
+class Target(NamedTuple):
+    """Host and port as a browser would use them. `secret` and `app_id` are empty when nothing can be published.
+
+    `prefix` is a path that a proxy expects before `/app` and `/apps`, without a slash at its end.
+    """
+
+    host: str
+    port: int
+    secure: bool
+    key: str
+    secret: str = ""
+    app_id: str = ""
+    prefix: str = ""
+
+    @property
+    def origin(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.secure else 'http'}://{host}:{self.port}"
+
+    @property
+    def socket_path(self) -> str:
+        return f"{self.prefix}/app/{self.key}?protocol=7&client=redpoll-doctor&version=1"
+
+    def signed_path(self, body: bytes) -> str:
+        """Path and query of a signed POST to `events` (`protocol/README.md "Request signing"`)."""
+        path = f"/apps/{self.app_id}/events"
+        query = (
+            f"auth_key={self.key}&auth_timestamp={int(time.time())}&auth_version=1.0"
+            f"&body_md5={hashlib.md5(body, usedforsecurity=False).hexdigest()}"
+        )
+        text = f"POST\n{path}\n{query}"
+        signature = hmac.new(self.secret.encode(), text.encode(), hashlib.sha256).hexdigest()
+        return f"{self.prefix}{path}?{query}&auth_signature={signature}"
+
+
+def parse(url: str) -> Target:
+    """Reads an address in either form. Raises TargetError."""
+    parts = urlsplit(url)
+    if parts.scheme not in _DEFAULT_PORTS:
+        raise TargetError(
+            f"{url!r} has no scheme: expected ws://HOST:PORT/app/KEY or http://KEY:SECRET@HOST:PORT/apps/ID"
+        )
+    try:
+        port = parts.port or _DEFAULT_PORTS[parts.scheme]
+    except ValueError as error:
+        raise TargetError(f"{url!r}: {error}") from None
+    if not parts.hostname:
+        raise TargetError(f"{url!r} names no host")
+    secure = parts.scheme in ("https", "wss")
+    if parts.scheme in ("ws", "wss"):
+        prefix, key = _split(parts, "/app/")
+        return Target(parts.hostname, port, secure, key, prefix=prefix)
+    prefix, app_id = _split(parts, "/apps/")
+    key, secret = unquote(parts.username or ""), unquote(parts.password or "")
+    if not key:
+        raise TargetError(f"the address of app {app_id} names no key: expected http://KEY:SECRET@HOST:PORT/apps/ID")
+    return Target(parts.hostname, port, secure, key, secret, app_id if secret else "", prefix)
+
+
+def _split(parts: SplitResult, word: str) -> tuple[str, str]:
+    prefix, found, name = parts.path.rpartition(word)
+    name = name.strip("/")
+    if not found or not name or "/" in name:
+        raise TargetError(f"the path {parts.path!r} doesn't end in {word}{'KEY' if word == '/app/' else 'ID'}")
+    return prefix, name

@@ -1,0 +1,24 @@
+import json
+
+from click.testing import CliRunner
+
+from redpoll.cli import main
+
+
+def test_a_wrong_address_ends_with_2_and_says_what_is_expected():
+    result = CliRunner().invoke(main, ["doctor", "localhost:6001"])
+    assert result.exit_code == 2
+    assert "ws://HOST:PORT/app/KEY" in result.stderr
+
+
+def test_a_failed_check_ends_with_1_and_json_is_json():
+    result = CliRunner().invoke(main, ["doctor", "ws://127.0.0.1:9/app/KEY", "--json"])
+    assert result.exit_code == 1
+    findings = json.loads(result.stdout)
+    assert findings[-1]["check"] == "TCP"
+    assert findings[-1]["verdict"] == "failed"
+
+
+def test_without_an_address_it_checks_this_machine(tmp_path):
+    result = CliRunner().invoke(main, ["doctor", "--data-dir", str(tmp_path), "--json"])
+    assert {finding["check"] for finding in json.loads(result.stdout)} >= {"Descriptors", "Redis", "Disk"}

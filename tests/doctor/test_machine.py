@@ -1,0 +1,79 @@
+import asyncio
+
+import pytest
+
+from certs import self_signed
+from redpoll import config
+from redpoll.doctor import machine
+from redpoll.doctor.report import Verdict
+
+
+def settings(**changes):
+    return config.load({name: str(value) for name, value in changes.items()}, {}, None, look_into_files=False)[0]
+
+
+def test_versions_name_the_packages_that_matter():
+    finding = machine.versions()
+    assert finding.verdict is Verdict.OK
+    assert "uvloop" in finding.seen
+
+
+@pytest.mark.parametrize(("hard", "verdict"), [(1024, Verdict.WARNING), (1_048_576, Verdict.OK)])
+def test_few_descriptors_are_a_warning_with_the_number_of_connections(hard, verdict):
+    finding = machine.files(1024, hard, 1_048_576)
+    assert finding.verdict is verdict
+    assert verdict is Verdict.OK or "912 connections" in finding.cause
+
+
+@pytest.mark.parametrize(("somaxconn", "verdict"), [(128, Verdict.WARNING), (4096, Verdict.OK)])
+def test_a_short_backlog_is_a_warning(somaxconn, verdict):
+    assert machine.backlog(somaxconn).verdict is verdict
+
+
+@pytest.mark.parametrize(("workers", "verdict"), [(0, Verdict.OK), (4, Verdict.OK), (5, Verdict.WARNING)])
+def test_more_workers_than_cpus_are_a_warning(workers, verdict):
+    assert machine.memory(8 << 30, 4, workers).verdict is verdict
+
+
+def test_a_nearly_full_disk_is_a_warning(tmp_path):
+    assert machine.disk(tmp_path / "data", 1 << 20).verdict is Verdict.WARNING
+    assert machine.disk(tmp_path / "data", 1 << 40).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(("state", "verdict"), [(0, Verdict.OK), (5, Verdict.WARNING), (None, Verdict.SKIPPED)])
+def test_an_unsynchronised_clock_is_a_warning(state, verdict):
+    assert machine.clock(state).verdict is verdict
+
+
+def test_a_key_of_another_certificate_fails(tmp_path):
+    cert, key = self_signed(tmp_path, "one")
+    _, other = self_signed(tmp_path, "other")
+    good = machine.certificate(settings(tls_port=0, tls_cert=cert, tls_key=key))
+    assert good.verdict is Verdict.OK
+    bad = machine.certificate(settings(tls_port=0, tls_cert=cert, tls_key=other))
+    assert bad.verdict is Verdict.FAILED
+    assert "is not the key of the certificate" in bad.seen
+    assert machine.certificate(settings()).verdict is Verdict.SKIPPED
+
+
+async def test_an_unreachable_redis_fails_and_its_password_is_not_shown():
+    reserved = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    port = reserved.sockets[0].getsockname()[1]
+    reserved.close()
+    await reserved.wait_closed()
+    finding = await machine.redis_server(settings(redis_url=f"redis://user:hunter2@127.0.0.1:{port}"))
+    assert finding.verdict is Verdict.FAILED
+    assert str(port) in finding.seen
+    assert "hunter2" not in repr(finding)
+
+
+async def test_a_redis_that_answers_is_named_with_its_version(redis_server):
+    finding = await machine.redis_server(settings(redis_url=redis_server.url))
+    assert finding.verdict is Verdict.OK, finding
+    assert "7." in finding.seen or "Valkey" in finding.seen
+
+
+async def test_every_check_reports(tmp_path):
+    findings = await machine.examine(settings(data_dir=tmp_path))
+    assert len(findings) == 8
+    assert all(finding.seen for finding in findings)

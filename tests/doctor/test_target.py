@@ -1,0 +1,45 @@
+import time
+
+import pytest
+
+from redpoll.doctor.target import Target, TargetError, parse
+from redpoll.protocol.apps import App, Key
+from redpoll.protocol.auth import check_query
+
+
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [
+        ("ws://localhost:6001/app/KEY", Target("localhost", 6001, False, "KEY")),
+        ("wss://example.com/app/KEY", Target("example.com", 443, True, "KEY")),
+        ("wss://example.com/realtime/app/KEY", Target("example.com", 443, True, "KEY", prefix="/realtime")),
+        ("http://K:S@localhost:6001/apps/1", Target("localhost", 6001, False, "K", "S", "1")),
+        ("https://K@example.com/apps/1", Target("example.com", 443, True, "K")),
+        ("http://K:S@[::1]:6001/apps/1", Target("::1", 6001, False, "K", "S", "1")),
+    ],
+)
+def test_an_address_is_read(url, target):
+    assert parse(url) == target
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("localhost:6001", "no scheme"),
+        ("ftp://x/app/KEY", "no scheme"),
+        ("ws://:6001/app/KEY", "no host"),
+        ("ws://localhost/apps/1", "/app/KEY"),
+        ("http://K:S@localhost/app/KEY", "/apps/ID"),
+        ("http://localhost/apps/1", "names no key"),
+        ("ws://localhost:99999/app/KEY", "Port out of range"),
+    ],
+)
+def test_what_is_no_address_is_refused_with_the_reason(url, says):
+    with pytest.raises(TargetError, match=says):
+        parse(url)
+
+
+def test_the_signature_is_one_that_the_server_accepts():
+    app = App(id="1", name="a", keys=(Key(key="K", secret="S"),))
+    path, _, query = parse("http://K:S@localhost/apps/1").signed_path(b"{}").partition("?")
+    assert dict(check_query(app, "POST", path, query, b"{}", time.time()))["auth_key"] == "K"
