@@ -9,7 +9,7 @@ from redpoll.doctor.report import Verdict
 
 
 def settings(**changes):
-    return config.load({name: str(value) for name, value in changes.items()}, {}, None, look_into_files=False)[0]
+    return config.load({name: str(value) for name, value in changes.items()}, {}, None, read_files=False)[0]
 
 
 def test_versions_name_the_packages_that_matter():

@@ -57,7 +57,7 @@ def doctor(url: str | None, patience_s: float, data_dir: str | None, as_json: bo
             show(finding)
 
     if url is None:
-        settings = settings_of(config_path, {"data_dir": data_dir}, look_into_files=False)
+        settings = settings_of(config_path, {"data_dir": data_dir}, read_files=False)
         for finding in asyncio.run(machine.examine(settings)):
             show(finding)
     else:
