@@ -56,6 +56,8 @@ cdef class WebSocket(Sink):
     cdef uint8_t listening
     cdef uint8_t deciding
     cdef uint8_t held
+    # pong_received() is to be called for the next pong.
+    cdef public uint8_t awaits_pong
 
     cdef int take(self, const uint8_t* at, Py_ssize_t size) except -1
     cdef int take_head(self, const uint8_t* at, Py_ssize_t size) except -1

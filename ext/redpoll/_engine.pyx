@@ -264,7 +264,7 @@ cdef class WebSocket(Sink):
     """One client's connection, from accept to close. Override what you want to hear of:
 
     connected(), head_received(head), head_too_large(), message_received(message), binary_received(),
-    closing(), closed(code, reason), gone().
+    pong_received(), closing(), closed(code, reason), gone().
 
     An exception that escapes one of them closes this socket (1011), is counted and told to the loop's
     exception handler; others don't notice. `max_message_bytes` bounds a message, in one frame or in many.
@@ -310,6 +310,9 @@ cdef class WebSocket(Sink):
 
     def binary_received(self):
         """A binary message was received and dropped."""
+
+    def pong_received(self):
+        """A pong came after `awaits_pong` was set; each time it is set, this is called once."""
 
     def closing(self):
         """A close has begun, whoever began it. The caller's timer is to abort() if it doesn't end."""
@@ -740,6 +743,12 @@ cdef class WebSocket(Sink):
             self.take_close(at, size)
         elif opcode == OP_PING and self.state == STATE_OPEN:
             self.note(_frame.pong(PyBytes_FromStringAndSize(<const char*> at, size)), True)
+        elif opcode == OP_PONG and self.awaits_pong:
+            self.awaits_pong = False
+            try:
+                self.pong_received()
+            except Exception as fault:
+                self.callback_failed(fault)
         return 0
 
     cdef int take_close(self, const uint8_t* at, Py_ssize_t size) except -1:

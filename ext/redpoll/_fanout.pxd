@@ -65,6 +65,8 @@ cdef class Sink(Timed):
     cdef uint8_t overrun
     # Half-close as soon as nothing is owed.
     cdef uint8_t finishing
+    # Somebody waits until this has less than Flusher.drained_bytes unsent.
+    cdef uint8_t awaited
 
     cdef inline Seat* seats_at(self) noexcept
     cdef int take_seat(self, PyObject* audience, uint32_t place) except -1
@@ -79,6 +81,8 @@ cdef class Sink(Timed):
     cdef void forget_owed(self) noexcept
     cdef int overran(self) except -1
     cdef int broke(self) except -1
+    cdef inline uint64_t unsent(self) noexcept
+    cdef int check_drained(self) except -1
 
 
 cdef class Audience:
@@ -97,6 +101,12 @@ cdef class Flusher:
     cdef object schedule
     cdef public uint32_t max_owed_bytes
     cdef public double slice_s
+    # A sink with fewer unsent bytes counts as drained.
+    cdef public uint32_t drained_bytes
+    # Owned: called with a list of sinks at the end of a flush; None until somebody sets it.
+    cdef public object on_drained
+    # Sinks to report at the end of this flush or the next; None while there are none.
+    cdef list drained
     # Sinks with something to write, oldest first: [start, end) of heap memory, each owned.
     cdef PyObject** dirty
     cdef Py_ssize_t start
@@ -119,6 +129,7 @@ cdef class Flusher:
     cdef int reserve(self, Py_ssize_t more) except -1
     cdef void mark(self, PyObject* sink) noexcept
     cdef int wake(self) except -1
+    cdef int report_drained(self) except -1
     cdef int write_now(self, Sink sink) except -1
     cdef int write_owed(self, Sink sink) except -1
     cdef int write_through_transport(self, Sink sink, Chain* chain, bint urgent) except -1

@@ -515,3 +515,65 @@ def test_a_tls_transport_that_has_room_again_gets_the_rest():
         sink.resume_writing()
     assert sent == b"".join(frames)
     assert sink.bytes_owed == 0
+
+
+# -- drained -------------------------------------------------------------------------------------------------
+
+
+def test_an_awaited_sink_is_reported_once_when_little_is_unsent():
+    flusher = Flusher(lambda: None)
+    reported: list[Sink] = []
+    flusher.drained_bytes, flusher.on_drained = 100_000, reported.extend
+    sink, transport = tls_sink(flusher, room=0)
+    assert not sink.await_drained()
+    for _ in range(30):
+        sink.send(b"x" * 10_000)
+    assert sink.await_drained()
+    flusher.flush()
+    assert sink.bytes_owed == 300_000
+    unsent = []
+    while sink.bytes_owed:
+        transport.writes.clear()
+        sink.resume_writing()
+        flusher.flush()
+        unsent.append((sink.bytes_owed, len(reported)))
+    assert [count for owed, count in unsent if owed >= 100_000] == [0] * sum(owed >= 100_000 for owed, _ in unsent)
+    assert [count for owed, count in unsent if owed < 100_000] == [1] * sum(owed < 100_000 for owed, _ in unsent)
+    assert reported == [sink]
+
+
+def test_drained_sinks_are_not_reported_while_an_audience_is_posted_to():
+    scheduled: list[int] = []
+    flusher = Flusher(lambda: scheduled.append(1), 300_000)
+    reported: list[Sink] = []
+    flusher.drained_bytes, flusher.on_drained = 100_000, reported.extend
+    audience = Audience(flusher)
+    sink, _ = tls_sink(flusher)
+    audience.add(sink)
+    for _ in range(28):
+        audience.post(b"x" * 10_000)
+    assert sink.await_drained()
+    # Beyond the bound the burst is written early, from within post().
+    for _ in range(30):
+        audience.post(b"x" * 10_000)
+    assert reported == []
+    while flusher.flush():
+        pass
+    assert reported == [sink]
+    assert scheduled
+
+
+def test_a_sink_that_is_lost_is_not_reported():
+    flusher = Flusher(lambda: None)
+    reported: list[Sink] = []
+    flusher.drained_bytes, flusher.on_drained = 100, reported.extend
+    sink, _ = tls_sink(flusher, room=0)
+    for _ in range(30):
+        sink.send(b"x" * 10_000)
+    assert sink.await_drained()
+    flusher.flush()
+    flusher.max_owed_bytes = 1000
+    assert not sink.send(b"x" * 10_000)
+    flusher.flush()
+    assert flusher.overruns == 1
+    assert reported == []

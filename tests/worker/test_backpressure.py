@@ -16,7 +16,7 @@ async def behind(own_redis, bench_on, monkeypatch):
     own_redis.pause()
     for n in range(30):
         await client.ask(f"c{n}")
-    await bench.settled(worker, lambda: worker.brake.on)
+    await bench.settled(worker, lambda: worker.backpressure.on)
     yield bench, worker, client
     own_redis.resume()
 
@@ -29,8 +29,8 @@ async def test_nobody_is_read_until_redis_has_caught_up(behind, own_redis):
     own_redis.resume()
     await client.until("pusher:pong")
     assert sum(frame["event"] == "pusher_internal:subscription_succeeded" for frame in client.seen) == 30
-    assert not worker.brake.on
-    assert worker.brake.times_on == 1
+    assert not worker.backpressure.on
+    assert worker.backpressure.times_on == 1
 
 
 async def test_new_clients_are_told_to_come_later(behind, own_redis):
@@ -39,7 +39,7 @@ async def test_new_clients_are_told_to_come_later(behind, own_redis):
         await bench.open(worker)
     assert refused.value.response.status_code == 503
     own_redis.resume()
-    await bench.settled(worker, lambda: not worker.brake.on)
+    await bench.settled(worker, lambda: not worker.backpressure.on)
     await (await bench.client(worker)).nothing_more()
 
 
@@ -64,7 +64,7 @@ async def test_a_redis_that_went_away_altogether_does_not_keep_them_unread(behin
     bench, worker, client = behind
     own_redis.resume()
     own_redis.kill()
-    await bench.settled(worker, lambda: not worker.brake.on)
+    await bench.settled(worker, lambda: not worker.backpressure.on)
     await client.send("pusher:ping")
     await client.until("pusher:pong")
     own_redis.start()

@@ -26,4 +26,4 @@ def test_a_flood_of_names_finds_the_table_small():
     arrivals = ClientLibraries(lambda: 1.0)
     for at in range(1_000):
         arrivals.note({"client": f"c{at}"})
-    assert len(arrivals._last) <= module._MOST_LIBRARIES
+    assert len(arrivals._last) <= module._MAX_LIBRARIES

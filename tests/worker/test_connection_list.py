@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from redpoll.worker.client_libraries import Arrival
-from redpoll.worker.connection_list import MOST, page_of
+from redpoll.worker.connection_list import MAX_CONNECTIONS, page_of
 
 
 def connection(number, *, app="3", library="js 8.6.0", since=100, channels=(), user=None, peer=("10.0.0.1", 5), **more):
@@ -40,7 +40,7 @@ def test_they_are_found_by_socket_user_address_library_and_channel():
 
 
 def test_whatever_is_asked_an_answer_is_bounded():
-    everyone = [connection(at, channels=[f"c{n}" for n in range(50)]) for at in range(MOST + 10)]
+    everyone = [connection(at, channels=[f"c{n}" for n in range(50)]) for at in range(MAX_CONNECTIONS + 10)]
     page = page_of(everyone, {"limit": 10**9})
-    assert (page["total"], len(page["connections"])) == (MOST + 10, MOST)
+    assert (page["total"], len(page["connections"])) == (MAX_CONNECTIONS + 10, MAX_CONNECTIONS)
     assert (page["connections"][0]["channels"], len(page["connections"][0]["named"])) == (50, 20)

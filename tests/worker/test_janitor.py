@@ -6,6 +6,8 @@ import time
 import pytest
 import websockets
 
+from redpoll import _frame
+
 UPGRADE = (
     "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n"
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
@@ -100,7 +102,7 @@ class TestProof:
         began = time.monotonic()
         assert await client.closed_with() == 4009
         assert time.monotonic() - began > 0.3
-        assert not worker.janitor._unproven
+        assert not worker.janitor._unauthorised
 
     async def test_who_signs_in_or_enters_a_private_channel_stays(self, bench):
         worker = await bench.start()
@@ -114,7 +116,7 @@ class TestProof:
         assert await nobody.closed_with() == 4009
         for client in (user, subscriber, visitor):
             await client.nothing_more()
-        assert not worker.janitor._unproven
+        assert not worker.janitor._unauthorised
 
     async def test_turned_on_the_time_counts_from_then(self, bench):
         worker = await bench.start()
@@ -134,10 +136,10 @@ class TestProof:
         for client in clients:
             await client.nothing_more()
         await bench.change(user_authentication_timeout_s=0)
-        assert not worker.janitor._unproven
+        assert not worker.janitor._unauthorised
 
     async def test_a_crowd_is_closed_in_slices(self, bench, monkeypatch):
-        monkeypatch.setattr("redpoll.worker.janitor._PROOFS_A_BEAT", 2)
+        monkeypatch.setattr("redpoll.worker.janitor._MAX_EXPIRED_A_TICK", 2)
         worker = await bench.start()
         await bench.change(user_authentication_timeout_s=0.25)
         clients = [await bench.client(worker) for _ in range(7)]
@@ -146,7 +148,7 @@ class TestProof:
         assert len(worker.hub.everyone) > 0
         for client in clients:
             assert await client.closed_with() == 4009
-        assert not worker.janitor._unproven
+        assert not worker.janitor._unauthorised
 
     async def test_nothing_is_kept_of_who_is_gone(self, bench):
         worker = await bench.start()
@@ -155,7 +157,7 @@ class TestProof:
         for client in clients:
             client.socket.transport.abort()
         await bench.settled(worker, lambda: not worker.gate.connections)
-        assert not worker.janitor._unproven
+        assert not worker.janitor._unauthorised
 
     async def test_silence_is_still_heard_beside_it(self, bench, monkeypatch):
         """Two deadlines of one connection: neither is put off by the other."""
@@ -188,12 +190,27 @@ class TestWhenBytesCame:
         await bench.settled(worker, lambda: worker.janitor._tick > tick + 3)
         assert worker.janitor.silent_s(connection) >= 1.0
 
-    async def test_who_listens_hears_whether_any_come_from_now_on(self, bench):
+    async def test_connections_that_answer_a_ping_are_not_silent(self, bench):
         worker = await bench.start()
-        client = await bench.client(worker)
+        await bench.client(worker)
         (connection,) = worker.hub.everyone
-        first = worker.janitor.listen(connection)
-        assert connection.heard_tick < first
-        second = worker.janitor.listen(connection)
-        await client.nothing_more()
-        assert connection.heard_tick >= second >= first
+        # Two at a time, and then none is forgotten.
+        found = await asyncio.gather(*(worker.janitor.ping([connection], _frame.ping(), 10) for _ in range(2)))
+        assert found == [[], []]
+        assert await worker.janitor.ping([], _frame.ping(), 10) == []
+        assert not worker.janitor._pings
+
+    async def test_a_connection_that_does_not_answer_is_silent_and_one_that_closes_is_not(self, bench):
+        worker = await bench.start()
+        silent, closing = await bench.client(worker), await bench.client(worker)
+        silent.socket.transport.pause_reading()
+        closing.socket.transport.pause_reading()
+        connections = list(worker.hub.everyone)
+        assert set(await worker.janitor.ping(connections, _frame.ping(), 0.05)) == set(connections)
+        assert not worker.janitor._pings
+        pinging = asyncio.create_task(worker.janitor.ping(connections, _frame.ping(), 10))
+        await bench.settled(worker, lambda: worker.janitor._pings)
+        closing.socket.transport.abort()
+        await bench.settled(worker, lambda: len(worker.janitor._pings) == 1)
+        silent.socket.transport.resume_reading()
+        assert await pinging == []

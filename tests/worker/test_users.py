@@ -179,7 +179,7 @@ class TestClosingASocket:
 async def test_a_question_that_nobody_here_knows_is_no_fault(bench):
     worker = await bench.start()
     await bench.bus.workers_listening()
-    worker._asked({"ask": "the way", "id": "1"})
+    worker._sys_message({"ask": "the way", "id": "1"})
     client = await bench.client(worker)
     await client.nothing_more()
     assert worker.loop_exceptions_total == 0

@@ -21,6 +21,7 @@ from redpoll.cluster.envelopes import parse_cleared
 from redpoll.cluster.history import MOST_ROWS, History, Page
 from redpoll.cluster.link import LinkDown
 from redpoll.cluster.membership.local_channel import HistoryPosition, LocalChannel
+from redpoll.protocol.history import MAX_STORED_MESSAGES
 
 __all__ = ["Catchup"]
 
@@ -28,8 +29,6 @@ log = structlog.get_logger(__name__)
 
 # Pages that a channel may need beyond all it keeps: a publisher faster than this reader is not waited for.
 _MORE_PAGES: Final = 8
-# Of a channel whose rule was taken away meanwhile: the most that a rule keeps.
-_MOST_KEPT: Final = 10_000
 
 
 class _Filling:
@@ -199,7 +198,9 @@ class Catchup:
 
     @staticmethod
     def _most(local_channel: LocalChannel) -> int:
-        return (local_channel.rule.keep if local_channel.rule is not None else _MOST_KEPT) + _MORE_PAGES * MOST_ROWS
+        return (
+            local_channel.rule.keep if local_channel.rule is not None else MAX_STORED_MESSAGES
+        ) + _MORE_PAGES * MOST_ROWS
 
     def _lose(self, local_channel: LocalChannel) -> None:
         self.lost += 1

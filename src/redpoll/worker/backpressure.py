@@ -1,6 +1,6 @@
-"""Stops reading clients while Redis is behind with what they asked for already (cluster.md 9, bounds).
+"""Stops reading from clients while Redis is too slow for what they have sent (cluster/README.md "Bounds").
 
-What they send meanwhile waits in the kernel, and in the end with them. Decides nothing but that.
+What clients send meanwhile waits in the kernel's buffers, and then in theirs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ __all__ = ["Backpressure"]
 
 
 class Backpressure:
-    """`look(tick)` is called at every beat of the worker; `on` while nobody is read. New clients are kept out by the
-    gate then."""
+    """`on` while no client is read; the gate refuses new clients then. `times_on` is for /metrics."""
 
     def __init__(self, everyone: Audience, congested: Callable[[], bool]) -> None:
         self.on = False
@@ -26,9 +25,11 @@ class Backpressure:
         self._everyone = everyone
         self._congested = congested
 
-    def look(self, tick: int) -> None:
-        """Ask whether Redis has caught up, and read or don't. `tick` counts as life of whoever is read again:
-        time in which we didn't listen is nobody's silence."""
+    def check(self, tick: int) -> None:
+        """Stop reading, or read again, as Redis needs it. Called four times a second with the present tick.
+
+        Time in which we were not reading doesn't count as idle.
+        """
         congested = self._congested()
         if congested is self.on:
             return
@@ -42,6 +43,6 @@ class Backpressure:
                 connection.resume_reading()
 
     def closing(self, connection: Connection) -> None:
-        """Its answer to our goodbye is to be read in any case."""
+        """Read a connection that is closing, to receive its Close frame."""
         if self.on:
             connection.resume_reading()

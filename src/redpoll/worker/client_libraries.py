@@ -1,6 +1,7 @@
-"""When connections came, and with which library: for the operator to look at, so it must cost next to nothing.
+"""When connections came, and with which client library, for the dashboard.
 
-All that come in the same second with the same library share one object; a connection pays a pointer.
+It must cost next to nothing: all connections of one second with the same library share one object, so a connection
+pays a pointer.
 """
 
 import time
@@ -9,13 +10,13 @@ from typing import Final, NamedTuple
 
 __all__ = ["UNKNOWN", "Arrival", "ClientLibraries"]
 
-_MOST_CHARS: Final = 40
-# Libraries are few; who makes names up finds the table small.
-_MOST_LIBRARIES: Final = 100
+_MAX_CHARS: Final = 40
+# Clients choose these names, so their number is bounded.
+_MAX_LIBRARIES: Final = 100
 
 
 class Arrival(NamedTuple):
-    """`library` is name and version as the client says, "" where it doesn't. `at_s` is Unix time."""
+    """`library` is name and version as the client says, "" if it doesn't. `at_s` is Unix time."""
 
     library: str
     at_s: int
@@ -32,13 +33,13 @@ class ClientLibraries:
         self._last: dict[str, Arrival] = {}
 
     def note(self, query: Mapping[str, str]) -> Arrival:
-        """A connection came by an upgrade with this query (`client`, `version`: protocol.md 1)."""
-        words = (query.get(name, "")[:_MOST_CHARS] for name in ("client", "version"))
-        library = "".join(each for each in " ".join(words) if each.isprintable()).strip()
+        """The arrival of a connection with this query (`client`, `version`: protocol/README.md "Connecting")."""
+        words = (query.get(name, "")[:_MAX_CHARS] for name in ("client", "version"))
+        library = "".join(char for char in " ".join(words) if char.isprintable()).strip()
         now_s = int(self._clock())
         last = self._last.get(library)
         if last is None or last.at_s != now_s:
-            if last is None and len(self._last) >= _MOST_LIBRARIES:
+            if last is None and len(self._last) >= _MAX_LIBRARIES:
                 self._last.clear()
             last = self._last[library] = Arrival(library, now_s)
         return last

@@ -1,8 +1,8 @@
-"""One client's socket, from its first byte to its last.
+"""One client's connection, from its first byte to its last.
 
-The engine below (`redpoll._engine`) knows HTTP heads and RFC 6455; this class says what happens to what it
-found: heads go to the gate, messages through the session, what the session wants done to the hub.
-Knows nothing of Redis, and keeps no state that the session or the engine has already.
+The engine (`redpoll._engine`) parses HTTP heads and WebSocket frames. This class passes what it found on: request
+heads to the gate, messages to the session, and the session's effects to the hub. It knows nothing of Redis, and keeps
+no state that the session or the engine has.
 """
 
 from __future__ import annotations
@@ -23,38 +23,41 @@ __all__ = ["Connection", "Doorkeeper", "Introduced"]
 
 
 class Doorkeeper(Protocol):
-    """Who is told what becomes of a connection, in the order in which it happens: the gate."""
+    """What a connection reports its events to: the gate."""
 
     flusher: Flusher
     max_message_bytes: int
 
     def connected(self, connection: Connection) -> None:
-        """The transport is there."""
+        """The TCP connection is open; nothing was received yet."""
 
     def head_received(self, connection: Connection, head: bytes) -> None:
-        """A complete request head; decide."""
+        """A complete request head came."""
 
     def head_too_large(self, connection: Connection) -> None:
-        """16 KiB and no end of the head."""
+        """16 KiB came without the end of a request head."""
 
     def gone(self, connection: Connection) -> None:
-        """Lost, answered or handed over; it never was a WebSocket."""
+        """The connection ended without having been a WebSocket: lost, answered or handed over."""
 
     def perform(self, connection: Connection, effects: Sequence[Effect]) -> None:
-        """What its session wants done."""
+        """Carry out its session's effects."""
+
+    def pong_received(self, connection: Connection) -> None:
+        """The next pong came after `awaits_pong` was set."""
 
     def closing(self, connection: Connection) -> None:
-        """A close has begun, whoever began it."""
+        """The closing handshake began, on either side."""
 
     def closed(self, connection: Connection) -> None:
         """It is no WebSocket any more."""
 
 
 class Connection(WebSocket):
-    """A client. `session` is there from the greeting on: before it, and where the door was kept shut, it is None
-    for the gate alone to see."""
+    """A client's connection. `session` is set when the client is greeted; before that, and for refused clients, it is
+    None, which only the gate sees."""
 
-    # Every byte here is paid once a connection (design.md 7): three pointers, the rest is the engine's.
+    # Each slot costs 8 bytes per connection (ext/README.md "Ownership").
     __slots__ = ("arrival", "gate", "session")
 
     arrival: Arrival
@@ -89,6 +92,9 @@ class Connection(WebSocket):
     def binary_received(self) -> None:
         self.gate.perform(self, self.session.receive_binary(monotonic()))
 
+    def pong_received(self) -> None:
+        self.gate.pong_received(self)
+
     def closing(self) -> None:
         self.gate.closing(self)
 
@@ -98,19 +104,19 @@ class Connection(WebSocket):
     # -- called by the worker -----------------------------------------------------------------------------
 
     def shut(self, code: int, message: str) -> None:
-        """Say why, then close: an error frame and a close frame with the same words (protocol.md 4.3)."""
+        """Send an error frame, then a close frame with the same words (protocol/README.md "Close codes")."""
         self.send(_frame.text(frames.error(code, message)))
         self.close(code, close_reason(message))
 
 
 class Introduced(Connection):
-    """A connection of which more is known than the kernel says.
+    """A connection of which a proxy or the TLS handshake says more than the kernel knows.
 
-    `peer_address`: the client's, or that of whoever is in front of us (None where there is none to know). `secure`:
-    this connection is TLS, or the proxy in front says that its own was.
+    `peer_address` is the client's address, or that of the proxy in front of us; None if unknown. `secure`: the
+    connection uses TLS, or the proxy says that the client's connection to it does.
     """
 
-    # Paid by these connections alone.
+    # Only these connections have them.
     __slots__ = ("peer_address", "secure")
 
     def __init__(self, gate: Doorkeeper, peer_address: tuple[str, int], secure: bool) -> None:

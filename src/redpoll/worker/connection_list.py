@@ -1,6 +1,6 @@
-"""A page of this worker's connections, for the dashboard: what an operator wants to know of each.
+"""Lists this worker's connections for the dashboard, one page per question.
 
-One look at most so many connections, whatever is asked: others are served in between.
+A page is bounded, so that clients are served in between.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from redpoll.worker.connection import Connection
 
-__all__ = ["MOST", "QUESTION", "page_of"]
+__all__ = ["MAX_CONNECTIONS", "QUESTION", "page_of"]
 
 # Control asks every worker over `sys`: {"ask": QUESTION, "app", "find", "channel", "limit"}.
 QUESTION: Final = "connections"
-MOST: Final = 500
-_CHANNELS_NAMED: Final = 20
+MAX_CONNECTIONS: Final = 500
+_MAX_CHANNELS_NAMED: Final = 20
 
 
-def page_of(connections: Iterable[Connection], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The newest `limit` connections of app `asked["app"]`, of all apps where it is "": `{"total", "connections"}`.
+def page_of(connections: Iterable[Connection], question: Mapping[str, Any]) -> dict[str, Any]:
+    """The newest `limit` connections of app `question["app"]`, "" for all apps: `{"total", "connections"}`.
 
-    `find` is a part of a socket id, an address, a library or a user id; `channel` what they are subscribed to; "" for
+    `find` is a part of a socket id, an address, a library or a user id; `channel` is one they are subscribed to; "" for
     any. `total` counts all that match. One connection is `{socket, app, address, library, since, channels, named,
-    user, owed}`: `channels` how many, `named` the first of them, `owed` bytes.
+    user, owed}`: `channels` is a number, `named` the first of them, `owed` the unsent bytes.
     """
-    app_id, find, channel = str(asked.get("app", "")), str(asked.get("find", "")), str(asked.get("channel", ""))
-    limit = min(int(asked.get("limit", MOST)), MOST)
+    app_id, find = str(question.get("app", "")), str(question.get("find", ""))
+    channel = str(question.get("channel", ""))
+    limit = min(int(question.get("limit", MAX_CONNECTIONS)), MAX_CONNECTIONS)
     matching = []
     for connection in connections:
         session = connection.session
@@ -39,8 +40,8 @@ def page_of(connections: Iterable[Connection], asked: Mapping[str, Any]) -> dict
         if find and not _matches(connection, find):
             continue
         matching.append(connection)
-    matching.sort(key=lambda each: each.arrival.at_s, reverse=True)
-    return {"total": len(matching), "connections": [_told(each) for each in matching[:limit]]}
+    matching.sort(key=lambda connection: connection.arrival.at_s, reverse=True)
+    return {"total": len(matching), "connections": [_described(connection) for connection in matching[:limit]]}
 
 
 def _matches(connection: Connection, find: str) -> bool:
@@ -50,12 +51,12 @@ def _matches(connection: Connection, find: str) -> bool:
 
 
 def _address(connection: Connection) -> str:
-    # A proxy's word where there is one; TLS and a proxy in front know more than the kernel.
+    # TLS listeners and the PROXY protocol know the client's address better than the kernel.
     peer = getattr(connection, "peer_address", None) or connection.peer
     return str(peer[0]) if peer else ""
 
 
-def _told(connection: Connection) -> dict[str, Any]:
+def _described(connection: Connection) -> dict[str, Any]:
     session = connection.session
     return {
         "socket": session.socket_id,
@@ -64,7 +65,7 @@ def _told(connection: Connection) -> dict[str, Any]:
         "library": connection.arrival.library,
         "since": connection.arrival.at_s,
         "channels": len(session.channels),
-        "named": list(islice(session.channels, _CHANNELS_NAMED)),
+        "named": list(islice(session.channels, _MAX_CHANNELS_NAMED)),
         "user": session.user_id,
         "owed": connection.bytes_owed,
     }

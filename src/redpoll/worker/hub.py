@@ -1,7 +1,7 @@
-"""Which of this worker's connections are in which channel.
+"""Maps channels to this worker's connections, in both directions.
 
-Carries out what sessions ask for, hears envelopes from the registry, hands frames to the fan-out. Knows
-nothing of JSON, of signatures or of other workers.
+Downwards it carries out what sessions ask for: join, leave, publish, sign in. Upwards it receives channel events from
+the registry and posts their frames to the fan-out. It knows nothing of JSON, signatures or other workers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from time import monotonic
 from redpoll import _frame
 from redpoll._fanout import Audience, Flusher
 from redpoll.cluster.bus import Bus
-from redpoll.cluster.membership.registry import LocalChannel, Registry, Ticket
+from redpoll.cluster.membership.local_channel import LocalChannel, Ticket
+from redpoll.cluster.membership.registry import Registry
 from redpoll.cluster.quota import Quota, Spent
 from redpoll.cluster.traces import new_trace_id
 from redpoll.protocol import frames
@@ -29,35 +30,25 @@ from redpoll.protocol.effects import (
     SendUrgent,
     SignedIn,
 )
+from redpoll.worker.channel import Channel
 from redpoll.worker.connection import Connection
+from redpoll.worker.drained import DrainSignal
 from redpoll.worker.ingress.admission import Admission
 from redpoll.worker.replay.history_requests import HistoryRequests
-from redpoll.worker.replay.replayer import Past, Replayer, Wants
+from redpoll.worker.replay.replay import Wants
+from redpoll.worker.replay.replayer import Replayer
 from redpoll.worker.replay.user_resume import UserResume
 from redpoll.worker.tracing import Tracing
 from redpoll.worker.users import Users
 
-__all__ = ["Channel", "Hub"]
-
-
-class Channel(Audience):
-    """The connections of this worker that are in one channel, and the channel's name as the wire has it. `past`: those
-    who are told of its history, as long as there are any; they are not among the others."""
-
-    __slots__ = ("name", "past")
-
-    def __init__(self, flusher: Flusher, name: bytes) -> None:
-        super().__init__(flusher)
-        self.name = name
-        self.past: Past | None = None
+__all__ = ["Hub"]
 
 
 class Hub:
-    """The worker's table of who hears what. Implements `cluster.listener.MembershipEvents`.
+    """The worker's table of subscriptions. Implements `cluster.membership.MembershipEvents`.
 
-    `everyone` holds each open connection once; `pending` the subscribes that Redis hasn't answered yet; `users`
-    who is signed in, and `admission` who waits to be let in. What is told of the past is carried out by `rewinds`,
-    `pages` and `resume`.
+    `everyone` contains each open connection once. `pending` has the subscribes that Redis hasn't answered yet. `users`
+    knows who is signed in, `admission` which connections wait for a place in their app.
     """
 
     def __init__(self, flusher: Flusher) -> None:
@@ -65,35 +56,38 @@ class Hub:
         self.everyone = Audience(flusher)
         self.pending: dict[Connection, dict[str, Ticket]] = {}
         self.users = Users(flusher)
-        # By app id; of those that clients triggered, before anybody judged them but their session.
+        # By app id: client events received, before any check but the session's.
         self.client_events: dict[str, int] = {}
-        # By app id; events times the sockets that each was written to.
+        # By app id: events times the connections that each was sent to.
         self.events_sent: dict[str, int] = {}
         self.admission = Admission()
         self._overruns = 0
-        self.rewinds = Replayer(self)
-        self.pages = HistoryRequests(self)
-        self.resume: UserResume
-        self.tracing: Tracing
+        self._drain = DrainSignal(flusher)
         self.registry: Registry
         self.bus: Bus
         self.quota: Quota
+        self.replayer: Replayer
+        self.history_requests: HistoryRequests
+        self.user_resume: UserResume
+        self.tracing: Tracing
 
-    def attach(self, registry: Registry, bus: Bus, quota: Quota, resume: UserResume, tracing: Tracing) -> None:
-        """Tie the knot: the registry needs its listener first, and the hub its registry."""
+    def attach(self, registry: Registry, bus: Bus, quota: Quota, user_resume: UserResume, tracing: Tracing) -> None:
+        """Set what the hub works with. It comes after construction because the registry needs the hub first."""
         self.registry = registry
         self.users.attach(registry)
         self.admission.registry = registry
-        self.rewinds.attach_history(registry.history)
-        self.resume = resume
-        self.tracing = tracing
         self.bus = bus
         self.quota = quota
+        self.tracing = tracing
+        self.user_resume = user_resume
+        self.replayer = Replayer(registry.history, self.perform, user_resume, self._drain)
+        user_resume.replay_missed = self.replayer.replay_missed
+        self.history_requests = HistoryRequests(registry.history, self.perform, self._drain)
 
-    # -- what sessions want -------------------------------------------------------------------------------
+    # -- what sessions ask for -----------------------------------------------------------------------------
 
     def perform(self, connection: Connection, effects: Sequence[Effect]) -> None:
-        """Carry out `effects` in order. A connection that closes on the way gets none of the rest."""
+        """Carry out `effects` in order. After a Close the rest is dropped."""
         for effect in effects:
             if isinstance(effect, Send):
                 connection.send(_frame.text(effect.payload))
@@ -108,11 +102,11 @@ class Hub:
             elif isinstance(effect, Acknowledge):
                 self._acknowledge(connection, effect.channel)
             elif isinstance(effect, AskHistory):
-                self.pages.ask(connection, effect)
+                self.history_requests.ask(connection, effect)
             elif isinstance(effect, SignedIn):
                 self.users.signed_in(connection, effect.user_id, effect.watchlist)
                 if connection.session.app.user_resume_s:
-                    self.resume.arrived(connection, effect.user_id)
+                    self.user_resume.arrived(connection, effect.user_id)
             elif isinstance(effect, Close):
                 connection.shut(effect.code, effect.message)
                 return
@@ -127,21 +121,22 @@ class Hub:
         if join.rewind is not None or join.recovers:
             ticket.wants = Wants(join.rewind, join.recovers)
         if member is not None and app.user_resume_s:
-            self.resume.arrived(connection, member.user_id, join.channel)
+            self.user_resume.arrived(connection, member.user_id, join.channel)
         self.pending.setdefault(connection, {})[join.channel] = ticket
         self.registry.join(app, join.channel, ticket)
 
     def _leave(self, connection: Connection, channel: str, user: str | None) -> None:
         app_id = connection.session.app.id
-        waiting = self.pending.get(connection)
-        if waiting is not None and channel in waiting:
-            self.registry.cancel(self._settled(connection, channel))
+        tickets = self.pending.get(connection)
+        if tickets is not None and channel in tickets:
+            self.registry.cancel(self._take_ticket(connection, channel))
             return
         local_channel = self.registry.local_channel(app_id, channel)
         if local_channel is None:
             return
-        attached = local_channel.audience.discard(connection)
-        if local_channel.audience.past is not None and self.rewinds.leave(local_channel.audience, connection):
+        audience: Channel = local_channel.audience
+        attached = audience.discard(connection)
+        if audience.readers is not None and self.replayer.leave(audience, connection):
             attached = True
         if attached:
             self.registry.leave(app_id, channel, user)
@@ -152,7 +147,7 @@ class Hub:
         if app.daily_limit is None:
             self._send_on(connection, publish)
             return
-        # Both go over the one connection to Redis: what one client says in order is spent and sent in order.
+        # Quota and publish use the same Redis connection, so a client's events keep their order.
         spent = partial(self._spent, connection, publish)
         self.quota.spend_then(app.id, 1, app.daily_limit, spent)
 
@@ -166,7 +161,7 @@ class Hub:
 
     def _send_on(self, connection: Connection, publish: Publish) -> None:
         session = connection.session
-        # Only those that webhooks come of: the others' way is short, and they are many.
+        # Trace only client events that trigger webhooks; the others are too many.
         trace = new_trace_id() if "c" in session.app.hooks else None
         self.bus.publish(
             session.app,
@@ -194,37 +189,39 @@ class Hub:
         local_channel = self.registry.local_channel(connection.session.app.id, channel)
         if local_channel is None:
             return
-        place = self.rewinds.place_of(local_channel, connection)
-        if place is None or local_channel.history is None:
+        offset = self.replayer.offset_of(local_channel, connection)
+        if offset is None or local_channel.history is None:
             connection.send(self._success(local_channel))
         else:
-            connection.send(self._success(local_channel, local_channel.history.epoch, place))
+            connection.send(self._success(local_channel, local_channel.history.epoch, offset))
 
     def closed(self, connection: Connection) -> None:
-        """The one path for every cause of a close: whatever the connection held is let go. Idempotent."""
+        """Release everything the connection held. Called for every cause of a close; idempotent."""
         if not self.everyone.discard(connection):
             return
         session = connection.session
         if self.flusher.overruns != self._overruns:
-            # It is closed for what it was owed.
+            # Closed because its send buffer overflowed.
             self._overruns = self.flusher.overruns
             self.tracing.dropped(session.app.id, session.socket_id, connection)
         for channel, membership in list(session.channels.items()):
             self._leave(connection, channel, membership.user_id)
         session.channels.clear()
         self.users.closed(connection)
-        self.pages.closed(connection)
-        self.resume.closed(connection)
+        self.history_requests.closed(connection)
+        self.replayer.closed(connection)
+        self.user_resume.closed(connection)
+        self._drain.closed(connection)
         self.registry.depart(session.app.id)
 
-    def _settled(self, connection: Connection, channel: str) -> Ticket:
-        waiting = self.pending[connection]
-        ticket = waiting.pop(channel)
-        if not waiting:
+    def _take_ticket(self, connection: Connection, channel: str) -> Ticket:
+        tickets = self.pending[connection]
+        ticket = tickets.pop(channel)
+        if not tickets:
             del self.pending[connection]
         return ticket
 
-    # -- what the registry has to say (cluster.listener.Listener) ------------------------------------------
+    # -- what the registry reports (cluster.membership.MembershipEvents) -----------------------------------
 
     def opened(self, local_channel: LocalChannel) -> None:
         local_channel.audience = Channel(self.flusher, local_channel.channel.encode())
@@ -232,19 +229,20 @@ class Hub:
     def joined(
         self, local_channel: LocalChannel, tickets: Sequence[Ticket], cached: bytes | None, total: int | None
     ) -> None:
-        """Attach and answer, in one breath: what the roster says now is what each joiner is told.
+        """Attach the connections and answer them in the same step, so that all of them see the present roster.
 
-        `cached`: the event that a cache channel kept, b"" for none. `total`: how many they are, in apps that tell.
+        `cached` is a cache channel's last event, b"" for none. `total` is the number of subscribers, in apps that send
+        it.
         """
-        audience = local_channel.audience
-        looks_back = local_channel.rule is not None and self._looks_back(local_channel, tickets[0].owner)
+        audience: Channel = local_channel.audience
+        replays = self._may_replay(local_channel, tickets[0].owner)
         answer = success = b""
         for ticket in tickets:
             connection: Connection = ticket.owner
-            self._settled(connection, local_channel.channel)
-            if looks_back or ticket.wants is not None:
+            self._take_ticket(connection, local_channel.channel)
+            if replays or ticket.wants is not None:
                 success = success or self._success(local_channel)
-                self.rewinds.attach(local_channel, ticket, cached, total, success)
+                self.replayer.attach(local_channel, ticket, cached, total, success)
                 continue
             answer = answer or self._answer(local_channel, cached, total)
             audience.add(connection)
@@ -254,15 +252,16 @@ class Hub:
                 self.perform(connection, effects)
 
     @staticmethod
-    def _looks_back(local_channel: LocalChannel, connection: Connection) -> bool:
-        """Whether whoever joins may be told of what was before, without having asked for it."""
+    def _may_replay(local_channel: LocalChannel, connection: Connection) -> bool:
+        """Whether new subscribers may get earlier messages without asking."""
         rule = local_channel.rule
         if local_channel.history is None or rule is None:
             return False
         return bool(rule.replay or rule.replay_seconds or connection.session.app.user_resume_s)
 
     def _answer(self, local_channel: LocalChannel, cached: bytes | None, total: int | None) -> bytes:
-        """One piece for all: success, then the cached event or its miss, then the count (protocol.md 8, 9)."""
+        """Success, then the cached event or its miss, then the count, as one piece (protocol/README.md "Subscribing",
+        "Cache channels", "Subscription counts")."""
         answer = self._success(local_channel)
         if cached:
             answer += _frame.frame_of(cached, local_channel.audience.name)[0]
@@ -274,52 +273,54 @@ class Hub:
 
     def refused(self, local_channel: LocalChannel, ticket: Ticket, reason: str) -> None:
         connection: Connection = ticket.owner
-        self._settled(connection, local_channel.channel)
+        self._take_ticket(connection, local_channel.channel)
         self.perform(connection, connection.session.refused(local_channel.channel, reason))
         if reason == "unavailable":
             connection.shut(4100, "the subscription could not be confirmed in time; connect again")
 
     def member_added(self, local_channel: LocalChannel, user: str, info: bytes) -> None:
-        self._tell(local_channel, frames.member_added(local_channel.channel, user, info))
+        self._post(local_channel, frames.member_added(local_channel.channel, user, info))
 
     def member_removed(self, local_channel: LocalChannel, user: str) -> None:
-        self._tell(local_channel, frames.member_removed(local_channel.channel, user))
+        self._post(local_channel, frames.member_removed(local_channel.channel, user))
 
     def counted(self, local_channel: LocalChannel, total: int) -> None:
-        self._tell(local_channel, frames.subscription_count(local_channel.channel, total))
-        if local_channel.audience.past is not None:
-            self.rewinds.counted(local_channel.audience.past, total)
+        self._post(local_channel, frames.subscription_count(local_channel.channel, total))
+        audience: Channel = local_channel.audience
+        if audience.readers is not None:
+            self.replayer.counted(audience.readers, total)
 
-    def _tell(self, local_channel: LocalChannel, payload: bytes) -> None:
-        channel: Channel = local_channel.audience
+    def _post(self, local_channel: LocalChannel, payload: bytes) -> None:
+        """Send a frame that isn't an event to all subscribers, those with a replay included."""
+        audience: Channel = local_channel.audience
         frame = _frame.text(payload)
-        channel.post(frame)
-        if channel.past is not None:
-            channel.past.tell(frame)
+        audience.post(frame)
+        if audience.readers is not None:
+            audience.readers.post(frame)
 
     def event(self, local_channel: LocalChannel, payload: bytes) -> None:
-        channel = local_channel.audience
-        if channel.past is None:
-            frame, skip_hi, skip_lo = _frame.frame_of(payload, channel.name)
-            sockets = channel.post(frame, skip_hi, skip_lo)
+        audience = local_channel.audience
+        if audience.readers is None:
+            frame, skip_hi, skip_lo = _frame.frame_of(payload, audience.name)
+            count = audience.post(frame, skip_hi, skip_lo)
         else:
-            sockets = self.rewinds.event(local_channel, payload)
+            count = self.replayer.event(local_channel, payload)
         sent = self.events_sent
-        sent[local_channel.app_id] = sent.get(local_channel.app_id, 0) + sockets
+        sent[local_channel.app_id] = sent.get(local_channel.app_id, 0) + count
         trace = _frame.trace_of(payload)
         if trace is not None:
-            self.tracing.posted(trace, local_channel.app_id, local_channel.channel, channel, sockets)
+            self.tracing.posted(trace, local_channel.app_id, local_channel.channel, audience, count)
 
     def console(self, local_channel: LocalChannel, payload: bytes) -> None:
-        # A copy of some channel's event, for the dashboard: `c <channel>`, then its envelope (cluster.md 3).
+        # `c <channel>`, a line feed, then that channel's event (cluster/README.md "Topics and envelopes").
         head, _, envelope = payload.partition(b"\n")
         _, _, hi, lo, _, user, event, data = _frame.envelope(envelope)
         sender = user.decode() if user is not None else None
         skip = f"{hi}.{lo}" if hi or lo else None
-        self._tell(local_channel, frames.console(head[2:].decode(), event.decode(), data.decode(), sender, skip))
+        self._post(local_channel, frames.console(head[2:].decode(), event.decode(), data.decode(), sender, skip))
 
     def lost(self, local_channel: LocalChannel) -> None:
-        self.rewinds.lost(local_channel)
+        self.replayer.lost(local_channel)
 
     def dropped(self, local_channel: LocalChannel) -> None:
         local_channel.audience = None
@@ -338,11 +339,11 @@ class Hub:
         presence = local_channel.roster.snapshot() if local_channel.roster is not None else None
         return _frame.text(frames.subscription_succeeded(local_channel.channel, presence, epoch=epoch, offset=offset))
 
-    # -- what others ask -----------------------------------------------------------------------------------
+    # -- what the rest of the worker asks ------------------------------------------------------------------
 
     def occupancy(self) -> tuple[int, int]:
-        """How many channels have a subscriber on this worker, and how many subscriptions they are."""
-        # What the registry holds besides, of users and connections, are no channels.
+        """The number of channels with a subscriber on this worker, and the number of subscriptions."""
+        # The registry also holds users and apps' connections, which have no topic.
         attached = [
             local_channel.attached
             for local_channel in self.registry.local_channels()
@@ -352,11 +353,13 @@ class Hub:
 
     def of_app(self, app_id: str) -> list[Connection]:
         """The open connections of one app."""
-        return [each for each in self.everyone if each.session.app.id == app_id]
+        return [connection for connection in self.everyone if connection.session.app.id == app_id]
 
     def close_socket(self, app_id: str, socket_id: str) -> int:
-        """Close the connection with this id; how many that were. A search through all of them: it is rarely asked,
-        and a map would cost each connection 100 bytes."""
+        """Close the connection with this id. Returns how many were closed, 0 or 1.
+
+        Searches all connections: it is rarely called, and a map would cost each connection 100 bytes.
+        """
         hi, _, lo = socket_id.partition(".")
         if not (hi.isdecimal() and lo.isdecimal()):
             return 0

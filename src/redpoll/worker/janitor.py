@@ -1,14 +1,14 @@
-"""Everything in a worker that happens because time went by.
+"""The worker's timers.
 
-One wheel holds one deadline per connection: the head that must be complete, the silence that must end, the
-close that must be answered. Beside it stand those who have yet to prove who they are (protocol.md 10.4). Also
-the loop's own pulse (its lag) and the counters told to Redis.
+A wheel holds one deadline per connection: for a complete request head, for the next sign of life, or for the answer to
+our Close frame. Queues hold a second deadline for clients that must sign in. The janitor also measures the event
+loop's lag and triggers the statistics that go to Redis.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from redpoll import _engine, _frame
@@ -22,25 +22,40 @@ if TYPE_CHECKING:
 
 __all__ = ["Janitor"]
 
-# Four looks a second: deadlines are kept to a quarter of one, for the price of a call of no arguments.
+# Deadlines are kept to a quarter of a second.
 TICK_S = 0.25
 _SLOTS = 1024
-# How long a peer may take to answer our Close frame, and to take what it is still owed (RFC 6455 7.1.1).
+# How long a client may take to read its unsent frames and to answer our Close frame (RFC 6455 7.1.1).
 _CLOSE_TIMEOUT_S = 5.0
-# Of those who proved nothing: the others wait for the next beat, so that a crowd of them stops nobody else.
-_PROOFS_A_BEAT = 500
+# Connections closed per tick because they didn't sign in; a crowd of them must not delay other clients.
+_MAX_EXPIRED_A_TICK = 500
 _STATS_EVERY_TICKS = round(5.0 / TICK_S)
 
 
-class Janitor:
-    """All timers of a worker. `stats` is called every 5 s, `each_beat` four times a second, when `brake` looks too."""
+class _Ping:
+    """Connections that were pinged together. `answered` is set when none is left in `missing`."""
 
-    def __init__(self, settings: Settings, stats: Callable[[], None], brake: Backpressure) -> None:
+    __slots__ = ("answered", "missing")
+
+    def __init__(self, connections: Iterable[Connection]) -> None:
+        self.missing = set(connections)
+        self.answered = asyncio.Event()
+
+    def discard(self, connection: Connection) -> None:
+        self.missing.discard(connection)
+        if not self.missing:
+            self.answered.set()
+
+
+class Janitor:
+    """All timers of a worker. `stats` is called every 5 s, `on_tick` and `backpressure.check` four times a second."""
+
+    def __init__(self, settings: Settings, stats: Callable[[], None], backpressure: Backpressure) -> None:
         self.loop = asyncio.get_running_loop()
         self._stats = stats
-        self._brake = brake
+        self._backpressure = backpressure
         self._wheel = Wheel(_SLOTS)
-        # Not 0: there is one before each (`listen`).
+        # Not 0, so that there is a tick before it (`ping`).
         self._tick = 1
         self._expected_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -50,13 +65,13 @@ class Janitor:
         self._pong_ticks = _ticks(settings.pong_timeout_s)
         # Two pings: browsers answer the WebSocket's without their page, old clients only the protocol's.
         self._ping = _frame.text(frames.ping()) + _frame.ping(b"")
-        # By the ticks they have: who is yet to sign in, or to enter a private or presence channel, and until when.
-        # All in one queue have the same time, so the oldest come first and a beat looks at no others: a second
-        # deadline that costs nothing where no app asks for it, and one entry of a dict where one does.
-        self._unproven: dict[int, dict[Connection, int]] = {}
+        # Connections that have yet to sign in or to enter a private or presence channel, with their deadlines; one
+        # queue per timeout, so the first in a queue is due first. Connections of other apps aren't here.
+        self._unauthorised: dict[int, dict[Connection, int]] = {}
+        self._pings: dict[Connection, list[_Ping]] = {}
         self.loop_lag_s = 0.0
         self.head_late: Callable[[Connection], None]
-        self.each_beat: Callable[[], None]
+        self.on_tick: Callable[[], None]
 
     def start(self) -> None:
         _engine.set_tick(self._tick)
@@ -68,7 +83,7 @@ class Janitor:
             self._timer = None
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run `work` beside the loop; its failure goes to the loop's exception handler, never lost."""
+        """Run `work` as a task. An exception goes to the loop's exception handler."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -80,59 +95,96 @@ class Janitor:
 
     def opened(self, connection: Connection) -> None:
         self._wheel.put(connection, self._tick + self._silent_ticks)
-        self._expect_proof(connection, connection.session.app.user_authentication_timeout_s)
+        self._expect_sign_in(connection, connection.session.app.user_authentication_timeout_s)
 
     def closing(self, connection: Connection) -> None:
         self._wheel.put(connection, self._tick + _ticks(_CLOSE_TIMEOUT_S))
-        self._forget_proof(connection)
-        self._brake.closing(connection)
+        self._forget_sign_in(connection)
+        self._answered(connection)
+        self._backpressure.closing(connection)
 
     def departed(self, connection: Connection) -> None:
         self._wheel.drop(connection)
-        self._forget_proof(connection)
+        self._forget_sign_in(connection)
+        self._answered(connection)
 
     def silent_s(self, connection: Connection) -> float:
         """How long ago bytes last came from it, rounded up."""
         return (self._tick - connection.heard_tick + 1) * TICK_S
 
-    def listen(self, connection: Connection) -> int:
-        """Whoever wants to know whether bytes come from now on: they came when `heard_tick` is what this returns, or
-        greater. Several may, of the same connection."""
-        connection.heard_tick = min(connection.heard_tick, self._tick - 1)
-        return self._tick
+    async def ping(self, connections: Sequence[Connection], ping: bytes, timeout_s: float) -> list[Connection]:
+        """Ping connections. Returns those that are open and from which no bytes came within `timeout_s`.
 
-    def proof_changed(self, connections: Iterable[Connection], timeout_s: float) -> None:
-        """The app of these open connections has another `user_authentication_timeout_s`: it counts from now on."""
+        Returns early when all have answered or closed.
+        """
+        connections = [connection for connection in connections if connection.state == _engine.OPEN]
+        if not connections:
+            return []
+        # Bytes that came in this tick, before the ping, don't count.
+        tick = self._tick
+        pinged = _Ping(connections)
         for connection in connections:
-            self._forget_proof(connection)
+            connection.heard_tick = min(connection.heard_tick, tick - 1)
+            connection.awaits_pong = True
+            self._pings.setdefault(connection, []).append(pinged)
+            connection.send(ping)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await pinged.answered.wait()
+        except TimeoutError:
+            for connection in pinged.missing:
+                self._forget_ping(connection, pinged)
+        return [
+            connection
+            for connection in connections
+            if connection.state == _engine.OPEN and connection.heard_tick < tick
+        ]
+
+    def pong_received(self, connection: Connection) -> None:
+        """Called for the first pong after `awaits_pong` was set."""
+        self._answered(connection)
+
+    def _answered(self, connection: Connection) -> None:
+        for ping in self._pings.pop(connection, ()):
+            ping.discard(connection)
+
+    def _forget_ping(self, connection: Connection, ping: _Ping) -> None:
+        pings = self._pings[connection]
+        pings.remove(ping)
+        if not pings:
+            del self._pings[connection]
+
+    def sign_in_timeout_changed(self, connections: Iterable[Connection], timeout_s: float) -> None:
+        """The app of these connections has another `user_authentication_timeout_s`; it counts from now on."""
+        for connection in connections:
+            self._forget_sign_in(connection)
             if not connection.session.authorised:
-                self._expect_proof(connection, timeout_s)
+                self._expect_sign_in(connection, timeout_s)
 
-    def _expect_proof(self, connection: Connection, timeout_s: float) -> None:
+    def _expect_sign_in(self, connection: Connection, timeout_s: float) -> None:
         if timeout_s > 0:
-            # One tick more: the present one has begun already, and nobody is to be closed early.
+            # One tick more: the present one has begun, and no client may be closed early.
             ticks = _ticks(timeout_s) + 1
-            self._unproven.setdefault(ticks, {})[connection] = self._tick + ticks
+            self._unauthorised.setdefault(ticks, {})[connection] = self._tick + ticks
 
-    def _forget_proof(self, connection: Connection) -> None:
-        # A few queues at most: as many as there are different timeouts.
-        for ticks, queue in self._unproven.items():
+    def _forget_sign_in(self, connection: Connection) -> None:
+        for ticks, queue in self._unauthorised.items():
             if queue.pop(connection, None) is not None:
                 if not queue:
-                    del self._unproven[ticks]
+                    del self._unauthorised[ticks]
                 return
 
-    def _ask_for_proof(self) -> None:
-        for ticks, queue in list(self._unproven.items()):
+    def _close_unauthorised(self) -> None:
+        for ticks, queue in list(self._unauthorised.items()):
             late: list[Connection] = []
             for connection, deadline in queue.items():
-                if deadline > self._tick or len(late) == _PROOFS_A_BEAT:
+                if deadline > self._tick or len(late) == _MAX_EXPIRED_A_TICK:
                     break
                 late.append(connection)
             for connection in late:
                 del queue[connection]
             if not queue:
-                del self._unproven[ticks]
+                del self._unauthorised[ticks]
             for connection in late:
                 if not connection.session.authorised:
                     connection.shut(4009, f"neither signed in nor in a private channel within {_seconds(ticks)} s")
@@ -140,16 +192,17 @@ class Janitor:
     def _due(self, connection: Connection) -> None:
         state = connection.state
         if state == _engine.OPEN:
-            self._listen_to_silence(connection)
+            self._check_idle(connection)
         elif state == _engine.HEAD:
             self.head_late(connection)
         elif state == _engine.CLOSING:
             connection.abort()
 
-    def _listen_to_silence(self, connection: Connection) -> None:
-        """Silence of `activity_timeout_s`: ping; of `pong_timeout_s` more: 4201 (decisions.md)."""
-        if self._brake.on:
-            # We don't listen to anybody. When we do again, that counts as life.
+    def _check_idle(self, connection: Connection) -> None:
+        """Ping after `activity_timeout_s` without bytes, close after `pong_timeout_s` more (protocol/README.md
+        "Connecting")."""
+        if self._backpressure.on:
+            # No client is read now. Time in which we were not reading doesn't count as idle.
             self._wheel.put(connection, self._tick + self._silent_ticks)
             return
         silent = self._tick - connection.heard_tick
@@ -161,24 +214,24 @@ class Janitor:
         else:
             connection.shut(4201, "Pong reply not received in time")
 
-    # -- the pulse -----------------------------------------------------------------------------------------
+    # -- ticks --------------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
         self._expected_at = self.loop.time() + TICK_S
-        self._timer = self.loop.call_at(self._expected_at, self._beat)
+        self._timer = self.loop.call_at(self._expected_at, self._advance)
 
-    def _beat(self) -> None:
+    def _advance(self) -> None:
         self.loop_lag_s = max(self.loop.time() - self._expected_at, self.loop_lag_s)
-        # One tick a beat, however late: time in which we didn't listen is nobody's silence.
+        # One tick, however late: time in which the loop stood still doesn't count as idle.
         self._tick += 1
         _engine.set_tick(self._tick)
         self._arm()
-        self._brake.look(self._tick)
-        if self._unproven:
-            self._ask_for_proof()
+        self._backpressure.check(self._tick)
+        if self._unauthorised:
+            self._close_unauthorised()
         for connection in self._wheel.advance(self._tick):
             self._due(connection)
-        self.each_beat()
+        self.on_tick()
         if self._tick % _STATS_EVERY_TICKS == 0:
             self._stats()
             self.loop_lag_s = 0.0

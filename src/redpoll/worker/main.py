@@ -1,6 +1,6 @@
-"""A worker process: puts the rooms together, lets connections in, and leaves in order.
+"""A worker process: connects its parts, serves clients, and drains when it is told to.
 
-Holds sockets and nothing that must survive it. What it does when is told by the supervisor over its pipe.
+A worker holds connections and nothing that must survive it. The supervisor controls it over the child pipe.
 """
 
 from __future__ import annotations
@@ -36,28 +36,30 @@ from redpoll.worker.hub import Hub
 from redpoll.worker.ingress.gate import Gate
 from redpoll.worker.ingress.listeners import Listeners
 from redpoll.worker.janitor import Janitor
-from redpoll.worker.replay.user_resume import QUESTION, UserResume
+from redpoll.worker.replay import user_resume
+from redpoll.worker.replay.user_resume import UserResume
 from redpoll.worker.tracing import Tracing
 
 __all__ = ["Worker", "main"]
 
 log = structlog.get_logger()
 
-# Descriptors that stay free for Redis, the control plane, logs and the hand-over (failures.md row 14).
+# Descriptors that stay free for Redis, the control plane, logs and the hand-over (deploy/failures.md "Out of
+# descriptors").
 _RESERVED_DESCRIPTORS = 64
-# Closes of a drain, or of an app that was switched off, come in slices: others are served in between.
+# Connections closed at a time when the worker drains or an app is disabled; other clients are served in between.
 _CLOSES_A_SLICE = 100
 _SLICE_S = 0.01
-# Of this worker, by number of connections: the figures of all lie in Redis as one value.
-_APPS_TOLD = 100
+# Apps with figures of their own in the statistics, those with the most connections: all are one value in Redis.
+_MAX_APPS_REPORTED = 100
 _RESTARTING = "the server is restarting; connect again"
 
 
 class Worker:
-    """The rooms of one worker and how they are tied. `run()` returns when everything is closed.
+    """One worker. `run()` returns when everything is closed.
 
-    `port` is the public one, as it is bound, `tls_port` None without TLS. `ready` is set once Redis knows this worker
-    and the directory was read: clients are let in from then on. `ended`: nothing is left to do.
+    `port` is the public port as bound; `tls_port` is None without TLS. `ready` is set once Redis knows this worker and
+    the directory is read; clients are admitted from then on. `ended` is set at the end of `run()`.
     """
 
     def __init__(self, start: Start, child_pipe: ChildPipe) -> None:
@@ -75,8 +77,8 @@ class Worker:
         self.hub = Hub(self.flusher)
         keys = Keys(settings.redis_prefix)
         self.link = Link(start.redis_url)
-        self.brake = Backpressure(self.hub.everyone, lambda: self.link.congested)
-        self.janitor = Janitor(settings, self._tell_stats, self.brake)
+        self.backpressure = Backpressure(self.hub.everyone, lambda: self.link.congested)
+        self.janitor = Janitor(settings, self._write_stats, self.backpressure)
         self.directory = Directory(self.link, keys, on_change=self._app_changed)
         self.directory.want(None)
         self.registry = Registry(
@@ -86,14 +88,14 @@ class Worker:
             self.directory,
             start.run,
             start.k,
-            on_sys=self._asked,
+            on_sys=self._sys_message,
             debounced=settings.webhook_debounce_s > 0,
         )
         self.tracing = Tracing(TraceWriter(self.link, keys), lambda: self.registry.w)
-        self.janitor.each_beat = self.tracing.flush
-        resume = UserResume(self.hub, self.link, keys, self.janitor)
+        self.janitor.on_tick = self.tracing.flush
+        resume = UserResume(self.registry, self.link, keys, self.janitor)
         self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing)
-        self.questions = Survey(self.link, keys)
+        self.survey = Survey(self.link, keys)
         self.stats = Stats(self.link, keys)
         self.gate = Gate(
             settings,
@@ -102,20 +104,20 @@ class Worker:
             self.janitor,
             self.directory,
             start.handover_path,
-            lambda: self.registry.ready and not self.brake.on,
+            lambda: self.registry.ready and not self.backpressure.on,
             _max_connections(),
         )
         self.janitor.head_late = self.gate.head_late
-        self.doors = Listeners(start, self.gate)
-        self.port, self.tls_port = self.doors.port, self.doors.tls_port
+        self.listeners = Listeners(start, self.gate)
+        self.port, self.tls_port = self.listeners.port, self.listeners.tls_port
 
     async def run(self) -> None:
         """Serve until drained."""
         self.loop.set_exception_handler(self._loop_exception)
         self.loop.add_signal_handler(signal.SIGTERM, self.drain)
-        self.child_pipe.attach(self.loop, self._told, _supervisor_died)
-        # From the first moment: /healthz is answered and upgrades are 503, not refused connections.
-        await self.doors.open()
+        self.child_pipe.attach(self.loop, self._supervisor_message, _supervisor_died)
+        # Before Redis is there: /healthz works and upgrades get 503 instead of a refused connection.
+        await self.listeners.open()
         self.janitor.start()
         beginning = self.loop.create_task(self._begin())
         await self._draining.wait()
@@ -127,21 +129,21 @@ class Worker:
         await self.registry.start()
         while not self.registry.ready:
             await asyncio.sleep(0.02)
-        self._tell_stats()
+        self._write_stats()
         self.ready.set()
         self.child_pipe.send({"ready": True})
         log.info("worker ready", worker=self.start_message.number, w=self.registry.w)
 
-    # -- the end -------------------------------------------------------------------------------------------
+    # -- draining ------------------------------------------------------------------------------------------
 
     def stop_listening(self) -> None:
-        """No new connections: the port is closed before anybody is sent away (decisions.md)."""
+        """Close the port, before any connection is closed (worker/README.md "Draining")."""
         self.gate.draining = True
-        if self.doors.close():
+        if self.listeners.close():
             self.child_pipe.send({"listening": False})
 
     def drain(self) -> None:
-        """Send everybody away with 4200, tell Redis that nothing is held here, and end."""
+        """Close all connections with 4200, remove this worker from Redis, and end."""
         self.stop_listening()
         self._draining.set()
 
@@ -156,11 +158,11 @@ class Worker:
         except TimeoutError:
             for connection in list(self.hub.everyone):
                 connection.abort()
-            log.warning("connections cut", count=self.gate.connections, grace_s=grace_s)
+            log.warning("connections aborted", count=self.gate.connections, grace_s=grace_s)
         self.janitor.stop()
-        self.doors.finish()
+        self.listeners.finish()
         self.gate.close()
-        await self.hub.resume.finish()
+        await self.hub.user_resume.finish()
         await self.registry.finish()
         await self.link.close()
         self.child_pipe.close()
@@ -180,21 +182,21 @@ class Worker:
         if self._to_close:
             self.loop.call_later(_SLICE_S, self._close_some)
 
-    # -- what others tell ----------------------------------------------------------------------------------
+    # -- what others say -----------------------------------------------------------------------------------
 
-    def _told(self, message: dict[str, Any]) -> None:
+    def _supervisor_message(self, message: dict[str, Any]) -> None:
         if "stop_listening" in message:
             self.stop_listening()
         if "directory" in message:
-            # The store's version: what Redis kept of an earlier run may be older, and is nobody's to be let in by.
+            # The store's version. Stale app records, left in Redis by an earlier run, must not admit clients.
             self.directory.want(message["directory"])
         if "reload" in message:
-            self.doors.reload()
+            self.listeners.reload()
         if "drain" in message:
             self.drain()
 
     def _app_changed(self, app_id: str, old: App | None, new: App | None) -> None:
-        """A record changed: in force at once, for connections that are open too (decisions.md)."""
+        """An app's record changed. It counts at once, for open connections too."""
         connections = self.hub.of_app(app_id)
         if new is not None:
             for connection in connections:
@@ -206,50 +208,49 @@ class Worker:
             self._close_all(connections, 4001, "the app was deleted")
             return
         self.hub.users.app_changed(old, new)
-        self.hub.resume.app_changed(old, new, connections)
+        self.hub.user_resume.app_changed(old, new, connections)
         if new.user_authentication_timeout_s != old.user_authentication_timeout_s:
-            self.janitor.proof_changed(connections, new.user_authentication_timeout_s)
+            self.janitor.sign_in_timeout_changed(connections, new.user_authentication_timeout_s)
         if not new.enabled:
             self._close_all(connections, 4003, "the app is disabled")
 
-    def _asked(self, message: dict[str, Any]) -> None:
-        """Control asks every worker over `sys`. The answer, how many connections were closed, comes when they are."""
+    def _sys_message(self, message: dict[str, Any]) -> None:
+        """Control or another worker asks every worker over `sys`, or another worker answers."""
         question = message.get("ask")
         if question is None:
-            # Control counts who is listening.
+            if "answer" in message:
+                self.hub.user_resume.answered(message)
             return
+        if question == user_resume.QUESTION:
+            self.hub.user_resume.asked(message)
+            return
+        answer: Any
         if question == "terminate":
-            closed = self.hub.users.terminate(message["app"], message["user"])
+            answer = self.hub.users.terminate(message["app"], message["user"])
         elif question == "close":
-            closed = self.hub.close_socket(message["app"], message["socket"])
+            answer = self.hub.close_socket(message["app"], message["socket"])
         elif question == connection_list.QUESTION:
-            page = connection_list.page_of(self.hub.everyone, message)
-            self.questions.answer(message["id"], self.registry.w, page)
-            return
-        elif question == QUESTION:
-            # A worker asks, and only of those whom Redis names.
-            self.hub.resume.asked(message, self.registry.w, self.questions.answer)
-            return
+            answer = connection_list.page_of(self.hub.everyone, message)
         else:
             log.warning("unknown question", ask=question)
             return
-        self.questions.answer(message["id"], self.registry.w, closed)
+        self.survey.answer(message["id"], self.registry.w, answer)
 
     def _loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.loop_exceptions_total += 1
-        log.error("unhandled", what=context.get("message"), exc_info=context.get("exception"))
+        log.error("unhandled exception", what=context.get("message"), exc_info=context.get("exception"))
 
     def _schedule_flush(self) -> None:
         self.loop.call_soon(self.flusher.flush)
 
-    # -- what this worker tells ----------------------------------------------------------------------------
+    # -- statistics -----------------------------------------------------------------------------------------
 
-    def _tell_stats(self) -> None:
+    def _write_stats(self) -> None:
         if not self.link.up:
             return
         engine, flusher, gate = _engine.counters(), self.flusher, self.gate
         channels, subscriptions = self.hub.occupancy()
-        owed, by_app = self._tell_apps()
+        unsent, by_app = self._apps()
         self.stats.write(
             self.registry.w,
             {
@@ -260,7 +261,7 @@ class Worker:
                 "frames_posted_total": flusher.frames_posted,
                 "frames_written_total": flusher.frames_written,
                 "bytes_written_total": flusher.bytes_written,
-                "bytes_owed": owed,
+                "bytes_owed": unsent,
                 "slow_consumers_closed_total": flusher.overruns,
                 "send_errors_total": flusher.sinks_closed_on_error,
                 "callback_errors_total": engine["callback_errors"],
@@ -272,13 +273,13 @@ class Worker:
                 "channels": channels,
                 "subscriptions": subscriptions,
                 "users": len(self.hub.users),
-                "brakes_total": self.brake.times_on,
-                "handshakes_failed_total": self.doors.handshakes_failed_total,
+                "brakes_total": self.backpressure.times_on,
+                "handshakes_failed_total": self.listeners.handshakes_failed_total,
                 "upgrades_refused_total": gate.upgrades_refused_total,
                 "handed_over_total": gate.handed_over_total,
-                "rewinds_total": self.hub.rewinds.begun,
-                "replayed_total": self.hub.rewinds.replayed,
-                "history_pages_total": self.hub.pages.answered,
+                "rewinds_total": self.hub.replayer.begun,
+                "replayed_total": self.hub.replayer.replayed,
+                "history_pages_total": self.hub.history_requests.answered,
                 "catchups_total": self.registry.catchups,
                 "history_lost_total": self.registry.histories_lost,
                 "by_app": by_app,
@@ -287,38 +288,38 @@ class Worker:
             },
         )
 
-    def _tell_apps(self) -> tuple[int, dict[str, list[int]]]:
-        """Bytes owed to everybody, and by app its connections, its client events and the events that its clients were
-        sent, for the greatest hundred."""
-        owed = 0
+    def _apps(self) -> tuple[int, dict[str, list[int]]]:
+        """Unsent bytes of all connections; and by app its connections, client events and events sent to clients, for
+        the apps with the most connections."""
+        unsent = 0
         connections: Counter[str] = Counter()
         for connection in self.hub.everyone:
-            owed += connection.bytes_owed
+            unsent += connection.bytes_owed
             connections[connection.session.app.id] += 1
         client_events, sent = self.hub.client_events, self.hub.events_sent
-        told = {
+        by_app = {
             app_id: [count, client_events.get(app_id, 0), sent.get(app_id, 0)]
-            for app_id, count in connections.most_common(_APPS_TOLD)
+            for app_id, count in connections.most_common(_MAX_APPS_REPORTED)
         }
-        for app_id in [app_id for app_id in client_events if app_id not in connections][:_APPS_TOLD]:
-            # A counter that went away and came back would look like one that began anew.
-            told.setdefault(app_id, [0, client_events[app_id], sent.get(app_id, 0)])
-        return owed, told
+        # Apps without connections, too: a counter that disappears and returns looks like one that was reset.
+        for app_id in [app_id for app_id in client_events if app_id not in connections][:_MAX_APPS_REPORTED]:
+            by_app.setdefault(app_id, [0, client_events[app_id], sent.get(app_id, 0)])
+        return unsent, by_app
 
 
 def _max_connections() -> int:
-    """What the limit of open files leaves for clients: 95 % of it, less a reserve (failures.md row 14)."""
+    """95 % of the limit of open files, less a reserve (deploy/failures.md "Out of descriptors")."""
     limit, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, int(limit * 0.95) - _RESERVED_DESCRIPTORS)
 
 
 def _supervisor_died() -> None:
-    # Nobody would restart, drain or reap us: clients are better served elsewhere at once.
+    # Without a supervisor nothing would restart, drain or reap this worker. Clients reconnect elsewhere.
     os._exit(1)
 
 
 def main(child_pipe: ChildPipe) -> None:
-    """The process `redpoll worker`: reads who it is from its pipe, runs until drained."""
+    """Run the process `redpoll worker` until it is drained. Its settings come over the child pipe."""
     start = child_pipe.read_start()
     logs.configure(start.settings, f"worker {start.number}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,7 +1,7 @@
-"""What this worker did with traced events: spans for the event trace.
+"""Spans for the event trace: what this worker did with traced events.
 
-An event whose envelope carries a trace id is one that is followed; the hub says when one came and to how many sockets
-it was written, and which sockets were given up while it was owed to them. Knows no Redis: spans go to a TraceWriter.
+An event is traced if its envelope has a trace id. The hub reports when one came, to how many connections it was sent,
+and which connections were closed before they got it. The spans go to a TraceWriter.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from redpoll.cluster.traces import Span, TraceWriter, Triggered
 
 __all__ = ["Tracing"]
 
-# Beyond so many between two flushes, a socket that is given up isn't looked for in their audiences.
-_MOST_RECENT: Final = 100
+# Traced events between two flushes for which dropped connections are recorded.
+_MAX_RECENT: Final = 100
 
 
 class Tracing:
@@ -28,30 +28,30 @@ class Tracing:
         self._writer = writer
         self._worker = worker
         self._clock = clock
-        # Posted since the last flush, and perhaps still owed to some: trace id, app, channel, who hears it.
+        # Sent since the last flush, perhaps not to all yet: trace id, app, channel and its subscribers.
         self._recent: list[tuple[str, str, str, Audience]] = []
 
     def posted(self, trace: bytes, app_id: str, channel: str, audience: Audience, sockets: int) -> None:
-        """An event came and was noted for so many sockets, which are written to at the end of this tick."""
+        """An event came and was queued for this many connections; it is sent at the end of this loop pass."""
         trace_id = trace.decode()
         self._span(trace_id, app_id, "received")
         self._span(trace_id, app_id, "written", channel=channel, sockets=sockets)
-        if len(self._recent) < _MOST_RECENT:
+        if len(self._recent) < _MAX_RECENT:
             self._recent.append((trace_id, app_id, channel, audience))
 
     def dropped(self, app_id: str, socket_id: str, sink: Any) -> None:
-        """A socket is given up with what it was owed: the traced events of its channels that came just before."""
-        for trace_id, of_app, channel, audience in self._recent:
-            if of_app == app_id and sink in audience:
+        """A connection was closed because its send buffer overflowed. Recent traced events of its channels are lost."""
+        for trace_id, event_app_id, channel, audience in self._recent:
+            if event_app_id == app_id and sink in audience:
                 self._span(trace_id, app_id, "dropped", channel=channel, socket_id=socket_id)
 
     def triggered(self, trace_id: str, app_id: str, event: str, channel: str, size: int, socket_id: str) -> None:
-        """A client event was sent on under this trace id."""
+        """A client event was published with this trace id."""
         self._writer.note_triggered(Triggered(trace_id, app_id, self._now_ms(), event, channel, size, socket_id))
         self._span(trace_id, app_id, "accepted")
 
     def flush(self) -> None:
-        """Four times a second: what was noted goes on its way."""
+        """Write the spans. Called four times a second."""
         self._recent.clear()
         self._writer.flush()
 

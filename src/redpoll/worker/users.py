@@ -1,7 +1,7 @@
-"""Which connections of this worker are signed in, and as whom (protocol.md 10).
+"""Which of this worker's connections are signed in, and as which user (protocol/README.md "Users and watchlists").
 
-A user is signed in as long as one connection is, on any worker; the registry is told of each. Knows nothing
-of presence: a member of a channel is not signed in by that.
+A user is signed in while at least one connection is, on any worker; the registry gets each sign-in and sign-out.
+Being a member of a presence channel doesn't sign a user in.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Users"]
 
-# Watchlists of an app that turned them on come in slices: others are served in between.
+# When an app turns watchlists on, so many are handled at a time; other clients are served in between.
 _LISTS_A_SLICE = 50
 
 
 class Users:
-    """This worker's map from user to connections, kept per app."""
+    """This worker's map from user to connections, by app."""
 
     def __init__(self, flusher: Flusher) -> None:
         self.registry: Registry
         self.watchlists = Watchlists(flusher)
         self._flusher = flusher
-        # An audience finds and loses one connection in O(1), in less than half of a set's memory.
+        # An audience adds and discards in O(1) and takes less than half of a set's memory.
         self._connections: dict[tuple[str, str], Audience] = {}
-        # What each asked to watch, in apps without watchlists too: an operator may turn them on.
+        # The watchlists that clients asked for, in apps without watchlists too: an operator may turn them on.
         self._wanted: dict[Connection, tuple[str, ...]] = {}
         self._to_switch: deque[Connection] = deque()
 
@@ -44,12 +44,12 @@ class Users:
         return len(self._connections)
 
     def signed_in(self, connection: Connection, user_id: str, watchlist: tuple[str, ...]) -> None:
-        """`connection` is the user's. Again: nothing but the watchlist is replaced."""
+        """`connection` signed in as this user. A second sign-in replaces only the watchlist."""
         app = connection.session.app
         audience = self._connections.get((app.id, user_id))
         if audience is None:
             audience = self._connections[app.id, user_id] = Audience(self._flusher)
-        # Before the watchlist: who watches themselves finds themselves online.
+        # Before the watchlist, so that users who watch themselves are online.
         if audience.add(connection):
             self.registry.sign_in(app, user_id)
         if watchlist:
@@ -60,7 +60,7 @@ class Users:
             self.watchlists.replace(connection, app.id, watchlist)
 
     def closed(self, connection: Connection) -> None:
-        """Whoever it was signed in as has one connection less. Idempotent."""
+        """`connection` closed, so its user has one connection less. Idempotent."""
         user_id = connection.session.user_id
         if user_id is None:
             return
@@ -74,18 +74,18 @@ class Users:
             self.registry.sign_out(*key)
 
     def app_changed(self, old: App, new: App) -> None:
-        """Watchlists that were turned on are told from now on, those turned off are forgotten."""
+        """The app's record changed. If watchlists were turned on or off, open connections follow."""
         if old.watchlist is new.watchlist:
             return
         idle = not self._to_switch
-        self._to_switch.extend(each for each in self._wanted if each.session.app.id == new.id)
+        self._to_switch.extend(connection for connection in self._wanted if connection.session.app.id == new.id)
         if idle and self._to_switch:
             self._switch_some()
 
     def _switch_some(self) -> None:
         for _ in range(min(_LISTS_A_SLICE, len(self._to_switch))):
             connection = self._to_switch.popleft()
-            # As things stand now: it may have closed, or the switch been turned again.
+            # The connection may have closed, or the setting changed again.
             wanted = self._wanted.get(connection)
             if wanted is not None:
                 app = connection.session.app
@@ -94,8 +94,8 @@ class Users:
             asyncio.get_running_loop().call_soon(self._switch_some)
 
     def terminate(self, app_id: str, user_id: str) -> int:
-        """Close whatever is signed in as this user (protocol.md 10.5); how many that were. Members of presence
-        channels with that id are no matter of it."""
+        """Close the connections that are signed in as this user (protocol/README.md "Users and watchlists"). Returns
+        their number. Presence members with that id are not affected."""
         connections = list(self._connections.get((app_id, user_id), ()))
         for connection in connections:
             connection.shut(4009, "the user's connections were terminated by the app")

@@ -1,7 +1,7 @@
-"""Who of this worker's connections watches whom, and the frames that tell them (protocol.md 10.3).
+"""Which users this worker's connections watch, and their watchlist frames (protocol/README.md "Users and watchlists").
 
-Which users are online the registry says, over all workers and with the debounce of those who went; here it
-becomes one frame a tick and connection. Knows nothing of who is signed in.
+The registry reports which users are online, over all workers and debounced. This module joins the changes of one loop
+pass into one frame per connection. It doesn't know who is signed in.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ __all__ = ["Watchlists"]
 
 
 class _Watched:
-    """A user that somebody here watches. `online` None: not known yet; `told` is what watchers were told last."""
+    """A user whom a connection of this worker watches. `online` is None until it is known; `sent` is the state that
+    watchers were sent last."""
 
-    __slots__ = ("app_id", "online", "told", "user_id", "watchers")
+    __slots__ = ("app_id", "online", "sent", "user_id", "watchers")
 
     def __init__(self, app_id: str, user_id: str, flusher: Flusher) -> None:
         self.app_id = app_id
         self.user_id = user_id
         self.watchers = Audience(flusher)
         self.online: bool | None = None
-        self.told: bool | None = None
+        self.sent: bool | None = None
 
 
 class Watchlists:
-    """`replace` gives a connection its list, `drop` takes it away; `user_state` is the registry's word.
+    """`replace` sets a connection's list, `drop` removes it; the registry calls `user_state`.
 
-    A list is told whole first, as soon as the state of each of its users is known; afterwards what changed.
+    A connection is first sent the states of all users on its list, as soon as all are known, and then the changes.
     """
 
     def __init__(self, flusher: Flusher) -> None:
@@ -45,43 +46,43 @@ class Watchlists:
         self._flusher = flusher
         self._watched: dict[tuple[str, str], _Watched] = {}
         self._lists: dict[Connection, tuple[_Watched, ...]] = {}
-        # Lists that weren't told yet, each with the number of its users whose state isn't known.
-        self._untold: dict[Connection, int] = {}
+        # Connections whose list wasn't sent yet, with the number of users on it whose state isn't known.
+        self._unsent: dict[Connection, int] = {}
         self._complete: list[Connection] = []
         self._changed: dict[_Watched, None] = {}
         self._scheduled = False
 
     @property
     def watched(self) -> int:
-        """How many users are watched here, each counted once."""
+        """The number of different users watched here."""
         return len(self._watched)
 
     def replace(self, connection: Connection, app_id: str, user_ids: Iterable[str]) -> None:
-        """From now on `connection` watches these, all different, and nobody else; it is told all their states."""
+        """`connection` watches these users from now on, all different, and no others. It is sent all their states."""
         before = self._lists.pop(connection, ())
-        # The new ones first: whoever is on both lists isn't asked for again.
+        # The new list first, so that users on both lists aren't asked for again.
         users = tuple(self._watch(connection, app_id, user_id) for user_id in user_ids)
-        kept = set(users)
-        for each in before:
-            if each not in kept:
-                self._unwatch(connection, each)
+        remaining = set(users)
+        for watched in before:
+            if watched not in remaining:
+                self._unwatch(connection, watched)
         if not users:
-            self._untold.pop(connection, None)
+            self._unsent.pop(connection, None)
             return
         self._lists[connection] = users
-        self._untold[connection] = unknown = sum(each.online is None for each in users)
+        self._unsent[connection] = unknown = sum(watched.online is None for watched in users)
         if not unknown:
             self._complete.append(connection)
             self._schedule()
 
     def drop(self, connection: Connection) -> None:
-        """It watches nobody any more. Idempotent."""
-        for each in self._lists.pop(connection, ()):
-            self._unwatch(connection, each)
-        self._untold.pop(connection, None)
+        """`connection` watches no users any more. Idempotent."""
+        for watched in self._lists.pop(connection, ()):
+            self._unwatch(connection, watched)
+        self._unsent.pop(connection, None)
 
     def user_state(self, app_id: str, user_id: str, online: bool) -> None:
-        """The state of a watched user: known now, or changed."""
+        """The state of a watched user became known or changed."""
         watched = self._watched.get((app_id, user_id))
         if watched is None or watched.online is online:
             return
@@ -90,11 +91,11 @@ class Watchlists:
             self._changed[watched] = None
             self._schedule()
             return
-        watched.online = watched.told = online
-        # No list that holds an unknown user was told, so all its watchers are counted.
+        watched.online = watched.sent = online
+        # Lists with an unknown user weren't sent, so all its watchers are in `_unsent`.
         for connection in watched.watchers:
-            self._untold[connection] -= 1
-            if not self._untold[connection]:
+            self._unsent[connection] -= 1
+            if not self._unsent[connection]:
                 self._complete.append(connection)
                 self._schedule()
 
@@ -102,7 +103,7 @@ class Watchlists:
         watched = self._watched.get((app_id, user_id))
         if watched is None:
             watched = self._watched[app_id, user_id] = _Watched(app_id, user_id, self._flusher)
-            watched.online = watched.told = self.registry.watch(app_id, user_id)
+            watched.online = watched.sent = self.registry.watch(app_id, user_id)
         watched.watchers.add(connection)
         return watched
 
@@ -113,37 +114,37 @@ class Watchlists:
             self._changed.pop(watched, None)
             self.registry.unwatch(watched.app_id, watched.user_id)
 
-    # -- telling -------------------------------------------------------------------------------------------
+    # -- sending -------------------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._tell)
+            asyncio.get_running_loop().call_soon(self._send)
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         self._scheduled = False
-        self._tell_changes()
+        self._send_changes()
         complete, self._complete = self._complete, []
         for connection in complete:
-            # It may have left, or been given another list, since.
-            if self._untold.get(connection) == 0:
-                del self._untold[connection]
+            # The connection may have closed or got another list since.
+            if self._unsent.get(connection) == 0:
+                del self._unsent[connection]
                 users = self._lists[connection]
-                came = [each.user_id for each in users if each.online]
-                went = [each.user_id for each in users if not each.online]
+                came = [watched.user_id for watched in users if watched.online]
+                went = [watched.user_id for watched in users if not watched.online]
                 connection.send(_frame.text(frames.watchlist_events(came, went)))
 
-    def _tell_changes(self) -> None:
+    def _send_changes(self) -> None:
         changed, self._changed = self._changed, {}
         news: dict[Connection, tuple[list[str], list[str]]] = {}
         for watched in changed:
-            if watched.online is watched.told:
+            if watched.online is watched.sent:
                 continue
-            watched.told = watched.online
+            watched.sent = watched.online
             for connection in watched.watchers:
-                if connection not in self._untold:
+                if connection not in self._unsent:
                     news.setdefault(connection, ([], []))[not watched.online].append(watched.user_id)
-        # Many watch the same few: one frame for all to whom the same happened.
+        # Many connections watch the same users, so equal frames are made once.
         made: dict[tuple[tuple[str, ...], tuple[str, ...]], bytes] = {}
         for connection, (came, went) in news.items():
             key = (tuple(came), tuple(went))

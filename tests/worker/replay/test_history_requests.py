@@ -43,7 +43,7 @@ async def test_the_newest_come_oldest_first_as_they_were_published(bench):
     assert last["data"] == "8"
     assert first["offset"] // 1000 == first["time_ms"]
     assert numbers(await page(client, limit=2)) == [7, 8]
-    assert worker.hub.pages.answered == 2
+    assert worker.hub.history_requests.answered == 2
 
 
 async def test_from_page_to_page_in_both_directions(bench):
@@ -113,7 +113,7 @@ async def test_many_questions_are_answered_in_their_order(bench):
         await client.send(HISTORY, {"channel": "kept-a", "limit": limit})
     answers = [json.loads((await client.next())["data"]) for _ in range(30)]
     assert [len(answer["messages"]) for answer in answers] == list(range(1, 31))
-    await bench.settled(worker, lambda: not worker.hub.pages._asked)
+    await bench.settled(worker, lambda: not len(worker.hub.history_requests))
 
 
 async def test_who_does_not_read_the_answers_may_ask_only_so_often(bench):
@@ -125,7 +125,7 @@ async def test_who_does_not_read_the_answers_may_ask_only_so_often(bench):
     asked = AskHistory("kept-a", 1, None, None)
     # None of them is answered before the loop turns.
     for _ in range(103):
-        worker.hub.pages.ask(connection, asked)
+        worker.hub.history_requests.ask(connection, asked)
     for _ in range(3):
         refused = (await client.until("pusher:error"))["data"]
         assert "100 earlier requests" in refused["message"]
@@ -164,7 +164,7 @@ async def test_who_closes_or_leaves_meanwhile_costs_nothing(bench):
             await client.send(HISTORY, {"channel": "kept-a", "limit": 500})
     await leaving.send("pusher:unsubscribe", {"channel": "kept-a"})
     closing.socket.transport.abort()
-    await bench.settled(worker, lambda: not worker.hub.pages._asked)
+    await bench.settled(worker, lambda: not len(worker.hub.history_requests))
     assert worker.loop_exceptions_total == 0
 
 

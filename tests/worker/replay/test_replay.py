@@ -1,14 +1,14 @@
-"""The bookkeeping of replays: which messages of a page a socket gets, and where unkept events come among them."""
+"""One replay: which messages of a page a connection gets, and where unstored events come among them."""
 
 from redpoll._fanout import Flusher
 from redpoll.cluster.envelopes import event_envelope, event_tail
 from redpoll.cluster.history import Page, Row
 from redpoll.cluster.membership.local_channel import CHANNEL, HistoryPosition, LocalChannel
-from redpoll.worker.replay.replay import NOWHERE, Past, Replay, Sheet
+from redpoll.worker.replay.replay import MAX_OFFSET, Answer, HistoryReaders, Kind, PageFrames, Replay, State
 
 
 class Sink:
-    """What a replay asks of a connection."""
+    """What a replay needs of a connection."""
 
     def __init__(self, sid: tuple[int, int] = (1, 2)) -> None:
         self.sid_hi, self.sid_lo = sid
@@ -27,71 +27,91 @@ def page_of(*offsets: int, more: bool = False, skip: str | None = None, event: s
     return Page("e", offsets[-1] if offsets else 9, rows, more)
 
 
-def replay_of(past: Past, sid: tuple[int, int] = (1, 2)) -> Replay:
+def replay_of(readers: HistoryReaders, sid: tuple[int, int] = (1, 2)) -> Replay:
     local_channel = LocalChannel("1", "c", CHANNEL, b"t")
     local_channel.history = HistoryPosition("e", 30, True)
-    replay = Replay(local_channel, Sink(sid), 0.0)
-    past.replays[replay.connection] = replay
+    replay = Replay(local_channel, Sink(sid), 0.0, answer=Answer(b"", None))
+    readers.replays[replay.connection] = replay
     return replay
 
 
-class TestSheet:
+class TestPageFrames:
     def test_a_page_says_whether_something_is_missing_before_it(self):
-        sheet = Sheet(page_of(10, 20, 30), b"c")
-        assert [sheet.unbroken(at) for at in (8, 9, 15, 20, 30, 31)] == [False, True, False, True, True, False]
+        page_frames = PageFrames(page_of(10, 20, 30), b"c")
+        assert [page_frames.unbroken(at) for at in (8, 9, 15, 20, 30, 31)] == [False, True, False, True, True, False]
 
-    def test_what_lies_behind_a_page_it_does_not_know(self):
-        sheet = Sheet(page_of(10, 20, more=True), b"c")
-        assert sheet.unbroken(10) is True
-        assert sheet.unbroken(20) is None
+    def test_a_page_does_not_know_what_follows_it(self):
+        page_frames = PageFrames(page_of(10, 20, more=True), b"c")
+        assert page_frames.unbroken(10) is True
+        assert page_frames.unbroken(20) is None
 
     def test_frames_are_joined_and_made_once_for_all(self):
-        sheet = Sheet(page_of(10, 20, 30), b"c")
-        (plain,) = sheet.frames(Sink(), 1, 3, False)
-        assert sheet.frames(Sink((3, 4)), 1, 3, False)[0] is plain
+        page_frames = PageFrames(page_of(10, 20, 30), b"c")
+        (plain,) = page_frames.frames(Sink(), 1, 3, False)
+        assert page_frames.frames(Sink((3, 4)), 1, 3, False)[0] is plain
         assert plain.count(b'"channel":"c"') == 2
-        (with_offsets,) = sheet.frames(Sink(), 1, 3, True)
+        (with_offsets,) = page_frames.frames(Sink(), 1, 3, True)
         assert b'"offset":20' in with_offsets
         assert b'"offset":30' in with_offsets
 
-    def test_the_socket_that_was_excluded_gets_the_others(self):
+    def test_an_excluded_socket_gets_the_other_messages(self):
         page = page_of(10, 20)
         excluding = page._replace(rows=[page.rows[0], Row(20, 10, event_tail("n", "20", skip="1.2"))])
-        sheet = Sheet(excluding, b"c")
-        assert len(sheet.frames(Sink((1, 2)), 0, 2, False)) == 1
-        assert b"".join(sheet.frames(Sink((3, 4)), 0, 2, False)).count(b'"event":"n"') == 2
+        page_frames = PageFrames(excluding, b"c")
+        assert len(page_frames.frames(Sink((1, 2)), 0, 2, False)) == 1
+        assert b"".join(page_frames.frames(Sink((3, 4)), 0, 2, False)).count(b'"event":"n"') == 2
 
-    def test_client_events_are_told_from_the_servers(self):
-        assert not Sheet(page_of(10, 20, event="client-n"), b"c").has_server_event(0, 2)
-        assert Sheet(page_of(10, 20), b"c").has_server_event(1, 2)
+    def test_client_events_and_server_events_are_distinguished(self):
+        assert not PageFrames(page_of(10, 20, event="client-n"), b"c").has_server_event(0, 2)
+        assert PageFrames(page_of(10, 20), b"c").has_server_event(1, 2)
 
 
-class TestLateEvents:
-    def test_they_come_behind_what_was_there_before_them(self):
-        past = Past(Flusher(lambda: None))
-        replay = replay_of(past)
-        past.put_behind(event_envelope("late", "1"), b"c", 10)
-        past.put_behind(event_envelope("late", "2"), b"c", 20)
-        assert past.take_late(replay, 10) == []
-        (first,) = past.take_late(replay, 20)
+class TestUnstoredEvents:
+    def test_they_come_after_earlier_stored_messages(self):
+        readers = HistoryReaders(Flusher(lambda: None))
+        replay = replay_of(readers)
+        readers.queue_unstored(event_envelope("unstored", "1"), b"c", 10)
+        readers.queue_unstored(event_envelope("unstored", "2"), b"c", 20)
+        assert readers.take_unstored(replay, 10) == []
+        (first,) = readers.take_unstored(replay, 20)
         assert b'"data":"1"' in first
-        (second,) = past.take_late(replay, NOWHERE)
+        (second,) = readers.take_unstored(replay, MAX_OFFSET)
         assert b'"data":"2"' in second
-        assert past.take_late(replay, NOWHERE) == []
+        assert readers.take_unstored(replay, MAX_OFFSET) == []
 
-    def test_nobody_hears_their_own(self):
-        past = Past(Flusher(lambda: None))
-        replay, other = replay_of(past, (1, 2)), replay_of(past, (3, 4))
-        past.put_behind(event_envelope("late", "1", skip="1.2"), b"c", 10)
-        assert past.take_late(replay, NOWHERE) == []
-        assert len(past.take_late(other, NOWHERE)) == 1
+    def test_a_client_does_not_get_its_own(self):
+        readers = HistoryReaders(Flusher(lambda: None))
+        replay, other = replay_of(readers, (1, 2)), replay_of(readers, (3, 4))
+        readers.queue_unstored(event_envelope("unstored", "1", skip="1.2"), b"c", 10)
+        assert readers.take_unstored(replay, MAX_OFFSET) == []
+        assert len(readers.take_unstored(other, MAX_OFFSET)) == 1
 
-    def test_too_many_go_out_at_once(self):
-        past = Past(Flusher(lambda: None))
-        told, waiting = replay_of(past), replay_of(past, (3, 4))
-        told.told = True
+    def test_too_many_are_sent_at_once(self):
+        readers = HistoryReaders(Flusher(lambda: None))
+        answered, waiting = replay_of(readers), replay_of(readers, (3, 4))
+        answered.answer = None
         for n in range(30):
-            past.put_behind(event_envelope("late", f"{n} " + "x" * 10_000), b"c", 10)
-        assert b"".join(told.connection.sent).count(b'"event":"late"') >= 26
+            readers.queue_unstored(event_envelope("unstored", f"{n} " + "x" * 10_000), b"c", 10)
+        assert b"".join(answered.connection.sent).count(b'"event":"unstored"') >= 26
         assert waiting.connection.sent == []
-        assert past.late_bytes < 60_000
+        assert readers.unstored_bytes < 60_000
+
+
+class TestState:
+    def test_a_replay_can_be_printed(self):
+        replay = replay_of(HistoryReaders(Flusher(lambda: None)))
+        assert repr(replay) == "<Replay of c to 1.2: stock, locating its first offset, at ≤ 30>"
+        replay.state, replay.kind, replay.at, replay.exact = State.WAITING_FOR_DRAIN, Kind.CONTINUING, 20, True
+        assert repr(replay) == "<Replay of c to 1.2: continuing, waiting for the client to read, at 20>"
+
+    def test_a_replay_is_over_when_it_is_live_or_left(self):
+        readers = HistoryReaders(Flusher(lambda: None))
+        finished, left = replay_of(readers), replay_of(readers, (3, 4))
+        assert not finished.over
+        readers.replaying = readers.recovering = set()
+        readers.finish(finished)
+        assert readers.discard(left.connection)
+        assert (finished.state, left.state) == (State.LIVE, State.LEFT)
+        assert finished.over
+        assert left.over
+        assert not readers.replays

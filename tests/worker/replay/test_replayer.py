@@ -37,9 +37,9 @@ class Withheld:
     """A worker's history whose pages come when the test says so."""
 
     def __init__(self, worker) -> None:
-        self.history = worker.hub.rewinds.history
+        self.history = worker.hub.replayer.pages.history
         self.waiting: list = []
-        worker.hub.rewinds.attach_history(self)
+        worker.hub.replayer.pages.history = self
 
     def page(self, *args) -> None:
         self.waiting.append(args)
@@ -51,7 +51,7 @@ class Withheld:
         self.history.locate(*args, **kwargs)
 
     def go_on(self, worker) -> None:
-        worker.hub.rewinds.attach_history(self.history)
+        worker.hub.replayer.pages.history = self.history
         for args in self.waiting:
             self.history.page(*args)
 
@@ -67,7 +67,7 @@ class TestByRule:
         await bench.publish_numbers("kept-a", range(10, 12))
         assert numbers(await client.events(2)) == [10, 11]
         await client.nothing_more()
-        assert worker.hub.registry.local_channel("1", "kept-a").audience.past is None
+        assert worker.hub.registry.local_channel("1", "kept-a").audience.readers is None
 
     async def test_by_time(self, bench):
         worker = await bench.start()
@@ -95,7 +95,7 @@ class TestByRule:
         assert (await client.subscribe("other"))["data"] == "{}"
         await bench.publish_numbers("other", range(1))
         assert await client.events(1) == [{"event": "n", "channel": "other", "data": "0"}]
-        assert worker.hub.registry.local_channel("1", "other").audience.past is None
+        assert worker.hub.registry.local_channel("1", "other").audience.readers is None
 
     async def test_many_pages_are_each_message_once_while_publishing_goes_on(self, bench):
         one, other = await bench.start(), await bench.start()
@@ -134,7 +134,7 @@ class TestByRule:
             client = await bench.client(worker, query=query, max_queue=1, sock=raw)
             for channel in channels:
                 await client.ask(channel, rewind={"count": 20})
-            await bench.settled(worker, lambda: worker.hub.rewinds.parked)
+            await bench.settled(worker, lambda: worker.hub.replayer.waiting)
             assert len(await client.events(60 * 20)) == 60 * 20
             await client.nothing_more()
 
@@ -149,7 +149,7 @@ class TestByRule:
             assert numbers(await client.events(640)) == list(range(640))
         # Ten pages for one of them; each alone would be 200.
         assert worker.registry.history.pages - before <= 60
-        assert worker.hub.rewinds.replayed == 20 * 640
+        assert worker.hub.replayer.replayed == 20 * 640
 
 
 class TestAsked:
@@ -521,7 +521,9 @@ class TestLiveEventsWaitBehind:
             await talker.send("client-said", str(n), channel="private-a")
             await bench.settled(
                 worker,
-                lambda n=n: len(worker.hub.registry.local_channel("1", "private-a").audience.past.late) == n // 2,
+                lambda n=n: (
+                    len(worker.hub.registry.local_channel("1", "private-a").audience.readers.unstored) == n // 2
+                ),
             )
             await bench.publish_numbers("private-a", range(n + 1, n + 2))
             await talker.until("n")
@@ -540,11 +542,11 @@ class TestLiveEventsWaitBehind:
         leaving, closing = await bench.client(worker), await bench.client(worker)
         await leaving.ask("kept-a", since=since)
         await closing.subscribe("kept-a", rewind={"count": 2})
-        past = worker.hub.registry.local_channel("1", "kept-a").audience.past
-        await bench.settled(worker, lambda: len(past.replays) == 2)
+        readers = worker.hub.registry.local_channel("1", "kept-a").audience.readers
+        await bench.settled(worker, lambda: len(readers.replays) == 2)
         await leaving.send("pusher:unsubscribe", {"channel": "kept-a"})
         closing.socket.transport.abort()
-        await bench.settled(worker, lambda: not past.replays)
+        await bench.settled(worker, lambda: not readers.replays)
         withheld.go_on(worker)
         await leaving.nothing_more()
         await bench.settled(worker, lambda: worker.hub.registry.local_channel("1", "kept-a").confirmed == 1)
@@ -560,8 +562,8 @@ class TestLiveEventsWaitBehind:
         stock, recovering = await bench.client(worker), await bench.client(worker, query=RECOVER)
         await stock.subscribe("kept-a", rewind={"count": 200})
         await recovering.ask("kept-a", rewind={"count": 200})
-        past = worker.hub.registry.local_channel("1", "kept-a").audience.past
-        await bench.settled(worker, lambda: len(past.replays) == 2)
+        readers = worker.hub.registry.local_channel("1", "kept-a").audience.readers
+        await bench.settled(worker, lambda: len(readers.replays) == 2)
         epoch = await history_of(bench).clear("1", "kept-a")
         assert data_of(await recovering.until(SUCCEEDED))["epoch"] == epoch
         await bench.publish_numbers("kept-a", range(200, 202))
@@ -604,8 +606,8 @@ class TestSlowReaders:
         await bench.publish_numbers("kept-a", range(6000), f"{{n}} {padding}")
         slow = await bench.client(worker, max_queue=1)
         await slow.ask("kept-a", rewind={"seconds": 600})
-        rewinds = worker.hub.rewinds
-        await bench.settled(worker, lambda: rewinds.parked)
+        replayer = worker.hub.replayer
+        await bench.settled(worker, lambda: replayer.waiting)
         owed = max(connection.bytes_owed for connection in worker.hub.everyone)
         assert owed < 640 * 1024
         quick = await bench.client(worker)
@@ -616,7 +618,7 @@ class TestSlowReaders:
         told = [int(frame["data"].split()[0]) for frame in await slow.events(6100)]
         assert told == list(range(6100))
         await slow.nothing_more()
-        assert not rewinds.parked
+        assert not replayer.waiting
 
     async def test_one_that_never_catches_up_is_told_so_and_goes_on_live(self, bench):
         worker = await bench.start()

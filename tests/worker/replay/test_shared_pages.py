@@ -1,4 +1,4 @@
-"""Which page is read next, and for whom: replays of one channel, a history that the test answers for."""
+"""Which page is read next, and for which replays. The test answers for the history."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from redpoll.cluster.envelopes import event_tail
 from redpoll.cluster.history import Page, Row
 from redpoll.cluster.link import LinkDown
 from redpoll.cluster.membership.local_channel import CHANNEL, HistoryPosition, LocalChannel
-from redpoll.worker.hub import Channel
-from redpoll.worker.replay.replay import PARKED, READY, Past, Replay
+from redpoll.worker.channel import Channel
+from redpoll.worker.replay.replay import Replay, State
 from redpoll.worker.replay.shared_pages import SharedPages
 
 
@@ -35,55 +35,54 @@ class History:
 
 
 class Table:
-    """One channel, and who is told what of it."""
+    """One channel and what its replays were served."""
 
     def __init__(self) -> None:
         self.history = History()
         self.served: list[tuple[str, int]] = []
         self.lost = 0
-        self.parked: list[Replay] = []
+        self.retried: list[Replay] = []
         self.local_channel = LocalChannel("1", "c", CHANNEL, b"t")
         self.local_channel.history = HistoryPosition("e", 100, True)
         self.local_channel.audience = Channel(Flusher(lambda: None), b"c")
-        self.past = self.local_channel.audience.past = Past(self.local_channel.audience.flusher)
-        self.readings = SharedPages(self, self.on_page, self.on_lost)
-        self.readings.history = self.history
+        self.readers = self.local_channel.audience.make_readers()
+        self.pages = SharedPages(self.history, self, self.on_page, self.on_lost)
         self.fails = False
 
-    def put(self, replay: Replay, wait_s: float) -> None:
-        replay.state = PARKED
-        self.parked.append(replay)
+    def wait_retry(self, replay: Replay) -> None:
+        replay.state = State.WAITING_TO_RETRY
+        self.retried.append(replay)
 
     def add(self, name: str, at: int) -> Replay:
-        client = Client(name, self.past.replaying.flusher)
+        client = Client(name, self.readers.replaying.flusher)
         replay = Replay(self.local_channel, client, 0.0)
-        replay.at, replay.state = at, READY
-        self.past.replays[client] = replay
-        self.readings.go_on(self.local_channel)
+        replay.at, replay.state = at, State.WAITING_FOR_PAGE
+        self.readers.replays[client] = replay
+        self.pages.read_next(self.local_channel)
         return replay
 
-    def on_page(self, replay, past, sheet) -> None:
+    def on_page(self, replay, readers, page) -> None:
         if self.fails:
             raise ValueError("no frame")
-        self.served.append((replay.connection.name, len(sheet.offsets) - sheet.start(replay.at)))
-        replay.at = max(replay.at, sheet.offsets[-1])
+        self.served.append((replay.connection.name, len(page.offsets) - page.start(replay.at)))
+        replay.at = max(replay.at, page.offsets[-1])
         if replay.at >= 100:
-            past.finish(replay)
+            readers.finish(replay)
 
-    def on_lost(self, past) -> None:
+    def on_lost(self, readers) -> None:
         self.lost += 1
-        for replay in list(past.replays.values()):
-            past.finish(replay)
+        for replay in list(readers.replays.values()):
+            readers.finish(replay)
 
 
-def test_those_who_wait_share_one_reading_from_the_lowest_place():
+def test_waiting_replays_share_pages_from_the_lowest_offset():
     table = Table()
     table.add("a", 50)
     table.add("b", 20)
     table.add("c", 40)
     assert table.history.asked == [50]
     table.history.answer(51, 52, more=True)
-    # The round that began at 50 goes on; the others have to wait for it.
+    # The reading that began at 50 goes on; the others wait for it.
     assert table.served == [("a", 2)]
     assert table.history.asked == [50, 52]
     table.history.answer(100)
@@ -93,43 +92,43 @@ def test_those_who_wait_share_one_reading_from_the_lowest_place():
     assert table.history.asked[-1] == 44
 
 
-def test_who_comes_later_joins_where_the_reading_has_got_to():
+def test_a_later_replay_joins_when_the_reading_reaches_it():
     table = Table()
     table.add("a", 10)
     table.add("b", 30)
     table.history.answer(11, 12, more=True)
     assert table.served == [("a", 2)]
-    assert [each.connection.name for each in table.past.round] == ["a", "b"]
+    assert [replay.connection.name for replay in table.readers.sharing] == ["a", "b"]
 
 
-def test_who_left_is_not_waited_for():
+def test_a_replay_that_left_is_not_served():
     table = Table()
     leaving = table.add("a", 10)
     table.add("b", 30)
-    table.past.discard(leaving.connection)
+    table.readers.discard(leaving.connection)
     table.history.answer(11, 12, more=True)
     assert table.served == []
     assert table.history.asked == [10, 30]
 
 
-def test_a_page_that_did_not_come_is_asked_for_again_later():
+def test_a_failed_page_is_asked_for_again_later():
     table = Table()
     replay = table.add("a", 10)
     table.history.waiting.pop()(LinkDown(sent=True))
-    assert table.parked == [replay]
+    assert table.retried == [replay]
     assert not table.history.waiting
 
 
 @pytest.mark.parametrize("epoch", ["another", ""])
-def test_another_history_is_nobody_s(epoch):
+def test_a_page_of_another_epoch_ends_the_replays(epoch):
     table = Table()
     table.add("a", 10)
     table.history.answer(11, epoch=epoch)
     assert table.lost == 1
-    assert table.local_channel.audience.past is None
+    assert table.local_channel.audience.readers is None
 
 
-def test_a_page_without_frames_is_not_asked_for_for_ever():
+def test_a_page_that_cannot_be_encoded_is_not_asked_for_again():
     table = Table()
     table.add("a", 10)
     table.fails = True

@@ -96,7 +96,7 @@ class TestSignedInUsers:
         await cut(resuming, worker, client)
         await left_word(resuming, "7")
         await resuming.publish_numbers("news", range(10))
-        history, waiting = worker.hub.rewinds.history, []
+        history, waiting = worker.hub.replayer.pages.history, []
 
         class Withheld:
             locate = staticmethod(history.locate)
@@ -104,13 +104,13 @@ class TestSignedInUsers:
             def page(self, *args) -> None:
                 waiting.append(args)
 
-        worker.hub.rewinds.attach_history(Withheld())
+        worker.hub.replayer.pages.history = Withheld()
         again = await resuming.client(worker)
         await again.subscribe("news")
         await resuming.settled(worker, lambda: waiting)
         await again.sign_in("7")
-        await resuming.settled(worker, lambda: all(each.known for each in worker.hub.resume._returned.values()))
-        worker.hub.rewinds.attach_history(history)
+        await resuming.settled(worker, lambda: all(each.known for each in worker.hub.user_resume._returned.values()))
+        worker.hub.replayer.pages.history = history
         for args in waiting:
             history.page(*args)
         assert numbers(await again.events(10)) == list(range(10))
@@ -167,15 +167,20 @@ class TestSignedInUsers:
             await client.sign_in("guest")
 
         def settled() -> bool:
-            return all(each.known for each in worker.hub.resume._returned.values())
+            return all(each.known for each in worker.hub.user_resume._returned.values())
 
         await resuming.settled(worker, settled)
-        pings = []
-        listen = worker.janitor.listen
-        worker.janitor.listen = lambda connection: (pings.append(connection), listen(connection))[1]
+        pinged = []
+        ping = worker.janitor.ping
+
+        async def record(connections, *args):
+            pinged.extend(connections)
+            return await ping(connections, *args)
+
+        worker.janitor.ping = record
         await clients[-1].sign_in("guest")
         await resuming.settled(worker, settled)
-        assert [each.session.socket_id for each in pings] == [each.socket_id for each in clients[7:-1]]
+        assert [connection.session.socket_id for connection in pinged] == [each.socket_id for each in clients[7:-1]]
 
     async def test_a_stranger_a_first_visit_and_another_app_are_told_nothing(self, resuming):
         worker = await resuming.start()
@@ -275,8 +280,8 @@ class TestTheWord:
         client = await bench.client(worker)
         await client.sign_in("7")
         await client.subscribe("presence-p", {"user_id": "7"})
-        resume = worker.hub.resume
-        assert not any((resume._users, resume._sockets, resume._places, resume._timer))
+        resume = worker.hub.user_resume
+        assert not any((resume._users, resume._connections, resume._attached_at, resume._timer))
         await cut(bench, worker, client)
         await bench.settled(worker, lambda: worker.registry.local_channel("1", "presence-p") is None)
         assert word_for(bench, "7")[0] is None
@@ -288,8 +293,8 @@ class TestTheWord:
         await client.sign_in("7")
         await client.subscribe("news")
         await cut(resuming, worker, client)
-        resume = worker.hub.resume
-        assert not any((resume._users, resume._sockets, resume._places, resume._returned))
+        resume = worker.hub.user_resume
+        assert not any((resume._users, resume._connections, resume._attached_at, resume._returned))
         await left_word(resuming, "7")
         await left_word(resuming, "m")
         await resuming.settled(worker, lambda: not resume._tasks)
@@ -305,4 +310,4 @@ class TestTheWord:
         await left_word(bench, "7")
         await left_word(bench, "m")
         await bench.change(user_resume_s=0)
-        assert not worker.hub.resume._users
+        assert not worker.hub.user_resume._users

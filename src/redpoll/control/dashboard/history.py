@@ -19,12 +19,12 @@ from redpoll.control.response import Response
 from redpoll.control.router import Route
 from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.errors import ApiError
+from redpoll.protocol.history import MAX_STORED_MESSAGES
 
 __all__ = ["HistoryPages"]
 
 _PAGE: Final = 50
 _MOST_NAMES: Final = 200
-_MOST_KEPT: Final = 10_000
 UNITS: Final = {"seconds": 1, "minutes": 60, "hours": 3_600, "days": 86_400}
 _MOST_S: Final = 2_592_000
 
@@ -69,7 +69,7 @@ class HistoryPages:
         replay_count, replay_lasts and replay_unit, client_events."""
         app, form = visit.app, visit.form
         match = form.choice("match", ("channel", "prefix"), "channel")
-        keep = form.number("keep", 0, _MOST_KEPT)
+        keep = form.number("keep", 0, MAX_STORED_MESSAGES)
         if not form.text("keep"):
             form.fault("keep", "Say how many messages; 0 makes an exception to a wider rule.")
         replay = form.choice("replay", ("none", "count", "seconds"), "none")

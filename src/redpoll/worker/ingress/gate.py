@@ -80,6 +80,7 @@ class Gate:
         self.flusher = flusher
         self.max_message_bytes = settings.max_message_bytes
         self.perform = hub.perform
+        self.pong_received = janitor.pong_received
         self.hub = hub
         self.janitor = janitor
         self._directory = directory

@@ -1,130 +1,155 @@
-"""Answers to `pusher:history`: a page of what a channel keeps, for a client that asked for it (protocol.md 13).
+"""Answers `pusher:history`: a client asks for one page of a channel's stored messages.
 
-One question of a connection at a time, in their order, and the next when the client has read most of the answer: so
-neither a long history nor many questions hold up anybody else. Who may ask the session has judged.
+Requests of one connection are answered one at a time, in order, and the next one only when the client has read most of
+the answer. So neither a long history nor many requests delay other clients. The session has checked the permission.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from redpoll import _frame
 from redpoll.cluster.bus import Unavailable
-from redpoll.cluster.history import InvalidOffset, Page, UnknownEpoch
+from redpoll.cluster.history import History, InvalidOffset, Page, UnknownEpoch
 from redpoll.protocol import frames
-from redpoll.protocol.effects import AskHistory
+from redpoll.protocol.effects import AskHistory, Effect
 from redpoll.protocol.history import Position, Told
+from redpoll.worker.drained import DrainSignal
 
 if TYPE_CHECKING:
     from redpoll.worker.connection import Connection
-    from redpoll.worker.hub import Hub
 
 __all__ = ["HistoryRequests"]
 
-# Of an answer, as it is sent; one message alone may have more.
-_MOST_BYTES = 256 * 1024
-_MOST_OWED_BYTES = 256 * 1024
-_LOOK_S = 0.02
-# Of one connection: as many as it may ask for at once (protocol/session.py).
-_MOST_WAITING = 100
-# Readings at a time, each of up to 128 KiB a step: the rest of a worker shares the connection with them.
-_MOST_READING = 8
+# Of one answer as it is sent; a single message may be larger.
+_MAX_ANSWER_BYTES: Final = 256 * 1024
+# Requests of one connection that wait: as many as a client may send at once (protocol/README.md "History and
+# recovery").
+_MAX_WAITING: Final = 100
+# Answers that are read from Redis at a time, in steps of up to 128 KiB. The worker's events use the same connection.
+_MAX_READING: Final = 8
 
 _encode = msgspec.json.Encoder().encode
 
 
+class _Requests:
+    """The requests of one connection. `drained` is set while the next one waits for the client to read."""
+
+    __slots__ = ("drained", "waiting")
+
+    def __init__(self, request: AskHistory) -> None:
+        self.waiting = deque((request,))
+        self.drained: asyncio.Event | None = None
+
+
 class HistoryRequests:
-    """All questions of a worker's clients. `answered` counts answers, for /metrics."""
+    """The requests of all clients of a worker. `answered` counts answers, for /metrics.
 
-    def __init__(self, hub: Hub) -> None:
+    `perform` carries out a session's effects (`Hub.perform`).
+    """
+
+    def __init__(
+        self, history: History, perform: Callable[[Connection, Sequence[Effect]], None], drain: DrainSignal
+    ) -> None:
         self.answered = 0
-        self._hub = hub
-        self._asked: dict[Connection, deque[AskHistory]] = {}
+        self._history = history
+        self._perform = perform
+        self._drain = drain
+        self._requests: dict[Connection, _Requests] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._reading = asyncio.Semaphore(_MOST_READING)
+        self._reading = asyncio.Semaphore(_MAX_READING)
 
-    def ask(self, connection: Connection, asked: AskHistory) -> None:
-        """Answers behind what this connection asked before."""
-        waiting = self._asked.get(connection)
-        if waiting is not None:
-            if len(waiting) < _MOST_WAITING:
-                waiting.append(asked)
-            else:
-                self._refuse(connection, asked, f"{_MOST_WAITING} earlier requests wait to be answered")
-            return
-        self._asked[connection] = deque((asked,))
-        task = asyncio.get_running_loop().create_task(self._answer_all(connection))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def __len__(self) -> int:
+        """Connections whose requests aren't all answered."""
+        return len(self._requests)
+
+    def ask(self, connection: Connection, request: AskHistory) -> None:
+        """Answer `request` after the connection's earlier ones."""
+        requests = self._requests.get(connection)
+        if requests is None:
+            self._requests[connection] = _Requests(request)
+            task = asyncio.get_running_loop().create_task(self._answer_all(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        elif len(requests.waiting) < _MAX_WAITING:
+            requests.waiting.append(request)
+        else:
+            self._refuse(connection, request, f"{_MAX_WAITING} earlier requests wait to be answered")
 
     def closed(self, connection: Connection) -> None:
-        """It isn't interested any more."""
-        self._asked.pop(connection, None)
+        """Drop the connection's requests."""
+        requests = self._requests.pop(connection, None)
+        if requests is not None and requests.drained is not None:
+            requests.drained.set()
 
     async def _answer_all(self, connection: Connection) -> None:
-        while waiting := self._asked.get(connection):
-            asked = waiting.popleft()
+        while (requests := self._requests.get(connection)) is not None:
+            request = requests.waiting.popleft()
             try:
-                await self._answer(connection, asked)
+                await self._answer(connection, request)
             finally:
-                # Whatever went wrong, it may ask again.
-                if not waiting and self._asked.get(connection) is waiting:
-                    del self._asked[connection]
-            while connection in self._asked and connection.bytes_owed >= _MOST_OWED_BYTES:
-                await asyncio.sleep(_LOOK_S)
+                # Also after an error, so that the connection may ask again.
+                if not requests.waiting and self._requests.get(connection) is requests:
+                    del self._requests[connection]
+            if connection in self._requests:
+                requests.drained = asyncio.Event()
+                self._drain.wait(connection, requests.drained.set)
+                await requests.drained.wait()
+                requests.drained = None
 
-    async def _answer(self, connection: Connection, asked: AskHistory) -> None:
-        place = asked.since or asked.before
+    async def _answer(self, connection: Connection, request: AskHistory) -> None:
+        position = request.since or request.before
         try:
             async with self._reading:
-                page = await self._hub.registry.history.read(
+                page = await self._history.read(
                     connection.session.app.id,
-                    asked.channel,
-                    limit=asked.limit,
-                    before=asked.before.offset if asked.before is not None else None,
-                    since=asked.since.offset if asked.since is not None else None,
-                    epoch=place.epoch if place is not None else None,
-                    max_bytes=_MOST_BYTES,
+                    request.channel,
+                    limit=request.limit,
+                    before=request.before.offset if request.before is not None else None,
+                    since=request.since.offset if request.since is not None else None,
+                    epoch=position.epoch if position is not None else None,
+                    max_bytes=_MAX_ANSWER_BYTES,
                 )
         except (UnknownEpoch, InvalidOffset, Unavailable) as fault:
-            self._refuse(connection, asked, str(fault))
+            self._refuse(connection, request, str(fault))
             return
-        if connection not in self._asked or asked.channel not in connection.session.channels:
+        if connection not in self._requests or request.channel not in connection.session.channels:
             return
         if not page.epoch:
-            self._refuse(connection, asked, "no history is kept of it")
+            self._refuse(connection, request, "the channel has no history")
             return
-        if place is not None and place.offset > page.top:
-            self._refuse(connection, asked, str(InvalidOffset(page.top)))
+        if position is not None and position.offset > page.top:
+            self._refuse(connection, request, str(InvalidOffset(page.top)))
             return
-        messages, more = _bounded(page, newest=asked.since is None)
-        after = None
+        messages, more = _bounded(page, newest=request.since is None)
+        next_position = None
         if more and messages:
-            after = str(Position(page.epoch, messages[0 if asked.since is None else -1].offset))
-        connection.send(_frame.text(frames.history(asked.channel, page.epoch, messages, after)))
+            next_position = str(Position(page.epoch, messages[0 if request.since is None else -1].offset))
+        connection.send(_frame.text(frames.history(request.channel, page.epoch, messages, next_position)))
         self.answered += 1
 
-    def _refuse(self, connection: Connection, asked: AskHistory, fault: str) -> None:
-        if connection in self._asked:
-            self._hub.perform(connection, connection.session.history_refused(asked.channel, fault, monotonic()))
+    def _refuse(self, connection: Connection, request: AskHistory, fault: str) -> None:
+        if connection in self._requests:
+            self._perform(connection, connection.session.history_refused(request.channel, fault, monotonic()))
 
 
 def _bounded(page: Page, newest: bool) -> tuple[list[Told], bool]:
-    """As many messages of a page as an answer may have, from its newer or older end, and whether there are others."""
-    told: list[Told] = []
+    """As many messages from the newer or older end of a page as an answer may have, and whether there are others."""
+    messages: list[Told] = []
     size = 0
     for row in reversed(page.rows) if newest else page.rows:
         message = Told(row.offset, row.event, row.data, row.time_ms)
-        # It is text within text: what has to be escaped once has to be again.
+        # The answer's `data` is JSON within JSON, so escaped characters are escaped twice.
         size += len(_encode(_encode(message).decode()))
-        if told and size > _MOST_BYTES:
+        if messages and size > _MAX_ANSWER_BYTES:
             break
-        told.append(message)
+        messages.append(message)
     if newest:
-        told.reverse()
-    return told, page.more or len(told) < len(page.rows)
+        messages.reverse()
+    return messages, page.more or len(messages) < len(page.rows)

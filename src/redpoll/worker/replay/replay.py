@@ -1,13 +1,15 @@
-"""What of a channel's past one socket is told, and how far that has come: bookkeeping and frames, no Redis, no loop.
+"""One replay: which stored messages a connection still has to get in one channel, and how far it has come.
 
-A socket that is told of the past is not among those who hear events yet: what is published meanwhile it gets from the
-history too, and joins the others in the moment in which it has got as far as they. Who decides when is rewinds.py.
+A connection that replays doesn't hear live events of the channel. It gets them from the history as well, and joins the
+live subscribers at the moment it has caught up with them. This module holds the state and makes the frames; it does
+no I/O. `replayer.py` decides what happens next.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from redpoll import _frame
@@ -19,222 +21,258 @@ from redpoll.protocol.history import Rewind
 if TYPE_CHECKING:
     from redpoll.cluster.membership.local_channel import LocalChannel
     from redpoll.worker.connection import Connection
-    from redpoll.worker.hub import Channel
 
 __all__ = [
-    "ASKING",
-    "GONE",
-    "NOWHERE",
-    "PARKED",
-    "READY",
-    "Past",
+    "MAX_OFFSET",
+    "Answer",
+    "HistoryReaders",
+    "Kind",
+    "PageFrames",
     "Replay",
-    "Sheet",
+    "State",
     "Wants",
-    "past_of",
-    "position_of",
-    "tidy",
+    "position_frame",
 ]
 
-# Where it begins isn't known yet; the next page is for it; it waits for a while; it is over.
-ASKING: Final = 0
-READY: Final = 1
-PARKED: Final = 2
-GONE: Final = 3
+# Greater than every offset.
+MAX_OFFSET: Final = 2**63
 
-# Behind every offset.
-NOWHERE: Final = 2**63
-
-# Of events that no history keeps, per channel: they wait for the end of the replays, but not any number of them.
-_MOST_LATE_BYTES: Final = 256 * 1024
+# Per channel: events that aren't stored wait for the replays to catch up, up to this size.
+_MAX_UNSTORED_BYTES: Final = 256 * 1024
 
 
 class Wants(NamedTuple):
-    """What a subscribe asks for beside the channel: the past, and to be told where it is (`Ticket.wants`)."""
+    """What a subscribe asks for besides the channel: earlier messages, and offsets in its frames (`Ticket.wants`)."""
 
     rewind: Rewind | None
     recovers: bool
 
 
-class Replay:
-    """One socket's, in one channel. `at`: it has everything up to this offset, which is one that was given to a message
-    if `exact`. `told`: it has its success frame. `since`: it named the place from which it goes on.
+class Kind(Enum):
+    """What the connection gets, and when it gets its success frame."""
 
-    `upto` None: live events wait until this has caught up with them. Else the socket hears them as well, and this fills
-    in what lies before that offset.
+    # The success frame at once, then messages without offsets.
+    STOCK = "stock"
+    # Messages with offsets. The success frame names the offset after which they begin.
+    RECOVERING = "recovering"
+    # As RECOVERING, from an offset that the client named. The success frame says whether messages are missing.
+    CONTINUING = "continuing"
+    # The connection hears live events already. It gets only the messages up to `stop_at`.
+    FILL = "fill"
+
+
+class State(Enum):
+    """What the replay waits for."""
+
+    # To learn at which offset it begins.
+    LOCATING = "locating its first offset"
+    WAITING_FOR_PAGE = "waiting for a page"
+    # The client reads slowly; pages are not read for it meanwhile.
+    WAITING_FOR_DRAIN = "waiting for the client to read"
+    # Redis failed, or the channel itself has to catch up first.
+    WAITING_TO_RETRY = "waiting to retry"
+    # Over: the connection is among the live subscribers.
+    LIVE = "live"
+    # Over: the connection left the channel or closed.
+    LEFT = "left"
+
+
+class Answer(NamedTuple):
+    """The answer to the subscribe, until it is sent. `success` is the frame for STOCK, one for all who join together;
+    the others' depends on where they begin. `total`: the number of subscribers, None in apps that don't send it."""
+
+    success: bytes
+    total: int | None
+
+
+class Replay:
+    """One connection's replay in one channel. `begun` is the loop's time.
+
+    The connection has everything up to the offset `at`. Until `exact`, that is an upper bound: the replay begins there
+    or earlier.
     """
 
     __slots__ = (
+        "answer",
         "at",
+        "awaited",
         "begun",
         "cached",
         "connection",
-        "due",
         "epoch",
         "exact",
-        "last",
-        "late",
+        "kind",
         "local_channel",
-        "pending",
-        "recovers",
-        "rows",
-        "since",
+        "look_back",
+        "next_unstored",
+        "sent",
         "state",
-        "success",
-        "told",
-        "total",
-        "upto",
+        "stop_at",
     )
 
-    def __init__(self, local_channel: LocalChannel, connection: Connection, begun: float) -> None:
+    def __init__(
+        self,
+        local_channel: LocalChannel,
+        connection: Connection,
+        begun: float,
+        kind: Kind = Kind.STOCK,
+        answer: Answer | None = None,
+    ) -> None:
         self.local_channel = local_channel
         self.connection = connection
         self.begun = begun
-        kept = local_channel.history
-        self.epoch = kept.epoch if kept is not None else ""
-        self.state = ASKING
-        # Where the others are now: until this is one of them it goes by pages, from there at the latest.
-        self.at = kept.last if kept is not None else 0
+        self.kind = kind
+        self.state = State.LOCATING
+        self.answer = answer
+        history = local_channel.history
+        self.epoch = history.epoch if history is not None else ""
+        self.at = history.last if history is not None else 0
         self.exact = False
-        self.since = False
-        self.recovers = False
-        self.told = False
-        self.upto: int | None = None
-        # What is to be asked before it can begin: the rule's or the client's number of messages, or of seconds; and
-        # how many answers are awaited.
-        self.last: tuple[int, int] = (0, 0)
-        self.pending = 0
-        # The success frame of those who don't recover, until it is sent; and what goes with it: the cached event until
-        # that was sent, b"" for none, and how many subscribers there are.
-        self.success = b""
+        # FILL only.
+        self.stop_at: int | None = None
+        # How many messages, or seconds of messages, the rule or the client asks for; and how many answers about the
+        # first offset are still to come.
+        self.look_back: tuple[int, int] = (0, 0)
+        self.awaited = 0
+        # A cache channel's last event until it is sent, b"" for none; None on other channels.
         self.cached: bytes | None = None
-        self.total: int | None = None
-        # Messages sent, the next of the late events, and when it is looked at again.
-        self.rows = 0
-        self.late = 0
-        self.due = 0.0
+        # Messages sent so far, and the index of the next unstored event.
+        self.sent = 0
+        self.next_unstored = 0
+
+    def __repr__(self) -> str:
+        channel, connection = self.local_channel.channel, self.connection
+        socket_id = f"{connection.sid_hi}.{connection.sid_lo}"
+        at = f"{'' if self.exact else '≤ '}{self.at}"
+        return f"<Replay of {channel} to {socket_id}: {self.kind.value}, {self.state.value}, at {at}>"
+
+    @property
+    def over(self) -> bool:
+        return self.state in (State.LIVE, State.LEFT)
+
+    @property
+    def recovers(self) -> bool:
+        """Whether the connection gets offsets."""
+        return self.kind in (Kind.RECOVERING, Kind.CONTINUING)
 
 
-class Late(NamedTuple):
-    """An event that isn't kept, which came when the channel was at the offset `after`."""
+class Unstored(NamedTuple):
+    """An event that isn't in the history. It came when the channel was at the offset `after`."""
 
     after: int
     frame: bytes
     skip: tuple[int, int]
 
 
-class Past:
-    """Those in a channel who are told more than the others, or later.
+class HistoryReaders:
+    """The subscribers of one channel that don't simply hear live events.
 
-    `recovering` hear what all hear, with offsets. `replaying` have their success frame and a replay that isn't over:
-    they hear of members and counts. `replays` are these and those whose success waits for its first page; `fills` are
-    the replays of sockets that hear everything else already.
+    `recovering` hear live events with offsets. `replays` are the connections that replay, and `replaying` those of
+    them that have their success frame and so get member and count frames. `fills` belong to connections that hear
+    live events already.
     """
 
-    __slots__ = ("fills", "late", "late_bytes", "page_from", "recovering", "replaying", "replays", "round")
+    __slots__ = (
+        "fills",
+        "page_from",
+        "recovering",
+        "replaying",
+        "replays",
+        "sharing",
+        "unstored",
+        "unstored_bytes",
+    )
 
     def __init__(self, flusher: Flusher) -> None:
         self.recovering = Audience(flusher)
         self.replaying = Audience(flusher)
         self.replays: dict[Connection, Replay] = {}
         self.fills: dict[Connection, Replay] = {}
-        # Those who share pages now, and where the page that was asked for begins.
-        self.round: list[Replay] = []
+        # The replays that share the next pages, and the offset after which the page under way begins.
+        self.sharing: list[Replay] = []
         self.page_from: int | None = None
-        self.late: list[Late] = []
-        self.late_bytes = 0
+        self.unstored: list[Unstored] = []
+        self.unstored_bytes = 0
 
     @property
-    def empty(self) -> bool:
-        return not (self.replays or self.fills or len(self.recovering))
+    def idle(self) -> bool:
+        """Nobody is here, and no page is under way."""
+        return not (self.replays or self.fills or len(self.recovering)) and self.page_from is None
 
-    def tell(self, frame: bytes) -> None:
-        """A frame that isn't an event waits for none of these."""
+    def post(self, frame: bytes) -> None:
+        """Send a frame that isn't an event; replays don't delay it."""
         self.recovering.post(frame)
         self.replaying.post(frame)
 
     def discard(self, connection: Connection) -> bool:
-        """Whether it was here, and nowhere else in the channel."""
+        """Remove a connection. False if it is a plain subscriber, apart from a fill."""
         fill = self.fills.pop(connection, None)
         if fill is not None:
-            fill.state = GONE
+            fill.state = State.LEFT
         replay = self.replays.pop(connection, None)
         if replay is None:
             return self.recovering.discard(connection)
-        replay.state = GONE
+        replay.state = State.LEFT
         self.replaying.discard(connection)
-        self._forget_late()
+        self._forget_unstored()
         return True
 
-    def put_behind(self, payload: bytes, name: bytes, after: int) -> None:
-        """An event that no page will have: for those who replay it comes behind what was there before it. Where it
-        would be too much to keep, what waits goes out now, and is out of its order."""
-        frame, *skip = _frame.frame_of(payload, name)
-        self.late.append(Late(after, frame, (skip[0], skip[1])))
-        self.late_bytes += len(frame)
-        if self.late_bytes > _MOST_LATE_BYTES:
-            for replay in self.replays.values():
-                frames = self.take_late(replay, NOWHERE)
-                if replay.told and frames:
-                    replay.connection.send(b"".join(frames))
-            self.late.clear()
-            self.late_bytes = 0
-            for replay in self.replays.values():
-                replay.late = 0
+    def queue_unstored(self, payload: bytes, name: bytes, after: int) -> None:
+        """Queue an event that isn't stored after the earlier messages that are still being replayed.
 
-    def take_late(self, replay: Replay, before: int) -> list[bytes]:
-        """The frames of late events that go ahead of the message `before`."""
-        frames: list[bytes] = []
-        if replay.upto is not None:
-            return frames
-        connection = replay.connection
-        while replay.late < len(self.late) and self.late[replay.late].after < before:
-            late = self.late[replay.late]
-            replay.late += 1
-            if late.skip != (connection.sid_hi, connection.sid_lo):
-                frames.append(late.frame)
-        return frames
+        Beyond _MAX_UNSTORED_BYTES the queued events are sent at once, out of order.
+        """
+        frame, *skip = _frame.frame_of(payload, name)
+        self.unstored.append(Unstored(after, frame, (skip[0], skip[1])))
+        self.unstored_bytes += len(frame)
+        if self.unstored_bytes > _MAX_UNSTORED_BYTES:
+            for replay in self.replays.values():
+                overdue = self.take_unstored(replay, MAX_OFFSET)
+                if overdue and replay.answer is None:
+                    replay.connection.send(b"".join(overdue))
+            self.unstored.clear()
+            self.unstored_bytes = 0
+            for replay in self.replays.values():
+                replay.next_unstored = 0
+
+    def take_unstored(self, replay: Replay, before: int) -> list[bytes]:
+        """The frames of unstored events that this replay has to send before the message with offset `before`."""
+        taken: list[bytes] = []
+        if replay.kind is Kind.FILL:
+            return taken
+        socket_id = (replay.connection.sid_hi, replay.connection.sid_lo)
+        while replay.next_unstored < len(self.unstored) and self.unstored[replay.next_unstored].after < before:
+            event = self.unstored[replay.next_unstored]
+            replay.next_unstored += 1
+            if event.skip != socket_id:
+                taken.append(event.frame)
+        return taken
 
     def finish(self, replay: Replay) -> None:
-        """It is over, the socket is somewhere else by now."""
-        replay.state = GONE
-        if replay.upto is not None:
+        """A replay is over: its connection hears live events now."""
+        replay.state = State.LIVE
+        if replay.kind is Kind.FILL:
             self.fills.pop(replay.connection, None)
             return
         self.replays.pop(replay.connection, None)
         self.replaying.discard(replay.connection)
-        self._forget_late()
+        self._forget_unstored()
 
-    def _forget_late(self) -> None:
-        if self.late and not self.replays:
-            self.late.clear()
-            self.late_bytes = 0
-
-
-def past_of(channel: Channel) -> Past:
-    """The channel's, made if it has none."""
-    if channel.past is None:
-        channel.past = Past(channel.flusher)
-    return channel.past
+    def _forget_unstored(self) -> None:
+        if self.unstored and not self.replays:
+            self.unstored.clear()
+            self.unstored_bytes = 0
 
 
-def tidy(channel: Channel) -> None:
-    """Most channels have nobody of that kind, and theirs is the quick way of an event."""
-    past = channel.past
-    if past is not None and past.empty and past.page_from is None:
-        channel.past = None
+def position_frame(local_channel: LocalChannel) -> bytes:
+    """`pusher:position`: tells recovering clients where the channel is now, and that messages before it are missing."""
+    history = local_channel.history
+    assert history is not None
+    return _frame.text(frames.position(local_channel.channel, history.epoch, history.last, False))
 
 
-def position_of(local_channel: LocalChannel) -> bytes:
-    """The frame that tells those who recover where the channel is, and that something is missing before that."""
-    assert local_channel.history is not None
-    return _frame.text(
-        frames.position(local_channel.channel, local_channel.history.epoch, local_channel.history.last, False)
-    )
-
-
-class Sheet:
-    """A page's messages as frames of one channel, each made once for however many sockets, when the first wants it."""
+class PageFrames:
+    """A page of history as frames of one channel. Each frame is made once, when the first connection needs it."""
 
     def __init__(self, page: Page, name: bytes) -> None:
         self.page = page
@@ -245,26 +283,29 @@ class Sheet:
         self._skips: set[tuple[int, int]] = set()
 
     def start(self, at: int) -> int:
-        """The first message behind an offset."""
+        """The index of the first message after the offset `at`."""
         return bisect_right(self.offsets, at)
 
     def unbroken(self, at: int) -> bool | None:
-        """Whether nothing is missing between that offset, which is one of a message, and the first message behind it;
-        None: this page doesn't reach so far."""
+        """Whether no message is missing between the offset `at` and the first message after it.
+
+        None: this page ends before `at`.
+        """
         start = self.start(at)
         if start < len(self.offsets):
             return self.page.rows[start].prev == at
         return None if self.page.more else self.page.top == at
 
     def has_server_event(self, start: int, stop: int) -> bool:
+        """Whether one of the messages `start` to `stop` isn't a client event."""
         return any(not row.event.startswith("client-") for row in self.page.rows[start:stop])
 
     def frames(self, connection: Connection, start: int, stop: int, with_offset: bool) -> Sequence[bytes]:
-        """Messages `start` to `stop` for this socket, without those that it was left out of."""
+        """The messages `start` to `stop` for this connection, without those published with its socket id to skip."""
         made = self._made(with_offset)
-        sid = (connection.sid_hi, connection.sid_lo)
-        if sid in self._skips:
-            return [frame for frame, *skip in made[start:stop] if tuple(skip) != sid]
+        socket_id = (connection.sid_hi, connection.sid_lo)
+        if socket_id in self._skips:
+            return [frame for frame, *skip in made[start:stop] if tuple(skip) != socket_id]
         key = (start, stop, with_offset)
         joined = self._joined.get(key)
         if joined is None:

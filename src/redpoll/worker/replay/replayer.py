@@ -1,423 +1,461 @@
-"""Replays carried out: who subscribes is told of the past, page by page, before live events reach them (cluster.md 8).
+"""Sends subscribers the earlier messages of a channel, page by page, before live events.
 
-By the rule of the channel's history, by what the client asks for, or because the user was here a moment ago. Sockets
-of a channel share pages (readings.py); one that reads slowly leaves that, and goes on when it owes less (parking.py):
-nobody waits for it. What one replay knows stands in replays.py.
+A replay starts because the channel's history rule says so, because the client asks for it (`rewind`, `since`), or
+because its user was connected a moment ago (`user_resume.py`). The replays of a channel share pages
+(`shared_pages.py`). A connection that reads slowly waits (`waiting.py`) and delays nobody else.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from redpoll import _frame
-from redpoll.cluster.history import MOST_ROWS
+from redpoll.cluster.history import MOST_ROWS, History
 from redpoll.protocol import frames
-from redpoll.protocol.history import Rewind
-from redpoll.worker.replay.parking import AGAIN_S, LOOK_S, MOST_OWED_BYTES, Parking
+from redpoll.protocol.effects import Effect
+from redpoll.protocol.history import MAX_STORED_MESSAGES, Rewind
+from redpoll.worker.drained import MAX_UNSENT_BYTES, DrainSignal
 from redpoll.worker.replay.replay import (
-    ASKING,
-    GONE,
-    NOWHERE,
-    READY,
-    Past,
+    MAX_OFFSET,
+    Answer,
+    HistoryReaders,
+    Kind,
+    PageFrames,
     Replay,
-    Sheet,
+    State,
     Wants,
-    past_of,
-    position_of,
-    tidy,
+    position_frame,
 )
-from redpoll.worker.replay.shared_pages import SharedPages, complain
+from redpoll.worker.replay.shared_pages import SharedPages, log_failure
+from redpoll.worker.replay.waiting import WaitingReplays
 
 if TYPE_CHECKING:
-    from redpoll.cluster.history import History
-    from redpoll.cluster.membership.registry import LocalChannel, Ticket
+    from redpoll.cluster.membership.local_channel import LocalChannel, Ticket
+    from redpoll.worker.channel import Channel
     from redpoll.worker.connection import Connection
-    from redpoll.worker.hub import Channel, Hub
+    from redpoll.worker.replay.user_resume import UserResume
 
-__all__ = ["Past", "Replayer", "Wants"]
+__all__ = ["Replayer"]
 
-# Messages a replay may need beyond all that is kept: a publisher faster than the reader is not waited for.
-_MORE_ROWS = 8 * MOST_ROWS
-# Of a channel whose rule is gone: the most that a rule keeps.
-_MOST_KEPT = 10_000
+# Messages that a replay may need beyond all that are stored. After that the publisher is faster than the client, and
+# the replay gives up.
+_MAX_EXTRA_ROWS: Final = 8 * MOST_ROWS
 
 _NOTHING = Wants(None, False)
 
 
 class Replayer:
-    """All replays of a worker. `begun` and `replayed`, the messages sent by them, are for /metrics."""
+    """All replays of a worker. `begun`, and `replayed`, the messages sent by them, are for /metrics.
 
-    def __init__(self, hub: Hub) -> None:
+    `perform` carries out a session's effects (`Hub.perform`).
+    """
+
+    def __init__(
+        self,
+        history: History,
+        perform: Callable[[Connection, Sequence[Effect]], None],
+        user_resume: UserResume,
+        drain: DrainSignal,
+    ) -> None:
         self.begun = 0
         self.replayed = 0
-        self._hub = hub
-        self._parking = Parking(self._go)
-        self._readings = SharedPages(self._parking, self._serve, self._end)
+        self._perform = perform
+        self._user_resume = user_resume
+        self._waiting = WaitingReplays(drain, self._go_on)
+        self.pages = SharedPages(history, self._waiting, self._serve, self._end_all)
 
     @property
-    def parked(self) -> int:
-        """Replays that wait for their socket, or for Redis."""
-        return len(self._parking)
+    def waiting(self) -> int:
+        """Replays that wait for their client to read, or for a retry."""
+        return len(self._waiting)
 
-    def attach_history(self, history: History) -> None:
-        self.history = self._readings.history = history
-
-    # -- how it begins -------------------------------------------------------------------------------------
+    # -- how a replay begins -------------------------------------------------------------------------------
 
     def attach(
         self, local_channel: LocalChannel, ticket: Ticket, cached: bytes | None, total: int | None, success: bytes
     ) -> None:
-        """A subscriber of a channel with history, or one who asked for the past, is in it now: answered and among the
-        others, or on the way there. `success`: the frame for those who aren't told where they are, one for all."""
+        """Answer a subscriber of a channel with history, or one that asked for earlier messages.
+
+        It is among the live subscribers afterwards, or has a replay. `success` is the frame for connections that don't
+        recover; `cached` and `total` as in `Hub.joined`.
+        """
         connection: Connection = ticket.owner
         rewind, recovers = ticket.wants or _NOTHING
-        replay = Replay(local_channel, connection, asyncio.get_running_loop().time())
-        replay.since = rewind is not None and rewind.epoch is not None
-        # Who names a place has been told of one: it recovers, whatever else it says.
-        replay.recovers = recovers or replay.since
-        replay.cached, replay.total, replay.success = cached, total, success
-        kept = local_channel.history
-        if kept is None:
+        # A client that names an offset can handle offsets, whatever else it says.
+        continues = rewind is not None and rewind.epoch is not None
+        kind = Kind.CONTINUING if continues else Kind.RECOVERING if recovers else Kind.STOCK
+        now = asyncio.get_running_loop().time()
+        replay = Replay(local_channel, connection, now, kind, Answer(success, total))
+        replay.cached = cached
+        if local_channel.history is None:
             self._attach_live(replay, recovered=False)
         elif rewind is not None and rewind.epoch is not None:
-            self._go_on(replay, rewind.epoch, rewind.offset)
+            self._continue_from(replay, rewind.epoch, rewind.offset)
         else:
             self._look_back(replay, rewind)
 
     def _attach_live(self, replay: Replay, recovered: bool) -> None:
-        self._succeed(
-            replay, replay.local_channel.history.last if replay.local_channel.history is not None else 0, recovered
-        )
-        self._join_others(replay)
+        self._send_answer(replay, _last_offset(replay.local_channel), recovered)
+        self._join_live(replay)
         self._joined(replay)
 
-    def _go_on(self, replay: Replay, epoch: str, offset: int) -> None:
-        kept = replay.local_channel.history
-        assert kept is not None
-        if epoch != kept.epoch or (offset > kept.last and kept.live):
+    def _continue_from(self, replay: Replay, epoch: str, offset: int) -> None:
+        history = replay.local_channel.history
+        assert history is not None
+        if epoch != history.epoch or (offset > history.last and history.live):
             self._attach_live(replay, recovered=False)
             return
         if replay.cached:
-            # It has seen that one, or is about to.
+            # The client has it already, or gets it with the messages after `offset`.
             replay.cached = None
-        if offset == kept.last:
+        if offset == history.last:
             self._attach_live(replay, recovered=True)
         else:
-            # Perhaps ahead of the channel, which catches up after a break, if another worker told it.
+            # The offset may be beyond the channel's: another worker sent it, and this one still catches up.
             replay.at, replay.exact = offset, True
             self._open(replay)
-            self._make_ready(replay)
+            self._wait_for_page(replay)
 
     def _look_back(self, replay: Replay, rewind: Rewind | None) -> None:
-        local_channel, rule = replay.local_channel, replay.local_channel.rule
+        rule = replay.local_channel.rule
         if rewind is not None:
-            replay.last = rewind.count, rewind.seconds
+            replay.look_back = rewind.count, rewind.seconds
         elif rule is not None:
-            replay.last = rule.replay, rule.replay_seconds
-        # Who recovers goes on by itself.
-        returned = self._hub.resume.returned(replay.connection) if rewind is None and not replay.recovers else None
-        if returned is None and not any(replay.last):
-            assert local_channel.history is not None
-            self._note_place(replay, local_channel.history.last)
+            replay.look_back = rule.replay, rule.replay_seconds
+        # Clients that recover need no user resume: they name the offset themselves.
+        stock_without_rewind = rewind is None and replay.kind is Kind.STOCK
+        returned = self._user_resume.returned(replay.connection) if stock_without_rewind else None
+        locates = any(replay.look_back)
+        if returned is None and not locates:
+            self._note_offset(replay, _last_offset(replay.local_channel))
             self._attach_live(replay, recovered=True)
             return
         self._open(replay)
-        if not replay.recovers:
-            self._succeed(replay, 0, False)
+        if replay.kind is Kind.STOCK:
+            self._send_answer(replay, 0, False)
             self._joined(replay)
-        locates = any(replay.last)
-        replay.pending = locates + (returned is not None)
+        replay.awaited = locates + (returned is not None)
         if locates:
             self._locate(replay)
         if returned is not None:
-            returned.tell(partial(self._begins_at, replay))
+            returned.when_known(partial(self._first_offset_known, replay))
 
     def _open(self, replay: Replay) -> None:
-        past = past_of(replay.local_channel.audience)
-        replay.late = len(past.late)
-        past.replays[replay.connection] = replay
+        channel: Channel = replay.local_channel.audience
+        readers = channel.make_readers()
+        replay.next_unstored = len(readers.unstored)
+        readers.replays[replay.connection] = replay
         self.begun += 1
 
     def _locate(self, replay: Replay) -> None:
-        local_channel, (count, seconds) = replay.local_channel, replay.last
-        self.history.locate(
-            local_channel.app_id, local_channel.channel, partial(self._located, replay), count=count, seconds=seconds
-        )
+        local_channel, (count, seconds) = replay.local_channel, replay.look_back
+        replay.state = State.LOCATING
+        located = partial(self._located, replay)
+        self.pages.history.locate(local_channel.app_id, local_channel.channel, located, count=count, seconds=seconds)
 
     def _located(self, replay: Replay, outcome: Any) -> None:
-        if replay.state == GONE:
+        if replay.over:
             return
         if isinstance(outcome, int):
-            self._begins_at(replay, outcome)
+            self._first_offset_known(replay, outcome)
         else:
-            complain(replay.local_channel, outcome)
-            self._parking.put(replay, AGAIN_S)
+            log_failure(replay.local_channel, outcome)
+            self._waiting.wait_retry(replay)
 
-    def _begins_at(self, replay: Replay, offset: int | None) -> None:
-        """One of the answers that it waits for; None: no reason to begin earlier. The least counts."""
-        if replay.state == GONE:
+    def _first_offset_known(self, replay: Replay, offset: int | None) -> None:
+        """One of the awaited answers. None: no reason to begin earlier. The smallest offset wins."""
+        if replay.over:
             return
         if offset is not None:
             replay.at = min(replay.at, offset)
-        replay.pending -= 1
-        if replay.pending == 0:
-            kept = replay.local_channel.history
-            if kept is None or replay.at >= kept.last:
-                self._catch(replay, kept.last if kept is not None else 0)
+        replay.awaited -= 1
+        if replay.awaited == 0:
+            history = replay.local_channel.history
+            if history is None or replay.at >= history.last:
+                self._catch_up(replay, _last_offset(replay.local_channel))
             else:
-                self._make_ready(replay)
+                self._wait_for_page(replay)
 
-    def fill(self, local_channel: LocalChannel, connection: Connection, since: int, upto: int) -> None:
-        """Tell a socket that hears live events already what lies between two offsets, the second included."""
-        past = past_of(local_channel.audience)
-        if since >= upto or connection in past.fills:
+    def replay_missed(
+        self, local_channel: LocalChannel, connection: Connection, since: int, attached_at: int | None
+    ) -> None:
+        """User resume found that the user missed messages from the offset `since` on, after the connection subscribed.
+
+        `attached_at` is the offset from which the connection hears the channel; None if its replay hasn't begun yet.
+        """
+        if attached_at is not None:
+            self._fill(local_channel, connection, since, attached_at)
             return
-        replay = Replay(local_channel, connection, asyncio.get_running_loop().time())
-        replay.told = True
-        replay.at, replay.upto = since, upto
-        past.fills[connection] = replay
-        self.begun += 1
-        self._make_ready(replay)
-
-    def bring_forward(self, local_channel: LocalChannel, connection: Connection, since: int) -> None:
-        """A replay that has told nothing yet is to begin here, if not earlier."""
-        past: Past | None = local_channel.audience.past if local_channel.audience is not None else None
-        replay = past.replays.get(connection) if past is not None else None
-        if replay is not None and not replay.recovers and not replay.exact:
+        channel: Channel | None = local_channel.audience
+        readers = channel.readers if channel is not None else None
+        replay = readers.replays.get(connection) if readers is not None else None
+        if replay is not None and replay.kind is Kind.STOCK and not replay.exact:
             replay.at = min(replay.at, since)
+
+    def _fill(self, local_channel: LocalChannel, connection: Connection, since: int, stop_at: int) -> None:
+        """Send a connection that hears live events the messages after `since`, up to and including `stop_at`."""
+        if since >= stop_at:
+            return
+        channel: Channel = local_channel.audience
+        readers = channel.make_readers()
+        if connection in readers.fills:
+            return
+        replay = Replay(local_channel, connection, asyncio.get_running_loop().time(), Kind.FILL)
+        replay.at, replay.stop_at = since, stop_at
+        readers.fills[connection] = replay
+        self.begun += 1
+        self._wait_for_page(replay)
 
     # -- pages ---------------------------------------------------------------------------------------------
 
-    def _make_ready(self, replay: Replay) -> None:
-        replay.state = READY
-        self._readings.go_on(replay.local_channel)
+    def _wait_for_page(self, replay: Replay) -> None:
+        replay.state = State.WAITING_FOR_PAGE
+        self.pages.read_next(replay.local_channel)
 
-    def _serve(self, replay: Replay, past: Past, sheet: Sheet) -> None:
-        kept = replay.local_channel.history
-        if kept is None:
-            self._catch(replay, 0)
+    def _go_on(self, replay: Replay) -> None:
+        """`replay` waited, and may go on."""
+        if replay.awaited:
+            self._locate(replay)
+        else:
+            self._wait_for_page(replay)
+
+    def _serve(self, replay: Replay, readers: HistoryReaders, page: PageFrames) -> None:
+        history = replay.local_channel.history
+        if history is None:
+            self._catch_up(replay, 0)
             return
-        unbroken = sheet.unbroken(replay.at)
+        unbroken = page.unbroken(replay.at)
         if unbroken is None:
             return
         if replay.exact and not unbroken and replay.recovers:
             self._give_up(replay)
             return
-        # No further than the channel itself has got: the rest comes live.
-        end = kept.last if replay.upto is None else replay.upto
-        start, stop = sheet.start(replay.at), sheet.start(end)
-        if not replay.told:
+        # Not beyond the channel's own offset: what follows comes as live events.
+        end = history.last if replay.stop_at is None else replay.stop_at
+        start, stop = page.start(replay.at), page.start(end)
+        if replay.answer is not None:
             if not replay.exact:
-                replay.at, replay.exact = sheet.page.rows[start].prev if start < stop else kept.last, True
-            self._succeed(replay, replay.at, True)
+                replay.at, replay.exact = page.page.rows[start].prev if start < stop else history.last, True
+            self._send_answer(replay, replay.at, True)
             self._joined(replay)
-        if start < stop and replay.connection.bytes_owed >= MOST_OWED_BYTES:
-            # Other channels were faster: what all of them replay is not to cost the socket its life.
-            self._parking.put(replay, LOOK_S)
+        if start < stop and replay.connection.bytes_owed >= MAX_UNSENT_BYTES:
+            # Replays of other channels filled the connection meanwhile. All of them together must not overflow it.
+            self._waiting.wait_drained(replay)
             return
-        self._send(replay, past, sheet, start, stop)
-        if stop == len(sheet.offsets) and sheet.page.more:
-            self._go_further(replay, end)
+        self._send(replay, readers, page, start, stop)
+        if stop == len(page.offsets) and page.page.more:
+            self._after_page(replay, end)
         elif replay.at > end:
-            # It knows more than the channel, which has yet to get there.
-            self._parking.put(replay, LOOK_S)
+            # The client knows a later offset than the channel, which still catches up.
+            self._waiting.wait_retry(replay)
         else:
-            self._catch(replay, end)
+            self._catch_up(replay, end)
 
-    def _send(self, replay: Replay, past: Past, sheet: Sheet, start: int, stop: int) -> None:
+    def _send(self, replay: Replay, readers: HistoryReaders, page: PageFrames, start: int, stop: int) -> None:
         if start >= stop:
             return
         connection, with_offset = replay.connection, replay.recovers
         parts: list[bytes] = []
         begin = start
-        while replay.upto is None and replay.late < len(past.late):
-            place = sheet.start(past.late[replay.late].after)
+        while replay.kind is not Kind.FILL and replay.next_unstored < len(readers.unstored):
+            place = page.start(readers.unstored[replay.next_unstored].after)
             if place >= stop:
                 break
-            parts += sheet.frames(connection, begin, max(begin, place), with_offset)
+            parts += page.frames(connection, begin, max(begin, place), with_offset)
             begin = max(begin, place)
-            parts += past.take_late(replay, sheet.offsets[begin])
-        parts += sheet.frames(connection, begin, stop, with_offset)
+            parts += readers.take_unstored(replay, page.offsets[begin])
+        parts += page.frames(connection, begin, stop, with_offset)
         connection.send(parts[0] if len(parts) == 1 else b"".join(parts))
         self.replayed += stop - start
-        replay.rows += stop - start
-        if not replay.exact and replay.upto is None:
-            self._note_place(replay, sheet.page.rows[start].prev)
-        replay.at, replay.exact = sheet.offsets[stop - 1], True
-        if replay.cached and sheet.has_server_event(start, stop):
-            # The cached event is among them, or will be: it is the last that a server published.
+        replay.sent += stop - start
+        if not replay.exact and replay.kind is not Kind.FILL:
+            self._note_offset(replay, page.page.rows[start].prev)
+        replay.at, replay.exact = page.offsets[stop - 1], True
+        if replay.cached and page.has_server_event(start, stop):
+            # The cached event is the last that a server published, so it is among these messages or follows them.
             replay.cached = None
 
-    def _go_further(self, replay: Replay, end: int) -> None:
+    def _after_page(self, replay: Replay, end: int) -> None:
+        """There are more messages after this page."""
         rule = replay.local_channel.rule
         if replay.at >= end:
-            self._catch(replay, end)
-        elif replay.rows > (rule.keep if rule is not None else _MOST_KEPT) + _MORE_ROWS:
+            self._catch_up(replay, end)
+        elif replay.sent > (rule.keep if rule is not None else MAX_STORED_MESSAGES) + _MAX_EXTRA_ROWS:
             self._give_up(replay)
-        elif replay.connection.bytes_owed >= MOST_OWED_BYTES:
-            self._parking.put(replay, LOOK_S)
+        elif replay.connection.bytes_owed >= MAX_UNSENT_BYTES:
+            self._waiting.wait_drained(replay)
 
-    # -- how it ends ---------------------------------------------------------------------------------------
+    # -- how a replay ends ---------------------------------------------------------------------------------
 
-    def _catch(self, replay: Replay, end: int) -> None:
-        """It has everything up to where the others are, or there is nothing to be had."""
-        if not replay.exact and replay.upto is None:
-            self._note_place(replay, end)
-        untold = not replay.told
-        if untold:
-            self._succeed(replay, end, replay.local_channel.history is not None)
-        self._join_others(replay)
-        if untold:
+    def _catch_up(self, replay: Replay, end: int) -> None:
+        """The connection has everything up to the offset `end`, where the channel is, or nothing is stored."""
+        if not replay.exact and replay.kind is not Kind.FILL:
+            self._note_offset(replay, end)
+        unanswered = replay.answer is not None
+        if unanswered:
+            self._send_answer(replay, end, replay.local_channel.history is not None)
+        self._join_live(replay)
+        if unanswered:
             self._joined(replay)
 
     def _give_up(self, replay: Replay) -> None:
-        """There is a gap before what comes next: it goes on with the others, and knows it if it recovers."""
-        kept, untold = replay.local_channel.history, not replay.told
-        if untold:
-            self._succeed(replay, kept.last if kept is not None else 0, False)
-        elif replay.recovers and kept is not None:
-            replay.connection.send(position_of(replay.local_channel))
-        self._join_others(replay)
-        if untold:
+        """Messages before the next live event are missing. Recovering clients are told so."""
+        local_channel, unanswered = replay.local_channel, replay.answer is not None
+        if unanswered:
+            self._send_answer(replay, _last_offset(local_channel), False)
+        elif replay.recovers and local_channel.history is not None:
+            replay.connection.send(position_frame(local_channel))
+        self._join_live(replay)
+        if unanswered:
             self._joined(replay)
 
-    def _end(self, past: Past) -> None:
-        # The history is gone, or is another. Of a channel that still has one lost() tells the others.
-        for replay in list(past.replays.values()):
+    def _end_all(self, readers: HistoryReaders) -> None:
+        """The history is gone or has another epoch. If there is another one, `lost` tells recovering clients."""
+        for replay in list(readers.replays.values()):
             if replay.exact and replay.recovers:
                 self._give_up(replay)
             else:
-                self._catch(
-                    replay, replay.local_channel.history.last if replay.local_channel.history is not None else 0
-                )
-        for fill in list(past.fills.values()):
-            self._join_others(fill)
+                self._catch_up(replay, _last_offset(replay.local_channel))
+        for fill in list(readers.fills.values()):
+            self._join_live(fill)
 
-    def _join_others(self, replay: Replay) -> None:
-        connection, channel = replay.connection, replay.local_channel.audience
-        past: Past | None = channel.past
-        self._parking.forget(replay)
-        if replay.upto is None:
-            behind = past.take_late(replay, NOWHERE) if past is not None else []
+    def _join_live(self, replay: Replay) -> None:
+        connection = replay.connection
+        channel: Channel = replay.local_channel.audience
+        readers = channel.readers
+        self._waiting.forget(replay)
+        if replay.kind is not Kind.FILL:
+            following = readers.take_unstored(replay, MAX_OFFSET) if readers is not None else []
             if replay.cached:
-                behind.append(_frame.frame_of(replay.cached, channel.name)[0])
-            if behind:
-                connection.send(b"".join(behind))
+                following.append(_frame.frame_of(replay.cached, channel.name)[0])
+            if following:
+                connection.send(b"".join(following))
             if replay.recovers and replay.local_channel.rule is not None:
-                past = past_of(channel)
-                past.recovering.add(connection)
+                readers = channel.make_readers()
+                readers.recovering.add(connection)
             else:
                 channel.add(connection)
-        if past is not None:
-            past.finish(replay)
-            tidy(channel)
-        replay.state = GONE
+        if readers is not None:
+            readers.finish(replay)
+            channel.drop_idle_readers()
+        replay.state = State.LIVE
+        self._waiting.advance(connection)
 
-    def _succeed(self, replay: Replay, offset: int, recovered: bool) -> None:
-        """The success frame and what goes with it, in one piece."""
-        local_channel, connection = replay.local_channel, replay.connection
-        if replay.recovers:
-            epoch = local_channel.history.epoch if local_channel.history is not None else None
-            answer = _frame.text(
-                frames.subscription_succeeded(
-                    local_channel.channel,
-                    local_channel.roster.snapshot() if local_channel.roster is not None else None,
-                    epoch=epoch,
-                    offset=offset if epoch is not None else None,
-                    recovered=recovered if replay.since else None,
-                )
-            )
-        else:
-            # Told in the moment of attaching, so that the roster is still the same.
-            answer = replay.success
-        replay.success = b""
+    def _send_answer(self, replay: Replay, offset: int, recovered: bool) -> None:
+        """Send the success frame, the cache miss and the subscription count as one piece."""
+        local_channel, connection, answer = replay.local_channel, replay.connection, replay.answer
+        assert answer is not None
+        # A stock client's frame was made when it was attached, which is now, so its roster is up to date.
+        frame = self._success(replay, offset, recovered) if replay.recovers else answer.success
         if replay.cached == b"":
-            answer += _frame.text(frames.cache_miss(local_channel.channel))
-        if replay.total is not None:
-            answer += _frame.text(frames.subscription_count(local_channel.channel, replay.total))
-        replay.told = True
-        connection.send(answer)
+            frame += _frame.text(frames.cache_miss(local_channel.channel))
+        if answer.total is not None:
+            frame += _frame.text(frames.subscription_count(local_channel.channel, answer.total))
+        replay.answer = None
+        connection.send(frame)
         channel: Channel = local_channel.audience
-        if channel.past is not None and connection in channel.past.replays:
-            channel.past.replaying.add(connection)
+        if channel.readers is not None and connection in channel.readers.replays:
+            channel.readers.replaying.add(connection)
+
+    @staticmethod
+    def _success(replay: Replay, offset: int, recovered: bool) -> bytes:
+        local_channel = replay.local_channel
+        history, roster = local_channel.history, local_channel.roster
+        return _frame.text(
+            frames.subscription_succeeded(
+                local_channel.channel,
+                roster.snapshot() if roster is not None else None,
+                epoch=history.epoch if history is not None else None,
+                offset=offset if history is not None else None,
+                recovered=recovered if replay.kind is Kind.CONTINUING else None,
+            )
+        )
 
     def _joined(self, replay: Replay) -> None:
-        """It counts as subscribed. Behind its success, and where it hears from: who asked again meanwhile is told that
-        place as well."""
+        """Tell the session that it is subscribed.
+
+        Comes after the success frame and after the replay has its offset: a second subscribe, sent meanwhile, is
+        answered from here with the same offset.
+        """
         effects = replay.connection.session.joined(replay.local_channel.channel)
         if effects:
-            self._hub.perform(replay.connection, effects)
+            self._perform(replay.connection, effects)
 
-    def _note_place(self, replay: Replay, place: int) -> None:
+    def _note_offset(self, replay: Replay, offset: int) -> None:
         if not replay.recovers:
-            self._hub.resume.attached(replay.connection, replay.local_channel, place)
+            self._user_resume.attached(replay.connection, replay.local_channel, offset)
 
     # -- what happens in the channel meanwhile -------------------------------------------------------------
 
     def event(self, local_channel: LocalChannel, payload: bytes) -> int:
-        """A live event of a channel with a past: who replays gets it from a page, unless no page has it. Returns how
-        many sockets it went to now."""
+        """Send a live event of a channel that has readers. Returns the number of connections it went to now.
+
+        Connections that replay get it from a page, or after the earlier messages if it isn't stored.
+        """
         channel: Channel = local_channel.audience
-        past = channel.past
-        assert past is not None
-        if past.replays:
+        readers = channel.readers
+        assert readers is not None
+        if readers.replays:
             if local_channel.history is None:
-                self._end(past)
+                self._end_all(readers)
             elif _frame.offsets(payload)[0] == 0:
-                past.put_behind(payload, channel.name, local_channel.history.last)
+                readers.queue_unstored(payload, channel.name, local_channel.history.last)
         frame, skip_hi, skip_lo = _frame.frame_of(payload, channel.name)
         written = channel.post(frame, skip_hi, skip_lo)
-        if len(past.recovering):
+        if len(readers.recovering):
             frame, _, _ = _frame.frame_of(payload, channel.name, True)
-            written += past.recovering.post(frame, skip_hi, skip_lo)
+            written += readers.recovering.post(frame, skip_hi, skip_lo)
         return written
 
-    def counted(self, past: Past, total: int) -> None:
-        """Those who wait for their success frame are told then."""
-        for replay in past.replays.values():
-            if not replay.told and replay.total is not None:
-                replay.total = total
+    def counted(self, readers: HistoryReaders, total: int) -> None:
+        """The number of subscribers changed: replays without a success frame send the new one with it."""
+        for replay in readers.replays.values():
+            if replay.answer is not None and replay.answer.total is not None:
+                replay.answer = replay.answer._replace(total=total)
 
     def lost(self, local_channel: LocalChannel) -> None:
-        """The channel begins anew at `local_channel.history`: those who recover are told where that is."""
-        past: Past | None = local_channel.audience.past
-        if past is None or local_channel.history is None:
+        """The channel's history begins again at `local_channel.history`. Recovering clients are told."""
+        channel: Channel = local_channel.audience
+        readers = channel.readers
+        if readers is None or local_channel.history is None:
             return
-        past.recovering.post(position_of(local_channel))
-        # In the same epoch a replay goes on with what there is, and finds out by itself if something is missing.
-        for replay in [*past.replays.values(), *past.fills.values()]:
+        readers.recovering.post(position_frame(local_channel))
+        # In the same epoch a replay goes on, and finds out by itself whether messages are missing.
+        for replay in [*readers.replays.values(), *readers.fills.values()]:
             if replay.epoch != local_channel.history.epoch:
                 self._give_up(replay)
 
     def leave(self, channel: Channel, connection: Connection) -> bool:
-        """A socket leaves the channel; whether it was among those that are told more than others, or later."""
-        past = channel.past
-        assert past is not None
-        for replay in (past.replays.get(connection), past.fills.get(connection)):
+        """A connection leaves the channel. False if it is a plain subscriber."""
+        readers = channel.readers
+        if readers is None:
+            return False
+        for replay in (readers.replays.get(connection), readers.fills.get(connection)):
             if replay is not None:
-                self._parking.forget(replay)
-        found = past.discard(connection)
-        tidy(channel)
+                self._waiting.forget(replay)
+        found = readers.discard(connection)
+        channel.drop_idle_readers()
+        self._waiting.advance(connection)
         return found
 
-    def place_of(self, local_channel: LocalChannel, connection: Connection) -> int | None:
-        """The offset behind which a recovering socket's frames follow; None for those who aren't told."""
-        channel: Channel = local_channel.audience
-        past, kept = channel.past, local_channel.history
-        if past is None or kept is None:
-            return None
-        replay = past.replays.get(connection)
-        if replay is not None:
-            return min(replay.at, kept.last) if replay.recovers else None
-        return kept.last if connection in past.recovering else None
+    def closed(self, connection: Connection) -> None:
+        """A connection closed, after it has left all channels."""
+        self._waiting.closed(connection)
 
-    def _go(self, replay: Replay) -> None:
-        """It was parked, and may go on."""
-        if replay.pending:
-            replay.state = ASKING
-            self._locate(replay)
-        else:
-            self._make_ready(replay)
+    def offset_of(self, local_channel: LocalChannel, connection: Connection) -> int | None:
+        """The offset after which a recovering connection's next frames come; None for other connections."""
+        channel: Channel = local_channel.audience
+        readers, history = channel.readers, local_channel.history
+        if readers is None or history is None:
+            return None
+        replay = readers.replays.get(connection)
+        if replay is not None:
+            return min(replay.at, history.last) if replay.recovers else None
+        return history.last if connection in readers.recovering else None
+
+
+def _last_offset(local_channel: LocalChannel) -> int:
+    return local_channel.history.last if local_channel.history is not None else 0

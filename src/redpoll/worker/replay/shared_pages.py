@@ -1,8 +1,8 @@
-"""Which page of a channel's history is read next, and which replays share it.
+"""Reads a channel's history page by page, and shares each page among the replays of that channel.
 
-One page of a channel is under way at a time. Whoever waits when a reading begins takes part in it from the lowest
-place of them; who comes later joins where it has got to, or waits for the next one. What a page is to each of them is
-told by rewinds.py.
+One page per channel is under way at a time. The replays that wait when a reading begins share it, from the lowest of
+their offsets on. A replay that comes later joins when the reading reaches its offset, or waits for the next one.
+`replayer.py` decides what each replay takes from a page.
 """
 
 from __future__ import annotations
@@ -10,93 +10,104 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from redpoll.cluster.history import MOST_ROWS, Page
+from redpoll.cluster.history import MOST_ROWS, History, Page
 from redpoll.cluster.link import LinkDown
-from redpoll.worker.replay.parking import AGAIN_S, Parking
-from redpoll.worker.replay.replay import READY, Past, Replay, Sheet, tidy
+from redpoll.worker.replay.replay import HistoryReaders, PageFrames, Replay, State
 
 if TYPE_CHECKING:
-    from redpoll.cluster.history import History
-    from redpoll.cluster.membership.registry import LocalChannel
+    from redpoll.cluster.membership.local_channel import LocalChannel
+    from redpoll.worker.channel import Channel
+    from redpoll.worker.replay.waiting import WaitingReplays
 
-__all__ = ["SharedPages", "complain"]
+__all__ = ["SharedPages", "log_failure"]
 
 log = structlog.get_logger()
 
-# Of one reading, so that a page is with all of them in a millisecond or two.
-_MOST_SHARING = 256
+# Replays that share one page, so that serving it takes a millisecond or two.
+_MAX_SHARING: Final = 256
 
 _AT = attrgetter("at")
 
 
 class SharedPages:
-    """`on_page(replay, past, sheet)` for each that a page is for; `on_lost(past)`: the history is gone, or another, and
-    nobody is to wait for it any longer."""
+    """Calls `on_page(replay, readers, page)` for each replay that shares a page, and `on_lost(readers)` when the
+    history is gone or has another epoch: the replays of the channel must end then."""
 
     def __init__(
         self,
-        parking: Parking,
-        on_page: Callable[[Replay, Past, Sheet], None],
-        on_lost: Callable[[Past], None],
+        history: History,
+        waiting: WaitingReplays,
+        on_page: Callable[[Replay, HistoryReaders, PageFrames], None],
+        on_lost: Callable[[HistoryReaders], None],
     ) -> None:
-        self.history: History
-        self._parking = parking
+        self.history = history
+        self._waiting = waiting
         self._on_page = on_page
         self._on_lost = on_lost
 
-    def go_on(self, local_channel: LocalChannel) -> None:
-        """Ask for the next page, if somebody waits for one and none is under way."""
-        past: Past | None = local_channel.audience.past if local_channel.audience is not None else None
-        if past is None or past.page_from is not None:
+    def read_next(self, local_channel: LocalChannel) -> None:
+        """Ask for the next page, if a replay waits for one and none is under way."""
+        channel: Channel | None = local_channel.audience
+        readers = channel.readers if channel is not None else None
+        if readers is None or readers.page_from is not None:
             return
-        sharing = [each for each in past.round if each.state == READY]
-        others = [each for each in (*past.replays.values(), *past.fills.values()) if each.state == READY]
-        if sharing:
-            low = min(map(_AT, sharing))
-            taken = set(sharing)
-            sharing += [each for each in others if each.at >= low and each not in taken]
-        else:
-            sharing = sorted(others, key=_AT)
-        past.round = sharing[:_MOST_SHARING]
-        if past.round:
-            past.page_from = min(map(_AT, past.round))
-            answered = partial(self._answered, local_channel, past)
-            self.history.page(local_channel.app_id, local_channel.channel, past.page_from, MOST_ROWS, answered)
+        readers.sharing = _next_to_share(readers)[:_MAX_SHARING]
+        if readers.sharing:
+            readers.page_from = min(map(_AT, readers.sharing))
+            answered = partial(self._answered, local_channel, readers)
+            self.history.page(local_channel.app_id, local_channel.channel, readers.page_from, MOST_ROWS, answered)
 
-    def _answered(self, local_channel: LocalChannel, past: Past, outcome: Any) -> None:
-        low = past.page_from
-        if local_channel.audience is None or local_channel.audience.past is not past:
+    def _answered(self, local_channel: LocalChannel, readers: HistoryReaders, outcome: Any) -> None:
+        low = readers.page_from
+        channel: Channel | None = local_channel.audience
+        if channel is None or channel.readers is not readers:
             return
-        kept = local_channel.history
+        history = local_channel.history
         try:
             if not isinstance(outcome, Page):
-                complain(local_channel, outcome)
-                for replay in past.round:
-                    if replay.state == READY:
-                        self._parking.put(replay, AGAIN_S)
-            elif kept is None or outcome.epoch != kept.epoch:
-                self._on_lost(past)
+                log_failure(local_channel, outcome)
+                for replay in readers.sharing:
+                    if replay.state is State.WAITING_FOR_PAGE:
+                        self._waiting.wait_retry(replay)
+            elif history is None or outcome.epoch != history.epoch:
+                self._on_lost(readers)
             else:
                 assert low is not None
-                sheet = Sheet(outcome, local_channel.audience.name)
-                for replay in past.round:
-                    if replay.state == READY and replay.at >= low:
-                        self._on_page(replay, past, sheet)
+                page = PageFrames(outcome, channel.name)
+                for replay in readers.sharing:
+                    if replay.state is State.WAITING_FOR_PAGE and replay.at >= low:
+                        self._on_page(replay, readers, page)
         except Exception:
-            # A page that nobody can make frames of would be the same the next time: they go on with what is new.
-            self._on_lost(past)
+            # The page would fail again the next time, so its replays go on with live events.
+            self._on_lost(readers)
             raise
         finally:
-            past.page_from = None
-            self.go_on(local_channel)
-            tidy(local_channel.audience)
+            readers.page_from = None
+            self.read_next(local_channel)
+            if local_channel.audience is not None:
+                local_channel.audience.drop_idle_readers()
 
 
-def complain(local_channel: LocalChannel, outcome: object) -> None:
-    """Redis answered with an error, where it isn't away; it is asked again."""
-    if not isinstance(outcome, LinkDown):
-        log.warning("history failed", app=local_channel.app_id, channel=local_channel.channel, reason=str(outcome))
+def _next_to_share(readers: HistoryReaders) -> list[Replay]:
+    """The replays that share the next page. A reading under way goes on; others join it from its offset on."""
+    waiting = [
+        replay
+        for replay in (*readers.replays.values(), *readers.fills.values())
+        if replay.state is State.WAITING_FOR_PAGE
+    ]
+    sharing = [replay for replay in readers.sharing if replay.state is State.WAITING_FOR_PAGE]
+    if not sharing:
+        return sorted(waiting, key=_AT)
+    low = min(map(_AT, sharing))
+    already = set(sharing)
+    return sharing + [replay for replay in waiting if replay.at >= low and replay not in already]
+
+
+def log_failure(local_channel: LocalChannel, error: object) -> None:
+    """Log that Redis answered with an error; a connection that is down is logged elsewhere."""
+    if not isinstance(error, LinkDown):
+        log.warning("history read failed", app=local_channel.app_id, channel=local_channel.channel, reason=str(error))
