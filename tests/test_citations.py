@@ -25,7 +25,6 @@ STILL_FOREIGN = {
     "src/redpoll/child_pipe.py",
     "src/redpoll/cluster",
     "src/redpoll/control",
-    "src/redpoll/protocol",
     "src/redpoll/store",
     "src/redpoll/worker",
     "src/redpoll/embedded.py",

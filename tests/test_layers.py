@@ -27,7 +27,7 @@ ROOMS = {
 # Modules at the top of src/redpoll that any room but protocol may import.
 BASE = {"config", "settings", "certificate", "logs", "child_pipe", "handover", "proxies", "redpoll"}
 # Modules that only declare types. Their tests would repeat them.
-DECLARATIONS = {"redpoll.control.context"}
+DECLARATIONS = {"redpoll.control.context", "redpoll.protocol.effects"}
 HOST = {"__main__", "cli", "supervisor", "system", "child", "embedded", "datafolder", "welcome", "doctor"}
 
 

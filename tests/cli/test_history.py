@@ -46,14 +46,14 @@ def test_a_rule_for_every_channel(add):
     [
         (("--keep", "1", "--seconds", "1"), "give either --prefix or --channel"),
         ((*NEWS, "--channel", "a"), "give either --prefix or --channel"),
-        (("--prefix", "a b", "--keep", "1", "--seconds", "1"), "'a b' is not how a name of a channel begins"),
+        (("--prefix", "a b", "--keep", "1", "--seconds", "1"), "'a b' can't be the beginning of a channel name"),
         (("--channel", "a", "--keep", "1"), "seconds must be between 1 and"),
         (("--channel", "a", "--keep", "-1", "--seconds", "1"), "keep must be between 0 and 10000"),
         (("--channel", "a", "--keep", "10001", "--seconds", "1"), "keep must be between 0 and 10000"),
-        (("--channel", "a", "--keep", "0", "--replay", "1"), "a rule that keeps 0 messages"),
+        (("--channel", "a", "--keep", "0", "--replay", "1"), "with keep 0 nothing is stored"),
         ((*NEWS, "--replay", "1", "--replay-seconds", "1"), "not both"),
         ((*NEWS, "--replay", "1001"), "replay must be between 0 and 1000"),
-        ((*NEWS, "--replay-seconds", "3601"), "replay_seconds must be between 0 and the 3600 s kept"),
+        ((*NEWS, "--replay-seconds", "3601"), "replay_seconds must be between 0 and the rule's 3600 seconds"),
     ],
 )
 def test_contradictory_rule_exits_with_2(typed, app_id, add, words, fault):

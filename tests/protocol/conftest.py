@@ -1,4 +1,4 @@
-"""The app of protocol.md's test vectors, and a reader of what the server says."""
+"""The app of the test vectors in protocol/README.md, and a fixture that checks and decodes the server's frames."""
 
 import hashlib
 import hmac
@@ -13,7 +13,7 @@ from redpoll.protocol.apps import App, Key
 
 KEY, SECRET = "278d425bdf160c739803", "7ad3773142a6692b25b8"
 
-# Those with `channel` beside `event` and `data`, and those without (protocol.md 12, spec 4.8).
+# Frames with `channel` beside `event` and `data`, and frames without it (protocol/README.md "Frames").
 CHANNEL_EVENTS = {
     "pusher_internal:subscription_succeeded",
     "pusher_internal:member_added",
@@ -58,7 +58,7 @@ def changed() -> Callable[..., App]:
 
 @pytest.fixture(scope="session")
 def read_frame() -> Callable[[bytes], dict[str, Any]]:
-    """One frame of the server, decoded; fails where it breaks what holds for every frame (2.1, 2.2)."""
+    """One frame of the server, decoded. Fails if it breaks a rule that holds for all frames."""
 
     def read(payload: bytes) -> dict[str, Any]:
         frame = json.loads(payload.decode())

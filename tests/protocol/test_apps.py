@@ -20,7 +20,7 @@ OLD, NEW, OFF = (
 )
 
 
-def test_each_enabled_key_has_its_secret_and_no_other_has_one():
+def test_secrets_are_found_by_enabled_keys_only():
     app = App(id="1", name="x", keys=(OLD, NEW, OFF))
     assert [app.secret_of(key) for key in ("aa", "bb", "cc", "dd", "")] == ["01", "02", None, None, None]
 
@@ -48,7 +48,7 @@ def app_with(*rules: HistoryRule) -> App:
     return App(id="1", name="x", keys=(), history=rules)
 
 
-def test_a_name_goes_before_prefixes_and_a_longer_prefix_before_a_shorter_one():
+def test_the_channels_own_rule_wins_then_the_longest_prefix():
     every, news, sport, one = (
         rule("", prefix=True),
         rule("news-", prefix=True),
@@ -60,19 +60,19 @@ def test_a_name_goes_before_prefixes_and_a_longer_prefix_before_a_shorter_one():
         assert [app.history_rule(channel) for channel in asked] == [one, sport, news, every, every]
 
 
-def test_without_a_rule_nothing_is_kept():
+def test_without_a_rule_nothing_is_stored():
     assert app_with().history_rule("a") is None
     assert app_with(rule("a"), rule("b-", prefix=True)).history_rule("ab-") is None
 
 
-def test_a_rule_that_keeps_nothing_is_an_exception_to_a_wider_one():
+def test_a_rule_with_keep_0_is_an_exception_to_a_wider_rule():
     app = app_with(rule("news-", prefix=True), rule("news-private", keep=0, seconds=0))
     assert app.history_rule("news-private") is None
     assert app.history_rule("news-private-1") is not None
 
 
 @pytest.mark.parametrize("channel", ["#server-to-user-7", "private-redpoll.console", "private-redpoll.x"])
-def test_what_is_for_one_user_and_the_console_are_never_kept(channel):
+def test_user_channels_and_the_console_are_never_stored(channel):
     assert app_with(rule("", prefix=True), rule(channel)).history_rule(channel) is None
 
 
@@ -83,17 +83,17 @@ ALL, NEWS, ONE = {"name": "", "prefix": True}, {"name": "n-", "prefix": True}, {
     ("before", "after", "eras"),
     [
         ([], [NEWS], ["new"]),
-        # As it was; and where others come and go, as far as they kept as well.
+        # Nothing changed, or rules came and went whose channels were stored before and after.
         ([NEWS], [NEWS], ["n-"]),
         ([NEWS], [{**NEWS, "keep": 20, "replay": 3}], ["n-"]),
         ([NEWS], [NEWS, ONE], ["n-", "n-"]),
         ([ALL], [NEWS, ALL], ["", ""]),
         ([NEWS, ONE], [NEWS], ["n-"]),
         ([NEWS, ONE], [ONE], ["n-x"]),
-        # Channels that the wider one covers now were not kept.
+        # The wider rule now covers channels that were not stored.
         ([NEWS], [ALL, NEWS], ["new", "n-"]),
         ([ONE], [NEWS, ONE], ["new", "n-x"]),
-        # Nor those of an exception, when it goes; while it is there, nothing changes.
+        # So it does when an exception is removed; adding one changes nothing.
         ([NEWS], [NEWS, {**ONE, "keep": 0}], ["n-", None]),
         ([NEWS, {**ONE, "keep": 0}], [NEWS], ["new"]),
         ([NEWS, {**ONE, "keep": 0}], [NEWS, ONE], ["n-", "new"]),
@@ -101,11 +101,11 @@ ALL, NEWS, ONE = {"name": "", "prefix": True}, {"name": "n-", "prefix": True}, {
         ([ALL, {**NEWS, "keep": 0}, ONE], [ALL, ONE], ["new", "n-x"]),
     ],
 )
-def test_rules_have_another_era_where_channels_were_not_kept_until_now(before, after, eras):
-    old = [rule(**{"era": each["name"] if each.get("keep", 1) else "", **each}) for each in before]
-    made = with_eras(old, [rule(**each) for each in after], "new")
-    assert [each.era for each in made] == [era or "" for era in eras]
-    assert [msgspec.structs.replace(each, era="") for each in made] == [rule(**each) for each in after]
+def test_a_rule_gets_a_new_era_if_channels_were_not_stored_until_now(before, after, eras):
+    old = [rule(**{"era": fields["name"] if fields.get("keep", 1) else "", **fields}) for fields in before]
+    result = with_eras(old, [rule(**fields) for fields in after], "new")
+    assert [new.era for new in result] == [era or "" for era in eras]
+    assert [msgspec.structs.replace(new, era="") for new in result] == [rule(**fields) for fields in after]
 
 
 def test_rules_survive_json():
@@ -133,33 +133,33 @@ def test_sound_rules_have_no_fault(given):
     ("given", "fault"),
     [
         (HistoryRule(id="00000", name="x"), "id must be 6 hex digits"),
-        (rule(""), "'' is not the name of a channel"),
-        (rule("a b"), "'a b' is not the name of a channel"),
-        (rule("x" * 201), "is not the name of a channel"),
-        (rule("#", prefix=True), "'#' is not how a name of a channel begins"),
-        (rule("private-redpoll.console"), "the server's own"),
+        (rule(""), "'' can't be the name of a channel"),
+        (rule("a b"), "'a b' can't be the name of a channel"),
+        (rule("x" * 201), "can't be the name of a channel"),
+        (rule("#", prefix=True), "'#' can't be the beginning of a channel name"),
+        (rule("private-redpoll.console"), "reserved for the server"),
         (rule("x", keep=-1), "keep must be between 0 and 10000 messages, not -1"),
         (rule("x", keep=10_001), "keep must be between 0 and 10000 messages, not 10001"),
         (rule("x", seconds=0), "seconds must be between 1 and 2592000, not 0"),
         (rule("x", seconds=2_592_001), "seconds must be between 1 and 2592000, not 2592001"),
-        (rule("x", keep=0), "a rule that keeps 0 messages"),
-        (rule("x", keep=0, seconds=0, replay=1), "a rule that keeps 0 messages"),
-        (rule("x", keep=0, seconds=0, client_events=True), "a rule that keeps 0 messages"),
+        (rule("x", keep=0), "with keep 0 nothing is stored"),
+        (rule("x", keep=0, seconds=0, replay=1), "with keep 0 nothing is stored"),
+        (rule("x", keep=0, seconds=0, client_events=True), "with keep 0 nothing is stored"),
         (rule("x", replay=1, replay_seconds=1), "not both"),
         (rule("x", replay=11), "replay must be between 0 and 10 messages, not 11"),
         (rule("x", keep=2_000, replay=1_001), "replay must be between 0 and 1000 messages, not 1001"),
         (rule("x", replay=-1), "replay must be between 0 and 10 messages, not -1"),
-        (rule("x", replay_seconds=61), "replay_seconds must be between 0 and the 60 s kept, not 61"),
-        (rule("x", replay_seconds=-1), "replay_seconds must be between 0 and the 60 s kept, not -1"),
+        (rule("x", replay_seconds=61), "replay_seconds must be between 0 and the rule's 60 seconds, not 61"),
+        (rule("x", replay_seconds=-1), "replay_seconds must be between 0 and the rule's 60 seconds, not -1"),
     ],
 )
-def test_a_rule_that_contradicts_itself_is_told_so(given, fault):
-    told = history_fault(given)
-    assert told is not None
-    assert fault in told
+def test_an_inconsistent_rule_is_refused_with_a_sentence(given, fault):
+    sentence = history_fault(given)
+    assert sentence is not None
+    assert fault in sentence
 
 
-# -- what an operator may change -----------------------------------------------------------------------------
+# -- settings ------------------------------------------------------------------------------------------------
 
 
 def test_the_table_has_every_field_of_the_record_but_those_that_have_commands_of_their_own():
@@ -167,7 +167,7 @@ def test_the_table_has_every_field_of_the_record_but_those_that_have_commands_of
     assert set(App.__struct_fields__) > NOT_SETTINGS
 
 
-def test_defaults_are_those_of_the_decisions():
+def test_the_default_of_each_setting():
     assert {name: setting.default for name, setting in SETTINGS.items()} == {
         "enabled": True,
         "client_events": True,
@@ -198,7 +198,7 @@ def test_plans_limit_the_messages_of_a_day():
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_what_is_parsed_goes_into_a_record_and_survives_json(name):
+def test_parsed_values_fit_into_a_record_and_survive_json(name):
     setting = SETTINGS[name]
     texts = {
         "switch": ("true", "false"),
@@ -275,13 +275,13 @@ def test_values_are_read(name, text, value):
     ],
     ids=lambda text: text[:30],
 )
-def test_what_is_no_value_is_refused_with_a_sentence_that_names_the_setting(name, text):
+def test_an_invalid_value_is_refused_with_a_sentence_that_names_the_setting(name, text):
     with pytest.raises(ValueError, match=rf"\A{name}[ :]"):
         parse_setting(name, text)
 
 
 @pytest.mark.parametrize("name", ["", "id", "keys", "name", "daily_limit", "Enabled"])
-def test_what_is_no_setting_is_refused_and_told_which_there_are(name):
+def test_an_unknown_setting_is_refused_with_the_list_of_settings(name):
     with pytest.raises(ValueError, match=r"there is no setting .*cache_ttl_s"):
         parse_setting(name, "1")
 

@@ -103,7 +103,7 @@ def test_any_enabled_key_signs_and_a_disabled_one_does_not(sign):
         assert channel_fault(app, "1.2", "private-x", f"{key}:{sign('1.2:private-x', secret)}", None)
 
 
-def test_a_bad_signature_is_told_the_string_the_key_and_the_apps_keys_but_no_digest(app, sign):
+def test_a_refusal_shows_the_string_to_sign_and_the_keys_but_no_digest(app, sign):
     wrong = "0" * 64
     fault = channel_fault(app, "1.2", "presence-x", f"{KEY}:{wrong}", "the data")
     assert fault.startswith(
@@ -114,12 +114,12 @@ def test_a_bad_signature_is_told_the_string_the_key_and_the_apps_keys_but_no_dig
     assert SECRET not in fault
 
 
-def test_a_foreign_key_is_told_which_ones_the_app_has(app, sign):
+def test_a_refusal_of_an_unknown_key_lists_the_apps_keys(app, sign):
     fault = channel_fault(app, "1.2", "private-x", f"other:{sign('1.2:private-x')}", None)
     assert fault == f"Invalid key in subscription auth data: 'other'; the app has the keys '{KEY}'"
 
 
-def test_only_keys_that_still_sign_are_named(sign):
+def test_a_refusal_lists_enabled_keys_only(sign):
     app = App(id="1", name="x", keys=(Key(key="old", secret="a", enabled=False), Key(key="new", secret="b")))
     fault = channel_fault(app, "1.2", "private-x", f"old:{sign('1.2:private-x', 'a')}", None)
     assert fault == "Invalid key in subscription auth data: 'old'; the app has the keys 'new'"
@@ -143,7 +143,7 @@ def test_only_keys_that_still_sign_are_named(sign):
         lambda auth: "",
     ],
 )
-def test_what_is_not_key_colon_digest_opens_nothing(app, sign, spoil):
+def test_auth_must_be_a_key_a_colon_and_a_digest(app, sign, spoil):
     good = f"{KEY}:{sign('1.2:private-x')}"
     assert channel_fault(app, "1.2", "private-x", good, None) is None
     assert channel_fault(app, "1.2", "private-x", spoil(good), None)
@@ -159,14 +159,14 @@ def test_the_signature_of_a_sign_in_is_the_protocols_vector(app):
     assert signin_fault(app, "1234.1234", f"{KEY}:{digest}", '{"id": "12345"}') is not None
 
 
-def test_a_signature_for_a_channel_signs_nobody_in_and_the_other_way_round(app, sign):
+def test_channel_signatures_and_sign_in_signatures_are_not_interchangeable(app, sign):
     channel = f"{KEY}:{sign('1.2:private-x:user')}"
     assert signin_fault(app, "1.2", channel, "user") is not None
     signin = f"{KEY}:{sign('1.2::user::private-x')}"
     assert channel_fault(app, "1.2", "private-x", signin, None) is not None
 
 
-def test_a_refused_sign_in_is_told_the_string_the_key_and_the_apps_keys_but_no_digest(app, sign):
+def test_a_refused_sign_in_shows_the_string_to_sign_and_the_keys_but_no_digest(app, sign):
     wrong = signin_fault(app, "1.2", f"{KEY}:{'0' * 64}", '{"id":"7"}')
     assert "hex digest of 1.2::user::{" in wrong
     assert f"signed for the key '{KEY}', the app has the keys '{KEY}'" in wrong
@@ -178,7 +178,7 @@ def test_a_refused_sign_in_is_told_the_string_the_key_and_the_apps_keys_but_no_d
         assert KEY in fault
 
 
-def test_a_signature_of_another_form_is_told_the_keys_too(app):
+def test_a_refusal_of_a_malformed_signature_lists_the_keys_too(app):
     for fault in (
         channel_fault(app, "1.2", "private-x", f"{KEY}:{'A' * 64}", None),
         channel_fault(app, "1.2", "private-x", KEY, None),
@@ -194,7 +194,7 @@ def test_the_secret_of_an_encrypted_channel_is_the_protocols_vector():
     assert encryption_secret(master_key, "private-encrypted-foobaz") != secret
 
 
-def test_of_a_token_its_sha256_is_kept():
+def test_the_hash_of_a_token_is_its_sha256():
     assert token_hash("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert len(token_hash("\udc80")) == 64
 
@@ -211,7 +211,7 @@ def test_http_signatures_are_the_protocols_vectors(app):
 
 
 def test_one_byte_changed_anywhere_is_refused(app):
-    """Method, path, query, body (failures.md row 30): each byte of them."""
+    """Every byte of the method, path, query and body counts."""
     path = "/apps/3/events"
     for at in range(len("POST")):
         method = "POST"[:at] + "x" + "POST"[at + 1 :]
@@ -240,7 +240,7 @@ def test_clocks_may_differ_by_ten_minutes(app, skew_s):
 
 
 @pytest.mark.parametrize(("skew_s", "way"), [(601, "behind"), (-601, "ahead of"), (-3600, "ahead of")])
-def test_beyond_that_the_difference_and_the_servers_time_are_told(app, skew_s, way):
+def test_a_refused_timestamp_is_answered_with_the_difference_and_the_servers_time(app, skew_s, way):
     with pytest.raises(ApiError) as refusal:
         check_query(app, "POST", "/apps/3/events", POST_QUERY, BODY, NOW + skew_s)
     assert refusal.value.code == "timestamp_out_of_range"
@@ -248,11 +248,11 @@ def test_beyond_that_the_difference_and_the_servers_time_are_told(app, skew_s, w
 
 
 @pytest.mark.parametrize("stamp", ["", "x", "1e9", "-1", f"{NOW}.0", "٣", "9" * 400, f" {NOW}"])
-def test_a_timestamp_that_is_no_count_of_seconds_is_refused(app, query, stamp):
+def test_a_timestamp_must_be_whole_seconds(app, query, stamp):
     assert code_of(app, "GET", "/apps/3/channels", query(auth_timestamp=stamp), b"", NOW) == "timestamp_out_of_range"
 
 
-def test_a_bad_signature_is_told_the_string_but_not_the_digest(app, sign):
+def test_a_refused_request_shows_the_string_to_sign_but_no_digest(app, sign):
     with pytest.raises(ApiError) as refusal:
         check_query(app, "GET", "/apps/3/x", GET_QUERY, b"", NOW)
     text = f"auth_key={KEY}&auth_timestamp={NOW}&auth_version=1.0&filter_by_prefix=presence-&info=user_count"
@@ -269,21 +269,21 @@ def test_a_body_needs_its_digest(app, query):
     assert code_of(app, "POST", "/apps/3/events", signed, b"{}", NOW) == "body_md5_mismatch"
 
 
-def test_a_body_that_does_not_match_is_told_so(app):
+def test_a_body_that_does_not_match_its_digest_is_refused(app):
     with pytest.raises(ApiError, match="does not match the 2 bytes received") as refusal:
         check_query(app, "POST", "/apps/3/events", POST_QUERY, b"{}", NOW)
     assert refusal.value.code == "body_md5_mismatch"
     assert hashlib.md5(b"{}").hexdigest() not in refusal.value.message
 
 
-def test_the_digest_of_no_body_is_taken_as_the_python_library_sends_it(app, query):
+def test_the_digest_of_an_empty_body_is_accepted_as_the_python_library_sends_it(app, query):
     empty = "d41d8cd98f00b204e9800998ecf8427e"
     check_query(app, "GET", "/apps/3/channels", query(body_md5=empty), b"", NOW)
     assert code_of(app, "GET", "/apps/3/channels", query(body_md5="0" * 32), b"", NOW) == "body_md5_mismatch"
 
 
 @pytest.mark.parametrize("name", ["auth_key", "auth_timestamp", "auth_version", "auth_signature"])
-def test_each_credential_is_needed(app, name):
+def test_every_credential_is_required(app, name):
     rest = "&".join(field for field in POST_QUERY.split("&") if not field.startswith(name))
     with pytest.raises(ApiError, match=name) as refusal:
         check_query(app, "POST", "/apps/3/events", rest, BODY, NOW)
@@ -303,8 +303,8 @@ def test_another_version_of_the_scheme_is_refused(app, query):
     assert code_of(app, "GET", "/apps/3/channels", query(auth_version="2.0"), b"", NOW) == "unauthorized"
 
 
-def test_a_foreign_key_and_an_unknown_app_get_one_answer(app, query):
-    """Nobody learns which app ids exist (protocol.md 18)."""
+def test_an_unknown_key_and_an_unknown_app_get_the_same_answer(app, query):
+    """The answer doesn't reveal which app ids exist."""
     answers = set()
     for asked in (app, None):
         with pytest.raises(ApiError) as refusal:
@@ -313,7 +313,7 @@ def test_a_foreign_key_and_an_unknown_app_get_one_answer(app, query):
     assert answers == {("unauthorized", "auth_key 'other' is not an enabled key of this app")}
 
 
-def test_a_disabled_key_signs_no_request(query):
+def test_a_disabled_key_cannot_sign_requests(query):
     app = App(id="3", name="x", keys=(Key(key=KEY, secret=SECRET, enabled=False),))
     assert code_of(app, "GET", "/apps/3/channels", query(), b"", NOW) == "unauthorized"
 
@@ -322,7 +322,7 @@ def test_a_disabled_key_signs_no_request(query):
 
 
 def test_the_prefix_may_be_missing_from_the_signed_path(app, query):
-    """PHP signs /apps/… and calls /api/v1/apps/… (protocol.md 14.1)."""
+    """PHP signs /apps/… and calls /api/v1/apps/…."""
     signed = query("POST", "/apps/3/events", BODY)
     check_query(app, "POST", "/api/v1/apps/3/events", signed, BODY, NOW)
     check_query(app, "POST", "/other/apps/3/events", signed, BODY, NOW, prefix="/other")
@@ -370,7 +370,7 @@ def test_arrays_may_be_signed_raw_or_collapsed(app, sign, sent, signed):
 
 
 @given(fields=st.dictionaries(st.text(min_size=1), st.text(), max_size=5))
-def test_whatever_is_signed_and_escaped_is_verified(fields, app, sign):
+def test_any_signed_and_escaped_query_is_verified(fields, app, sign):
     lowered = {name.lower(): value for name, value in fields.items() if not name.lower().startswith("auth_")}
     lowered.pop("body_md5", None)
     all_fields = {"auth_key": KEY, "auth_timestamp": str(NOW), "auth_version": "1.0", **lowered}
@@ -382,7 +382,7 @@ def test_whatever_is_signed_and_escaped_is_verified(fields, app, sign):
 
 
 @given(query=st.text(st.characters()), path=st.text(st.characters()), body=st.binary(max_size=20))
-def test_garbage_is_refused_in_words_that_can_be_sent(query, path, body, app):
+def test_garbage_is_refused_with_a_text_that_can_be_encoded(query, path, body, app):
     for asked in (query, f"{query}&{POST_QUERY}", f"{POST_QUERY}&{query}"):
         with pytest.raises(ApiError) as refusal:
             check_query(app, "POST", path, asked, body, NOW)
@@ -406,7 +406,7 @@ def test_a_query_is_read_in_order_with_repeats_and_lower_case_names():
 # -- the header pair -----------------------------------------------------------------------------------------
 
 
-def test_the_header_pair_opens_its_own_app(app):
+def test_the_header_pair_is_accepted_by_its_own_app(app):
     check_pair(app, KEY, SECRET)
 
 
@@ -423,7 +423,7 @@ def test_the_header_pair_opens_its_own_app(app):
         ("x", "0" * 64),
     ],
 )
-def test_another_pair_is_refused_and_the_secret_not_repeated(app, key, secret):
+def test_a_wrong_header_pair_is_refused_without_repeating_the_secret(app, key, secret):
     for asked in (app, None):
         with pytest.raises(ApiError) as refusal:
             check_pair(asked, key, secret)

@@ -45,7 +45,7 @@ def test_the_kind_follows_from_the_anchored_prefix(channel: str, kind: Kind):
     assert needs_auth(channel) == (kind in (Kind.PRIVATE, Kind.PRESENCE))
 
 
-def test_every_allowed_character_and_no_other_of_ascii_makes_a_name():
+def test_allowed_characters_of_names():
     allowed = set(string.ascii_letters + string.digits + "-_=@,.;")
     assert {chr(code) for code in range(128) if valid_name(chr(code))} == allowed
 
@@ -118,7 +118,7 @@ def test_other_names_cannot_be_published_to(name):
     assert not valid_target(name)
 
 
-def test_the_servers_own_names_are_nobodys_to_publish_to_and_only_the_console_is_a_channel():
+def test_reserved_names_cannot_be_published_to_and_only_the_console_is_a_channel():
     for name in (CONSOLE, OWN_PREFIX, OWN_PREFIX + "x"):
         assert not valid_target(name)
     assert [is_reserved(name) for name in (CONSOLE, OWN_PREFIX, OWN_PREFIX + "x")] == [False, True, True]

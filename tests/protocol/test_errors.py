@@ -19,7 +19,7 @@ def test_every_http_code_is_an_error_status():
 
 
 def test_no_code_that_closes_is_one_that_clients_misread():
-    """Close codes of 4300 and up leave pusher-js down for good; 4301 and 4302 are in band only (protocol.md 4.1)."""
+    """pusher-js never reconnects after a close code of 4300 and up; 4301 and 4302 are in band only."""
     assert {code for code in Code if code >= 4300} == {Code.CLIENT_EVENT_REJECTED, Code.WATCHLIST_TOO_LONG}
 
 
@@ -37,6 +37,6 @@ def test_a_close_reason_fits_its_frame_and_stays_whole_characters(message: str):
     assert reason == message or len(message[: len(reason) + 1].encode()) > 123
 
 
-def test_faults_of_bytes_are_told_without_quoting_them():
+def test_decoding_faults_are_described_without_quoting_the_bytes():
     assert fault_of(RecursionError("C stack")) == "nested too deeply"
     assert fault_of(UnicodeDecodeError("utf-8", b"secret\xff", 6, 7, "invalid")) == "not UTF-8"

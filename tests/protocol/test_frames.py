@@ -3,7 +3,7 @@ import json
 import pytest
 
 from redpoll.protocol import frames
-from redpoll.protocol.history import Told
+from redpoll.protocol.history import StoredMessage
 
 AWKWARD = 'a"b\\c\n\x00 é\U0001f600</script>'
 
@@ -15,13 +15,13 @@ def test_the_first_frame_is_exactly_the_protocols():
     )
 
 
-@pytest.mark.parametrize(("given", "told"), [(120.0, 120), (0.2, 1), (1.5, 2), (0, 1)])
-def test_the_activity_timeout_is_a_whole_number_and_never_zero(given, told, read_frame):
+@pytest.mark.parametrize(("given", "sent"), [(120.0, 120), (0.2, 1), (1.5, 2), (0, 1)])
+def test_the_activity_timeout_is_a_whole_number_and_never_zero(given, sent, read_frame):
     frame = read_frame(frames.connection_established("1.2", given))
-    assert json.loads(frame["data"])["activity_timeout"] == told
+    assert json.loads(frame["data"])["activity_timeout"] == sent
 
 
-def test_who_asked_to_recover_is_told_so_in_the_first_frame():
+def test_the_first_frame_confirms_recovery():
     assert frames.connection_established("1.2", 120, recover=True) == (
         b'{"event":"pusher:connection_established",'
         b'"data":"{\\"socket_id\\":\\"1.2\\",\\"activity_timeout\\":120,\\"recover\\":true}"}'
@@ -69,14 +69,17 @@ def test_success_for_one_who_recovers_has_the_snapshot_too(read_frame):
     assert json.loads(frame["data"]) == {**snapshot, "epoch": "e", "offset": 2**53 - 1, "recovered": True}
 
 
-def test_a_position_is_told_on_its_channel(read_frame):
+def test_a_position_is_sent_on_its_channel(read_frame):
     frame = read_frame(frames.position(AWKWARD, "e2", 9, False))
     assert (frame["event"], frame["channel"]) == ("pusher:position", AWKWARD)
     assert json.loads(frame["data"]) == {"epoch": "e2", "offset": 9, "recovered": False}
 
 
 def test_a_page_of_history_has_the_one_shape_of_messages(read_frame):
-    messages = [Told(5, "news", AWKWARD, 1_700_000_000_000), Told(6, AWKWARD, "{}", 1_700_000_000_001)]
+    messages = [
+        StoredMessage(5, "news", AWKWARD, 1_700_000_000_000),
+        StoredMessage(6, AWKWARD, "{}", 1_700_000_000_001),
+    ]
     frame = read_frame(frames.history("x", "e", messages, "e:5"))
     assert (frame["event"], frame["channel"]) == ("pusher:history", "x")
     assert json.loads(frame["data"]) == {
@@ -130,7 +133,7 @@ def test_member_frames_carry_id_and_info(read_frame):
     assert json.loads(removed["data"]) == {"user_id": AWKWARD}
 
 
-def test_a_member_without_info_is_told_with_an_empty_object(read_frame):
+def test_a_member_without_info_gets_an_empty_object(read_frame):
     assert json.loads(read_frame(frames.member_added("presence-x", "7", b""))["data"])["user_info"] == {}
 
 

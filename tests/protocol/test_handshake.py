@@ -49,8 +49,8 @@ def test_other_versions_are_unsupported(version):
     assert outcome("/app/aa", {"protocol": version}).code == 4007
 
 
-def test_faults_are_told_in_the_order_of_the_protocol():
-    """Path, key, app, version, origin (protocol.md 1.1): the first decides."""
+def test_checks_are_made_in_the_documented_order():
+    """Path, key, app, version, origin: the first that fails decides (protocol/README.md "Connecting")."""
     bad = {"protocol": "x"}
     assert outcome("/nothing", bad, "null").code == 4005
     assert outcome("/app/zz", bad, "null").code == 4001
@@ -68,14 +68,14 @@ def test_an_app_that_requires_tls_says_so_before_anything_else_about_it():
     assert outcome("/app/old").code == 4001
 
 
-def test_4000_is_never_told_to_one_who_came_by_tls():
-    """pusher-js answers it by coming back at once by TLS (protocol.md 4.1)."""
+def test_4000_is_never_sent_to_clients_with_tls():
+    """pusher-js would reconnect by TLS at once, without end."""
     assert outcome("/app/dd", secure=True) is GUARDED
     assert outcome("/app/dd", {"protocol": "x"}, secure=True).code == 4006
     assert outcome("/app/aa", secure=True) is APP
 
 
-def test_a_disabled_key_opens_nothing_new():
+def test_a_disabled_key_admits_no_new_connection():
     assert outcome("/app/off").code == 4001
     assert outcome("/app/aa") is APP
 
@@ -111,7 +111,7 @@ ALLOWED = ("good.example", "*.wild.example", "dev.example:8080", "localhost")
         "capacitor://localhost",
     ],
 )
-def test_allowed_origins_and_no_origin_at_all_may_connect(origin):
+def test_allowed_origins_and_clients_without_origin_may_connect(origin):
     assert origin_allowed(origin, ALLOWED)
 
 

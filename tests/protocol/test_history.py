@@ -77,7 +77,7 @@ def test_a_malformed_rewind_is_refused_with_a_sentence(rewind, since, fault):
         parse_rewind(rewind, since)
 
 
-def test_a_page_is_a_hundred_messages_of_the_newest_unless_told_otherwise():
+def test_a_page_is_the_newest_hundred_messages_by_default():
     assert parse_page(None, None, None) == (100, None, None)
     assert parse_page(1, "e:7", None) == (1, Position("e", 7), None)
     assert parse_page(1_000, None, 7) == (1_000, None, Position(None, 7))

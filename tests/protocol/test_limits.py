@@ -11,7 +11,7 @@ def test_a_burst_passes_whole_and_the_next_waits(now: float):
     assert [bucket.take(now) for _ in range(11)] == [True] * 10 + [False]
 
 
-def test_a_token_returns_each_interval():
+def test_one_token_returns_per_interval():
     bucket = TokenBucket(10, 10)
     for _ in range(10):
         bucket.take(0.0)
@@ -21,7 +21,7 @@ def test_a_token_returns_each_interval():
     assert [bucket.take(5.0) for _ in range(11)].count(True) == 10
 
 
-def test_refusals_cost_nothing():
+def test_refusals_take_no_token():
     bucket = TokenBucket(1, 1)
     bucket.take(0.0)
     for _ in range(1000):
@@ -42,7 +42,7 @@ def test_never_more_than_burst_and_rate_allow(pauses: list[float], rate: int, bu
             assert last - first + 1 <= burst + rate * (taken[last] - began) + 1e-3
 
 
-def test_a_window_fills_and_begins_anew():
+def test_a_window_fills_and_starts_again():
     window = Window(3, 10.0)
     assert [window.add(1, now) for now in (0.0, 1.0, 9.9)] == [False, False, True]
     assert window.add(1, 9.95)
@@ -50,7 +50,7 @@ def test_a_window_fills_and_begins_anew():
     assert window.add(2, 11.0)
 
 
-def test_limits_are_kept_in_few_bytes():
+def test_limits_take_few_bytes():
     """A million connections may have sent a client event."""
     assert TokenBucket(10, 10).__sizeof__() <= 48
     assert Window(100, 10).__sizeof__() <= 56

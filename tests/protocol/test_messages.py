@@ -38,7 +38,7 @@ def refusal(decode, *arguments, **fields) -> ApiError:
 # -- one event -----------------------------------------------------------------------------------------------
 
 
-def test_an_event_is_read_whole(app):
+def test_all_members_of_an_event_are_decoded(app):
     read = event(app, socket_id="123.456", info="user_count,subscription_count", correlation_id="order 7")
     assert read == Event(
         name="foo",
@@ -50,7 +50,7 @@ def test_an_event_is_read_whole(app):
     )
 
 
-def test_what_is_optional_may_be_null_and_more_may_be_there(app):
+def test_optional_members_may_be_null_and_unknown_members_are_ignored(app):
     body = {
         **EVENT,
         "socket_id": None,
@@ -78,7 +78,7 @@ def test_an_encrypted_channel_is_published_to_alone_and_its_data_untouched(app, 
     data = '{ "nonce":"b64","ciphertext":"b64" }'
     read = event(app, channels=[channel, channel], data=data)
     assert (read.channels, read.data) == ((channel,), data)
-    assert [each.channels for each in batch(app, {**ITEM, "channel": channel}, ITEM)] == [(channel,), ("project-3",)]
+    assert [item.channels for item in batch(app, {**ITEM, "channel": channel}, ITEM)] == [(channel,), ("project-3",)]
     assert "encrypted" in refusal(event, app, channels=["a", channel]).message
 
 
@@ -86,7 +86,7 @@ def test_names_that_only_look_encrypted_go_together(app):
     assert len(event(app, channels=["my-private-encrypted-a", "presence-encrypted-a", "private-a"]).channels) == 3
 
 
-def test_a_channel_named_twice_is_published_to_once_and_order_is_kept(app):
+def test_duplicate_channels_count_once_and_keep_their_order(app):
     assert event(app, channels=["b", "a", "b", "c", "a"]).channels == ("b", "a", "c")
 
 
@@ -175,7 +175,7 @@ def test_the_apps_own_limits_hold(app, changed):
         ({"correlation_id": 7}, "bad_request"),
     ],
 )
-def test_each_fault_has_its_code(app, fields, code):
+def test_every_fault_has_its_code(app, fields, code):
     assert refusal(event, app, **fields).code == code
 
 
@@ -199,7 +199,7 @@ def test_each_fault_has_its_code(app, fields, code):
     ],
     ids=lambda body: ascii(body[:20]),
 )
-def test_a_body_that_is_no_event_is_refused(app, body):
+def test_a_malformed_body_is_refused(app, body):
     assert refusal(decode_event, body, [], app).code == "bad_request"
     assert refusal(decode_batch, body, app).code == "bad_request"
     assert refusal(decode_auth, body, app).code == "bad_request"
@@ -223,11 +223,11 @@ def test_server_events_may_have_any_other_name(app):
     "query",
     ["channels=a,b", "channels[]=a&channels[]=b", "channels%5B%5D=a&channels[1]=b", "channels=a&channels=b"],
 )
-def test_channels_may_stand_in_the_query(app, query):
+def test_channels_may_be_in_the_query(app, query):
     assert event(app, query, channels=None).channels == ("a", "b")
 
 
-def test_the_rest_but_data_may_stand_in_the_query(app):
+def test_all_members_but_data_may_be_in_the_query(app):
     query = "name=q&channel=c&socket_id=1.2&info=user_count&correlation_id=7&data=evil&auth_key=x"
     assert event(app, query, name=None, channels=None) == Event(
         name="q",
@@ -240,12 +240,12 @@ def test_the_rest_but_data_may_stand_in_the_query(app):
     assert refusal(event, app, query, name=None, channels=None, data=None).message == "data is missing"
 
 
-def test_the_body_goes_before_the_query(app):
+def test_the_body_wins_over_the_query(app):
     read = event(app, "name=q&channels=q&socket_id=9.9", socket_id="1.2")
     assert (read.name, read.channels, read.socket_id) == ("foo", ("project-3",), "1.2")
 
 
-def test_what_stands_in_the_query_is_judged_alike(app):
+def test_members_from_the_query_are_validated_too(app):
     assert refusal(event, app, "socket_id=x").code == "invalid_socket_id"
     assert refusal(event, app, "name=pusher:x", name=None).code == "invalid_event_name"
     assert refusal(event, app, "channels=a,b,", channels=None).code == "invalid_channel"
@@ -262,7 +262,7 @@ def test_a_batch_keeps_its_order(app):
     items = [{**ITEM, "name": str(number), "socket_id": None} for number in range(10)]
     items[3] |= {"info": "user_count", "socket_id": "1.2"}
     read = batch(app, *items)
-    assert [each.name for each in read] == [str(number) for number in range(10)]
+    assert [item.name for item in read] == [str(number) for number in range(10)]
     assert (read[3].info, read[3].socket_id, read[3].channels) == (("user_count",), "1.2", ("project-3",))
     assert read[4].info == ()
 
@@ -286,20 +286,20 @@ def test_a_batch_has_at_most_ten_events(app):
         ({"info": "x"}, "invalid_info"),
     ],
 )
-def test_one_bad_item_refuses_the_batch_and_is_named(app, fields, code):
+def test_one_invalid_item_refuses_the_batch_and_its_index_is_named(app, fields, code):
     refused = refusal(batch, app, ITEM, {**ITEM, **fields})
     assert refused.code == code
     assert refused.message.startswith("batch[1]: ")
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"batch":{}}', b'{"batch":null}', b'{"batch":[[]]}', b'{"batch":["x"]}'])
-def test_what_is_no_batch_is_refused(app, body):
+def test_a_malformed_batch_is_refused(app, body):
     assert refusal(decode_batch, body, app).code == "bad_request"
 
 
-def test_a_batchs_correlation_id_is_each_events(app):
+def test_a_batchs_correlation_id_belongs_to_every_event(app):
     body = json.dumps({"batch": [ITEM, ITEM], "correlation_id": "order 7"}).encode()
-    assert [each.correlation_id for each in decode_batch(body, app)] == ["order 7"] * 2
+    assert [item.correlation_id for item in decode_batch(body, app)] == ["order 7"] * 2
     assert batch(app, ITEM)[0].correlation_id is None
     for wrong in ("x" * 129, "é", "a\r\nb", 7):
         body = json.dumps({"batch": [ITEM], "correlation_id": wrong}).encode()
@@ -318,7 +318,7 @@ def test_limits_are_the_apps(app, changed):
 # -- info and names ------------------------------------------------------------------------------------------
 
 
-def test_info_lists_what_is_asked_once_each():
+def test_info_lists_each_attribute_once():
     assert parse_info("", EVENT_INFO) == ()
     assert parse_info("user_count, subscription_count,user_count", EVENT_INFO) == (
         "user_count",
@@ -330,7 +330,7 @@ def test_info_lists_what_is_asked_once_each():
 
 
 @pytest.mark.parametrize("channel", ["cache-x", "private-cache-x", "presence-cache-x", "private-encrypted-cache-x"])
-def test_what_is_cached_may_be_asked_of_cache_channels(channel):
+def test_the_cached_event_may_be_asked_of_cache_channels(channel):
     assert parse_channel_info(channel, "cache,subscription_count") == ("cache", "subscription_count")
 
 
@@ -346,12 +346,12 @@ def test_what_is_cached_may_be_asked_of_cache_channels(channel):
         ("presence-cache-x", "users", "invalid_info"),
     ],
 )
-def test_what_a_channel_of_its_kind_does_not_have_is_a_400(channel, info, code):
+def test_attributes_that_a_kind_of_channel_does_not_have_are_a_400(channel, info, code):
     refused = refusal(parse_channel_info, channel, info)
     assert (refused.code, refused.status) == (code, 400)
 
 
-def test_one_channel_may_be_asked_all_that_it_has():
+def test_all_attributes_of_a_channel_may_be_asked_at_once():
     assert parse_channel_info("presence-cache-x", "user_count,subscription_count,cache") == (
         "user_count",
         "subscription_count",
@@ -382,7 +382,7 @@ def test_a_private_subscription_is_read_from_json_and_from_a_form(app):
         assert (asked.socket_id, asked.channel_name, asked.channel_data) == ("1.2", "private-x", None)
 
 
-def test_channel_data_is_kept_as_it_came(app):
+def test_channel_data_is_kept_byte_for_byte(app):
     channel_data = '{"user_id":"a b", "user_info":{"n":"é+"}}'
     form = b"socket_id=1.2&channel_name=presence-x&channel_data=%7B%22user_id%22%3A%22a+b%22%2C+"
     form += b"%22user_info%22%3A%7B%22n%22%3A%22%C3%A9%2B%22%7D%7D"
@@ -406,13 +406,13 @@ def test_channel_data_is_kept_as_it_came(app):
         ({"channel_name": "presence-x", "channel_data": {"user_id": "7"}}, "bad_request"),
     ],
 )
-def test_nothing_is_signed_that_a_subscribe_would_refuse(app, fields, code):
+def test_a_subscription_that_would_be_refused_is_not_signed(app, fields, code):
     body = {"socket_id": "1.2", "channel_name": "private-x", **fields}
     assert refusal(decode_auth, json.dumps(body).encode(), app).code == code
 
 
 @pytest.mark.parametrize("body", [b"\xff", b"socket_id=%ff&channel_name=private-x", b"a=1&" * 1000, b""])
-def test_a_form_that_is_none_is_refused(app, body):
+def test_a_malformed_form_is_refused(app, body):
     assert refusal(decode_auth, body, app, form=True).code == "bad_request"
 
 
@@ -440,8 +440,8 @@ FIELDS = st.fixed_dictionaries(
 )
 
 
-def judged(app, query: str, body: bytes) -> list[Event]:
-    """What each decoder makes of `body`; a refusal is an answer too, anything else fails the test."""
+def decoded(app, query: str, body: bytes) -> list[Event]:
+    """The results of all decoders for `body`. A refusal is fine; any other exception fails the test."""
     read: list[Event] = []
     for decode in (
         lambda: read.append(decode_event(body, parse_query(query), app)),
@@ -459,7 +459,7 @@ def judged(app, query: str, body: bytes) -> list[Event]:
 
 
 @given(fields=FIELDS, query=st.text(st.characters(), max_size=30), raw=st.binary(max_size=40))
-def test_anything_is_an_event_that_can_be_published_or_a_refusal(app, fields, query, raw):
+def test_any_input_is_a_valid_event_or_a_refusal(app, fields, query, raw):
     unescaped = json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
     for body in (
         raw,
@@ -467,9 +467,9 @@ def test_anything_is_an_event_that_can_be_published_or_a_refusal(app, fields, qu
         json.dumps(fields).encode(),
         json.dumps({"batch": [fields, ITEM]}).encode(),
     ):
-        for each in judged(app, query, body):
-            assert 1 <= len(each.name.encode()) <= 4 * 200
-            assert len(each.data.encode()) <= 10_240
-            assert each.channels
-            assert set(each.info) <= EVENT_INFO
-            assert each.correlation_id is None or each.correlation_id.isprintable()
+        for item in decoded(app, query, body):
+            assert 1 <= len(item.name.encode()) <= 4 * 200
+            assert len(item.data.encode()) <= 10_240
+            assert item.channels
+            assert set(item.info) <= EVENT_INFO
+            assert item.correlation_id is None or item.correlation_id.isprintable()

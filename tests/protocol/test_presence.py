@@ -62,7 +62,7 @@ def test_ids_become_strings_and_infos_compact_json(channel_data, member, app):
     ],
     ids=lambda text: ascii(text[:40]),
 )
-def test_what_is_no_member_is_the_clients_fault(channel_data, app):
+def test_malformed_members_are_a_client_error(channel_data, app):
     with pytest.raises(ClientError) as refusal:
         parse_member(channel_data, app)
     assert refusal.value.code is None
@@ -90,7 +90,7 @@ JSON = st.recursive(
 
 
 @given(user_id=JSON, user_info=JSON)
-def test_whatever_is_admitted_can_stand_in_every_frame(user_id, user_info, app):
+def test_any_accepted_member_can_be_put_into_every_frame(user_id, user_info, app):
     try:
         member = parse_member(json.dumps({"user_id": user_id, "user_info": user_info}), app)
     except ClientError:
@@ -111,7 +111,7 @@ def test_a_second_tab_does_not_make_a_second_member():
     assert "7" in roster
 
 
-def test_the_latest_info_that_is_not_empty_stands():
+def test_the_latest_info_that_is_not_empty_is_used():
     roster = Roster()
     roster.add("7", b"")
     roster.add("7", b'{"n":1}')
@@ -129,7 +129,7 @@ def test_a_user_without_info_is_removed_like_any_other():
     assert roster.add("7", b"")
 
 
-def test_a_snapshot_has_everybody_in_order_of_arrival():
+def test_a_snapshot_has_all_members_in_order_of_arrival():
     roster = Roster()
     roster.add("2", b'{"name":"A"}')
     roster.add('q"\n', b"")
@@ -138,5 +138,5 @@ def test_a_snapshot_has_everybody_in_order_of_arrival():
     )
 
 
-def test_the_snapshot_of_nobody_is_whole_too():
+def test_the_snapshot_of_an_empty_roster_is_valid():
     assert json.loads(Roster().snapshot()) == {"presence": {"count": 0, "ids": [], "hash": {}}}

@@ -9,21 +9,11 @@ from hypothesis import strategies as st
 
 from redpoll.protocol.apps import App, Key
 from redpoll.protocol.channels import CONSOLE, MAX_NAME_CHARS, Kind, kind_of, needs_auth, valid_name
+from redpoll.protocol.effects import Acknowledge, AskHistory, Close, Join, Leave, Publish, Send, SendUrgent, SignedIn
 from redpoll.protocol.history import Position, Rewind
 from redpoll.protocol.limits import Limits
 from redpoll.protocol.presence import Member
-from redpoll.protocol.session import (
-    Acknowledge,
-    AskHistory,
-    Close,
-    Join,
-    Leave,
-    Publish,
-    Send,
-    SendUrgent,
-    Session,
-    SignedIn,
-)
+from redpoll.protocol.session import Session
 
 KEY = "278d425bdf160c739803"
 SID = (1234, 1234)
@@ -42,7 +32,7 @@ AWKWARD_PREFIXES = [
 
 
 class Client:
-    """A session with a hand on it: messages as Python values, a clock that goes when told."""
+    """A session with helpers: messages as Python values, and a clock that the test sets."""
 
     def __init__(self, app: App, read_frame, sign, limits: Limits = Limits()) -> None:  # noqa: B008
         self.session = Session(SID, app, limits)
@@ -70,7 +60,7 @@ class Client:
         return self.send("pusher:unsubscribe", {"channel": channel})
 
     def join(self, channel: str, channel_data: str | None = None) -> None:
-        """Subscribed, and the cluster has said yes."""
+        """Subscribe, and report success as the worker does."""
         (join,) = self.subscribe(channel, channel_data)
         assert type(join) is Join
         assert self.session.joined(channel) == []
@@ -91,7 +81,7 @@ class Client:
         return frame["data"]["code"], frame["data"]["message"]
 
     def refusal_of(self, effects: list[Any], channel: str) -> tuple[str, int, str]:
-        """Type, status and text of a refused subscribe: the same words on the channel and in the error."""
+        """Type, status and text of a refused subscribe. Both frames must have the same text."""
         on_channel, error = self.frames(effects)
         assert on_channel["event"] == "pusher:subscription_error"
         assert on_channel["channel"] == channel
@@ -165,7 +155,7 @@ def test_a_signed_private_subscribe_asks_the_cluster(client, channel):
     assert client.subscribe(channel) == [Join(channel, None)]
 
 
-def test_the_vector_of_the_protocol_opens_its_channel(client):
+def test_the_vector_of_the_protocol_is_accepted(client):
     auth = f"{KEY}:58df8b0c36d6982b82c3ecf6b4662e34fe8c25bba48f5369f135bf843651c3a4"
     data = {"channel": "private-foobar", "auth": auth}
     assert client.send("pusher:subscribe", data) == [Join("private-foobar", None)]
@@ -208,9 +198,9 @@ def test_without_auth_three_frames_say_so(client, prefix, data):
     assert json.loads(required["data"]) == {"channel": channel, "socket_id": SOCKET_ID}
     assert on_channel["event"] == "pusher:subscription_error"
     assert on_channel["channel"] == channel
-    told = json.loads(on_channel["data"])
-    assert (told["type"], told["status"], told["reason"]) == ("AuthError", 401, "auth_required")
-    assert error["data"] == {"code": None, "message": told["error"]}
+    refusal = json.loads(on_channel["data"])
+    assert (refusal["type"], refusal["status"], refusal["reason"]) == ("AuthError", 401, "auth_required")
+    assert error["data"] == {"code": None, "message": refusal["error"]}
     assert client.session.channels == {}
 
 
@@ -281,10 +271,10 @@ def test_signed_data_that_is_no_member_is_refused(client, channel_data):
         ({"auth": {}, "channel_data": []}, "AuthError", 401),
     ],
 )
-def test_wrong_types_beside_a_channel_are_told_on_the_channel(client, fields, kind, status):
+def test_wrong_types_beside_a_channel_are_refused_on_the_channel(client, fields, kind, status):
     for data in ({"channel": "presence-x", **fields}, json.dumps({"channel": "presence-x", **fields})):
-        told = client.refusal_of(client.send("pusher:subscribe", data), "presence-x")
-        assert told[:2] == (kind, status)
+        refusal = client.refusal_of(client.send("pusher:subscribe", data), "presence-x")
+        assert refusal[:2] == (kind, status)
 
 
 @pytest.mark.parametrize("channel", ["", "a b", "private-x:y", "#x", "é", "x" * (MAX_NAME_CHARS + 1), 'q"\\\n\x00'])
@@ -294,8 +284,8 @@ def test_a_bad_name_is_refused(client, channel):
 
 
 def test_another_users_channel_is_refused(client):
-    told = client.refusal_of(client.subscribe("#server-to-user-7"), "#server-to-user-7")
-    assert told == ("AuthError", 401, "not signed in as user '7'")
+    refusal = client.refusal_of(client.subscribe("#server-to-user-7"), "#server-to-user-7")
+    assert refusal == ("AuthError", 401, "not signed in as user '7'")
 
 
 def test_refused_subscribes_are_all_answered(client):
@@ -307,14 +297,14 @@ def test_a_connection_has_a_limit_of_channels_and_a_left_one_makes_room(make_cli
     client = make_client(limits=Limits(max_channels=2))
     client.join("a")
     client.subscribe("b")
-    told = client.refusal_of(client.subscribe("c"), "c")
-    assert told[:2] == ("LimitReached", 413)
+    refusal = client.refusal_of(client.subscribe("c"), "c")
+    assert refusal[:2] == ("LimitReached", 413)
     assert client.subscribe("a") == [Acknowledge("a")]
     client.unsubscribe("b")
     assert client.subscribe("c") == [Join("c", None)]
 
 
-def test_a_full_presence_channel_is_told_with_the_apps_limit(make_client, changed, app):
+def test_the_refusal_of_a_full_presence_channel_names_the_limit(make_client, changed, app):
     client = make_client(changed(app, max_presence_members=3))
     client.subscribe("presence-x", '{"user_id":"7"}')
     kind, status, text = client.refusal_of(client.session.refused("presence-x", "members"), "presence-x")
@@ -330,25 +320,25 @@ def test_a_join_that_could_not_be_confirmed_is_forgotten(client):
     assert client.session.channels == {}
 
 
-def test_an_app_whose_record_changed_is_judged_by_the_new_one(client, app, changed):
+def test_a_changed_app_record_applies_at_once(client, app, changed):
     old = client.auth("private-x")
     client.session.app = changed(app, keys=())
-    told = client.refusal_of(client.send("pusher:subscribe", {"channel": "private-x", "auth": old}), "private-x")
-    assert told[0] == "AuthError"
-    assert "no enabled key" in told[2]
+    refusal = client.refusal_of(client.send("pusher:subscribe", {"channel": "private-x", "auth": old}), "private-x")
+    assert refusal[0] == "AuthError"
+    assert "no enabled key" in refusal[2]
 
 
 # -- again, and out ------------------------------------------------------------------------------------------
 
 
-def test_a_second_subscribe_is_acknowledged_and_joins_nothing(client):
+def test_a_second_subscribe_is_acknowledged_without_a_join(client):
     client.join("a")
     assert client.subscribe("a") == [Acknowledge("a")]
     client.join("presence-x", '{"user_id":7}')
     assert client.subscribe("presence-x", '{"user_id":"7","user_info":{"new":1}}') == [Acknowledge("presence-x")]
 
 
-def test_a_second_subscribe_shows_its_signature_again(client):
+def test_a_second_subscribe_needs_a_valid_signature_too(client):
     client.join("private-x")
     effects = client.send("pusher:subscribe", {"channel": "private-x", "auth": f"{KEY}:{'0' * 64}"})
     assert client.refusal_of(effects, "private-x")[0] == "AuthError"
@@ -396,7 +386,7 @@ def test_unsubscribing_leaves_with_the_user(client):
     assert client.session.channels == {}
 
 
-def test_unsubscribing_from_nothing_is_ignored(client):
+def test_unsubscribing_without_a_subscription_is_ignored(client):
     assert client.unsubscribe("a") == []
     assert client.unsubscribe("") == []
 
@@ -409,7 +399,7 @@ def test_leaving_while_pending_and_coming_back_is_a_join_of_its_own(client):
     assert not client.session.channels["a"].pending
 
 
-def test_answers_for_what_was_left_change_nothing(client):
+def test_answers_for_channels_that_were_left_are_ignored(client):
     client.subscribe("a")
     client.unsubscribe("a")
     assert client.session.joined("a") == []
@@ -423,7 +413,7 @@ def test_answers_for_what_was_left_change_nothing(client):
 # -- the dashboard's console ---------------------------------------------------------------------------------
 
 
-def test_the_console_opens_to_its_own_key_alone_and_that_key_opens_nothing_else(app, changed, sign, make_client):
+def test_the_console_accepts_only_its_own_key_and_no_other_channel_does(app, changed, sign, make_client):
     client = make_client(changed(app, console_key=Key(key="c0", secret="5ec")))
     secret = app.keys[0].secret
     opens = {(CONSOLE, "c0", "5ec"), ("private-x", KEY, secret)}
@@ -437,15 +427,15 @@ def test_the_console_opens_to_its_own_key_alone_and_that_key_opens_nothing_else(
                 assert client.refusal_of(effects, channel)[:2] == ("AuthError", 401)
 
 
-def test_nobody_joins_the_console_of_an_app_that_has_none(client):
+def test_without_a_console_key_the_console_refuses_everybody(client):
     assert client.refusal_of(client.subscribe(CONSOLE), CONSOLE) == (
         "AuthError",
         401,
-        "this channel is for the dashboard alone",
+        "this channel is reserved for the dashboard",
     )
 
 
-def test_other_names_of_the_server_are_no_channels(client):
+def test_other_reserved_names_are_refused(client):
     assert client.refusal_of(client.subscribe("private-redpoll.x"), "private-redpoll.x")[:2] == ("InvalidChannel", 400)
 
 
@@ -469,7 +459,7 @@ def test_the_console_takes_no_client_events(make_client, app, changed, sign):
         ({"rewind": None, "since": None}, None),
     ],
 )
-def test_a_subscribe_carries_what_it_wants_to_be_told_of_the_past(client, fields, rewind):
+def test_a_subscribe_carries_its_rewind(client, fields, rewind):
     assert client.send("pusher:subscribe", {"channel": "a", **fields}) == [Join("a", None, rewind)]
 
 
@@ -490,12 +480,12 @@ def test_a_malformed_rewind_is_a_refused_subscribe(client, fields):
     assert client.session.channels == {}
 
 
-def test_a_rewind_is_looked_at_after_the_signature(client):
+def test_the_signature_is_checked_before_the_rewind(client):
     asked = {"channel": "private-a", "auth": f"{KEY}:{'0' * 64}", "rewind": {"count": -1}}
     assert client.refusal_of(client.send("pusher:subscribe", asked), "private-a")[0] == "AuthError"
 
 
-def test_who_connected_to_recover_does_so_on_every_channel_signed_in_or_not(app, read_frame, sign):
+def test_a_client_that_connected_with_recover_recovers_on_every_channel(app, read_frame, sign):
     client = Client(app, read_frame, sign)
     client.session = Session(SID, app, recovers=True)
     assert client.subscribe("a") == [Join("a", None, None, recovers=True)]
@@ -507,7 +497,7 @@ def test_who_connected_to_recover_does_so_on_every_channel_signed_in_or_not(app,
     assert client.session.authorised
 
 
-def test_others_recover_on_the_channels_where_they_say_so(client):
+def test_other_clients_recover_on_channels_that_they_name(client):
     assert client.send("pusher:subscribe", {"channel": "a", "recover": True}) == [Join("a", None, None, True)]
     for number, value in enumerate((False, None, 1, "true")):
         asked = {"channel": f"b{number}", "recover": value}
@@ -516,7 +506,7 @@ def test_others_recover_on_the_channels_where_they_say_so(client):
 
 
 @pytest.mark.parametrize("as_string", [False, True])
-def test_a_page_is_asked_of_a_channel_one_is_in(client, as_string):
+def test_history_may_be_requested_of_subscribed_channels(client, as_string):
     client.join("a")
 
     def ask(**fields: object) -> list[Any]:
@@ -528,12 +518,12 @@ def test_a_page_is_asked_of_a_channel_one_is_in(client, as_string):
     assert ask(limit=1000, since={"epoch": "e", "offset": 7}) == [AskHistory("a", 1000, None, Position("e", 7))]
 
 
-def test_history_is_not_for_those_outside(client):
+def test_history_of_other_channels_is_refused(client):
     code, text = client.error_of(client.send("pusher:history", {"channel": "a"}))
     assert (code, text) == (None, "No history of channel a: this connection is not subscribed to it")
     client.subscribe("a")
     code, text = client.error_of(client.send("pusher:history", {"channel": "a"}))
-    assert (code, text) == (None, "No history of channel a: this connection waits for its subscription")
+    assert (code, text) == (None, "No history of channel a: the subscription is in progress")
 
 
 @pytest.mark.parametrize("fields", [{"limit": 0}, {"limit": 1001}, {"limit": -1}, {"before": 1, "since": 1}])
@@ -545,22 +535,22 @@ def test_a_malformed_page_is_an_error_without_a_code(client, fields):
 
 
 @pytest.mark.parametrize("data", [..., 7, {}, {"channel": 7}, "x"])
-def test_a_question_without_a_channel_is_a_bad_frame(client, data):
+def test_a_history_request_without_a_channel_is_a_bad_frame(client, data):
     code, text = client.error_of(client.send("pusher:history", data))
     assert code is None
     assert text.startswith("Invalid message: ")
 
 
-def test_questions_have_a_rate_and_it_lets_a_reader_of_everything_through(client):
+def test_history_requests_are_limited_but_a_whole_history_can_be_read(client):
     client.join("a")
     answers = [client.send("pusher:history", {"channel": "a"}) for _ in range(120)]
     assert all(type(answer[0]) is AskHistory for answer in answers[:100])
-    assert all("more than 20 requests a second" in client.error_of(answer)[1] for answer in answers[100:])
+    assert all("more than 20 requests per second" in client.error_of(answer)[1] for answer in answers[100:])
     client.now += 1
     assert type(client.send("pusher:history", {"channel": "a"})[0]) is AskHistory
 
 
-def test_each_question_without_a_page_is_told_so_until_there_are_too_many(client):
+def test_every_failed_history_request_is_answered_until_there_are_too_many(client):
     for _ in range(999):
         code, text = client.error_of(client.session.history_refused("a", "unknown epoch", client.now))
         assert (code, text) == (None, "No history of channel a: unknown epoch")
@@ -583,7 +573,7 @@ def test_a_sign_in_succeeds_with_the_protocols_vector(client):
     assert signed_in == SignedIn("12345", ())
 
 
-def test_a_signed_in_connection_is_its_users(client):
+def test_a_signed_in_connection_has_its_user_id(client):
     assert (client.session.user_id, client.session.authorised) == (None, False)
     _, signed_in = client.sign_in(USER_7)
     assert signed_in == SignedIn("7", ("8", "9"))
@@ -596,7 +586,7 @@ def test_data_of_a_sign_in_may_be_a_string(client, sign):
 
 
 @pytest.mark.parametrize("user_data", ["{}", '{"id":7}', '{"id":""}', "x", '{"id":"7","watchlist":[{}]}', ""])
-def test_signed_data_that_is_no_user_signs_nobody_in(client, user_data):
+def test_signed_data_that_is_no_user_is_refused(client, user_data):
     code, text = client.error_of(client.sign_in(user_data))
     assert code == 4009
     assert text.startswith("Invalid user_data: ")
@@ -604,7 +594,7 @@ def test_signed_data_that_is_no_user_signs_nobody_in(client, user_data):
 
 
 @pytest.mark.parametrize("auth", ["", ":", "x", KEY, f"{KEY}:{'0' * 64}", f"other:{'0' * 64}"])
-def test_a_bad_signature_signs_nobody_in_and_says_which_keys_there_are(client, auth):
+def test_a_sign_in_with_a_wrong_signature_is_refused_and_lists_the_keys(client, auth):
     code, text = client.error_of(client.sign_in(USER_7, auth))
     assert code == 4009
     assert text.startswith("Invalid ")
@@ -612,7 +602,7 @@ def test_a_bad_signature_signs_nobody_in_and_says_which_keys_there_are(client, a
     assert client.session.user_id is None
 
 
-def test_a_signature_is_for_this_socket_and_no_channels(client, sign):
+def test_a_sign_in_signature_is_for_this_socket_only(client, sign):
     for text in (f"1234.1235::user::{USER_7}", f"{SOCKET_ID}:private-x:{USER_7}", f"{SOCKET_ID}:{USER_7}", USER_7):
         assert client.error_of(client.sign_in(USER_7, f"{KEY}:{sign(text)}"))[0] == 4009
     assert client.session.user_id is None
@@ -621,7 +611,7 @@ def test_a_signature_is_for_this_socket_and_no_channels(client, sign):
 @pytest.mark.parametrize(
     "data", [..., None, 7, "", "x", [], {}, {"auth": "a"}, {"user_data": USER_7}, {"auth": 7, "user_data": USER_7}]
 )
-def test_a_sign_in_that_lacks_something_is_told_so(client, data):
+def test_an_incomplete_sign_in_is_refused(client, data):
     code, text = client.error_of(client.send("pusher:signin", data))
     assert code == 4009
     assert text.startswith("Invalid signin: ")
@@ -646,7 +636,7 @@ def test_another_user_is_refused_and_the_first_stays(client):
     assert client.subscribe("#server-to-user-7") == [Join("#server-to-user-7", None)]
 
 
-def test_a_refused_sign_in_ends_connections_that_must_prove_who_they_are(make_client, app, changed):
+def test_a_refused_sign_in_closes_connections_that_must_authorise_themselves(make_client, app, changed):
     client = make_client(changed(app, user_authentication_timeout_s=30.0))
     (close,) = client.sign_in(USER_7, f"{KEY}:{'0' * 64}")
     assert type(close) is Close
@@ -669,12 +659,12 @@ def test_a_watchlist_over_the_limit_succeeds_with_its_first_hundred_and_says_so(
     assert len(client.sign_in(json.dumps({"id": "7", "watchlist": ids[:100]}))) == 2
 
 
-def test_an_app_without_watchlists_says_nothing_of_their_length(client):
+def test_without_the_watchlist_setting_its_length_does_not_matter(client):
     assert len(client.sign_in(json.dumps({"id": "7", "watchlist": [str(number) for number in range(101)]}))) == 2
 
 
 @pytest.mark.parametrize("user_id", ["7", "a b", "é\U0001f600", 'q"\\\n\x00', "x" * 128, "a:b#c"])
-def test_ones_own_user_channel_opens_and_no_other(client, user_id):
+def test_only_the_own_user_channel_is_accepted(client, user_id):
     channel = f"#server-to-user-{user_id}"
     assert client.refusal_of(client.subscribe(channel), channel)[:2] == ("AuthError", 401)
     client.sign_in(json.dumps({"id": user_id}))
@@ -696,8 +686,8 @@ def test_a_user_channel_counts_against_the_limit_of_channels(make_client):
 
 @pytest.mark.parametrize("channel", ["presence-x", "presence-cache-x"])
 def test_presence_without_channel_data_is_joined_as_the_signed_in_user(client, channel):
-    told = client.refusal_of(client.subscribe(channel), channel)
-    assert told == ("InvalidMember", 400, "channel_data is missing, and this connection is not signed in")
+    refusal = client.refusal_of(client.subscribe(channel), channel)
+    assert refusal == ("InvalidMember", 400, "channel_data is missing, and this connection is not signed in")
     client.sign_in(USER_7)
     assert client.subscribe(channel) == [Join(channel, Member("7", b'{"name":"Mr. 7"}'))]
     client.session.joined(channel)
@@ -707,7 +697,7 @@ def test_presence_without_channel_data_is_joined_as_the_signed_in_user(client, c
     assert client.error_of(client.subscribe(channel, '{"user_id":"8"}'))[0] is None
 
 
-def test_presence_of_a_signed_in_user_needs_its_signature_all_the_same(client, sign):
+def test_presence_of_a_signed_in_user_still_needs_a_signature(client, sign):
     client.sign_in(USER_7)
     assert client.frames(client.send("pusher:subscribe", {"channel": "presence-x"}))[0]["event"] == "auth_required"
     auth = f"{KEY}:{sign(f'{SOCKET_ID}:presence-y')}"
@@ -715,7 +705,7 @@ def test_presence_of_a_signed_in_user_needs_its_signature_all_the_same(client, s
     assert client.refusal_of(effects, "presence-x")[:2] == ("AuthError", 401)
 
 
-def test_channel_data_goes_before_the_signed_in_user(client):
+def test_channel_data_wins_over_the_signed_in_user(client):
     client.sign_in(USER_7)
     assert client.subscribe("presence-x", '{"user_id":"8"}') == [Join("presence-x", Member("8", b""))]
 
@@ -732,7 +722,7 @@ def test_info_too_large_for_presence_signs_in_and_joins_no_presence_channel(clie
     ("channel", "channel_data"),
     [("private-x", None), ("private-encrypted-cache-x", None), ("presence-x", '{"user_id":"7"}')],
 )
-def test_a_connection_is_authorised_by_a_channel_that_let_it_in_and_stays_so(client, channel, channel_data):
+def test_a_connection_is_authorised_by_a_signed_channel_and_stays_so(client, channel, channel_data):
     client.join("public")
     client.join("cache-x")
     client.subscribe(channel, channel_data)
@@ -753,8 +743,8 @@ def test_signing_in_after_a_channel_and_a_channel_after_signing_in_keep_the_user
     assert (client.session.user_id, client.session.authorised) == ("7", True)
 
 
-def test_any_enabled_key_signs_in_and_a_disabled_one_does_not(make_client, app, changed, sign):
-    """Key rotation: the new one beside the old, then the old one off; who is signed in stays so."""
+def test_sign_ins_need_an_enabled_key(make_client, app, changed, sign):
+    """Key rotation: a new key is added, the old one is disabled; signed-in connections stay signed in."""
     text = f"{SOCKET_ID}::user::{USER_7}"
     client = make_client(changed(app, keys=(*app.keys, Key(key="new", secret="s2"))))
     assert type(client.sign_in(USER_7)[1]) is SignedIn
@@ -777,7 +767,7 @@ def test_a_client_event_is_published_with_the_signed_user(client):
     assert effects == [Publish("presence-x", "client-typing", '{"at": 1}', "7")]
 
 
-def test_on_private_channels_there_is_no_user(client):
+def test_client_events_on_private_channels_have_no_user_id(client):
     client.join("private-x", None)
     assert client.send("client-a", "text", channel="private-x", user_id="8") == [
         Publish("private-x", "client-a", "text", None)
@@ -819,12 +809,12 @@ def test_the_eleventh_in_a_second_is_refused_and_the_socket_stays(client):
     assert [type(effects[0]) for effects in sent] == [Publish] * 10 + [Send]
     code, text = client.error_of(sent[10])
     assert code == 4301
-    assert "10 client events a second" in text
+    assert "10 client events per second" in text
     client.now += 0.1
     assert type(client.send("client-a", {}, channel="private-x")[0]) is Publish
 
 
-def test_the_rate_is_the_operators(make_client):
+def test_the_rate_of_client_events_is_a_setting(make_client):
     client = make_client(limits=Limits(client_events_per_s=2))
     client.join("private-x")
     assert [bool(client.send("client-a", {}, channel="private-x")) for _ in range(4)] == [
@@ -838,7 +828,7 @@ def test_the_rate_is_the_operators(make_client):
     assert all(type(unlimited.send("client-a", {}, channel="private-x")[0]) is Publish for _ in range(500))
 
 
-def test_each_refusal_is_4301_with_its_own_words(make_client, app, changed):
+def test_every_refusal_is_4301_with_its_own_text(make_client, app, changed):
     client = make_client()
     client.join("public")
     client.join("private-x")
@@ -876,9 +866,9 @@ def test_cache_and_encrypted_channels_take_client_events(client, channel):
     assert client.send("client-a", "x", channel=channel) == [Publish(channel, "client-a", "x", None)]
 
 
-def test_what_the_cluster_refused_is_told_once_a_second_like_any_refusal(client):
-    told = client.error_of(client.session.rejected("the daily limit of 200000 messages is reached", client.now))
-    assert told == (4301, "Client event rejected: the daily limit of 200000 messages is reached")
+def test_events_that_the_worker_rejected_are_answered_once_a_second(client):
+    refusal = client.error_of(client.session.rejected("the daily limit of 200000 messages is reached", client.now))
+    assert refusal == (4301, "Client event rejected: the daily limit of 200000 messages is reached")
     assert client.session.rejected("the same", client.now + 0.5) == []
     assert len(client.session.rejected("the same", client.now + 1)) == 1
 
@@ -896,7 +886,7 @@ def test_a_name_of_200_characters_is_published(client):
     assert type(client.send("client-" + "x" * 193, {}, channel="private-x")[0]) is Publish
 
 
-# -- what is no message --------------------------------------------------------------------------------------
+# -- invalid messages ----------------------------------------------------------------------------------------
 
 BAD_FRAMES = [
     b"",
@@ -962,7 +952,7 @@ BAD_FRAMES = [
 
 
 @pytest.mark.parametrize("message", BAD_FRAMES, ids=lambda message: ascii(message[:60]))
-def test_what_is_no_message_gets_an_error_without_a_code_and_the_socket_stays(client, message):
+def test_invalid_messages_get_an_error_without_a_code_and_the_socket_stays(client, message):
     client.join("private-x")
     code, text = client.error_of(client.session.receive(message, client.now))
     assert code is None
@@ -971,27 +961,27 @@ def test_what_is_no_message_gets_an_error_without_a_code_and_the_socket_stays(cl
     assert client.send("pusher:ping") == [SendUrgent(b'{"event":"pusher:pong","data":"{}"}')]
 
 
-def test_a_binary_message_is_treated_alike(client):
+def test_a_binary_message_is_an_invalid_message(client):
     code, text = client.error_of(client.session.receive_binary(client.now))
     assert code is None
     assert "binary" in text
 
 
-def test_a_long_name_of_an_event_is_not_repeated_whole(client):
+def test_a_long_event_name_is_cut_in_the_error(client):
     _, text = client.error_of(client.send("x" * 60_000))
     assert len(text) < 200
 
 
-def test_errors_are_told_once_a_second(client):
+def test_errors_are_sent_once_a_second(client):
     client.join("public")
-    told = 0
+    sent = 0
     for tenth in range(50):
         client.now = 1000 + tenth / 10
-        told += len(client.send("nonsense"))
-        told += len(client.send("client-a", {}, channel="public"))
-        told += len(client.session.receive(b"{", client.now))
-        told += len(client.session.receive_binary(client.now))
-    assert told == 5
+        sent += len(client.send("nonsense"))
+        sent += len(client.send("client-a", {}, channel="public"))
+        sent += len(client.session.receive(b"{", client.now))
+        sent += len(client.session.receive_binary(client.now))
+    assert sent == 5
 
 
 def test_a_hundred_bad_frames_in_ten_seconds_close(client):
@@ -1010,8 +1000,8 @@ def test_a_hundred_bad_frames_in_a_minute_do_not(client):
         assert not any(type(effect) is Close for effect in effects)
 
 
-def test_an_eager_page_is_refused_but_kept_and_a_flood_is_closed(client):
-    """60 a second is somebody's mouse; thousands are an attack (failures.md row 18)."""
+def test_an_eager_page_stays_connected_and_a_flood_is_closed(client):
+    """60 a second may be a mouse that moves; thousands are an attack."""
     client.join("private-x")
     for _ in range(60 * 30):
         effects = client.send("client-mouse", {}, channel="private-x")
@@ -1165,15 +1155,15 @@ class Cluster:
                 case _:
                     raise AssertionError(f"{effect!r} is no effect")
         held = self.pending | self.attached
-        assert {name: each.user_id for name, each in self.client.session.channels.items()} == held
-        assert {name for name, each in self.client.session.channels.items() if each.pending} == set(self.pending)
+        assert {name: subscription.user_id for name, subscription in self.client.session.channels.items()} == held
+        assert {name for name, one in self.client.session.channels.items() if one.pending} == set(self.pending)
         assert len(held) <= self.limits.max_channels
         assert (self.client.session.user_id, self.client.session.authorised) == (self.user, self.authorised)
 
 
 @settings(max_examples=300, deadline=None)
 @given(steps=st.lists(STEPS, max_size=30), strict=st.booleans())
-def test_whatever_comes_effects_make_sense_and_nothing_is_raised(steps, strict, app, read_frame, sign, changed):
+def test_any_sequence_of_messages_has_consistent_effects(steps, strict, app, read_frame, sign, changed):
     limits = Limits(max_channels=3)
     client = Client(changed(app, user_authentication_timeout_s=30.0 * strict), read_frame, sign, limits)
     cluster = Cluster(client, limits)
@@ -1221,11 +1211,11 @@ def test_bytes_of_any_kind_are_answered(message, app, read_frame, sign):
 
 @pytest.mark.parametrize("name", ["my-channel", "private-channel"])
 def test_an_idle_session_with_one_channel_takes_350_bytes(name, app, sign):
-    """As a worker holds it: the channel's name is the registry's own string (design.md 7)."""
+    """As in a worker, where all sessions share the registry's string of the channel's name."""
     sessions: list[Session] = [Session((1, 1), app)] * 2_000
     sids = [(1 << 39 | number, 1 << 39 | number) for number in range(len(sessions))]
     data = [{"channel": name, "auth": f"{KEY}:{sign(f'{sid[0]}.{sid[1]}:{name}')}"} for sid in sids]
-    messages = [json.dumps({"event": "pusher:subscribe", "data": each}).encode() for each in data]
+    messages = [json.dumps({"event": "pusher:subscribe", "data": fields}).encode() for fields in data]
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()

@@ -14,14 +14,14 @@ def code_of(token: Token | None, scope: str = "read", app_id: str = "3", now_s: 
     return None if fault is None else (fault.code, fault.status)
 
 
-def test_a_token_opens_its_scopes_in_its_app():
+def test_a_token_authorises_its_scopes_in_its_app():
     assert code_of(TOKEN, "publish") is None
     assert code_of(TOKEN, "read") is None
     assert code_of(replace(TOKEN, expires_at=NOW + 0.001)) is None
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_all_opens_every_scope(scope):
+def test_the_scope_all_includes_every_scope(scope):
     assert code_of(replace(TOKEN, scopes=("all",)), scope) is None
 
 
@@ -32,11 +32,11 @@ def test_a_missing_scope_is_403_and_named_with_those_there_are():
     assert code_of(replace(TOKEN, scopes=())) == ("insufficient_scope", 403)
 
 
-def test_nobodys_token_opens_nothing():
+def test_an_unknown_token_is_refused():
     assert code_of(None) == ("unauthorized", 401)
 
 
-def test_a_token_opens_no_other_app_unless_it_is_for_all():
+def test_a_token_is_for_its_app_or_for_all():
     assert code_of(TOKEN, app_id="4") == ("unauthorized", 401)
     assert "3" not in fault_of_token(TOKEN, "read", "4", NOW).message
     assert code_of(replace(TOKEN, app_id=None), app_id="4") is None
@@ -51,6 +51,6 @@ def test_an_expired_token_says_when_and_what_time_it_is():
     )
 
 
-def test_a_revoked_token_stays_revoked_whatever_else_holds():
+def test_a_revoked_token_is_refused_as_revoked_first():
     for more in ({}, {"expires_at": NOW + 1}, {"expires_at": NOW - 1}, {"scopes": ("all",)}, {"app_id": None}):
         assert code_of(replace(TOKEN, revoked_at=NOW - 5, **more)) == ("token_revoked", 401)

@@ -56,7 +56,7 @@ def test_the_first_hundred_are_watched_and_the_others_counted():
     ],
     ids=lambda text: ascii(text[:40]),
 )
-def test_what_is_no_user_is_the_clients_fault(user_data):
+def test_malformed_users_are_a_client_error(user_data):
     with pytest.raises(ClientError) as refusal:
         parse_user(user_data)
     assert refusal.value.code == 4009

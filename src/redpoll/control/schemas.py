@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from redpoll.protocol.history import Told
+from redpoll.protocol.history import StoredMessage
 
 __all__ = [
     "Attributes",
@@ -89,7 +89,7 @@ class UsersAnswer(msgspec.Struct, gc=False):
     users: list[User]
 
 
-class Message(Told, gc=False, frozen=True):
+class Message(StoredMessage, gc=False, frozen=True):
     """A kept message. `offset` rises from message to message, not one by one; `time_ms` is Unix time."""
 
 

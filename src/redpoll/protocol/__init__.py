@@ -1,1 +1,1 @@
-"""What the protocol says. No asyncio, no Redis, no clock: functions of their arguments."""
+"""The Pusher protocol as redpoll speaks it; README.md describes it. Pure functions: no asyncio, no Redis, no clock."""

@@ -1,8 +1,7 @@
-"""An app as every process sees it: its keys, switches, limits and rules of history, and the table of the settings
-that an operator may change one by one.
+"""An app's record: its keys, settings, limits and history rules.
 
-The record store makes these, the directory carries them to the workers, sessions obey them.
-Nothing here knows where a record is kept.
+The record store creates records, the directory distributes them to the workers, and sessions follow them. `SETTINGS`
+describes each setting that an operator may change; the command line, the dashboard and `parse_setting` use it.
 """
 
 import re
@@ -29,12 +28,12 @@ __all__ = [
     "with_eras",
 ]
 
-# Messages a UTC day by plan (spec section 8): one per published channel and per client event.
+# Messages per UTC day: one per published channel and per client event (protocol/README.md "Limits").
 DAILY_LIMITS: dict[str, int | None] = {"free": 200_000, "starter": 1_000_000, "pro": None}
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """A key and its secret, both lowercase hex. A disabled key opens nothing new (decisions.md)."""
+    """A key and its secret, both lowercase hex. A disabled key admits no new connection and signs no request."""
 
     key: str
     secret: str
@@ -42,12 +41,12 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is kept of one channel, or of all whose names begin alike. `history_fault` says what goes with what.
+    """What to store of one channel, or of all channels with a prefix. `history_fault` checks it.
 
-    `id` is 6 hex digits. `name` is the channel's, or with `prefix` how its name begins ("": every channel).
-    `keep` is messages a channel, 0 for none: an exception to a wider rule. They are kept for `seconds`.
-    Who subscribes is told the last `replay` messages, or those of the last `replay_seconds`, without asking.
-    `era` is `with_eras`'s: histories of two eras have not the same epoch.
+    `id` is 6 hex digits. `name` is a channel's name, or with `prefix` the beginning of names ("": every channel).
+    `keep` is messages per channel, stored for `seconds`; 0 makes the rule an exception to a wider one.
+    New subscribers get the last `replay` messages, or those of the last `replay_seconds`.
+    `era` is set by `with_eras`: histories of two eras have different epochs.
     """
 
     id: str
@@ -62,15 +61,15 @@ class HistoryRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One app's record. Sizes are bytes, lengths are characters, counts are counts; spec section 8.
+    """One app's record. `SETTINGS` describes the fields that aren't described here.
 
-    `id` is decimal digits: Pusher's Python and Go libraries accept no other.
-    `keys` is oldest first; the oldest enabled key is the one we sign with.
-    `history` are the rules of history, no two of them for the same name. `hooks` is made from the app's enabled
-    webhook endpoints, a letter for each kind of event that one of them wants: o channel.occupied and .vacated,
-    m member.added and .removed, c client_event, x cache.miss, s subscription.count.
-    `console_key` signs subscriptions to the dashboard's console and nothing else; until `console_until` (Unix
-    seconds) somebody watches it. What each of the others means stands in `SETTINGS`.
+    `id` is decimal digits if redpoll made it: Pusher's Python and Go libraries accept no other.
+    `keys` is oldest first; the server itself signs with the oldest enabled key.
+    `history` has at most one rule per name. `hooks` is derived from the app's enabled webhook endpoints, one letter
+    per kind of event that any of them wants: o channel.occupied and .vacated, m member.added and .removed,
+    c client_event, x cache.miss, s subscription.count.
+    `console_key` signs subscriptions to the dashboard's console and nothing else. The console is in use until
+    `console_until` (Unix seconds).
     """
 
     id: str
@@ -102,26 +101,23 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def daily_limit(self) -> int | None:
-        """Messages a UTC day, None for no limit."""
+        """Messages per UTC day; None for no limit."""
         return DAILY_LIMITS[self.plan]
 
     def secret_of(self, key: str) -> str | None:
-        """The secret that goes with `key`, or None where the app has no such enabled key."""
-        for each in self.keys:
-            if each.key == key and each.enabled:
-                return each.secret
+        """The secret of `key`, or None if the app has no such enabled key."""
+        for own in self.keys:
+            if own.key == key and own.enabled:
+                return own.secret
         return None
 
     def signing_key(self) -> Key | None:
-        """The oldest enabled key, with which the server itself signs; None where all are disabled."""
-        for each in self.keys:
-            if each.enabled:
-                return each
-        return None
+        """The oldest enabled key, which the server itself signs with; None if all are disabled."""
+        return next((key for key in self.keys if key.enabled), None)
 
     def history_rule(self, channel: str) -> HistoryRule | None:
-        """The rule by which messages of `channel` are kept, None where none are: one for this very name goes
-        before prefixes, a longer prefix before a shorter one. Asked for each event published."""
+        """The rule for `channel`, or None if its messages aren't stored. The channel's own rule wins, then the longest
+        prefix. Called for each published event."""
         if not self.history:
             return None
         found = None
@@ -132,82 +128,85 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                     break
             elif channel.startswith(rule.name) and (found is None or len(rule.name) > len(found.name)):
                 found = rule
-        # What is for one user's eyes, and the console, would be in a stream that others may read.
+        # Events for one user, and the console's, must not be in a history that others can read.
         if found is None or not found.keep or channel.startswith((SERVER_TO_USER, OWN_PREFIX)):
             return None
         return found
 
 
-# -- rules of history ---------------------------------------------------------------------------------------
+# -- history rules ------------------------------------------------------------------------------------------
 
-# Every publish walks the rules, and a record has 16 KiB in the directory (cluster.md 7).
+# Every publish walks the rules, and a record may have 16 KiB in the directory.
 MAX_HISTORY_RULES = 32
 _RULE_ID = re.compile(r"[0-9a-f]{6}").fullmatch
 
 
 def history_fault(rule: HistoryRule) -> str | None:
-    """What is wrong with a rule that contradicts itself or passes a limit, a sentence for the operator; else None."""
+    """A sentence for the operator if the rule contradicts itself or exceeds a limit; else None."""
     if _RULE_ID(rule.id) is None:
         return f"id must be 6 hex digits, not {rule.id!r}"
     if not valid_name(rule.name) and (rule.name or not rule.prefix):
-        return f"{rule.name!r} is not {'how a name of a channel begins' if rule.prefix else 'the name of a channel'}"
+        return f"{rule.name!r} can't be the {'beginning of a channel name' if rule.prefix else 'name of a channel'}"
     if rule.name.startswith(OWN_PREFIX):
-        return f"channels that begin with {OWN_PREFIX!r} are the server's own; nothing is kept of them"
+        return f"channels that begin with {OWN_PREFIX!r} are reserved for the server and have no history"
     if not 0 <= rule.keep <= MAX_STORED_MESSAGES:
         return f"keep must be between 0 and {MAX_STORED_MESSAGES} messages, not {rule.keep}"
     if rule.keep == 0:
         if rule.seconds or rule.replay or rule.replay_seconds or rule.client_events:
-            return "a rule that keeps 0 messages keeps them for no time, replays none and has no client events"
+            return "with keep 0 nothing is stored: leave out seconds, replay, replay_seconds and client_events"
         return None
     if not 1 <= rule.seconds <= MAX_STORED_S:
         return f"seconds must be between 1 and {MAX_STORED_S}, not {rule.seconds}"
     if rule.replay and rule.replay_seconds:
-        return "replay either the last messages or those of the last seconds, not both"
-    most = min(rule.keep, MAX_LIMIT)
-    if not 0 <= rule.replay <= most:
-        return f"replay must be between 0 and {most} messages, not {rule.replay}"
+        return "give either replay or replay_seconds, not both"
+    max_replay = min(rule.keep, MAX_LIMIT)
+    if not 0 <= rule.replay <= max_replay:
+        return f"replay must be between 0 and {max_replay} messages, not {rule.replay}"
     if not 0 <= rule.replay_seconds <= rule.seconds:
-        return f"replay_seconds must be between 0 and the {rule.seconds} s kept, not {rule.replay_seconds}"
+        return f"replay_seconds must be between 0 and the rule's {rule.seconds} seconds, not {rule.replay_seconds}"
     return None
 
 
 def with_eras(before: Sequence[HistoryRule], after: Iterable[HistoryRule], era: str) -> tuple[HistoryRule, ...]:
-    """The rules `after`, which take the place of `before`, each with the era in which it keeps messages: `era`, a word
-    that was never one, where channels of it may have had none kept until now; else the one that was theirs.
+    """The rules `after`, which replace `before`, with their eras. `era` must be a new, unused word.
 
-    What was published while no rule kept it is in no history, and nobody who goes on from before that is to be told
-    that nothing is missing.
+    A rule keeps its era if every channel it matches was stored until now; otherwise it gets `era`. What was published
+    while no rule stored it is missing from the history, so a client that recovers from before must see a new epoch.
     """
     after = tuple(after)
-    unkept = [_ruling(after, each) for each in before if not each.keep]
-    made: list[HistoryRule] = []
+    newly_stored = [_rule_for(after, old) for old in before if not old.keep]
+    result: list[HistoryRule] = []
     for rule in after:
-        was = _ruling(before, rule)
-        kept = was is not None and was.keep > 0 and not any(rule is each for each in unkept)
-        theirs = "" if not rule.keep else was.era if was is not None and kept else era
-        made.append(msgspec.structs.replace(rule, era=theirs))
-    return tuple(made)
+        previous = _rule_for(before, rule)
+        if not rule.keep:
+            rule_era = ""
+        elif previous is None or not previous.keep or any(rule is other for other in newly_stored):
+            rule_era = era
+        else:
+            rule_era = previous.era
+        result.append(msgspec.structs.replace(rule, era=rule_era))
+    return tuple(result)
 
 
-def _ruling(rules: Iterable[HistoryRule], of: HistoryRule) -> HistoryRule | None:
-    """By which of `rules` the channels of a rule go, or would, that have no narrower one."""
+def _rule_for(rules: Iterable[HistoryRule], target: HistoryRule) -> HistoryRule | None:
+    """The one of `rules` that applies to the channels of `target`, apart from those with a narrower rule."""
     found = None
     for rule in rules:
-        if rule.name == of.name and rule.prefix == of.prefix:
+        if rule.name == target.name and rule.prefix == target.prefix:
             return rule
-        if rule.prefix and of.name.startswith(rule.name) and (found is None or len(rule.name) > len(found.name)):
+        if rule.prefix and target.name.startswith(rule.name) and (found is None or len(rule.name) > len(found.name)):
             found = rule
     return found
 
 
-# -- what an operator may change ----------------------------------------------------------------------------
+# -- settings -----------------------------------------------------------------------------------------------
 
 Value: TypeAlias = bool | int | float | str | tuple[str, ...]
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One changeable field of `App`. `least` and `most` bound a `count` or `seconds`, both included;
-    `choices` are those of a `choice`; `hosts` is a comma list. `unit` is "" where the name says it all."""
+    """One changeable field of `App`. `least` and `most` are the bounds of `count` and `seconds`, both included;
+    `choices` belongs to `choice`; `hosts` is a comma list. `unit` is "" if the name says it all."""
 
     name: str
     type: Literal["switch", "count", "seconds", "choice", "hosts"]
@@ -223,18 +222,18 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 _TABLE = (
-    Setting("enabled", "switch", "Off: connections are closed with 4003, HTTP calls are answered with 403."),
-    Setting("client_events", "switch", "Whether clients may send events of their own, named `client-…`."),
+    Setting("enabled", "switch", "If off, connections are closed with 4003 and HTTP requests get 403."),
+    Setting("client_events", "switch", "Clients may send events, named `client-…`."),
     Setting(
         "subscription_count",
         "switch",
-        "Tell subscribers how many they are, on all channels but presence channels. HTTP tells it in any case.",
+        "Send subscribers their number when it changes, except on presence channels. HTTP answers it in any case.",
     ),
     Setting("watchlist", "switch", "Tell signed-in users which users of their watchlist are online."),
     Setting(
         "user_authentication_timeout_s",
         "seconds",
-        "Close connections (4009) that by then have neither signed in nor joined a private or presence channel. "
+        "Close connections (4009) that have neither signed in nor joined a private or presence channel in this time. "
         "0: never.",
         "s",
         most=3_600,
@@ -242,35 +241,35 @@ _TABLE = (
     Setting(
         "allowed_origins",
         "hosts",
-        "Hosts whose pages may connect (else 4009): `host` or `*.host`, with a port where it isn't the scheme's own. "
-        "Empty: all. Clients that send no Origin always may.",
+        "Hosts whose pages may connect (else 4009): `host` or `*.host`, with a port unless it is the scheme's own. "
+        "Empty: all. Clients that send no Origin are always allowed.",
     ),
     Setting(
-        "max_connections", "count", "Connections at a time, over all workers (else 4004). 0: any.", most=100_000_000
+        "max_connections", "count", "Open connections, over all workers (else 4004). 0: no limit.", most=100_000_000
     ),
     Setting(
         "plan",
         "choice",
-        "Messages a UTC day: free 200,000, starter 1,000,000, pro any number.",
+        "Messages per UTC day: free 200,000, starter 1,000,000, pro unlimited.",
         choices=tuple(DAILY_LIMITS),
     ),
     Setting("cache_ttl_s", "count", "How long a cache channel keeps its last event.", "s", 1, 604_800),
     Setting(
         "idempotency",
         "switch",
-        "A trigger that repeats a correlation_id within 120 s gets the first one's answer and publishes nothing.",
+        "A publish that repeats a correlation_id within 120 s gets the first answer and publishes nothing.",
     ),
-    Setting("tls_required", "switch", "Refuse connections that don't come by TLS (4000)."),
-    Setting("max_event_name_chars", "count", "Longest name of an event.", "characters", 1, 1_000),
-    Setting("max_channels", "count", "Channels of one trigger.", "", 1, 1_000),
-    Setting("max_data_bytes", "count", "Most data of an event.", "bytes", 1, 262_144),
+    Setting("tls_required", "switch", "Refuse connections without TLS (4000)."),
+    Setting("max_event_name_chars", "count", "Length of an event's name.", "characters", 1, 1_000),
+    Setting("max_channels", "count", "Channels of one publish.", "", 1, 1_000),
+    Setting("max_data_bytes", "count", "Size of an event's data.", "bytes", 1, 262_144),
     Setting("max_batch", "count", "Events of one batch.", "", 1, 1_000),
     Setting("max_presence_members", "count", "Users of one presence channel.", "", 1, 10_000),
-    Setting("max_user_info_bytes", "count", "Most user_info of a member of a presence channel.", "bytes", 2, 16_384),
+    Setting("max_user_info_bytes", "count", "Size of a presence member's user_info.", "bytes", 2, 16_384),
     Setting(
         "user_resume_s",
         "count",
-        "A signed-in user or member who is back within this time is replayed what the last connection missed, "
+        "A signed-in user or presence member who reconnects within this time gets what the last connection missed, "
         "on channels with history. 0: off.",
         "s",
         0,
@@ -279,14 +278,14 @@ _TABLE = (
     Setting(
         "max_history_channels",
         "count",
-        "Channels with history at a time. Events of further ones are sent, but not kept.",
+        "Channels that have a history at a time. Events of further ones are delivered, but not stored.",
         "",
         1,
         1_000_000,
     ),
 )
 SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}
-# The fields of `App` that are something else: who it is, and what has commands or a maker of its own.
+# The fields of `App` that `app set` can't change: its identity, and what has commands of its own or is derived.
 NOT_SETTINGS = frozenset(("id", "name", "keys", "history", "hooks", "console_key", "console_until"))
 
 _DEFAULTS: dict[str, Value] = dict(
@@ -294,8 +293,8 @@ _DEFAULTS: dict[str, Value] = dict(
 )
 
 _SWITCH = {"true": True, "1": True, "false": False, "0": False}
-# A record has 16 KiB in the directory, which every worker reads whole (cluster.md 7).
-_MOST_HOSTS = 50
+# A record may have 16 KiB in the directory, which every worker reads whole.
+_MAX_ORIGINS = 50
 _COUNT = re.compile(r"-?[0-9]{1,15}").fullmatch
 _SECONDS = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,9})?").fullmatch
 _HOST = re.compile(r"(?:(?:\*\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?").fullmatch
@@ -303,10 +302,10 @@ _MAX_HOST_CHARS = 253 + len("*.:65535")
 
 
 def parse_setting(name: str, text: str) -> Value:
-    """What `text` means as the value of `App`'s field `name`. Raises ValueError with a sentence for the operator."""
+    """The value of `App`'s field `name` that `text` stands for. Raises ValueError with a sentence for the operator."""
     setting = SETTINGS.get(name)
     if setting is None:
-        raise ValueError(f"there is no setting {name!r}; an app has {', '.join(SETTINGS)}")
+        raise ValueError(f"there is no setting {name!r}; the settings are {', '.join(SETTINGS)}")
     text = text.strip()
     if setting.type == "switch":
         if text.lower() not in _SWITCH:
@@ -334,16 +333,16 @@ def _number(setting: Setting, text: str) -> int | float:
 
 
 def _hosts(name: str, text: str) -> tuple[str, ...]:
-    """Browsers write origins in lower case, so entries are kept in it."""
+    """Lower case, because browsers write origins so."""
     entries = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
     for entry in entries:
         if "/" in entry:
             raise ValueError(f"{name}: write the host alone, without scheme and path, not {entry!r}")
         if entry == "*":
-            raise ValueError(f"{name}: leave it empty to allow all, '*' is no host")
+            raise ValueError(f"{name}: leave it empty to allow all hosts, instead of '*'")
         match = _HOST(entry) if len(entry) <= _MAX_HOST_CHARS else None
         if match is None or not 0 < int(match[1] or 1) < 65_536:
-            raise ValueError(f"{name}: {entry!r} is neither 'host' nor '*.host', with ':port' if need be")
-    if len(entries) > _MOST_HOSTS:
-        raise ValueError(f"{name}: {len(entries)} entries; at most {_MOST_HOSTS} are allowed")
+            raise ValueError(f"{name}: {entry!r} is neither 'host' nor '*.host', each with an optional ':port'")
+    if len(entries) > _MAX_ORIGINS:
+        raise ValueError(f"{name}: {len(entries)} entries; at most {_MAX_ORIGINS} are allowed")
     return entries

@@ -1,9 +1,9 @@
-"""Who signed what: channel subscriptions (protocol.md 5.3), sign-ins (10.1) and HTTP requests (14.2, spec 5.1).
+"""Signatures: makes and verifies those of channel subscriptions, sign-ins and HTTP requests.
 
-And what an app token and an encrypted channel's key are made of (spec 2.6, protocol.md 11).
-
-Arithmetic only. A refusal says which string was to be signed, because that is what developers get wrong, and
-never the digest. A key that isn't the app's costs the same work as one that is (failures.md row 28).
+Also hashes app tokens and derives the keys of encrypted channels. Refusals show the string that should have been
+signed, because that is what developers get wrong, and never the digest. All digests are compared in constant time,
+and an unknown key costs the same work as a known one.
+The rules: protocol/README.md "Authentication of channels" and "Request signing".
 """
 
 import base64
@@ -37,19 +37,19 @@ __all__ = [
     "token_hash",
 ]
 
-# Query parameters as they came: names lower-cased, values percent-decoded, repeats kept.
+# Query parameters in the order sent, with repeats; names in lower case, values percent-decoded.
 Params = list[tuple[str, str]]
 
 PREFIX = "/api/v1"
 MAX_SKEW_S = 600
 
-# Stands in for the secret of a key that isn't there, and is as long as those we make.
+# The secret of an unknown key, so that checking it takes as long. As long as the secrets that redpoll makes.
 _NO_SECRET = "0" * 64
-# What a refusal repeats of a caller's own words.
+# How much of a caller's input a refusal repeats.
 _MAX_QUOTED_CHARS = 4096
 _MAX_KEY_CHARS = 64
 
-# The query parameters that are the signature's own; none may be given twice.
+# The query parameters of the signature itself; none may be repeated.
 AUTH_NAMES = frozenset(("auth_key", "auth_timestamp", "auth_version", "auth_signature", "body_md5"))
 _DIGEST = re.compile(r"[0-9a-f]{64}").fullmatch
 _SECONDS = re.compile(r"[0-9]{1,15}").fullmatch
@@ -59,9 +59,9 @@ _SECONDS = re.compile(r"[0-9]{1,15}").fullmatch
 
 
 @lru_cache(maxsize=1024)
-def _halves(secret: str) -> "tuple[_Hash, _Hash]":
-    """HMAC's two hashes with the secret mixed in (RFC 2104 section 2), to be copied. `hmac.digest` begins anew
-    every time, which costs 1 us more: on the publish path, a twelfth of a request."""
+def _keyed_hashes(secret: str) -> "tuple[_Hash, _Hash]":
+    """HMAC's inner and outer hash after the secret (RFC 2104 section 2), to be copied. Cached because `hmac.digest`
+    repeats this work on every call: 1 us, a twelfth of a publish request."""
     key = secret.encode()
     if len(key) > 64:
         key = hashlib.sha256(key).digest()
@@ -73,16 +73,16 @@ def _halves(secret: str) -> "tuple[_Hash, _Hash]":
 
 def _digest(secret: str, text: str) -> str:
     """HMAC-SHA256 in lowercase hex."""
-    inner, outer = _halves(secret)
-    half = inner.copy()
-    half.update(text.encode("utf-8", "replace"))
-    whole = outer.copy()
-    whole.update(half.digest())
-    return whole.hexdigest()
+    inner, outer = _keyed_hashes(secret)
+    message_hash = inner.copy()
+    message_hash.update(text.encode("utf-8", "replace"))
+    result = outer.copy()
+    result.update(message_hash.digest())
+    return result.hexdigest()
 
 
-def _signed(secret: str, text: str, claimed: bytes) -> bool:
-    """Whether `claimed` is the digest of `text`, in a time that does not tell how much of it is right."""
+def _verify(secret: str, text: str, claimed: bytes) -> bool:
+    """Whether `claimed` is the digest of `text`, in constant time."""
     return hmac.compare_digest(_digest(secret, text).encode(), claimed)
 
 
@@ -90,37 +90,37 @@ def _signed(secret: str, text: str, claimed: bytes) -> bool:
 
 
 def sign_channel(secret: str, socket_id: str, channel: str, channel_data: str | None = None) -> str:
-    """The hex digest of a subscription, for `/auth`: what stands behind `KEY:`."""
+    """The hex digest of a subscription, which follows `KEY:` in `auth`."""
     return _digest(secret, _channel_text(socket_id, channel, channel_data))
 
 
 def channel_fault(app: App, socket_id: str, channel: str, auth: str, channel_data: str | None) -> str | None:
-    """Why `auth` (`KEY:HEX`) doesn't open the channel to this socket; None when it does.
+    """Why `auth` (`KEY:HEX`) doesn't authorise this connection for the channel; None if it does.
 
-    `channel_data` is signed byte for byte as it came, on private channels too where one was sent. The dashboard's
-    console is opened by its own key alone, which opens nothing else (decisions.md).
+    `channel_data` is signed byte for byte as sent, on private channels as well if it was sent. The dashboard's console
+    channel accepts only its own key, and no other channel accepts that key.
     """
     if channel == CONSOLE:
         own = app.console_key
         key, _, signature = auth.partition(":")
         secret = own.secret if own is not None and own.key == key else None
         text = _channel_text(socket_id, channel, channel_data)
-        right = _signed(secret or _NO_SECRET, text, signature.encode("utf-8", "replace"))
-        return None if right and secret is not None else "this channel is for the dashboard alone"
+        right = _verify(secret or _NO_SECRET, text, signature.encode("utf-8", "replace"))
+        return None if right and secret is not None else "this channel is reserved for the dashboard"
     return _auth_fault(app, _channel_text(socket_id, channel, channel_data), auth, "subscription")
 
 
 def signin_fault(app: App, socket_id: str, auth: str, user_data: str) -> str | None:
-    """Why `auth` (`KEY:HEX`) doesn't sign this socket in as the user of `user_data`, which is signed byte for
-    byte; None when it does (protocol.md 10.1)."""
+    """Why `auth` (`KEY:HEX`) doesn't sign this connection in as the user of `user_data`, which is signed byte for
+    byte as sent; None if it does."""
     return _auth_fault(app, f"{socket_id}::user::{user_data}", auth, "signin")
 
 
 def _auth_fault(app: App, text: str, auth: str, what: str) -> str | None:
-    """Says which key signed and which ones may, by their ids, and the string to sign; never the digest."""
+    """A text that names the key used, the app's keys and the string to sign; None if the signature is right."""
     key, _, signature = auth.partition(":")
     secret = app.secret_of(key)
-    right = _signed(secret or _NO_SECRET, text, signature.encode("utf-8", "replace"))
+    right = _verify(secret or _NO_SECRET, text, signature.encode("utf-8", "replace"))
     if right and secret is not None:
         return None
     key = key[:_MAX_KEY_CHARS]
@@ -143,7 +143,7 @@ def _channel_text(socket_id: str, channel: str, channel_data: str | None) -> str
 
 
 def _keys_of(app: App) -> str:
-    """The ids of the keys one may sign with. They are public: every page that connects shows one."""
+    """The app's enabled keys, for a refusal. Keys are public: every page that connects contains one."""
     names = ", ".join(f"'{key.key}'" for key in app.keys if key.enabled)
     return f"the keys {names}" if names else "no enabled key"
 
@@ -152,12 +152,13 @@ def _keys_of(app: App) -> str:
 
 
 def encryption_secret(master_key: bytes, channel: str) -> str:
-    """The `shared_secret` of an encrypted channel, base64; `master_key` is 32 bytes (protocol.md 11)."""
+    """The `shared_secret` of an encrypted channel, base64; `master_key` has 32 bytes
+    (protocol/README.md "Encrypted channels")."""
     return base64.b64encode(hashlib.sha256(channel.encode() + master_key).digest()).decode()
 
 
 def token_hash(token: str) -> str:
-    """What is kept of an app token: SHA-256 in lowercase hex. A token is random, so it needs no salt."""
+    """SHA-256 in lowercase hex: all that is stored of an app token. Tokens are random, so they need no salt."""
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
@@ -165,8 +166,8 @@ def token_hash(token: str) -> str:
 
 
 def parse_query(query: str, plus_is_space: bool = False) -> Params:
-    """The parameters of a raw query string, in order. A `+` stays one: the libraries that sign values
-    unescaped send it so (14.2)."""
+    """The parameters of a raw query string, in order. `+` stays `+`, unless `plus_is_space`: libraries that sign
+    unescaped values also send them so."""
     query = _utf8(query)
     if plus_is_space:
         query = query.replace("+", " ")
@@ -184,12 +185,12 @@ def parse_query(query: str, plus_is_space: bool = False) -> Params:
 def check_query(
     app: App | None, method: str, path: str, query: str, body: bytes | None, now_s: float, prefix: str = PREFIX
 ) -> Params:
-    """Verify a request signed in its query, and give its parameters.
+    """Verify a request that is signed in its query, and return its parameters. Raises ApiError, always 401.
 
-    `app` is the one that the path names, None if there is none: the answer is the same as for a wrong key, so
-    that nobody learns which ids exist. `path` and `query` are as requested, not decoded; `now_s` is Unix
-    time; `prefix` is what the PHP library leaves out of the signed path (14.1). Raises ApiError, always 401.
-    `body` may be looked into only after this has returned; None: it was refused unread, and its digest isn't checked.
+    `app` is the app that the path names; None if it doesn't exist, which is answered like a wrong key, so that the
+    answer doesn't reveal which ids exist. `path` and `query` are as requested, not decoded; `now_s` is Unix time;
+    `prefix` is the part of the path that the PHP library doesn't sign. `body` must not be parsed before this returns;
+    None if it was refused unread, and then its digest isn't checked.
     """
     params = parse_query(query)
     given = dict(params)
@@ -201,11 +202,11 @@ def check_query(
     if key is None or stamp is None or signature is None or given.get("auth_version") != "1.0":
         raise ApiError("unauthorized", _missing(given))
     secret = app.secret_of(key) if app is not None else None
-    signed_with = secret or _NO_SECRET
+    secret_or_stand_in = secret or _NO_SECRET
     claimed = signature.encode("utf-8", "replace")
     text = _request_text(method, path, params)
-    right = _signed(signed_with, text, claimed) or any(
-        _signed(signed_with, other, claimed) for other in _other_layouts(method, path, query, params, prefix)
+    right = _verify(secret_or_stand_in, text, claimed) or any(
+        _verify(secret_or_stand_in, other, claimed) for other in _other_layouts(method, path, query, params, prefix)
     )
     if secret is None:
         raise ApiError("unauthorized", f"auth_key '{key[:_MAX_KEY_CHARS]}' is not an enabled key of this app")
@@ -218,13 +219,13 @@ def check_query(
 
 
 def check_pair(app: App | None, key: str, secret: str) -> None:
-    """Verify the header pair `X-Service-Key`, `X-Service-Secret` (spec 5.1). Raises ApiError, always 401."""
+    """Verify the headers `X-Service-Key` and `X-Service-Secret`. Raises ApiError, always 401."""
     expected = app.secret_of(key) if app is not None else None
     right = hmac.compare_digest((expected or _NO_SECRET).encode(), secret.encode("utf-8", "replace"))
     if expected is None or not right:
         raise ApiError(
             "unauthorized",
-            f"X-Service-Key '{key[:_MAX_KEY_CHARS]}' with this X-Service-Secret opens nothing in this app",
+            f"X-Service-Key '{key[:_MAX_KEY_CHARS]}' with this X-Service-Secret is not an enabled key of this app",
         )
 
 
@@ -237,18 +238,18 @@ def _joined(params: Params) -> str:
 
 
 def _other_layouts(method: str, path: str, query: str, params: Params, prefix: str) -> Iterator[str]:
-    """The strings that other libraries sign for the same request (14.1, 14.2): path without the prefix,
-    repeated `name[]=` as one `name=` joined by commas or in the order sent, `+` for a space."""
+    """The strings that other libraries sign for the same request: the path without the prefix, repeated `name[]=`
+    joined by commas as one `name=` or in the order sent, `+` read as a space (protocol/README.md "Request signing")."""
     paths = [path]
     if prefix and path.startswith(prefix + "/"):
         paths.append(path[len(prefix) :])
-    readings = [params]
+    param_lists = [params]
     if "+" in query:
-        readings.append(parse_query(query, plus_is_space=True))
-    for reading in readings:
-        for layout in _array_layouts(reading):
-            for each in paths:
-                yield f"{method}\n{each}\n{_joined(layout)}"
+        param_lists.append(parse_query(query, plus_is_space=True))
+    for param_list in param_lists:
+        for layout in _array_layouts(param_list):
+            for signed_path in paths:
+                yield f"{method}\n{signed_path}\n{_joined(layout)}"
 
 
 def _array_layouts(params: Params) -> Iterator[Params]:
@@ -264,7 +265,7 @@ def _array_layouts(params: Params) -> Iterator[Params]:
 
 
 def _refuse_repeats(params: Params) -> None:
-    """Two values under one name of ours: which of them was signed would be the reader's guess."""
+    """With two values of one parameter it would be unclear which one was signed."""
     seen = set()
     for name, _ in params:
         if name in AUTH_NAMES:
@@ -284,7 +285,7 @@ def _missing(given: dict[str, str]) -> str:
 
 
 def _utf8(text: str) -> str:
-    """Bytes that were no UTF-8 reach us as lone surrogates, which no answer could repeat."""
+    """Bytes that weren't UTF-8 arrive as lone surrogates, which can't be encoded into an answer: replaced."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -310,7 +311,7 @@ def _check_time(stamp: str, now_s: float) -> None:
 
 
 def _check_body(claimed: str | None, body: bytes) -> None:
-    """The Python library sends the digest of nothing with every GET (14.2): taken, and verified like any."""
+    """Pusher's Python library sends the digest of an empty body with every GET; it is verified like any other."""
     if claimed is None:
         if body:
             raise ApiError("body_md5_mismatch", f"body_md5 is missing; the body has {len(body)} bytes")
@@ -319,5 +320,5 @@ def _check_body(claimed: str | None, body: bytes) -> None:
     if not hmac.compare_digest(actual, claimed.encode("utf-8", "replace")):
         raise ApiError(
             "body_md5_mismatch",
-            f"body_md5 does not match the {len(body)} bytes received: was the body changed on its way?",
+            f"body_md5 does not match the {len(body)} bytes received: a proxy may have changed the body",
         )

@@ -1,4 +1,4 @@
-"""Names of channels and what follows from them, protocol.md 5.1 and 5.2. Knows no connection and no app."""
+"""Channel names and what follows from them: kind, caching, encryption (protocol/README.md "Channel names")."""
 
 import re
 from enum import Enum
@@ -18,10 +18,10 @@ __all__ = [
     "valid_target",
 ]
 
-# The documented maximum is 164, but every server library lets 200 through (protocol.md 5.1).
+# Pusher documents 164, but every server library lets 200 pass.
 MAX_NAME_CHARS = 200
 SERVER_TO_USER = "#server-to-user-"
-# Channels that the server itself fills, for nobody but its dashboard (decisions.md "Dashboard and trace").
+# Reserved for the server. Its only channel is the console, which shows the dashboard every event of an app.
 OWN_PREFIX = "private-redpoll."
 CONSOLE = OWN_PREFIX + "console"
 
@@ -30,8 +30,8 @@ _CACHE = ("cache-", "private-cache-", "presence-cache-", "private-encrypted-cach
 
 
 class Kind(Enum):
-    """What one must show to be let in. Whether a channel caches or is encrypted is independent of it:
-    one enum for both made a peer take `private-cache-*` without a signature (protocol.md 5.2)."""
+    """What a subscribe must prove. Caching and encryption are independent of it: another server that put both into
+    one enumeration accepted `private-cache-…` without a signature."""
 
     PUBLIC = "public"
     PRIVATE = "private"
@@ -56,28 +56,28 @@ def needs_auth(channel: str) -> bool:
 
 
 def is_cache(channel: str) -> bool:
-    """Whether the last event from the server is kept and told to whoever joins later (protocol.md 8)."""
+    """Whether the last published event is stored and sent to new subscribers."""
     return channel.startswith(_CACHE)
 
 
 def is_encrypted(channel: str) -> bool:
-    """Whether `data` is ciphertext that only the ends can read; to us a private channel (protocol.md 11)."""
+    """Whether `data` is ciphertext that only publishers and subscribers can read. The channel is private as well."""
     return channel.startswith("private-encrypted-")
 
 
 def valid_name(channel: str) -> bool:
-    """Whether there may be a channel of this name; `#…` names are the protocol's own."""
+    """Whether a channel may have this name. `#…` is reserved for user channels."""
     return _NAME(channel) is not None
 
 
 def is_reserved(channel: str) -> bool:
-    """Whether the name belongs to the server, and to no channel that it has."""
+    """Whether the name is reserved for the server, but isn't its console."""
     return channel.startswith(OWN_PREFIX) and channel != CONSOLE
 
 
 def valid_target(channel: str) -> bool:
-    """Whether one may publish to this name: a channel's, or `#server-to-user-ID` with an ID of the same
-    characters, which is all that the server libraries let through (protocol.md 5.1). Not to the server's own."""
+    """Whether HTTP callers may publish to this name: a channel, or `#server-to-user-ID`, whose ID has the same
+    characters because server libraries let no others pass. Reserved names aren't allowed."""
     if channel.startswith(OWN_PREFIX):
         return False
     return _NAME(channel) is not None or (

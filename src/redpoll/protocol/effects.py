@@ -1,7 +1,7 @@
-"""What a session wants done, as values: the worker carries them out in order (worker/hub.py).
+"""Effects: what a session wants done, as values. The worker carries them out in order (worker/hub.py).
 
-Frames that only the worker can compose (a success needs the roster, a page of history Redis) are effects without
-bytes.
+An effect without bytes stands for a frame that only the worker can compose: a success frame needs the member list,
+a page of history needs Redis.
 """
 
 from typing import TypeAlias
@@ -26,20 +26,20 @@ __all__ = [
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
-    """Frame this JSON and send it, behind what is owed."""
+    """Send this JSON as a text frame, after the frames that are already queued."""
 
     payload: bytes
 
 
 class SendUrgent(msgspec.Struct, frozen=True, gc=False):
-    """The same, ahead of frames not begun: a pong that waits 30 s costs a reconnect (protocol.md 3)."""
+    """Send this JSON before queued frames that haven't begun: a client whose pong takes 30 s reconnects."""
 
     payload: bytes
 
 
 class Join(msgspec.Struct, frozen=True, gc=False):
-    """Ask the cluster for this channel; `joined` or `refused` is called with the answer. `member` is there on
-    presence channels. `rewind`: what it wants to be told of the past; `recovers`: it is told epochs and offsets."""
+    """Join this channel; the worker then calls `Session.joined` or `refused`. `member` is set on presence channels.
+    `rewind`: which past messages the client asked for; `recovers`: it wants epochs and offsets."""
 
     channel: str
     member: Member | None
@@ -48,20 +48,20 @@ class Join(msgspec.Struct, frozen=True, gc=False):
 
 
 class Acknowledge(msgspec.Struct, frozen=True, gc=False):
-    """Say again that the subscription succeeded, to one who is in the channel."""
+    """Send the success frame again: the connection subscribed a second time."""
 
     channel: str
 
 
 class Leave(msgspec.Struct, frozen=True, gc=False):
-    """Out of the channel, or its pending Join is void. `user_id` on presence channels."""
+    """Leave the channel, or cancel its pending Join. `user_id` is set on presence channels."""
 
     channel: str
     user_id: str | None
 
 
 class Publish(msgspec.Struct, frozen=True, gc=False):
-    """A client event, valid, for everybody in the channel but its sender. `user_id` on presence channels."""
+    """Publish a valid client event to all other subscribers of the channel. `user_id` is set on presence channels."""
 
     channel: str
     event: str
@@ -70,8 +70,8 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
 
 
 class AskHistory(msgspec.Struct, frozen=True, gc=False):
-    """Answer on the channel with a page of its history, oldest first: the newest `limit`, the newest `limit` before
-    a place, or the oldest `limit` behind one. `history_refused` is called where there is none to give."""
+    """Send a page of the channel's history, oldest first: the newest `limit` messages, the newest `limit` before a
+    place, or the oldest `limit` after one. If that fails, the worker calls `Session.history_refused`."""
 
     channel: str
     limit: int
@@ -80,15 +80,15 @@ class AskHistory(msgspec.Struct, frozen=True, gc=False):
 
 
 class SignedIn(msgspec.Struct, frozen=True, gc=False):
-    """This connection is the user's from now on. Comes again when the same user signs in again, with the
-    watchlist that replaces the one before: at most 100 distinct ids, told whether or not the app has watchlists."""
+    """The connection is signed in as this user. Repeated when the same user signs in again; the watchlist, at most
+    100 distinct ids, then replaces the previous one. Set even if the app's `watchlist` is off."""
 
     user_id: str
     watchlist: tuple[str, ...]
 
 
 class Close(msgspec.Struct, frozen=True, gc=False):
-    """An error frame with these, then a close frame with the same."""
+    """Send `pusher:error` with this code and message, then close with the same."""
 
     code: int
     message: str

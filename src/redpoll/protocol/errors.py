@@ -1,7 +1,7 @@
-"""Every code that a client or a caller can be told, and the two exceptions that carry one.
+"""All error codes and close codes, and the two exceptions that carry one.
 
-The tables are the whole truth: an answer with a code that isn't here is a bug. What is ours alone (a
-traceback, a lost Redis) is logged elsewhere and comes out as `internal` or a close with a generic text.
+The tables are complete: an answer with another code is a bug. Faults of the server itself are logged elsewhere, and
+callers see `internal` or a close with a general text.
 """
 
 from enum import IntEnum
@@ -10,15 +10,15 @@ import msgspec
 
 __all__ = ["HTTP_STATUS", "ApiError", "ClientError", "Code", "close_reason", "fault_of"]
 
-# A close frame has 125 bytes, two of which are the code (RFC 6455 5.5).
+# A close frame has 125 bytes, two of which are the code (RFC 6455 section 5.5).
 _MAX_REASON_BYTES = 123
 
 
 class Code(IntEnum):
-    """Codes of `pusher:error` and of close frames, protocol.md 4.2. The range says what clients do:
+    """Codes of `pusher:error` and of close frames (protocol/README.md "Close codes"). Clients act on the range:
 
-    4000-4099 they stay away, 4100-4199 they return after a second, 4200-4299 at once.
-    43xx never closes: as a close code it leaves pusher-js down for good (protocol.md 4.1).
+    4000-4099 they stay away, 4100-4199 they reconnect after a second, 4200-4299 at once.
+    43xx is never a close code: pusher-js would never reconnect.
     """
 
     TLS_REQUIRED = 4000
@@ -36,7 +36,7 @@ class Code(IntEnum):
     WATCHLIST_TOO_LONG = 4302
 
 
-# protocol.md 14.11 and decisions.md; the order is that of the statuses.
+# Codes of the HTTP API, ordered by status (protocol/README.md "Errors").
 HTTP_STATUS: dict[str, int] = {
     "bad_request": 400,
     "invalid_event_name": 400,
@@ -72,7 +72,7 @@ HTTP_STATUS: dict[str, int] = {
 
 
 class ClientError(Exception):
-    """A WebSocket client's fault, told to it in band. `code` is None where the protocol says null."""
+    """A WebSocket client's fault, sent to it as `pusher:error`. `code` is None where the protocol says null."""
 
     def __init__(self, code: int | None, message: str) -> None:
         super().__init__(code, message)
@@ -84,7 +84,7 @@ class ClientError(Exception):
 
 
 class ApiError(Exception):
-    """An HTTP caller's fault. `code` is one of `HTTP_STATUS`, which gives the status."""
+    """An HTTP caller's fault. `code` is a key of `HTTP_STATUS`, which gives the status."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(code, message)
@@ -96,7 +96,7 @@ class ApiError(Exception):
         return HTTP_STATUS[self.code]
 
     def body(self, trace_id: str) -> dict[str, str | int]:
-        """The one shape of an error answer, protocol.md 14.11. `trace_id` is 32 hex digits."""
+        """The body of an error answer. `trace_id` is 32 hex digits."""
         return {"error": self.message, "code": self.code, "status": self.status, "trace_id": trace_id}
 
     def __str__(self) -> str:
@@ -104,12 +104,12 @@ class ApiError(Exception):
 
 
 def close_reason(message: str) -> str:
-    """`message` cut to what a close frame can hold, never through the middle of a character."""
+    """`message` cut to the length of a close reason, between two characters."""
     return message.encode("utf-8", "replace")[:_MAX_REASON_BYTES].decode("utf-8", "ignore")
 
 
 def fault_of(error: Exception) -> str:
-    """What was wrong with bytes that msgspec could not decode, without quoting them."""
+    """Why msgspec could not decode some bytes, without quoting them."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
     if isinstance(error, msgspec.DecodeError):

@@ -1,6 +1,6 @@
-"""Whether a WebSocket may open: the checks of protocol.md 1.1 in their order, on what the head said.
+"""Decides whether a WebSocket may open, from its path, query and Origin (protocol/README.md "Connecting").
 
-RFC 6455's own conditions are the engine's, and capacity and draining the worker's.
+The engine checks what RFC 6455 demands; the worker checks that it has room and isn't stopping.
 """
 
 import re
@@ -18,15 +18,15 @@ _OLDEST_PROTOCOL, _NEWEST_PROTOCOL = 5, 7
 _DEFAULT_PROTOCOL = "7"
 _MAX_QUOTED_CHARS = 40
 
-# Any prefix before /app/: pusher-js' `wsPath`, where a proxy passes it on.
+# Any prefix before /app/ is allowed: pusher-js' `wsPath`, which a proxy may pass on.
 _PATH = re.compile(r"(?:/.*)?/app/([^/]+)/?", re.DOTALL).fullmatch
 _INTEGER = re.compile(r"-?[0-9]{1,9}").fullmatch
-_OWN_PORTS = {"http": 80, "https": 443}
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
-    """Why not: sent in a `pusher:error` and as the close frame's code and reason, after the upgrade, because
-    browsers can't read a refused one. `message` fits a close frame."""
+    """Why a connection is refused. Sent after the upgrade as `pusher:error` and as the close's code and reason, because
+    browsers can't read a refused upgrade. `message` fits into a close frame."""
 
     code: int
     message: str
@@ -39,23 +39,23 @@ def check(
     find_app: Callable[[str], App | None],
     secure: bool,
 ) -> App | Refusal:
-    """The app that this socket belongs to, or the refusal.
+    """The app that the connection belongs to, or the refusal.
 
-    `path` is as requested, without the query; `query` is decoded; `origin` is the header, None where absent;
-    `find_app` looks an app up by its key, and knows disabled apps too; `secure` says that the client came by
-    TLS, to us or to a trusted proxy: told 4000 there, pusher-js would come back at once and for ever.
+    `path` is as requested, without the query; `query` is decoded; `origin` is the header, None if absent; `find_app`
+    finds apps by key, disabled apps too; `secure`: the client uses TLS, to this server or to a trusted proxy. A client
+    with TLS never gets 4000, because pusher-js would reconnect by TLS at once and without end.
     """
     match = _PATH(path)
     if match is None:
         return _refusal(Code.PATH_NOT_FOUND, f"Path {path[:_MAX_QUOTED_CHARS]} not found: connect to /app/KEY")
     key = unquote(match[1])
     app = find_app(key)
-    # A disabled key opens nothing new; its app's other keys go on.
-    own = app is not None and app.console_key is not None and app.console_key.key == key
-    if app is None or (app.secret_of(key) is None and not own):
+    # A disabled key admits no new connection; the app's other keys still do.
+    is_console = app is not None and app.console_key is not None and app.console_key.key == key
+    if app is None or (app.secret_of(key) is None and not is_console):
         return _refusal(Code.UNKNOWN_KEY, f"App key {key[:_MAX_QUOTED_CHARS]} not known to this server")
     if app.tls_required and not secure:
-        return _refusal(Code.TLS_REQUIRED, "This app takes TLS connections only: connect by wss://")
+        return _refusal(Code.TLS_REQUIRED, "This app requires TLS: connect by wss://")
     if not app.enabled:
         return _refusal(Code.APP_DISABLED, "App disabled")
     version = query.get("protocol", _DEFAULT_PROTOCOL)
@@ -66,23 +66,23 @@ def check(
             Code.UNSUPPORTED_VERSION,
             f"Unsupported protocol version {version}: {_OLDEST_PROTOCOL} to {_NEWEST_PROTOCOL} are supported",
         )
-    # The dashboard's page comes from an address of its own (decisions.md "Dashboard and trace").
-    if not own and not origin_allowed(origin, app.allowed_origins):
+    # The dashboard's console comes from the dashboard's own address.
+    if not is_console and not origin_allowed(origin, app.allowed_origins):
         return _refusal(Code.UNAUTHORIZED, f"Origin {(origin or '')[:_MAX_QUOTED_CHARS]} not allowed")
     return app
 
 
 def recovers(query: Mapping[str, str]) -> bool:
-    """Whether this client wants to be told epochs and offsets, so that it can go on where it stopped (`recover=1`).
-    Others pay no bytes for it."""
+    """Whether the client asked for epochs and offsets (`recover=1`), so that it can continue where it stopped. They
+    cost bytes in every frame, so other clients don't get them."""
     return query.get("recover") == "1"
 
 
 def origin_allowed(origin: str | None, allowed: tuple[str, ...]) -> bool:
-    """Whether pages of `origin` may connect. Servers and mobile apps send none, and may.
+    """Whether pages of `origin` may connect. Servers and mobile apps send no Origin and are always allowed.
 
-    Entries are `host` or `*.host` (which is not `host` itself), with a port where it isn't the scheme's own.
-    Compared letter by letter: browsers write origins in lower case, and what doesn't isn't one.
+    Entries are `host` or `*.host` (which doesn't include `host`), with a port unless it is the scheme's own. The
+    comparison is case-sensitive: browsers write origins in lower case, and `parse_setting` writes entries so.
     """
     if not allowed or origin is None:
         return True
@@ -96,7 +96,7 @@ def origin_allowed(origin: str | None, allowed: tuple[str, ...]) -> bool:
 
 
 def _host_of(origin: str) -> str | None:
-    """`host`, or `host:port` where the port isn't the scheme's own; None if it is no origin."""
+    """`host`, or `host:port` unless the port is the scheme's own; None if this is no origin."""
     try:
         parts = urlsplit(origin)
         port = parts.port
@@ -106,7 +106,7 @@ def _host_of(origin: str) -> str | None:
     if not parts.scheme or not parts.netloc or plain != origin or "@" in parts.netloc or "," in origin:
         return None
     host = parts.netloc.removesuffix(f":{port}") if port is not None else parts.netloc
-    return host if port is None or port == _OWN_PORTS.get(parts.scheme) else f"{host}:{port}"
+    return host if port is None or port == _DEFAULT_PORTS.get(parts.scheme) else f"{host}:{port}"
 
 
 def _refusal(code: Code, message: str) -> Refusal:

@@ -1,8 +1,8 @@
-"""What a client may ask of a channel's history: to be told what it missed when it subscribes, or a page of it
-(protocol.md 13, decisions.md "History"). What is kept, and where, is the cluster's; by which rule, the app's.
+"""Requests for a channel's history: missed messages at a subscribe, or a page of it.
 
-A place in a channel is an offset, which rises from message to message and is not contiguous, and an epoch, which
-changes when the history was lost: an offset means nothing without it.
+A place in a history is an offset and an epoch. Offsets rise from message to message, with gaps. The epoch changes when
+the history was lost or cleared, and an offset means nothing without it. The app's rules say what is stored; the
+cluster stores it. What clients may send: protocol/README.md "History and recovery".
 """
 
 import re
@@ -19,7 +19,7 @@ __all__ = [
     "MAX_STORED_S",
     "Position",
     "Rewind",
-    "Told",
+    "StoredMessage",
     "parse_page",
     "parse_position",
     "parse_rewind",
@@ -31,28 +31,28 @@ MAX_STORED_S = 2_592_000
 # What one request, replay or page may ask for.
 DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
 MAX_REWIND_S = MAX_STORED_S
-# Offsets are stamps, microseconds that fit a JavaScript number (cluster.md 1, rule 6).
+# Offsets are microseconds and must fit a JavaScript number.
 MAX_OFFSET = 2**53 - 1
 
-# Whether there ever was such an epoch, Redis knows.
+# Only bounds the input; Redis knows which epoch is current.
 _MAX_EPOCH_CHARS = 100
 _POSITION = re.compile(r"([^:]{1,100}):([0-9]{1,16})").fullmatch
 
 
 class Position(msgspec.Struct, frozen=True, gc=False):
-    """A place in a channel's history; `epoch` None: whichever it has now."""
+    """A place in a channel's history. `epoch` None stands for the current one."""
 
     epoch: str | None
     offset: int
 
     def __str__(self) -> str:
-        """How it is written in one word: `EPOCH:OFFSET`, what `next` is and `parse_position` reads."""
+        """`EPOCH:OFFSET`, as in `next`; `parse_position` reads it."""
         return f"{self.epoch}:{self.offset}"
 
 
 class Rewind(msgspec.Struct, frozen=True, gc=False):
-    """From where on a subscriber wants to be told what came before it: the last `count` messages, those of the last
-    `seconds`, or, where `epoch` is there, all behind `offset`."""
+    """Which past messages a subscriber wants: the last `count`, those of the last `seconds`, or, if `epoch` is set, all
+    after `offset`."""
 
     count: int = 0
     seconds: int = 0
@@ -60,8 +60,8 @@ class Rewind(msgspec.Struct, frozen=True, gc=False):
     offset: int = 0
 
 
-class Told(msgspec.Struct, frozen=True, gc=False):
-    """A kept message as it is told: over HTTP, in `pusher:history` (decisions.md "History")."""
+class StoredMessage(msgspec.Struct, frozen=True, gc=False):
+    """A message of a history, as HTTP and `pusher:history` show it. `time_ms` is Unix time."""
 
     offset: int
     event: str
@@ -69,24 +69,24 @@ class Told(msgspec.Struct, frozen=True, gc=False):
     time_ms: int
 
 
-def parse_position(given: Any) -> Position:
-    """`{"epoch", "offset"}`, `"EPOCH:OFFSET"`, or an offset alone. Raises ValueError with a sentence."""
-    if isinstance(given, str):
-        match = _POSITION(given)
+def parse_position(value: Any) -> Position:
+    """Reads `{"epoch", "offset"}`, `"EPOCH:OFFSET"`, or an offset alone. Raises ValueError with a sentence."""
+    if isinstance(value, str):
+        match = _POSITION(value)
         if match is None:
             raise ValueError("must be like EPOCH:OFFSET")
-        return Position(match[1], _whole(int(match[2]), 0, MAX_OFFSET, "offset"))
-    if isinstance(given, dict):
-        epoch = given.get("epoch")
+        return Position(match[1], _integer(int(match[2]), 0, MAX_OFFSET, "offset"))
+    if isinstance(value, dict):
+        epoch = value.get("epoch")
         if not isinstance(epoch, str) or not 0 < len(epoch) <= _MAX_EPOCH_CHARS:
             raise ValueError(f"epoch must be a string of 1 to {_MAX_EPOCH_CHARS} characters")
-        return Position(epoch, _whole(given.get("offset"), 0, MAX_OFFSET, "offset"))
-    return Position(None, _whole(given, 0, MAX_OFFSET, "offset"))
+        return Position(epoch, _integer(value.get("offset"), 0, MAX_OFFSET, "offset"))
+    return Position(None, _integer(value, 0, MAX_OFFSET, "offset"))
 
 
 def parse_rewind(rewind: Any, since: Any) -> Rewind | None:
-    """The members `rewind` and `since` of a subscribe, as decoded; None where neither is there. Raises ValueError with
-    a sentence for what is malformed, negative, too much, or both."""
+    """Checks the members `rewind` and `since` of a subscribe; None if both are absent. Raises ValueError with a
+    sentence if one is malformed or out of range, or if both are given."""
     if rewind is None and since is None:
         return None
     if since is not None:
@@ -105,33 +105,33 @@ def parse_rewind(rewind: Any, since: Any) -> Rewind | None:
     if (count is None) == (seconds is None):
         raise ValueError("rewind: give either count or seconds")
     if count is not None:
-        return Rewind(count=_whole(count, 1, MAX_LIMIT, "rewind: count"))
-    return Rewind(seconds=_whole(seconds, 1, MAX_REWIND_S, "rewind: seconds"))
+        return Rewind(count=_integer(count, 1, MAX_LIMIT, "rewind: count"))
+    return Rewind(seconds=_integer(seconds, 1, MAX_REWIND_S, "rewind: seconds"))
 
 
 def parse_page(limit: Any, before: Any, since: Any) -> tuple[int, Position | None, Position | None]:
-    """The members of a `pusher:history`, as decoded, None for those that aren't there: the same, judged. Raises
+    """Checks the members `limit`, `before` and `since` of a `pusher:history`; None for each that is absent. Raises
     ValueError with a sentence."""
     if before is not None and since is not None:
         raise ValueError("give either before or since")
     return (
-        DEFAULT_LIMIT if limit is None else _whole(limit, 1, MAX_LIMIT, "limit"),
+        DEFAULT_LIMIT if limit is None else _integer(limit, 1, MAX_LIMIT, "limit"),
         None if before is None else _place(before, "before"),
         None if since is None else _place(since, "since"),
     )
 
 
-def _place(given: Any, name: str) -> Position:
+def _place(value: Any, name: str) -> Position:
     try:
-        return parse_position(given)
+        return parse_position(value)
     except ValueError as fault:
         raise ValueError(f"{name}: {fault}") from None
 
 
-def _whole(given: Any, least: int, most: int, name: str) -> int:
-    # JSON's true is an int here too, and 5.0 isn't one.
-    if type(given) is not int:
+def _integer(value: Any, minimum: int, maximum: int, name: str) -> int:
+    # `type(…) is` and not isinstance: a bool is an int too.
+    if type(value) is not int:
         raise ValueError(f"{name} must be a whole number")
-    if not least <= given <= most:
-        raise ValueError(f"{name} must be between {least} and {most}")
-    return given
+    if not minimum <= value <= maximum:
+        raise ValueError(f"{name} must be between {minimum} and {maximum}")
+    return value

@@ -1,7 +1,7 @@
-"""What clients send over a WebSocket, decoded: the message itself and the `data` of each control event.
-Protocol.md 2.1, 2.3, 12. What it means is the session's.
+"""Decodes what clients send over a WebSocket: the message, and the `data` of each control event.
 
-The decoders raise msgspec.DecodeError, UnicodeError or RecursionError (errors.fault_of), whatever the bytes.
+`session` decides what a message means. For any bytes the decoders raise nothing but msgspec.DecodeError, UnicodeError
+and RecursionError, which `errors.fault_of` describes. The shapes: protocol/README.md "Frames".
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 __all__ = [
-    "AskedHistory",
+    "HistoryRequest",
     "Message",
     "SignIn",
     "Subscribe",
@@ -26,11 +26,11 @@ __all__ = [
 
 
 class Message(msgspec.Struct, gc=False):
-    """One text message. `data` is not looked into until the event is known; empty where it is missing."""
+    """One text message. `data` is decoded once the event is known; empty if it is missing."""
 
     event: str
     data: msgspec.Raw = msgspec.Raw()
-    # Any, not str: a wrong type matters only to the events that have a channel.
+    # Any, not str: a wrong type matters only to events that have a channel.
     channel: Any = None
 
 
@@ -38,13 +38,13 @@ class Subscribe(msgspec.Struct, gc=False):
     channel: str
     auth: str | None = None
     channel_data: str | None = None
-    # Any: what is wrong with one of these has a refusal of its own (protocol/history.py judges them).
+    # Any: faults of these members have refusals of their own (history.parse_rewind).
     rewind: Any = None
     since: Any = None
     recover: Any = None
 
 
-class AskedHistory(msgspec.Struct, gc=False):
+class HistoryRequest(msgspec.Struct, gc=False):
     channel: str
     limit: Any = None
     before: Any = None
@@ -62,7 +62,7 @@ class SignIn(msgspec.Struct, gc=False):
 
 decode_message = msgspec.json.Decoder(Message).decode
 decode_subscribe = msgspec.json.Decoder(Subscribe).decode
-decode_history = msgspec.json.Decoder(AskedHistory).decode
+decode_history = msgspec.json.Decoder(HistoryRequest).decode
 decode_unsubscribe = msgspec.json.Decoder(Unsubscribe).decode
 decode_sign_in = msgspec.json.Decoder(SignIn).decode
 decode_anything = msgspec.json.Decoder().decode
@@ -72,7 +72,7 @@ _QUOTE = 0x22
 
 
 def data_of(data: msgspec.Raw) -> msgspec.Raw | str:
-    """`data` of a control event: JSON, or a string of JSON as some libraries send it (protocol.md 2.3)."""
+    """`data` of a control event: JSON, or a string that holds JSON, as some libraries send it."""
     view = memoryview(data)
     if not view:
         raise msgspec.ValidationError("Object missing required field `data`")
@@ -80,8 +80,8 @@ def data_of(data: msgspec.Raw) -> msgspec.Raw | str:
 
 
 def text_of(data: msgspec.Raw) -> str:
-    """`data` of a client event as the string that others get: a string as it is, other JSON in the sender's
-    own spelling, nothing as `{}` (protocol.md 7, 2.2)."""
+    """`data` of a client event as the string that subscribers get: a string as it is, other JSON in the sender's
+    spelling, missing data as `{}`."""
     text = bytes(data)
     if not text:
         return "{}"

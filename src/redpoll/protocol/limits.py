@@ -1,19 +1,17 @@
-"""Counting against limits in time and number, for one connection. Time is an argument, in seconds of any
-monotonic clock."""
+"""Rate limits of one connection: a token bucket and a window. Times are seconds of any monotonic clock."""
 
 import msgspec
 
 __all__ = ["Limits", "TokenBucket", "Window"]
 
-# Absorbs the rounding of sums of intervals, so that a burst of exactly the size allowed passes.
+# Absorbs rounding when intervals are added, so that a burst of exactly the allowed size passes.
 _ROUNDING_S = 1e-6
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False):
-    """What one connection may, as far as the operator decides it and not the app. One for all sessions.
+    """Limits per connection that are settings of the server, not of an app. All sessions share one.
 
-    `max_channels` counts channels joined or being joined. `client_events_per_s` is rate and burst; 0 is no
-    limit.
+    `max_channels` counts subscriptions, pending ones included. `client_events_per_s` is rate and burst; 0 is no limit.
     """
 
     max_channels: int = 1000
@@ -21,7 +19,7 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
 
 
 class TokenBucket:
-    """At most `burst` at once and `rate` a second over time. The state is one float: when it is full."""
+    """Allows `burst` at once and `rate` per second over time. Its only state is the time at which it is full again."""
 
     __slots__ = ("_full_at_s", "_interval_s", "_slack_s")
 
@@ -31,7 +29,7 @@ class TokenBucket:
         self._full_at_s = float("-inf")
 
     def take(self, now: float) -> bool:
-        """One token, if there is one at `now`."""
+        """Takes a token if there is one at `now`; False if not."""
         full_at_s = self._full_at_s
         if full_at_s <= now:
             self._full_at_s = now + self._interval_s
@@ -43,20 +41,20 @@ class TokenBucket:
 
 
 class Window:
-    """Weighs what happens within `length_s` of the first thing that happened; then begins anew."""
+    """Adds up weights within `length_s` seconds of the first one, then starts again from 0."""
 
-    __slots__ = ("_began_at_s", "_length_s", "_most", "_weight")
+    __slots__ = ("_began_at_s", "_length_s", "_limit", "_weight")
 
-    def __init__(self, most: int, length_s: float) -> None:
-        self._most = most
+    def __init__(self, limit: int, length_s: float) -> None:
+        self._limit = limit
         self._length_s = length_s
         self._began_at_s = float("-inf")
         self._weight = 0
 
     def add(self, weight: int, now: float) -> bool:
-        """True when the window has `most` or more."""
+        """True if the window has reached `limit`."""
         if now - self._began_at_s >= self._length_s:
             self._began_at_s = now
             self._weight = 0
         self._weight += weight
-        return self._weight >= self._most
+        return self._weight >= self._limit

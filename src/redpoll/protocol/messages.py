@@ -1,8 +1,7 @@
-"""What callers of the HTTP API send, read and judged: triggers, batches, `info`, requests to sign a
-subscription. Protocol.md 14.4, 14.5, 14.13.
+"""Decodes and validates what callers of the HTTP API send: events, batches, `info`, requests to sign a subscription.
 
-Nothing is published here, and nothing that comes out of here can be refused later for its form. `data` is
-never parsed. Signatures are verified before this (auth.py), on the bytes as they came.
+What these functions return is valid: later code checks no form again. `data` is never parsed. Signatures are verified
+earlier, on the raw bytes (auth.py). The rules: protocol/README.md "Publishing" and "HTTP API".
 """
 
 import re
@@ -38,24 +37,24 @@ __all__ = [
 ]
 
 MAX_CORRELATION_ID_CHARS = 128
-# Names that only the server may send. `svc:` is how the specification writes `pusher:`; refused as well.
+# Only the server may send events with these names. `svc:` is reserved by the service's own specification.
 RESERVED_PREFIXES = ("pusher:", "pusher_internal:", "svc:")
-# What `info` may ask for: of a trigger and of the list of channels, and of one channel.
+# What `info` may ask for: when publishing and listing channels; of one channel.
 EVENT_INFO = frozenset(("subscription_count", "user_count"))
 CHANNEL_INFO = EVENT_INFO | {"cache"}
 
 _MAX_QUOTED_CHARS = 64
 _SOCKET_ID = re.compile(r"[0-9]+\.[0-9]+").fullmatch
-# Ids that a worker may have given: two numbers below 2^63 without leading zeros. Others exclude nobody.
+# Ids that a worker may have given: two numbers below 2^63 without leading zeros. Other ids exclude nobody.
 _OUR_SOCKET_ID = re.compile(r"(?:0|[1-9][0-9]{0,17})\.(?:0|[1-9][0-9]{0,17})").fullmatch
 _PRINTABLE_ASCII = re.compile(r"[ -~]*").fullmatch
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One event to publish, valid. `channels` are distinct, in the order given.
+    """A valid event to publish. `channels` are distinct, in the order given.
 
-    `socket_id` is the connection that is not to get it, None where no connection can have the id given.
-    `info` holds the distinct attributes asked for, empty if none; `correlation_id` is printable ASCII.
+    `socket_id` is the connection that doesn't get the event; None also if no connection can have the id given.
+    `info` has the requested attributes, each once; `correlation_id` is printable ASCII.
     """
 
     name: str
@@ -67,7 +66,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class AuthRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A subscription to sign, valid: `channel_data` is there on presence channels."""
+    """A valid subscription to sign. `channel_data` is set on presence channels."""
 
     socket_id: str
     channel_name: str
@@ -75,7 +74,7 @@ class AuthRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Trigger(msgspec.Struct, gc=False):
-    """What `POST events` may have, before it is judged: the document of the API is made from it, as from the others."""
+    """The body of `POST events`, not validated yet. The OpenAPI document shows this and the next three."""
 
     name: str | None = None
     data: str | None = None
@@ -87,7 +86,7 @@ class Trigger(msgspec.Struct, gc=False):
 
 
 class Item(msgspec.Struct, gc=False):
-    """One event of `Batch`."""
+    """One event of a `Batch`."""
 
     name: str | None = None
     channel: str | None = None
@@ -97,14 +96,14 @@ class Item(msgspec.Struct, gc=False):
 
 
 class Batch(msgspec.Struct, gc=False):
-    """What `POST batch_events` may have."""
+    """The body of `POST batch_events`."""
 
     batch: list[Item]
     correlation_id: str | None = None
 
 
 class Auth(msgspec.Struct, gc=False):
-    """What `POST auth` may have, as JSON or as a form."""
+    """The body of `POST auth`, as JSON or as a form."""
 
     socket_id: str | None = None
     channel_name: str | None = None
@@ -118,10 +117,10 @@ _auth_decoder = msgspec.json.Decoder(Auth)
 
 
 def decode_event(body: bytes, query: Params, app: App) -> Event:
-    """The event of `POST events`. Raises ApiError with the code that 14.11 has for the fault.
+    """The event of `POST events`. Raises ApiError.
 
-    What the body lacks, except `data`, may stand in the query (documented, discouraged); `channels` there is
-    separated by commas or repeated as `channels[]`.
+    Members that the body lacks, except `data`, may be in the query, which Pusher documents and discourages. `channels`
+    there is a comma list, or repeated as `channels[]`.
     """
     trigger = _decode(_trigger_decoder, body)
     if query:
@@ -147,10 +146,10 @@ def decode_event(body: bytes, query: Params, app: App) -> Event:
 
 
 def decode_batch(body: bytes, app: App) -> list[Event]:
-    """The events of `POST batch_events`, in their order; one bad item refuses all.
+    """The events of `POST batch_events`, in order. One invalid item refuses the batch: raises ApiError, with the item's
+    index in the text.
 
-    A `correlation_id` beside `batch` is each event's, so that a batch can be repeated as safely as a trigger.
-    Raises ApiError, whose text names the item's index where it is an item's fault.
+    A `correlation_id` beside `batch` belongs to every event, so that a batch can be repeated as safely as an event.
     """
     batch = _decode(_batch_decoder, body)
     _check_correlation_id(batch.correlation_id)
@@ -170,31 +169,33 @@ def decode_batch(body: bytes, app: App) -> list[Event]:
 
 
 def decode_auth(body: bytes, app: App, *, form: bool = False) -> AuthRequest:
-    """What `POST auth` asks to be signed. `form` says that the body is urlencoded, as pusher-js sends it.
+    """The subscription that `POST auth` asks to sign. `form`: the body is urlencoded, as pusher-js sends it.
 
-    Raises ApiError, for member data that a subscribe with it would be refused for, too.
+    Raises ApiError, also for member data that would make the subscribe fail.
     """
-    asked = _auth_of_form(body) if form else _decode(_auth_decoder, body)
-    if asked.socket_id is None or asked.channel_name is None:
+    request = _auth_of_form(body) if form else _decode(_auth_decoder, body)
+    if request.socket_id is None or request.channel_name is None:
         raise ApiError("bad_request", "socket_id and channel_name are required")
-    if _SOCKET_ID(asked.socket_id) is None:
-        raise ApiError("invalid_socket_id", f"socket_id {_quoted(asked.socket_id)} is not like 123.456")
-    check_channel(asked.channel_name)
-    kind = channels.kind_of(asked.channel_name)
+    if _SOCKET_ID(request.socket_id) is None:
+        raise ApiError("invalid_socket_id", f"socket_id {_quoted(request.socket_id)} is not like 123.456")
+    check_channel(request.channel_name)
+    kind = channels.kind_of(request.channel_name)
     if kind is Kind.PUBLIC:
-        raise ApiError("invalid_channel", f"channel {_quoted(asked.channel_name)} is public and needs no signature")
+        raise ApiError("invalid_channel", f"channel {_quoted(request.channel_name)} is public and needs no signature")
     if kind is Kind.PRESENCE:
-        if asked.channel_data is None:
+        if request.channel_data is None:
             raise ApiError("bad_request", "channel_data is required for presence channels")
         try:
-            parse_member(asked.channel_data, app)
+            parse_member(request.channel_data, app)
         except ClientError as fault:
             raise ApiError("bad_request", fault.message) from None
-    return AuthRequest(socket_id=asked.socket_id, channel_name=asked.channel_name, channel_data=asked.channel_data)
+    return AuthRequest(
+        socket_id=request.socket_id, channel_name=request.channel_name, channel_data=request.channel_data
+    )
 
 
 def check_channel(name: str) -> None:
-    """Raises ApiError `invalid_channel` unless one may ask about a channel of this name."""
+    """Raises ApiError `invalid_channel` unless a channel may have this name."""
     if not channels.valid_name(name):
         raise _bad_name(name)
 
@@ -203,36 +204,41 @@ def parse_info(info: str, allowed: frozenset[str]) -> tuple[str, ...]:
     """The distinct attributes of a comma list. Raises ApiError `invalid_info` on one that isn't `allowed`."""
     if not info:
         return ()
-    asked = tuple(dict.fromkeys(part.strip() for part in info.split(",")))
-    for attribute in asked:
+    attributes = tuple(dict.fromkeys(part.strip() for part in info.split(",")))
+    for attribute in attributes:
         if attribute not in allowed:
             names = ", ".join(sorted(allowed))
-            raise ApiError("invalid_info", f"info {_quoted(attribute)}: one may ask for {names}")
-    return asked
+            raise ApiError("invalid_info", f"info {_quoted(attribute)} is not allowed here; allowed are {names}")
+    return attributes
 
 
 def parse_channel_info(channel: str, info: str) -> tuple[str, ...]:
-    """The distinct attributes that `info` asks of this one channel (protocol.md 14.7). Raises ApiError on one
-    that a channel of its kind doesn't have."""
-    asked = parse_info(info, CHANNEL_INFO)
-    if "user_count" in asked and channels.kind_of(channel) is not Kind.PRESENCE:
+    """The distinct attributes that `info` asks of this one channel. Raises ApiError on one that a channel of this kind
+    doesn't have."""
+    attributes = parse_info(info, CHANNEL_INFO)
+    if "user_count" in attributes and channels.kind_of(channel) is not Kind.PRESENCE:
         raise ApiError(
             "not_presence_channel", "Cannot retrieve the user count unless the channel is a presence channel"
         )
-    if "cache" in asked and not channels.is_cache(channel):
+    if "cache" in attributes and not channels.is_cache(channel):
         raise ApiError("invalid_info", "Cannot retrieve the cached event unless the channel is a cache channel")
-    return asked
+    return attributes
 
 
-def _check_correlation_id(given: str | None) -> None:
-    """It goes into a header of the answer."""
-    if given is not None and (len(given) > MAX_CORRELATION_ID_CHARS or _PRINTABLE_ASCII(given) is None):
-        raise ApiError("bad_request", f"correlation_id: at most {MAX_CORRELATION_ID_CHARS} printable ASCII characters")
+def _check_correlation_id(value: str | None) -> None:
+    """Printable, because the answer repeats it in a header."""
+    if value is not None and (len(value) > MAX_CORRELATION_ID_CHARS or _PRINTABLE_ASCII(value) is None):
+        raise ApiError(
+            "bad_request",
+            f"correlation_id must be printable ASCII, at most {MAX_CORRELATION_ID_CHARS} characters",
+        )
 
 
 def _check_target(name: str) -> None:
     if name.startswith(channels.OWN_PREFIX):
-        raise ApiError("invalid_channel", f"channel name {_quoted(name)}: {channels.OWN_PREFIX}… is the server's own")
+        raise ApiError(
+            "invalid_channel", f"channel name {_quoted(name)}: {channels.OWN_PREFIX}… is reserved for the server"
+        )
     if not channels.valid_target(name):
         raise _bad_name(name)
 
@@ -245,16 +251,17 @@ def _bad_name(name: str) -> ApiError:
 
 
 def _refuse_encrypted(names: tuple[str, ...]) -> None:
-    """Each encrypted channel has a key of its own, so its ciphertext is of use nowhere else (protocol.md 11)."""
+    """Each encrypted channel has its own key, so its ciphertext is of use in no other channel."""
     for name in names:
         if channels.is_encrypted(name):
             raise ApiError(
-                "bad_request", f"channel {_quoted(name)} is encrypted: publish to it alone, not to {len(names)} at once"
+                "bad_request",
+                f"channel {_quoted(name)} is encrypted: publish to it alone, not to {len(names)} names",
             )
 
 
-def _event(given: Trigger | Item, names: tuple[str, ...], correlation_id: str | None, app: App) -> Event:
-    name, data, socket_id = given.name, given.data, given.socket_id
+def _event(source: Trigger | Item, names: tuple[str, ...], correlation_id: str | None, app: App) -> Event:
+    name, data, socket_id = source.name, source.data, source.socket_id
     if name is None:
         raise ApiError("bad_request", "name is missing")
     if not name or len(name) > app.max_event_name_chars:
@@ -283,7 +290,7 @@ def _event(given: Trigger | Item, names: tuple[str, ...], correlation_id: str | 
         data=data,
         channels=names,
         socket_id=socket_id,
-        info=parse_info(given.info, EVENT_INFO) if given.info else (),
+        info=parse_info(source.info, EVENT_INFO) if source.info else (),
         correlation_id=correlation_id,
     )
 
@@ -307,7 +314,7 @@ def _auth_of_form(body: bytes) -> Auth:
     try:
         fields = parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=100)
     except ValueError:
-        raise ApiError("bad_request", "the body is not an urlencoded form") from None
+        raise ApiError("bad_request", "the body is not a urlencoded form") from None
     values = {name: value for name, value in fields if name in Auth.__struct_fields__}
     return Auth(**values)
 
@@ -316,9 +323,9 @@ def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes) -> _T:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as fault:
-        raise ApiError("bad_request", f"the body is not what this endpoint takes: {fault_of(fault)}") from None
+        raise ApiError("bad_request", f"the body is not what this endpoint expects: {fault_of(fault)}") from None
 
 
 def _quoted(text: str) -> str:
-    """A caller's own word in an answer to it, cut, quoted."""
+    """The caller's input, cut and quoted, for an answer."""
     return repr(text if len(text) <= _MAX_QUOTED_CHARS else text[:_MAX_QUOTED_CHARS] + "…")

@@ -1,7 +1,8 @@
-"""One connection's side of the protocol: a message in, effects out. Protocol.md 1.3, 5, 6, 7, 10.
+"""One connection's state in the protocol: a message goes in, a list of effects comes out.
 
-Pure: no socket, no clock, no Redis. It says what is to be done (effects.py, given out here too), the worker does it,
-and tells it what became of a subscribe.
+A session has no socket, no clock and no Redis. It decides what to do; the worker carries the effects out and reports
+the outcome of each subscribe by `joined` or `refused`. Sections "Subscribing" to "History and recovery" of
+protocol/README.md say what each message does.
 """
 
 import msgspec
@@ -37,88 +38,75 @@ from redpoll.protocol.limits import Limits, TokenBucket, Window
 from redpoll.protocol.presence import Member, info_fault, parse_member
 from redpoll.protocol.users import MAX_WATCHED, parse_user
 
-__all__ = [
-    "Acknowledge",
-    "AskHistory",
-    "Close",
-    "Effect",
-    "Join",
-    "Leave",
-    "Membership",
-    "Publish",
-    "Send",
-    "SendUrgent",
-    "Session",
-    "SignedIn",
-]
+__all__ = ["Session", "Subscription"]
 
 
-class Membership(msgspec.Struct, frozen=True, gc=False):
-    """A channel that this connection is in, or (`pending`) has asked for. `user_id` on presence channels.
-    `repeats` counts the subscribes that came while it was pending; each is acknowledged."""
+class Subscription(msgspec.Struct, frozen=True, gc=False):
+    """A channel that this connection is subscribed to, or (`pending`) has asked for. `user_id` is set on presence
+    channels. `repeats` counts further subscribes that came while it was pending; each is acknowledged."""
 
     pending: bool
     user_id: str | None = None
     repeats: int = 0
 
 
-class _Standing(msgspec.Struct, frozen=True, gc=False):
-    """What a connection has proved to be, and whether it recovers, which it says when it connects: here it costs
-    nothing. Four constants serve all that have not signed in."""
+class _Identity(msgspec.Struct, frozen=True, gc=False):
+    """What a connection has proved about itself, and whether it connected with `recover=1`. Four constants serve all
+    connections that aren't signed in, so that these facts cost one pointer."""
 
     authorised: bool
     recovers: bool
     member: Member | None = None
 
 
-class _Conduct:
-    """What a connection has done that is limited. Made when it first does: most never do."""
+class _RateLimits:
+    """What a connection has used of its limits. Made at the first limited message, which most never send."""
 
-    __slots__ = ("client_events", "closing", "complaints", "histories", "offences")
+    __slots__ = ("client_events", "closing", "error_frames", "faults", "history_requests")
 
     def __init__(self, limits: Limits) -> None:
         rate = limits.client_events_per_s
         self.client_events = TokenBucket(rate, rate) if rate > 0 else None
-        self.complaints = TokenBucket(_COMPLAINTS_PER_S, 1)
-        self.histories = TokenBucket(_HISTORIES_PER_S, _MOST_HISTORIES)
-        self.offences = Window(_MOST_OFFENCES, _OFFENCES_WITHIN_S)
+        self.error_frames = TokenBucket(_ERROR_FRAMES_PER_S, 1)
+        self.history_requests = TokenBucket(_HISTORY_REQUESTS_PER_S, _MAX_HISTORY_BURST)
+        self.faults = Window(_MAX_FAULT_WEIGHT, _FAULT_WINDOW_S)
         self.closing = False
 
 
-# `pusher:error` for bad frames, unknown events and refused client events (decisions.md, Frames).
-_COMPLAINTS_PER_S = 1.0
-# 100 bad frames in 10 s end the connection (protocol.md 1.3). Refused client events, which an eager page
-# produces at 60 a second without malice, weigh a tenth.
-_OFFENCES_WITHIN_S = 10.0
-_MOST_OFFENCES = 1000
-_BAD_FRAME = 10
-_REFUSED_CLIENT_EVENT = 1
-# Each is a reading of up to 1,000 messages in Redis: enough to walk through what a channel keeps at most.
-_HISTORIES_PER_S = 20.0
-_MOST_HISTORIES = 100.0
-# A client that repeats a subscribe more often than this while Redis is away isn't waiting for each answer.
-_MOST_REPEATS = 100
+# `pusher:error` for bad frames, unknown events and refused client events. The others are dropped.
+_ERROR_FRAMES_PER_S = 1.0
+# 100 bad frames within 10 s close the connection. A refused client event weighs a tenth: a page that sends 60 a second
+# is eager, not hostile.
+_FAULT_WINDOW_S = 10.0
+_MAX_FAULT_WEIGHT = 1000
+_BAD_FRAME_WEIGHT = 10
+_REFUSED_EVENT_WEIGHT = 1
+# A request reads up to 1,000 messages from Redis. The burst is enough to read a whole history page by page.
+_HISTORY_REQUESTS_PER_S = 20.0
+_MAX_HISTORY_BURST = 100.0
+# While Redis is away, further subscribes to one pending channel aren't counted any more.
+_MAX_REPEATS = 100
 _MAX_QUOTED_CHARS = 64
 _REJECTED = "Client event rejected:"
 _NAME_FAULT = f"invalid channel name: 1 to {MAX_NAME_CHARS} of letters, digits and _-=@,.; are allowed"
 
-_PENDING = Membership(pending=True)
-_ATTACHED = Membership(pending=False)
-# By whether it recovers.
-_STRANGER = (_Standing(authorised=False, recovers=False), _Standing(authorised=False, recovers=True))
-_AUTHORISED = (_Standing(authorised=True, recovers=False), _Standing(authorised=True, recovers=True))
+_PENDING = Subscription(pending=True)
+_SUBSCRIBED = Subscription(pending=False)
+# Each by whether it recovers.
+_ANONYMOUS = (_Identity(authorised=False, recovers=False), _Identity(authorised=False, recovers=True))
+_AUTHORISED = (_Identity(authorised=True, recovers=False), _Identity(authorised=True, recovers=True))
 _PONG = SendUrgent(frames.PONG)
 
 
 class Session:
-    """What one connection has asked for and holds. `sid` are the two numbers of its socket id.
+    """The state of one connection. `sid` is the two numbers of its socket id.
 
-    `app` is replaced by the worker when the record changes. `channels` is pending and attached alike, read by
-    the worker at close. Some 300 bytes with one public channel; each slot is paid a million times
-    (design.md 7).
+    The worker replaces `app` when the record changes. `channels` has pending subscriptions too; the worker reads it
+    when the connection closes. A session takes some 300 bytes with one public channel, and there may be a million, so
+    each attribute counts.
     """
 
-    __slots__ = ("_conduct", "_limits", "_sid", "_standing", "app", "channels")
+    __slots__ = ("_identity", "_limits", "_rates", "_sid", "app", "channels")
 
     def __init__(
         self,
@@ -127,13 +115,13 @@ class Session:
         limits: Limits = Limits(),  # noqa: B008
         recovers: bool = False,
     ) -> None:
-        # One integer takes half of what two take, and a third of the text.
+        # One integer takes half the memory of two, and a third of the text's.
         self._sid = sid[0] << 64 | sid[1]
         self._limits = limits
-        self._conduct: _Conduct | None = None
-        self._standing = _STRANGER[recovers]
+        self._rates: _RateLimits | None = None
+        self._identity = _ANONYMOUS[recovers]
         self.app = app
-        self.channels: dict[str, Membership] = {}
+        self.channels: dict[str, Subscription] = {}
 
     @property
     def socket_id(self) -> str:
@@ -141,24 +129,24 @@ class Session:
 
     @property
     def user_id(self) -> str | None:
-        """Whom this connection has signed in as; None for nobody. Members of presence channels are no matter of it."""
-        member = self._standing.member
+        """The user that this connection is signed in as, or None. Independent of presence channels."""
+        member = self._identity.member
         return None if member is None else member.user_id
 
     @property
     def authorised(self) -> bool:
-        """Whether it has signed in, or ever was in a private or presence channel (protocol.md 10.4)."""
-        return self._standing.authorised
+        """Whether it has signed in, or was ever subscribed to a private or presence channel."""
+        return self._identity.authorised
 
     @property
     def recovers(self) -> bool:
-        """Whether it connected with `recover=1`: it is told epochs and offsets on every channel."""
-        return self._standing.recovers
+        """Whether it connected with `recover=1`, and so gets epochs and offsets on every channel."""
+        return self._identity.recovers
 
     # -- messages -------------------------------------------------------------------------------------------
 
     def receive(self, message: bytes, now: float) -> list[Effect]:
-        """One complete text message, at `now` (monotonic seconds). Never raises, whatever the bytes."""
+        """Handles one complete text message, received at `now` (monotonic seconds). Never raises."""
         try:
             parsed = incoming.decode_message(message)
             event = parsed.event
@@ -181,48 +169,48 @@ class Session:
         return self._bad_frame(f"Unsupported event received on socket: {event[:_MAX_QUOTED_CHARS]!r}", now)
 
     def receive_binary(self, now: float) -> list[Effect]:
-        """One binary message: not part of the protocol, so its bytes aren't asked for."""
+        """Handles one binary message. The protocol has none, so its content doesn't matter."""
         return self._bad_frame("Invalid message: binary frames are not supported", now)
 
-    # -- what became of a Join ------------------------------------------------------------------------------
+    # -- outcome of a Join ----------------------------------------------------------------------------------
 
     def joined(self, channel: str) -> list[Effect]:
-        """The pending Join of `channel` was accepted, its success frame is sent."""
+        """The worker calls this when the Join of `channel` succeeded and its success frame was sent."""
         channels = self.channels
-        held = channels.get(channel)
-        if held is None or not held.pending:
+        subscription = channels.get(channel)
+        if subscription is None or not subscription.pending:
             return []
-        if not self._standing.authorised and needs_auth(channel):
-            self._standing = _AUTHORISED[self._standing.recovers]
-        # The caller's string goes in for ours: everybody in a channel keeps the same one.
+        if not self._identity.authorised and needs_auth(channel):
+            self._identity = _AUTHORISED[self._identity.recovers]
+        # Replaces the key by the caller's string, so that all sessions in a channel share one.
         del channels[channel]
-        if held is _PENDING:
-            channels[channel] = _ATTACHED
+        if subscription is _PENDING:
+            channels[channel] = _SUBSCRIBED
             return []
-        channels[channel] = Membership(False, held.user_id) if held.user_id is not None else _ATTACHED
-        return [Acknowledge(channel)] * held.repeats
+        user_id = subscription.user_id
+        channels[channel] = Subscription(False, user_id) if user_id is not None else _SUBSCRIBED
+        return [Acknowledge(channel)] * subscription.repeats
 
     def refused(self, channel: str, reason: str) -> list[Effect]:
-        """The pending Join of `channel` was refused: "members", the presence channel is full; or
-        "unavailable", for which there are no frames: the worker closes then."""
-        held = self.channels.get(channel)
-        if held is None or not held.pending:
+        """The worker calls this when the Join of `channel` failed. `reason` is "members" if the presence channel is
+        full, or "unavailable", after which the worker closes the connection."""
+        subscription = self.channels.get(channel)
+        if subscription is None or not subscription.pending:
             return []
         del self.channels[channel]
         if reason != "members":
             return []
-        most = self.app.max_presence_members
-        fault = f"the presence channel has its {most} members, no further user is admitted"
-        return _refusal(channel, "LimitReached", fault, 413) * (held.repeats + 1)
+        fault = f"the presence channel is full: {self.app.max_presence_members} members are allowed"
+        return _refusal(channel, "LimitReached", fault, 413) * (subscription.repeats + 1)
 
     # -- subscribing ----------------------------------------------------------------------------------------
 
     def _subscribe(self, data: msgspec.Raw | str, now: float) -> list[Effect]:
         try:
-            asked = incoming.decode_subscribe(data)
+            request = incoming.decode_subscribe(data)
         except msgspec.ValidationError as invalid:
             return self._malformed_subscribe(data, str(invalid), now)
-        channel = asked.channel
+        channel = request.channel
         kind = kind_of(channel)
         if kind is Kind.USER:
             user = channel[len(SERVER_TO_USER) :]
@@ -232,36 +220,36 @@ class Session:
             return _refusal(channel, "InvalidChannel", _NAME_FAULT, 400)
         member = None
         if kind is Kind.PRIVATE or kind is Kind.PRESENCE:
-            if not asked.auth:
+            if not request.auth:
                 return self._auth_required(channel)
-            fault = channel_fault(self.app, self.socket_id, channel, asked.auth, asked.channel_data)
+            fault = channel_fault(self.app, self.socket_id, channel, request.auth, request.channel_data)
             if fault is not None:
                 return _refusal(channel, "AuthError", fault, 401)
             if kind is Kind.PRESENCE:
                 try:
-                    member = self._member(asked.channel_data)
+                    member = self._member(request.channel_data)
                 except ClientError as error:
                     return _refusal(channel, "InvalidMember", error.message, 400)
         rewind = None
-        if asked.rewind is not None or asked.since is not None:
+        if request.rewind is not None or request.since is not None:
             try:
-                rewind = parse_rewind(asked.rewind, asked.since)
-            except ValueError as wrong:
-                return _refusal(channel, "InvalidRewind", str(wrong), 400)
-        held = self.channels.get(channel)
-        if held is not None:
-            return self._subscribe_again(channel, held, member)
+                rewind = parse_rewind(request.rewind, request.since)
+            except ValueError as error:
+                return _refusal(channel, "InvalidRewind", str(error), 400)
+        existing = self.channels.get(channel)
+        if existing is not None:
+            return self._subscribe_again(channel, existing, member)
         if len(self.channels) >= self._limits.max_channels:
-            fault = f"{self._limits.max_channels} channels are the most that one connection may be in"
+            fault = f"a connection may be subscribed to at most {self._limits.max_channels} channels"
             return _refusal(channel, "LimitReached", fault, 413)
-        self.channels[channel] = _PENDING if member is None else Membership(True, member.user_id)
-        return [Join(channel, member, rewind, self._standing.recovers or asked.recover is True)]
+        self.channels[channel] = _PENDING if member is None else Subscription(True, member.user_id)
+        return [Join(channel, member, rewind, self._identity.recovers or request.recover is True)]
 
     def _member(self, channel_data: str | None) -> Member:
-        """Whom a signed subscribe brings: the member it names, else the user who has signed in (10.1)."""
+        """The member that a signed subscribe names; without `channel_data` the signed-in user."""
         if channel_data is not None:
             return parse_member(channel_data, self.app)
-        member = self._standing.member
+        member = self._identity.member
         if member is None:
             raise ClientError(None, "channel_data is missing, and this connection is not signed in")
         fault = info_fault(member.user_info, self.app)
@@ -269,20 +257,20 @@ class Session:
             raise ClientError(None, f"channel_data is missing, and the signed-in user's {fault}")
         return member
 
-    def _subscribe_again(self, channel: str, held: Membership, member: Member | None) -> list[Effect]:
-        """Protocol.md 5.6: the same again succeeds again and changes nothing; another user is refused, and
-        the membership stands (cluster.md 6)."""
-        if member is not None and member.user_id != held.user_id:
+    def _subscribe_again(self, channel: str, existing: Subscription, member: Member | None) -> list[Effect]:
+        """A repeated subscribe succeeds and changes nothing. As another user it is refused, and the first subscription
+        stays."""
+        if member is not None and member.user_id != existing.user_id:
             message = f"Existing subscription to channel {channel} as another user"
             return [Send(frames.error(None, message))]
-        if not held.pending:
+        if not existing.pending:
             return [Acknowledge(channel)]
-        if held.repeats < _MOST_REPEATS:
-            self.channels[channel] = Membership(True, held.user_id, held.repeats + 1)
+        if existing.repeats < _MAX_REPEATS:
+            self.channels[channel] = Subscription(True, existing.user_id, existing.repeats + 1)
         return []
 
     def _auth_required(self, channel: str) -> list[Effect]:
-        """Three frames, always: the spec's (4.8), the one Echo hears, the one Java and Swift see."""
+        """Always three frames: `auth_required`, the one that Echo listens for, and the one that Java and Swift see."""
         fault = f"channel {channel} needs a signature, and auth is missing"
         return [
             Send(frames.auth_required(channel, self.socket_id)),
@@ -291,31 +279,31 @@ class Session:
         ]
 
     def _malformed_subscribe(self, data: msgspec.Raw | str, fault: str, now: float) -> list[Effect]:
-        """Where the channel can be read, its handlers hear what is wrong with the rest."""
-        asked = incoming.decode_anything(data)
-        channel = asked.get("channel") if isinstance(asked, dict) else None
+        """If the channel's name is readable, the refusal goes to the channel; otherwise this is a bad frame."""
+        request = incoming.decode_anything(data)
+        channel = request.get("channel") if isinstance(request, dict) else None
         if not isinstance(channel, str):
             return self._bad_frame(f"Invalid subscribe: {fault}", now)
-        if isinstance(asked.get("auth"), str | None):
+        if isinstance(request.get("auth"), str | None):
             return _refusal(channel, "InvalidMember", "channel_data must be a string of JSON", 400)
         return _refusal(channel, "AuthError", "auth must be a string", 401)
 
     def _unsubscribe(self, data: msgspec.Raw | str) -> list[Effect]:
-        """No answer, and nothing at all for a channel that one isn't in (5.6)."""
+        """Has no answer. Ignored if the connection isn't subscribed."""
         channel = incoming.decode_unsubscribe(data).channel
-        held = self.channels.pop(channel, None)
-        return [] if held is None else [Leave(channel, held.user_id)]
+        subscription = self.channels.pop(channel, None)
+        return [] if subscription is None else [Leave(channel, subscription.user_id)]
 
     # -- signing in -----------------------------------------------------------------------------------------
 
     def _sign_in(self, data: msgspec.Raw) -> list[Effect]:
-        """Protocol.md 10.1. Once a user, a connection is nobody else's."""
+        """A connection that is signed in can't become another user (protocol/README.md "Users and watchlists")."""
         try:
-            asked = incoming.decode_sign_in(incoming.data_of(data))
-            fault = signin_fault(self.app, self.socket_id, asked.auth, asked.user_data)
+            request = incoming.decode_sign_in(incoming.data_of(data))
+            fault = signin_fault(self.app, self.socket_id, request.auth, request.user_data)
             if fault is not None:
                 return self._not_signed_in(fault)
-            user = parse_user(asked.user_data)
+            user = parse_user(request.user_data)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as malformed:
             return self._not_signed_in(f"Invalid signin: {fault_of(malformed)}")
         except ClientError as error:
@@ -323,15 +311,15 @@ class Session:
         user_id = user.member.user_id
         if self.user_id is not None and self.user_id != user_id:
             return self._not_signed_in("Already signed in as another user")
-        self._standing = _Standing(True, self._standing.recovers, user.member)
-        effects: list[Effect] = [Send(frames.signin_success(asked.user_data)), SignedIn(user_id, user.watchlist)]
+        self._identity = _Identity(True, self._identity.recovers, user.member)
+        effects: list[Effect] = [Send(frames.signin_success(request.user_data)), SignedIn(user_id, user.watchlist)]
         if user.unwatched and self.app.watchlist:
-            fault = f"Watchlist too long: only its first {MAX_WATCHED} users are watched, {user.unwatched} are not"
+            fault = f"Watchlist too long: the first {MAX_WATCHED} users are watched, the other {user.unwatched} are not"
             effects.append(Send(frames.error(Code.WATCHLIST_TOO_LONG, fault)))
         return effects
 
     def _not_signed_in(self, fault: str) -> list[Effect]:
-        """In band, always answered; the end where an app wants connections that prove who they are (10.4)."""
+        """Always answered. Closes the connection in apps that require connections to authorise themselves."""
         if self.app.user_authentication_timeout_s > 0:
             return self._close(Code.UNAUTHORIZED, fault)
         return [Send(frames.error(Code.UNAUTHORIZED, fault))]
@@ -339,7 +327,7 @@ class Session:
     # -- client events --------------------------------------------------------------------------------------
 
     def _client_event(self, event: str, channel: object, data: msgspec.Raw, now: float) -> list[Effect]:
-        """Protocol.md 7. Every refusal is a 4301 with a text of its own."""
+        """Every refusal is a 4301 with a text that names the reason (protocol/README.md "Client events")."""
         app = self.app
         if not app.client_events:
             return self._reject(f"{_REJECTED} client events are not enabled for this app", now)
@@ -349,96 +337,97 @@ class Session:
             return self._reject(f"{_REJECTED} channel is missing or not a string", now)
         if kind_of(channel) not in (Kind.PRIVATE, Kind.PRESENCE) or channel == CONSOLE:
             return self._reject(f"{_REJECTED} only private and presence channels take client events", now)
-        held = self.channels.get(channel)
-        if held is None:
+        subscription = self.channels.get(channel)
+        if subscription is None:
             name = channel[:MAX_NAME_CHARS]
             return self._reject(f"{_REJECTED} this connection is not subscribed to channel {name}", now)
-        if held.pending:
+        if subscription.pending:
             return self._reject(f"{_REJECTED} the subscription to channel {channel} is in progress", now)
         text = incoming.text_of(data)
         size = len(text) if text.isascii() else len(text.encode())
         if size > app.max_data_bytes:
             return self._reject(f"{_REJECTED} data has {size} bytes; at most {app.max_data_bytes} are allowed", now)
-        bucket = self._conducted().client_events
+        bucket = self._rate_limits().client_events
         if bucket is not None and not bucket.take(now):
             rate = self._limits.client_events_per_s
-            return self._reject(f"{_REJECTED} more than {rate:g} client events a second", now)
-        return [Publish(channel, event, text, held.user_id)]
+            return self._reject(f"{_REJECTED} more than {rate:g} client events per second", now)
+        return [Publish(channel, event, text, subscription.user_id)]
 
     # -- history --------------------------------------------------------------------------------------------
 
     def _ask_history(self, data: msgspec.Raw, now: float) -> list[Effect]:
-        """Only of a channel that one is in: who may hear it now may hear what was said (issue 5)."""
-        asked = incoming.decode_history(incoming.data_of(data))
-        channel = asked.channel
-        held = self.channels.get(channel)
-        if held is None or held.pending:
-            what = "is not subscribed to it" if held is None else "waits for its subscription"
-            return self.history_refused(channel, f"this connection {what}", now)
+        """Only for channels that the connection is subscribed to: who may receive new messages may read old ones."""
+        request = incoming.decode_history(incoming.data_of(data))
+        channel = request.channel
+        subscription = self.channels.get(channel)
+        if subscription is None:
+            return self.history_refused(channel, "this connection is not subscribed to it", now)
+        if subscription.pending:
+            return self.history_refused(channel, "the subscription is in progress", now)
         try:
-            limit, before, since = parse_page(asked.limit, asked.before, asked.since)
-        except ValueError as wrong:
-            return self.history_refused(channel, str(wrong), now)
-        if not self._conducted().histories.take(now):
-            return self.history_refused(channel, f"more than {_HISTORIES_PER_S:g} requests a second", now)
+            limit, before, since = parse_page(request.limit, request.before, request.since)
+        except ValueError as error:
+            return self.history_refused(channel, str(error), now)
+        if not self._rate_limits().history_requests.take(now):
+            return self.history_refused(channel, f"more than {_HISTORY_REQUESTS_PER_S:g} requests per second", now)
         return [AskHistory(channel, limit, before, since)]
 
     def history_refused(self, channel: str, fault: str, now: float) -> list[Effect]:
-        """No page of the channel's history, for `fault`. Always told, since whoever asked waits for it; who goes on
-        and on is closed."""
-        ended = self._offended(_REFUSED_CLIENT_EVENT, now)
-        if ended is not None:
-            return ended
+        """Answers a history request with `fault`. Always answered, because the client waits for it; too many close the
+        connection."""
+        closing = self._count_fault(_REFUSED_EVENT_WEIGHT, now)
+        if closing is not None:
+            return closing
         return [Send(frames.error(None, f"No history of channel {channel[:MAX_NAME_CHARS]}: {fault}"))]
 
     # -- faults ---------------------------------------------------------------------------------------------
 
     def rejected(self, fault: str, now: float) -> list[Effect]:
-        """A Publish that could not be carried out, for `fault`: the daily limit, Redis away. Told like any other
-        refused client event, so at most once a second."""
+        """The worker calls this when a Publish failed: daily limit, or no Redis. Answered like any refused client
+        event, so at most once a second."""
         return self._reject(f"{_REJECTED} {fault}", now)
 
     def _reject(self, message: str, now: float) -> list[Effect]:
-        return self._complain(Code.CLIENT_EVENT_REJECTED, message, _REFUSED_CLIENT_EVENT, now)
+        return self._send_error(Code.CLIENT_EVENT_REJECTED, message, _REFUSED_EVENT_WEIGHT, now)
 
     def _bad_frame(self, message: str, now: float) -> list[Effect]:
-        return self._complain(None, message, _BAD_FRAME, now)
+        return self._send_error(None, message, _BAD_FRAME_WEIGHT, now)
 
-    def _complain(self, code: int | None, message: str, weight: int, now: float) -> list[Effect]:
-        """At most one such frame a second; the connection ends when it goes on and on."""
-        ended = self._offended(weight, now)
-        if ended is not None:
-            return ended
-        if not self._conducted().complaints.take(now):
+    def _send_error(self, code: int | None, message: str, weight: int, now: float) -> list[Effect]:
+        """Sends at most one error frame per second; closes the connection after too many faults."""
+        closing = self._count_fault(weight, now)
+        if closing is not None:
+            return closing
+        if not self._rate_limits().error_frames.take(now):
             return []
         return [Send(frames.error(code, message))]
 
-    def _offended(self, weight: int, now: float) -> list[Effect] | None:
-        """What is done in the place of an answer where it was one too many; None: it may be answered."""
-        conduct = self._conducted()
-        if conduct.closing:
+    def _count_fault(self, weight: int, now: float) -> list[Effect] | None:
+        """None if the fault may be answered. Otherwise the effects to use instead: a close, or none after it."""
+        rates = self._rate_limits()
+        if rates.closing:
             return []
-        if conduct.offences.add(weight, now):
+        if rates.faults.add(weight, now):
             return self._close(Code.OVER_CAPACITY, "Too many invalid messages")
         return None
 
     def _close(self, code: Code, message: str) -> list[Effect]:
-        conduct = self._conducted()
-        if conduct.closing:
+        rates = self._rate_limits()
+        if rates.closing:
             return []
-        conduct.closing = True
+        rates.closing = True
         return [Close(int(code), message)]
 
-    def _conducted(self) -> _Conduct:
-        conduct = self._conduct
-        if conduct is None:
-            conduct = self._conduct = _Conduct(self._limits)
-        return conduct
+    def _rate_limits(self) -> _RateLimits:
+        rates = self._rates
+        if rates is None:
+            rates = self._rates = _RateLimits(self._limits)
+        return rates
 
 
 def _refusal(channel: str, type: str, fault: str, status: int) -> list[Effect]:
-    """A refused subscribe, always answered: once for the channel's handlers, once for libraries that hear
-    only `pusher:error` (protocol.md 5.5)."""
+    """A refused subscribe, always answered with two frames: Echo listens for the first one, and libraries for Java and
+    Swift see only the second one."""
     return [
         Send(frames.subscription_error(channel, type, fault, status)),
         Send(frames.error(None, fault)),

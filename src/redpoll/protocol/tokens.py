@@ -1,6 +1,6 @@
-"""App tokens: what is known of one, and whether it lets a call in (spec 2.6 and 5.2, protocol.md 18).
+"""App tokens: a token's record, and whether it authorises a request (protocol/README.md "Tokens").
 
-The plain form is nobody's to keep: a token is found by the hash of what the caller sent (auth.token_hash).
+The token itself is never stored; `auth.token_hash` of what the caller sent finds the record.
 """
 
 import msgspec
@@ -9,13 +9,13 @@ from redpoll.protocol.errors import ApiError
 
 __all__ = ["SCOPES", "Token", "fault_of_token"]
 
-# What a token may be made for. `all` contains the others.
+# What a token may authorise. `all` includes the others.
 SCOPES = ("publish", "read", "auth", "all")
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """A token's record. `app_id` None is a token for every app; `prefix` are the first 8 characters of the
-    plain form, for people to recognise it by. Times are Unix seconds; `expires_at` None never comes."""
+    """A token's record. `app_id` None is a token for every app; `prefix` is the first 8 characters of the token, so
+    that people recognise it. Times are Unix seconds; `expires_at` None: it doesn't expire."""
 
     id: str
     app_id: str | None
@@ -33,10 +33,10 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fault_of_token(token: Token | None, scope: str, app_id: str, now_s: float) -> ApiError | None:
-    """Why `token` doesn't open `scope` in this app at Unix time `now_s`; None when it does.
+    """Why `token` doesn't authorise `scope` in this app at Unix time `now_s`; None if it does.
 
-    `token` None is one that nobody made. 401, and 403 where only the scope is missing. Whether an app of this
-    id exists is not asked here.
+    `token` is None if no record was found. The status is 401, or 403 if only the scope is missing. The app need not
+    exist.
     """
     if token is None:
         return ApiError("unauthorized", "unknown bearer token")
@@ -49,7 +49,7 @@ def fault_of_token(token: Token | None, scope: str, app_id: str, now_s: float) -
             f"the server's time is {now_s:.0f}",
         )
     if token.app_id is not None and token.app_id != app_id:
-        return ApiError("unauthorized", "the token opens nothing in this app")
+        return ApiError("unauthorized", "the token is for another app")
     if not token.allows(scope):
         has = ", ".join(token.scopes) or "none"
         return ApiError("insufficient_scope", f"the token lacks the scope {scope}; it has {has}")

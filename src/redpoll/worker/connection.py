@@ -15,8 +15,9 @@ from redpoll import _frame
 from redpoll._engine import WebSocket
 from redpoll._fanout import Flusher
 from redpoll.protocol import frames
+from redpoll.protocol.effects import Effect
 from redpoll.protocol.errors import close_reason
-from redpoll.protocol.session import Effect, Session
+from redpoll.protocol.session import Session
 from redpoll.worker.client_libraries import UNKNOWN, Arrival
 
 __all__ = ["Connection", "Doorkeeper", "Introduced"]

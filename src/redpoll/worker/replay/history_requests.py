@@ -19,7 +19,7 @@ from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.history import History, InvalidOffset, Page, UnknownEpoch
 from redpoll.protocol import frames
 from redpoll.protocol.effects import AskHistory, Effect
-from redpoll.protocol.history import Position, Told
+from redpoll.protocol.history import Position, StoredMessage
 from redpoll.worker.drained import DrainSignal
 
 if TYPE_CHECKING:
@@ -139,12 +139,12 @@ class HistoryRequests:
             self._perform(connection, connection.session.history_refused(request.channel, fault, monotonic()))
 
 
-def _bounded(page: Page, newest: bool) -> tuple[list[Told], bool]:
+def _bounded(page: Page, newest: bool) -> tuple[list[StoredMessage], bool]:
     """As many messages from the newer or older end of a page as an answer may have, and whether there are others."""
-    messages: list[Told] = []
+    messages: list[StoredMessage] = []
     size = 0
     for row in reversed(page.rows) if newest else page.rows:
-        message = Told(row.offset, row.event, row.data, row.time_ms)
+        message = StoredMessage(row.offset, row.event, row.data, row.time_ms)
         # The answer's `data` is JSON within JSON, so escaped characters are escaped twice.
         size += len(_encode(_encode(message).decode()))
         if messages and size > _MAX_ANSWER_BYTES:
