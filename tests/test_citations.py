@@ -22,13 +22,10 @@ FOLDERS = ("src", "ext", "tests", "bench", "deploy")
 STILL_FOREIGN = {
     "bench",
     "ext",
-    "src/redpoll/child_pipe.py",
     "src/redpoll/cluster",
     "src/redpoll/control",
     "src/redpoll/store",
     "src/redpoll/worker",
-    "src/redpoll/embedded.py",
-    "src/redpoll/welcome.py",
     "tests",
 }
 STILL_UNWRITTEN = {
