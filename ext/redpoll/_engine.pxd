@@ -47,15 +47,13 @@ cdef class WebSocket(Sink):
     cdef readonly uint32_t max_message_bytes
     # Bytes thrown away since we stopped listening.
     cdef uint32_t discarded
-    # HEAD, OPEN, CLOSING, CLOSED, HANDED.
+    # HEAD, OPEN, CLOSING, CLOSED, HANDED, HTTP.
     cdef readonly uint8_t state
-    # Flags: was OPEN; closed() or gone() was called; frames are still looked at; head_received() is running;
-    # reading is paused until somebody says otherwise.
+    # Flags: was OPEN; closed() or gone() was called; frames are still looked at; head_received() is running.
     cdef uint8_t opened
     cdef uint8_t told
     cdef uint8_t listening
     cdef uint8_t deciding
-    cdef uint8_t held
     # pong_received() is to be called for the next pong.
     cdef public uint8_t awaits_pong
 
@@ -70,6 +68,10 @@ cdef class WebSocket(Sink):
     cdef int take_control(self, uint8_t opcode, const uint8_t* at, Py_ssize_t size) except -1
     cdef int take_close(self, const uint8_t* at, Py_ssize_t size) except -1
     cdef int take_pending(self) except -1
+    cdef int start(self) except -1
+    cdef int end(self) except -1
+    cdef bint stays_open(self) except -1
+    cdef int lose(self) except -1
     cdef Unfinished* part(self) except NULL
     cdef void drop_part(self) noexcept
     cdef int begin_closing(self) except -1

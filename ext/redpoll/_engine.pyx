@@ -1,8 +1,9 @@
 """The server side of RFC 6455, from the first byte of the HTTP head to the last of the closing handshake.
 
-A WebSocket is used as uvloop's buffered protocol directly, and is the sink that the fan-out writes to.
-Subclass it and override what it calls. Knows frames; nothing of channels, JSON or time: the caller has the
-timers.
+A WebSocket has a socket of its own (`Poller.adopt`), or is the buffered protocol of a uvloop transport (TLS);
+the layers above see no difference. It is also the sink that the fan-out writes to. A connection that turns out
+to be HTTP becomes a stream of bytes. Subclass it and override what it calls. Knows frames; nothing of channels,
+JSON or time: the caller has the timers.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -11,7 +12,12 @@ from cpython.bytearray cimport PyByteArray_AS_STRING
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from libc.errno cimport EAGAIN, EINTR, errno
+
+cimport cython
+
 from redpoll._fanout cimport Audience, Flusher, Sink
+from redpoll._sockets cimport peer_of
 
 import asyncio
 import binascii
@@ -28,6 +34,7 @@ __all__ = [
     "HANDED",
     "HEAD",
     "OPEN",
+    "HTTP",
     "Head",
     "WebSocket",
     "counters",
@@ -51,20 +58,27 @@ cdef extern from *:
 cdef extern from "<string.h>" nogil:
     void* memmem(const void* in_, size_t in_size, const void* what, size_t size)
 
+cdef extern from "<sys/socket.h>" nogil:
+    ssize_t recv(int fd, void* to, size_t size, int flags)
+    enum:
+        MSG_DONTWAIT
+
 cdef enum State:
     # Before the request head is answered; frames both ways; a Close was sent or the last HTTP answer given;
-    # the transport is gone; the descriptor belongs to somebody else.
+    # the socket is gone; the descriptor belongs to somebody else; HTTP requests and responses (serve_http).
     STATE_HEAD
     STATE_OPEN
     STATE_CLOSING
     STATE_CLOSED
     STATE_HANDED
+    STATE_HTTP
 
 HEAD = STATE_HEAD
 OPEN = STATE_OPEN
 CLOSING = STATE_CLOSING
 CLOSED = STATE_CLOSED
 HANDED = STATE_HANDED
+HTTP = STATE_HTTP
 
 cdef enum Opcode:
     # RFC 6455 5.2.
@@ -260,11 +274,12 @@ cdef bint is_close_code(int code) noexcept nogil:
 # -- the connection ------------------------------------------------------------------------------------------
 
 
+@cython.no_gc
 cdef class WebSocket(Sink):
     """One client's connection, from accept to close. Override what you want to hear of:
 
     connected(), head_received(head), head_too_large(), message_received(message), binary_received(),
-    pong_received(), closing(), closed(code, reason), gone().
+    pong_received(), closing(), closed(code, reason), gone(), http_received(data), http_ended().
 
     An exception that escapes one of them closes this socket (1011), is counted and told to the loop's
     exception handler; others don't notice. `max_message_bytes` bounds a message, in one frame or in many.
@@ -290,11 +305,11 @@ cdef class WebSocket(Sink):
     # -- to override -----------------------------------------------------------------------------------------
 
     def connected(self):
-        """The transport is there; nothing was received yet."""
+        """The socket is open; nothing was received yet."""
 
     def head_received(self, head: bytes):
-        """A complete request head, with its blank line. Answer by accept(), answer() or detach(), now or
-        later; until then nothing more is read."""
+        """A complete request head, with its blank line. Answer by accept(), answer(), serve_http() or
+        detach(), now or later; until then nothing more is read."""
         self.abort()
 
     def head_too_large(self):
@@ -314,6 +329,13 @@ cdef class WebSocket(Sink):
     def pong_received(self):
         """A pong came after `awaits_pong` was set; each time it is set, this is called once."""
 
+    def http_received(self, data: bytes):
+        """The next bytes of a connection that serve_http() was called on."""
+
+    def http_ended(self) -> bool:
+        """The client of such a connection sends no more. True: it stays open until end_http()."""
+        return False
+
     def closing(self):
         """A close has begun, whoever began it. The caller's timer is to abort() if it doesn't end."""
 
@@ -325,6 +347,42 @@ cdef class WebSocket(Sink):
 
     def gone(self):
         """The connection is lost, was answered or handed over, and was never accepted."""
+
+    # -- what the poller calls -------------------------------------------------------------------------------
+
+    cdef int socket_opened(self) except -1:
+        Sink.socket_opened(self)
+        return self.start()
+
+    cdef int socket_readable(self) except -1:
+        cdef ssize_t size = recv(self.fd, PyByteArray_AS_STRING(read_buffer), READ_BUFFER_BYTES, MSG_DONTWAIT)
+        if size > 0:
+            self.take(<const uint8_t*> PyByteArray_AS_STRING(read_buffer), size)
+        elif size == 0:
+            self.end()
+        elif errno != EAGAIN and errno != EINTR:
+            self.broke()
+        return 0
+
+    cdef int socket_lost(self) except -1:
+        # By name: a subclass may want to know.
+        self.connection_lost(None)
+        return 0
+
+    cdef int end(self) except -1:
+        """The peer of a socket of our own sends nothing more: close after what the next flush would have written,
+        say the answer to the request that came with the end."""
+        if self.state == STATE_HTTP and self.stays_open():
+            # end_http() resumes, reads the end once more, and closes.
+            self.pause_reading()
+            return 0
+        self.ended = True
+        self.writable = False
+        if not self.paused:
+            self.flusher.write_now(self)
+        if self.watched:
+            self.flusher.poller.watch(self)
+        return 0
 
     # -- what the transport calls ----------------------------------------------------------------------------
 
@@ -352,11 +410,14 @@ cdef class WebSocket(Sink):
             self.transport.resume_reading()
 
     def connection_made(self, transport):
-        cdef Unfinished* early = self.unfinished
         self.attach(transport)
+        self.start()
+
+    cdef int start(self) except -1:
+        cdef Unfinished* early = self.unfinished
         try:
             self.connected()
-            if early != NULL and self.state == STATE_HEAD and self.transport is not None:
+            if early != NULL and self.state == STATE_HEAD and self.is_attached():
                 # Bytes that were fed before: as if they had just come.
                 self.unfinished = NULL
                 try:
@@ -365,8 +426,12 @@ cdef class WebSocket(Sink):
                     free_part(early)
         except Exception as fault:
             self.callback_failed(fault)
+        return 0
 
     def connection_lost(self, fault):
+        self.lose()
+
+    cdef int lose(self) except -1:
         self.detach_transport()
         if self.state != STATE_HANDED:
             self.state = STATE_CLOSED
@@ -384,19 +449,29 @@ cdef class WebSocket(Sink):
             while self.seat_count:
                 # An audience that nobody took us out of would keep us for ever.
                 (<Audience> self.seats_at()[0].audience).vacate(self.seats_at()[0].place)
+        return 0
 
     def eof_received(self):
         # The peer is done, so are we: the transport closes after what it still has to write. What the next
         # flush would have written, say the answer to the request that came with the end, is handed to it now.
         if self.transport is not None:
             self.flusher.write_now(self)
-        return False
+        self.ended = True
+        return self.state == STATE_HTTP and self.stays_open()
+
+    cdef bint stays_open(self) except -1:
+        """Whether an HTTP connection is to stay open although its client sends no more."""
+        try:
+            return bool(self.http_ended()) and self.is_attached()
+        except Exception as fault:
+            self.callback_failed(fault)
+            return False
 
     # -- what the caller does --------------------------------------------------------------------------------
 
     def feed(self, bytes data not None):
         """Take bytes that somebody else read from this connection; keep them until connection_made."""
-        if self.transport is None and self.state == STATE_HEAD:
+        if not self.is_attached() and self.state == STATE_HEAD:
             append(self.part(), <const uint8_t*> PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
         else:
             self.take(<const uint8_t*> PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
@@ -419,15 +494,52 @@ cdef class WebSocket(Sink):
 
     def answer(self, bytes response not None):
         """Write a last HTTP response, then close; what else the peer sends is thrown away."""
-        if self.state != STATE_HEAD or self.transport is None:
+        if self.state != STATE_HEAD or not self.is_attached():
             raise RuntimeError("no request to answer")
-        self.note(response, False)
+        self.end_http(response)
+
+    def serve_http(self) -> bytes:
+        """Call from head_received() or later: this connection speaks HTTP until upgrade() or end_http().
+
+        Returns what was received so far, the head first; http_received() gets what comes next.
+        """
+        if self.state != STATE_HEAD or not self.is_attached() or self.unfinished == NULL:
+            raise RuntimeError("no request head to serve")
+        received = PyBytes_FromStringAndSize(<const char*> self.unfinished.data, self.unfinished.size)
+        self.drop_part()
+        self.state = STATE_HTTP
+        if not self.deciding:
+            self.resume_reading()
+        return received
+
+    def write_http(self, bytes response not None):
+        """Write a response at the end of the tick, however large it is. The caller bounds how many are unread."""
+        if self.state == STATE_HTTP and self.writable:
+            self.lengthen(response, False)
+            self.flusher.frames_posted += 1
+            if not self.paused:
+                self.be_flushed()
+
+    def end_http(self, bytes response not None=b""):
+        """Close after what is to be written, `response` last; what else the peer sends is thrown away."""
+        if (self.state != STATE_HTTP and self.state != STATE_HEAD) or not self.is_attached():
+            return
+        self.state = STATE_HTTP
+        if response:
+            self.write_http(response)
         self.state = STATE_CLOSING
         self.listening = False
         self.drop_part()
         self.finish()
         self.resume_reading()
         self.closing()
+
+    def upgrade(self, bytes received not None):
+        """A request on an HTTP connection asks for a WebSocket: `received` is its head and what follows."""
+        if self.state != STATE_HTTP or not self.is_attached():
+            raise RuntimeError("no HTTP connection to upgrade")
+        self.state = STATE_HEAD
+        self.take_head(<const uint8_t*> PyBytes_AS_STRING(received), PyBytes_GET_SIZE(received))
 
     def detach(self) -> tuple:
         """Give the connection away: `(descriptor, bytes)`, a duplicate and all that was received so far.
@@ -436,14 +548,17 @@ cdef class WebSocket(Sink):
         """
         if self.state != STATE_HEAD or self.fd < 0 or self.unfinished == NULL:
             raise RuntimeError("nothing to hand over")
-        descriptor = os.dup(self.fd)
+        descriptor = self.fd if self.watched else os.dup(self.fd)
         received = PyBytes_FromStringAndSize(<const char*> self.unfinished.data, self.unfinished.size)
         transport = self.transport
         self.state = STATE_HANDED
         self.listening = False
         self.drop_part()
+        if self.watched:
+            self.flusher.poller.release(self)
         self.detach_transport()
-        transport.abort()
+        if transport is not None:
+            transport.abort()
         return descriptor, received
 
     def give_transport(self) -> tuple:
@@ -487,21 +602,31 @@ cdef class WebSocket(Sink):
         if self.transport is not None:
             self.held = True
             self.transport.pause_reading()
+        elif self.watched:
+            self.held = True
+            self.flusher.poller.watch(self)
 
     def resume_reading(self):
         """Undo pause_reading()."""
-        if self.held and self.transport is not None:
+        if not self.held:
+            return
+        if self.transport is not None:
             self.held = False
             self.transport.resume_reading()
+        elif self.watched:
+            self.held = False
+            self.flusher.poller.watch(self)
 
     def abort(self):
         """Drop the connection and what it is owed. closed() or gone() follow from the loop."""
-        if self.transport is not None:
+        if self.is_attached():
             self.broke()
 
     @property
     def peer(self):
-        """`(host, port)` of the other end, asked of the transport; None once that is gone."""
+        """`(host, port)` of the other end, asked of the kernel; None once the connection is gone."""
+        if self.watched:
+            return peer_of(self.fd)
         if self.transport is None:
             return None
         address = self.transport.get_extra_info("peername")
@@ -525,6 +650,11 @@ cdef class WebSocket(Sink):
         self.heard_tick = tick
         if self.state == STATE_HEAD:
             self.take_head(at, size)
+        elif self.state == STATE_HTTP:
+            try:
+                self.http_received(PyBytes_FromStringAndSize(<const char*> at, size))
+            except Exception as fault:
+                self.callback_failed(fault)
         elif self.listening:
             self.take_frames(at, size)
         else:
@@ -568,7 +698,7 @@ cdef class WebSocket(Sink):
 
     def _resume(self):
         # The second half of an accept() that was called later.
-        if self.transport is not None:
+        if self.is_attached():
             self.resume_reading()
             self.take_pending()
 
@@ -771,6 +901,11 @@ cdef class WebSocket(Sink):
         if self.state == STATE_OPEN:
             self.note(_frame.close(code if size else None), False)
             self.begin_closing()
+        if self.watched:
+            # RFC 6455 7.1.1: both Closes are sent or about to be, so the server ends the TCP connection and doesn't
+            # wait for the client to do so; such clients could hold all descriptors.
+            self.ended = True
+            self.flusher.poller.watch(self)
         self.finish()
         return self.tell_closed(code, reason)
 
@@ -811,7 +946,7 @@ cdef class WebSocket(Sink):
         callback_errors += 1
         _fanout.report(fault, self)
         self.listening = False
-        if self.transport is None:
+        if not self.is_attached():
             return 0
         if self.state == STATE_OPEN:
             self.note(_frame.close(1011, "internal error"), False)
@@ -838,14 +973,10 @@ cdef class WebSocket(Sink):
         return self.tell_closed(4100, "slow consumer")
 
     cdef int broke(self) except -1:
-        transport = self.transport
         self.listening = False
-        self.detach_transport()
-        if self.state == STATE_OPEN:
+        if self.state == STATE_OPEN or self.state == STATE_HTTP:
             self.state = STATE_CLOSING
-        if transport is not None:
-            transport.abort()
-        return 0
+        return Sink.broke(self)
 
     cdef Unfinished* part(self) except NULL:
         global live_unfinished

@@ -3,7 +3,7 @@
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from redpoll._wheel cimport Timed
+from redpoll._sockets cimport Polled, Poller
 
 
 cdef struct Chain:
@@ -35,12 +35,12 @@ cdef struct Place:
     uint32_t seat
 
 
-cdef class Sink(Timed):
+cdef class Sink(Polled):
     # Owned; shared by all sinks of the process.
     cdef Flusher flusher
-    # Owned from connection_made until it is given up, by us or by the peer; then None.
+    # Owned from connection_made until it is given up; None before and after, and always None with a socket of our own.
     cdef object transport
-    # One hold each, or NULL. `urgent` goes first.
+    # One hold each, or NULL. `urgent` goes first. The rest of a frame that the kernel took in part is its first link.
     cdef Chain* owed
     cdef Chain* urgent
     # The socket id's two numbers; 0, 0 until it has one.
@@ -50,8 +50,6 @@ cdef class Sink(Timed):
     cdef Seat seat
     cdef Seat* seats
     cdef uint32_t seat_count
-    # The transport's descriptor while send(2) on it is allowed, else -1. Never closed here.
-    cdef int fd
     # Bytes handed to the transport that it had not written when it paused us.
     cdef uint32_t buffered
     # Flags are a byte each (a bint is four, and there are ten thousands of us).
@@ -59,24 +57,26 @@ cdef class Sink(Timed):
     cdef uint8_t writable
     # In the flusher's list.
     cdef uint8_t dirty
-    # The transport holds bytes: nothing may overtake them by send(2).
-    cdef uint8_t paused
     # Owed more than is allowed; told so at the next flush.
     cdef uint8_t overrun
     # Half-close as soon as nothing is owed.
     cdef uint8_t finishing
     # Somebody waits until this has less than Flusher.drained_bytes unsent.
     cdef uint8_t awaited
+    # The first link of `urgent` is the rest of a frame: it must go, and first, whatever else is dropped.
+    cdef uint8_t started
 
     cdef inline Seat* seats_at(self) noexcept
     cdef int take_seat(self, PyObject* audience, uint32_t place) except -1
     cdef void leave_seat(self, uint32_t index) noexcept
+    cdef inline bint is_attached(self) noexcept
     cdef int attach(self, object transport) except -1
     cdef void detach_transport(self) noexcept
     cdef int note(self, bytes frame, bint urgent) except -1
     cdef int owe(self, bytes frame, bint urgent) except -1
     cdef int lengthen(self, bytes frame, bint urgent) except -1
     cdef inline uint64_t weight_owed(self) noexcept
+    cdef int be_flushed(self) except -1
     cdef int finish(self) except -1
     cdef void forget_owed(self) noexcept
     cdef int overran(self) except -1
@@ -99,6 +99,8 @@ cdef class Audience:
 cdef class Flusher:
     # Owned: called with no arguments to have flush() called soon.
     cdef object schedule
+    # Owned, or None where no sink has a socket of our own.
+    cdef readonly Poller poller
     cdef public uint32_t max_owed_bytes
     cdef public double slice_s
     # A sink with fewer unsent bytes counts as drained.
@@ -133,6 +135,8 @@ cdef class Flusher:
     cdef int write_now(self, Sink sink) except -1
     cdef int write_owed(self, Sink sink) except -1
     cdef int write_through_transport(self, Sink sink, Chain* chain, bint urgent) except -1
+    cdef int close_written(self, Sink sink) except -1
+    cdef int keep_rest_ours(self, Sink sink, Chain* chain, bint urgent, size_t sent) except -1
     cdef int keep_rest(self, Sink sink, Chain* chain, bint urgent, size_t sent, bint unsent) except -1
     cdef int hand(self, Sink sink, bytes data) except -1
     cdef char* join(self, Chain* chain) except NULL

@@ -13,21 +13,21 @@ from libc.string cimport memcpy, memmove, memset
 
 import asyncio
 
+cimport cython
+
+from redpoll._sockets cimport WATCHED_OUT, Polled, Poller, monotonic_s
+
 __all__ = ["Audience", "Flusher", "Sink"]
 
 cdef extern from "<sys/socket.h>" nogil:
     ssize_t send(int fd, const void* at, size_t size, int flags)
+    ssize_t recv(int fd, void* to, size_t size, int flags)
+    int shutdown(int fd, int how)
     enum:
         MSG_DONTWAIT
         MSG_NOSIGNAL
-
-cdef extern from "<time.h>" nogil:
-    struct timespec:
-        long tv_sec
-        long tv_nsec
-    int clock_gettime(int clock, timespec* now)
-    enum:
-        CLOCK_MONOTONIC
+        MSG_TRUNC
+        SHUT_WR
 
 cdef extern from *:
     """
@@ -55,6 +55,10 @@ cdef enum:
     # says that it is full only after it has taken whatever it was given.
     TRANSPORT_WRITE_BYTES = 65536
     FIRST_SEATS = 4
+    MAX_DISCARDS = 32
+
+# Where bytes go that are thrown away.
+cdef char[65536] discarded
 
 cdef Live alive
 memset(&alive, 0, sizeof(Live))
@@ -135,7 +139,8 @@ cdef inline uint64_t weight(Chain* chain) noexcept nogil:
 # -- sinks ---------------------------------------------------------------------------------------------------
 
 
-cdef class Sink(Timed):
+@cython.no_gc
+cdef class Sink(Polled):
     """Something that frames are written to: a transport and what it is still owed.
 
     Base class of the WebSocket. On its own it takes any bytes: `attach_to(transport)`, then `send`.
@@ -143,7 +148,6 @@ cdef class Sink(Timed):
     """
 
     def __cinit__(self):
-        self.fd = -1
         if COUNTS_LIVE:
             alive.sinks += 1
 
@@ -180,12 +184,11 @@ cdef class Sink(Timed):
     def resume_writing(self):
         self.paused = False
         self.buffered = 0
-        if not self.dirty and (self.owed != NULL or self.urgent != NULL or self.finishing):
-            self.flusher.reserve(1)
-            self.flusher.mark(<PyObject*> self)
+        if self.owed != NULL or self.urgent != NULL or self.finishing:
+            self.be_flushed()
         if self.awaited:
             self.check_drained()
-        self.flusher.wake()
+            self.flusher.wake()
 
     def await_drained(self) -> bool:
         """Report this sink to `Flusher.on_drained` once, when it has less than `drained_bytes` unsent.
@@ -260,6 +263,32 @@ cdef class Sink(Timed):
         if COUNTS_LIVE:
             alive.seats -= 1
 
+    cdef inline bint is_attached(self) noexcept:
+        """Whether there is a socket, ours or a transport's."""
+        return self.watched or self.transport is not None
+
+    cdef int socket_opened(self) except -1:
+        if self.flusher is None or self.flusher.poller is None:
+            raise RuntimeError("the sink's flusher has no poller")
+        self.writable = True
+        return 0
+
+    cdef int socket_readable(self) except -1:
+        """Throw away what the peer sends; a WebSocket listens."""
+        cdef ssize_t size = recv(self.fd, discarded, sizeof(discarded), MSG_DONTWAIT)
+        if size == 0 or (size < 0 and errno != EAGAIN and errno != EINTR):
+            self.broke()
+        return 0
+
+    cdef int socket_writable(self) except -1:
+        # WATCHED_OUT stays until everything is written: the flush comes before the next look at the set.
+        self.paused = False
+        if self.owed != NULL or self.urgent != NULL or self.finishing or self.ended:
+            self.be_flushed()
+        else:
+            self.flusher.poller.watch(self)
+        return 0
+
     cdef int attach(self, object transport) except -1:
         if self.flusher is None:
             raise RuntimeError("Sink.__init__ was not called")
@@ -276,11 +305,14 @@ cdef class Sink(Timed):
         return 0
 
     cdef void detach_transport(self) noexcept:
-        """The transport is gone or going: nothing more is written."""
+        """The socket is gone or going: nothing more is written."""
+        if not self.watched:
+            # Else it is the poller's to set.
+            self.fd = -1
         self.transport = None
-        self.fd = -1
         self.writable = False
         self.finishing = False
+        self.started = False
         self.paused = False
         self.buffered = 0
         self.forget_owed()
@@ -289,8 +321,15 @@ cdef class Sink(Timed):
         cdef:
             Chain* owed = self.owed
             Chain* urgent = self.urgent
+            Chain* rest = NULL
+        if self.started:
+            # The peer has the beginning of this frame.
+            rest = urgent
+            while rest.before != NULL:
+                rest = rest.before
+            rest.holders += 1
         self.owed = NULL
-        self.urgent = NULL
+        self.urgent = rest
         release(owed, 1)
         release(urgent, 1)
 
@@ -350,10 +389,16 @@ cdef class Sink(Timed):
     cdef int finish(self) except -1:
         """Take no more frames, and half-close when those that are owed are written."""
         self.writable = False
-        if self.transport is None:
+        if not self.is_attached():
             return 0
         self.finishing = True
-        if not self.dirty and not self.paused:
+        if not self.paused:
+            self.be_flushed()
+        return 0
+
+    cdef int be_flushed(self) except -1:
+        """Have the flusher look at this sink in its next flush."""
+        if not self.dirty:
             self.flusher.reserve(1)
             self.flusher.mark(<PyObject*> self)
             self.flusher.wake()
@@ -364,8 +409,10 @@ cdef class Sink(Timed):
         return self.broke()
 
     cdef int broke(self) except -1:
-        """The socket is of no more use. connection_lost follows."""
+        """The socket is of no more use. connection_lost, or socket_lost, follows."""
         transport = self.transport
+        if self.watched:
+            self.flusher.poller.close_socket(self)
         self.detach_transport()
         if transport is not None:
             transport.abort()
@@ -529,12 +576,6 @@ cdef Py_ssize_t seat_of(Audience audience, Sink sink) noexcept:
 # -- the flusher ---------------------------------------------------------------------------------------------
 
 
-cdef double monotonic_s() noexcept nogil:
-    cdef timespec now
-    clock_gettime(CLOCK_MONOTONIC, &now)
-    return now.tv_sec + now.tv_nsec * 1e-9
-
-
 cdef class Flusher:
     """The list of sinks with something to write, and the writing.
 
@@ -547,8 +588,9 @@ cdef class Flusher:
     have less than `drained_bytes` unsent now. Sinks that nobody awaits pay one test of a byte for each write.
     """
 
-    def __init__(self, schedule, uint32_t max_owed_bytes=1048576, double slice_s=0.004):
+    def __init__(self, schedule, uint32_t max_owed_bytes=1048576, double slice_s=0.004, Poller poller=None):
         self.schedule = schedule
+        self.poller = poller
         self.max_owed_bytes = max_owed_bytes
         self.slice_s = slice_s
         self.drained_bytes = 1
@@ -691,14 +733,16 @@ cdef class Flusher:
         # Urgent, owed, and one more for what a first write cut short. Frames noted by whoever is called from
         # here wait for the next flush, or a callback that sends would hold us.
         for i in range(3):
-            if sink.paused or sink.transport is None:
+            if sink.paused or not sink.is_attached():
                 return 0
             urgent = sink.urgent != NULL
             chain = sink.urgent if urgent else sink.owed
             if chain == NULL:
+                if sink.watched:
+                    return self.close_written(sink)
                 if sink.finishing:
                     sink.finishing = False
-                    if sink.transport.can_write_eof():
+                    if sink.transport.can_write_eof() and not sink.ended:
                         sink.transport.write_eof()
                     else:
                         sink.transport.close()
@@ -714,14 +758,19 @@ cdef class Flusher:
                 self.bytes_written += sent
                 if urgent:
                     sink.urgent = NULL
+                    sink.started = False
                 else:
                     sink.owed = NULL
                 release(chain, 1)
             elif sent >= 0:
                 self.writes += 1
                 self.bytes_written += sent
+                if sink.watched:
+                    return self.keep_rest_ours(sink, chain, urgent, sent)
                 self.keep_rest(sink, chain, urgent, sent, False)
             elif errno == EAGAIN or errno == ENOBUFS or errno == ENOMEM:
+                if sink.watched:
+                    return self.keep_rest_ours(sink, chain, urgent, 0)
                 self.keep_rest(sink, chain, urgent, 0, False)
             elif errno != EINTR:
                 self.sinks_closed_on_error += 1
@@ -729,9 +778,88 @@ cdef class Flusher:
                 return 0
         if sink.dirty or sink.paused:
             return 0
-        if sink.owed != NULL or sink.urgent != NULL or sink.finishing:
+        if (
+            sink.owed != NULL
+            or sink.urgent != NULL
+            or sink.finishing
+            or (sink.watched and (sink.ended or sink.watched & WATCHED_OUT))
+        ):
             self.reserve(1)
             self.mark(<PyObject*> sink)
+        return 0
+
+    cdef int close_written(self, Sink sink) except -1:
+        """All that a socket of our own was owed is written: stop waiting for room, and end it if it is to end."""
+        cdef int reads = MAX_DISCARDS
+        if sink.ended:
+            # What is left unread would turn the close into a reset, which may overtake our last bytes.
+            while reads and recv(sink.fd, discarded, sizeof(discarded), MSG_DONTWAIT | MSG_TRUNC) > 0:
+                reads -= 1
+            sink.broke()
+            return 0
+        if sink.watched & WATCHED_OUT:
+            self.poller.watch(sink)
+        if sink.finishing:
+            sink.finishing = False
+            # Fails where the peer has reset the connection; then reading says so.
+            shutdown(sink.fd, SHUT_WR)
+        return 0
+
+    cdef int keep_rest_ours(self, Sink sink, Chain* chain, bint urgent, size_t sent) except -1:
+        """The kernel took `sent` bytes of `chain` and is full: keep the rest, and wait for room."""
+        cdef:
+            Chain** links
+            Chain* link = chain
+            Chain* rest = NULL
+            Chain* first = NULL
+            uint32_t i = chain.frames
+            uint32_t next_frame
+            uint32_t j
+            bytes frame
+        sink.paused = True
+        self.poller.watch(sink)
+        if sent == 0:
+            return 0
+        links = <Chain**> PyMem_Malloc(chain.frames * sizeof(Chain*))
+        if links == NULL:
+            raise MemoryError()
+        try:
+            while link != NULL:
+                i -= 1
+                links[i] = link
+                link = link.before
+            while sent >= <size_t> PyBytes_GET_SIZE(<bytes> links[i].frame):
+                sent -= PyBytes_GET_SIZE(<bytes> links[i].frame)
+                i += 1
+            self.frames_written += i
+            next_frame = i
+            try:
+                if sent:
+                    frame = (<bytes> links[i].frame)[sent:]
+                    first = grow(NULL, <PyObject*> frame)
+                    first.holders += 1
+                    next_frame += 1
+                if urgent:
+                    rest = first
+                for j in range(next_frame, chain.frames):
+                    rest = grow(rest, links[j].frame)
+            except MemoryError:
+                drop_unheld(rest)
+                release(first, 1)
+                raise
+        finally:
+            PyMem_Free(links)
+        if rest != NULL:
+            rest.holders += 1
+        if urgent:
+            sink.urgent = rest
+            release(first, 1)
+        else:
+            # Nothing was urgent: that would have gone first.
+            sink.urgent = first
+            sink.owed = rest
+        sink.started = first != NULL
+        release(chain, 1)
         return 0
 
     cdef int write_through_transport(self, Sink sink, Chain* chain, bint urgent) except -1:

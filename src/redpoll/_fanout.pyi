@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from redpoll._wheel import Timed
+from redpoll._sockets import Polled, Poller
 
-class Sink(Timed):
+class Sink(Polled):
     def __init__(self, flusher: Flusher) -> None: ...
     @property
     def sid_hi(self) -> int: ...
@@ -40,8 +40,14 @@ class Flusher:
     drained_bytes: int
     on_drained: Callable[[list[Any]], None] | None
     def __init__(
-        self, schedule: Callable[[], object], max_owed_bytes: int = 1048576, slice_s: float = 0.004
+        self,
+        schedule: Callable[[], object],
+        max_owed_bytes: int = 1048576,
+        slice_s: float = 0.004,
+        poller: Poller | None = None,
     ) -> None: ...
+    @property
+    def poller(self) -> Poller | None: ...
     @property
     def waiting(self) -> int: ...
     @property

@@ -18,6 +18,7 @@ import pytest
 from redpoll import _engine
 from redpoll._engine import WebSocket
 from redpoll._fanout import Flusher
+from redpoll._sockets import Listener, Poller
 
 KEY = b"dGhlIHNhbXBsZSBub25jZQ=="
 HEAD = (
@@ -138,6 +139,13 @@ class Recorder(WebSocket):
 
     def binary_message_received(self, message: bytes) -> None:
         self._note("binary", message)
+
+    def http_received(self, data: bytes) -> None:
+        self._note("data", data)
+
+    def http_ended(self) -> bool:
+        self._note("end")
+        return True
 
     def closing(self) -> None:
         if "closing" in self.on:
@@ -260,12 +268,15 @@ class Served:
         sock.close()
 
 
-@pytest.fixture
-async def served(wait_until):
-    """The engine on a real port, flushed by the loop as the worker does it."""
+@pytest.fixture(params=["sockets", "transport"])
+async def served(request, wait_until):
+    """The engine on a real port, flushed by the loop as the worker does it: on sockets of our own, and on the
+    loop's transports."""
     loop = asyncio.get_running_loop()
-    flusher = Flusher(lambda: loop.call_soon(flusher.flush))
+    poller = Poller(loop) if request.param == "sockets" else None
+    flusher = Flusher(lambda: loop.call_soon(flusher.flush), poller=poller)
     it = Served(flusher)
+    errors: list[int] = []
 
     class Counted(Recorder):
         __slots__ = ()
@@ -279,10 +290,16 @@ async def served(wait_until):
             super().connection_lost(fault)
             it.lost += 1
 
-    server = await loop.create_server(Counted, "127.0.0.1", 0)
-    it.port = server.sockets[0].getsockname()[1]
+    if poller is None:
+        server = await loop.create_server(Counted, "127.0.0.1", 0, backlog=1024)
+        it.port = server.sockets[0].getsockname()[1]
+    else:
+        listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        it.port = listening.getsockname()[1]
+        server = Listener(poller, listening.detach(), Counted, errors.append)
     yield it
     server.close()
+    assert not errors
     for client in it.clients:
         client.close()
     for connection in it.connections:
@@ -290,3 +307,6 @@ async def served(wait_until):
         connection.abort()
     await wait_until(lambda: it.lost == len(it.connections), what="all connections lost")
     it.connections.clear()
+    if poller is not None:
+        assert poller.sockets == 0
+        poller.close()

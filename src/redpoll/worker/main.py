@@ -17,6 +17,7 @@ import uvloop
 
 from redpoll import _engine, logs
 from redpoll._fanout import Flusher
+from redpoll._sockets import Poller
 from redpoll.child_pipe import ChildPipe, Start
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.directory import Directory
@@ -73,7 +74,8 @@ class Worker:
         self._draining = asyncio.Event()
         self._to_close: deque[tuple[Connection, int, str]] = deque()
 
-        self.flusher = Flusher(self._schedule_flush, settings.max_owed_bytes)
+        self.poller = Poller(self.loop)
+        self.flusher = Flusher(self._schedule_flush, settings.max_owed_bytes, poller=self.poller)
         self.hub = Hub(self.flusher)
         keys = Keys(settings.redis_prefix)
         self.link = Link(start.redis_url)
@@ -165,6 +167,7 @@ class Worker:
         await self.hub.user_resume.finish()
         await self.registry.finish()
         await self.link.close()
+        self.poller.close()
         self.child_pipe.close()
         self.ended.set()
 

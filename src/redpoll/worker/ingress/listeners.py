@@ -1,6 +1,6 @@
 """The worker's listening sockets, and what happens to a connection before its first byte of HTTP.
 
-The plain port's is the event loop's own as a rule. Where a PROXY header comes first, and on the TLS port,
+The plain port has a Listener of the engine as a rule. Where a PROXY header comes first, and on the TLS port,
 connections are accepted here: the header is read, then TLS is agreed on, both within the time that a request head has,
 and what comes out is a Connection that knows more of its client than the kernel does.
 """
@@ -8,12 +8,14 @@ and what comes out is a Connection that knows more of its client than the kernel
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from redpoll._sockets import Listener, Poller
 from redpoll.proxies import TrustedProxies, plain_address
 from redpoll.worker.connection import Connection, Introduced
 from redpoll.worker.ingress.proxy_protocol import MAX_HEADER_BYTES, Introduction, ProxyFault, parse
@@ -27,7 +29,6 @@ __all__ = ["Listeners"]
 
 log = structlog.get_logger()
 
-_BACKLOG = 4096
 # A burst of new clients doesn't keep those inside waiting for longer than this many accepts.
 _ACCEPTS_A_TURN = 64
 # Out of descriptors or memory: the kernel keeps who knocks meanwhile.
@@ -58,7 +59,9 @@ class Listeners:
         # As they are bound; `tls_port` is None where there is none.
         self.port = int(self._plain.getsockname()[1])
         self.tls_port = None if self._tls is None else int(self._tls.getsockname()[1])
-        self._server: asyncio.AbstractServer | None = None
+        assert gate.flusher.poller is not None
+        self._poller: Poller = gate.flusher.poller
+        self._listener: Listener | None = None
         self._accepting: set[socket.socket] = set()
         self._entering: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -77,7 +80,7 @@ class Listeners:
             self._accept_from(self._plain, None)
         else:
             gate = self._gate
-            self._server = await self._loop.create_server(lambda: Connection(gate), sock=self._plain, backlog=_BACKLOG)
+            self._listener = Listener(self._poller, self._plain.detach(), lambda: Connection(gate), _cannot_accept)
         if self._tls is not None:
             self._accept_from(self._tls, self._certificate)
             self._tidy()
@@ -97,8 +100,8 @@ class Listeners:
         for listening in list(self._accepting):
             self._loop.remove_reader(listening)
         self._accepting.clear()
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            self._listener.close()
         self._plain.close()
         if self._tls is not None:
             self._tls.close()
@@ -133,7 +136,7 @@ class Listeners:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                log.error("can't accept", why=error.strerror)
+                _cannot_accept(error.errno)
                 self._loop.remove_reader(listening)
                 self._accepting.discard(listening)
                 self._loop.call_later(_REST_S, self._accept_from, listening, certificate)
@@ -158,15 +161,17 @@ class Listeners:
                     introduction = await self._introduction(sock)
                 peer = introduction.address or peer
                 secure = secure or introduction.secure
-            options: dict[str, Any] = {}
-            if certificate is not None:
-                options = {
-                    "ssl": certificate.context,
-                    "ssl_handshake_timeout": max(deadline - self._loop.time(), 0.01),
-                    "ssl_shutdown_timeout": SHUTDOWN_TIMEOUT_S,
-                }
-            gate = self._gate
-            await self._loop.connect_accepted_socket(lambda: Introduced(gate, peer, secure), sock, **options)
+            connection = Introduced(self._gate, peer, secure)
+            if certificate is None:
+                self._poller.adopt(sock.detach(), connection)
+                return
+            await self._loop.connect_accepted_socket(
+                lambda: connection,
+                sock,
+                ssl=certificate.context,
+                ssl_handshake_timeout=max(deadline - self._loop.time(), 0.01),
+                ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+            )
         except (ProxyFault, OSError, ssl.SSLError) as fault:
             # Scanners, browsers that think better of it, clients that don't trust the certificate: nobody to tell.
             self.handshakes_failed_total += 1
@@ -202,6 +207,10 @@ class Listeners:
 def _settle(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _cannot_accept(error: int | None) -> None:
+    log.error("can't accept", why=os.strerror(error or 0))
 
 
 def _listening(descriptor: int) -> socket.socket:

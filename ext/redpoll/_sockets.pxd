@@ -1,0 +1,83 @@
+# Sockets of our own, and the epoll set that watches them: layout and ownership. Behaviour is in _sockets.pyx.
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from redpoll._wheel cimport Timed
+
+cdef extern from "<sys/epoll.h>" nogil:
+    ctypedef union epoll_data_t:
+        void* ptr
+    struct epoll_event:
+        uint32_t events
+        epoll_data_t data
+
+cdef enum:
+    # What one call of epoll_wait(2) returns at most.
+    MAX_EVENTS = 256
+    # Bits of Polled.watched: the descriptor is in the set; reported when readable; reported when writable.
+    WATCHED = 1
+    WATCHED_IN = 2
+    WATCHED_OUT = 4
+
+
+cdef class Polled(Timed):
+    # The descriptor, or -1. Ours to close while `watched` is not 0; otherwise a transport's.
+    cdef int fd
+    # What the epoll set reports of it (bits above); 0: the poller doesn't own it.
+    cdef uint8_t watched
+    # Reading is paused until resume_reading().
+    cdef uint8_t held
+    # Bytes wait for room in the kernel: nothing may overtake them.
+    cdef uint8_t paused
+    # The peer sends nothing more that matters: close as soon as everything is written.
+    cdef uint8_t ended
+
+    cdef int socket_opened(self) except -1
+    cdef int socket_readable(self) except -1
+    cdef int socket_writable(self) except -1
+    cdef int socket_lost(self) except -1
+
+
+cdef class Poller:
+    # Owned: whose add_reader watches the epoll descriptor.
+    cdef readonly object loop
+    # Owned; -1 after close().
+    cdef int epoll_fd
+    # How long one turn may last, in seconds.
+    cdef public double slice_s
+    # Sockets in the set; each is owned.
+    cdef readonly Py_ssize_t sockets
+    # What epoll_wait returned last; [next_event, event_count) is not handled yet, and owned.
+    cdef epoll_event[MAX_EVENTS] events
+    cdef int next_event
+    cdef int event_count
+    # Sockets that are closed and whose socket_lost() is still to be called, from `next_lost` on.
+    cdef list lost
+    cdef Py_ssize_t next_lost
+    cdef bint lost_scheduled
+
+    cdef int add(self, Polled polled, int fd) except -1
+    cdef int watch(self, Polled polled) except -1
+    cdef int release(self, Polled polled) except -1
+    cdef int close_socket(self, Polled polled) except -1
+    cdef int fetch(self) except -1
+    cdef int handle(self, Polled polled, uint32_t events) except -1
+
+
+cdef class Listener:
+    # Owned.
+    cdef readonly Poller poller
+    # Owned: closed by close(); -1 from then on.
+    cdef int fd
+    # Owned: returns a new Polled for each connection.
+    cdef object make
+    # Owned: called with an errno when accepting pauses.
+    cdef object on_error
+    # Owned: the timer that resumes accepting, or None.
+    cdef object resting
+    # Connections accepted so far.
+    cdef readonly uint64_t accepted
+
+
+cdef double monotonic_s() noexcept nogil
+cdef object peer_of(int fd)

@@ -1,0 +1,435 @@
+"""Plain TCP without a transport object: accepts connections, and watches their descriptors with epoll.
+
+A Listener accepts many connections per wake-up. A Poller keeps their descriptors in one epoll set; the event
+loop watches a single descriptor, the set's own. The poller calls a Polled (the base class of the fan-out's
+Sink) when it can be read or written. Knows descriptors; nothing of frames or of what is written.
+"""
+
+from cpython.bytes cimport PyBytes_FromString
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.errno cimport (
+    EAGAIN,
+    ECONNABORTED,
+    EHOSTDOWN,
+    EHOSTUNREACH,
+    EINTR,
+    ENETDOWN,
+    ENETUNREACH,
+    ENOPROTOOPT,
+    EOPNOTSUPP,
+    EPERM,
+    EPROTO,
+    errno,
+)
+from libc.stdint cimport uint8_t, uint16_t, uint32_t
+from libc.string cimport memset
+
+import os
+
+__all__ = ["Listener", "Polled", "Poller"]
+
+cdef extern from "<sys/epoll.h>" nogil:
+    int epoll_create1(int flags)
+    int epoll_ctl(int epoll_fd, int what, int fd, epoll_event* event)
+    int epoll_wait(int epoll_fd, epoll_event* events, int size, int timeout_ms)
+    enum:
+        EPOLLIN
+        EPOLLOUT
+        EPOLLERR
+        EPOLLHUP
+        EPOLL_CLOEXEC
+        EPOLL_CTL_ADD
+        EPOLL_CTL_DEL
+        EPOLL_CTL_MOD
+
+cdef extern from *:
+    """
+    #ifndef _GNU_SOURCE
+    #define _GNU_SOURCE
+    #endif
+    #include <sys/socket.h>
+    #include <netinet/in.h>
+    #include <arpa/inet.h>
+    """
+
+cdef extern from "<sys/socket.h>" nogil:
+    ctypedef unsigned int socklen_t
+    struct sockaddr:
+        uint16_t sa_family
+    struct sockaddr_storage:
+        uint16_t ss_family
+    int accept4(int fd, sockaddr* address, socklen_t* size, int flags)
+    int getpeername(int fd, sockaddr* address, socklen_t* size)
+    enum:
+        AF_INET
+        AF_INET6
+        SOCK_NONBLOCK
+        SOCK_CLOEXEC
+
+cdef extern from "<netinet/in.h>" nogil:
+    struct in_addr:
+        pass
+    struct in6_addr:
+        pass
+    struct sockaddr_in:
+        uint16_t sin_port
+        in_addr sin_addr
+    struct sockaddr_in6:
+        uint16_t sin6_port
+        in6_addr sin6_addr
+
+cdef extern from "<arpa/inet.h>" nogil:
+    const char* inet_ntop(int family, const void* address, char* text, socklen_t size)
+    uint16_t ntohs(uint16_t value)
+    enum:
+        INET6_ADDRSTRLEN
+
+cdef extern from "<unistd.h>" nogil:
+    int close(int fd)
+
+cdef extern from "<time.h>" nogil:
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+    int clock_gettime(int clock, timespec* now)
+    enum:
+        CLOCK_MONOTONIC
+
+cdef enum:
+    MAX_ACCEPTS_PER_TURN = 256
+
+# How long one turn of accepting may last: clients that are connected wait meanwhile.
+cdef double ACCEPT_SLICE_S = 0.002
+# Accepting pauses for so long after an error such as EMFILE. The kernel holds new clients meanwhile.
+cdef double REST_S = 0.25
+
+
+cdef double monotonic_s() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return now.tv_sec + now.tv_nsec * 1e-9
+
+
+cdef bint is_of_one_client(int fault) noexcept nogil:
+    """Whether accept(2) failed for the client at the head of the queue only (accept(2), "Error handling")."""
+    return (
+        fault == EINTR
+        or fault == ECONNABORTED
+        or fault == EPROTO
+        or fault == EPERM
+        or fault == ENETDOWN
+        or fault == ENOPROTOOPT
+        or fault == EHOSTDOWN
+        or fault == EHOSTUNREACH
+        or fault == EOPNOTSUPP
+        or fault == ENETUNREACH
+    )
+
+
+cdef object peer_of(int fd):
+    """`(host, port)` of the other end; None for other address families and for a socket that is not connected."""
+    cdef:
+        sockaddr_storage address
+        socklen_t size = sizeof(address)
+        char[INET6_ADDRSTRLEN + 1] text
+    if getpeername(fd, <sockaddr*> &address, &size) < 0:
+        return None
+    if address.ss_family == AF_INET:
+        inet_ntop(AF_INET, &(<sockaddr_in*> &address).sin_addr, text, sizeof(text))
+        return PyBytes_FromString(text).decode(), ntohs((<sockaddr_in*> &address).sin_port)
+    if address.ss_family == AF_INET6:
+        inet_ntop(AF_INET6, &(<sockaddr_in6*> &address).sin6_addr, text, sizeof(text))
+        return PyBytes_FromString(text).decode(), ntohs((<sockaddr_in6*> &address).sin6_port)
+    return None
+
+
+cdef class Polled(Timed):
+    """Something with a descriptor that a Poller may own. Subclasses say what happens at each event."""
+
+    def __cinit__(self):
+        self.fd = -1
+
+    cdef int socket_opened(self) except -1:
+        """The poller owns the descriptor from now on."""
+        return 0
+
+    cdef int socket_readable(self) except -1:
+        """There are bytes, the end of the stream, or an error to read: one recv(2) finds out."""
+        return 0
+
+    cdef int socket_writable(self) except -1:
+        """The kernel has room again."""
+        return 0
+
+    cdef int socket_lost(self) except -1:
+        """The descriptor is closed or given away. Called once, from the loop."""
+        return 0
+
+
+cdef class Poller:
+    """An epoll set on `loop`. Owns each socket from `adopt` until it is closed or released.
+
+    The set is level-triggered: what a turn doesn't read is reported again. One turn handles up to 256 events
+    and lasts about `slice_s`; events that it had no time for come first in the next.
+    """
+
+    def __cinit__(self):
+        self.epoll_fd = -1
+        self.lost = []
+
+    def __init__(self, loop, double slice_s=0.004):
+        if self.epoll_fd >= 0:
+            raise RuntimeError("a Poller is initialised once")
+        self.slice_s = slice_s
+        self.loop = loop
+        self.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
+        if self.epoll_fd < 0:
+            raise OSError(errno, os.strerror(errno))
+        loop.add_reader(self.epoll_fd, self._turn)
+
+    def __dealloc__(self):
+        # Each socket in the set keeps its poller alive, so none is left here.
+        while self.next_event < self.event_count:
+            Py_DECREF(<Polled> self.events[self.next_event].data.ptr)
+            self.next_event += 1
+        if self.epoll_fd >= 0:
+            close(self.epoll_fd)
+
+    def close(self):
+        """Watch nothing more. Close the sockets first: those left in the set are never heard of again."""
+        if self.epoll_fd >= 0:
+            self.loop.remove_reader(self.epoll_fd)
+            close(self.epoll_fd)
+            self.epoll_fd = -1
+
+    def adopt(self, int fd, Polled polled not None):
+        """Watch `fd`, a connected non-blocking socket, for `polled`. The descriptor is the poller's from now on,
+        also if this raises."""
+        self.add(polled, fd)
+        try:
+            polled.socket_opened()
+        except BaseException:
+            self.close_socket(polled)
+            raise
+
+    cdef int add(self, Polled polled, int fd) except -1:
+        cdef epoll_event event
+        if polled.fd >= 0 or polled.watched:
+            close(fd)
+            raise RuntimeError("this has a socket already")
+        event.events = EPOLLIN
+        event.data.ptr = <void*> polled
+        if epoll_ctl(self.epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0:
+            fault = errno
+            close(fd)
+            raise OSError(fault, os.strerror(fault))
+        polled.fd = fd
+        polled.watched = WATCHED | WATCHED_IN
+        self.sockets += 1
+        Py_INCREF(polled)
+        return 0
+
+    cdef int watch(self, Polled polled) except -1:
+        """Have the set report what `polled` waits for now, and no more."""
+        cdef:
+            epoll_event event
+            uint8_t wanted = WATCHED
+        if not polled.watched:
+            return 0
+        if not polled.held and not polled.ended:
+            wanted |= WATCHED_IN
+        if polled.paused:
+            wanted |= WATCHED_OUT
+        if wanted == polled.watched:
+            return 0
+        event.events = 0
+        if wanted & WATCHED_IN:
+            event.events |= EPOLLIN
+        if wanted & WATCHED_OUT:
+            event.events |= EPOLLOUT
+        event.data.ptr = <void*> polled
+        if epoll_ctl(self.epoll_fd, EPOLL_CTL_MOD, polled.fd, &event) < 0:
+            raise OSError(errno, os.strerror(errno))
+        polled.watched = wanted
+        return 0
+
+    cdef int release(self, Polled polled) except -1:
+        """Give the descriptor up without closing it; socket_lost() follows from the loop."""
+        cdef epoll_event event
+        if not polled.watched:
+            return 0
+        # Always, although closing alone would do: a duplicate of the descriptor, in a child that is about to
+        # exec, would keep it in the set, and the set a pointer to freed memory.
+        epoll_ctl(self.epoll_fd, EPOLL_CTL_DEL, polled.fd, &event)
+        polled.watched = 0
+        polled.fd = -1
+        self.sockets -= 1
+        self.lost.append(polled)
+        Py_DECREF(polled)
+        if not self.lost_scheduled:
+            self.lost_scheduled = True
+            self.loop.call_soon(self._tell_lost)
+        return 0
+
+    cdef int close_socket(self, Polled polled) except -1:
+        """Close the descriptor; socket_lost() follows from the loop."""
+        cdef int fd = polled.fd
+        if polled.watched:
+            self.release(polled)
+            close(fd)
+        return 0
+
+    def _tell_lost(self):
+        cdef:
+            double deadline = monotonic_s() + self.slice_s
+            Polled polled
+        self.lost_scheduled = False
+        while self.next_lost < len(self.lost):
+            polled = <Polled> self.lost[self.next_lost]
+            self.lost[self.next_lost] = None
+            self.next_lost += 1
+            try:
+                polled.socket_lost()
+            except Exception as fault:
+                self._report(fault, polled)
+            if monotonic_s() > deadline:
+                break
+        if self.next_lost == len(self.lost):
+            self.lost.clear()
+            self.next_lost = 0
+        elif not self.lost_scheduled:
+            self.lost_scheduled = True
+            self.loop.call_soon(self._tell_lost)
+
+    def _turn(self):
+        """Handle what epoll reports, for `slice_s` at most."""
+        cdef:
+            double deadline = monotonic_s() + self.slice_s
+            epoll_event* event
+            Polled polled
+        if self.next_event == self.event_count:
+            self.fetch()
+        while self.next_event < self.event_count:
+            event = &self.events[self.next_event]
+            self.next_event += 1
+            polled = <Polled> event.data.ptr
+            Py_DECREF(polled)
+            try:
+                self.handle(polled, event.events)
+            except Exception as fault:
+                self._report(fault, polled)
+                self.close_socket(polled)
+            if monotonic_s() > deadline:
+                return
+
+    cdef int fetch(self) except -1:
+        cdef int count, i
+        if self.epoll_fd < 0:
+            return 0
+        count = epoll_wait(self.epoll_fd, self.events, MAX_EVENTS, 0)
+        self.next_event = 0
+        self.event_count = 0
+        if count < 0:
+            if errno == EINTR:
+                return 0
+            raise OSError(errno, os.strerror(errno))
+        for i in range(count):
+            # Kept until it is handled: an earlier event may close it.
+            Py_INCREF(<Polled> self.events[i].data.ptr)
+        self.event_count = count
+        return 0
+
+    cdef int handle(self, Polled polled, uint32_t events) except -1:
+        if events & EPOLLOUT and polled.watched & WATCHED_OUT:
+            polled.socket_writable()
+        if events & (EPOLLIN | EPOLLHUP | EPOLLERR):
+            if polled.watched & WATCHED_IN:
+                polled.socket_readable()
+            elif events & (EPOLLHUP | EPOLLERR):
+                # Reading is paused, and both directions are dead: epoll would report that for ever.
+                self.close_socket(polled)
+        return 0
+
+    def _report(self, fault, polled):
+        self.loop.call_exception_handler(
+            {
+                "message": f"a socket was closed because of a fault of ours: {type(fault).__name__}",
+                "exception": fault,
+                "protocol": polled,
+            }
+        )
+
+
+cdef class Listener:
+    """Accepts connections of a listening socket for `poller`; `make()` returns a new Polled for each.
+
+    Accepts up to 256 per wake-up, for 2 ms at most. Where accepting fails (no descriptors, no memory), it
+    calls `on_error(errno)` and pauses for 250 ms. Takes over the descriptor. `accepted` counts connections.
+    """
+
+    def __cinit__(self):
+        self.fd = -1
+
+    def __init__(self, Poller poller not None, int fd, make, on_error):
+        self.poller = poller
+        self.fd = fd
+        self.make = make
+        self.on_error = on_error
+        os.set_blocking(fd, False)
+        poller.loop.add_reader(fd, self._accept)
+
+    def __dealloc__(self):
+        if self.fd >= 0:
+            close(self.fd)
+
+    def close(self):
+        """Accept nothing more, and close the listening socket."""
+        if self.fd < 0:
+            return
+        if self.resting is not None:
+            self.resting.cancel()
+            self.resting = None
+        else:
+            self.poller.loop.remove_reader(self.fd)
+        close(self.fd)
+        self.fd = -1
+
+    def _accept(self):
+        cdef:
+            double deadline = monotonic_s() + ACCEPT_SLICE_S
+            int left = MAX_ACCEPTS_PER_TURN
+            int fd
+        while left and self.fd >= 0:
+            left -= 1
+            # accept4 and not accept: no fcntl per connection. The peer's address is asked for when it is wanted.
+            fd = accept4(self.fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
+            if fd < 0:
+                if errno == EAGAIN:
+                    return
+                if is_of_one_client(errno):
+                    continue
+                self._rest(errno)
+                return
+            self.accepted += 1
+            try:
+                polled = self.make()
+            except Exception as fault:
+                close(fd)
+                self.poller._report(fault, None)
+                continue
+            try:
+                self.poller.adopt(fd, polled)
+            except Exception as fault:
+                self.poller._report(fault, polled)
+            if monotonic_s() > deadline:
+                return
+
+    def _rest(self, int fault):
+        self.poller.loop.remove_reader(self.fd)
+        self.resting = self.poller.loop.call_later(REST_S, self._resume)
+        self.on_error(fault)
+
+    def _resume(self):
+        self.resting = None
+        if self.fd >= 0:
+            self.poller.loop.add_reader(self.fd, self._accept)

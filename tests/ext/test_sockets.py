@@ -1,0 +1,362 @@
+"""Sockets of our own: accepting, partial writes, half-closes, resets, HTTP on the same socket, many at once."""
+
+import asyncio
+import errno
+import os
+import random
+import resource
+import socket
+import threading
+
+import pytest
+
+from redpoll._engine import CLOSED, HTTP
+from redpoll._fanout import Audience, Flusher, Sink
+from redpoll._sockets import Listener, Poller
+
+
+class Client(Sink):
+    """A sink on a socket of our own; its owner says what is written."""
+
+    __slots__ = ()
+
+
+@pytest.fixture
+async def poller():
+    poller = Poller(asyncio.get_running_loop())
+    yield poller
+    poller.close()
+
+
+@pytest.fixture
+def flusher(poller):
+    flusher = Flusher(lambda: poller.loop.call_soon(flusher.flush), poller=poller)
+    yield flusher
+    flusher.flush()
+
+
+def socket_pair(buffer_bytes: int = 0) -> tuple[int, socket.socket]:
+    """A connected pair over loopback TCP: the descriptor of ours, and theirs; `buffer_bytes` makes both small."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        if buffer_bytes:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+        theirs = socket.socket()
+        if buffer_bytes:
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        theirs.connect(listening.getsockname())
+        ours, _ = listening.accept()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    return ours.detach(), theirs
+
+
+async def read(sock: socket.socket, size: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    data = b""
+    while len(data) < size:
+        part = await asyncio.wait_for(loop.sock_recv(sock, min(65536, size - len(data))), 10)
+        assert part, f"end of stream after {len(data)} of {size} bytes"
+        data += part
+    return data
+
+
+# -- accepting -----------------------------------------------------------------------------------------------
+
+
+async def test_accepts_all_that_wait_in_few_turns(served, wait_until):
+    clients = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(300)]
+    served.clients += clients
+    await wait_until(lambda: len(served.connections) == 300, what="300 connections")
+
+
+async def test_many_are_accepted_in_one_loop_pass(poller, flusher, wait_until):
+    """With one accept per loop pass, a flush that takes 4 ms of each would let in 250 clients per second."""
+    loop = asyncio.get_running_loop()
+    passes = 0
+
+    def count_passes():
+        nonlocal passes, handle
+        passes += 1
+        handle = loop.call_soon(count_passes)
+
+    handle = loop.call_soon(count_passes)
+    accepted, accepted_in = [], set()
+
+    def make():
+        accepted_in.add(passes)
+        accepted.append(Client(flusher))
+        return accepted[-1]
+
+    listening = socket.create_server(("127.0.0.1", 0), backlog=512)
+    port = listening.getsockname()[1]
+    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
+    listener = Listener(poller, listening.detach(), make, pytest.fail)
+    await wait_until(lambda: len(accepted) == 200, what="200 connections")
+    assert listener.accepted == 200
+    assert len(accepted_in) < 100
+    handle.cancel()
+    listener.close()
+    for client in clients:
+        client.close()
+    await wait_until(lambda: poller.sockets == 0, what="all connections closed")
+
+
+async def test_without_descriptors_it_pauses_and_goes_on_later(poller, flusher, wait_until):
+    errors, accepted = [], []
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+
+    def make():
+        accepted.append(Client(flusher))
+        return accepted[-1]
+
+    client = socket.create_connection(("127.0.0.1", port))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    last = os.dup(client.fileno())
+    os.close(last)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last, hard))
+    try:
+        listener = Listener(poller, listening.detach(), make, errors.append)
+        await wait_until(lambda: errors, what="an error")
+        assert errors == [errno.EMFILE]
+        assert not accepted
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    await wait_until(lambda: accepted, what="the client accepted after all")
+    listener.close()
+    client.close()
+    await wait_until(lambda: poller.sockets == 0, what="the connection closed")
+
+
+async def test_a_fault_for_one_client_leaves_the_others(poller, flusher, wait_until):
+    accepted, faults = [], []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: faults.append(context["exception"]))
+
+    def make():
+        if not faults:
+            raise LookupError("the first")
+        accepted.append(Client(flusher))
+        return accepted[-1]
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    clients = [socket.create_connection(listening.getsockname()) for _ in range(3)]
+    listener = Listener(poller, listening.detach(), make, pytest.fail)
+    await wait_until(lambda: len(accepted) == 2, what="the two others")
+    assert [type(fault) for fault in faults] == [LookupError]
+    assert clients[0].recv(1) == b""
+    listener.close()
+    for client in clients:
+        client.close()
+    await wait_until(lambda: poller.sockets == 0, what="all connections closed")
+    loop.set_exception_handler(None)
+
+
+async def test_a_closed_listener_accepts_nobody(poller, flusher):
+    listening = socket.create_server(("127.0.0.1", 0))
+    address = listening.getsockname()
+    listener = Listener(poller, listening.detach(), lambda: Client(flusher), pytest.fail)
+    listener.close()
+    listener.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
+
+
+async def test_a_socket_is_adopted_once(poller, flusher, wait_until):
+    ours, theirs = socket_pair()
+    sink = Client(flusher)
+    poller.adopt(ours, sink)
+    more, theirs_too = socket_pair()
+    with pytest.raises(RuntimeError):
+        poller.adopt(more, sink)
+    # The descriptor was taken over all the same.
+    assert await asyncio.get_running_loop().sock_recv(theirs_too, 1) == b""
+    with pytest.raises(RuntimeError):
+        poller.adopt(socket_pair()[0], Client(Flusher(lambda: None)))
+    assert poller.sockets == 1
+    theirs.close()
+    theirs_too.close()
+    await wait_until(lambda: poller.sockets == 0, what="closed")
+
+
+# -- writing -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_frames_arrive_whole_and_in_order_through_a_narrow_socket(poller, recorder, head, flusher, seed):
+    """Random sizes, urgent ones in between, a reader that takes a little at a time."""
+    chance = random.Random(seed)
+    ours, theirs = socket_pair(4096)
+    ws = recorder(flusher)
+    poller.adopt(ours, ws)
+    theirs.send(head)
+    loop = asyncio.get_running_loop()
+    answer = b""
+    while not answer.endswith(b"\r\n\r\n"):
+        answer += await loop.sock_recv(theirs, 1)
+    expected = {"u": [], "o": []}
+    sent = received = 0
+    got = b""
+    while sent < 300 or received < total_of(expected):
+        for _ in range(chance.randrange(4)):
+            if sent < 300 and ws.bytes_owed < 500_000:
+                kind = chance.choice("uooo")
+                frame = f"<{kind}{sent}:".encode() + b"x" * chance.choice([0, 10, 3000, 20_000]) + b">"
+                expected[kind].append(frame)
+                assert ws.send_urgent(frame) if kind == "u" else ws.send(frame)
+                sent += 1
+        await asyncio.sleep(0)
+        try:
+            got += theirs.recv(chance.choice([1, 500, 9000]))
+        except BlockingIOError:
+            await asyncio.sleep(0)
+        received = len(got)
+    frames = [part + b">" for part in got.split(b">")[:-1]]
+    assert [frame for frame in frames if frame[1:2] == b"u"] == expected["u"]
+    assert [frame for frame in frames if frame[1:2] == b"o"] == expected["o"]
+    assert ws.bytes_owed == 0
+    theirs.close()
+    while ws.state != CLOSED:
+        await asyncio.sleep(0)
+
+
+def total_of(expected: dict[str, list[bytes]]) -> int:
+    return sum(len(frame) for frames in expected.values() for frame in frames)
+
+
+async def test_a_reset_while_bytes_wait_closes_that_one(served, wait_until):
+    client = await served.client(receive_buffer_bytes=4096)
+    [ws] = served.connections
+    audience = Audience(served.flusher)
+    audience.add(ws)
+    audience.post(b"x" * 900_000)
+    await wait_until(lambda: served.flusher.bytes_written > 4096, what="the first bytes written")
+    served.reset(client)
+    await wait_until(lambda: ws.state == CLOSED, what="the reset noticed")
+    assert ws.heard == [("closed", 1006, "")]
+    assert len(audience) == 0
+
+
+async def test_a_reset_is_noticed_while_reading_is_paused(poller, recorder, flusher, head, wait_until):
+    ours, theirs = socket_pair()
+    ws = recorder(flusher)
+    ws.on["head"] = lambda _head: None
+    poller.adopt(ours, ws)
+    theirs.send(head)
+    await wait_until(lambda: ws.buffered == len(head), what="the head")
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    theirs.close()
+    await wait_until(lambda: ws.state == CLOSED, what="the reset noticed")
+    assert ws.heard == [("gone",)]
+
+
+async def test_what_is_owed_is_written_after_the_peer_has_ended(served, wait_until):
+    client = await served.client(receive_buffer_bytes=4096)
+    [ws] = served.connections
+    ws.send(b"y" * 700_000)
+    client.shutdown(socket.SHUT_WR)
+    assert await served.read_to_end(client) == b"y" * 700_000
+    await wait_until(lambda: ws.state == CLOSED, what="closed")
+
+
+@pytest.mark.parametrize("served", ["sockets"], indirect=True)
+async def test_the_server_ends_the_connection_after_both_closes(served, reference, wait_until):
+    """RFC 6455 7.1.1: a client that doesn't close its socket costs no descriptor."""
+    client = await served.client()
+    [ws] = served.connections
+    await asyncio.get_running_loop().sock_sendall(client, reference.client_frame(8, b"\x03\xe8"))
+    assert await served.read_to_end(client) == b"\x88\x02\x03\xe8"
+    await wait_until(lambda: ws.state == CLOSED, what="closed by the server alone")
+
+
+# -- HTTP on the same socket ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def http(served):
+    """`served`, where each connection speaks HTTP and writes down what comes."""
+
+    def prepare(ws):
+        ws.on["head"] = lambda _head: ws.heard.append(("http", ws.serve_http()))
+
+    served.prepare = prepare
+    return served
+
+
+async def test_http_stays_on_the_same_socket(http, wait_until):
+    client = await http.client(upgrade=False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(client, b"POST / HTTP/1.1\r\n\r\nbody")
+    await wait_until(lambda: http.connections and http.connections[0].heard, what="the request")
+    [ws] = http.connections
+    assert ws.state == HTTP
+    assert ws.heard == [("http", b"POST / HTTP/1.1\r\n\r\nbody")]
+    await loop.sock_sendall(client, b"more")
+    await wait_until(lambda: len(ws.heard) == 2, what="more bytes")
+    assert ws.heard[1] == ("data", b"more")
+    # Beyond the bound of what a WebSocket may be owed: a response may be large.
+    response = os.urandom(3_000_000)
+    ws.write_http(response[:1000])
+    ws.write_http(response[1000:])
+    assert await http.read(client, len(response)) == response
+    assert not ws.send(b"no frames")
+    ws.end_http(b"last")
+    assert await http.read_to_end(client) == b"last"
+    client.close()
+    await wait_until(lambda: ws.state == CLOSED, what="closed")
+    assert ws.heard[-1] == ("gone",)
+
+
+async def test_an_http_client_that_half_closes_gets_its_response(http, wait_until):
+    client = await http.client(upgrade=False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(client, b"GET / HTTP/1.1\r\n\r\n")
+    client.shutdown(socket.SHUT_WR)
+    await wait_until(lambda: http.connections and ("end",) in http.connections[0].heard, what="the end of the stream")
+    [ws] = http.connections
+    assert ws.state == HTTP
+    ws.end_http(b"response")
+    assert await http.read_to_end(client) == b"response"
+    await wait_until(lambda: ws.state == CLOSED, what="closed")
+
+
+async def test_an_http_connection_may_become_a_websocket(http, head, reference, wait_until):
+    client = await http.client(upgrade=False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(client, b"GET / HTTP/1.1\r\n\r\n")
+    await wait_until(lambda: http.connections and http.connections[0].heard, what="the request")
+    [ws] = http.connections
+    ws.write_http(b"HTTP/1.1 204 No Content\r\n\r\n")
+    del ws.on["head"]
+    ws.upgrade(head + reference.client_frame(1, b"early"))
+    assert ws.heard[-1] == ("text", b"early")
+    await loop.sock_sendall(client, reference.client_frame(1, b"later"))
+    await wait_until(lambda: ws.heard[-1] == ("text", b"later"), what="a message")
+    answer = await http.read(client, len(b"HTTP/1.1 204 No Content\r\n\r\nHTTP/1.1 101 "))
+    assert answer == b"HTTP/1.1 204 No Content\r\n\r\nHTTP/1.1 101 "
+
+
+# -- many ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_crowd_comes_and_goes_and_nothing_stays(served, head, reference, wait_until):
+    """Clients that connect, send and leave in every way, from a thread of their own."""
+    count = 400
+
+    def storm():
+        for number in range(count):
+            with socket.create_connection(("127.0.0.1", served.port)) as client:
+                if number % 4 == 0:
+                    continue
+                client.sendall(head)
+                if number % 4 == 1:
+                    client.recv(4096)
+                elif number % 4 == 2:
+                    client.sendall(reference.client_frame(8, b"\x03\xe8"))
+                    client.recv(4096)
+
+    thread = threading.Thread(target=storm)
+    thread.start()
+    await wait_until(lambda: len(served.connections) == count and served.lost == count, what="all gone", timeout_s=30)
+    thread.join()
+    assert all(ws.state == CLOSED for ws in served.connections)
