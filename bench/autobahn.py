@@ -1,7 +1,7 @@
-"""Autobahn's fuzzing client against the engine, by one command; the outside standard that it is held to.
+"""Autobahn's fuzzing client against the engine, by one command: the standard of others for a WebSocket server.
 
-`python bench/autobahn.py [--cases 1.* 2.* …]` makes a virtual environment of Python 2.7 or PyPy 2.7 with the
-test suite in build/autobahn (once), starts bench/echo_server.py, runs sections 1 to 7, 9 and 10, and prints
+`python bench/autobahn.py [--cases 1.* 2.* …] [--engine picows]` makes a virtual environment of Python 2.7 or PyPy 2.7
+with the test suite in build/autobahn (once), starts bench/echo_server.py, runs sections 1 to 7, 9 and 10, and prints
 the failed cases. Exit code 1 on any, 2 where no Python 2.7 is found.
 Reports: build/autobahn/reports/index.html.
 """
@@ -17,6 +17,8 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+
+from results import save
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "build" / "autobahn"
@@ -89,10 +91,17 @@ def run(cases: list[str], port: int) -> dict[str, dict[str, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="+", default=SECTIONS)
+    parser.add_argument("--engine", choices=["redpoll", "picows"], default="redpoll")
+    parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
     wstest()
     server = subprocess.Popen(
-        [sys.executable, ROOT / "bench" / "echo_server.py", "--max-message-bytes", str(MAX_MESSAGE_BYTES)],
+        [
+            sys.executable,
+            ROOT / "bench" / "echo_server.py",
+            f"--engine={arguments.engine}",
+            f"--max-message-bytes={MAX_MESSAGE_BYTES}",
+        ],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -118,6 +127,9 @@ def main() -> None:
         print(f"FAILED {case}: {result['behavior']}, close {result['behaviorClose']}")
     if not alive:
         print("FAILED: the server is gone")
+    if arguments.json is not None:
+        figures = {"engine": arguments.engine, "cases": len(results), "failed": len(failed), **dict(verdicts)}
+        save(arguments.json, "autobahn", {**figures, "seconds": round(took_s)}, failed_cases=sorted(failed))
     sys.exit(1 if failed or not alive or not results else 0)
 
 

@@ -14,7 +14,8 @@ import argparse
 import json
 from pathlib import Path
 
-from load import Address, Client, machine, print_table
+from load import Address, Client, print_table
+from results import machine, save
 from server import Server, rss_bytes
 
 CHANNEL = "bench"
@@ -67,7 +68,7 @@ def main() -> None:
     )
     print("\ngoals: ≥ 6,000/s, as many at 10,000 as at 1,000; ≤ 2,000 B (2 kB) a connection")
     if options.json is not None:
-        options.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+        save(options.json, "connections", {str(row["subscribers"]): row for row in rows})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""An echo server on the bare engine: what Autobahn and the fuzzer shoot at. No channels, no Redis.
+"""An echo server on the bare engine, or on picows: the target of Autobahn and the fuzzer. No channels, no Redis.
 
-`python bench/echo_server.py [--port N] [--max-message-bytes N]` prints `port N` and serves until killed.
+`python bench/echo_server.py [--engine picows] [--port N] [--max-message-bytes N]` prints `port N` and serves until
+killed.
 """
 
 from __future__ import annotations
@@ -57,12 +58,33 @@ async def serve(port: int, max_message_bytes: int) -> None:
     await server.serve_forever()
 
 
+async def serve_picows(port: int, max_message_bytes: int) -> None:
+    """picows' own example: every frame goes back as it came. Fragments, UTF-8 and reserved bits are its users' work."""
+    from picows import WSFrame, WSListener, WSMsgType, WSTransport, ws_create_server
+
+    class PicowsEcho(WSListener):
+        def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+            if frame.msg_type == WSMsgType.CLOSE:
+                transport.send_close(frame.get_close_code(), frame.get_close_message())
+                transport.disconnect()
+            elif frame.msg_type not in (WSMsgType.PING, WSMsgType.PONG):
+                transport.send(frame.msg_type, frame.get_payload_as_bytes(), frame.fin)
+
+    server = await ws_create_server(
+        lambda request: PicowsEcho(), "127.0.0.1", port, max_frame_size=2 * max_message_bytes
+    )
+    print(f"port {server.sockets[0].getsockname()[1]}", flush=True)
+    await server.serve_forever()
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="echo server on redpoll's engine")
+    parser = argparse.ArgumentParser(description="echo server on redpoll's engine or picows")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--max-message-bytes", type=int, default=16 << 20)
+    parser.add_argument("--engine", choices=["redpoll", "picows"], default="redpoll")
     arguments = parser.parse_args()
-    uvloop.run(serve(arguments.port, arguments.max_message_bytes))
+    run = serve if arguments.engine == "redpoll" else serve_picows
+    uvloop.run(run(arguments.port, arguments.max_message_bytes))
 
 
 if __name__ == "__main__":

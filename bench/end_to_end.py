@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from load import Address, Client, frame_bytes, machine, print_table
+from load import Address, Client, frame_bytes, print_table
+from results import machine, save
 from server import Server
 
 CHANNEL = "bench"
@@ -168,7 +169,12 @@ def main() -> None:
                 f"{row['ratio']} of {ratio} × the C loop"
             )
     if options.json is not None:
-        options.json.write_text(json.dumps({**about, "throughput": rows, "latency": latencies}, indent=1) + "\n")
+        throughput: dict[str, dict[str, Any]] = {}
+        for row in rows:
+            throughput.setdefault(row["mode"], {})[str(row["subscribers"])] = row
+        latency = {f"{row['subscribers']} at {row['events_per_s']:.0f}": row for row in latencies}
+        figures = {"server": name, "pinned": options.pin, "throughput": throughput, "latency": latency}
+        save(options.json, "end_to_end", figures)
     if any(row["missing"] or row["late"] or row["refused"] for row in [*rows, *latencies]):
         raise SystemExit("events were lost, overtaken or refused")
 

@@ -17,7 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from load import machine, print_table
+from load import print_table
+from results import machine, save
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "failures"
@@ -51,7 +52,7 @@ def main() -> None:
     print()
     print_table(["row", "what", "figure", "goal"], noted)
     if options.json is not None:
-        options.json.write_text(json.dumps({**about, "figures": noted}, indent=1) + "\n")
+        save(options.json, "failures", {"rows": noted})
     raise SystemExit(done.returncode)
 
 

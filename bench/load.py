@@ -1,5 +1,4 @@
-"""What the end-to-end benchmarks share: the C client, the signed requests it sends, and a note of the
-machine.
+"""What the end-to-end benchmarks share: the C client and the signed requests that it sends.
 
 Runs nothing by itself: see end_to_end.py and connections.py.
 """
@@ -7,12 +6,9 @@ Runs nothing by itself: see end_to_end.py and connections.py.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.parse
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -137,29 +133,6 @@ class Client:
         """The reference: a bare send() loop to as many sockets, `joined` frames in one send()."""
         core = -1 if self._server_core is None else self._server_core
         return self._ask("floor", count, size_bytes, joined, rounds, core)
-
-
-def machine() -> dict[str, Any]:
-    """What figures must carry: when, which commit, on what."""
-    model = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
-    )
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit.stdout.strip() or "none",
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-    }
 
 
 def print_table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> None:

@@ -1,9 +1,10 @@
-"""Memory per idle connection: growth of resident memory / connections, on the bare engine (design.md 7).
+"""Memory per idle connection of several engines: growth of resident memory / connections.
 
-`python bench/memory.py [--connections N]`: each figure is a server process of its own, whose clients are another
-process. `transport` is uvloop's transport with the least protocol there can be; `engine` is an open WebSocket in
-one Audience, as redpoll's worker has it without session and app; kernel memory is not in it. The goal, 2 kB,
-is for a whole worker: session and subscription included.
+`python bench/memory.py [--connections N] [--kinds uvloop redpoll picows picows-small]`: each figure is a server process
+of its own, whose clients are another process. `uvloop` is its transport with the smallest protocol; `redpoll` is an
+open WebSocket in one Audience, as redpoll's worker has it without session and app; `picows` is picows with its
+defaults, `picows-small` with a read buffer of 2 kB, its least, on uvloop's transport. Kernel memory isn't counted. The
+goal of 2 kB is for a whole worker, session and subscription included: `connections.py` measures that.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import sys
 from pathlib import Path
 
 import uvloop
+from picows import WSListener, ws_create_server
 
 from redpoll import _engine
 from redpoll._fanout import Audience, Flusher
+from results import save
 
 HEAD = (
     b"GET / HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -29,6 +32,7 @@ HEAD = (
 )
 # A first few connections grow pools and dictionaries that later ones share.
 WARM_UP = 500
+KINDS = ("uvloop", "redpoll", "picows-small", "picows")
 
 
 def resident_bytes() -> int:
@@ -80,10 +84,14 @@ async def serve(kind: str, count: int) -> None:
     flusher = Flusher(lambda: loop.call_soon(flusher.flush))
     audience = Audience(flusher)
 
-    def make():
-        return Least() if kind == "transport" else Connection(flusher, audience)
-
-    server = await loop.create_server(make, "127.0.0.1", 0, backlog=4096)
+    if kind.startswith("picows"):
+        # Listeners are held by their transports, as in picows' own examples.
+        small = {"read_buffer_init_size": 2048, "use_aiofastnet": False} if kind == "picows-small" else {}
+        server = await ws_create_server(lambda request: WSListener(), "127.0.0.1", 0, backlog=4096, **small)
+    elif kind == "uvloop":
+        server = await loop.create_server(Least, "127.0.0.1", 0, backlog=4096)
+    else:
+        server = await loop.create_server(lambda: Connection(flusher, audience), "127.0.0.1", 0, backlog=4096)
     port = server.sockets[0].getsockname()[1]
     command = [sys.executable, __file__, "--client", str(port)]
     clients = await asyncio.create_subprocess_exec(
@@ -98,7 +106,7 @@ async def serve(kind: str, count: int) -> None:
 
     before = await open_more(WARM_UP)
     after = await open_more(count)
-    assert kind == "transport" or len(audience) == WARM_UP + count
+    assert kind != "redpoll" or len(audience) == WARM_UP + count
     print((after - before) / count)
     clients.stdin.close()
     await clients.wait()
@@ -122,6 +130,8 @@ def hold_connections(port: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="resident memory per idle connection of the engine")
     parser.add_argument("--connections", type=int, default=10_000)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--client", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--kind", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -133,10 +143,14 @@ def main() -> None:
         uvloop.run(serve(arguments.kind, arguments.connections))
     else:
         print(f"{arguments.connections} idle connections, bytes of resident memory each")
-        for kind in ("transport", "engine"):
+        found = {}
+        for kind in arguments.kinds:
             command = [sys.executable, __file__, "--kind", kind, "--connections", str(arguments.connections)]
             figure = float(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
-            print(f"{kind:>10}: {figure:8,.0f}")
+            found[kind] = round(figure)
+            print(f"{kind:>12}: {figure:8,.0f}", flush=True)
+        if arguments.json is not None:
+            save(arguments.json, "memory", {"connections": arguments.connections, **found})
 
 
 if __name__ == "__main__":

@@ -32,7 +32,8 @@ import uvloop
 
 import load  # noqa: F401  (finds tests/, where server, wire and certs are)
 from certs import self_signed
-from load import machine, print_table
+from load import print_table
+from results import machine, save
 from server import Server, open_files, rss_bytes
 from wire import Socket, signed_path, upgrade_request
 
@@ -317,7 +318,7 @@ def main() -> None:
     row = uvloop.run(measure(options.handshakes, options.seconds))
     print_table(["what", "seen"], ([name.replace("_", " "), f"{value:,}"] for name, value in row.items()))
     if options.json is not None:
-        options.json.write_text(json.dumps({**about, **row}, indent=1) + "\n")
+        save(options.json, "tls_soak", row)
     grown = [
         name
         for name in ("after_handshakes", "after_soak")

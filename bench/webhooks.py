@@ -23,7 +23,8 @@ from typing import Any, Self
 import uvloop
 
 import load  # noqa: F401  (finds tests/, where server and wire are)
-from load import machine, print_table
+from load import print_table
+from results import machine, save
 from server import Server, cpu_s
 from wire import Socket, connect_patiently
 
@@ -213,7 +214,7 @@ def main() -> None:
     )
     print(f"\ngoal: none missing, none repeated; p99 < {GOAL_P99_MS} ms at 200 a second")
     if options.json is not None:
-        options.json.write_text(json.dumps({**about, **found}, indent=1) + "\n")
+        save(options.json, "webhooks", found)
     if found["missing"] or found["repeated"]:
         sys.exit(1)
 

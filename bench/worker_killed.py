@@ -19,7 +19,8 @@ from pathlib import Path
 import uvloop
 
 import load  # noqa: F401  (finds tests/, where server and wire are)
-from load import machine, print_table
+from load import print_table
+from results import machine, save
 from server import Server
 from wire import Api, Socket, connect_patiently, eventually
 
@@ -110,7 +111,11 @@ def main() -> None:
         ),
     )
     if options.json is not None:
-        options.json.write_text(json.dumps({**about, "runs": rows}, indent=1) + "\n")
+        figures = {
+            name: {"median": statistics.median(row[name] for row in rows), "max": max(row[name] for row in rows)}
+            for name in rows[0]
+        }
+        save(options.json, "worker_killed", figures, runs=rows)
 
 
 if __name__ == "__main__":
