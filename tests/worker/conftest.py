@@ -1,4 +1,4 @@
-"""A worker of the test's own: real sockets, a real Redis, an app in the directory; no supervisor."""
+"""Workers within the test process: real sockets, a real Redis, apps in the directory; no supervisor."""
 
 import asyncio
 import contextlib
@@ -27,14 +27,14 @@ OTHER = App(id="2", name="other", keys=(Key(key="aaaabbbbccccddddeeee", secret="
 
 
 def sign(app: App, text: str) -> str:
-    """`auth` of a subscribe: KEY:HEX (protocol.md 5.3)."""
+    """`auth` of a subscribe: KEY:HEX (protocol/README.md "Authentication of channels")."""
     key = app.keys[0]
     return f"{key.key}:{hmac.new(key.secret.encode(), text.encode(), hashlib.sha256).hexdigest()}"
 
 
 @dataclass
 class Client:
-    """A raw Pusher client: sends and receives frames as they are on the wire."""
+    """A Pusher client without a library: sends and receives frames as they are on the wire."""
 
     socket: websockets.ClientConnection
     socket_id: str = ""
@@ -64,7 +64,7 @@ class Client:
         return found
 
     async def subscribe(self, channel: str, member: dict | None = None, app: App = APP, **more) -> dict:
-        """Subscribe, signing where the name wants it, and return the success frame; `more`: rewind, since, recover."""
+        """Subscribe, signed if the channel needs it, and return the success frame; `more`: rewind, since, recover."""
         await self.ask(channel, member, app, **more)
         return await self.until("pusher_internal:subscription_succeeded")
 
@@ -82,22 +82,22 @@ class Client:
         await self.send("pusher:subscribe", data)
 
     async def sign_in(self, user_id: str, app: App = APP, **more) -> dict:
-        """Sign in, `watchlist` and `user_info` as wanted, and return the success frame."""
+        """Sign in, with `watchlist` and `user_info` if given, and return the success frame."""
         user_data = json.dumps({"id": user_id, **more})
         auth = sign(app, f"{self.socket_id}::user::{user_data}")
         await self.send("pusher:signin", {"auth": auth, "user_data": user_data})
         return await self.until("pusher:signin_success")
 
     async def closed_with(self, timeout_s: float = 10.0) -> int:
-        """The code of the Close that comes; the error frame before it says the same."""
-        told = (await self.until("pusher:error", timeout_s))["data"]["code"]
+        """The code of the close frame; the error frame before it has the same."""
+        code = (await self.until("pusher:error", timeout_s))["data"]["code"]
         with pytest.raises(websockets.ConnectionClosed) as closed:
             await self.next(timeout_s)
-        assert closed.value.rcvd.code == told
-        return told
+        assert closed.value.rcvd.code == code
+        return code
 
     async def nothing_more(self) -> None:
-        """A ping is answered by its pong with no frame of another kind before it."""
+        """Assert that no frame waits: a ping is answered by its pong first."""
         await self.send("pusher:ping")
         frame = await self.next()
         assert frame["event"] == "pusher:pong", frame
@@ -131,12 +131,12 @@ class Bench:
             await self.bus.publish_all(self.app, items)
 
     async def keep(self, name: str = "kept-", **rule) -> None:
-        """The app keeps the messages of channels whose names begin so."""
-        kept = {"prefix": True, "keep": 1000, "seconds": 600, **rule}
-        await self.change(history=(HistoryRule(id="0a0b0c", name=name, **kept),))
+        """The app stores the messages of channels whose names begin with `name`."""
+        rule = {"prefix": True, "keep": 1000, "seconds": 600, **rule}
+        await self.change(history=(HistoryRule(id="0a0b0c", name=name, **rule),))
 
     async def change(self, **settings) -> None:
-        """Change the app's record, and wait until every worker goes by it."""
+        """Change the app's record, and wait until every worker has it."""
         self.app = msgspec.structs.replace(self.app, **settings)
         await self.put("1", self.app)
         for worker in self.workers:
@@ -160,7 +160,7 @@ class Bench:
         )
         worker = Worker(start, ChildPipe(theirs.detach()))
         worker.supervisor = ours
-        # As the supervisor does, who has it from control.
+        # As the supervisor does, with the version from control.
         ours.sendall(json.dumps({"directory": self.version}).encode() + b"\n")
         self.workers.append(worker)
         task = asyncio.create_task(worker.run())
@@ -178,7 +178,7 @@ class Bench:
         return worker
 
     async def settled(self, worker: Worker, predicate) -> None:
-        """Wait until what was said to Redis has reached the worker."""
+        """Wait until the worker has received what was sent to Redis."""
         async with asyncio.timeout(10):
             while not predicate():
                 await asyncio.sleep(0.005)

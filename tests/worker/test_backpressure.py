@@ -1,4 +1,4 @@
-"""Redis is behind with what clients asked for: they are not read until it has caught up (cluster.md 9)."""
+"""While Redis is too slow for what clients sent, they are not read (cluster/README.md "Bounds")."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ import websockets
 
 @pytest.fixture
 async def behind(own_redis, bench_on, monkeypatch):
-    """A worker and its client; Redis stands still with more commands unanswered than it may have."""
+    """A worker and its client; Redis is paused with more commands unanswered than allowed."""
     monkeypatch.setattr("redpoll.cluster.link._MAX_UNANSWERED", 20)
     bench = await bench_on(own_redis)
     worker = await bench.start(activity_timeout_s=1, pong_timeout_s=1)
@@ -21,7 +21,7 @@ async def behind(own_redis, bench_on, monkeypatch):
     own_redis.resume()
 
 
-async def test_nobody_is_read_until_redis_has_caught_up(behind, own_redis):
+async def test_no_client_is_read_until_redis_has_caught_up(behind, own_redis):
     _, worker, client = behind
     await client.send("pusher:ping")
     with pytest.raises(TimeoutError):
@@ -33,7 +33,7 @@ async def test_nobody_is_read_until_redis_has_caught_up(behind, own_redis):
     assert worker.backpressure.times_on == 1
 
 
-async def test_new_clients_are_told_to_come_later(behind, own_redis):
+async def test_new_clients_are_refused(behind, own_redis):
     bench, worker, _ = behind
     with pytest.raises(websockets.InvalidStatus) as refused:
         await bench.open(worker)
@@ -43,7 +43,7 @@ async def test_new_clients_are_told_to_come_later(behind, own_redis):
     await (await bench.client(worker)).nothing_more()
 
 
-async def test_time_in_which_we_did_not_listen_is_nobodys_silence(behind, own_redis):
+async def test_time_in_which_clients_are_not_read_does_not_count_as_idle(behind, own_redis):
     bench, worker, client = behind
     tick = worker.janitor._tick
     # Longer than the two timeouts together.
@@ -53,14 +53,14 @@ async def test_time_in_which_we_did_not_listen_is_nobodys_silence(behind, own_re
     await client.until("pusher:pong")
 
 
-async def test_a_close_is_answered_and_read_all_the_same(behind):
+async def test_closing_handshakes_are_read_nevertheless(behind):
     bench, worker, client = behind
     worker.hub.close_socket("1", client.socket_id)
     assert await client.closed_with() == 4009
     await bench.settled(worker, lambda: worker.gate.connections == 0)
 
 
-async def test_a_redis_that_went_away_altogether_does_not_keep_them_unread(behind, own_redis):
+async def test_clients_are_read_again_when_the_redis_connection_is_lost(behind, own_redis):
     bench, worker, client = behind
     own_redis.resume()
     own_redis.kill()

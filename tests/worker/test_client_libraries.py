@@ -1,10 +1,10 @@
-"""When connections came, and with what."""
+"""When connections came, and with which library."""
 
 from redpoll.worker import client_libraries as module
 from redpoll.worker.client_libraries import ClientLibraries
 
 
-def test_those_of_one_second_and_library_share_one_object():
+def test_connections_of_one_second_and_library_share_one_object():
     now = 100.2
     arrivals = ClientLibraries(lambda: now)
     first = arrivals.note({"client": "js", "version": "8.6.0"})
@@ -15,14 +15,14 @@ def test_those_of_one_second_and_library_share_one_object():
     assert arrivals.note({"client": "js", "version": "8.6.0"}).at_s == 101
 
 
-def test_what_a_client_says_is_short_and_printable():
+def test_names_are_short_and_printable():
     arrivals = ClientLibraries(lambda: 1.0)
     assert arrivals.note({}).library == ""
     assert arrivals.note({"client": "a\r\nb\x00" + "x" * 500}).library == "ab" + "x" * 35
     assert len(arrivals.note({"client": "x" * 99, "version": "y" * 99}).library) <= 81
 
 
-def test_a_flood_of_names_finds_the_table_small():
+def test_the_number_of_names_is_bounded():
     arrivals = ClientLibraries(lambda: 1.0)
     for at in range(1_000):
         arrivals.note({"client": f"c{at}"})

@@ -1,4 +1,4 @@
-"""One client's socket: what the engine finds reaches the session, and a fault stays with the one who made it."""
+"""One client's connection: messages reach the session, and a fault affects only the connection that caused it."""
 
 import asyncio
 
@@ -43,8 +43,8 @@ async def test_a_message_beyond_the_limit_is_closed_with_1009(bench):
     assert closed.value.rcvd.code == 1009
 
 
-async def test_our_own_fault_closes_that_socket_alone_and_is_counted(bench, monkeypatch):
-    """failures.md row 40: an exception in a callback from C is neither swallowed nor shared."""
+async def test_an_exception_closes_only_its_connection_and_is_counted(bench, monkeypatch):
+    """An exception in a callback from the engine is neither swallowed nor shared."""
     worker = await bench.start()
     victim, witness = await bench.client(worker), await bench.client(worker)
     session = next(c.session for c in worker.hub.everyone if c.session.socket_id == victim.socket_id)
@@ -65,8 +65,8 @@ async def test_our_own_fault_closes_that_socket_alone_and_is_counted(bench, monk
     await witness.nothing_more()
 
 
-async def test_a_client_that_does_not_read_is_closed_and_its_frames_are_let_go(bench):
-    """The bound on bytes owed (decisions.md, Frames): 1 MiB by default, 64 KiB here."""
+async def test_a_client_that_does_not_read_is_closed_and_its_frames_are_freed(bench):
+    """The limit of unsent bytes (deploy/failures.md "Slow clients"): 1 MiB by default, 64 KiB here."""
     worker = await bench.start(max_owed_bytes=65_536)
     reading, stalled = await bench.client(worker), await bench.client(worker)
     await reading.subscribe("news")

@@ -1,4 +1,4 @@
-"""A page of connections, as the dashboard is told of them."""
+"""A page of connections for the dashboard."""
 
 from types import SimpleNamespace
 
@@ -13,19 +13,19 @@ def connection(number, *, app="3", library="js 8.6.0", since=100, channels=(), u
     return SimpleNamespace(session=session, arrival=Arrival(library, since), peer=peer, bytes_owed=0, **more)
 
 
-def sockets(connections, **asked):
-    return [each["socket"] for each in page_of(connections, asked)["connections"]]
+def sockets(connections, **question):
+    return [connection["socket"] for connection in page_of(connections, question)["connections"]]
 
 
 def test_the_newest_of_an_app_come_first_and_all_are_counted():
     everyone = [connection(1, since=5), connection(2, since=9), connection(3, app="4"), connection(4, since=7)]
     page = page_of(everyone, {"app": "3", "limit": 2})
     assert page["total"] == 3
-    assert [each["socket"] for each in page["connections"]] == ["2.1", "4.1"]
+    assert [connection["socket"] for connection in page["connections"]] == ["2.1", "4.1"]
     assert len(page_of(everyone, {})["connections"]) == 4
 
 
-def test_they_are_found_by_socket_user_address_library_and_channel():
+def test_connections_are_found_by_socket_user_address_library_and_channel():
     everyone = [
         connection(11, user="anna", channels=("news", "presence-a")),
         connection(22, library="swift 10.1", peer=None),
@@ -39,7 +39,7 @@ def test_they_are_found_by_socket_user_address_library_and_channel():
     assert sockets(everyone, channel="new") == []
 
 
-def test_whatever_is_asked_an_answer_is_bounded():
+def test_an_answer_is_bounded():
     everyone = [connection(at, channels=[f"c{n}" for n in range(50)]) for at in range(MAX_CONNECTIONS + 10)]
     page = page_of(everyone, {"limit": 10**9})
     assert (page["total"], len(page["connections"])) == (MAX_CONNECTIONS + 10, MAX_CONNECTIONS)

@@ -1,4 +1,4 @@
-"""Who hears what: channels, members and client events, on one worker and on two."""
+"""Channels, members, client events and counts, on one worker and on two."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ def data_of(frame: dict) -> dict:
 
 
 class TestChannels:
-    async def test_a_subscriber_hears_what_is_published_and_nobody_else_does(self, bench):
+    async def test_only_subscribers_get_what_is_published(self, bench):
         worker = await bench.start()
         inside, outside = await bench.client(worker), await bench.client(worker)
         success = await inside.subscribe("news")
@@ -41,7 +41,7 @@ class TestChannels:
         assert frame["data"] == data
         assert frame["event"] == "App\\Events\\Shipped"
 
-    async def test_the_excluded_socket_hears_nothing_even_on_another_worker(self, bench):
+    async def test_the_excluded_socket_gets_nothing_even_on_another_worker(self, bench):
         one, other = await bench.start(), await bench.start()
         sender, listener = await bench.client(other), await bench.client(one)
         await sender.subscribe("news")
@@ -70,7 +70,7 @@ class TestChannels:
         await client.until("once")
         await client.nothing_more()
 
-    async def test_subscribe_and_unsubscribe_in_one_breath_leaves_nothing_behind(self, bench):
+    async def test_subscribe_and_unsubscribe_at_once_leaves_nothing(self, bench):
         worker = await bench.start()
         client = await bench.client(worker)
         for _ in range(20):
@@ -92,7 +92,7 @@ class TestChannels:
             )
         assert [int((await client.next())["data"]) for _ in range(500)] == list(range(500))
 
-    async def test_a_closed_connection_is_nowhere_any_more(self, bench):
+    async def test_a_closed_connection_is_removed_everywhere(self, bench):
         worker = await bench.start()
         client = await bench.client(worker)
         for n in range(30):
@@ -106,7 +106,7 @@ class TestChannels:
 
 
 class TestPresence:
-    async def test_the_newcomer_sees_all_and_the_others_see_the_newcomer(self, bench):
+    async def test_a_new_member_gets_all_members_and_the_others_get_the_new_one(self, bench):
         one, other = await bench.start(), await bench.start()
         first, second = await bench.client(one), await bench.client(other)
         success = await first.subscribe("presence-p", {"user_id": 10, "user_info": {"name": "A"}})
@@ -135,7 +135,7 @@ class TestPresence:
         assert data_of(await watcher.until(REMOVED)) == {"user_id": "u"}
         await watcher.nothing_more()
 
-    async def test_members_are_limited_by_user_and_a_second_tab_still_enters(self, bench):
+    async def test_the_limit_counts_users_and_a_second_tab_still_enters(self, bench):
         worker = await bench.start()
         app = worker.directory.by_id["1"]
         await bench.put("1", msgspec.structs.replace(app, max_presence_members=2))
@@ -150,7 +150,7 @@ class TestPresence:
         await clients[3].subscribe("presence-p", {"user_id": "a"})
 
     async def test_a_worker_that_dies_takes_its_members_with_it(self, bench):
-        """The clean half of it: a drained worker leaves; tests/failures kills one."""
+        """A drained worker; tests/failures kills one."""
         one, other = await bench.start(), await bench.start()
         stays, goes = await bench.client(one), await bench.client(other)
         await stays.subscribe("presence-p", {"user_id": "s"})
@@ -161,7 +161,7 @@ class TestPresence:
 
 
 class TestClientEvents:
-    async def test_others_hear_it_and_the_sender_does_not(self, bench):
+    async def test_others_get_it_and_the_sender_does_not(self, bench):
         one, other = await bench.start(), await bench.start()
         sender, near, far = await bench.client(one), await bench.client(one), await bench.client(other)
         for client in (sender, near, far):
@@ -199,7 +199,7 @@ class TestClientEvents:
 
 
 class TestCacheChannels:
-    async def test_a_late_subscriber_gets_the_last_event_behind_the_success(self, bench):
+    async def test_a_late_subscriber_gets_the_last_event_after_the_success(self, bench):
         worker = await bench.start()
         for n in range(3):
             await bench.publish("cache-c", "state", f'{{"n":{n}}}')
@@ -209,7 +209,7 @@ class TestCacheChannels:
         assert await client.next() == {"event": "state", "channel": "cache-c", "data": '{"n":2}'}
         await client.nothing_more()
 
-    async def test_where_nothing_is_kept_it_is_a_miss(self, bench):
+    async def test_a_channel_without_a_cached_event_is_a_miss(self, bench):
         client = await bench.client(await bench.start())
         for channel in ("cache-c", "private-cache-c"):
             await client.subscribe(channel)
@@ -226,7 +226,7 @@ class TestCacheChannels:
         await client.subscribe("cache-c")
         assert (await client.next())["data"] == "1"
 
-    async def test_client_events_are_not_kept(self, bench):
+    async def test_client_events_are_not_cached(self, bench):
         worker = await bench.start()
         sender, late = await bench.client(worker), await bench.client(worker)
         await sender.subscribe("private-cache-c")
@@ -244,7 +244,7 @@ class TestCacheChannels:
         assert (await client.next())["event"] == "state"
 
     async def test_exactly_one_of_cached_and_live(self, bench):
-        """Subscribing while it is published: each event once, whichever way it came."""
+        """Subscribing while it is published: each event comes once, cached or live."""
         worker = await bench.start()
         for n in range(40):
             client = await bench.client(worker)
@@ -261,7 +261,7 @@ class TestCacheChannels:
 class TestCounts:
     COUNT = "pusher_internal:subscription_count"
 
-    async def test_joiners_are_told_behind_their_success_and_the_others_soon(self, bench):
+    async def test_joiners_get_the_count_after_their_success_and_the_others_soon(self, bench):
         one, other = await bench.start(), await bench.start()
         await bench.change(subscription_count=True)
         first, second = await bench.client(one), await bench.client(other)
@@ -282,14 +282,14 @@ class TestCounts:
         await client.subscribe("cache-c")
         assert [(await client.next())["event"] for _ in range(2)] == ["state", self.COUNT]
 
-    async def test_presence_channels_tell_none(self, bench):
+    async def test_presence_channels_have_no_counts(self, bench):
         worker = await bench.start()
         await bench.change(subscription_count=True)
         client = await bench.client(worker)
         await client.subscribe("presence-p", {"user_id": "u"})
         await client.nothing_more()
 
-    async def test_turned_on_those_who_are_there_are_told_and_turned_off_nobody_is(self, bench):
+    async def test_turned_on_subscribers_get_counts_and_turned_off_they_do_not(self, bench):
         worker = await bench.start()
         client, another = await bench.client(worker), await bench.client(worker)
         await client.subscribe("news")
@@ -300,21 +300,21 @@ class TestCounts:
         await another.nothing_more()
         await client.nothing_more()
 
-    async def test_many_who_join_at_once_are_not_each_told_of_each(self, bench):
+    async def test_many_joins_at_once_send_few_counts(self, bench):
         worker = await bench.start()
         await bench.change(subscription_count=True)
         first = await bench.client(worker)
         await first.subscribe("news")
         others = [await bench.client(worker) for _ in range(50)]
         await asyncio.gather(*(client.subscribe("news") for client in others))
-        told = [data_of(await first.until(self.COUNT))["subscription_count"]]
-        while told[-1] != 51:
-            told.append(data_of(await first.until(self.COUNT))["subscription_count"])
-        assert len(told) < 12
+        counts = [data_of(await first.until(self.COUNT))["subscription_count"]]
+        while counts[-1] != 51:
+            counts.append(data_of(await first.until(self.COUNT))["subscription_count"])
+        assert len(counts) < 12
 
 
 class TestDailyLimit:
-    async def test_client_events_beyond_the_plan_are_4301_and_the_others_arrive(self, bench, monkeypatch):
+    async def test_client_events_beyond_the_limit_are_4301_and_the_others_arrive(self, bench, monkeypatch):
         monkeypatch.setitem(DAILY_LIMITS, "free", 3)
         worker = await bench.start(client_events_per_second=100)
         await bench.change(plan="free")
@@ -349,7 +349,7 @@ class TestRecords:
         await bench.change(enabled=True)
         await (await bench.client(workers[0])).nothing_more()
 
-    async def test_a_key_disabled_signs_nothing_more_and_its_sockets_stay(self, bench):
+    async def test_a_disabled_key_signs_nothing_more_and_its_connections_stay(self, bench):
         worker = await bench.start()
         client = await bench.client(worker)
         await client.subscribe("private-before")
@@ -362,7 +362,7 @@ class TestRecords:
         await bench.publish("private-before", "still", "1")
         await client.until("still")
 
-    async def test_a_changed_setting_is_in_force_for_open_connections(self, bench):
+    async def test_a_changed_setting_counts_for_open_connections(self, bench):
         worker = await bench.start()
         sender = await bench.client(worker)
         await sender.subscribe("private-room")
@@ -374,7 +374,7 @@ class TestRecords:
 
 @pytest.mark.parametrize("count", [300])
 async def test_many_join_one_presence_channel_at_once(bench, count):
-    """Group commit: all are told of each other exactly once, and the last sees everyone."""
+    """Each gets all others exactly once, and the last one sees everyone."""
     worker = await bench.start()
     app = worker.directory.by_id["1"]
     await bench.put("1", msgspec.structs.replace(app, max_presence_members=1000))
@@ -392,7 +392,7 @@ async def test_many_join_one_presence_channel_at_once(bench, count):
 
 
 class TestTheConsole:
-    async def test_whoever_watches_hears_what_is_published_and_what_clients_say(self, bench):
+    async def test_the_console_gets_published_events_and_client_events(self, bench):
         worker = await bench.start()
         own = Key(key="c0c0c0c0c0c0c0c0c0c0", secret="5e5e5e5e5e5e5e5e5e5e")
         await bench.change(console_key=own, console_until=time.time() + 60)

@@ -1,4 +1,4 @@
-"""What happens because time went by: pings into silence, 4201, closes nobody answers."""
+"""Timers: pings to idle clients, 4201, close frames without an answer, sign-in timeouts."""
 
 import asyncio
 import time
@@ -14,8 +14,8 @@ UPGRADE = (
 )
 
 
-class TestSilence:
-    async def test_a_silent_client_is_pinged_in_both_ways(self, bench):
+class TestIdle:
+    async def test_an_idle_client_is_pinged_in_both_ways(self, bench):
         worker = await bench.start(activity_timeout_s=1)
         client = await bench.client(worker)
         assert await client.next() == {"event": "pusher:ping", "data": "{}"}
@@ -23,7 +23,7 @@ class TestSilence:
     async def test_a_client_that_never_answers_is_closed_with_4201(self, bench, monkeypatch):
         monkeypatch.setattr("redpoll.worker.janitor._CLOSE_TIMEOUT_S", 0.25)
         worker = await bench.start(activity_timeout_s=1, pong_timeout_s=1)
-        # Spoken by hand: every library answers a WebSocket ping by itself, which counts as life.
+        # Without a library: every library answers WebSocket pings, which count.
         reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
         writer.write(UPGRADE.format(path="/app/278d425bdf160c739803?protocol=7").encode())
         await reader.readuntil(b"pusher:connection_established")
@@ -40,8 +40,8 @@ class TestSilence:
             await client.send("pusher:pong")
         await client.nothing_more()
 
-    async def test_bytes_of_any_kind_are_life(self, bench):
-        """The WebSocket's own pong is enough: `websockets` sends it, the page says nothing."""
+    async def test_any_bytes_count(self, bench):
+        """The WebSocket's own pong is enough; the page doesn't answer `pusher:ping`."""
         worker = await bench.start(activity_timeout_s=1, pong_timeout_s=1)
         client = await bench.client(worker)
         for _ in range(3):
@@ -50,7 +50,7 @@ class TestSilence:
         await client.until("pusher:pong")
 
 
-async def test_a_close_that_the_peer_never_answers_ends_by_itself(bench, monkeypatch):
+async def test_a_close_frame_without_an_answer_times_out(bench, monkeypatch):
     monkeypatch.setattr("redpoll.worker.janitor._CLOSE_TIMEOUT_S", 0.25)
     worker = await bench.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
@@ -69,7 +69,7 @@ async def test_the_lag_of_the_loop_is_measured(bench):
     await bench.settled(worker, lambda: worker.janitor.loop_lag_s > 0.2)
 
 
-async def test_a_failed_task_beside_the_loop_is_counted(bench):
+async def test_a_failed_task_is_counted(bench):
     worker = await bench.start()
 
     async def fail() -> None:
@@ -90,12 +90,12 @@ async def test_a_drained_client_reads_4200(bench):
     assert closed.value.rcvd.code == 4200
 
 
-class TestProof:
-    async def test_who_proves_nothing_in_time_is_closed_with_4009(self, bench):
+class TestSignInTimeout:
+    async def test_a_client_that_does_not_sign_in_in_time_is_closed_with_4009(self, bench):
         worker = await bench.start()
         await bench.change(user_authentication_timeout_s=0.5)
         client = await bench.client(worker)
-        # A public channel proves nothing, and neither does one that was refused.
+        # A public channel doesn't count, and neither does one that was refused.
         await client.subscribe("news")
         await client.send("pusher:subscribe", {"channel": "private-x", "auth": "278d425bdf160c739803:00"})
         await client.until("pusher:error")
@@ -104,13 +104,13 @@ class TestProof:
         assert time.monotonic() - began > 0.3
         assert not worker.janitor._unauthorised
 
-    async def test_who_signs_in_or_enters_a_private_channel_stays(self, bench):
+    async def test_a_client_that_signs_in_or_enters_a_private_channel_stays(self, bench):
         worker = await bench.start()
         await bench.change(user_authentication_timeout_s=0.5)
         user, subscriber, visitor, nobody = [await bench.client(worker) for _ in range(4)]
         await user.sign_in("7")
         await subscriber.subscribe("private-x")
-        # Once is enough: it has shown who it is.
+        # Once is enough.
         await visitor.subscribe("presence-p", {"user_id": "1"})
         await visitor.send("pusher:unsubscribe", {"channel": "presence-p"})
         assert await nobody.closed_with() == 4009
@@ -118,7 +118,7 @@ class TestProof:
             await client.nothing_more()
         assert not worker.janitor._unauthorised
 
-    async def test_turned_on_the_time_counts_from_then(self, bench):
+    async def test_turned_on_the_timeout_begins_then(self, bench):
         worker = await bench.start()
         user, nobody = await bench.client(worker), await bench.client(worker)
         await user.sign_in("7")
@@ -126,7 +126,7 @@ class TestProof:
         assert await nobody.closed_with() == 4009
         await user.nothing_more()
 
-    async def test_turned_off_or_longer_nobody_is_closed_by_the_old_time(self, bench):
+    async def test_turned_off_or_longer_the_old_timeout_closes_nobody(self, bench):
         worker = await bench.start()
         await bench.change(user_authentication_timeout_s=1)
         clients = [await bench.client(worker) for _ in range(2)]
@@ -144,13 +144,15 @@ class TestProof:
         await bench.change(user_authentication_timeout_s=0.25)
         clients = [await bench.client(worker) for _ in range(7)]
         first = clients[0].socket_id
-        await bench.settled(worker, lambda: first not in {each.session.socket_id for each in worker.hub.everyone})
+        await bench.settled(
+            worker, lambda: first not in {connection.session.socket_id for connection in worker.hub.everyone}
+        )
         assert len(worker.hub.everyone) > 0
         for client in clients:
             assert await client.closed_with() == 4009
         assert not worker.janitor._unauthorised
 
-    async def test_nothing_is_kept_of_who_is_gone(self, bench):
+    async def test_nothing_is_kept_of_closed_connections(self, bench):
         worker = await bench.start()
         await bench.change(user_authentication_timeout_s=3600)
         clients = [await bench.client(worker) for _ in range(5)]
@@ -159,8 +161,8 @@ class TestProof:
         await bench.settled(worker, lambda: not worker.gate.connections)
         assert not worker.janitor._unauthorised
 
-    async def test_silence_is_still_heard_beside_it(self, bench, monkeypatch):
-        """Two deadlines of one connection: neither is put off by the other."""
+    async def test_idle_clients_are_pinged_as_well(self, bench, monkeypatch):
+        """Two deadlines of one connection: neither delays the other."""
         monkeypatch.setattr("redpoll.worker.janitor._CLOSE_TIMEOUT_S", 0.25)
         worker = await bench.start(activity_timeout_s=1, pong_timeout_s=1)
         await bench.change(user_authentication_timeout_s=1.5)
@@ -172,7 +174,7 @@ class TestProof:
         assert b'"code":4009' in rest
         writer.close()
 
-    async def test_a_failed_signin_is_the_end_at_once(self, bench):
+    async def test_a_failed_sign_in_closes_at_once(self, bench):
         worker = await bench.start()
         await bench.change(user_authentication_timeout_s=3600)
         client = await bench.client(worker)
@@ -180,8 +182,8 @@ class TestProof:
         assert await client.closed_with() == 4009
 
 
-class TestWhenBytesCame:
-    async def test_silence_is_counted_from_the_last_of_them(self, bench):
+class TestPings:
+    async def test_silence_is_counted_from_the_last_bytes(self, bench):
         worker = await bench.start()
         await bench.client(worker)
         (connection,) = worker.hub.everyone

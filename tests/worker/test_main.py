@@ -1,4 +1,4 @@
-"""A worker from its start to its end: ready, told, drained; what it leaves in Redis is nothing."""
+"""A worker from its start to its end: ready, drained, and nothing left in Redis."""
 
 import asyncio
 import json
@@ -21,14 +21,14 @@ async def keys_of_workers(client) -> list[bytes]:
     return [key async for key in client.scan_iter("rp:*:w:*")]
 
 
-async def test_it_tells_the_supervisor_when_it_is_ready(bench):
+async def test_the_supervisor_hears_when_the_worker_is_ready(bench):
     worker = await bench.start()
     worker.supervisor.setblocking(False)
     line = await asyncio.get_running_loop().sock_recv(worker.supervisor, 100)
     assert json.loads(line) == {"ready": True}
 
 
-async def test_it_lets_nobody_in_by_a_directory_older_than_the_stores(bench):
+async def test_stale_app_records_admit_no_clients(bench):
     worker = await bench.start()
     worker.supervisor.sendall(json.dumps({"directory": bench.version + 1}).encode() + b"\n")
     await bench.settled(worker, lambda: not worker.registry.ready)
@@ -62,7 +62,7 @@ async def test_a_drained_worker_leaves_nothing_in_redis(bench, client_of_redis):
     assert left == {b"clock", b"dir", b"dirver", b"stats"}  # counters are gone after 15 s
 
 
-async def test_users_counts_and_connections_are_taken_out_of_redis_too(bench, client_of_redis):
+async def test_users_counts_and_connections_are_removed_from_redis_too(bench, client_of_redis):
     worker = await bench.start()
     await bench.change(watchlist=True, subscription_count=True, max_connections=10)
     for n in range(5):
@@ -73,10 +73,10 @@ async def test_users_counts_and_connections_are_taken_out_of_redis_too(bench, cl
     worker.drain()
     await asyncio.wait_for(worker.ended.wait(), 20)
     left = {key.split(b":")[2] async for key in client_of_redis.scan_iter("rp:*")}
-    assert left <= {b"clock", b"dir", b"dirver", b"stats", b"n"}  # `n`, the count told last, goes after 60 s
+    assert left <= {b"clock", b"dir", b"dirver", b"stats", b"n"}  # `n`, the last count sent, expires after 60 s
 
 
-async def test_the_port_is_closed_before_anybody_is_sent_away(bench):
+async def test_the_port_is_closed_before_any_connection(bench):
     worker = await bench.start()
     client = await bench.client(worker)
     worker.stop_listening()
@@ -95,19 +95,19 @@ async def test_its_counters_are_in_redis(bench, client_of_redis):
     await client.next()
     worker.janitor._stats()
     await bench.settled(worker, lambda: worker.link.unanswered == 0)
-    told = json.loads(await client_of_redis.get(f"rp:{{{TAGS[0].decode()}}}:stats:{worker.registry.w}"))
-    assert told["connections"] == 1
-    assert told["subscriptions"] == 1
-    assert told["channels"] == 1
-    assert told["users"] == 1
+    stats = json.loads(await client_of_redis.get(f"rp:{{{TAGS[0].decode()}}}:stats:{worker.registry.w}"))
+    assert stats["connections"] == 1
+    assert stats["subscriptions"] == 1
+    assert stats["channels"] == 1
+    assert stats["users"] == 1
     # Connections, client events, events sent.
-    assert told["by_app"] == {"1": [1, 0, 1]}
-    assert told["messages_received_total"] >= 1
-    assert told["loop_exceptions_total"] == 0
+    assert stats["by_app"] == {"1": [1, 0, 1]}
+    assert stats["messages_received_total"] >= 1
+    assert stats["loop_exceptions_total"] == 0
 
 
-async def test_redis_restarts_and_no_client_loses_its_socket(own_redis, bench_on):
-    """failures.md row 7, on one worker: sockets stay, subscriptions are asserted again, delivery goes on."""
+async def test_no_client_loses_its_connection_when_redis_restarts(own_redis, bench_on):
+    """deploy/failures.md "Redis restarts or is away", on one worker: connections stay, delivery goes on."""
     bench = await bench_on(own_redis)
     worker = await bench.start()
     client, member = await bench.client(worker), await bench.client(worker)
@@ -129,7 +129,7 @@ async def test_redis_restarts_and_no_client_loses_its_socket(own_redis, bench_on
     assert worker.gate.connections == 2
 
 
-async def test_connections_beyond_the_limit_of_files_are_refused_and_others_live(bench):
+async def test_connections_beyond_the_limit_of_open_files_are_refused_and_others_stay(bench):
     worker = await bench.start()
     first = await bench.client(worker)
     worker.gate._max_connections = 1

@@ -1,4 +1,4 @@
-"""Spans of a worker: what is noted of traced events, and for whom one was lost."""
+"""Spans of a worker: received, sent to how many connections, and for which one an event was lost."""
 
 from redpoll._fanout import Audience, Flusher, Sink
 from redpoll.cluster.traces import Span, Triggered
@@ -8,8 +8,8 @@ TRACE = "a" * 32
 NOW_MS = 1_700_000_000_000
 
 
-class Noted:
-    """Takes what a TraceWriter would send."""
+class Recorder:
+    """Records what a TraceWriter would write."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -26,46 +26,46 @@ class Noted:
         self.flushes += 1
 
 
-def made() -> tuple[Tracing, Noted, Audience, Sink]:
+def made() -> tuple[Tracing, Recorder, Audience, Sink]:
     flusher = Flusher(lambda: None, 65_536)
-    audience, sink, noted = Audience(flusher), Sink(flusher), Noted()
+    audience, sink, recorder = Audience(flusher), Sink(flusher), Recorder()
     audience.add(sink)
-    return Tracing(noted, lambda: "r.1.0", clock=lambda: NOW_MS / 1000), noted, audience, sink
+    return Tracing(recorder, lambda: "r.1.0", clock=lambda: NOW_MS / 1000), recorder, audience, sink
 
 
-def test_an_event_is_received_and_written_to_so_many_sockets():
-    tracing, noted, audience, _ = made()
+def test_an_event_has_a_span_when_received_and_when_sent():
+    tracing, recorder, audience, _ = made()
     tracing.posted(TRACE.encode(), "1", "room", audience, 7)
-    assert noted.spans == [
+    assert recorder.spans == [
         Span(TRACE, "1", NOW_MS, "received", {"worker": "r.1.0"}),
         Span(TRACE, "1", NOW_MS, "written", {"worker": "r.1.0", "channel": "room", "sockets": 7}),
     ]
 
 
-def test_a_socket_that_is_given_up_lost_the_events_of_its_own_channels():
-    tracing, noted, audience, sink = made()
+def test_a_dropped_connection_lost_the_events_of_its_own_channels():
+    tracing, recorder, audience, sink = made()
     elsewhere = Audience(Flusher(lambda: None, 65_536))
     tracing.posted(TRACE.encode(), "1", "room", audience, 1)
     tracing.posted(b"b" * 32, "1", "other", elsewhere, 0)
     tracing.posted(b"c" * 32, "2", "room", audience, 1)
-    del noted.spans[:]
+    del recorder.spans[:]
     tracing.dropped("1", "3.4", sink)
     detail = {"worker": "r.1.0", "channel": "room", "socket_id": "3.4"}
-    assert noted.spans == [Span(TRACE, "1", NOW_MS, "dropped", detail)]
+    assert recorder.spans == [Span(TRACE, "1", NOW_MS, "dropped", detail)]
 
 
-def test_what_was_flushed_before_counts_as_written():
-    tracing, noted, audience, sink = made()
+def test_events_before_the_last_flush_count_as_sent():
+    tracing, recorder, audience, sink = made()
     tracing.posted(TRACE.encode(), "1", "room", audience, 1)
     tracing.flush()
-    del noted.spans[:]
+    del recorder.spans[:]
     tracing.dropped("1", "3.4", sink)
-    assert noted.spans == []
-    assert noted.flushes == 1
+    assert recorder.spans == []
+    assert recorder.flushes == 1
 
 
-def test_a_client_event_has_its_row_and_its_first_stage():
-    tracing, noted, _, _ = made()
+def test_a_client_event_has_its_row_and_its_first_span():
+    tracing, recorder, _, _ = made()
     tracing.triggered(TRACE, "1", "client-x", "private-room", 12, "3.4")
-    assert noted.calls == [Triggered(TRACE, "1", NOW_MS, "client-x", "private-room", 12, "3.4")]
-    assert [span.stage for span in noted.spans] == ["accepted"]
+    assert recorder.calls == [Triggered(TRACE, "1", NOW_MS, "client-x", "private-room", 12, "3.4")]
+    assert [span.stage for span in recorder.spans] == ["accepted"]

@@ -1,4 +1,4 @@
-"""Signed-in users on one worker and on two: their own channel, and the end of all their connections."""
+"""Signed-in users on one worker and on two: their own channel, and closing all their connections."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ ADDED = "pusher_internal:member_added"
 
 
 async def ask(bench, what: str, **about) -> dict:
-    """What control does: asks every worker, and has their answers."""
+    """As control does: ask every worker and collect the answers."""
     link = Link(bench.redis.url)
     link.start()
     await link.wait_up()
@@ -30,7 +30,7 @@ class TestSigningIn:
         success = await client.sign_in("7", user_info={"name": "é"})
         assert json.loads(json.loads(success["data"])["user_data"]) == {"id": "7", "user_info": {"name": "é"}}
 
-    async def test_who_closes_is_signed_in_no_more(self, bench):
+    async def test_a_closed_connection_is_not_signed_in(self, bench):
         worker = await bench.start()
         tab, second_tab = await bench.client(worker), await bench.client(worker)
         await tab.sign_in("7")
@@ -108,7 +108,7 @@ class TestServerToUser:
         await ours.until("note")
         await theirs.nothing_more()
 
-    async def test_after_unsubscribe_nothing_comes_and_nothing_is_kept(self, bench):
+    async def test_after_unsubscribe_nothing_comes_and_nothing_is_stored(self, bench):
         worker = await bench.start()
         client = await bench.client(worker)
         await client.sign_in("7")
@@ -133,7 +133,7 @@ class TestTerminate:
         await stranger.nothing_more()
         assert len(other.hub.users) == 0
 
-    async def test_a_mere_member_of_a_presence_channel_stays(self, bench):
+    async def test_a_presence_member_that_is_not_signed_in_stays(self, bench):
         worker = await bench.start()
         member = await bench.client(worker)
         await member.subscribe("presence-p", {"user_id": "7"})
@@ -160,7 +160,7 @@ class TestTerminate:
 
 
 class TestClosingASocket:
-    async def test_that_one_is_closed_and_no_other(self, bench):
+    async def test_only_that_connection_is_closed(self, bench):
         one, other = await bench.start(), await bench.start()
         meant, neighbour = await bench.client(other), await bench.client(other)
         answers = await ask(bench, "close", app="1", socket=meant.socket_id)
@@ -168,7 +168,7 @@ class TestClosingASocket:
         assert await meant.closed_with() == 4009
         await neighbour.nothing_more()
 
-    async def test_an_app_closes_none_of_another_and_nonsense_closes_none(self, bench):
+    async def test_other_apps_connections_and_invalid_ids_close_nothing(self, bench):
         worker = await bench.start()
         client = await bench.client(worker)
         for app, socket in (("2", client.socket_id), ("1", "1.2"), ("1", "nonsense"), ("1", "²."), ("1", "")):
@@ -176,7 +176,7 @@ class TestClosingASocket:
         await client.nothing_more()
 
 
-async def test_a_question_that_nobody_here_knows_is_no_fault(bench):
+async def test_an_unknown_question_is_ignored(bench):
     worker = await bench.start()
     await bench.bus.workers_listening()
     worker._sys_message({"ask": "the way", "id": "1"})
@@ -185,7 +185,7 @@ async def test_a_question_that_nobody_here_knows_is_no_fault(bench):
     assert worker.loop_exceptions_total == 0
 
 
-async def test_terminated_while_closing_is_no_fault(bench):
+async def test_terminating_a_closing_connection_does_nothing(bench):
     worker = await bench.start()
     client = await bench.client(worker)
     await client.sign_in("7")

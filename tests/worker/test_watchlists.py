@@ -1,4 +1,4 @@
-"""Who is told that whom came and went: the frame that pusher-js routes, over two workers."""
+"""Watchlist frames, as pusher-js routes them, over two workers."""
 
 import asyncio
 import json
@@ -11,14 +11,14 @@ EVENTS = "pusher_internal:watchlist_events"
 
 
 def groups(frame: dict) -> dict[str, list[str]]:
-    """`{"online": [...], "offline": [...]}` of a frame; a group that isn't there isn't there."""
+    """`{"online": [...], "offline": [...]}` of a frame; a group without users is missing."""
     assert set(frame) == {"event", "data"}
-    return {each["name"]: each["user_ids"] for each in json.loads(frame["data"])["events"]}
+    return {group["name"]: group["user_ids"] for group in json.loads(frame["data"])["events"]}
 
 
 @pytest.fixture
 async def pair(bench):
-    """Two workers, of an app with watchlists, that say at once who went."""
+    """Two workers and an app with watchlists, without the delay before a user counts as offline."""
     workers = [await bench.start(), await bench.start()]
     for worker in workers:
         worker.registry._watches._offline_s = 0.05
@@ -28,7 +28,7 @@ async def pair(bench):
 
 
 class TestTheFirstFrame:
-    async def test_it_comes_right_behind_the_success_and_holds_the_whole_list(self, bench, pair):
+    async def test_it_follows_the_success_frame_and_has_the_whole_list(self, bench, pair):
         one, other = pair
         there = await bench.client(other)
         await there.sign_in("8")
@@ -36,7 +36,7 @@ class TestTheFirstFrame:
         await client.sign_in("7", watchlist=["8", "9", "7"])
         frame = await client.next()
         assert frame["event"] == EVENTS
-        # Who watches themselves is online: they have just signed in.
+        # Users who watch themselves are online: they have just signed in.
         assert groups(frame) == {"online": ["8", "7"], "offline": ["9"]}
         await client.nothing_more()
 
@@ -52,7 +52,7 @@ class TestTheFirstFrame:
         await client.nothing_more()
         assert pair[0].hub.users.watchlists.watched == 0
 
-    async def test_a_second_watcher_of_the_same_user_is_told_at_once(self, bench, pair):
+    async def test_a_second_watcher_of_the_same_user_gets_its_frame_at_once(self, bench, pair):
         first, second = await bench.client(pair[0]), await bench.client(pair[0])
         await first.sign_in("7", watchlist=["9"])
         assert groups(await first.next()) == {"offline": ["9"]}
@@ -67,20 +67,20 @@ class TestTheFirstFrame:
         await client.until(EVENTS)
         await client.sign_in("7", watchlist=["9", "10"])
         assert groups(await client.next()) == {"offline": ["9", "10"]}
-        dropped, kept = await bench.client(pair[1]), await bench.client(pair[1])
+        dropped, staying = await bench.client(pair[1]), await bench.client(pair[1])
         await dropped.sign_in("8")
-        await kept.sign_in("10")
+        await staying.sign_in("10")
         assert groups(await client.next()) == {"online": ["10"]}
         assert pair[0].hub.users.watchlists.watched == 2
 
-    async def test_more_than_a_hundred_are_cut_and_that_is_said(self, bench, pair):
+    async def test_more_than_a_hundred_are_truncated_with_an_error(self, bench, pair):
         client = await bench.client(pair[0])
         await client.sign_in("7", watchlist=[str(n) for n in range(1000, 1105)])
         error = await client.next()
         assert error["data"]["code"] == 4302
         assert len(groups(await client.next())["offline"]) == 100
 
-    async def test_without_the_setting_nobody_is_told_anything(self, bench):
+    async def test_without_the_setting_no_frame_is_sent(self, bench):
         worker = await bench.start()
         client = await bench.client(worker)
         await client.sign_in("7", watchlist=["7", "8"])
@@ -89,7 +89,7 @@ class TestTheFirstFrame:
 
 
 class TestChanges:
-    async def test_coming_and_going_are_told_over_workers(self, bench, pair):
+    async def test_changes_are_sent_across_workers(self, bench, pair):
         one, other = pair
         near, far = await bench.client(one), await bench.client(other)
         for client in (near, far):
@@ -108,7 +108,7 @@ class TestChanges:
         for client in (near, far):
             assert groups(await client.next()) == {"offline": ["8"]}
 
-    async def test_a_reload_of_the_page_is_not_told(self, bench, pair):
+    async def test_a_page_reload_sends_nothing(self, bench, pair):
         one, other = pair
         one.registry._watches._offline_s = 3.0
         watcher, page = await bench.client(one), await bench.client(other)
@@ -120,14 +120,14 @@ class TestChanges:
         await page.sign_in("8")
         await watcher.nothing_more()
 
-    async def test_what_happens_in_one_tick_is_one_frame(self, bench, pair):
+    async def test_changes_of_one_loop_pass_are_one_frame(self, bench, pair):
         watcher = await bench.client(pair[0])
         await watcher.sign_in("w", watchlist=["1", "2", "3"])
         await watcher.until(EVENTS)
         watchlists = pair[0].hub.users.watchlists
         for user, online in (("1", True), ("2", True), ("3", True), ("2", False)):
             watchlists.user_state("1", user, online)
-        # 2 came and went before anybody was told.
+        # 2 came and went before a frame was sent.
         assert groups(await watcher.next()) == {"online": ["1", "3"]}
         watchlists.user_state("1", "1", False)
         watchlists.user_state("1", "2", True)
@@ -155,7 +155,7 @@ class TestChanges:
 
 
 class TestTheEnd:
-    async def test_nobody_is_watched_when_the_watchers_are_gone(self, bench, pair):
+    async def test_users_are_not_watched_after_the_watchers_closed(self, bench, pair):
         worker = pair[0]
         clients = [await bench.client(worker) for _ in range(3)]
         for n, client in enumerate(clients):
@@ -168,14 +168,14 @@ class TestTheEnd:
         assert worker.hub.users.watchlists.watched == 0
         assert worker.loop_exceptions_total == 0
 
-    async def test_a_list_that_was_never_told_is_forgotten_too(self, own_redis, bench_on):
+    async def test_a_list_that_was_never_sent_is_forgotten_too(self, own_redis, bench_on):
         bench = await bench_on(own_redis)
         worker = await bench.start()
         await bench.change(watchlist=True)
         client, other = await bench.client(worker), await bench.client(worker)
         own_redis.pause()
-        for each in (client, other):
-            await each.sign_in("7", watchlist=["8", "9"])
+        for watcher in (client, other):
+            await watcher.sign_in("7", watchlist=["8", "9"])
         client.socket.transport.abort()
         await bench.settled(worker, lambda: len(worker.hub.everyone) == 1)
         own_redis.resume()
@@ -184,13 +184,13 @@ class TestTheEnd:
 
 
 class TestTheSwitch:
-    async def test_turned_on_it_tells_those_who_are_signed_in(self, bench):
+    async def test_turned_on_signed_in_clients_get_their_lists(self, bench):
         workers = [await bench.start(), await bench.start()]
         watcher, user = await bench.client(workers[0]), await bench.client(workers[1])
         await watcher.sign_in("w", watchlist=["8", "9"])
         await user.sign_in("8")
         await bench.change(watchlist=True)
-        # The other worker may say a moment later that it has the user.
+        # The other worker may report a moment later that it has the user.
         seen: dict[str, str] = {}
         async with asyncio.timeout(5):
             while seen != {"8": "online", "9": "offline"}:
@@ -207,11 +207,11 @@ class TestTheSwitch:
             await bench.put("1", bench.app)
         left = dict(enumerate(clients))
         left.pop(5).socket.transport.abort()
-        # A list may have been told when it was first turned on, so no frame says that the last change has come.
+        # A list may have been sent when it was first turned on, so no frame shows that the last change has come.
         await bench.settled(worker, lambda: worker.directory.version == bench.version)
         await bench.settled(worker, lambda: len(worker.hub.everyone) == 119)
         for n, client in left.items():
-            # Nobody who is signed in all along is told to be gone in between.
+            # No user who is signed in all the time is reported offline in between.
             assert groups(await client.until(EVENTS)) == {"online": [f"w{n}"], "offline": ["8"]}
         for n, client in left.items():
             await client.send("pusher:ping")
@@ -220,7 +220,7 @@ class TestTheSwitch:
         assert worker.hub.users.watchlists.watched == 120
         assert worker.loop_exceptions_total == 0
 
-    async def test_turned_off_nothing_more_is_told(self, bench, pair):
+    async def test_turned_off_nothing_more_is_sent(self, bench, pair):
         watcher, user = await bench.client(pair[0]), await bench.client(pair[1])
         await watcher.sign_in("w", watchlist=["8"])
         await watcher.until(EVENTS)
@@ -231,7 +231,7 @@ class TestTheSwitch:
 
 
 async def test_a_hundred_watch_the_same_hundred_across_a_restart_of_redis(own_redis, bench_on):
-    """Everybody hears of everybody once, and no flicker when Redis comes back with its data."""
+    """Every watcher gets each user once, and no changes when Redis comes back with its data."""
     bench = await bench_on(own_redis)
     workers = [await bench.start(), await bench.start()]
     await bench.change(watchlist=True)
@@ -256,7 +256,7 @@ async def test_a_hundred_watch_the_same_hundred_across_a_restart_of_redis(own_re
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_after_any_coming_and_going_every_watcher_knows_the_truth(bench, pair, seed):
+async def test_after_random_changes_every_watcher_has_the_true_states(bench, pair, seed):
     """Random sign-ins, new lists and ends on two workers, a broken connection to Redis in between."""
     dice = random.Random(seed)
     users = [f"u{n}" for n in range(6)]
@@ -282,7 +282,7 @@ async def test_after_any_coming_and_going_every_watcher_knows_the_truth(bench, p
             pair[step == 40].link.drop("cut by the test")
     truth = {user: "online" if here[user] else "offline" for user in users}
     for client, watched in watchers:
-        # A list made anew comes whole, so what was said before it doesn't matter.
+        # A new list is sent in full, so earlier frames don't matter.
         known: dict[str, str] = {}
         for frame in client.seen:
             if frame["event"] == EVENTS:

@@ -1,4 +1,4 @@
-"""`max_connections`: exactly so many over all workers, 4004 for who comes then, and places that are given back."""
+"""`max_connections`: exactly as many over all workers, 4004 for further clients, and places that are given back."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def quick():
-    """The registry of a worker gives up after a fraction of a second, not after 7 s."""
+    """A worker's registry gives up after a fraction of a second instead of 7 s."""
 
     def hurry(worker) -> None:
         admissions = worker.registry._admissions
@@ -19,7 +19,7 @@ def quick():
 
 
 async def outcome(client) -> str | int:
-    """What the first frame says: greeted, or the code of the refusal."""
+    """The outcome from the first frame: GREETED, or the code of the refusal."""
     frame = await client.next(15)
     return frame["event"] if frame["event"] != "pusher:error" else frame["data"]["code"]
 
@@ -27,7 +27,7 @@ async def outcome(client) -> str | int:
 GREETED = "pusher:connection_established"
 
 
-async def test_who_comes_when_the_app_is_full_is_closed_with_4004(bench, quick):
+async def test_a_client_of_a_full_app_is_closed_with_4004(bench, quick):
     workers = [await bench.start(), await bench.start()]
     for worker in workers:
         quick(worker)
@@ -36,13 +36,13 @@ async def test_who_comes_when_the_app_is_full_is_closed_with_4004(bench, quick):
         await bench.client(worker)
     third = await bench.open(workers[0])
     code = (await third.next(15))["data"]["code"]
-    # 4100 only if the other worker was not heard of in that short time.
+    # 4100 only if the other worker's heartbeat was not seen in that short time.
     assert code in (4004, 4100)
     assert len(workers[0].hub.admission) == 0
 
 
 async def test_the_documented_code_comes_when_all_workers_live(bench):
-    """With the real times: every other worker has beaten, so the app is full of living connections."""
+    """With the real times: the heartbeats of all other workers were seen, so their connections count."""
     workers = [await bench.start(), await bench.start()]
     await bench.change(max_connections=1)
     await bench.client(workers[1])
@@ -52,7 +52,7 @@ async def test_the_documented_code_comes_when_all_workers_live(bench):
     assert time.monotonic() - began < 7.5
 
 
-async def test_of_many_at_once_exactly_so_many_are_let_in(bench, quick):
+async def test_of_many_clients_at_once_exactly_as_many_are_admitted(bench, quick):
     workers = [await bench.start(), await bench.start()]
     for worker in workers:
         quick(worker)
@@ -60,7 +60,7 @@ async def test_of_many_at_once_exactly_so_many_are_let_in(bench, quick):
     clients = await asyncio.gather(*(bench.open(workers[n % 2]) for n in range(24)))
     outcomes = await asyncio.gather(*(outcome(client) for client in clients))
     assert outcomes.count(GREETED) == 7
-    assert {each for each in outcomes if each != GREETED} <= {4004, 4100}
+    assert {outcome for outcome in outcomes if outcome != GREETED} <= {4004, 4100}
 
 
 async def test_a_place_is_free_again_when_its_connection_ends(bench):
@@ -74,7 +74,7 @@ async def test_a_place_is_free_again_when_its_connection_ends(bench):
             await first.socket.close()
 
 
-async def test_who_waits_gets_the_place_that_becomes_free(bench):
+async def test_a_waiting_client_gets_the_place_that_becomes_free(bench):
     worker = await bench.start()
     await bench.change(max_connections=1)
     first = await bench.client(worker)
@@ -84,7 +84,7 @@ async def test_who_waits_gets_the_place_that_becomes_free(bench):
     await (await asyncio.wait_for(second, 5)).nothing_more()
 
 
-async def test_who_goes_away_while_waiting_keeps_no_place(bench):
+async def test_a_client_that_closes_while_waiting_keeps_no_place(bench):
     worker = await bench.start()
     await bench.change(max_connections=1)
     first = await bench.client(worker)
@@ -98,7 +98,7 @@ async def test_who_goes_away_while_waiting_keeps_no_place(bench):
     assert worker.loop_exceptions_total == 0
 
 
-async def test_turned_on_it_counts_those_who_are_there_and_puts_nobody_out(bench, quick):
+async def test_turned_on_it_counts_open_connections_and_closes_none(bench, quick):
     workers = [await bench.start(), await bench.start()]
     for worker in workers:
         quick(worker)
@@ -111,7 +111,7 @@ async def test_turned_on_it_counts_those_who_are_there_and_puts_nobody_out(bench
     assert await outcome(await bench.open(workers[0])) in (4004, 4100)
 
 
-async def test_turned_off_who_waits_comes_in(bench):
+async def test_turned_off_waiting_clients_are_admitted(bench):
     worker = await bench.start()
     await bench.change(max_connections=1)
     await bench.client(worker)
@@ -121,7 +121,7 @@ async def test_turned_off_who_waits_comes_in(bench):
     await (await asyncio.wait_for(second, 5)).nothing_more()
 
 
-async def test_an_app_disabled_meanwhile_lets_nobody_in(bench):
+async def test_an_app_that_is_disabled_meanwhile_admits_nobody(bench):
     worker = await bench.start()
     await bench.change(max_connections=1)
     first = await bench.client(worker)
@@ -145,7 +145,7 @@ async def test_without_redis_it_is_4100_and_not_4004(own_redis, bench_on, quick)
     own_redis.start()
 
 
-async def test_a_drained_worker_sends_those_who_wait_elsewhere(bench):
+async def test_a_drained_worker_refuses_waiting_clients_with_4200(bench):
     worker = await bench.start()
     await bench.change(max_connections=1)
     await bench.client(worker)
@@ -157,7 +157,7 @@ async def test_a_drained_worker_sends_those_who_wait_elsewhere(bench):
     await asyncio.wait_for(worker.ended.wait(), 10)
 
 
-async def test_what_a_client_sends_before_the_greeting_is_heard_after_it(bench):
+async def test_messages_sent_before_the_greeting_are_handled_after_it(bench):
     worker = await bench.start()
     await bench.change(max_connections=1)
     client = await bench.open(worker)

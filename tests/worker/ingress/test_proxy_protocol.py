@@ -1,4 +1,4 @@
-"""PROXY headers against a slow, obvious encoder, and everything that is none."""
+"""PROXY headers against a slow, obvious encoder, and invalid ones."""
 
 import ipaddress
 import struct
@@ -48,7 +48,7 @@ other_tlvs = st.lists(
 
 
 @given(ends, ports, ports, st.binary(max_size=200))
-def test_version_1_says_who_the_client_is_and_leaves_what_is_behind(pair, source_port, target_port, behind):
+def test_version_1_names_the_client_and_leaves_the_bytes_after_it(pair, source_port, target_port, behind):
     header = line(*pair, source_port, target_port)
     assert parse(header + behind) == Introduction(len(header), (plain(pair[0]), source_port), False)
     for cut in range(len(header)):
@@ -56,7 +56,7 @@ def test_version_1_says_who_the_client_is_and_leaves_what_is_behind(pair, source
 
 
 @given(ends, ports, ports, tls_seen, other_tlvs, st.binary(max_size=200))
-def test_version_2_says_it_in_binary_and_whether_it_was_tls(pair, source_port, target_port, client, others, behind):
+def test_version_2_names_the_client_and_whether_it_uses_tls(pair, source_port, target_port, client, others, behind):
     tlvs = b"".join(tlv(kind, value) for kind, value in others)
     if client is not None:
         tlvs += tlv(0x20, bytes([client]) + bytes(4) + tlv(0x21, b"TLSv1.3"))
@@ -78,7 +78,7 @@ def test_version_2_says_it_in_binary_and_whether_it_was_tls(pair, source_port, t
         binary(1, 0x31, b"/run/proxy.sock".ljust(216, b"\0")),
     ],
 )
-def test_a_proxy_that_speaks_for_itself_names_nobody(header):
+def test_a_proxy_that_connects_for_itself_names_no_client(header):
     assert parse(header + b"GET / HTTP/1.1\r\n") == Introduction(len(header), None, False)
 
 
@@ -117,7 +117,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
-def test_what_is_no_header_is_a_fault(data):
+def test_an_invalid_header_is_a_fault(data):
     with pytest.raises(ProxyFault):
         parse(data)
 
@@ -133,7 +133,7 @@ def test_a_fault_is_found_at_its_first_byte():
     st.sampled_from([b"", b"PROXY ", b"PROXY TCP4 ", b"PROXY TCP6 ::", SIGNATURE, SIGNATURE + b"\x21\x21"]),
 )
 @example(b"", b"")
-def test_no_bytes_do_anything_else(data, beginning):
+def test_any_bytes_are_a_header_or_incomplete_or_a_fault(data, beginning):
     try:
         seen = parse(beginning + data)
     except ProxyFault:
@@ -141,5 +141,5 @@ def test_no_bytes_do_anything_else(data, beginning):
     if seen is not None:
         assert 0 < seen.size <= len(beginning + data)
         assert seen.address is None or ipaddress.ip_address(seen.address[0])
-        # What is behind a header doesn't change what it says.
+        # Bytes after a header don't change what it says.
         assert parse((beginning + data)[: seen.size]) == seen

@@ -1,4 +1,4 @@
-"""TLS as clients meet it: real sockets, a certificate made for the test, one changed under open connections."""
+"""TLS with real sockets and certificates made for the test, one of them changed while connections are open."""
 
 import asyncio
 import ctypes
@@ -21,7 +21,7 @@ PATH = f"/app/{KEY}?protocol=7"
 
 @pytest.fixture
 async def edge(bench, tmp_path):
-    """A TLS port of a worker that keeps no more than 256 KiB for one client."""
+    """A TLS port of a worker that queues no more than 256 KiB for one client."""
     edge = Edge(await bench.start(max_owed_bytes=262_144), tmp_path)
     await edge.doors.open()
     yield edge
@@ -29,7 +29,7 @@ async def edge(bench, tmp_path):
 
 
 async def secure_client(bench, edge, path: str = PATH):
-    """A client over wss: greeted, or with nothing read yet where the path is another."""
+    """A client over wss: greeted, or with nothing read yet if another path is given."""
     url = f"wss://localhost:{edge.doors.tls_port}{path}"
     connection = await websockets.connect(
         url, ssl=edge.trusting(), ping_interval=None, compression=None, max_queue=None
@@ -48,7 +48,7 @@ def shown(client) -> bytes:
     return client.socket.transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
 
 
-async def test_a_client_over_wss_hears_what_one_over_ws_says(bench, edge):
+async def test_clients_over_wss_and_ws_hear_each_other(bench, edge):
     secure, plain = await secure_client(bench, edge), await bench.client(edge.worker)
     await secure.subscribe("private-room")
     await plain.subscribe("private-room")
@@ -63,18 +63,18 @@ async def test_large_events_arrive_whole_and_in_order(bench, edge):
     await client.subscribe("news")
     for batch in range(20):
         data = [f"{batch}.{number}." + "x" * 10_000 for number in range(10)]
-        await bench.bus.publish_all(bench.app, [("news", "n", each, None, None) for each in data])
-        for each in data:
-            assert (await client.until("n"))["data"] == each
+        await bench.bus.publish_all(bench.app, [("news", "n", text, None, None) for text in data])
+        for text in data:
+            assert (await client.until("n"))["data"] == text
     await client.nothing_more()
 
 
-async def test_a_refusal_is_told_over_tls_too(bench, edge):
+async def test_a_refusal_is_sent_over_tls_too(bench, edge):
     client = await secure_client(bench, edge, "/app/no")
     assert await client.closed_with() == 4001
 
 
-async def test_a_certificate_is_changed_while_sockets_are_open(bench, edge):
+async def test_a_certificate_is_changed_while_connections_are_open(bench, edge):
     before = await secure_client(bench, edge)
     await before.subscribe("news")
     old = shown(before)
@@ -105,13 +105,13 @@ async def test_a_certificate_that_cannot_be_used_changes_nothing(bench, edge):
     assert b"connection_established" in await first_frame(reader)
 
 
-async def test_a_client_that_does_not_read_is_closed_and_nothing_is_kept_for_it(bench, edge, wait_until):
-    """failures.md rows 13 and 38: what TLS has in its own buffers counts."""
+async def test_a_client_that_does_not_read_is_closed_and_its_frames_are_freed(bench, edge, wait_until):
+    """Bytes in TLS's own buffers count as unsent (deploy/failures.md "Slow clients")."""
     reading, stalled = await secure_client(bench, edge), await secure_client(bench, edge)
     await reading.subscribe("news")
     await stalled.subscribe("news")
     worker = edge.worker
-    (kept,) = (each for each in worker.hub.everyone if f"{each.sid_hi}.{each.sid_lo}" == stalled.socket_id)
+    (connection,) = (c for c in worker.hub.everyone if f"{c.sid_hi}.{c.sid_lo}" == stalled.socket_id)
     stalled.socket.transport.pause_reading()
     posted = 0
     while worker.flusher.overruns == 0:
@@ -120,7 +120,7 @@ async def test_a_client_that_does_not_read_is_closed_and_nothing_is_kept_for_it(
         assert posted < 60_000_000, "never closed"
         for _ in range(10):
             await reading.until("n")
-    assert kept.bytes_owed <= 262_144
+    assert connection.bytes_owed <= 262_144
     await wait_until(lambda: len(worker.hub.everyone) == 1)
     await reading.nothing_more()
     stalled.socket.transport.resume_reading()
@@ -133,7 +133,7 @@ async def test_a_slow_client_that_goes_on_reading_misses_nothing(bench, edge):
     await client.subscribe("news")
     for _ in range(5):
         client.socket.transport.pause_reading()
-        # As much as may be owed, and what kernels take on the way.
+        # As much as may be unsent, and what kernels buffer on the way.
         await bench.bus.publish_all(bench.app, [("news", "n", "x" * 10_000, None, None)] * 10)
         await bench.bus.publish_all(bench.app, [("news", "n", "y" * 10_000, None, None)] * 10)
         client.socket.transport.resume_reading()
@@ -141,17 +141,17 @@ async def test_a_slow_client_that_goes_on_reading_misses_nothing(bench, edge):
     assert edge.worker.flusher.overruns == 0
 
 
-async def test_a_close_does_not_wait_for_a_peer_that_says_no_goodbye(bench, edge, wait_until):
-    """failures.md row 38: uvloop would wait 30 s for its close_notify."""
+async def test_a_close_does_not_wait_for_close_notify(bench, edge, wait_until):
+    """uvloop would wait 30 s for the client's close_notify."""
     reader, writer = await edge.connect()
     writer.write(upgrade("/app/unknown"))
     await first_frame(reader)
     writer.transport.pause_reading()
-    # The janitor gives it 5 s for its Close frame, and nobody more for its goodbye.
+    # The janitor waits 5 s for its Close frame, and nothing waits longer for its close_notify.
     await wait_until(lambda: edge.worker.gate.connections == 0, 9)
 
 
-async def test_tls_before_1_2_is_not_spoken(edge):
+async def test_tls_before_1_2_is_refused(edge):
     context = edge.trusting()
     with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
@@ -170,7 +170,7 @@ async def test_a_client_that_offers_http_2_gets_http_1_1(edge):
     writer.transport.abort()
 
 
-def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked(tmp_path):
+def test_a_key_with_a_passphrase_is_refused_without_asking(tmp_path):
     cert, key = self_signed(tmp_path, passphrase="secret")
     with pytest.raises(CertificateError, match="passphrase"):
         Certificate(str(cert), str(key))
@@ -184,7 +184,7 @@ def test_a_key_of_another_certificate_is_refused(tmp_path):
 
 
 def test_memory_that_was_freed_goes_back_to_the_system():
-    """As thousands of handshakes leave it: small pieces, kept apart by some that stay."""
+    """As thousands of handshakes leave it: small pieces between some that stay in use."""
 
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

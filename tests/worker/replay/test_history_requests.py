@@ -1,4 +1,4 @@
-"""`pusher:history`: pages of a channel's past for whoever is in it."""
+"""`pusher:history`: pages of a channel's stored messages for its subscribers."""
 
 import asyncio
 import json
@@ -9,22 +9,22 @@ from redpoll.protocol.effects import AskHistory
 HISTORY = "pusher:history"
 
 
-async def page(client, channel: str = "kept-a", **asked) -> dict:
-    await client.send(HISTORY, {"channel": channel, **asked})
+async def page(client, channel: str = "kept-a", **request) -> dict:
+    await client.send(HISTORY, {"channel": channel, **request})
     answer = await client.until(HISTORY)
     assert answer["channel"] == channel
     return json.loads(answer["data"])
 
 
-async def refusal(client, channel: str = "kept-a", **asked) -> str:
-    await client.send(HISTORY, {"channel": channel, **asked})
+async def refusal(client, channel: str = "kept-a", **request) -> str:
+    await client.send(HISTORY, {"channel": channel, **request})
     error = (await client.until("pusher:error"))["data"]
     assert error["code"] is None
     return error["message"]
 
 
-def numbers(told: dict) -> list[int]:
-    return [int(message["data"].split()[0]) for message in told["messages"]]
+def numbers(answer: dict) -> list[int]:
+    return [int(message["data"].split()[0]) for message in answer["messages"]]
 
 
 async def test_the_newest_come_oldest_first_as_they_were_published(bench):
@@ -35,10 +35,10 @@ async def test_the_newest_come_oldest_first_as_they_were_published(bench):
     await bench.publish("kept-a", "first", '{"é":"\\n"}')
     await bench.publish_numbers("kept-a", range(9))
     await client.events(10)
-    told = await page(client, limit=10)
-    assert told["next"] is None
-    assert told["epoch"]
-    first, *_, last = told["messages"]
+    answer = await page(client, limit=10)
+    assert answer["next"] is None
+    assert answer["epoch"]
+    first, *_, last = answer["messages"]
     assert first == {"offset": first["offset"], "event": "first", "data": '{"é":"\\n"}', "time_ms": first["time_ms"]}
     assert last["data"] == "8"
     assert first["offset"] // 1000 == first["time_ms"]
@@ -46,33 +46,33 @@ async def test_the_newest_come_oldest_first_as_they_were_published(bench):
     assert worker.hub.history_requests.answered == 2
 
 
-async def test_from_page_to_page_in_both_directions(bench):
+async def test_paging_in_both_directions(bench):
     worker = await bench.start()
     await bench.keep()
     client = await bench.client(worker)
     await client.subscribe("kept-a")
     await bench.publish_numbers("kept-a", range(150))
     back: list[int] = []
-    asked: dict = {}
+    request: dict = {}
     while True:
-        told = await page(client, limit=40, **asked)
-        back = numbers(told) + back
-        if told["next"] is None:
+        answer = await page(client, limit=40, **request)
+        back = numbers(answer) + back
+        if answer["next"] is None:
             break
-        asked = {"before": told["next"]}
+        request = {"before": answer["next"]}
     assert back == list(range(150))
     on: list[int] = []
-    asked = {"since": {"epoch": told["epoch"], "offset": 0}}
+    request = {"since": {"epoch": answer["epoch"], "offset": 0}}
     while True:
-        told = await page(client, limit=70, **asked)
-        on += numbers(told)
-        if told["next"] is None:
+        answer = await page(client, limit=70, **request)
+        on += numbers(answer)
+        if answer["next"] is None:
             break
-        asked = {"since": told["next"]}
+        request = {"since": answer["next"]}
     assert on == list(range(150))
 
 
-async def test_more_rows_than_redis_gives_at_once(bench):
+async def test_more_messages_than_one_read_from_redis(bench):
     worker = await bench.start()
     await bench.keep()
     client = await bench.client(worker)
@@ -81,28 +81,28 @@ async def test_more_rows_than_redis_gives_at_once(bench):
     assert numbers(await page(client, limit=1000)) == list(range(1000))
 
 
-async def test_an_answer_is_bounded_and_says_how_to_go_on(bench):
+async def test_an_answer_is_bounded_and_says_where_the_next_page_begins(bench):
     worker = await bench.start()
     await bench.keep()
     client = await bench.client(worker)
     await client.subscribe("kept-a")
-    # Quotes take four times their room in text within text.
+    # Quotes take four times their size in JSON within JSON.
     await bench.publish_numbers("kept-a", range(200), "{n} " + '"' * 5000)
-    told: list[int] = []
-    asked: dict = {}
+    received: list[int] = []
+    request: dict = {}
     while True:
-        await client.send(HISTORY, {"channel": "kept-a", "limit": 200, **asked})
+        await client.send(HISTORY, {"channel": "kept-a", "limit": 200, **request})
         answer = await client.until(HISTORY)
         assert len(json.dumps(answer)) < 300_000
         found = json.loads(answer["data"])
-        told = numbers(found) + told
+        received = numbers(found) + received
         if found["next"] is None:
             break
-        asked = {"before": found["next"]}
-    assert told == list(range(200))
+        request = {"before": found["next"]}
+    assert received == list(range(200))
 
 
-async def test_many_questions_are_answered_in_their_order(bench):
+async def test_many_requests_are_answered_in_order(bench):
     worker = await bench.start()
     await bench.keep()
     client = await bench.client(worker)
@@ -116,16 +116,16 @@ async def test_many_questions_are_answered_in_their_order(bench):
     await bench.settled(worker, lambda: not len(worker.hub.history_requests))
 
 
-async def test_who_does_not_read_the_answers_may_ask_only_so_often(bench):
+async def test_the_number_of_waiting_requests_is_bounded(bench):
     worker = await bench.start()
     await bench.keep()
     client = await bench.client(worker)
     await client.subscribe("kept-a")
     connection = next(iter(worker.hub.everyone))
-    asked = AskHistory("kept-a", 1, None, None)
-    # None of them is answered before the loop turns.
+    request = AskHistory("kept-a", 1, None, None)
+    # None of them is answered before the next pass of the loop.
     for _ in range(103):
-        worker.hub.history_requests.ask(connection, asked)
+        worker.hub.history_requests.ask(connection, request)
     for _ in range(3):
         refused = (await client.until("pusher:error"))["data"]
         assert "100 earlier requests" in refused["message"]
@@ -133,7 +133,7 @@ async def test_who_does_not_read_the_answers_may_ask_only_so_often(bench):
         assert json.loads((await client.until(HISTORY))["data"])["messages"] == []
 
 
-async def test_what_makes_no_sense_is_refused_with_the_reason(bench):
+async def test_invalid_requests_are_refused_with_the_reason(bench):
     worker = await bench.start()
     await bench.keep()
     client = await bench.client(worker)
@@ -153,7 +153,7 @@ async def test_what_makes_no_sense_is_refused_with_the_reason(bench):
     assert "epoch" in await refusal(client, before=f"{epoch}:99")
 
 
-async def test_who_closes_or_leaves_meanwhile_costs_nothing(bench):
+async def test_requests_of_clients_that_close_or_leave_are_dropped(bench):
     worker = await bench.start()
     await bench.keep()
     closing, leaving = await bench.client(worker), await bench.client(worker)
@@ -168,7 +168,7 @@ async def test_who_closes_or_leaves_meanwhile_costs_nothing(bench):
     assert worker.loop_exceptions_total == 0
 
 
-async def test_redis_away_is_an_answer(own_redis, bench_on):
+async def test_a_request_is_refused_while_redis_is_away(own_redis, bench_on):
     bench = await bench_on(own_redis)
     worker = await bench.start()
     await bench.keep()

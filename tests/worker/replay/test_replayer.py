@@ -1,4 +1,4 @@
-"""What a subscriber is told of the past: by rule, by what it asks for, by where it was; each message once, in order."""
+"""Earlier messages for new subscribers: by rule, by request, and after a break. Each message once and in order."""
 
 import asyncio
 import contextlib
@@ -23,10 +23,10 @@ def numbers(frames: list[dict]) -> list[int]:
     return [int(frame["data"]) for frame in frames]
 
 
-def place_of(frame: dict) -> dict:
+def position_of(frame: dict) -> dict:
     """`since` of a later subscribe, from a success frame or a pusher:position."""
-    told = data_of(frame)
-    return {"epoch": told["epoch"], "offset": told["offset"]}
+    data = data_of(frame)
+    return {"epoch": data["epoch"], "offset": data["offset"]}
 
 
 def history_of(bench) -> History:
@@ -34,7 +34,7 @@ def history_of(bench) -> History:
 
 
 class Withheld:
-    """A worker's history whose pages come when the test says so."""
+    """A worker's history that holds its pages back until the test releases them."""
 
     def __init__(self, worker) -> None:
         self.history = worker.hub.replayer.pages.history
@@ -57,7 +57,7 @@ class Withheld:
 
 
 class TestByRule:
-    async def test_a_stock_client_is_told_the_last_messages_behind_its_success_and_before_live_ones(self, bench):
+    async def test_a_stock_client_gets_the_last_messages_after_its_success_and_before_live_ones(self, bench):
         worker = await bench.start()
         await bench.keep(replay=3)
         await bench.publish_numbers("kept-a", range(10))
@@ -78,7 +78,7 @@ class TestByRule:
         assert numbers(await client.events(150)) == list(range(150))
         await client.nothing_more()
 
-    async def test_where_nothing_was_said_nothing_is_told(self, bench):
+    async def test_an_empty_history_replays_nothing(self, bench):
         worker = await bench.start()
         await bench.keep(replay=3)
         client = await bench.client(worker)
@@ -87,7 +87,7 @@ class TestByRule:
         await bench.publish_numbers("kept-a", range(1))
         assert numbers(await client.events(1)) == [0]
 
-    async def test_channels_without_a_rule_go_on_as_they_were(self, bench):
+    async def test_channels_without_a_rule_are_not_affected(self, bench):
         worker = await bench.start()
         await bench.keep(replay=3)
         await bench.publish_numbers("other", range(3))
@@ -97,7 +97,7 @@ class TestByRule:
         assert await client.events(1) == [{"event": "n", "channel": "other", "data": "0"}]
         assert worker.hub.registry.local_channel("1", "other").audience.readers is None
 
-    async def test_many_pages_are_each_message_once_while_publishing_goes_on(self, bench):
+    async def test_each_message_comes_once_over_many_pages_while_publishing_goes_on(self, bench):
         one, other = await bench.start(), await bench.start()
         await bench.keep(replay=1000)
         await bench.publish_numbers("kept-a", range(1000))
@@ -111,17 +111,17 @@ class TestByRule:
         await bench.publish("kept-a", "end", "-1")
         for client in clients:
             await client.until("end", 20)
-            told = numbers([frame for frame in client.seen if frame["event"] == "n"])
-            # From its first message on nothing is missing, and at least what the rule says came before live ones.
-            assert told == list(range(told[0], 3000))
-            assert len(told) >= 1000
+            received = numbers([frame for frame in client.seen if frame["event"] == "n"])
+            # Nothing is missing after its first message, and it got at least as many as the rule says.
+            assert received == list(range(received[0], 3000))
+            assert len(received) >= 1000
 
     @staticmethod
     async def _publish(bench, span: range) -> None:
         for at in range(span.start, span.stop, 10):
             await bench.publish_numbers("kept-a", range(at, at + 10))
 
-    async def test_many_channels_at_once_are_no_more_than_a_slow_socket_may_owe(self, bench):
+    async def test_replays_of_many_channels_do_not_overflow_a_slow_client(self, bench):
         worker = await bench.start()
         await bench.keep(replay=20)
         channels = [f"kept-{n}" for n in range(60)]
@@ -138,7 +138,7 @@ class TestByRule:
             assert len(await client.events(60 * 20)) == 60 * 20
             await client.nothing_more()
 
-    async def test_who_comes_together_shares_the_pages(self, bench):
+    async def test_subscribers_that_come_together_share_pages(self, bench):
         worker = await bench.start()
         await bench.keep(replay=640)
         await bench.publish_numbers("kept-a", range(640))
@@ -147,21 +147,21 @@ class TestByRule:
         await asyncio.gather(*(client.subscribe("kept-a") for client in clients))
         for client in clients:
             assert numbers(await client.events(640)) == list(range(640))
-        # Ten pages for one of them; each alone would be 200.
+        # One of them needs ten pages; without sharing it would be 200.
         assert worker.registry.history.pages - before <= 60
         assert worker.hub.replayer.replayed == 20 * 640
 
 
-class TestAsked:
+class TestRewind:
     async def test_for_a_number_of_messages(self, bench):
         worker = await bench.start()
         await bench.keep()
         await bench.publish_numbers("kept-a", range(100))
         client = await bench.client(worker)
         assert (await client.subscribe("kept-a", rewind={"count": 70}))["data"] == "{}"
-        told = await client.events(70)
-        assert numbers(told) == list(range(30, 100))
-        assert all("offset" not in frame for frame in told)
+        received = await client.events(70)
+        assert numbers(received) == list(range(30, 100))
+        assert all("offset" not in frame for frame in received)
         await client.nothing_more()
 
     async def test_for_a_span_of_time(self, bench):
@@ -181,7 +181,7 @@ class TestAsked:
         assert numbers(await client.events(3)) == [0, 1, 2]
         await client.nothing_more()
 
-    async def test_goes_before_the_rule(self, bench):
+    async def test_a_rewind_overrides_the_rule(self, bench):
         worker = await bench.start()
         await bench.keep(replay=3)
         await bench.publish_numbers("kept-a", range(9))
@@ -190,42 +190,42 @@ class TestAsked:
         assert numbers(await client.events(1)) == [8]
         await client.nothing_more()
 
-    async def test_nonsense_is_refused(self, bench):
+    async def test_an_invalid_rewind_is_refused(self, bench):
         worker = await bench.start()
         await bench.keep()
         client = await bench.client(worker)
         await client.ask("kept-a", rewind={"count": -1})
         assert data_of(await client.until("pusher:subscription_error"))["type"] == "InvalidRewind"
 
-    async def test_who_recovers_is_told_from_where_the_replay_goes(self, bench):
+    async def test_a_recovering_client_gets_the_offset_before_the_replay(self, bench):
         worker = await bench.start()
         await bench.keep()
         await bench.publish_numbers("kept-a", range(10))
         client = await bench.client(worker, query=RECOVER)
-        place = place_of(await client.subscribe("kept-a", rewind={"count": 4}))
-        told = await client.events(4)
-        assert place["offset"] < told[0]["offset"]
-        # Cut behind the success it would have lost nothing.
+        place = position_of(await client.subscribe("kept-a", rewind={"count": 4}))
+        received = await client.events(4)
+        assert place["offset"] < received[0]["offset"]
+        # A client cut off right after the success frame loses nothing.
         again = await bench.client(worker, query=RECOVER)
         assert data_of(await again.subscribe("kept-a", since=place))["recovered"] is True
-        assert await again.events(4) == told
+        assert await again.events(4) == received
 
-    async def test_who_asks_twice_is_told_the_same_place_twice(self, bench):
+    async def test_a_second_subscribe_during_a_replay_gets_the_same_offset(self, bench):
         worker = await bench.start()
         await bench.keep()
         await bench.publish_numbers("kept-a", range(10))
         client = await bench.client(worker, query=RECOVER)
         for _ in range(2):
             await client.ask("kept-a", rewind={"seconds": 60})
-        places = [place_of(await client.until(SUCCEEDED)) for _ in range(2)]
+        places = [position_of(await client.until(SUCCEEDED)) for _ in range(2)]
         assert places[0] == places[1]
         assert numbers(await client.events(10)) == list(range(10))
 
-    async def test_who_goes_on_and_asks_twice_has_a_place_in_either_answer(self, bench):
+    async def test_a_client_that_continues_and_subscribes_twice_gets_an_offset_in_both_answers(self, bench):
         worker = await bench.start()
         await bench.keep()
         client = await bench.client(worker, query=RECOVER)
-        old = place_of(await client.subscribe("kept-a"))
+        old = position_of(await client.subscribe("kept-a"))
         await bench.publish_numbers("kept-a", range(3))
         top = (await client.events(3))[-1]["offset"]
         for since, place in (
@@ -238,10 +238,10 @@ class TestAsked:
             again = await bench.client(worker, query=RECOVER)
             for _ in range(2):
                 await again.ask("kept-a", **({"since": since} if since else {}))
-            places = [place_of(await again.until(SUCCEEDED)) for _ in range(2)]
+            places = [position_of(await again.until(SUCCEEDED)) for _ in range(2)]
             assert places == [{**old, "offset": place}] * 2, since
 
-    async def test_a_presence_channel_is_told_its_members_with_the_success(self, bench):
+    async def test_the_success_frame_of_a_presence_channel_has_the_members(self, bench):
         worker = await bench.start()
         await bench.keep("presence-")
         await bench.publish_numbers("presence-a", range(3))
@@ -253,25 +253,25 @@ class TestAsked:
 
 
 class TestRecovery:
-    async def test_who_asks_for_it_is_told_places_and_nobody_else(self, bench):
+    async def test_only_recovering_clients_get_offsets(self, bench):
         worker = await bench.start()
         await bench.keep()
         recovering, stock = await bench.client(worker, query=RECOVER), await bench.client(worker)
         by_subscribe = await bench.client(worker)
-        place = place_of(await recovering.subscribe("kept-a"))
+        place = position_of(await recovering.subscribe("kept-a"))
         assert (await stock.subscribe("kept-a"))["data"] == "{}"
-        assert place_of(await by_subscribe.subscribe("kept-a", recover=True)) == place
+        assert position_of(await by_subscribe.subscribe("kept-a", recover=True)) == place
         await bench.publish_numbers("kept-a", range(2))
         assert all("offset" not in frame for frame in await stock.events(2))
-        told = await recovering.events(2)
-        assert place["offset"] < told[0]["offset"] < told[1]["offset"]
-        assert await by_subscribe.events(2) == told
+        received = await recovering.events(2)
+        assert place["offset"] < received[0]["offset"] < received[1]["offset"]
+        assert await by_subscribe.events(2) == received
 
-    async def test_it_goes_on_where_it_stopped_without_a_gap_on_any_worker(self, bench):
+    async def test_a_client_continues_without_a_gap_on_any_worker(self, bench):
         one, other = await bench.start(), await bench.start()
         await bench.keep()
         client = await bench.client(one, query=RECOVER)
-        place = place_of(await client.subscribe("kept-a"))
+        place = position_of(await client.subscribe("kept-a"))
         await bench.publish_numbers("kept-a", range(5))
         place["offset"] = (await client.events(5))[2]["offset"]
         await client.socket.close()
@@ -282,7 +282,7 @@ class TestRecovery:
         assert numbers(await again.events(197)) == list(range(3, 200))
         await again.nothing_more()
 
-    async def test_who_missed_nothing_is_told_nothing(self, bench):
+    async def test_a_client_that_missed_nothing_gets_no_messages(self, bench):
         worker = await bench.start()
         await bench.keep(replay=10)
         await bench.publish_numbers("kept-a", range(5))
@@ -293,11 +293,11 @@ class TestRecovery:
         assert data_of(await again.subscribe("kept-a", since=place)) == {**place, "recovered": True}
         await again.nothing_more()
 
-    async def test_a_place_that_is_no_place_is_not_recovered_and_the_present_one_is_told(self, bench):
+    async def test_an_unknown_position_is_not_recovered_and_the_present_one_is_sent(self, bench):
         worker = await bench.start()
         await bench.keep(keep=10, replay=5)
         client = await bench.client(worker, query=RECOVER)
-        old = place_of(await client.subscribe("kept-a"))
+        old = position_of(await client.subscribe("kept-a"))
         await bench.publish_numbers("kept-a", range(50))
         top = (await client.events(50))[-1]["offset"]
         wrong = [
@@ -305,7 +305,7 @@ class TestRecovery:
             {**old, "offset": top + 1},
             {**old, "offset": top - 1},
             {**old, "offset": 1},
-            # Trimmed: 50 messages behind it, ten are kept.
+            # Trimmed: 50 messages follow it, ten are stored.
             old,
         ]
         for since in wrong:
@@ -316,7 +316,7 @@ class TestRecovery:
         await bench.publish_numbers("kept-a", range(50, 51))
         assert numbers(await again.events(1)) == [50]
 
-    async def test_without_a_history_there_is_no_place(self, bench):
+    async def test_a_channel_without_history_has_no_position(self, bench):
         worker = await bench.start()
         client = await bench.client(worker, query=RECOVER)
         success = await client.subscribe("news", since={"epoch": "e", "offset": 1})
@@ -324,31 +324,31 @@ class TestRecovery:
         await bench.publish("news", "n", "1")
         assert await client.events(1) == [{"event": "n", "channel": "news", "data": "1"}]
 
-    async def test_it_is_told_when_the_history_is_cleared(self, bench):
+    async def test_recovering_clients_get_a_new_position_when_the_history_is_cleared(self, bench):
         worker = await bench.start()
         await bench.keep()
         client, stock = await bench.client(worker, query=RECOVER), await bench.client(worker)
-        before = place_of(await client.subscribe("kept-a"))
+        before = position_of(await client.subscribe("kept-a"))
         await stock.subscribe("kept-a")
         await bench.publish_numbers("kept-a", range(2))
         await client.events(2)
         epoch = await history_of(bench).clear("1", "kept-a")
-        told = data_of(await client.until("pusher:position"))
-        assert told["epoch"] == epoch != before["epoch"]
-        assert told["recovered"] is False
+        position = data_of(await client.until("pusher:position"))
+        assert position["epoch"] == epoch != before["epoch"]
+        assert position["recovered"] is False
         await bench.publish_numbers("kept-a", range(2, 4))
         assert numbers(await client.events(2)) == [2, 3]
         assert numbers(await stock.events(4)) == [0, 1, 2, 3]
         again = await bench.client(worker, query=RECOVER)
-        since = {"epoch": told["epoch"], "offset": told["offset"]}
+        since = {"epoch": position["epoch"], "offset": position["offset"]}
         assert data_of(await again.subscribe("kept-a", since=since))["recovered"] is True
         assert numbers(await again.events(2)) == [2, 3]
 
-    async def test_what_was_published_while_no_rule_kept_it_is_not_passed_over(self, bench):
+    async def test_messages_published_while_there_was_no_rule_count_as_missing(self, bench):
         worker = await bench.start()
         await bench.keep(era="a")
         stays, goes = await bench.client(worker, query=RECOVER), await bench.client(worker, query=RECOVER)
-        place = place_of(await stays.subscribe("kept-a"))
+        place = position_of(await stays.subscribe("kept-a"))
         await goes.subscribe("kept-a")
         await bench.publish_numbers("kept-a", range(2))
         place["offset"] = (await goes.events(2))[-1]["offset"]
@@ -357,31 +357,31 @@ class TestRecovery:
         await bench.publish_numbers("kept-a", range(2, 4))
         await bench.keep(era="b")
         back = await bench.client(worker, query=RECOVER)
-        told = data_of(await back.subscribe("kept-a", since=place))
-        assert told["recovered"] is False
-        assert told["epoch"] != place["epoch"]
+        position = data_of(await back.subscribe("kept-a", since=place))
+        assert position["recovered"] is False
+        assert position["epoch"] != place["epoch"]
         await bench.publish_numbers("kept-a", range(4, 6))
         assert numbers(await back.events(2)) == [4, 5]
-        # Who stayed missed nothing, and goes on from the new place.
+        # The client that stayed missed nothing, and continues from the new position.
         assert numbers(await stays.events(6)) == list(range(6))
         positions = [data_of(frame) for frame in stays.seen if frame["event"] == "pusher:position"]
-        assert [each["epoch"] for each in positions] == [told["epoch"]]
+        assert [sent["epoch"] for sent in positions] == [position["epoch"]]
         again = await bench.client(worker, query=RECOVER)
-        since = {"epoch": told["epoch"], "offset": stays.seen[-2]["offset"]}
+        since = {"epoch": position["epoch"], "offset": stays.seen[-2]["offset"]}
         assert data_of(await again.subscribe("kept-a", since=since))["recovered"] is True
         assert numbers(await again.events(1)) == [5]
 
-    async def test_a_second_subscribe_says_where_it_is(self, bench):
+    async def test_a_second_subscribe_gets_the_present_offset(self, bench):
         worker = await bench.start()
         await bench.keep()
         client = await bench.client(worker, query=RECOVER)
-        place = place_of(await client.subscribe("kept-a"))
+        place = position_of(await client.subscribe("kept-a"))
         await bench.publish_numbers("kept-a", range(1))
         offset = (await client.events(1))[0]["offset"]
-        assert place_of(await client.subscribe("kept-a")) == {**place, "offset": offset}
+        assert position_of(await client.subscribe("kept-a")) == {**place, "offset": offset}
         await client.nothing_more()
 
-    async def test_cut_again_and_again_it_gets_everything_once_and_in_order(self, bench):
+    async def test_a_client_that_is_cut_repeatedly_gets_everything_once_and_in_order(self, bench):
         workers = [await bench.start(), await bench.start()]
         await bench.keep(keep=5000)
         count = 3000
@@ -393,7 +393,7 @@ class TestRecovery:
             if random.random() < 0.1:
                 reader.cut()
         await asyncio.wait_for(reading, 20)
-        assert reader.told == list(range(count))
+        assert reader.received == list(range(count))
         assert reader.cuts > 1
 
     async def test_when_redis_restarts_in_the_middle_nothing_is_missing(self, own_redis, bench_on):
@@ -409,19 +409,19 @@ class TestRecovery:
         reader.cut()
         own_redis.start()
         await bench.settled(workers[0], lambda: bench.bus._link.connects == 2 and bench.bus._link.up)
-        # Workers may not hear yet what is published now.
+        # Workers may not have subscribed again yet.
         await bench.publish_numbers("kept-a", range(200, 600))
         await asyncio.wait_for(reading, 20)
-        assert reader.told == list(range(600))
+        assert reader.received == list(range(600))
         assert numbers(await stock.events(600)) == list(range(600))
         await stock.nothing_more()
 
-    async def test_when_redis_forgot_everything_it_is_told_so(self, own_redis, bench_on):
+    async def test_recovering_clients_get_a_new_position_when_redis_lost_everything(self, own_redis, bench_on):
         bench = await bench_on(own_redis)
         worker = await bench.start()
         await bench.keep()
         client = await bench.client(worker, query=RECOVER)
-        before = place_of(await client.subscribe("kept-a"))
+        before = position_of(await client.subscribe("kept-a"))
         await bench.publish_numbers("kept-a", range(3))
         await client.events(3)
         own_redis.flush()
@@ -437,13 +437,13 @@ class TestRecovery:
 
 
 class Reader:
-    """A client that recovers: knows its place, and goes on from it on another connection when it is cut."""
+    """A recovering client that continues from its position on a new connection when it is cut."""
 
     def __init__(self, bench, workers) -> None:
         self.bench = bench
         self.workers = workers
         self.place: dict | None = None
-        self.told: list[int] = []
+        self.received: list[int] = []
         self.cuts = 0
         self.client = None
 
@@ -454,7 +454,7 @@ class Reader:
             self.cuts += 1
 
     async def read(self, count: int) -> None:
-        while len(self.told) < count:
+        while len(self.received) < count:
             with contextlib.suppress(websockets.WebSocketException, OSError):
                 await self._read(count)
 
@@ -465,13 +465,13 @@ class Reader:
         assert success.get("recovered", True) is True, success
         self.place = {"epoch": success["epoch"], "offset": success["offset"]}
         self.client = client
-        while len(self.told) < count:
+        while len(self.received) < count:
             (frame,) = await client.events(1, 15)
-            self.told.append(int(frame["data"]))
+            self.received.append(int(frame["data"]))
             self.place["offset"] = frame["offset"]
 
 
-class TestLiveEventsWaitBehind:
+class TestLiveEventsWait:
     async def test_events_wait_members_and_counts_do_not(self, bench):
         worker = await bench.start()
         await bench.keep("presence-", replay=2)
@@ -487,12 +487,12 @@ class TestLiveEventsWaitBehind:
         withheld.go_on(worker)
         assert numbers(await client.events(4)) == [1, 2, 3, 4]
 
-    async def test_success_waits_until_it_is_known_whether_a_gap_can_be_filled(self, bench):
+    async def test_the_success_frame_waits_until_it_is_known_whether_messages_are_missing(self, bench):
         worker = await bench.start()
         await bench.keep()
         await bench.change(subscription_count=True)
         first = await bench.client(worker, query=RECOVER)
-        since = place_of(await first.subscribe("kept-a"))
+        since = position_of(await first.subscribe("kept-a"))
         await bench.publish_numbers("kept-a", range(2))
         await first.events(2)
         withheld = Withheld(worker)
@@ -506,7 +506,7 @@ class TestLiveEventsWaitBehind:
         assert data_of(await client.next()) == {"subscription_count": 2}
         assert numbers(await client.events(2)) == [0, 1]
 
-    async def test_what_is_not_kept_comes_where_it_belongs(self, bench):
+    async def test_unstored_events_come_at_their_place(self, bench):
         worker = await bench.start()
         await bench.keep("private-", replay=10)
         await bench.publish_numbers("private-a", range(2))
@@ -531,11 +531,11 @@ class TestLiveEventsWaitBehind:
         assert numbers(await client.events(6)) == [0, 1, 2, 3, 4, 5]
         await client.nothing_more()
 
-    async def test_who_leaves_or_closes_meanwhile_leaves_nothing_behind(self, bench):
+    async def test_a_client_that_leaves_or_closes_during_its_replay_leaves_nothing(self, bench):
         worker = await bench.start()
         await bench.keep()
         witness = await bench.client(worker, query=RECOVER)
-        since = place_of(await witness.subscribe("kept-a"))
+        since = position_of(await witness.subscribe("kept-a"))
         await bench.publish_numbers("kept-a", range(3))
         await witness.events(3)
         withheld = Withheld(worker)
@@ -554,7 +554,7 @@ class TestLiveEventsWaitBehind:
         await bench.settled(worker, lambda: worker.hub.registry.local_channel("1", "kept-a") is None)
         assert worker.loop_exceptions_total == 0
 
-    async def test_a_clear_in_the_middle_ends_the_replay(self, bench):
+    async def test_clearing_the_history_ends_replays(self, bench):
         worker = await bench.start()
         await bench.keep()
         await bench.publish_numbers("kept-a", range(200))
@@ -572,7 +572,7 @@ class TestLiveEventsWaitBehind:
         await stock.nothing_more()
         await recovering.nothing_more()
 
-    async def test_a_rule_that_is_taken_away_in_the_middle_ends_the_replay(self, bench):
+    async def test_removing_the_rule_ends_replays(self, bench):
         worker = await bench.start()
         await bench.keep()
         await bench.publish_numbers("kept-a", range(5))
@@ -586,7 +586,7 @@ class TestLiveEventsWaitBehind:
         withheld.go_on(worker)
         await client.nothing_more()
 
-    async def test_who_was_excluded_when_it_was_published_is_not_told_later_either(self, bench):
+    async def test_an_excluded_socket_does_not_get_the_message_by_replay_either(self, bench):
         worker = await bench.start()
         await bench.keep(replay=5)
         client = await bench.client(worker)
@@ -599,7 +599,7 @@ class TestLiveEventsWaitBehind:
 
 
 class TestSlowReaders:
-    async def test_they_hold_up_nobody_and_miss_nothing(self, bench):
+    async def test_slow_readers_delay_nobody_and_miss_nothing(self, bench):
         worker = await bench.start()
         await bench.keep(keep=10_000)
         padding = "x" * 2000
@@ -615,22 +615,22 @@ class TestSlowReaders:
         await quick.events(100)
         await bench.publish_numbers("kept-a", range(6000, 6100))
         await quick.events(100)
-        told = [int(frame["data"].split()[0]) for frame in await slow.events(6100)]
-        assert told == list(range(6100))
+        received = [int(frame["data"].split()[0]) for frame in await slow.events(6100)]
+        assert received == list(range(6100))
         await slow.nothing_more()
         assert not replayer.waiting
 
-    async def test_one_that_never_catches_up_is_told_so_and_goes_on_live(self, bench):
+    async def test_a_replay_that_finds_messages_trimmed_says_so_and_goes_live(self, bench):
         worker = await bench.start()
         await bench.keep(keep=64, seconds=600)
         client = await bench.client(worker, query=RECOVER)
-        since = place_of(await client.subscribe("kept-a"))
+        since = position_of(await client.subscribe("kept-a"))
         await bench.publish_numbers("kept-a", range(10))
         withheld = Withheld(worker)
         slow = await bench.client(worker, query=RECOVER)
         await slow.ask("kept-a", since=since)
         await bench.settled(worker, lambda: withheld.waiting)
-        # Trimmed before its first page comes.
+        # Trimmed before its first page is read.
         await bench.publish_numbers("kept-a", range(10, 100))
         withheld.go_on(worker)
         success = data_of(await slow.until(SUCCEEDED))
@@ -639,11 +639,11 @@ class TestSlowReaders:
         await bench.publish_numbers("kept-a", range(100, 101))
         assert numbers(await slow.events(1)) == [100]
 
-    async def test_a_publisher_that_is_always_faster_is_not_waited_for(self, bench):
+    async def test_a_replay_gives_up_on_a_publisher_that_is_always_faster(self, bench):
         worker = await bench.start()
         await bench.keep(keep=300)
         first = await bench.client(worker, query=RECOVER)
-        since = place_of(await first.subscribe("kept-a"))
+        since = position_of(await first.subscribe("kept-a"))
         await bench.publish_numbers("kept-a", range(150))
         await first.events(150)
         withheld = Withheld(worker)
@@ -656,14 +656,14 @@ class TestSlowReaders:
             withheld.let_one()
         position = data_of(await client.until("pusher:position"))
         assert position == {"epoch": since["epoch"], "offset": first.seen[-1]["offset"], "recovered": False}
-        told = numbers([frame for frame in client.seen if frame["event"] == "n"])
-        assert told == list(range(64 * 13))
+        received = numbers([frame for frame in client.seen if frame["event"] == "n"])
+        assert received == list(range(64 * 13))
         await bench.publish_numbers("kept-a", range(2000, 2001))
         assert numbers(await client.events(1)) == [2000]
 
 
 class TestCacheChannels:
-    async def test_the_cached_event_is_not_told_twice(self, bench):
+    async def test_the_cached_event_is_not_sent_twice(self, bench):
         worker = await bench.start()
         await bench.keep("cache-", replay=2)
         await bench.publish_numbers("cache-a", range(3))
@@ -672,20 +672,20 @@ class TestCacheChannels:
         assert numbers(await client.events(2)) == [1, 2]
         await client.nothing_more()
 
-    async def test_it_is_told_to_who_is_told_nothing_else(self, bench):
+    async def test_the_cached_event_is_sent_if_nothing_is_replayed(self, bench):
         worker = await bench.start()
         await bench.keep("cache-")
         await bench.publish_numbers("cache-a", range(3))
         stock, recovering = await bench.client(worker), await bench.client(worker, query=RECOVER)
         await stock.subscribe("cache-a")
         assert numbers(await stock.events(1)) == [2]
-        place = place_of(await recovering.subscribe("cache-a"))
+        place = position_of(await recovering.subscribe("cache-a"))
         assert numbers(await recovering.events(1)) == [2]
         again = await bench.client(worker, query=RECOVER)
         assert data_of(await again.subscribe("cache-a", since=place))["recovered"] is True
         await again.nothing_more()
 
-    async def test_nothing_cached_is_said_once(self, bench):
+    async def test_a_cache_miss_is_sent_once(self, bench):
         worker = await bench.start()
         await bench.keep("cache-", replay=2)
         client = await bench.client(worker)

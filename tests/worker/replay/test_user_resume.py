@@ -1,4 +1,4 @@
-"""User resume: who was cut off and comes back is told what was missed, and others are told nothing of it."""
+"""User resume: a user who comes back after a break gets the missed messages, and nobody else does."""
 
 import asyncio
 import json
@@ -18,14 +18,14 @@ def numbers(frames: list[dict]) -> list[int]:
 
 @pytest.fixture
 async def resuming(bench):
-    """A bench whose app lets users resume, on channels that keep."""
+    """A bench whose app has user resume, with history on all channels."""
     await bench.change(user_resume_s=60)
     await bench.keep("")
     return bench
 
 
-def word_for(bench, user: str) -> tuple[int | None, int]:
-    """What Redis has of the user's latest closed socket: the offset, and the seconds it is kept."""
+def point_of(bench, user: str) -> tuple[int | None, int]:
+    """What Redis has of the user's last closed connection: the offset, and the seconds until it expires."""
     with redis_py.Redis(unix_socket_path=bench.redis.path) as client:
         key = Keys().resumed("1", user)
         found = client.get(key)
@@ -35,17 +35,19 @@ def word_for(bench, user: str) -> tuple[int | None, int]:
 async def cut(bench, worker, client) -> None:
     """The connection breaks, and the worker notices."""
     client.socket.transport.abort()
-    await bench.settled(worker, lambda: all(each.session.socket_id != client.socket_id for each in worker.hub.everyone))
+    await bench.settled(
+        worker, lambda: all(open_.session.socket_id != client.socket_id for open_ in worker.hub.everyone)
+    )
 
 
-async def left_word(bench, user: str) -> None:
+async def point_written(bench, user: str) -> None:
     async with asyncio.timeout(5):
-        while word_for(bench, user)[0] is None:
+        while point_of(bench, user)[0] is None:
             await asyncio.sleep(0.005)
 
 
-async def told_all(client, span: range) -> None:
-    """All of these come, in order where they come again; some from before the cut may come twice."""
+async def got_all(client, span: range) -> None:
+    """All of these come, in order; some from before the break may come twice."""
     want, got = set(span), []
     while not want <= set(got):
         got += numbers(await client.events(1))
@@ -53,7 +55,7 @@ async def told_all(client, span: range) -> None:
 
 
 class TestSignedInUsers:
-    async def test_a_channel_subscribed_to_again_is_told_what_was_missed_before_live_events(self, resuming):
+    async def test_missed_messages_come_before_live_events(self, resuming):
         one, other = await resuming.start(), await resuming.start()
         client = await resuming.client(one)
         await client.sign_in("7")
@@ -61,22 +63,22 @@ class TestSignedInUsers:
         await resuming.publish_numbers("news", range(3))
         await client.events(3)
         await cut(resuming, one, client)
-        await left_word(resuming, "7")
+        await point_written(resuming, "7")
         await resuming.publish_numbers("news", range(3, 100))
         again = await resuming.client(other)
         await again.sign_in("7")
         await again.subscribe("news")
         await resuming.publish_numbers("news", range(100, 102))
-        await told_all(again, range(3, 102))
+        await got_all(again, range(3, 102))
         await again.nothing_more()
 
-    async def test_a_channel_subscribed_to_before_the_sign_in_is_told_behind(self, resuming):
+    async def test_a_channel_subscribed_before_the_sign_in_gets_them_after_live_events(self, resuming):
         worker = await resuming.start()
         client = await resuming.client(worker)
         await client.sign_in("7")
         await client.subscribe("news")
         await cut(resuming, worker, client)
-        await left_word(resuming, "7")
+        await point_written(resuming, "7")
         await resuming.publish_numbers("news", range(3))
         again = await resuming.client(worker)
         await again.subscribe("news")
@@ -94,7 +96,7 @@ class TestSignedInUsers:
         await client.sign_in("7")
         await client.subscribe("news")
         await cut(resuming, worker, client)
-        await left_word(resuming, "7")
+        await point_written(resuming, "7")
         await resuming.publish_numbers("news", range(10))
         history, waiting = worker.hub.replayer.pages.history, []
 
@@ -109,14 +111,16 @@ class TestSignedInUsers:
         await again.subscribe("news")
         await resuming.settled(worker, lambda: waiting)
         await again.sign_in("7")
-        await resuming.settled(worker, lambda: all(each.known for each in worker.hub.user_resume._returned.values()))
+        await resuming.settled(
+            worker, lambda: all(returned.known for returned in worker.hub.user_resume._returned.values())
+        )
         worker.hub.replayer.pages.history = history
         for args in waiting:
             history.page(*args)
         assert numbers(await again.events(10)) == list(range(10))
         await again.nothing_more()
 
-    async def test_the_rule_says_how_much_at_least(self, resuming):
+    async def test_the_rule_replays_at_least_as_much(self, resuming):
         worker = await resuming.start()
         await resuming.keep("", replay=5)
         await resuming.publish_numbers("news", range(10))
@@ -126,7 +130,7 @@ class TestSignedInUsers:
         assert numbers(await client.events(5)) == list(range(5, 10))
         await client.nothing_more()
 
-    async def test_an_old_socket_that_nobody_knows_is_dead_counts_too(self, resuming):
+    async def test_an_old_connection_that_hangs_counts(self, resuming):
         one, other = await resuming.start(), await resuming.start()
         with Proxy(("127.0.0.1", one.port)) as proxy:
             url = f"ws://127.0.0.1:{proxy.port}/app/278d425bdf160c739803?protocol=7&client=test&version=1"
@@ -142,11 +146,11 @@ class TestSignedInUsers:
             again = await resuming.client(other)
             await again.sign_in("7")
             await again.subscribe("news")
-            await told_all(again, range(2, 5))
+            await got_all(again, range(2, 5))
             await again.nothing_more()
             assert len(one.hub.everyone) == 1
 
-    async def test_another_tab_that_lives_is_nobody_who_went(self, resuming):
+    async def test_another_open_tab_does_not_count(self, resuming):
         one, other = await resuming.start(), await resuming.start()
         for worker in (one, other):
             tab = await resuming.client(worker)
@@ -160,14 +164,14 @@ class TestSignedInUsers:
         assert numbers(await client.events(1)) == [3]
         await client.nothing_more()
 
-    async def test_of_one_name_for_a_crowd_the_latest_alone_are_pinged(self, resuming):
+    async def test_only_the_latest_connections_of_a_shared_user_id_are_pinged(self, resuming):
         worker = await resuming.start()
         clients = [await resuming.client(worker) for _ in range(40)]
         for client in clients[:-1]:
             await client.sign_in("guest")
 
         def settled() -> bool:
-            return all(each.known for each in worker.hub.user_resume._returned.values())
+            return all(returned.known for returned in worker.hub.user_resume._returned.values())
 
         await resuming.settled(worker, settled)
         pinged = []
@@ -180,14 +184,14 @@ class TestSignedInUsers:
         worker.janitor.ping = record
         await clients[-1].sign_in("guest")
         await resuming.settled(worker, settled)
-        assert [connection.session.socket_id for connection in pinged] == [each.socket_id for each in clients[7:-1]]
+        assert [connection.session.socket_id for connection in pinged] == [client.socket_id for client in clients[7:-1]]
 
-    async def test_a_stranger_a_first_visit_and_another_app_are_told_nothing(self, resuming):
+    async def test_other_users_first_visits_and_other_apps_get_nothing(self, resuming):
         worker = await resuming.start()
         client = await resuming.client(worker)
         await client.sign_in("7")
         await cut(resuming, worker, client)
-        await left_word(resuming, "7")
+        await point_written(resuming, "7")
         await resuming.publish_numbers("news", range(3))
         for user in ("8", None):
             other = await resuming.client(worker)
@@ -200,7 +204,7 @@ class TestSignedInUsers:
         await theirs.subscribe("news", app=resuming.other)
         await theirs.nothing_more()
 
-    async def test_who_names_a_place_is_told_from_there_alone(self, resuming):
+    async def test_a_client_that_names_an_offset_continues_only_from_there(self, resuming):
         worker = await resuming.start()
         client = await resuming.client(worker, query="&recover=1")
         await client.sign_in("7")
@@ -209,7 +213,7 @@ class TestSignedInUsers:
         epoch = json.loads(client.seen[-1]["data"])["epoch"]
         offset = (await client.events(3))[1]["offset"]
         await cut(resuming, worker, client)
-        await left_word(resuming, "7")
+        await point_written(resuming, "7")
         again = await resuming.client(worker, query="&recover=1")
         await again.sign_in("7")
         await again.subscribe("news", since={"epoch": epoch, "offset": offset})
@@ -218,18 +222,18 @@ class TestSignedInUsers:
 
 
 class TestMembers:
-    async def test_a_member_who_comes_back_is_told(self, resuming):
+    async def test_a_member_who_comes_back_gets_missed_messages(self, resuming):
         one, other = await resuming.start(), await resuming.start()
         client = await resuming.client(one)
         await client.subscribe("presence-p", {"user_id": "m"})
         await resuming.publish_numbers("presence-p", range(2))
         await client.events(2)
         await cut(resuming, one, client)
-        await left_word(resuming, "m")
+        await point_written(resuming, "m")
         await resuming.publish_numbers("presence-p", range(2, 80))
         again = await resuming.client(other)
         await again.subscribe("presence-p", {"user_id": "m"})
-        await told_all(again, range(2, 80))
+        await got_all(again, range(2, 80))
         await again.nothing_more()
 
     async def test_a_member_whose_old_socket_hangs_on_another_worker(self, resuming):
@@ -247,34 +251,34 @@ class TestMembers:
             assert numbers(await again.events(3)) == [0, 1, 2]
 
 
-class TestTheWord:
-    async def test_it_is_a_little_before_the_last_bytes_and_kept_for_as_long_as_the_app_says(self, resuming):
+class TestThePoint:
+    async def test_it_is_shortly_before_the_last_bytes_and_expires_as_the_app_says(self, resuming):
         worker = await resuming.start()
         client = await resuming.client(worker)
         await client.sign_in("7")
         with redis_py.Redis(unix_socket_path=resuming.redis.path) as direct:
             seconds, micros = direct.time()
         await cut(resuming, worker, client)
-        await left_word(resuming, "7")
-        point, ttl_s = word_for(resuming, "7")
+        await point_written(resuming, "7")
+        point, ttl_s = point_of(resuming, "7")
         assert -3 < point / 1_000_000 - (seconds + micros / 1_000_000) < -0.9
         assert 50 < ttl_s <= 60
 
-    async def test_a_worker_that_ends_leaves_one_for_everybody(self, resuming):
+    async def test_a_worker_that_ends_writes_one_for_every_user(self, resuming):
         ending, staying = await resuming.start(), await resuming.start()
         clients = [await resuming.client(ending) for _ in range(30)]
         for n, client in enumerate(clients):
             await client.sign_in(str(n))
         ending.drain()
         await asyncio.wait_for(ending.ended.wait(), 20)
-        assert all(word_for(resuming, str(n))[0] for n in range(30))
+        assert all(point_of(resuming, str(n))[0] for n in range(30))
         await resuming.publish_numbers("news", range(3))
         again = await resuming.client(staying)
         await again.sign_in("7")
         await again.subscribe("news")
         assert numbers(await again.events(3)) == [0, 1, 2]
 
-    async def test_apps_that_do_not_ask_for_it_pay_nothing(self, bench):
+    async def test_apps_without_it_pay_nothing(self, bench):
         worker = await bench.start()
         await bench.keep("")
         client = await bench.client(worker)
@@ -284,9 +288,9 @@ class TestTheWord:
         assert not any((resume._users, resume._connections, resume._attached_at, resume._timer))
         await cut(bench, worker, client)
         await bench.settled(worker, lambda: worker.registry.local_channel("1", "presence-p") is None)
-        assert word_for(bench, "7")[0] is None
+        assert point_of(bench, "7")[0] is None
 
-    async def test_nothing_is_remembered_of_who_is_gone(self, resuming):
+    async def test_nothing_is_remembered_of_closed_connections(self, resuming):
         worker = await resuming.start()
         client = await resuming.client(worker)
         await client.subscribe("presence-p", {"user_id": "m"})
@@ -295,11 +299,11 @@ class TestTheWord:
         await cut(resuming, worker, client)
         resume = worker.hub.user_resume
         assert not any((resume._users, resume._connections, resume._attached_at, resume._returned))
-        await left_word(resuming, "7")
-        await left_word(resuming, "m")
+        await point_written(resuming, "7")
+        await point_written(resuming, "m")
         await resuming.settled(worker, lambda: not resume._tasks)
 
-    async def test_turned_on_it_counts_for_those_who_are_here(self, bench):
+    async def test_turned_on_it_counts_for_open_connections(self, bench):
         worker = await bench.start()
         await bench.keep("")
         client = await bench.client(worker)
@@ -307,7 +311,7 @@ class TestTheWord:
         await client.subscribe("presence-p", {"user_id": "m"})
         await bench.change(user_resume_s=60)
         await cut(bench, worker, client)
-        await left_word(bench, "7")
-        await left_word(bench, "m")
+        await point_written(bench, "7")
+        await point_written(bench, "m")
         await bench.change(user_resume_s=0)
         assert not worker.hub.user_resume._users

@@ -1,7 +1,7 @@
-"""Whether an app has a place for one more connection: who waits for the answer, and what is done then.
+"""Asks for a place in an app for each new connection, and calls back when there is an answer.
 
-Places are counted over all workers where an app has `max_connections`, so the registry asks Redis (cluster.md
-6, "connect"); here its answer finds the connection. Knows nothing of how one is opened or refused.
+An app's `max_connections` counts connections on all workers, so the registry asks Redis. This module matches its
+answers with the connections that wait. It doesn't know how a connection is opened or refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Admission", "Then"]
 
-# Called with None when there is a place, which is the connection's then.
+# Called with None when the connection has a place.
 Then = Callable[[Refusal | None], None]
 
 _REASONS = {
@@ -29,7 +29,8 @@ _REASONS = {
 
 
 class Admission:
-    """Those who wait. Every greeted connection has a place, in apps without a limit too: one may be set."""
+    """The connections that wait. Every greeted connection has a place, in apps without a limit too, since an operator
+    may set one later."""
 
     def __init__(self) -> None:
         self.registry: Registry
@@ -39,8 +40,8 @@ class Admission:
         return len(self._waiting)
 
     def ask(self, connection: Connection, app: App, then: Then) -> None:
-        """Ask for a place in `app`. `then` is called once: from within this call where the app has no limit, else
-        later, and not at all if the connection is withdrawn before.
+        """Ask for a place in `app`. `then` is called once: from within this call if the app has no limit, else later.
+        It is not called if the connection is withdrawn first.
 
         The place is given back when the connection's session closes (`Hub.closed`), or by `give_back`.
         """
@@ -49,22 +50,22 @@ class Admission:
         self.registry.admit(app, ticket)
 
     def withdraw(self, connection: Connection) -> None:
-        """It is gone, and needs no place any more. Idempotent; nothing for those who don't wait."""
+        """The connection closed while it waited. Does nothing for other connections."""
         waiting = self._waiting.pop(connection, None)
         if waiting is not None:
             self.registry.cancel(waiting[0])
 
     def give_back(self, app_id: str) -> None:
-        """A place that was given isn't needed."""
+        """A connection got a place and doesn't need it."""
         self.registry.depart(app_id)
 
     def dismiss(self, refusal: Refusal) -> None:
-        """Nobody is let in any more: whoever waits is told so."""
+        """Refuse all connections that wait."""
         for connection, (_, then) in list(self._waiting.items()):
             self.withdraw(connection)
             then(refusal)
 
-    # -- what the registry has to say ----------------------------------------------------------------------
+    # -- what the registry answers -------------------------------------------------------------------------
 
     def admitted(self, ticket: Ticket) -> None:
         self._settle(ticket, None)

@@ -1,7 +1,7 @@
-"""The PROXY protocol's header: what a proxy that passes bytes on says of the client in front of it.
+"""Parses the PROXY protocol's header, in which a TCP proxy names the client it connects for.
 
 Versions 1 (a line of text) and 2 (binary) of haproxy's "The PROXY protocol" (doc/proxy-protocol.txt, sections 2.1
-and 2.2). Bytes in, an introduction out; knows no sockets, and doesn't judge who may send one.
+and 2.2). Whether a peer may send one is decided by the listeners.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 
 __all__ = ["MAX_HEADER_BYTES", "Introduction", "ProxyFault", "parse"]
 
-# Version 2 may announce 64 KiB; even a client certificate in it is a few, and a head of HTTP has as much.
+# Version 2 allows 64 KiB, but even a header with a client certificate has only a few.
 MAX_HEADER_BYTES: Final = 16 * 1024
 
 _V1: Final = b"PROXY "
-# The longest line of version 1, its CRLF with it (2.1).
+# The longest line of version 1, including its CRLF (2.1).
 _V1_BYTES: Final = 107
 _V1_LINE = re.compile(
     rb"PROXY (TCP4|TCP6) ([0-9A-Fa-f:.]+) ([0-9A-Fa-f:.]+) (0|[1-9][0-9]{0,4}) (0|[1-9][0-9]{0,4})"
@@ -35,14 +35,14 @@ _CLIENT_SSL: Final = 0x01
 
 
 class ProxyFault(ValueError):
-    """The bytes are no PROXY header. Whoever sent them isn't the proxy that was expected (2: no guessing)."""
+    """The bytes are no valid PROXY header, so they don't come from the expected proxy. Section 2 forbids guessing."""
 
 
 class Introduction(NamedTuple):
-    """What a header says. `size`: of the header; what is behind it is the client's.
+    """What a header says. `size` is the header's; the bytes after it are the client's.
 
-    `address` is the client's, None where the proxy speaks for itself (a health check) or doesn't know. `secure`:
-    the client came to the proxy by TLS; only version 2 can say so.
+    `address` is the client's; None if the proxy connects for itself (a health check) or doesn't know it. `secure`: the
+    client uses TLS to the proxy; only version 2 can say so.
     """
 
     size: int
@@ -51,9 +51,9 @@ class Introduction(NamedTuple):
 
 
 def parse(data: bytes) -> Introduction | None:
-    """The header that `data` begins with; None while more is needed, and then all of `data` belongs to it.
+    """Parse the header at the start of `data`. None: more bytes are needed, and all of `data` belongs to the header.
 
-    Raises ProxyFault at the first byte that shows it.
+    Raises ProxyFault at the first wrong byte.
     """
     if data.startswith(_V2):
         return _parse_v2(data)
@@ -68,7 +68,7 @@ def _parse_v1(data: bytes) -> Introduction | None:
     end = data.find(b"\r\n", 0, _V1_BYTES)
     if end < 0:
         if len(data) >= _V1_BYTES or b"\n" in data or b"\r" in data[:-1]:
-            raise ProxyFault("the line of version 1 has no end")
+            raise ProxyFault("the line of version 1 doesn't end with CRLF")
         return None
     line = data[:end]
     size = end + 2
@@ -82,28 +82,28 @@ def _parse_v1(data: bytes) -> Introduction | None:
         source = make(match[2].decode())
         make(match[3].decode())
     except ValueError:
-        raise ProxyFault("version 1 with what is no address of its family") from None
+        raise ProxyFault("version 1 with an invalid address") from None
     ports = int(match[4]), int(match[5])
     if max(ports) > 0xFFFF:
-        raise ProxyFault("version 1 with what is no port")
+        raise ProxyFault("version 1 with an invalid port")
     return Introduction(size, (_text(source), ports[0]), False)
 
 
 def _parse_v2(data: bytes) -> Introduction | None:
     if len(data) > 12 and (data[12] >> 4 != 2 or data[12] & 0x0F > _PROXY):
-        raise ProxyFault("neither LOCAL nor PROXY of version 2")
+        raise ProxyFault("version 2 with a command other than LOCAL and PROXY")
     if len(data) < _V2_FIXED_BYTES:
         return None
     command, family, transport = data[12] & 0x0F, data[13] >> 4, data[13] & 0x0F
     (length,) = struct.unpack_from(">H", data, 14)
     size = _V2_FIXED_BYTES + length
     if size > MAX_HEADER_BYTES:
-        raise ProxyFault(f"a header of more than {MAX_HEADER_BYTES} bytes")
+        raise ProxyFault(f"the header has more than {MAX_HEADER_BYTES} bytes")
     if command == _PROXY:
         if family not in _ADDRESSES_BYTES or (transport != _STREAM and (family, transport) != (_UNSPECIFIED, 0)):
-            raise ProxyFault("version 2 with an unknown family, or one that is no stream")
+            raise ProxyFault("version 2 with an unknown address family, or not a stream")
         if length < _ADDRESSES_BYTES[family]:
-            raise ProxyFault("version 2 with half an address")
+            raise ProxyFault("version 2 with an incomplete address")
     if len(data) < size:
         return None
     if command == _LOCAL:
@@ -120,19 +120,19 @@ def _parse_v2(data: bytes) -> Introduction | None:
 
 
 def _came_by_tls(tlvs: bytes) -> bool:
-    """2.2.6: PP2_TYPE_SSL with PP2_CLIENT_SSL. What else there is, the checksum with it, is passed over."""
+    """Whether there is a PP2_TYPE_SSL with PP2_CLIENT_SSL (2.2.6). Other extensions are skipped."""
     secure = False
     at = 0
     while at < len(tlvs):
         if len(tlvs) - at < 3:
-            raise ProxyFault("version 2 with half an extension")
+            raise ProxyFault("version 2 with an incomplete extension")
         kind, length = struct.unpack_from(">BH", tlvs, at)
         value = tlvs[at + 3 : at + 3 + length]
         if len(value) < length:
             raise ProxyFault("version 2 with an extension longer than the header")
         if kind == _TLV_SSL:
             if length < 5:
-                raise ProxyFault("version 2 with half a TLS extension")
+                raise ProxyFault("version 2 with an incomplete TLS extension")
             secure = bool(value[0] & _CLIENT_SSL)
         at += 3 + length
     return secure

@@ -1,7 +1,7 @@
-"""The certificate that this worker shows, and how TLS is spoken: 1.2 or newer, HTTP/1.1.
+"""The worker's certificate and TLS settings: TLS 1.2 or newer, HTTP/1.1.
 
-Read again when the operator says so: new handshakes get the new one, sockets that are open stay as they are. A
-pair that can't be used changes nothing. Whether the files are the operator's last word is the supervisor's to know.
+The supervisor says when to read the files again. New handshakes use the new certificate; open connections don't change.
+Files that cannot be used change nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = ["SHUTDOWN_TIMEOUT_S", "Certificate", "CertificateError", "give_memory
 
 log = structlog.get_logger()
 
-# For what is still owed and the peer's goodbye (close_notify) at the end of a connection; uvloop's own patience is
-# 30 s (failures.md row 38). As long as a WebSocket's closing handshake may take.
+# At the end of a connection: for unsent bytes and the client's close_notify. uvloop would wait 30 s. As long as a
+# WebSocket's closing handshake may take.
 SHUTDOWN_TIMEOUT_S = 5.0
 
 # Only glibc has it, and only glibc needs it.
@@ -25,23 +25,23 @@ _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def give_memory_back() -> None:
-    """Return to the system what ended TLS connections leave in the allocator.
+    """Return memory of ended TLS connections to the system.
 
-    Each takes and frees some 300 KiB in pieces, which glibc keeps: half as much again as the worker needs, after a
-    few thousand handshakes (bench/tls_soak.py). Takes 0.1 ms for each MB that goes back.
+    Each connection allocates and frees about 300 KiB in pieces, which glibc keeps. After a few thousand handshakes
+    that is half as much again as the worker needs (bench/tls_soak.py). Takes 0.1 ms per MB returned.
     """
     if _malloc_trim is not None:
         _malloc_trim(0)
 
 
 class CertificateError(Exception):
-    """The files don't make a certificate that can be served with."""
+    """The files cannot be used as a certificate and its key."""
 
 
 class Certificate:
-    """A certificate with its key, from PEM files that may be one. `context` is for the handshakes of now.
+    """A certificate and its key from PEM files, which may be the same file. `context` is for new handshakes.
 
-    Raises CertificateError where the files can't be used.
+    Raises CertificateError if the files cannot be used.
     """
 
     def __init__(self, cert_path: str, key_path: str) -> None:
@@ -50,18 +50,18 @@ class Certificate:
         self.context = self._read()
 
     def reload(self) -> bool:
-        """Read the files again; False, and the one before stays, where they can't be used."""
+        """Read the files again. False if they cannot be used; the previous certificate stays."""
         try:
             self.context = self._read()
         except CertificateError as error:
-            log.error("certificate not taken", why=str(error))
+            log.error("certificate not usable", reason=str(error))
             return False
         return True
 
     def _read(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        # A client that renegotiates has us do the dear half of a handshake as often as it likes.
+        # Otherwise a client could make us repeat the expensive half of a handshake at will.
         context.options |= ssl.OP_NO_RENEGOTIATION
         context.set_alpn_protocols(["http/1.1"])
         try:
@@ -72,5 +72,5 @@ class Certificate:
 
 
 def _no_passphrase() -> NoReturn:
-    # OpenSSL would ask the terminal, and the loop would stand still.
-    raise ValueError("the key has a passphrase; nobody is there to type it")
+    # OpenSSL would ask on the terminal and block the loop.
+    raise ValueError("the key has a passphrase; use a key without one")
