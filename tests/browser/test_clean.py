@@ -20,7 +20,7 @@ EXAMINE = """async () => (await axe.run(document, {resultTypes: ["violations"]})
     .map((each) => `${each.id}: ${each.nodes.map((node) => node.target.join(" ")).join(", ")}`)"""
 
 
-async def test_every_page_keeps_to_itself_and_can_be_used_by_everybody() -> None:
+async def test_pages_load_nothing_external_and_are_accessible() -> None:
     faults: dict[str, list[str]] = {}
     async with lively() as life, async_playwright() as playwright:
         for look, how in LOOKS.items():
@@ -41,7 +41,7 @@ async def test_every_page_keeps_to_itself_and_can_be_used_by_everybody() -> None
     assert not faults
 
 
-async def test_a_watch_sees_what_it_is_there_for() -> None:
+async def test_watch_reports_violations() -> None:
     """The checks can fail: a page that asks elsewhere, breaks a policy and throws is told of."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)

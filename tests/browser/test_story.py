@@ -86,7 +86,7 @@ async def until(ask: Callable[[], Awaitable[object]], timeout_s: float = PATIENC
             await asyncio.sleep(0.02)
 
 
-async def test_from_the_first_login_to_a_dead_letter_that_arrives(chromium: Browser) -> None:
+async def test_first_login_to_retried_dead_letter(chromium: Browser) -> None:
     with Server(workers=2, **SETTINGS) as server:
         async with receiving() as receiver:
             page = await chromium.new_page()
@@ -160,7 +160,7 @@ async def test_from_the_first_login_to_a_dead_letter_that_arrives(chromium: Brow
                 if await row.count() != 1:
                     return False
                 await row.get_by_role("link").last.click()
-                return "Written to 1 socket" in await page.locator("main").inner_text()
+                return "Written to 1 connection" in await page.locator("main").inner_text()
 
             await until(traced)
             assert "token back end" in await page.locator("main").inner_text()

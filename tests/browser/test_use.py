@@ -31,7 +31,7 @@ async def context(life: Lively) -> AsyncIterator[BrowserContext]:
         yield browser
 
 
-async def test_ticked_dead_letters_are_named_before_they_are_discarded(life: Lively, context: BrowserContext) -> None:
+async def test_selected_dead_letters_are_listed_before_discarding(life: Lively, context: BrowserContext) -> None:
     page = await context.new_page()
     await page.goto(life.server.control_url + life.paths["dead-letters"])
     rows = page.locator("input[name=id]")
@@ -54,7 +54,7 @@ async def test_ticked_dead_letters_are_named_before_they_are_discarded(life: Liv
     await expect(rows).to_have_count(many - 1)
 
 
-async def test_what_is_published_in_the_console_leads_to_its_trace(life: Lively, context: BrowserContext) -> None:
+async def test_console_publish_links_to_the_trace(life: Lively, context: BrowserContext) -> None:
     page = await context.new_page()
     await page.goto(life.server.control_url + life.paths["console"])
     await page.fill("#publish-channel", "news-sport")
@@ -70,9 +70,7 @@ async def test_what_is_published_in_the_console_leads_to_its_trace(life: Lively,
     await expect(page.locator("main")).to_contain_text("Accepted by Redis")
 
 
-async def test_a_session_that_ends_under_the_console_takes_nothing_typed_with_it(
-    life: Lively, context: BrowserContext
-) -> None:
+async def test_session_that_ends_in_the_console_loses_nothing_typed(life: Lively, context: BrowserContext) -> None:
     page = await context.new_page()
     await page.goto(life.server.control_url + life.paths["console"])
     await page.fill("#publish-channel", "news-sport")
@@ -91,7 +89,7 @@ async def test_a_session_that_ends_under_the_console_takes_nothing_typed_with_it
     await expect(page.locator("#publish-state")).to_contain_text("Published.")
 
 
-async def test_a_form_outlives_the_session_that_it_was_typed_in(life: Lively, context: BrowserContext) -> None:
+async def test_form_survives_the_end_of_the_session(life: Lively, context: BrowserContext) -> None:
     page = await context.new_page()
     await page.goto(life.server.control_url + life.paths["new-webhook"])
     await page.fill("#url", "http://127.0.0.1:9/typed/with/care")
@@ -103,12 +101,12 @@ async def test_a_form_outlives_the_session_that_it_was_typed_in(life: Lively, co
     await page.get_by_role("button", name="Log in").click()
     await page.fill("#password", PASSWORD)
     await page.get_by_role("button", name="Log in").click()
-    await page.get_by_role("button", name="Send it").click()
+    await page.get_by_role("button", name="Send").click()
     await expect(page.locator("main")).to_contain_text("http://127.0.0.1:9/typed/with/care")
     await expect(page.locator("main")).to_contain_text("orders-")
 
 
-async def test_times_are_shown_and_taken_in_the_readers_zone(life: Lively, context: BrowserContext) -> None:
+async def test_times_are_shown_and_entered_in_the_readers_time_zone(life: Lively, context: BrowserContext) -> None:
     page = await context.new_page()
     url = life.server.control_url + life.paths["trace-search"]
     async with Api(life.app) as api:
@@ -130,7 +128,7 @@ async def test_times_are_shown_and_taken_in_the_readers_zone(life: Lively, conte
     await expect(page.locator("#correlation_id")).to_have_value("story-3")
 
 
-async def test_the_console_answers_its_reader_while_thousands_go_by(life: Lively, context: BrowserContext) -> None:
+async def test_console_stays_responsive_under_thousands_of_events(life: Lively, context: BrowserContext) -> None:
     page = await context.new_page()
     await page.goto(life.server.control_url + life.paths["console"])
     await expect(page.locator("#console-state")).to_have_text("Live", timeout=PATIENCE_MS)
@@ -149,13 +147,13 @@ async def test_the_console_answers_its_reader_while_thousands_go_by(life: Lively
 
         await api.publish("flood", "mark", "{}")
         await asyncio.gather(*(some(125) for _ in range(8)))
-    await expect(page.locator("#console-count")).to_contain_text("10,001 seen", timeout=PATIENCE_MS)
+    await expect(page.locator("#console-count")).to_contain_text("10,001 received", timeout=PATIENCE_MS)
     await expect(page.locator("#console-list details:visible")).to_have_count(1)
     assert await page.locator("#console-list details").count() <= 1_000
     assert await page.evaluate("window.worst") < 3_000
 
 
-async def test_the_keyboard_comes_everywhere(life: Lively, context: BrowserContext) -> None:
+async def test_everything_can_be_reached_by_keyboard(life: Lively, context: BrowserContext) -> None:
     page = await context.new_page()
     await page.goto(life.server.control_url + life.paths["connect"])
     await page.keyboard.press("Tab")
@@ -177,7 +175,7 @@ async def test_the_keyboard_comes_everywhere(life: Lively, context: BrowserConte
     await expect(summary).to_be_focused()
 
 
-async def test_a_fault_is_in_sight_and_has_the_focus(life: Lively, context: BrowserContext) -> None:
+async def test_first_fault_is_visible_and_has_the_focus(life: Lively, context: BrowserContext) -> None:
     page = await context.new_page()
     # The field begins above the bar at the bottom, and what is said of it lies below.
     await page.set_viewport_size({"width": 1280, "height": 900})

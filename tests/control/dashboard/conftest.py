@@ -1,4 +1,4 @@
-"""A browser without a screen: it keeps its cookie, follows nothing, and finds the CSRF token of the page it is on."""
+"""A minimal browser: it stores its cookie, follows no redirects, and remembers the CSRF token of the last page."""
 
 import re
 from urllib.parse import urlencode
@@ -16,7 +16,7 @@ class Browser:
         self.wire = wire
         self.cookie = ""
         self.csrf = ""
-        # Sent with every call, as a proxy or another browser would.
+        # Sent with every request, as a proxy or another browser would.
         self.headers = {}
 
     async def get(self, path, **headers):
@@ -24,18 +24,18 @@ class Browser:
 
     async def post(self, path, /, csrf=None, headers=None, **fields):
         pairs = [
-            (name, each) for name, value in fields.items() for each in (value if isinstance(value, list) else [value])
+            (name, item) for name, value in fields.items() for item in (value if isinstance(value, list) else [value])
         ]
         pairs.append(("csrf", self.csrf if csrf is None else csrf))
-        told = {"Content-Type": "application/x-www-form-urlencoded", **(headers or {})}
-        return self._seen(await self._ask("POST", path, urlencode(pairs).encode(), told))
+        all_headers = {"Content-Type": "application/x-www-form-urlencoded", **(headers or {})}
+        return self._seen(await self._ask("POST", path, urlencode(pairs).encode(), all_headers))
 
     async def _ask(self, method, path, body, headers):
-        told = {**self.headers, **headers}
+        sent = {**self.headers, **headers}
         if self.cookie:
-            told["Cookie"] = self.cookie
+            sent["Cookie"] = self.cookie
         lines = [f"{method} {path} HTTP/1.1", "Host: test", f"Content-Length: {len(body)}"]
-        lines += [f"{name}: {value}" for name, value in told.items()]
+        lines += [f"{name}: {value}" for name, value in sent.items()]
         return await self.wire.ask("\r\n".join(lines).encode() + b"\r\n\r\n" + body, head_only=method == "HEAD")
 
     def _seen(self, reply):

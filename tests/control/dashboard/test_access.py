@@ -1,4 +1,4 @@
-"""The door: who gets in where, and forms of other sites."""
+"""The access: who gets in where, and forms of other sites."""
 
 import re
 
@@ -15,7 +15,7 @@ def filled(pattern):
     return re.sub(r"\{app_id\}", "3", re.sub(r"\{(?!app_id)\w+\}", "x", pattern))
 
 
-async def test_nobody_sees_a_page_without_logging_in(plane, open_browser):
+async def test_pages_need_a_login(plane, open_browser):
     stranger = await open_browser()
     for route in await pages_of(plane):
         if route.name in ("dashboard_static", "dashboard_login", "dashboard_log_in"):
@@ -29,7 +29,7 @@ async def test_nobody_sees_a_page_without_logging_in(plane, open_browser):
             assert b'name="password"' in reply.body
 
 
-async def test_a_viewer_may_change_nothing_however_directly_it_is_tried(plane, viewer):
+async def test_viewers_can_not_change_anything(plane, viewer):
     before = dict(plane.records.apps)
     # What is a viewer's own, and what only looks.
     allowed = {"log_out", "change_password", "console_watch", "console_auth"}
@@ -48,7 +48,7 @@ async def test_secrets_are_shown_to_admins_only(browser, viewer):
 
 
 @pytest.mark.parametrize("token", ["", "x", "0" * 64])
-async def test_a_form_without_the_sessions_token_does_nothing(plane, browser, token):
+async def test_form_without_the_csrf_token_changes_nothing(plane, browser, token):
     reply = await browser.post("/dashboard/apps/new", csrf=token, name="stolen")
     assert reply.status == 403
     assert all(app.name != "stolen" for app in plane.records.apps.values())
@@ -63,24 +63,24 @@ async def test_a_form_without_the_sessions_token_does_nothing(plane, browser, to
         {"Sec-Fetch-Site": "same-site"},
     ],
 )
-async def test_a_form_of_another_site_does_nothing_even_with_the_token(plane, browser, headers):
+async def test_form_from_another_site_changes_nothing_even_with_the_token(plane, browser, headers):
     reply = await browser.post("/dashboard/apps/new", headers=headers, name="stolen")
     assert reply.status == 403
     assert all(app.name != "stolen" for app in plane.records.apps.values())
 
 
-async def test_a_form_of_ours_passes_with_the_headers_that_browsers_send(browser):
+async def test_own_form_with_browser_headers_is_accepted(browser):
     headers = {"Origin": "http://test", "Sec-Fetch-Site": "same-origin"}
     assert (await browser.post("/dashboard/apps/new", headers=headers, name="mine")).status == 303
 
 
-async def test_htmx_is_sent_to_the_login_as_a_whole_page(open_browser):
+async def test_htmx_requests_redirect_the_whole_page_to_the_login(open_browser):
     stranger = await open_browser()
     reply = await stranger.get("/dashboard/figures", **{"HX-Request": "true"})
     assert (reply.status, reply.headers["hx-redirect"]) == (204, "/dashboard/login")
 
 
-async def test_over_https_the_cookie_is_of_this_host_alone(make_plane, redis, connect):
+async def test_https_cookie_has_the_host_prefix(make_plane, redis, connect):
     plane = await make_plane(redis.url, trusted_proxies=("127.0.0.1",))
     accounts = plane.plane.dashboard.accounts
     await accounts.first_admin("correct horse battery")
@@ -95,13 +95,13 @@ async def test_over_https_the_cookie_is_of_this_host_alone(make_plane, redis, co
     assert "Secure" not in plain.headers["set-cookie"]
 
 
-async def test_the_public_side_has_no_dashboard(plane):
+async def test_public_port_has_no_dashboard(plane):
     for route in await pages_of(plane):
         assert route.place.value == "control"
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "expected"),
     [
         ("/dashboard/apps?x=1", "/dashboard/apps?x=1"),
         ("//evil.example/dashboard", "/dashboard"),
@@ -112,11 +112,11 @@ async def test_the_public_side_has_no_dashboard(plane):
         ("javascript:alert(1)", "/dashboard"),
     ],
 )
-def test_nobody_is_sent_to_another_site_from_here(path, told):
-    assert own_path(path) == told
+def test_login_redirects_stay_on_this_site(path, expected):
+    assert own_path(path) == expected
 
 
-async def test_a_fault_is_a_page_for_people_and_json_for_programs(browser):
+async def test_errors_are_pages_for_people_and_json_for_programs(browser):
     page = await browser.get("/dashboard/apps/999")
     assert (page.status, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
     assert b"There is no app with this id" in page.body
@@ -124,7 +124,7 @@ async def test_a_fault_is_a_page_for_people_and_json_for_programs(browser):
     assert (await browser.get("/api/v1/none")).headers["content-type"] == "application/json"
 
 
-async def test_a_form_of_an_earlier_login_is_offered_again_with_what_was_typed(plane, browser):
+async def test_form_of_an_earlier_session_is_offered_again(plane, browser):
     earlier = browser.csrf
     await browser.log_in()
     reply = await browser.post("/dashboard/apps/new", csrf=earlier, name="Shop <b>")
@@ -136,7 +136,7 @@ async def test_a_form_of_an_earlier_login_is_offered_again_with_what_was_typed(p
     assert (await browser.post("/dashboard/apps/new", name="Shop <b>")).status == 303
 
 
-async def test_of_a_form_of_an_earlier_login_no_password_is_shown(browser):
+async def test_form_of_an_earlier_session_omits_passwords(browser):
     earlier = browser.csrf
     await browser.log_in()
     reply = await browser.post("/dashboard/account", csrf=earlier, old_password="secret one", new_password="secret two")
@@ -145,7 +145,7 @@ async def test_of_a_form_of_an_earlier_login_no_password_is_shown(browser):
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "expected"),
     [
         (
             "http://test/dashboard/apps/3/channels?prefix=a",
@@ -154,7 +154,7 @@ async def test_of_a_form_of_an_earlier_login_no_password_is_shown(browser):
         ("http://[", "/dashboard/login"),
     ],
 )
-async def test_htmx_comes_back_to_its_page_behind_the_login(open_browser, url, told):
+async def test_login_after_an_htmx_request_returns_to_its_page(open_browser, url, expected):
     stranger = await open_browser()
     reply = await stranger.get("/dashboard/figures", **{"HX-Request": "true", "HX-Current-URL": url})
-    assert reply.headers["hx-redirect"] == told
+    assert reply.headers["hx-redirect"] == expected

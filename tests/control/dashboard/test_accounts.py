@@ -36,7 +36,7 @@ async def accounts(tmp_path, clock):
     await store.close()
 
 
-async def test_an_empty_store_gets_an_admin_with_a_one_time_password(accounts):
+async def test_empty_store_gets_an_admin_with_a_one_time_password(accounts):
     made_up = await accounts.first_admin("")
     (user,) = await accounts.users()
     assert (user.name, user.role, user.must_change) == ("admin", "admin", True)
@@ -47,7 +47,7 @@ async def test_an_empty_store_gets_an_admin_with_a_one_time_password(accounts):
     assert await accounts.log_in("admin", OLD) is None
 
 
-async def test_a_given_first_password_is_the_users_own(accounts):
+async def test_configured_first_password_is_permanent(accounts):
     assert await accounts.first_admin(OLD) is None
     assert (await accounts.user("admin")).must_change is False
 
@@ -65,7 +65,7 @@ async def test_only_the_hash_of_a_session_is_stored(accounts):
     assert await accounts.session("") is None
 
 
-async def test_a_session_lasts_while_it_is_used_and_a_week_at_most(accounts, clock):
+async def test_session_lasts_while_it_is_used_and_at_most_a_week(accounts, clock):
     await accounts.first_admin(OLD)
     plain = await accounts.log_in("admin", OLD)
     for _ in range(int(module.ABSOLUTE_S // (module.IDLE_S / 2)) - 1):
@@ -78,7 +78,7 @@ async def test_a_session_lasts_while_it_is_used_and_a_week_at_most(accounts, clo
     assert await accounts.session(idle) is None
 
 
-async def test_a_new_password_ends_the_users_other_sessions(accounts):
+async def test_password_change_ends_the_other_sessions(accounts):
     await accounts.first_admin(OLD)
     here, there = await accounts.log_in("admin", OLD), await accounts.log_in("admin", OLD)
     await accounts.change_password(await accounts.session(here), OLD, NEW)
@@ -92,7 +92,7 @@ async def test_a_new_password_ends_the_users_other_sessions(accounts):
     ("old", "new", "field"),
     [("wrong", NEW, "old_password"), (OLD, OLD, "new_password"), (OLD, "short", "new_password")],
 )
-async def test_a_password_that_cannot_be_changed_says_which_field_is_wrong(accounts, old, new, field):
+async def test_refused_password_change_names_the_field(accounts, old, new, field):
     await accounts.first_admin(OLD)
     session = await accounts.session(await accounts.log_in("admin", OLD))
     with pytest.raises(AccountError) as caught:
@@ -100,7 +100,7 @@ async def test_a_password_that_cannot_be_changed_says_which_field_is_wrong(accou
     assert caught.value.field == field
 
 
-async def test_a_reset_ends_what_is_open_and_gives_a_one_time_password(accounts):
+async def test_reset_ends_sessions_and_returns_a_one_time_password(accounts):
     await accounts.first_admin(OLD)
     plain = await accounts.log_in("admin", OLD)
     one_time = await accounts.reset("admin")
@@ -109,7 +109,7 @@ async def test_a_reset_ends_what_is_open_and_gives_a_one_time_password(accounts)
     assert session.user.must_change
 
 
-async def test_the_last_admin_stays_one(accounts):
+async def test_last_admin_can_not_be_removed_or_demoted(accounts):
     await accounts.first_admin(OLD)
     for what in (accounts.remove("admin"), accounts.set_role("admin", "viewer")):
         with pytest.raises(AccountError, match="only admin"):
@@ -120,7 +120,7 @@ async def test_the_last_admin_stays_one(accounts):
     assert [user.name for user in await accounts.users()] == ["vera"]
 
 
-async def test_a_removed_user_is_out_at_once(accounts):
+async def test_removed_users_sessions_end_at_once(accounts):
     await accounts.first_admin(OLD)
     one_time = await accounts.create("vera", "viewer")
     plain = await accounts.log_in("vera", one_time)
@@ -131,13 +131,13 @@ async def test_a_removed_user_is_out_at_once(accounts):
 @pytest.mark.parametrize(
     ("name", "role", "field"), [("", "viewer", "name"), ("<b>", "viewer", "name"), ("ok", "king", "role")]
 )
-async def test_a_user_who_cannot_be_made_is_told_by_the_field(accounts, name, role, field):
+async def test_refused_user_names_the_field(accounts, name, role, field):
     with pytest.raises(AccountError) as caught:
         await accounts.create(name, role)
     assert caught.value.field == field
 
 
-async def test_no_two_users_have_one_name(accounts):
+async def test_user_names_are_unique(accounts):
     await accounts.create("vera", "viewer")
     with pytest.raises(AccountError, match="already"):
         await accounts.create("vera", "viewer")

@@ -7,7 +7,7 @@ from redpoll.protocol.apps import SETTINGS
 SCRIPT = "<script>alert('x')</script>"
 
 
-async def test_a_new_app_is_there_at_once_and_noted(plane, browser):
+async def test_created_app_works_at_once_and_is_in_the_audit_log(plane, browser):
     reply = await browser.post("/dashboard/apps/new", name=SCRIPT)
     assert reply.status == 303
     app = next(app for app in plane.records.apps.values() if app.name == SCRIPT)
@@ -23,18 +23,18 @@ async def test_a_new_app_is_there_at_once_and_noted(plane, browser):
         assert b"&lt;script&gt;alert" in page, path
 
 
-async def test_a_name_that_cannot_be_is_told_at_its_field_and_kept(browser):
+async def test_invalid_name_is_reported_at_its_field(browser):
     reply = await browser.post("/dashboard/apps/new", name="x" * 201)
     assert reply.status == 422
     assert b'id="fault-name"' in reply.body
     assert b'value="' + b"x" * 201 in reply.body
 
 
-async def test_what_was_done_is_told_once(browser):
+async def test_notice_is_shown_once(browser):
     reply = await browser.post("/dashboard/apps/new", name="shop")
     path = reply.headers["location"]
-    assert b"shop is ready" in (await browser.get(path)).body
-    assert b"shop is ready" not in (await browser.get(path)).body
+    assert b"shop was created" in (await browser.get(path)).body
+    assert b"shop was created" not in (await browser.get(path)).body
 
 
 def in_force(app):
@@ -80,7 +80,7 @@ async def test_every_setting_is_in_the_form_and_can_be_changed(plane, browser):
         ("max_presence_members", "10000"),
     ],
 )
-async def test_a_wrong_setting_is_told_at_its_field_and_nothing_is_saved_or_lost(plane, browser, field, value):
+async def test_invalid_setting_is_reported_at_its_field_and_nothing_is_saved(plane, browser, field, value):
     before = plane.records.apps["3"]
     fields = in_force(before) | {"watchlist": "1", "max_channels": "55", "max_user_info_bytes": "16384", field: value}
     reply = await browser.post("/dashboard/apps/3/settings", **fields)
@@ -91,10 +91,10 @@ async def test_a_wrong_setting_is_told_at_its_field_and_nothing_is_saved_or_lost
     assert plane.records.apps["3"] == before
 
 
-async def test_an_app_is_switched_off_and_on_and_says_so(plane, browser):
+async def test_app_is_switched_off_and_on(plane, browser):
     await browser.post("/dashboard/apps/3/enabled", enabled="0")
     assert plane.records.apps["3"].enabled is False
-    assert b"switched off" in (await browser.get("/dashboard/apps/3/channels")).body
+    assert b"This app is off" in (await browser.get("/dashboard/apps/3/channels")).body
     await browser.post("/dashboard/apps/3/enabled", enabled="1")
     assert plane.records.apps["3"].enabled is True
 
@@ -105,7 +105,7 @@ async def test_an_app_is_renamed(plane, browser):
     assert (await browser.post("/dashboard/apps/3/name", name="")).status == 422
 
 
-async def test_what_says_neither_on_nor_off_switches_nothing(plane, browser):
+async def test_other_switch_values_are_refused(plane, browser):
     for fields in ({}, {"enabled": "yes"}):
         assert (await browser.post("/dashboard/apps/3/enabled", **fields)).status == 400
     assert plane.records.apps["3"].enabled is True

@@ -3,9 +3,9 @@
 import json
 
 
-async def test_it_finds_by_word_user_and_app_and_leads_to_older_ones(plane, browser):
+async def test_search_by_word_user_and_app_with_pages(plane, browser):
     for at in range(60):
-        await plane.plane.dashboard.door.note("vera" if at % 2 else "admin", "10.0.0.1", "did", "3", f"thing-{at:02}")
+        await plane.plane.dashboard.access.note("vera" if at % 2 else "admin", "10.0.0.1", "did", "3", f"thing-{at:02}")
     first = (await browser.get("/dashboard/audit?app=3")).body.decode()
     assert "thing-59" in first
     assert "thing-05" not in first
@@ -17,9 +17,9 @@ async def test_it_finds_by_word_user_and_app_and_leads_to_older_ones(plane, brow
     assert "Nothing matches" in (await browser.get("/dashboard/audit?find=100%25")).body.decode()
 
 
-async def test_it_is_exported_whole(plane, browser, wait_until):
+async def test_audit_log_is_exported_completely(plane, browser, wait_until):
     for at in range(5):
-        await plane.plane.dashboard.door.note("admin", "", "did", "3", f"=thing-{at}")
+        await plane.plane.dashboard.access.note("admin", "", "did", "3", f"=thing-{at}")
     begun = await browser.post("/dashboard/audit/export", find="thing", format="json")
     job = begun.headers["location"]
     (running,) = plane.plane.dashboard._jobs._jobs.values()
@@ -29,7 +29,7 @@ async def test_it_is_exported_whole(plane, browser, wait_until):
     assert "attachment" in reply.headers["content-disposition"]
 
 
-async def test_the_command_line_is_noted_too(plane, browser, tmp_path):
+async def test_commands_are_in_the_audit_log_too(plane, browser, tmp_path):
     from redpoll.control import commands
     from redpoll.control.context import Context
     from redpoll.settings import Settings

@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 from redpoll.cluster.keys import Keys
 
 
-async def test_occupied_channels_are_listed_with_what_they_are(browser, occupy):
+async def test_occupied_channels_are_listed_with_kind_and_counts(browser, occupy):
     await occupy("private-cache-a", {"w": 2, "v": 3})
     await occupy("presence-b", {"w": 2}, users=("anna", "bob"))
     page = (await browser.get("/dashboard/apps/3/channels")).body.decode()
@@ -17,11 +17,11 @@ async def test_occupied_channels_are_listed_with_what_they_are(browser, occupy):
     assert 'class="number">5<' in page
     narrowed = (await browser.get("/dashboard/apps/3/channels?prefix=presence-")).body.decode()
     assert "private-cache-a" not in narrowed
-    assert "No channel begins with that" in (await browser.get("/dashboard/apps/3/channels?prefix=zzz")).body.decode()
-    assert "No channel is occupied" in (await browser.get("/dashboard/apps/4/channels")).body.decode()
+    assert "No matching channels" in (await browser.get("/dashboard/apps/3/channels?prefix=zzz")).body.decode()
+    assert "No occupied channels" in (await browser.get("/dashboard/apps/4/channels")).body.decode()
 
 
-async def test_a_hundred_are_on_a_page(browser, occupy):
+async def test_list_has_pages_of_a_hundred(browser, occupy):
     for at in range(105):
         await occupy(f"c-{at:03}", {"w": 1})
     first = (await browser.get("/dashboard/apps/3/channels")).body.decode()
@@ -33,7 +33,7 @@ async def test_a_hundred_are_on_a_page(browser, occupy):
     assert "c-104" in (await browser.get("/dashboard/apps/3/channels?page=99999")).body.decode()
 
 
-async def test_members_are_shown_escaped_with_their_infos(redis, browser, occupy):
+async def test_members_are_shown_escaped_with_their_info(redis, browser, occupy):
     await occupy("presence-b", {"w": 1}, users=("anna",))
     async with Redis(unix_socket_path=redis.path) as client:
         key = Keys("rp").members("3", "presence-b")
@@ -45,18 +45,18 @@ async def test_members_are_shown_escaped_with_their_infos(redis, browser, occupy
     assert "<script>alert" not in page
 
 
-async def test_what_a_cache_channel_tells_first_is_shown(plane, browser):
+async def test_cached_event_is_shown(plane, browser):
     event = {"name": "price", "channels": ["cache-gold"], "data": '"<script>1"'}
     assert (await plane.trigger(**event)).status == 200
     page = (await browser.get("/dashboard/apps/3/channels/cache-gold")).body.decode()
     assert "&#34;&lt;script&gt;1&#34;" in page
 
 
-async def test_a_name_that_no_channel_has_is_404(browser):
+async def test_invalid_channel_name_is_404(browser):
     assert (await browser.get("/dashboard/apps/3/channels/%3Cscript%3E")).status == 404
 
 
-async def test_they_are_exported(plane, browser, occupy, wait_until):
+async def test_channels_are_exported(plane, browser, occupy, wait_until):
     await occupy("a", {"w": 1})
     await occupy("presence-b", {"w": 2}, users=("anna",))
     job = (await browser.post("/dashboard/apps/3/channels/export", format="csv")).headers["location"]

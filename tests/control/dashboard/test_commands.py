@@ -17,7 +17,7 @@ async def context(tmp_path):
     await store.close()
 
 
-async def test_a_user_is_made_and_reset_with_a_password_that_works_once(context):
+async def test_user_is_created_and_reset_with_a_one_time_password(context):
     made = await commands.COMMANDS["user create"](context, {"name": "vera", "role": "viewer"})
     assert {"name": made["name"], "role": made["role"]} == {"name": "vera", "role": "viewer"}
     reset = await commands.COMMANDS["user reset"](context, {"name": "vera"})
@@ -27,8 +27,8 @@ async def test_a_user_is_made_and_reset_with_a_password_that_works_once(context)
     assert session.user.must_change
 
 
-async def test_what_cannot_be_is_told_in_a_sentence(context):
-    with pytest.raises(CommandError, match="A role is admin or viewer"):
+async def test_refusals_are_sentences(context):
+    with pytest.raises(CommandError, match="The role must be admin or viewer"):
         await commands.COMMANDS["user create"](context, {"name": "vera", "role": "king"})
     with pytest.raises(CommandError, match="There is no user vera"):
         await commands.COMMANDS["user reset"](context, {"name": "vera"})

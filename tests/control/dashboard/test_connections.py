@@ -13,18 +13,18 @@ W = "0123456789ab.1.1"
 
 @pytest.fixture
 async def worker(redis, plane):
-    """A worker that answers questions: `told` is what it says by question, `asked` what came."""
+    """A worker that answers surveys: `answers` has its answers by question, `asked` the questions it got."""
 
     class Worker:
         def __init__(self):
-            self.told = {"connections": {"total": 0, "connections": []}, "close": 0}
+            self.answers = {"connections": {"total": 0, "connections": []}, "close": 0}
             self.asked = []
 
         def heard(self, _topic, payload):
             message = json.loads(payload)
             if "ask" in message:
                 self.asked.append(message)
-                Survey(link, keys).answer(message["id"], W, self.told[message["ask"]])
+                Survey(link, keys).answer(message["id"], W, self.answers[message["ask"]])
 
     keys, link, made = Keys("rp"), Link(redis.url), Worker()
     link.on_push = made.heard
@@ -43,10 +43,10 @@ def connection(**changed):
     return {**row, "channels": 1, "named": ["news"], "user": None, "owed": 2048, **changed}
 
 
-async def test_they_are_shown_escaped(browser, worker):
+async def test_connections_are_shown_escaped(browser, worker):
     bad = "<script>alert(1)"
     rows = [connection(), connection(socket="3.4", user=bad, library=bad, address=bad, named=[bad])]
-    worker.told["connections"] = {"total": 2, "connections": rows}
+    worker.answers["connections"] = {"total": 2, "connections": rows}
     page = (await browser.get("/dashboard/apps/3/connections?find=a&channel=news")).body.decode()
     assert "js 8.6.0" in page
     assert "2.0 KiB" in page
@@ -58,21 +58,21 @@ async def test_they_are_shown_escaped(browser, worker):
     }
 
 
-async def test_one_is_closed_and_noted(browser, worker):
-    worker.told["close"] = 1
+async def test_connection_is_closed_and_the_audit_log_has_it(browser, worker):
+    worker.answers["close"] = 1
     reply = await browser.post("/dashboard/apps/3/connections/close", socket="1.2")
     assert reply.status == 303
     assert worker.asked[-1]["socket"] == "1.2"
     assert "connection closed" in (await browser.get("/dashboard/audit")).body.decode()
 
 
-async def test_a_worker_that_is_silent_is_said(browser, redis, plane, monkeypatch):
+async def test_worker_that_does_not_answer_is_reported(browser, redis, plane, monkeypatch):
     from redpoll.control.dashboard import dashboard
 
-    part = next(each for each in plane.plane.dashboard._parts if isinstance(each, dashboard.ConnectionPages))
-    part._questions._answer_s = 0.05
+    part = next(pages for pages in plane.plane.dashboard._parts if isinstance(pages, dashboard.ConnectionPages))
+    part._survey._answer_s = 0.05
     link = plane.plane.link
     await link.ask(b"HSET", Keys("rp").beat, W, 1)
     plane.plane.told({"alive": [1], "greatest": 1})
     page = (await browser.get("/dashboard/apps/3/connections")).body.decode()
-    assert "couldn&#39;t all be asked" in page or "couldn't all be asked" in page
+    assert "Not all workers answered" in page

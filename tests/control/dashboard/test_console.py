@@ -9,7 +9,7 @@ from redpoll.protocol.auth import channel_fault
 from redpoll.protocol.channels import CONSOLE
 
 
-async def test_the_page_has_the_key_of_nothing_else_and_says_that_somebody_looks(plane, browser):
+async def test_page_has_the_console_key_and_marks_the_app_as_watched(plane, browser):
     reply = await browser.get("/dashboard/apps/3/console?channel=%3Cscript%3E")
     app = plane.records.apps["3"]
     page = reply.body.decode()
@@ -22,16 +22,16 @@ async def test_the_page_has_the_key_of_nothing_else_and_says_that_somebody_looks
     assert (await browser.post("/dashboard/apps/3/console/watch")).status == 204
 
 
-async def test_a_subscription_to_the_consoles_channel_is_signed_and_to_no_other(plane, browser):
+async def test_only_subscriptions_to_the_console_channel_are_signed(plane, browser):
     await browser.get("/dashboard/apps/3/console")
-    told = await browser.post("/dashboard/apps/3/console/auth", socket_id="1.2", channel_name=CONSOLE)
+    reply = await browser.post("/dashboard/apps/3/console/auth", socket_id="1.2", channel_name=CONSOLE)
     app = plane.records.apps["3"]
-    assert channel_fault(app, "1.2", CONSOLE, told.json()["auth"], None) is None
+    assert channel_fault(app, "1.2", CONSOLE, reply.json()["auth"], None) is None
     other = await browser.post("/dashboard/apps/3/console/auth", socket_id="1.2", channel_name="private-orders")
     assert other.status == 403
 
 
-async def test_an_event_is_published_as_the_api_does_it(plane, browser, hear):
+async def test_event_is_published_as_with_the_api(plane, browser, hear):
     listener = await hear("news")
     reply = await browser.post("/dashboard/apps/3/console/publish", channel="news", name="hello", data='{"a": " <b> "}')
     assert reply.status == 200
@@ -40,36 +40,36 @@ async def test_an_event_is_published_as_the_api_does_it(plane, browser, hear):
     assert "event published" in (await browser.get("/dashboard/audit")).body.decode()
 
 
-async def test_what_is_published_here_is_in_the_event_trace_in_the_name_of_who_did_it(plane, browser, hear):
+async def test_published_event_is_in_the_event_trace_with_the_users_name(plane, browser, hear):
     await hear("news")
     reply = await browser.post("/dashboard/apps/3/console/publish", channel="news", name="hello", data="{}")
     await plane.plane.tracer.flush()
     trace_id = json.loads(reply.body)["trace_id"]
-    told = (await plane.call("GET", f"/apps/3/trace/{trace_id}")).json()
-    assert (told["name"], told["channels"], told["size"], told["status"]) == ("hello", ["news"], 2, 200)
-    assert told["caller"] == "dashboard user admin from 127.0.0.1"
-    assert [span["stage"] for span in told["spans"]][:2] == ["authenticated", "accepted"]
+    trace = (await plane.call("GET", f"/apps/3/trace/{trace_id}")).json()
+    assert (trace["name"], trace["channels"], trace["size"], trace["status"]) == ("hello", ["news"], 2, 200)
+    assert trace["caller"] == "dashboard user admin from 127.0.0.1"
+    assert [span["stage"] for span in trace["spans"]][:2] == ["authenticated", "accepted"]
 
 
-async def test_what_is_refused_here_has_its_row_too(plane, browser):
+async def test_refused_event_is_in_the_event_log_too(plane, browser):
     await browser.post("/dashboard/apps/3/console/publish", channel="news", name="pusher:x", data="{}")
     await browser.post("/dashboard/apps/3/console/publish", channel="news", name="e", data="x" * 20_000)
     await plane.plane.tracer.flush()
-    told = (await plane.call("GET", "/apps/3/events/log", params={"channel": "news"})).json()
-    assert [(each["name"], each["status"]) for each in told["events"]] == [("e", 413), ("pusher:x", 400)]
+    log = (await plane.call("GET", "/apps/3/events/log", params={"channel": "news"})).json()
+    assert [(row["name"], row["status"]) for row in log["events"]] == [("e", 413), ("pusher:x", 400)]
 
 
-async def test_publishing_here_counts_against_the_daily_limit(plane, browser):
+async def test_publishing_counts_against_the_daily_limit(plane, browser):
     await plane.records.set_app("3", {"plan": "free"})
     await browser.post("/dashboard/apps/3/console/publish", channel="news", name="e", data="{}")
     reply = await plane.trigger()
     assert reply.headers["x-ratelimit-remaining"] == str(200_000 - 2)
 
 
-async def test_an_app_that_is_off_says_so(plane, browser):
+async def test_disabled_app_is_reported(plane, browser):
     await plane.records.set_app("3", {"enabled": False})
     reply = await browser.post("/dashboard/apps/3/console/publish", channel="news", name="e", data="{}")
-    assert (reply.status, json.loads(reply.body)) == (403, {"fault": {"": "This app is switched off."}})
+    assert (reply.status, json.loads(reply.body)) == (403, {"fault": {"": "This app is disabled."}})
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ async def test_an_app_that_is_off_says_so(plane, browser):
         ({"channel": "c", "name": "e", "data": "x" * 20_000}, "data"),
     ],
 )
-async def test_what_the_api_refuses_is_told_at_its_field(browser, fields, field):
+async def test_refusals_are_reported_at_their_field(browser, fields, field):
     reply = await browser.post("/dashboard/apps/3/console/publish", **fields)
     assert reply.status == 422
     assert list(json.loads(reply.body)["fault"]) == [field]

@@ -60,7 +60,7 @@ async def states(plane, app_id="3"):
     return sorted(each.state for each in found)
 
 
-async def test_the_payload_and_every_attempt_are_shown_escaped(plane, browser, dead):
+async def test_payload_and_attempts_are_shown_escaped(plane, browser, dead):
     (delivery_id,) = await dead(1)
     page = (await browser.get("/dashboard/apps/3/dead-letters")).body.decode()
     assert "1 dead letter<" in page
@@ -72,7 +72,7 @@ async def test_the_payload_and_every_attempt_are_shown_escaped(plane, browser, d
     assert (await browser.get(f"/dashboard/apps/4/deliveries/{delivery_id}")).status == 404
 
 
-async def test_a_retry_arrives_when_the_receiver_is_well_again(plane, browser, dead):
+async def test_retried_delivery_arrives_when_the_receiver_works_again(plane, browser, dead):
     async with Receiver(status(200)) as receiver:
         (delivery_id,) = await dead(1, receiver.url)
         reply = await browser.post("/dashboard/apps/3/dead-letters", do="retry", id=delivery_id, back="delivery")
@@ -84,7 +84,7 @@ async def test_a_retry_arrives_when_the_receiver_is_well_again(plane, browser, d
     assert "No dead letters" in (await browser.get("/dashboard/apps/3/dead-letters")).body.decode()
 
 
-async def test_ticked_ones_are_discarded_all_or_none(plane, browser, dead):
+async def test_selected_dead_letters_are_discarded_all_or_none(plane, browser, dead):
     ids = await dead(3)
     refused = await browser.post("/dashboard/apps/3/dead-letters", do="discard", id=[ids[0], "none"])
     assert refused.status == 422
@@ -100,7 +100,7 @@ async def test_dead_letters_of_another_app_are_not_touched(plane, browser, dead)
     assert await states(plane, "4") == ["failed"]
 
 
-async def test_all_of_them_are_discarded_in_a_job_that_shows_how_far_it_is(plane, browser, dead, wait_until):
+async def test_all_dead_letters_are_discarded_in_a_job_with_progress(plane, browser, dead, wait_until):
     await dead(1_200)
     reply = await browser.post("/dashboard/apps/3/dead-letters/all", do="discard", endpoint="")
     (job,) = plane.plane.dashboard._jobs._jobs.values()
@@ -110,7 +110,7 @@ async def test_all_of_them_are_discarded_in_a_job_that_shows_how_far_it_is(plane
     assert set(await states(plane)) == {"discarded"}
 
 
-async def test_fifty_are_on_a_page_and_all_in_an_export(plane, browser, dead, wait_until):
+async def test_list_has_pages_of_fifty_and_the_export_has_all(plane, browser, dead, wait_until):
     await dead(60)
     page = (await browser.get("/dashboard/apps/3/dead-letters")).body.decode()
     assert page.count('name="id"') == 50
@@ -123,5 +123,5 @@ async def test_fifty_are_on_a_page_and_all_in_an_export(plane, browser, dead, wa
 
 
 @pytest.mark.parametrize("before", ["", "x", "1_2_3", "inf_99999999999999999999", "nan_-99999999999999999999", "1_"])
-async def test_a_place_that_nobody_gave_is_the_newest(browser, before):
+async def test_invalid_position_shows_the_newest(browser, before):
     assert (await browser.get(f"/dashboard/apps/3/dead-letters?before={before}")).status == 200

@@ -6,7 +6,7 @@ import io
 from redpoll.control.dashboard.exports import as_csv
 
 
-def test_rows_may_have_different_names_and_any_text():
+def test_rows_can_have_different_names_and_any_text():
     text = as_csv([{"a": 1, "b": 'say "hi",\nthere'}, {"a": None, "c": ["x", "y"]}]).decode()
     assert list(csv.DictReader(io.StringIO(text))) == [
         {"a": "1", "b": 'say "hi",\nthere', "c": ""},
@@ -14,7 +14,7 @@ def test_rows_may_have_different_names_and_any_text():
     ]
 
 
-def test_what_a_spreadsheet_would_carry_out_is_text():
+def test_formulas_are_exported_as_text():
     text = as_csv([{"a": each} for each in ("=1+1", "+1", "-1", "@x", "\tx", "plain", -1)]).decode()
     assert [row["a"] for row in csv.DictReader(io.StringIO(text))] == [
         "'=1+1",
@@ -27,5 +27,5 @@ def test_what_a_spreadsheet_would_carry_out_is_text():
     ]
 
 
-def test_nothing_is_a_file_all_the_same():
+def test_export_without_rows_is_a_file():
     assert as_csv([]) == b"\r\n"

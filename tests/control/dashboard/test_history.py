@@ -25,7 +25,7 @@ async def kept(plane):
     return publish
 
 
-async def test_a_rule_is_made_and_removed(plane, browser):
+async def test_rule_is_added_and_removed(plane, browser):
     assert (await browser.post("/dashboard/apps/3/history", **PREFIX, client_events="1")).status == 303
     (rule,) = plane.records.apps["3"].history
     assert (rule.name, rule.prefix, rule.keep, rule.seconds, rule.client_events) == ("kept-", True, 100, 7_200, True)
@@ -36,13 +36,13 @@ async def test_a_rule_is_made_and_removed(plane, browser):
     assert (await browser.post("/dashboard/apps/3/history/remove", rule="<script>")).status == 422
 
 
-async def test_what_subscribers_are_told_is_a_number_or_a_time(plane, browser):
+async def test_replay_is_a_number_or_a_period(plane, browser):
     await browser.post("/dashboard/apps/3/history", **{**PREFIX, "replay": "count", "replay_count": "5"})
     by_time = {"name": "b-", "replay": "seconds", "replay_lasts": "1", "replay_unit": "minutes"}
     await browser.post("/dashboard/apps/3/history", **{**PREFIX, **by_time})
     await browser.post("/dashboard/apps/3/history", match="channel", name="kept-not", keep="0", replay="none")
-    told = [(rule.replay, rule.replay_seconds, rule.keep) for rule in plane.records.apps["3"].history]
-    assert told == [(5, 0, 100), (0, 60, 100), (0, 0, 0)]
+    rules = [(rule.replay, rule.replay_seconds, rule.keep) for rule in plane.records.apps["3"].history]
+    assert rules == [(5, 0, 100), (0, 60, 100), (0, 0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ async def test_what_subscribers_are_told_is_a_number_or_a_time(plane, browser):
         ({"replay": "count"}, "replay_count"),
     ],
 )
-async def test_what_is_wrong_is_told_and_what_was_typed_is_kept(plane, browser, changed, field):
+async def test_invalid_rule_is_reported_and_the_form_keeps_its_values(plane, browser, changed, field):
     reply = await browser.post("/dashboard/apps/3/history", **{**PREFIX, **changed})
     page = reply.body.decode()
     assert reply.status == 422
@@ -70,7 +70,7 @@ async def test_what_is_wrong_is_told_and_what_was_typed_is_kept(plane, browser, 
     assert 'value="prefix" selected' in page
 
 
-async def test_messages_are_shown_newest_first_in_pages_and_escaped(browser, kept):
+async def test_messages_are_shown_escaped_in_pages_newest_first(browser, kept):
     await kept(60)
     page = (await browser.get("/dashboard/apps/3/history/kept-a")).body.decode()
     assert "event-59" in page
@@ -82,12 +82,12 @@ async def test_messages_are_shown_newest_first_in_pages_and_escaped(browser, kep
     assert "kept-a" in (await browser.get("/dashboard/apps/3/history")).body.decode()
 
 
-async def test_a_place_that_is_no_more_is_told(browser, kept):
+async def test_cursor_of_deleted_messages_is_reported(browser, kept):
     await kept(1)
     gone = await browser.get("/dashboard/apps/3/history/kept-a?cursor=other%3A5")
     assert gone.status == 400
     assert "lost or was cleared" in gone.body.decode()
-    assert "Nothing is kept of this channel" in (await browser.get("/dashboard/apps/3/history/none")).body.decode()
+    assert "No stored messages" in (await browser.get("/dashboard/apps/3/history/none")).body.decode()
     assert (await browser.get("/dashboard/apps/3/history/%3Cb%3E")).status == 400
 
 
@@ -96,8 +96,8 @@ async def test_messages_are_exported_oldest_first_and_cleared(redis, plane, brow
     job = (await browser.post("/dashboard/apps/3/history/kept-a/export", format="json")).headers["location"]
     (running,) = plane.plane.dashboard._jobs._jobs.values()
     await wait_until(lambda: running.state != "running")
-    told = json.loads((await browser.get(f"{job}/file")).body)
-    assert [each["event"] for each in told] == ["event-0", "event-1", "event-2"]
+    exported = json.loads((await browser.get(f"{job}/file")).body)
+    assert [row["event"] for row in exported] == ["event-0", "event-1", "event-2"]
     assert (await browser.post("/dashboard/apps/3/history/kept-a/clear")).status == 303
     async with Redis(unix_socket_path=redis.path) as client:
         assert await client.xlen(Keys("rp").history("3", "kept-a")) == 0

@@ -13,7 +13,7 @@ async def test_a_key_is_rotated(plane, browser):
     assert plane.records.apps["3"].signing_key().key == old
 
 
-async def test_the_last_enabled_key_stays_and_it_says_why(plane, browser):
+async def test_last_enabled_key_can_not_be_disabled(plane, browser):
     old = plane.records.apps["3"].keys[0].key
     reply = await browser.post("/dashboard/apps/3/keys/disable", key=old)
     assert reply.status == 422
@@ -21,7 +21,7 @@ async def test_the_last_enabled_key_stays_and_it_says_why(plane, browser):
     assert plane.records.apps["3"].keys[0].enabled
 
 
-async def test_no_key_of_another_app_is_enabled_or_made_up(plane, browser):
+async def test_unknown_keys_and_keys_of_other_apps_are_refused(plane, browser):
     for key in ("1111111111111111aaaa", "unknown", "<script>"):
         reply = await browser.post("/dashboard/apps/3/keys/enable", key=key)
         assert reply.status == 422

@@ -8,7 +8,7 @@ from redpoll.control.dashboard.login import FIRST_LOGIN
 PASSWORD = "correct horse battery"
 
 
-async def test_the_control_port_leads_to_the_login_and_back(open_browser):
+async def test_control_port_redirects_to_the_login_and_back(open_browser):
     stranger = await open_browser()
     assert (await stranger.get("/")).headers["location"] == "/dashboard"
     assert (await stranger.get("/dashboard")).headers["location"] == "/dashboard/login"
@@ -20,15 +20,15 @@ async def test_the_control_port_leads_to_the_login_and_back(open_browser):
     assert (await stranger.get("/dashboard/login")).status == 303
 
 
-async def test_a_wrong_password_is_told_in_the_same_words_as_a_wrong_name(open_browser):
+async def test_wrong_password_and_wrong_name_have_the_same_message(open_browser):
     stranger = await open_browser()
     wrong = [await stranger.post("/dashboard/login", name=name, password="x" * 12) for name in ("admin", "nobody")]
     assert [reply.status for reply in wrong] == [401, 401]
-    assert all(b"Name or password is wrong." in reply.body for reply in wrong)
+    assert all(b"Wrong name or password." in reply.body for reply in wrong)
     assert not stranger.cookie
 
 
-async def test_the_eleventh_failure_has_to_wait(open_browser):
+async def test_eleventh_failed_login_must_wait(open_browser):
     stranger = await open_browser()
     for _ in range(10):
         assert (await stranger.post("/dashboard/login", name="admin", password="wrong")).status == 401
@@ -38,7 +38,7 @@ async def test_the_eleventh_failure_has_to_wait(open_browser):
     assert not stranger.cookie
 
 
-async def test_the_first_login_asks_for_a_password_of_ones_own(plane, connect, open_browser, tmp_path):
+async def test_first_login_asks_for_a_new_password(plane, connect, open_browser, tmp_path):
     accounts = plane.plane.dashboard.accounts
     one_time = await accounts.reset("admin") if await accounts.users() else ""
     stranger = await open_browser()
@@ -67,7 +67,7 @@ async def test_the_first_login_asks_for_a_password_of_ones_own(plane, connect, o
     assert (await stranger.get("/dashboard/apps")).status == 200
 
 
-async def test_logging_out_ends_the_session_on_the_server(plane, browser):
+async def test_logout_ends_the_session_on_the_server(plane, browser):
     cookie = browser.cookie
     reply = await browser.post("/dashboard/logout")
     assert "Max-Age=0" in reply.headers["set-cookie"]
@@ -75,7 +75,7 @@ async def test_logging_out_ends_the_session_on_the_server(plane, browser):
     assert (await browser.get("/dashboard/apps")).status == 303
 
 
-async def test_what_was_typed_when_the_session_ended_is_there_behind_the_login(plane, browser):
+async def test_form_sent_after_the_session_ended_is_shown_after_the_login(plane, browser):
     typed = '<script>alert("1")</script> & more\nlines'
     before = browser.cookie
     await browser.post("/dashboard/logout")
@@ -83,10 +83,10 @@ async def test_what_was_typed_when_the_session_ended_is_there_behind_the_login(p
     reply = await browser.post("/dashboard/apps/3/settings", allowed_origins=typed, max_batch="77", password="hidden")
     assert reply.status == 401
     assert b"<script>alert" not in reply.body
-    fields = dict(re.findall(r'name="(kept\w*)" value="([^"]*)"', reply.body.decode()))
-    assert "hidden" not in fields["kept"]
-    kept = {name: html.unescape(value) for name, value in fields.items()}
-    again = await browser.post("/dashboard/login", name="admin", password=PASSWORD, **kept)
+    fields = dict(re.findall(r'name="(resend\w*)" value="([^"]*)"', reply.body.decode()))
+    assert "hidden" not in fields["resend"]
+    resend = {name: html.unescape(value) for name, value in fields.items()}
+    again = await browser.post("/dashboard/login", name="admin", password=PASSWORD, **resend)
     assert again.status == 200
     assert b"<script>alert" not in again.body
     page = again.body.decode()

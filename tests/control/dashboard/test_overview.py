@@ -3,7 +3,7 @@
 import json
 
 
-async def test_it_says_whether_the_server_is_well(plane, browser):
+async def test_page_says_whether_the_server_is_ready(plane, browser):
     assert "The server is ready." in (await browser.get("/dashboard")).body.decode()
     plane.plane.health.workers_ready = False
     page = (await browser.get("/dashboard")).body.decode()
@@ -12,20 +12,20 @@ async def test_it_says_whether_the_server_is_well(plane, browser):
     assert part.startswith('<div id="figures"')
 
 
-async def test_charts_get_columns_of_one_length(plane, browser):
-    await plane.plane.dashboard.sampler.look()
+async def test_chart_columns_have_the_same_length(plane, browser):
+    await plane.plane.dashboard.sampler.sample()
     await plane.trigger()
-    await plane.plane.dashboard.sampler.look()
-    told = (await browser.get("/dashboard/series")).json()
-    assert len({len(column) for column in told.values()}) == 1
-    assert told["published"][-1] > 0
+    await plane.plane.dashboard.sampler.sample()
+    data = (await browser.get("/dashboard/series")).json()
+    assert len({len(column) for column in data.values()}) == 1
+    assert data["published"][-1] > 0
     of_app = json.loads((await browser.get("/dashboard/series?app=3")).body)
-    assert set(of_app) == set(told)
+    assert set(of_app) == set(data)
     assert of_app["published"][-1] > 0
     assert of_app["p50_ms"][-1] > 0
 
 
-async def test_each_chart_is_there_for_one_app_as_for_all(browser):
+async def test_one_app_has_the_same_charts_as_the_server(browser):
     for path in ("/dashboard", "/dashboard?app=3"):
         page = (await browser.get(path)).body.decode()
         for title in ("Connections", "out to clients", "in from clients", "Publish latency", "Webhook attempts"):

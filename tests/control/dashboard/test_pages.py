@@ -11,19 +11,19 @@ from redpoll.control.dashboard import pages
 TEMPLATES = Path(redpoll.control.dashboard.__file__).parent / "templates"
 
 
-def test_no_template_has_script_or_style_of_its_own():
+def test_templates_have_no_inline_script_or_style():
     for path in TEMPLATES.glob("*.html"):
         text = path.read_text()
         assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", text), path.name
         assert all("src=" in each for each in re.findall(r"<script[^>]*>", text)), path.name
 
 
-def test_no_template_turns_escaping_off():
+def test_templates_do_not_disable_escaping():
     for path in TEMPLATES.glob("*.html"):
         assert not re.search(r"\|\s*safe|autoescape|Markup", path.read_text()), path.name
 
 
-def test_sizes_and_spans_are_told_in_a_unit_that_says_them():
+def test_sizes_and_durations_have_a_suitable_unit():
     assert [pages._size(each) for each in (0, 1023, 1536, 200 * 1024, 5 << 20, 3 << 30)] == [
         "0 B",
         "1023 B",
@@ -35,15 +35,15 @@ def test_sizes_and_spans_are_told_in_a_unit_that_says_them():
     assert [pages._span(each) for each in (1, 90, 3_600, 129_600)] == ["1 second", "1.5 minutes", "1 hour", "1.5 days"]
 
 
-def test_what_stands_between_backticks_is_code_and_everything_is_escaped():
+def test_backticks_make_code_and_everything_is_escaped():
     assert pages._ticks("`<a>` or <b>") == "<code>&lt;a&gt;</code> or &lt;b&gt;"
 
 
-def test_a_segment_of_a_path_may_hold_anything():
+def test_path_segments_are_quoted():
     assert pages.place("/dashboard", "a/b?c#d é") == "/dashboard/a%2Fb%3Fc%23d%20%C3%A9"
 
 
-async def test_every_page_says_what_it_may_load_and_that_nobody_keeps_it(browser):
+async def test_pages_have_a_policy_and_are_not_cached(browser):
     reply = await browser.get("/dashboard/apps")
     policy = reply.headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -55,7 +55,7 @@ async def test_every_page_says_what_it_may_load_and_that_nobody_keeps_it(browser
     assert reply.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_files_of_this_edition_are_kept_for_good_and_others_asked_for(browser):
+async def test_current_static_files_are_cached_forever(browser):
     page = await browser.get("/dashboard/apps")
     path = re.search(rb'href="(/dashboard/static/[^"]+\.css)"', page.body)[1].decode()
     reply = await browser.get(path)
@@ -66,11 +66,11 @@ async def test_files_of_this_edition_are_kept_for_good_and_others_asked_for(brow
 
 
 @pytest.mark.parametrize("name", ["none.css", "LICENSES.txt", "..%2fpages.py", "%2e%2e"])
-async def test_nothing_but_scripts_styles_and_pictures_is_served(browser, name):
+async def test_only_scripts_styles_and_images_are_served(browser, name):
     assert (await browser.get(f"/dashboard/static/x/{name}")).status == 404
 
 
-def test_vendored_files_are_those_that_their_names_say():
+def test_vendored_files_have_the_versions_in_their_names():
     folder = TEMPLATES.parent / "static"
     assert 'version:"2.0.11"' in (folder / "htmx-2.0.11.min.js").read_text()
     assert "8.6.0" in (folder / "pusher-8.6.0.min.js").read_text()

@@ -16,19 +16,19 @@ from redpoll.control.dashboard.passwords import Passwords, fault_of_password, on
         ("correct horse battery", None),
     ],
 )
-def test_a_password_that_is_too_short_or_too_plain_is_refused_with_a_sentence(password, fault):
-    told = fault_of_password(password, "admin")
-    assert told is None if fault is None else fault in told
+def test_short_or_simple_password_is_refused(password, fault):
+    text = fault_of_password(password, "admin")
+    assert text is None if fault is None else fault in text
 
 
-def test_one_time_passwords_are_of_characters_that_nobody_mistakes_and_never_the_same():
+def test_one_time_passwords_are_unambiguous_and_unique():
     made = {one_time_password() for _ in range(100)}
     assert len(made) == 100
     assert not set("".join(made)) & set("01ilo")
     assert all(fault_of_password(each, "admin") is None for each in made)
 
 
-async def test_only_the_right_password_matches_and_nobody_has_none():
+async def test_only_the_right_password_matches():
     passwords = Passwords(PasswordHasher(time_cost=1, memory_cost=8, parallelism=1))
     known = await passwords.hash("correct horse")
     assert known.startswith("$argon2id$")

@@ -6,7 +6,7 @@ from redpoll.control.router import Route, no_times, slot_of
 
 
 class Server:
-    """Counters as the sampler finds them, and a clock that moves five seconds a look."""
+    """Counters as the sampler finds them, and a clock that moves five seconds a sample."""
 
     def __init__(self):
         self.now = 1000.0
@@ -23,9 +23,9 @@ class Server:
     async def read(self):
         return self.workers
 
-    async def look(self):
+    async def sample(self):
         self.now += 5
-        await self.sampler.look()
+        await self.sampler.sample()
         return self.sampler.whole.last()
 
 
@@ -38,86 +38,86 @@ def worker(received=0, sent=0, connections=0, **by_app):
     }
 
 
-async def test_rates_are_growth_by_second_over_all_workers():
+async def test_rates_are_growth_per_second_of_all_workers():
     server = Server()
     server.workers = {"a": worker(100, 1_000, 3), "b": worker(50, 0, 2)}
-    assert (await server.look())["received"] is None
+    assert (await server.sample())["received"] is None
     server.workers = {"a": worker(110, 1_500, 4), "b": worker(65, 0, 2)}
-    last = await server.look()
+    last = await server.sample()
     assert (last["connections"], last["received"], last["sent"]) == (6, 5.0, 100.0)
 
 
-async def test_a_worker_that_begins_anew_makes_no_dip_and_no_peak():
+async def test_restarted_worker_makes_no_dip_and_no_peak():
     server = Server()
     server.workers = {"a.1": worker(1_000_000)}
-    await server.look()
-    await server.look()
+    await server.sample()
+    await server.sample()
     server.workers = {"a.2": worker(500)}
-    assert (await server.look())["received"] == 0
+    assert (await server.sample())["received"] == 0
     server.workers = {"a.2": worker(510)}
-    assert (await server.look())["received"] == 2
+    assert (await server.sample())["received"] == 2
     server.workers = {"a.2": worker(0)}
-    assert (await server.look())["received"] == 0
+    assert (await server.sample())["received"] == 0
 
 
-async def test_webhooks_are_told_by_result_and_publishes_by_app():
+async def test_webhooks_are_counted_by_result_and_publishes_by_app():
     server = Server()
     server.webhooks = {"webhook_attempts_delivered_total": 10, "webhook_attempts_status_total": 5}
     server.published = {"3": 100}
-    await server.look()
+    await server.sample()
     server.webhooks = {"webhook_attempts_delivered_total": 20, "webhook_attempts_status_total": 10}
     server.published = {"3": 150, "4": 0}
     server.workers = {"a": worker(**{"3": [7, 40, 90]})}
-    last = await server.look()
+    last = await server.sample()
     assert (last["delivered"], last["failed"], last["published"]) == (2, 1, 10)
     server.workers = {"a": worker(**{"3": [8, 45, 190]})}
     server.attempts = {"3": (10, 5)}
-    await server.look()
-    told = server.sampler.of_app("3").last()
-    assert (told["connections"], told["received"], told["sent"], told["published"]) == (8, 1, 20, 0)
-    assert (told["delivered"], told["failed"]) == (2, 1)
-    assert server.sampler.of_app("none").told() == {"time": [], **{name: [] for name in series.NAMES}}
+    await server.sample()
+    columns = server.sampler.of_app("3").last()
+    assert (columns["connections"], columns["received"], columns["sent"], columns["published"]) == (8, 1, 20, 0)
+    assert (columns["delivered"], columns["failed"]) == (2, 1)
+    assert server.sampler.of_app("none").columns() == {"time": [], **{name: [] for name in series.NAMES}}
 
 
-async def test_a_worker_of_an_earlier_version_says_nothing_of_what_it_sent():
+async def test_counters_of_an_older_worker_are_accepted():
     server = Server()
     server.workers = {"a": worker(**{"3": [7, 40]})}
-    await server.look()
-    await server.look()
+    await server.sample()
+    await server.sample()
     assert (server.sampler.of_app("3").last()["connections"], server.sampler.of_app("3").last()["sent"]) == (7, 0)
 
 
-async def test_an_apps_latency_is_of_its_own_publishes():
+async def test_latency_of_an_app_is_of_its_own_publishes():
     server = Server()
     server.published = {"3": 1, "4": 1}
     slow = no_times()
     slow[slot_of(0.2)] = 5
     server.sampler.times_by_app = {"3": slow}
-    await server.look()
+    await server.sample()
     assert 100 < server.sampler.of_app("3").last()["p50_ms"] < 260
     assert server.sampler.of_app("4").last()["p50_ms"] is None
-    await server.look()
+    await server.sample()
     assert server.sampler.of_app("3").last()["p50_ms"] is None
 
 
-async def test_latency_is_of_the_publishes_since_the_last_look():
+async def test_latency_is_of_the_publishes_since_the_last_sample():
     server = Server()
-    assert (await server.look())["p50_ms"] is None
+    assert (await server.sample())["p50_ms"] is None
     for _ in range(99):
         server.route.count(200, 0.001)
     server.route.count(200, 0.5)
-    last = await server.look()
+    last = await server.sample()
     assert 0.4 < last["p50_ms"] < 1.1
     assert 0.4 < last["p99_ms"] < 1.1
     server.route.count(200, 0.5)
-    assert 250 < (await server.look())["p99_ms"] < 600
-    assert (await server.look())["p99_ms"] is None
+    assert 250 < (await server.sample())["p99_ms"] < 600
+    assert (await server.sample())["p99_ms"] is None
 
 
-def test_an_hour_is_kept_and_no_more():
-    kept = Series(("a",))
-    for at in range(series.KEPT + 10):
-        kept.add(float(at), {"a": at})
-    told = kept.told()
-    assert len(told["time"]) == series.KEPT
-    assert (told["a"][0], told["a"][-1]) == (10, series.KEPT + 9)
+def test_samples_of_one_hour_are_stored():
+    samples = Series(("a",))
+    for at in range(series.MAX_SAMPLES + 10):
+        samples.add(float(at), {"a": at})
+    columns = samples.columns()
+    assert len(columns["time"]) == series.MAX_SAMPLES
+    assert (columns["a"][0], columns["a"][-1]) == (10, series.MAX_SAMPLES + 9)

@@ -17,11 +17,11 @@ def text_of(kind, at=AT):
     return "\n".join(text for _, text in found.parts)
 
 
-def test_every_usual_way_is_there():
+def test_all_common_libraries_have_a_snippet():
     assert [each.title for each in snippets("1", "k", "s", AT)] == ["Laravel", "pusher-js", "Node", "Python", "curl"]
 
 
-def test_python_is_python_and_curl_sends_json():
+def test_python_snippet_parses_and_curl_sends_json():
     call = ast.parse(text_of("python")).body[1].value
     assert {each.arg: each.value.value for each in call.keywords} == {
         "app_id": "4711",
@@ -37,7 +37,7 @@ def test_python_is_python_and_curl_sends_json():
     assert words[1] == "http://127.0.0.1:6001/api/v1/apps/4711/events"
 
 
-def test_tls_is_said_where_the_public_url_has_it():
+def test_https_public_url_enables_tls():
     at = Address("https", "ws.example.com", 443)
     assert (at.url, at.sockets) == ("https://ws.example.com", "wss://ws.example.com")
     assert "forceTLS: true" in text_of("browser", at)
@@ -60,15 +60,15 @@ class Request:
         ("[bad", "http://127.0.0.1:6001"),
     ],
 )
-def test_without_a_public_url_it_is_the_host_that_was_called(host, url):
+def test_without_a_public_url_the_host_is_the_dashboards(host, url):
     assert PublicAddress("", 6001).of(Request(host)).url == url
 
 
-def test_the_operators_public_url_goes_before_that():
+def test_public_url_overrides_the_host():
     assert PublicAddress("https://ws.example.com:8443", 6001).of(Request("x")).url == "https://ws.example.com:8443"
 
 
-async def test_a_viewer_gets_the_text_without_the_secret(viewer):
+async def test_viewers_get_snippets_without_the_secret(viewer):
     page = (await viewer.get("/dashboard/apps/3")).body.decode()
     assert "YOUR_SECRET" in page
     assert re.search(r"278d425bdf160c739803", page)

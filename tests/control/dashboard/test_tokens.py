@@ -4,7 +4,7 @@ import json
 import re
 
 
-async def test_a_token_is_shown_once_and_opens_what_it_says(plane, browser):
+async def test_token_is_shown_once_and_has_its_scopes(plane, browser):
     reply = await browser.post("/dashboard/apps/3/tokens", name="<script>x", scope=["publish"], lasts="30")
     plain = re.search(r'id="plain-token">(rp_\w{40})<', reply.body.decode())[1]
     assert b"<script>x" not in reply.body
@@ -22,7 +22,7 @@ async def test_a_token_is_shown_once_and_opens_what_it_says(plane, browser):
     assert "revoked" in (await browser.get("/dashboard/apps/3/tokens")).body.decode()
 
 
-async def test_what_is_missing_is_told_at_its_field_and_the_rest_kept(plane, browser):
+async def test_missing_fields_are_reported_and_the_form_keeps_its_values(plane, browser):
     reply = await browser.post("/dashboard/apps/3/tokens", name="deploy", lasts="7")
     assert reply.status == 422
     assert b'id="fault-scope"' in reply.body
@@ -33,7 +33,7 @@ async def test_what_is_missing_is_told_at_its_field_and_the_rest_kept(plane, bro
     assert not plane.records.tokens_of("3")
 
 
-async def test_a_token_of_another_app_is_not_revoked_from_here(plane, browser):
+async def test_token_of_another_app_can_not_be_revoked(plane, browser):
     token, _ = await plane.records.create_token("4", "other", ["all"])
     assert (await browser.post("/dashboard/apps/3/tokens/revoke", id=token.id)).status == 422
     assert plane.records.tokens_of("4")[0].revoked_at is None

@@ -1,7 +1,8 @@
-"""The event trace: the search, and the page of one call with its stages."""
+"""The event trace: the search, and the page of one publish request."""
 
 import pytest
 
+from redpoll.control.dashboard.pages import _elapsed
 from redpoll.control.dashboard.trace import steps_of
 from redpoll.store.eventlog import CallRow, SpanRow
 
@@ -19,7 +20,7 @@ async def triggered(plane, **event):
     return reply.headers["x-service-trace-id"]
 
 
-async def test_a_call_is_found_by_each_of_its_marks_and_leads_to_its_page(plane, browser):
+async def test_request_is_found_by_each_filter(plane, browser):
     trace_id = await triggered(plane, name="order", channels=["room-7"], correlation_id="support-1")
     await triggered(plane, name="other", channels=["elsewhere"])
     for mark in (f"trace_id={trace_id}", "correlation_id=support-1", "channel=room-7", "name=order"):
@@ -29,21 +30,21 @@ async def test_a_call_is_found_by_each_of_its_marks_and_leads_to_its_page(plane,
     assert "Nothing matches" in (await browser.get("/dashboard/apps/3/trace?name=ord")).body.decode()
 
 
-async def test_the_page_of_a_call_says_who_called_and_what_became_of_it(plane, browser):
+async def test_page_shows_the_caller_and_the_timeline(plane, browser):
     trace_id = await triggered(plane, name="order", channels=["a", "b"], data="12345")
     page = (await browser.get(f"/dashboard/apps/3/trace/{trace_id}")).body.decode()
-    for told in ("Let in", "Accepted by Redis", "5 B", "127.0.0.1", trace_id):
-        assert told in page
+    for text in ("Authenticated", "Accepted by Redis", "5 B", "127.0.0.1", trace_id):
+        assert text in page
 
 
-async def test_a_refused_call_is_there_with_its_status(plane, browser):
+async def test_refused_request_is_shown_with_its_status(plane, browser):
     trace_id = await triggered(plane, name="pusher:no", channels=["a"])
     assert trace_id in (await browser.get("/dashboard/apps/3/trace")).body.decode()
     page = (await browser.get(f"/dashboard/apps/3/trace/{trace_id}")).body.decode()
     assert "refused with 400" in page
 
 
-async def test_calls_that_were_not_followed_say_so(make_plane, redis, log_in_to):
+async def test_request_without_recorded_stages_says_so(make_plane, redis, log_in_to):
     plane = await make_plane(redis.url, trace_calls_per_second=0)
     browser = await log_in_to(plane)
     trace_id = await triggered(plane)
@@ -51,7 +52,7 @@ async def test_calls_that_were_not_followed_say_so(make_plane, redis, log_in_to)
     assert "trace_calls_per_second" in page
 
 
-async def test_older_calls_are_a_page_away(plane, browser):
+async def test_older_requests_are_on_the_next_page(plane, browser):
     for number in range(60):
         await plane.trigger(name=f"n{number:02}")
     await plane.plane.tracer.flush()
@@ -62,7 +63,7 @@ async def test_older_calls_are_a_page_away(plane, browser):
     assert "n05" in (await browser.get(f"/dashboard/apps/3/trace?channel=c&{older}")).body.decode()
 
 
-async def test_what_makes_no_sense_is_said_at_its_field(plane, browser):
+async def test_invalid_filters_are_reported_at_their_field(plane, browser):
     reply = await browser.get("/dashboard/apps/3/trace?trace_id=xyz")
     assert reply.status == 422
     assert 'id="fault-trace_id"' in reply.body.decode()
@@ -70,13 +71,13 @@ async def test_what_makes_no_sense_is_said_at_its_field(plane, browser):
     assert (await browser.get("/dashboard/apps/3/trace?cursor=x")).status == 422
 
 
-async def test_another_apps_call_is_not_shown(plane, browser):
+async def test_request_of_another_app_is_not_shown(plane, browser):
     trace_id = await triggered(plane)
     assert (await browser.get(f"/dashboard/apps/4/trace/{trace_id}")).status == 404
     assert trace_id not in (await browser.get("/dashboard/apps/4/trace")).body.decode()
 
 
-async def test_what_callers_say_is_escaped(plane, browser):
+async def test_text_from_callers_is_escaped(plane, browser):
     trace_id = await triggered(plane, name="<script>alert(1)</script>", correlation_id="<script>alert(2)</script>")
     for path in ("trace", f"trace/{trace_id}", "trace?name=<script>alert(3)</script>"):
         page = (await browser.get(f"/dashboard/apps/3/{path}".replace("<", "%3C").replace(">", "%3E"))).body.decode()
@@ -88,30 +89,45 @@ async def test_what_callers_say_is_escaped(plane, browser):
     ("stage", "detail", "title", "kind"),
     [
         ("received", {"worker": "r.1.0"}, "Received by a worker", "ok"),
-        ("written", {"worker": "r.1.0", "channel": "room", "sockets": 1}, "Written to 1 socket", "ok"),
-        ("written", {"worker": "r.1.0", "channel": "room", "sockets": 0}, "Written to 0 sockets", ""),
-        ("dropped", {"worker": "r.1.0", "channel": "room", "socket_id": "1.2"}, "Lost for 1.2", "bad"),
+        ("written", {"worker": "r.1.0", "channel": "room", "sockets": 1}, "Written to 1 connection", "ok"),
+        ("written", {"worker": "r.1.0", "channel": "room", "sockets": 0}, "Written to 0 connections", ""),
+        ("dropped", {"worker": "r.1.0", "channel": "room", "socket_id": "1.2"}, "Not delivered to 1.2", "bad"),
         ("webhook", {"event": "client_event", "delivery": "d"}, "Webhook", "ok"),
         ("of a later version", {}, "of a later version", ""),
     ],
 )
-def test_each_stage_has_its_words(stage, detail, title, kind):
+def test_each_stage_has_a_title(stage, detail, title, kind):
     (step,) = steps_of(CALL, [span(stage, 12, **detail)])
-    assert (step.title, step.kind, step.after_ms) == (title, kind, 12)
+    assert (step.title, step.kind, step.after_us) == (title, kind, 12_000)
 
 
-def test_a_workers_clock_that_is_behind_makes_no_negative_time():
+def test_slow_worker_clock_makes_no_negative_time():
     (step,) = steps_of(CALL, [span("received", -5, worker="r.1.0")])
-    assert step.after_ms == 0
+    assert step.after_us == 0
 
 
-async def test_the_search_takes_times_and_says_which_one_makes_no_sense(plane, browser):
+@pytest.mark.parametrize(
+    ("after_us", "text"),
+    [
+        (0, "0 µs"),
+        (180, "180 µs"),
+        (3_240, "3.2 ms"),
+        (250_000, "250 ms"),
+        (1_400_000, "1.4 s"),
+        (90_000_000, "90.0 s"),
+    ],
+)
+def test_times_have_a_suitable_unit(after_us, text):
+    assert _elapsed(after_us) == text
+
+
+async def test_search_filters_by_time_and_reports_invalid_times(plane, browser):
     await triggered(plane, name="order")
-    (told,) = (await plane.call("GET", "/apps/3/events/log")).json()["events"]
-    at = told["time_ms"]
+    (row,) = (await plane.call("GET", "/apps/3/events/log")).json()["events"]
+    at = row["time_ms"]
 
     async def found(query):
-        return told["trace_id"] in (await browser.get(f"/dashboard/apps/3/trace?{query}")).body.decode()
+        return row["trace_id"] in (await browser.get(f"/dashboard/apps/3/trace?{query}")).body.decode()
 
     assert await found(f"since={at}&until={at}")
     assert not await found(f"since={at + 1}")

@@ -3,7 +3,7 @@
 import re
 
 
-async def test_a_user_is_made_reset_and_removed(plane, browser, open_browser):
+async def test_user_is_created_reset_and_removed(plane, browser, open_browser):
     reply = await browser.post("/dashboard/users", name="vera", role="viewer")
     one_time = re.search(r'id="one-time-password">([^<]+)<', reply.body.decode())[1]
     assert one_time not in (await browser.get("/dashboard/users")).body.decode()
@@ -23,7 +23,7 @@ async def test_a_user_is_made_reset_and_removed(plane, browser, open_browser):
     assert second not in noted
 
 
-async def test_faults_are_told_at_their_field(browser):
+async def test_faults_are_reported_at_their_field(browser):
     reply = await browser.post("/dashboard/users", name="<script>", role="king")
     assert reply.status == 422
     assert b'id="fault-name"' in reply.body

@@ -17,7 +17,7 @@ def endpoints(plane, app_id="3"):
     return plane.plane._webhooks.endpoints.of_existing_app(app_id)
 
 
-async def test_an_endpoint_is_made_and_its_secret_is_shown_to_admins(plane, browser, viewer):
+async def test_endpoint_is_created_and_its_secret_is_shown_to_admins_only(plane, browser, viewer):
     fields = {**GOOD, "event": ["member.added", "cache.miss"], "channels": "presence-\nchat-", "format": "pusher"}
     reply = await browser.post("/dashboard/apps/3/webhooks/new", **fields)
     assert reply.status == 303
@@ -46,7 +46,7 @@ async def test_an_endpoint_is_made_and_its_secret_is_shown_to_admins(plane, brow
         ({"pin": "1"}, "pin"),
     ],
 )
-async def test_what_is_wrong_is_told_at_its_field_and_the_rest_is_kept(plane, browser, changed, field):
+async def test_invalid_fields_are_reported_and_the_form_keeps_its_values(plane, browser, changed, field):
     reply = await browser.post("/dashboard/apps/3/webhooks/new", **{**GOOD, "channels": "typed-", **changed})
     page = reply.body.decode()
     assert reply.status == 422
@@ -56,7 +56,7 @@ async def test_what_is_wrong_is_told_at_its_field_and_the_rest_is_kept(plane, br
     assert not endpoints(plane)
 
 
-async def test_it_is_changed_switched_rotated_and_deleted(plane, browser):
+async def test_endpoint_is_changed_switched_rotated_and_deleted(plane, browser):
     here = (await browser.post("/dashboard/apps/3/webhooks/new", **GOOD)).headers["location"]
     (before,) = endpoints(plane)
     assert before.url in (await browser.get(f"{here}/edit")).body.decode()
@@ -67,7 +67,7 @@ async def test_it_is_changed_switched_rotated_and_deleted(plane, browser):
     (now,) = endpoints(plane)
     assert (now.url, now.events) == ("http://127.0.0.1:9/other", ("client_event",))
     assert now.previous_secret == before.secret
-    assert "is good until" in (await browser.get(here)).body.decode()
+    assert "previous secret is used until" in (await browser.get(here)).body.decode()
     await browser.post(f"{here}/disable")
     assert not endpoints(plane)[0].enabled
     await browser.post(f"{here}/enable")
@@ -83,18 +83,18 @@ async def test_it_is_changed_switched_rotated_and_deleted(plane, browser):
     assert before.secret not in noted
 
 
-async def test_a_test_tells_how_it_went_and_what_was_answered(plane, browser):
+async def test_test_shows_the_result_and_the_response(plane, browser):
     async with Receiver(status(503, "Unavailable", b"<script>alert(1)")) as receiver:
         reply = await browser.post("/dashboard/apps/3/webhooks/new", **{**GOOD, "url": receiver.url})
         here = reply.headers["location"]
         page = (await browser.post(f"{here}/test")).body.decode()
-        assert "The test failed" in page
+        assert "Test failed" in page
         assert "503" in page
         assert "&lt;script&gt;alert(1)" in page
         assert len(receiver.requests) == 1
 
 
-async def test_an_endpoint_of_another_app_is_not_there(plane, browser):
+async def test_endpoint_of_another_app_is_not_found(plane, browser):
     here = (await browser.post("/dashboard/apps/4/webhooks/new", **GOOD)).headers["location"]
     other = here.replace("/apps/4/", "/apps/3/")
     assert (await browser.get(other)).status == 404

@@ -1,1 +1,5 @@
-"""The pages for people: who may see them, what is on them, and what they do. Served on the control port only."""
+"""The dashboard: HTML pages for operators, served on the control port only.
+
+access.py checks sessions, roles and forms. dashboard.py puts the pages together. Each other module has one group of
+pages or one helper, and renders templates/ with pages.py.
+"""

@@ -1,7 +1,8 @@
-"""The door of the dashboard: who is let in to which page, and what keeps forms of other sites out.
+"""Access control of the dashboard: sessions, roles, and protection against forms from other sites (CSRF).
 
-A page's handler gets a Visit: the call, who it is, and how to answer. Nobody logged in: to the login, and back. What
-somebody typed while the session ended is kept there and offered again.
+AccessControl wraps a page's handler into a Route. The handler gets a Visit: the request, the session, and methods to
+respond. Requests without a session are redirected to the login page and back afterwards. A form that was sent after its
+session ended is not lost: the user can send it again after logging in.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ PASSWORD: Final = "/dashboard/account"
 COOKIE: Final = "redpoll"
 _SECURE_COOKIE: Final = "__Host-redpoll"
 _COOKIE_FORM: Final = "; Path=/; HttpOnly; SameSite=Lax"
-_NEVER_KEPT: Final = ("old_password", "new_password", "new_password_again", "password")
-_MOST_NOTICES: Final = 1_000
+_NEVER_SHOWN: Final = ("old_password", "new_password", "new_password_again", "password")
+_MAX_NOTICES: Final = 1_000
 _HTMX: Final = "HX-Request"
 
 
 class Visit:
-    """One call of somebody who is logged in (or `session` None, on the few pages that are for everybody)."""
+    """One request of a logged-in user. `session` is None on the few pages that need no login."""
 
-    def __init__(self, door: AccessControl, call: Request, session: Session | None) -> None:
-        self.call = call
-        self.door = door
-        self.query = dict(parse_qsl(call.query, keep_blank_values=True, max_num_fields=100))
+    def __init__(self, access: AccessControl, request: Request, session: Session | None) -> None:
+        self.request = request
+        self.access = access
+        self.query = dict(parse_qsl(request.query, keep_blank_values=True, max_num_fields=100))
         self._session = session
 
     @property
@@ -55,13 +56,13 @@ class Visit:
 
     @property
     def form(self) -> Form:
-        """What was sent; read anew at each look, so take it once."""
-        return read_form(self.call)
+        """The form in the body. Parsed at every access, so read it once."""
+        return read_form(self.request)
 
     @property
     def app(self) -> App:
-        """The app that the path names first. Raises ApiError: there is none."""
-        app = self.door.records.apps.get(self.call.parameters[0])
+        """The app whose id is the first parameter of the path. Raises ApiError."""
+        app = self.access.records.apps.get(self.request.parameters[0])
         if app is None:
             raise ApiError("not_found", "There is no app with this id. It may have been deleted.")
         return app
@@ -73,22 +74,23 @@ class Visit:
     def page(
         self, template: str, *, status: int = 200, sockets: Sequence[str] = (), headers: bytes = b"", **context: Any
     ) -> Response:
-        """An answer made of a template, which also gets who it is for and what was last done."""
+        """Renders a template. It also gets the session as `me` and the pending notice."""
         session = self._session
-        told = self.door.take_notice(session.hash) if session is not None and _HTMX not in self.call.headers else None
-        context = {"me": session, "notice": told, "path": self.call.path, "app": None, **context}
-        return self.door.pages.answer(template, context, status=status, sockets=sockets, headers=headers)
+        shows_notice = session is not None and _HTMX not in self.request.headers
+        notice = self.access.take_notice(session.hash) if session is not None and shows_notice else None
+        context = {"me": session, "notice": notice, "path": self.request.path, "app": None, **context}
+        return self.access.pages.answer(template, context, status=status, sockets=sockets, headers=headers)
 
     def redirect(self, path: str, notice: str = "") -> Response:
-        """On to another page, which says `notice` once."""
+        """Redirects to another page, which shows `notice` once."""
         if notice:
-            self.door.give_notice(self.session.hash, notice)
+            self.access.give_notice(self.session.hash, notice)
         return redirect(path)
 
     async def note(self, action: str, *, app: App | None = None, target: str = "", detail: str = "") -> None:
-        """Into the audit log, in the name of who is logged in."""
-        await self.door.note(
-            self.session.user.name, self.call.remote, action, app.id if app is not None else "", target, detail
+        """Adds an entry to the audit log, in the name of the logged-in user."""
+        await self.access.note(
+            self.session.user.name, self.request.remote, action, app.id if app is not None else "", target, detail
         )
 
 
@@ -96,8 +98,8 @@ Page = Callable[[Visit], Awaitable[Response]]
 
 
 class AccessControl:
-    """Makes routes of pages. `expired` renders the login for somebody whose session has ended, `offered` a form of an
-    earlier one."""
+    """Creates routes for pages. `expired` renders the login page after a session has ended, `offered` a form that was
+    sent with an earlier session."""
 
     def __init__(self, accounts: Accounts, records: Records, pages: Pages) -> None:
         self.accounts = accounts
@@ -110,60 +112,60 @@ class AccessControl:
     # -- routes
 
     def route(self, method: str, pattern: str, name: str, page: Page, role: str = "viewer") -> Route:
-        """A page of the control port for who is logged in; what changes something is for role `admin`."""
+        """A route for logged-in users. Pages that change something need the role `admin`."""
         return self._made(method, pattern, name, self._guarded(page, role), Access.SESSION)
 
     def open_route(self, method: str, pattern: str, name: str, handler: Handler) -> Route:
-        """A page for everybody."""
+        """A route that needs no login."""
         return self._made(method, pattern, name, handler, Access.OPEN)
 
     def _made(self, method: str, pattern: str, name: str, handler: Handler, access: Access) -> Route:
         return Route(method, f"{HOME}{pattern}", f"dashboard_{name}", handler, access, Place.CONTROL)
 
     def _guarded(self, page: Page, role: str) -> Handler:
-        async def handle(call: Request) -> Response:
-            if call.method == "POST":
-                check_origin(call)
-            session = await self.who(call)
+        async def handle(request: Request) -> Response:
+            if request.method == "POST":
+                check_origin(request)
+            session = await self.session_of(request)
             if session is None:
-                return await self._turn_away(call)
-            if call.method == "POST" and not _has_csrf(call, session):
-                return self._of_earlier_login(call, session)
-            if session.user.must_change and call.path not in (PASSWORD, f"{HOME}/logout"):
+                return await self._to_login(request)
+            if request.method == "POST" and not _has_csrf(request, session):
+                return self._offer_form(request, session)
+            if session.user.must_change and request.path not in (PASSWORD, f"{HOME}/logout"):
                 return redirect(PASSWORD)
             if role == "admin" and not session.is_admin:
-                raise ApiError("forbidden", "You may look at this server, not change it. Ask one of its admins.")
-            return await page(Visit(self, call, session))
+                raise ApiError("forbidden", "Viewers can't make changes. Ask an admin.")
+            return await page(Visit(self, request, session))
 
         return handle
 
-    async def who(self, call: Request) -> Session | None:
-        """Who the call's cookie stands for."""
-        plain = _cookie(call.headers.get("Cookie", ""), cookie_name(call))
+    async def session_of(self, request: Request) -> Session | None:
+        """The session that the request's cookie stands for."""
+        plain = _cookie(request.headers.get("Cookie", ""), cookie_name(request))
         return await self.accounts.session(plain) if plain else None
 
-    async def _turn_away(self, call: Request) -> Response:
-        if _HTMX in call.headers:
-            # The page itself goes there; a login inside a table would help nobody.
-            shown = _path_of(call.headers.get("HX-Current-URL", ""))
-            return Response(204, b"", header_line("HX-Redirect", _login_before(shown)))
-        if call.method == "POST":
-            return await self.expired(call, _kept(call))
-        return redirect(_login_before(call.message.path))
+    async def _to_login(self, request: Request) -> Response:
+        if _HTMX in request.headers:
+            # Redirects the whole page, because htmx would put a login page into the table that it refreshes.
+            shown = _path_of(request.headers.get("HX-Current-URL", ""))
+            return Response(204, b"", header_line("HX-Redirect", _login_path(shown)))
+        if request.method == "POST":
+            return await self.expired(request, _typed(request))
+        return redirect(_login_path(request.message.path))
 
-    def _of_earlier_login(self, call: Request, session: Session) -> Response:
-        """Nothing is done by a form without the session's token. A page that was opened before a new login has one of
-        those, and what was typed there is offered again."""
-        typed = "X-CSRF-Token" not in call.headers and bool(_pairs(call))
-        kept = _kept(call) if typed else Form()
-        if not kept.pairs:
-            raise ApiError("forbidden", "This form is of an earlier login. Load the page again, then send it.")
-        return self.offered(Visit(self, call, session), call.path, kept)
+    def _offer_form(self, request: Request, session: Session) -> Response:
+        """Handles a form without the session's CSRF token, which changes nothing. The page may have been opened in an
+        earlier session, so the user gets the typed values to send again."""
+        is_form = "X-CSRF-Token" not in request.headers and bool(_pairs(request))
+        typed = _typed(request) if is_form else Form()
+        if not typed.pairs:
+            raise ApiError("forbidden", "This form belongs to an earlier session. Reload the page and send it again.")
+        return self.offered(Visit(self, request, session), request.path, typed)
 
-    # -- what is told and noted
+    # -- notices and the audit log
 
     def give_notice(self, session_hash: str, text: str) -> None:
-        if len(self._notices) >= _MOST_NOTICES:
+        if len(self._notices) >= _MAX_NOTICES:
             self._notices.clear()
         self._notices[session_hash] = text
 
@@ -184,11 +186,11 @@ class AccessControl:
         )
         async with self.accounts.store.change() as connection:
             await audit.add(connection, entry)
-        log.info("dashboard", who=who, action=action, app=app_id, target=target)
+        log.info("dashboard action", who=who, action=action, app=app_id, target=target)
 
 
-def _login_before(path: str) -> str:
-    """The login, and on to a page from there."""
+def _login_path(path: str) -> str:
+    """The path of the login page, which leads to `path` after the login."""
     return LOGIN if path in ("", HOME, "/") else f"{LOGIN}?{urlencode({'next': path})}"
 
 
@@ -201,12 +203,12 @@ def _path_of(url: str) -> str:
 
 
 def redirect(path: str, headers: bytes = b"") -> Response:
-    """303 to a path of ours."""
+    """A 303 redirect to a path of this server."""
     return Response(303, b"", header_line("Location", path) + b"Cache-Control: no-store\r\n" + headers)
 
 
 def own_path(path: str) -> str:
-    """`path` where it is a page of the dashboard, else its first one: nobody is sent elsewhere from here."""
+    """`path` if it is a dashboard page, else the overview. Prevents redirects to other sites."""
     parts = urlsplit(path)
     inside = parts.path == HOME or parts.path.startswith(f"{HOME}/")
     plain = path.isascii() and path.isprintable() and "\\" not in path and " " not in path
@@ -216,21 +218,21 @@ def own_path(path: str) -> str:
 # -- cookies
 
 
-def is_secure(call: Request) -> bool:
-    """Whether the browser came by https, as a trusted proxy says; the control port itself has no TLS."""
-    peer = call.protocol.peername
+def is_secure(request: Request) -> bool:
+    """Whether the browser uses https, according to a trusted proxy. The control port itself has no TLS."""
+    peer = request.protocol.peername
     host = peer[0] if isinstance(peer, tuple) else ""
-    return call.protocol.trusted.is_secure(host, call.headers.get("X-Forwarded-Proto"), False)
+    return request.protocol.trusted.is_secure(host, request.headers.get("X-Forwarded-Proto"), False)
 
 
-def cookie_name(call: Request) -> str:
-    return _SECURE_COOKIE if is_secure(call) else COOKIE
+def cookie_name(request: Request) -> str:
+    return _SECURE_COOKIE if is_secure(request) else COOKIE
 
 
-def set_cookie(call: Request, plain: str) -> bytes:
-    """The header line that gives the browser its session; "" takes it away."""
-    line = f"{cookie_name(call)}={plain}{_COOKIE_FORM}"
-    if is_secure(call):
+def set_cookie(request: Request, plain: str) -> bytes:
+    """The header line that sets the session cookie; "" deletes the cookie."""
+    line = f"{cookie_name(request)}={plain}{_COOKIE_FORM}"
+    if is_secure(request):
         line += "; Secure"
     if not plain:
         line += "; Max-Age=0"
@@ -239,21 +241,23 @@ def set_cookie(call: Request, plain: str) -> bytes:
 
 def _cookie(header: str, name: str) -> str:
     for part in header.split(";"):
-        each, _, value = part.strip().partition("=")
-        if each == name:
+        cookie, _, value = part.strip().partition("=")
+        if cookie == name:
             return value
     return ""
 
 
-# -- forms of other sites
+# -- forms from other sites
 
 
-def check_origin(call: Request) -> None:
-    """A form comes from a page of ours. Browsers say where from, in one header or the other; who says nothing is no
-    browser, and is stopped by the token. Raises ApiError."""
-    site = call.headers.get("Sec-Fetch-Site")
-    origin = call.headers.get("Origin")
-    host = call.headers.get("Host", "")
+def check_origin(request: Request) -> None:
+    """Raises ApiError if the request was sent by a page of another site.
+
+    Browsers send Sec-Fetch-Site or Origin. A request with neither is not from a browser, and needs the CSRF token.
+    """
+    site = request.headers.get("Sec-Fetch-Site")
+    origin = request.headers.get("Origin")
+    host = request.headers.get("Host", "")
     foreign = site is not None and site not in ("same-origin", "none")
     if origin is not None and urlsplit(origin).netloc != host:
         foreign = True
@@ -261,18 +265,18 @@ def check_origin(call: Request) -> None:
         raise ApiError("forbidden", "This form came from another site, so nothing was done.")
 
 
-def _kept(call: Request) -> Form:
-    """What was typed, as far as it may stand in a page again."""
-    return Form(pair for pair in read_form(call).pairs if pair[0] not in _NEVER_KEPT)
+def _typed(request: Request) -> Form:
+    """The typed values of a form, without passwords, which must not be shown again."""
+    return Form(pair for pair in read_form(request).pairs if pair[0] not in _NEVER_SHOWN)
 
 
-def _has_csrf(call: Request, session: Session) -> bool:
-    given = call.headers.get("X-CSRF-Token")
+def _has_csrf(request: Request, session: Session) -> bool:
+    given = request.headers.get("X-CSRF-Token")
     if given is None:
-        given = next((value for name, value in reversed(_pairs(call)) if name == CSRF_FIELD), "")
+        given = next((value for name, value in reversed(_pairs(request)) if name == CSRF_FIELD), "")
     return hmac.compare_digest(given.encode(), session.csrf.encode())
 
 
-def _pairs(call: Request) -> list[tuple[str, str]]:
-    kind = call.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    return read_pairs(call.body) if kind == "application/x-www-form-urlencoded" else []
+def _pairs(request: Request) -> list[tuple[str, str]]:
+    kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    return read_pairs(request.body) if kind == "application/x-www-form-urlencoded" else []

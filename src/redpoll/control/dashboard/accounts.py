@@ -1,7 +1,7 @@
-"""Who may use the dashboard: users, their roles and passwords, and their sessions.
+"""Dashboard users, their roles and passwords, and their sessions.
 
-A session is an opaque id in the browser's cookie; the store has its SHA-256 only. Knows nothing of HTTP. Whoever
-changes a user here notes it in the audit log elsewhere.
+A session is a random id in the browser's cookie; the store has only its SHA-256. This module does no HTTP, and its
+callers write the audit log.
 """
 
 import hashlib
@@ -22,18 +22,17 @@ from redpoll.store.store import Store
 
 __all__ = ["ABSOLUTE_S", "FIRST_USER", "IDLE_S", "AccountError", "Accounts", "Session"]
 
-# Of a session that isn't used, and of one that is.
+# A session ends when it was not used for the first time span, and at the latest after the second.
 IDLE_S: Final = 12 * 3_600.0
 ABSOLUTE_S: Final = 7 * 86_400.0
-# The table is written for a session that is in use once in so long.
+# How often the time of last use is written for a session that is in use.
 _TOUCH_EVERY_S: Final = 300.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}").fullmatch
 FIRST_USER: Final = "admin"
 
 
 class AccountError(Exception):
-    """A change that can't be made. `field` is the input of a form that it is about, "" for none; the text is a sentence
-    for whoever asked for it."""
+    """A change was refused. The text is a sentence for the user. `field` is the form input it is about, "" for none."""
 
     def __init__(self, text: str, field: str = "") -> None:
         super().__init__(text)
@@ -45,7 +44,7 @@ class AccountError(Exception):
 
 
 class Session(NamedTuple):
-    """Somebody who is logged in. `csrf` goes with every form of this session, and is no use in another one."""
+    """A logged-in user. `csrf` is the token that every form of this session must send."""
 
     user: User
     hash: str
@@ -57,7 +56,7 @@ class Session(NamedTuple):
 
 
 class Accounts:
-    """Users and sessions of a store. `clock` is Unix time."""
+    """The users and sessions in a store. `clock` returns Unix time in seconds."""
 
     def __init__(
         self, store: Store, *, passwords: Passwords | None = None, clock: Callable[[], float] = time.time
@@ -73,8 +72,10 @@ class Accounts:
     # -- users
 
     async def first_admin(self, password: str) -> str | None:
-        """What a start does: fills a store without users with the user `admin`. `password` "" makes one up, which the
-        first login replaces. Returns the made-up one, for the operator to be told; None where nothing was made up."""
+        """Creates the user `admin` in a store without users; called at every start.
+
+        An empty `password` generates a one-time password, which is returned. Otherwise returns None.
+        """
         if await self.users():
             return None
         given = password or one_time_password()
@@ -82,12 +83,12 @@ class Accounts:
         return None if password else given
 
     async def users(self) -> list[User]:
-        """All of them, by name."""
+        """All users, sorted by name."""
         async with self.store.reading() as connection:
             return await rows.every(connection)
 
     async def create(self, name: str, role: str) -> str:
-        """A new user; the one-time password is returned, and kept nowhere. Raises AccountError."""
+        """Creates a user and returns the one-time password, of which only a hash is stored. Raises AccountError."""
         if not _NAME(name):
             raise AccountError(
                 "A name is 1 to 64 letters, digits and `.` `_` `@` `-`, and begins with a letter or digit.", "name"
@@ -109,10 +110,11 @@ class Accounts:
             async with self.store.change() as connection:
                 await rows.add(connection, user)
         except IntegrityError:
-            raise AccountError(f"There is a user {name} already.", "name") from None
+            raise AccountError(f"The user {name} already exists.", "name") from None
 
     async def reset(self, name: str) -> str:
-        """A new one-time password for a user, whose sessions end. Returned, and kept nowhere. Raises AccountError."""
+        """Gives a user a new one-time password and ends the user's sessions. Returns the password, of which only a hash
+        is stored. Raises AccountError."""
         await self.user(name)
         password = one_time_password()
         hashed = await self._passwords.hash(password)
@@ -122,26 +124,26 @@ class Accounts:
         return password
 
     async def set_role(self, name: str, role: str) -> None:
-        """In force with the user's next click. Raises AccountError: the last admin stays one."""
+        """Applies from the user's next request. Raises AccountError, also for the last admin."""
         _check_role(role)
         await self._check_not_last_admin(name, "stays an admin", but_if=role == "admin")
         async with self.store.change() as connection:
             await rows.set_role(connection, name, role)
 
     async def remove(self, name: str) -> None:
-        """The user and all that is open in the user's name. Raises AccountError: the last admin stays."""
+        """Removes a user and the user's sessions. Raises AccountError, also for the last admin."""
         await self._check_not_last_admin(name, "can't be removed")
         async with self.store.change() as connection:
             await rows.remove(connection, name)
 
     async def _check_not_last_admin(self, name: str, what: str, *, but_if: bool = False) -> None:
         user = await self.user(name)
-        others = [each for each in await self.users() if each.role == "admin" and each.name != name]
+        others = [other for other in await self.users() if other.role == "admin" and other.name != name]
         if user.role == "admin" and not others and not but_if:
             raise AccountError(f"{name} is the only admin, and {what}.")
 
     async def user(self, name: str) -> User:
-        """Raises AccountError."""
+        """The user with this name. Raises AccountError."""
         async with self.store.reading() as connection:
             user = await rows.one(connection, name)
         if user is None:
@@ -151,7 +153,7 @@ class Accounts:
     # -- sessions
 
     async def log_in(self, name: str, password: str) -> str | None:
-        """The id of a new session, for the cookie; None where name and password don't belong together."""
+        """Checks name and password and returns the id of a new session, for the cookie; None if they are wrong."""
         async with self.store.reading() as connection:
             user = await rows.one(connection, name)
         if not await self._passwords.matches(password, None if user is None else user.password_hash):
@@ -165,7 +167,7 @@ class Accounts:
         return plain
 
     async def session(self, plain: str) -> Session | None:
-        """Who the cookie `plain` stands for; None where it is nobody's, or too old."""
+        """The session with the id `plain`; None if it doesn't exist or has expired."""
         if not plain or len(plain) > 100:
             return None
         async with self.store.reading() as connection:
@@ -184,12 +186,12 @@ class Accounts:
             await rows.end_sessions(connection, (session.hash,))
 
     async def change_password(self, session: Session, old: str, new: str) -> Session:
-        """The user's own; other sessions of the user end. Raises AccountError."""
+        """Changes the user's own password and ends the user's other sessions. Raises AccountError."""
         user = session.user
         if not await self._passwords.matches(old, user.password_hash):
-            raise AccountError("That isn't the password you have now.", "old_password")
+            raise AccountError("This is not your current password.", "old_password")
         if hmac.compare_digest(old.encode(), new.encode()):
-            raise AccountError("That is the password you have now.", "new_password")
+            raise AccountError("This is your current password. Choose a new one.", "new_password")
         fault = fault_of_password(new, user.name)
         if fault is not None:
             raise AccountError(fault, "new_password")
@@ -203,7 +205,7 @@ class Accounts:
 
 def _check_role(role: str) -> None:
     if role not in ROLES:
-        raise AccountError(f"A role is {' or '.join(ROLES)}.", "role")
+        raise AccountError(f"The role must be {' or '.join(ROLES)}.", "role")
 
 
 def _hash(plain: str) -> str:

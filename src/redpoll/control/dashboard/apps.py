@@ -1,6 +1,6 @@
-"""The pages of apps: the list, a new one, how to connect to one, its settings.
+"""The pages of apps: the list, creating one, how to connect to one, and its settings.
 
-What a setting may be is protocol.apps.SETTINGS' to say; the form is made of that table.
+The settings form is generated from the table protocol.apps.SETTINGS, which also checks the values.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from redpoll.protocol.errors import ApiError
 
 __all__ = ["AppPages"]
 
-# The table's settings as the page groups them; what is in no group stands under the last heading.
+# How the page groups the settings. Settings that are in no group appear under the last heading.
 _GROUPS: Final = (
     ("What clients may do", ("client_events", "subscription_count", "watchlist", "idempotency")),
     ("Who may connect", ("allowed_origins", "tls_required", "user_authentication_timeout_s", "max_connections")),
     ("Limits of an event", ("max_event_name_chars", "max_channels", "max_data_bytes", "max_batch")),
     ("Presence", ("max_presence_members", "max_user_info_bytes")),
-    ("What is kept", ("cache_ttl_s", "max_history_channels", "user_resume_s")),
+    ("Storage", ("cache_ttl_s", "max_history_channels", "user_resume_s")),
     ("Plan", ("plan",)),
 )
 _OTHERS: Final = "More"
@@ -32,24 +32,24 @@ _CAPITALS: Final = {"tls": "TLS", "ttl": "TTL"}
 
 
 class AppPages:
-    """The pages. `address` says where clients connect to."""
+    """The pages. `address` is where clients connect."""
 
-    def __init__(self, door: AccessControl, records: Records, address: PublicAddress) -> None:
-        self._door = door
+    def __init__(self, access: AccessControl, records: Records, address: PublicAddress) -> None:
+        self._access = access
         self._records = records
         self._address = address
 
     def routes(self) -> list[Route]:
-        door = self._door
+        access = self._access
         return [
-            door.route("GET", "/apps", "apps", self.show_all),
-            door.route("GET", "/apps/new", "new_app", self.new, "admin"),
-            door.route("POST", "/apps/new", "create_app", self.create, "admin"),
-            door.route("GET", "/apps/{app_id}", "app", self.show),
-            door.route("GET", "/apps/{app_id}/settings", "settings", self.settings),
-            door.route("POST", "/apps/{app_id}/settings", "set_app", self.change, "admin"),
-            door.route("POST", "/apps/{app_id}/name", "rename_app", self.rename, "admin"),
-            door.route("POST", "/apps/{app_id}/enabled", "switch_app", self.switch, "admin"),
+            access.route("GET", "/apps", "apps", self.show_all),
+            access.route("GET", "/apps/new", "new_app", self.new, "admin"),
+            access.route("POST", "/apps/new", "create_app", self.create, "admin"),
+            access.route("GET", "/apps/{app_id}", "app", self.show),
+            access.route("GET", "/apps/{app_id}/settings", "settings", self.settings),
+            access.route("POST", "/apps/{app_id}/settings", "set_app", self.change, "admin"),
+            access.route("POST", "/apps/{app_id}/name", "rename_app", self.rename, "admin"),
+            access.route("POST", "/apps/{app_id}/enabled", "switch_app", self.switch, "admin"),
         ]
 
     async def show_all(self, visit: Visit) -> Response:
@@ -69,17 +69,17 @@ class AppPages:
             form.fault("name", str(error))
             return visit.page("app_new.html", status=422, form=form)
         await visit.note("app created", app=app, target=app.name)
-        return visit.redirect(f"{HOME}/apps/{app.id}", f"{app.name} is ready. Here is how to connect to it.")
+        return visit.redirect(f"{HOME}/apps/{app.id}", f"{app.name} was created. Here is how to connect to it.")
 
     async def show(self, visit: Visit) -> Response:
         """GET /dashboard/apps/{app_id}: how to connect."""
         app = visit.app
-        address = self._address.of(visit.call)
+        address = self._address.of(visit.request)
         key = app.signing_key()
-        # Who may only look must not be able to publish.
+        # Viewers must not be able to publish.
         secret = key.secret if key is not None and visit.may_change else "YOUR_SECRET"
-        told = snippets(app.id, key.key, secret, address) if key is not None else []
-        return visit.page("app.html", app=app, key=key, snippets=told, address=address)
+        shown = snippets(app.id, key.key, secret, address) if key is not None else []
+        return visit.page("app.html", app=app, key=key, snippets=shown, address=address)
 
     # -- settings
 
@@ -97,7 +97,7 @@ class AppPages:
         return visit.page("settings.html", status=status, app=app, form=form, groups=groups)
 
     async def change(self, visit: Visit) -> Response:
-        """POST /dashboard/apps/{app_id}/settings: every setting by its name; an unticked switch isn't sent."""
+        """POST /dashboard/apps/{app_id}/settings: every setting by name. Browsers don't send unchecked switches."""
         app, form = visit.app, visit.form
         values: dict[str, Value] = {}
         for name, setting in SETTINGS.items():
@@ -114,14 +114,14 @@ class AppPages:
             try:
                 changed = await self._records.set_app(app.id, values)
             except RecordError as error:
-                # Settings that don't go together: a full roster (checks.py), or a record that is too long.
+                # Settings that don't fit together: a roster that is too large (record_checks.py), or a record that is.
                 form.fault("max_presence_members" if " members of " in str(error) else "", str(error))
         if not form.good:
             return self._settings_page(visit, app, form, 422)
-        told = [f"{name} {_text(old)} → {_text(new)}" for name, old, new in _differences(app, changed)]
-        if told:
-            await visit.note("settings changed", app=app, target=app.name, detail=", ".join(told))
-        notice = "Saved. Every worker has it within a second." if told else "Nothing was different."
+        changes = [f"{name} {_text(old)} → {_text(new)}" for name, old, new in _differences(app, changed)]
+        if changes:
+            await visit.note("settings changed", app=app, target=app.name, detail=", ".join(changes))
+        notice = "Saved. All workers apply it within a second." if changes else "Nothing changed."
         return visit.redirect(f"{HOME}/apps/{app.id}/settings", notice)
 
     async def rename(self, visit: Visit) -> Response:
@@ -134,23 +134,23 @@ class AppPages:
             return self._settings_page(visit, app, form, 422)
         if renamed.name != app.name:
             await visit.note("app renamed", app=app, target=renamed.name, detail=f"was {app.name}")
-        return visit.redirect(f"{HOME}/apps/{app.id}/settings", f"Its name is {renamed.name} now.")
+        return visit.redirect(f"{HOME}/apps/{app.id}/settings", f"The app was renamed to {renamed.name}.")
 
     async def switch(self, visit: Visit) -> Response:
         """POST /dashboard/apps/{app_id}/enabled: enabled is 1 or 0."""
         app = visit.app
-        asked = visit.form.text("enabled")
-        if asked not in ("1", "0"):
-            raise ApiError("bad_request", "enabled is 1 or 0, so nothing was switched")
-        enabled = asked == "1"
+        value = visit.form.text("enabled")
+        if value not in ("1", "0"):
+            raise ApiError("bad_request", "enabled must be 1 or 0; nothing was changed")
+        enabled = value == "1"
         await self._records.set_app(app.id, {"enabled": enabled})
         await visit.note("app switched on" if enabled else "app switched off", app=app, target=app.name)
-        told = f"{app.name} is switched {'on' if enabled else 'off'}."
-        return visit.redirect(f"{HOME}/apps/{app.id}/settings", told)
+        notice = f"{app.name} was switched {'on' if enabled else 'off'}."
+        return visit.redirect(f"{HOME}/apps/{app.id}/settings", notice)
 
 
 class _Shown:
-    """A setting as the page shows it: what was typed where the form is shown again, else what is in force."""
+    """A setting on the page: the typed value if the form is shown again, else the current value."""
 
     def __init__(self, setting: Setting, app: App, form: Form) -> None:
         self.setting = setting
@@ -166,8 +166,8 @@ class _Shown:
 
 def _label(setting: Setting) -> str:
     words = setting.name.removesuffix("_s").removesuffix("_bytes").removesuffix("_chars").replace("_", " ")
-    told = " ".join(_CAPITALS.get(word, word) for word in words.split())
-    return told[0].upper() + told[1:]
+    label = " ".join(_CAPITALS.get(word, word) for word in words.split())
+    return label[0].upper() + label[1:]
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The page of the audit log: who did what, newest first."""
+"""The page of the audit log: which user did what, newest first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
-from redpoll.control.dashboard.exports import MOST_ROWS, Exports
+from redpoll.control.dashboard.exports import MAX_ROWS, Exports
 from redpoll.control.dashboard.jobs import Progress
 from redpoll.control.dashboard.pages import iso
 from redpoll.control.response import Response
@@ -19,20 +19,20 @@ from redpoll.store.store import Store
 __all__ = ["AuditPages"]
 
 _PAGE: Final = 50
-_SHARE: Final = 1_000
+_CHUNK: Final = 1_000
 
 
 class AuditPages:
-    def __init__(self, door: AccessControl, store: Store, exports: Exports) -> None:
-        self._door = door
+    def __init__(self, access: AccessControl, store: Store, exports: Exports) -> None:
+        self._access = access
         self._store = store
         self._exports = exports
 
     def routes(self) -> list[Route]:
-        door = self._door
+        access = self._access
         return [
-            door.route("GET", "/audit", "audit", self.show),
-            door.route("POST", "/audit/export", "export_audit", self.export),
+            access.route("GET", "/audit", "audit", self.show),
+            access.route("POST", "/audit/export", "export_audit", self.export),
         ]
 
     async def show(self, visit: Visit) -> Response:
@@ -45,7 +45,7 @@ class AuditPages:
         if len(entries) > _PAGE:
             entries.pop()
             older = f"{HOME}/audit?{urlencode({**wanted, 'before': entries[-1].number})}"
-        apps = self._door.records.apps
+        apps = self._access.records.apps
         return visit.page("audit.html", entries=entries, wanted=wanted, older=older, begun=before is None, apps=apps)
 
     async def _find(self, wanted: dict[str, str], before: int | None, limit: int) -> list[audit.Entry]:
@@ -66,12 +66,12 @@ class AuditPages:
 
         async def rows(progress: Progress) -> list[dict[str, Any]]:
             found: list[audit.Entry] = []
-            while len(found) < MOST_ROWS:
-                share = await self._find(wanted, found[-1].number if found else None, _SHARE)
-                found += share
+            while len(found) < MAX_ROWS:
+                chunk = await self._find(wanted, found[-1].number if found else None, _CHUNK)
+                found += chunk
                 progress.done = len(found)
-                if len(share) < _SHARE:
+                if len(chunk) < _CHUNK:
                     break
-            return [{**msgspec.structs.asdict(each), "at": iso(each.at)} for each in found]
+            return [{**msgspec.structs.asdict(entry), "at": iso(entry.at)} for entry in found]
 
         return self._exports.begin(visit, "Audit log", "audit", form.text("format"), rows)

@@ -1,4 +1,4 @@
-"""The pages of an app's channels: which are occupied now, and one of them with its members and what it keeps."""
+"""The pages of an app's channels: the occupied channels, and one channel with members, cache and connections."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from redpoll.protocol.errors import ApiError
 __all__ = ["ChannelPages", "words_of"]
 
 _PAGE: Final = 100
-_MOST_MEMBERS: Final = 500
+_MAX_MEMBERS: Final = 500
 
 
 class ChannelPages:
     def __init__(
-        self, door: AccessControl, occupancy: Occupancy, connections: ConnectionPages, exports: Exports
+        self, access: AccessControl, occupancy: Occupancy, connections: ConnectionPages, exports: Exports
     ) -> None:
-        self._door = door
+        self._access = access
         self._occupancy = occupancy
         self._connections = connections
         self._exports = exports
 
     def routes(self) -> list[Route]:
-        door = self._door
+        access = self._access
         return [
-            door.route("GET", "/apps/{app_id}/channels", "channels", self.show_all),
-            door.route("POST", "/apps/{app_id}/channels/export", "export_channels", self.export),
-            door.route("GET", "/apps/{app_id}/channels/{channel}", "channel", self.show),
+            access.route("GET", "/apps/{app_id}/channels", "channels", self.show_all),
+            access.route("POST", "/apps/{app_id}/channels/export", "export_channels", self.export),
+            access.route("GET", "/apps/{app_id}/channels/{channel}", "channel", self.show),
         ]
 
     async def show_all(self, visit: Visit) -> Response:
@@ -77,15 +77,15 @@ class ChannelPages:
 
     async def show(self, visit: Visit) -> Response:
         """GET …/channels/{channel}."""
-        app, channel = visit.app, visit.call.parameters[1]
+        app, channel = visit.app, visit.request.parameters[1]
         if not valid_name(channel):
-            raise ApiError("not_found", "There can be no channel of this name.")
+            raise ApiError("not_found", "This is not a valid channel name.")
         context: dict[str, Any] = {"subscriptions": 0, "users": None, "members": [], "cached": None, "fault": ""}
         try:
             (context["subscriptions"],) = await self._occupancy.subscription_counts(app.id, [channel])
             if kind_of(channel) is Kind.PRESENCE:
                 (context["users"],) = await self._occupancy.user_counts(app.id, [channel])
-                members = await self._occupancy.members(app.id, channel, _MOST_MEMBERS)
+                members = await self._occupancy.members(app.id, channel, _MAX_MEMBERS)
                 context["members"] = [(user, info.decode(errors="replace")) for user, info in members]
             if is_cache(channel):
                 context["cached"] = await self._occupancy.cached(app.id, channel)
@@ -122,7 +122,7 @@ class ChannelPages:
 
 
 def words_of(channel: str) -> list[str]:
-    """What kind of channel that is, for people."""
+    """The kinds of a channel, for people."""
     words = [{Kind.PUBLIC: "public", Kind.PRIVATE: "private", Kind.PRESENCE: "presence"}.get(kind_of(channel), "user")]
     if is_cache(channel):
         words.append("cache")
@@ -132,7 +132,7 @@ def words_of(channel: str) -> list[str]:
 
 
 def pretty(text: str) -> str:
-    """JSON over several lines; what isn't JSON as it is."""
+    """JSON on several lines; other text unchanged."""
     try:
         return msgspec.json.format(text.encode(), indent=2).decode()
     except (msgspec.DecodeError, UnicodeError, RecursionError):

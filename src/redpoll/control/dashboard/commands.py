@@ -1,6 +1,6 @@
-"""The operator's commands about the dashboard's users: `user create NAME --role ROLE` and `user reset NAME`.
+"""The commands `redpoll user create` and `redpoll user reset`, part of the table in control/commands.py.
 
-The way back in for who has lost the last password. Part of the table of control/commands.py.
+They let an operator log in again after the last admin's password was lost.
 """
 
 from collections.abc import Awaitable, Callable

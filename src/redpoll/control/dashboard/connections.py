@@ -1,6 +1,6 @@
-"""The page of an app's connections: who is there now, by which library, and how far behind; and an end to one.
+"""The page of an app's connections: clients with address, library, channels and unsent data. Admins can close one.
 
-Only workers know their sockets, so each page asks all of them (cluster/survey.py): bounded, newest first.
+Only workers know their connections, so the page asks all workers (cluster/survey.py). Lists are limited, newest first.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _EXPORTED: Final = 500
 
 
 class Found(NamedTuple):
-    """`rows` as worker/connection_list.py tells them, each with the worker's `w`; `total` is how many match. `fault`:
-    nobody could be asked, or not everybody answered."""
+    """`rows` come from worker/connection_list.py, with the worker's name as `w`; `total` is the number of matches.
+    `fault` says why not all workers answered."""
 
     rows: list[dict[str, Any]]
     total: int
@@ -32,28 +32,28 @@ class Found(NamedTuple):
 
 
 class ConnectionPages:
-    def __init__(self, door: AccessControl, questions: Survey, exports: Exports) -> None:
-        self._door = door
-        self._questions = questions
+    def __init__(self, access: AccessControl, survey: Survey, exports: Exports) -> None:
+        self._access = access
+        self._survey = survey
         self._exports = exports
 
     def routes(self) -> list[Route]:
-        door = self._door
+        access = self._access
         return [
-            door.route("GET", "/apps/{app_id}/connections", "connections", self.show),
-            door.route("POST", "/apps/{app_id}/connections/close", "close_connection", self.close, "admin"),
-            door.route("POST", "/apps/{app_id}/connections/export", "export_connections", self.export),
+            access.route("GET", "/apps/{app_id}/connections", "connections", self.show),
+            access.route("POST", "/apps/{app_id}/connections/close", "close_connection", self.close, "admin"),
+            access.route("POST", "/apps/{app_id}/connections/export", "export_connections", self.export),
         ]
 
     async def find(self, app_id: str, *, find: str = "", channel: str = "", limit: int = _SHOWN) -> Found:
         """The newest connections of an app that match, over all workers."""
         try:
-            told = await self._questions.ask("connections", app=app_id, find=find, channel=channel, limit=limit)
+            pages = await self._survey.ask("connections", app=app_id, find=find, channel=channel, limit=limit)
         except Unavailable as error:
             return Found([], 0, str(error))
-        rows = [{**row, "w": w} for w, page in told.items() for row in page["connections"]]
+        rows = [{**row, "w": w} for w, page in pages.items() for row in page["connections"]]
         rows.sort(key=lambda row: row["since"], reverse=True)
-        return Found(rows[:limit], sum(page["total"] for page in told.values()))
+        return Found(rows[:limit], sum(page["total"] for page in pages.values()))
 
     async def show(self, visit: Visit) -> Response:
         """GET …/connections; `find`, `channel`."""
@@ -66,12 +66,12 @@ class ConnectionPages:
     async def close(self, visit: Visit) -> Response:
         """POST …/connections/close: socket."""
         app, socket = visit.app, visit.form.text("socket")
-        answers = await self._questions.ask("close", app=app.id, socket=socket)
+        answers = await self._survey.ask("close", app=app.id, socket=socket)
         closed = sum(answers.values())
         if closed:
             await visit.note("connection closed", app=app, target=socket)
-        told = f"Connection {socket} is closed." if closed else f"Connection {socket} was gone already."
-        return visit.redirect(f"{HOME}/apps/{app.id}/connections", told)
+        notice = f"Connection {socket} was closed." if closed else f"Connection {socket} had already ended."
+        return visit.redirect(f"{HOME}/apps/{app.id}/connections", notice)
 
     async def export(self, visit: Visit) -> Response:
         """POST …/connections/export: find, channel, format. The newest 500 of each worker."""
@@ -79,8 +79,8 @@ class ConnectionPages:
         find, channel = form.text("find"), form.text("channel")
 
         async def rows(progress: Progress) -> list[dict[str, Any]]:
-            told = await self._questions.ask("connections", app=app.id, find=find, channel=channel, limit=_EXPORTED)
-            found = [{**row, "w": w} for w, page in told.items() for row in page["connections"]]
+            pages = await self._survey.ask("connections", app=app.id, find=find, channel=channel, limit=_EXPORTED)
+            found = [{**row, "w": w} for w, page in pages.items() for row in page["connections"]]
             progress.total = progress.done = len(found)
             return [{**row, "named": " ".join(row["named"])} for row in found]
 

@@ -1,8 +1,9 @@
-"""The debug console: every event of an app as it goes by, and a box to publish from.
+"""The debug console: a live view of an app's events, and a form to publish events.
 
-The page subscribes with pusher-js to the server itself, to a channel that only it can join: signed here, with the key
-that the app's record has for nothing else (decisions.md "Dashboard and trace"). Publishers copy events to it only while
-the record says that somebody watches, so the page says so again and again.
+The page connects to the public port with pusher-js and subscribes to a channel that only the dashboard can join: this
+module signs the subscription with a key that the app's record has for this purpose only (control/README.md
+"Dashboard"). Publishers copy events to that channel only while the record says that somebody watches, so the page
+renews this every 30 s.
 """
 
 from __future__ import annotations
@@ -29,39 +30,39 @@ from redpoll.protocol.messages import decode_event
 
 __all__ = ["ConsolePages"]
 
-# The page asks each 30 s.
+# The page renews it every 30 s.
 _WATCHED_S: Final = 60.0
-# Of a refusal, by its code; the rest is about the data, or about no field.
+# The form field that an error code is about. Other errors are about the data or the whole form.
 _FIELDS: Final = {"invalid_channel": "channel", "invalid_event_name": "name"}
 _JSON: Final = b"Content-Type: application/json\r\nCache-Control: no-store\r\n" + SECURITY
 
 
 class ConsolePages:
-    """`api` publishes; `tracer` None: no event log is kept."""
+    """`api` publishes events. `tracer` is None if the event log is disabled."""
 
     def __init__(
-        self, door: AccessControl, records: Records, api: Api, tracer: Tracer | None, address: PublicAddress
+        self, access: AccessControl, records: Records, api: Api, tracer: Tracer | None, address: PublicAddress
     ) -> None:
-        self._door = door
+        self._access = access
         self._records = records
         self._api = api
         self._tracer = tracer
         self._address = address
 
     def routes(self) -> list[Route]:
-        door = self._door
+        access = self._access
         return [
-            door.route("GET", "/apps/{app_id}/console", "console", self.show),
-            door.route("POST", "/apps/{app_id}/console/watch", "console_watch", self.watch),
-            door.route("POST", "/apps/{app_id}/console/auth", "console_auth", self.authorize),
-            door.route("POST", "/apps/{app_id}/console/publish", "console_publish", self.publish, "admin"),
+            access.route("GET", "/apps/{app_id}/console", "console", self.show),
+            access.route("POST", "/apps/{app_id}/console/watch", "console_watch", self.watch),
+            access.route("POST", "/apps/{app_id}/console/auth", "console_auth", self.authorize),
+            access.route("POST", "/apps/{app_id}/console/publish", "console_publish", self.publish, "admin"),
         ]
 
     async def show(self, visit: Visit) -> Response:
         """GET …/console."""
         app = visit.app
         key = await self._records.watch_console(app.id, time.time() + _WATCHED_S)
-        address = self._address.of(visit.call)
+        address = self._address.of(visit.request)
         channel = visit.query.get("channel", "")
         return visit.page(
             "console.html",
@@ -82,39 +83,43 @@ class ConsolePages:
         """POST …/console/auth: socket_id, channel_name, as pusher-js asks."""
         form, key = visit.form, visit.app.console_key
         if form.text("channel_name") != CONSOLE or key is None:
-            raise ApiError("forbidden", "This opens the console's channel only.")
+            raise ApiError("forbidden", "This endpoint only authorizes the console's own channel.")
         signature = sign_channel(key.secret, form.text("socket_id"), CONSOLE)
         return Response(200, msgspec.json.encode({"auth": f"{key.key}:{signature}"}), _JSON)
 
     async def publish(self, visit: Visit) -> Response:
-        """POST …/console/publish: channel, name, data. Answers `{"fault": {field: sentence}}` or `{"trace_id"}`. What
-        the API would log of a trigger is logged of this, in the name of who is logged in."""
-        app, form, call = visit.app, visit.form, visit.call
+        """POST …/console/publish: channel, name, data. Responds with `{"fault": {field: sentence}}` or `{"trace_id"}`.
+
+        It goes to the event log like a request to the API, in the name of the logged-in user.
+        """
+        app, form, request = visit.app, visit.form, visit.request
         began = time.perf_counter()
         body = msgspec.json.encode(
             {"channel": form.text("channel"), "name": form.text("name"), "data": form.raw("data")}
         )
         status, fault = 200, {}
-        call.app = app
+        request.app = app
         try:
             if not app.enabled:
-                raise ApiError("app_disabled", "this app is switched off")
-            call.said = event = decode_event(body, [], app)
-            await self._api.publish(call, event)
+                raise ApiError("app_disabled", "this app is disabled")
+            request.said = event = decode_event(body, [], app)
+            await self._api.publish(request, event)
         except ApiError as error:
-            field = _FIELDS.get(error.code, "data" if call.said is None and app.enabled else "")
+            field = _FIELDS.get(error.code, "data" if request.said is None and app.enabled else "")
             status, fault = error.status, {field: sentence(error.message)}
         except Unavailable as error:
             status, fault = 503, {"": f"Not published: {error}."}
         if self._tracer is not None:
-            # Of one that was refused, what it said is read from here.
-            call.body = body
-            self._tracer.ended(call, status, time.perf_counter() - began, f"dashboard user {visit.session.user.name}")
+            # For a refused request the tracer reads the event from the body.
+            request.body = body
+            self._tracer.ended(
+                request, status, time.perf_counter() - began, f"dashboard user {visit.session.user.name}"
+            )
         if fault:
             return _json(status if "" in fault else 422, {"fault": fault})
         await visit.note("event published", app=app, target=form.text("channel"), detail=form.text("name"))
-        return _json(200, {"trace_id": call.trace_id})
+        return _json(200, {"trace_id": request.trace_id})
 
 
-def _json(status: int, told: dict[str, Any]) -> Response:
-    return Response(status, msgspec.json.encode(told), _JSON)
+def _json(status: int, body: dict[str, Any]) -> Response:
+    return Response(status, msgspec.json.encode(body), _JSON)

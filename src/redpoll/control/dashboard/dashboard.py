@@ -1,4 +1,4 @@
-"""The dashboard put together: its pages, what they stand on, and the page that tells of a fault."""
+"""Puts the dashboard together: creates its pages from their dependencies, and renders the error page."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ from redpoll.store.eventlog import EventLog
 __all__ = ["Dashboard", "Dependencies"]
 
 _TITLES: Final = {
-    400: "That didn't work",
+    400: "Bad request",
     403: "Not allowed",
-    404: "Nothing here",
-    405: "Not this way",
+    404: "Not found",
+    405: "Method not allowed",
     413: "Too large",
-    429: "Too many tries",
-    500: "Our mistake",
-    503: "Not available just now",
+    429: "Too many requests",
+    500: "Internal error",
+    503: "Temporarily unavailable",
 }
 
 
 class Dependencies(NamedTuple):
-    """What the dashboard stands on: the rest of the control plane."""
+    """The parts of the control plane that the dashboard uses."""
 
     settings: Settings
     data_dir: Path
@@ -79,44 +79,44 @@ class Dependencies(NamedTuple):
 
 
 class Dashboard:
-    """`start` and `finish` for what goes on between the calls of its pages."""
+    """All pages. `start` and `finish` control the sampling for the charts and the background jobs."""
 
-    def __init__(self, rooms: Dependencies) -> None:
-        settings, records, accounts = rooms.settings, rooms.records, rooms.accounts
-        webhooks, publisher = rooms.webhooks, rooms.publisher
+    def __init__(self, dependencies: Dependencies) -> None:
+        settings, records, accounts = dependencies.settings, dependencies.records, dependencies.accounts
+        webhooks, publisher = dependencies.webhooks, dependencies.publisher
         self.accounts = accounts
         files = StaticFiles()
         self._files = files
         self._pages = Pages(files)
-        self.door = door = AccessControl(accounts, records, self._pages)
+        self.access = access = AccessControl(accounts, records, self._pages)
         self.sampler = Sampler(
-            rooms.read_workers, webhooks.counters, lambda: publisher.by_app, webhooks.attempts_by_app
+            dependencies.read_workers, webhooks.counters, lambda: publisher.by_app, webhooks.attempts_by_app
         )
-        self._jobs = Jobs(door)
+        self._jobs = Jobs(access)
         address = PublicAddress(settings.public_url, settings.port)
         exports = Exports(self._jobs)
-        occupancy = Occupancy(rooms.link, rooms.keys)
-        connections = ConnectionPages(door, Survey(rooms.link, rooms.keys), exports)
+        occupancy = Occupancy(dependencies.link, dependencies.keys)
+        connections = ConnectionPages(access, Survey(dependencies.link, dependencies.keys), exports)
         self._parts = (
-            Login(door, accounts, rooms.data_dir),
-            Overview(door, records, self.sampler, webhooks, rooms.health),
-            AppPages(door, records, address),
-            KeyPages(door, records),
-            TokenPages(door, records),
-            ChannelPages(door, occupancy, connections, exports),
+            Login(access, accounts, dependencies.data_dir),
+            Overview(access, records, self.sampler, webhooks, dependencies.health),
+            AppPages(access, records, address),
+            KeyPages(access, records),
+            TokenPages(access, records),
+            ChannelPages(access, occupancy, connections, exports),
             connections,
-            ConsolePages(door, records, rooms.api, rooms.tracer, address),
-            TracePages(door, rooms.event_log),
-            HistoryPages(door, records, rooms.history, occupancy, exports),
-            WebhookPages(door, webhooks, exports),
-            DeadLetterPages(door, webhooks, self._jobs, exports),
-            AuditPages(door, accounts.store, exports),
-            UserPages(door, accounts),
+            ConsolePages(access, records, dependencies.api, dependencies.tracer, address),
+            TracePages(access, dependencies.event_log),
+            HistoryPages(access, records, dependencies.history, occupancy, exports),
+            WebhookPages(access, webhooks, exports),
+            DeadLetterPages(access, webhooks, self._jobs, exports),
+            AuditPages(access, accounts.store, exports),
+            UserPages(access, accounts),
             self._jobs,
         )
 
     def start(self, timed: Iterable[Route], times_by_app: Mapping[str, Sequence[int]]) -> None:
-        """`timed`: the routes whose answers' times are drawn as the publish latency; `times_by_app`: by app."""
+        """`timed` are the routes whose response times are the publish latency; `times_by_app` has the same by app."""
         self.sampler.timed = tuple(timed)
         self.sampler.times_by_app = times_by_app
         self.sampler.start()
@@ -126,7 +126,7 @@ class Dashboard:
         await self._jobs.finish()
 
     def routes(self) -> list[Route]:
-        """All pages, on the control port."""
+        """The routes of all pages, on the control port."""
         static = Route(
             "GET",
             f"{HOME}/static/{{edition}}/{{name}}",
@@ -137,13 +137,13 @@ class Dashboard:
         )
         return [static, *(route for part in self._parts for route in part.routes())]
 
-    async def enter(self, call: Request) -> Response:
+    async def enter(self, request: Request) -> Response:
         """GET / on the control port."""
         return redirect(HOME)
 
-    def fault(self, call: Request, error: ApiError, status: int = 0) -> Response | None:
-        """The page in the place of the API's error shape; None where no person asked."""
-        if call.path != HOME and not call.path.startswith(f"{HOME}/"):
+    def fault(self, request: Request, error: ApiError, status: int = 0) -> Response | None:
+        """The error page for a dashboard request; None for other requests, which get the API's error body."""
+        if request.path != HOME and not request.path.startswith(f"{HOME}/"):
             return None
         status = status or error.status
         text = error.message[:1].upper() + error.message[1:]
@@ -151,6 +151,6 @@ class Dashboard:
             "title": _TITLES.get(status, _TITLES[400]),
             "text": text if text.endswith((".", "!", "?")) else f"{text}.",
             "status": status,
-            "trace_id": call.trace_id,
+            "trace_id": request.trace_id,
         }
-        return self._pages.answer("error.html", context, status=status, headers=call.more_headers)
+        return self._pages.answer("error.html", context, status=status, headers=request.more_headers)

@@ -1,11 +1,11 @@
-"""The page of an app's dead letters: deliveries that failed for good, to be looked at, tried anew or given up."""
+"""The page of an app's dead letters: webhook deliveries that failed for good, to inspect, retry or discard."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
-from redpoll.control.dashboard.exports import MOST_ROWS, Exports
+from redpoll.control.dashboard.exports import MAX_ROWS, Exports
 from redpoll.control.dashboard.forms import Form
 from redpoll.control.dashboard.jobs import Jobs, Progress
 from redpoll.control.dashboard.webhooks import before_of, delivery_row, older_than
@@ -19,24 +19,26 @@ from redpoll.store.deliveries import Delivery
 __all__ = ["DeadLetterPages"]
 
 _PAGE: Final = 50
-# In one step of a long work; between them others write.
-_SHARE: Final = 500
+# How many a job reads or changes at a time; others can write in between.
+_CHUNK: Final = 500
 
 
 class DeadLetterPages:
-    def __init__(self, door: AccessControl, webhooks: Webhooks, jobs: Jobs, exports: Exports) -> None:
-        self._door = door
+    def __init__(self, access: AccessControl, webhooks: Webhooks, jobs: Jobs, exports: Exports) -> None:
+        self._access = access
         self._webhooks = webhooks
         self._jobs = jobs
         self._exports = exports
 
     def routes(self) -> list[Route]:
-        door = self._door
+        access = self._access
         return [
-            door.route("GET", "/apps/{app_id}/dead-letters", "dead_letters", self.show),
-            door.route("POST", "/apps/{app_id}/dead-letters", "act_on_dead_letters", self.act, "admin"),
-            door.route("POST", "/apps/{app_id}/dead-letters/all", "act_on_all_dead_letters", self.act_on_all, "admin"),
-            door.route("POST", "/apps/{app_id}/dead-letters/export", "export_dead_letters", self.export),
+            access.route("GET", "/apps/{app_id}/dead-letters", "dead_letters", self.show),
+            access.route("POST", "/apps/{app_id}/dead-letters", "act_on_dead_letters", self.act, "admin"),
+            access.route(
+                "POST", "/apps/{app_id}/dead-letters/all", "act_on_all_dead_letters", self.act_on_all, "admin"
+            ),
+            access.route("POST", "/apps/{app_id}/dead-letters/export", "export_dead_letters", self.export),
         ]
 
     async def show(self, visit: Visit) -> Response:
@@ -44,7 +46,7 @@ class DeadLetterPages:
         return await self._page(visit, visit.app, Form())
 
     async def _page(self, visit: Visit, app: App, form: Form, status: int = 200) -> Response:
-        endpoints = {each.id: each for each in self._webhooks.endpoints.of_existing_app(app.id)}
+        endpoints = {endpoint.id: endpoint for endpoint in self._webhooks.endpoints.of_existing_app(app.id)}
         chosen = visit.query.get("endpoint", "")
         endpoint_id = chosen if chosen in endpoints else None
         before = before_of(visit)
@@ -54,7 +56,7 @@ class DeadLetterPages:
         path = f"{HOME}/apps/{app.id}/dead-letters"
         older = older_than(found, _PAGE, path, {"endpoint": endpoint_id or ""})
         depths = await self._webhooks.depths(app.id)
-        counted = [depth for each, depth in depths.items() if endpoint_id in (None, each)]
+        counted = [depth for counted_id, depth in depths.items() if endpoint_id in (None, counted_id)]
         return visit.page(
             "dead_letters.html",
             status=status,
@@ -73,11 +75,11 @@ class DeadLetterPages:
         app, form = visit.app, visit.form
         ids, do = form.every("id"), form.choice("do", ("retry", "discard"))
         if not ids:
-            form.fault("", "Tick the ones that you mean.")
+            form.fault("", "Select at least one dead letter.")
         if form.good:
             try:
-                for each in ids:
-                    await self._check_of(app, each)
+                for delivery_id in ids:
+                    await self._check_of(app, delivery_id)
                 await (
                     self._webhooks.dead_letters.retry(ids)
                     if do == "retry"
@@ -89,11 +91,11 @@ class DeadLetterPages:
             return await self._page(visit, app, form, 422)
         what = "retried" if do == "retry" else "discarded"
         await visit.note(f"dead letters {what}", app=app, target=f"{len(ids)}", detail=" ".join(ids))
-        many = "1 dead letter is" if len(ids) == 1 else f"{len(ids)} dead letters are"
-        told = f"{many} being tried anew." if do == "retry" else f"{many} discarded."
+        count = "1 dead letter" if len(ids) == 1 else f"{len(ids)} dead letters"
+        notice = f"Retrying {count}." if do == "retry" else f"Discarded {count}."
         if form.text("back") == "delivery" and len(ids) == 1:
-            return visit.redirect(f"{HOME}/apps/{app.id}/deliveries/{ids[0]}", told)
-        return visit.redirect(f"{HOME}/apps/{app.id}/dead-letters", told)
+            return visit.redirect(f"{HOME}/apps/{app.id}/deliveries/{ids[0]}", notice)
+        return visit.redirect(f"{HOME}/apps/{app.id}/dead-letters", notice)
 
     async def _check_of(self, app: App, delivery_id: str) -> None:
         _, endpoint, _ = await self._webhooks.delivery(delivery_id)
@@ -108,31 +110,31 @@ class DeadLetterPages:
             return await self._page(visit, app, form, 422)
         endpoint_id = form.text("endpoint") or None
         depths = await self._webhooks.depths(app.id)
-        total = sum(depth.failed for each, depth in depths.items() if endpoint_id in (None, each))
+        total = sum(depth.failed for counted_id, depth in depths.items() if endpoint_id in (None, counted_id))
 
         async def work(progress: Progress) -> str:
-            # By share, so that it can be seen how far it is; what fails meanwhile is newer, and left for the next time.
+            # In chunks, to show the progress. Deliveries that fail meanwhile are newer and are left alone.
             before: tuple[float, int] | None = None
-            while share := await self._webhooks.deliveries(
-                app.id, endpoint_id=endpoint_id, states=("failed",), limit=_SHARE, before=before
+            while chunk := await self._webhooks.deliveries(
+                app.id, endpoint_id=endpoint_id, states=("failed",), limit=_CHUNK, before=before
             ):
-                before = (share[-1].at, share[-1].number)
-                ids = [each.id for each in share if not retry or self._is_there(app, each)]
+                before = (chunk[-1].at, chunk[-1].number)
+                ids = [delivery.id for delivery in chunk if not retry or self._has_endpoint(app, delivery)]
                 if ids:
                     await (
                         self._webhooks.dead_letters.retry(ids) if retry else self._webhooks.dead_letters.discard(ids)
                     )
                 progress.done += len(ids)
-            return f"{progress.done:,} dead letters {'are being tried anew' if retry else 'were discarded'}."
+            return f"{progress.done:,} dead letters {'are being retried' if retry else 'were discarded'}."
 
         what = "Retry" if retry else "Discard"
         await visit.note(f"all dead letters {'retried' if retry else 'discarded'}", app=app, target=f"{total}")
         back = f"{HOME}/apps/{app.id}/dead-letters"
         return self._jobs.begin(visit, f"{what} dead letters of {app.name}", back, work, total)
 
-    def _is_there(self, app: App, delivery: Delivery) -> bool:
-        # To a deleted endpoint nothing can be sent any more.
-        return any(each.id == delivery.endpoint_id for each in self._webhooks.endpoints.of_existing_app(app.id))
+    def _has_endpoint(self, app: App, delivery: Delivery) -> bool:
+        # Deliveries to a deleted endpoint can't be retried.
+        return any(endpoint.id == delivery.endpoint_id for endpoint in self._webhooks.endpoints.of_existing_app(app.id))
 
     async def export(self, visit: Visit) -> Response:
         """POST …/dead-letters/export: format."""
@@ -140,14 +142,14 @@ class DeadLetterPages:
 
         async def rows(progress: Progress) -> list[dict[str, Any]]:
             found: list[Delivery] = []
-            while len(found) < MOST_ROWS:
+            while len(found) < MAX_ROWS:
                 before = (found[-1].at, found[-1].number) if found else None
-                share = await self._webhooks.deliveries(app.id, states=("failed",), limit=_SHARE, before=before)
-                found += share
+                chunk = await self._webhooks.deliveries(app.id, states=("failed",), limit=_CHUNK, before=before)
+                found += chunk
                 progress.done = len(found)
-                if len(share) < _SHARE:
+                if len(chunk) < _CHUNK:
                     break
-            return [delivery_row(each) for each in found]
+            return [delivery_row(delivery) for delivery in found]
 
         title = f"Dead letters of {app.name}"
         return self._exports.begin(visit, title, "dead-letters", visit.form.text("format"), rows, app)

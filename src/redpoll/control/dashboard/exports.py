@@ -1,4 +1,4 @@
-"""Lists to take home, as CSV or JSON: made by a job, so that a long one shows how far it is."""
+"""Exports lists as CSV or JSON files. A job creates the file, so that a long export shows its progress."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from redpoll.control.dashboard.jobs import File, Jobs, Progress
 from redpoll.control.response import Response
 from redpoll.protocol.apps import App
 
-__all__ = ["FORMATS", "MOST_ROWS", "Exports", "as_csv"]
+__all__ = ["FORMATS", "MAX_ROWS", "Exports", "as_csv"]
 
 FORMATS: Final = ("csv", "json")
-# What is made is held in memory until it is taken.
-MOST_ROWS: Final = 100_000
-# A spreadsheet takes what begins like this for a formula, and rows hold what strangers sent.
+# Files are in memory until they expire.
+MAX_ROWS: Final = 100_000
+# Spreadsheets read cells that begin like this as formulas, and rows contain untrusted text.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 Rows = Callable[[Progress], Awaitable[Sequence[dict[str, Any]]]]
@@ -33,14 +33,14 @@ class Exports:
     def begin(
         self, visit: Visit, title: str, name: str, format: str, rows: Rows, app: App | None = None, back: str = ""
     ) -> Response:
-        """Has `rows` gathered and written. `name` begins the name of the file."""
+        """Starts a job that gathers `rows` and writes a file whose name begins with `name`."""
         format = format if format in FORMATS else "csv"
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         file_name = f"{name}{'-' + app.id if app is not None else ''}-{stamp}.{format}"
         back = back or (f"{HOME}/apps/{app.id}/{name}" if app is not None else f"{HOME}/{name}")
 
         async def work(progress: Progress) -> File:
-            found = list(await rows(progress))[:MOST_ROWS]
+            found = list(await rows(progress))[:MAX_ROWS]
             if format == "json":
                 return File(file_name, "application/json", msgspec.json.format(msgspec.json.encode(found), indent=1))
             return File(file_name, "text/csv; charset=utf-8", as_csv(found))
@@ -49,7 +49,7 @@ class Exports:
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> bytes:
-    """A line of names, then one for each row. Cells that a spreadsheet would take for a formula begin with `'`."""
+    """A header line, then a line for each row. A `'` goes before cells that a spreadsheet would read as formulas."""
     out = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.writer(out)

@@ -1,6 +1,6 @@
-"""What people typed: forms as browsers send them, their values, and the faults found in them, field by field.
+"""HTML forms: reading the values that browsers send, and collecting faults by field.
 
-A form keeps what was typed whatever is wrong with it, so that a page can be shown again with all of it.
+A Form has all typed values, valid or not, so that the page can show them again next to the faults.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["CSRF_FIELD", "Form", "read_form", "read_pairs", "sentence"]
 
 CSRF_FIELD: Final = "csrf"
 # The largest form is the settings of an app; lists are of ids to retry or discard.
-_MOST_FIELDS: Final = 5_000
+_MAX_FIELDS: Final = 5_000
 _TYPE: Final = "application/x-www-form-urlencoded"
 
 
 class Form:
-    """Typed values by field, and `faults` by field: sentences. The field "" is for what concerns the whole form."""
+    """Typed values by field, and `faults`: sentences by field. The field "" stands for the whole form."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
         self.pairs = tuple(pairs)
@@ -31,17 +31,17 @@ class Form:
             self._values.setdefault(name, []).append(value)
 
     def text(self, name: str, default: str = "") -> str:
-        """The value of a field, without the space around it; of a repeated one the last."""
+        """The value of a field without surrounding space; the last value if the field is repeated."""
         values = self._values.get(name)
         return values[-1].strip() if values else default
 
     def raw(self, name: str) -> str:
-        """As it was typed: for passwords, and for what is sent on."""
+        """The value exactly as typed, for passwords and event data."""
         values = self._values.get(name)
         return values[-1] if values else ""
 
     def every(self, name: str) -> list[str]:
-        """The values of a field that may stand there more than once, such as ticked boxes."""
+        """All values of a field that may be repeated, such as checkboxes."""
         return self._values.get(name, [])
 
     def has(self, name: str) -> bool:
@@ -50,26 +50,26 @@ class Form:
     def ticked(self, name: str) -> bool:
         return name in self._values
 
-    def number(self, name: str, least: int, most: int, default: int = 0) -> int:
-        """A whole number; where it is none, a fault at its field, and the default. So is an empty field."""
+    def number(self, name: str, minimum: int, maximum: int, default: int = 0) -> int:
+        """A whole number. Adds a fault and returns the default if it is malformed; an empty field is the default."""
         text = self.text(name)
         if not text:
             return default
-        if not (text.isascii() and text.isdecimal() and len(text) <= 12 and least <= int(text) <= most):
-            self.fault(name, f"A whole number from {least:,} to {most:,}, please.")
+        if not (text.isascii() and text.isdecimal() and len(text) <= 12 and minimum <= int(text) <= maximum):
+            self.fault(name, f"Enter a whole number from {minimum:,} to {maximum:,}.")
             return default
         return int(text)
 
     def choice(self, name: str, choices: Iterable[str], default: str = "") -> str:
-        """One of the choices; a fault where it is another."""
+        """One of the choices. Adds a fault and returns the default for any other value."""
         text = self.text(name, default)
         if text not in choices:
-            self.fault(name, "Choose one of these.")
+            self.fault(name, "Choose one of the options.")
             return default
         return text
 
     def fault(self, name: str, text: str) -> None:
-        """The first fault of a field stays, as a sentence."""
+        """Adds a fault as a sentence, unless the field has one already."""
         self.faults.setdefault(name, sentence(text))
 
     @property
@@ -77,23 +77,23 @@ class Form:
         return not self.faults
 
 
-def sentence(told: object) -> str:
-    """What a refusal says, as a sentence of its own."""
-    text = str(told)
+def sentence(message: object) -> str:
+    """A message with a capital letter and a period."""
+    text = str(message)
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
 
 
-def read_form(call: Request) -> Form:
-    """The form in a call's body. Raises ApiError where there is none."""
-    kind = call.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if call.body and kind != _TYPE:
-        raise ApiError("unsupported_media_type", f"a form is {_TYPE}")
-    return Form(pair for pair in read_pairs(call.body) if pair[0] != CSRF_FIELD)
+def read_form(request: Request) -> Form:
+    """The form in a request's body. Raises ApiError if the body is something else."""
+    kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if request.body and kind != _TYPE:
+        raise ApiError("unsupported_media_type", f"a form must be sent as {_TYPE}")
+    return Form(pair for pair in read_pairs(request.body) if pair[0] != CSRF_FIELD)
 
 
 def read_pairs(body: bytes) -> list[tuple[str, str]]:
-    """Names and values in their order. Raises ApiError."""
+    """The names and values of a form body, in order. Raises ApiError."""
     try:
-        return parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict")
+        return parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=_MAX_FIELDS, errors="strict")
     except (UnicodeError, ValueError):
-        raise ApiError("bad_request", "that isn't a form") from None
+        raise ApiError("bad_request", "the body is not a valid form") from None

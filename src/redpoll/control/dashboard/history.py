@@ -1,4 +1,4 @@
-"""The page of an app's history: the rules by which messages are kept, and a browser of what is kept of a channel."""
+"""The pages of an app's message history: the rules, and the stored messages of a channel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from redpoll.cluster.bus import Unavailable
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.channels import pretty
-from redpoll.control.dashboard.exports import MOST_ROWS, Exports
+from redpoll.control.dashboard.exports import MAX_ROWS, Exports
 from redpoll.control.dashboard.forms import Form, sentence
 from redpoll.control.dashboard.jobs import Progress
 from redpoll.control.dashboard.pages import iso, place
@@ -24,34 +24,34 @@ from redpoll.protocol.history import MAX_STORED_MESSAGES
 __all__ = ["HistoryPages"]
 
 _PAGE: Final = 50
-_MOST_NAMES: Final = 200
+_MAX_NAMES: Final = 200
 UNITS: Final = {"seconds": 1, "minutes": 60, "hours": 3_600, "days": 86_400}
-_MOST_S: Final = 2_592_000
+_MAX_S: Final = 2_592_000
 
 
 class HistoryPages:
     def __init__(
-        self, door: AccessControl, records: Records, history: ChannelHistory, occupancy: Occupancy, exports: Exports
+        self, access: AccessControl, records: Records, history: ChannelHistory, occupancy: Occupancy, exports: Exports
     ) -> None:
-        self._door = door
+        self._access = access
         self._records = records
         self._history = history
         self._occupancy = occupancy
         self._exports = exports
 
     def routes(self) -> list[Route]:
-        door = self._door
+        access = self._access
         return [
-            door.route("GET", "/apps/{app_id}/history", "history", self.show),
-            door.route("POST", "/apps/{app_id}/history", "add_history_rule", self.add, "admin"),
-            door.route("POST", "/apps/{app_id}/history/remove", "remove_history_rule", self.remove, "admin"),
-            door.route("GET", "/apps/{app_id}/history/{channel}", "channel_history", self.browse),
-            door.route("POST", "/apps/{app_id}/history/{channel}/clear", "clear_channel", self.clear, "admin"),
-            door.route("POST", "/apps/{app_id}/history/{channel}/export", "export_history", self.export),
+            access.route("GET", "/apps/{app_id}/history", "history", self.show),
+            access.route("POST", "/apps/{app_id}/history", "add_history_rule", self.add, "admin"),
+            access.route("POST", "/apps/{app_id}/history/remove", "remove_history_rule", self.remove, "admin"),
+            access.route("GET", "/apps/{app_id}/history/{channel}", "channel_history", self.browse),
+            access.route("POST", "/apps/{app_id}/history/{channel}/clear", "clear_channel", self.clear, "admin"),
+            access.route("POST", "/apps/{app_id}/history/{channel}/export", "export_history", self.export),
         ]
 
     async def show(self, visit: Visit) -> Response:
-        """GET …/history: the rules; `channel`: on to that channel's messages."""
+        """GET …/history: the rules. With `channel` it redirects to that channel's messages."""
         channel = visit.query.get("channel", "").strip()
         if channel:
             return visit.redirect(place(f"{HOME}/apps/{visit.app.id}/history", channel))
@@ -59,7 +59,7 @@ class HistoryPages:
 
     async def _page(self, visit: Visit, app: App, form: Form, status: int = 200) -> Response:
         try:
-            names, fault = await self._occupancy.with_history(app.id, _MOST_NAMES), ""
+            names, fault = await self._occupancy.with_history(app.id, _MAX_NAMES), ""
         except Unavailable as error:
             names, fault = [], str(error)
         return visit.page("history.html", status=status, app=app, form=form, names=names, fault=fault, units=UNITS)
@@ -71,12 +71,12 @@ class HistoryPages:
         match = form.choice("match", ("channel", "prefix"), "channel")
         keep = form.number("keep", 0, MAX_STORED_MESSAGES)
         if not form.text("keep"):
-            form.fault("keep", "Say how many messages; 0 makes an exception to a wider rule.")
+            form.fault("keep", "Enter a number of messages. 0 makes an exception from a wider rule.")
         replay = form.choice("replay", ("none", "count", "seconds"), "none")
         seconds = _lasting(form, "lasts", "unit") if keep else 0
         replay_count = form.number("replay_count", 1, 1_000) if replay == "count" else 0
         if replay == "count" and not form.text("replay_count"):
-            form.fault("replay_count", "Say how many.")
+            form.fault("replay_count", "Enter a number of messages.")
         replay_seconds = _lasting(form, "replay_lasts", "replay_unit") if replay == "seconds" else 0
         if form.good:
             rule = HistoryRule(
@@ -95,8 +95,10 @@ class HistoryPages:
                 form.fault(_field_of(str(error)), str(error))
         if not form.good:
             return await self._page(visit, app, form, 422)
-        await visit.note("history rule added", app=app, target=_told(rule), detail=f"keeps {rule.keep}")
-        return visit.redirect(f"{HOME}/apps/{app.id}/history", "The rule is in force.")
+        await visit.note("history rule added", app=app, target=_pattern(rule), detail=f"keeps {rule.keep}")
+        return visit.redirect(
+            f"{HOME}/apps/{app.id}/history", "Rule added. It applies to messages published from now on."
+        )
 
     async def remove(self, visit: Visit) -> Response:
         """POST …/history/remove: rule."""
@@ -106,16 +108,14 @@ class HistoryPages:
         except RecordError as error:
             form.fault("", str(error))
             return await self._page(visit, app, form, 422)
-        await visit.note("history rule removed", app=app, target=_told(rule))
-        return visit.redirect(
-            f"{HOME}/apps/{app.id}/history", "The rule is gone. What was kept stays until its time is over."
-        )
+        await visit.note("history rule removed", app=app, target=_pattern(rule))
+        return visit.redirect(f"{HOME}/apps/{app.id}/history", "Rule removed. Stored messages stay until they expire.")
 
     # -- messages
 
     async def browse(self, visit: Visit) -> Response:
-        """GET …/history/{channel}: newest first; `cursor` leads to older ones."""
-        app, channel = visit.app, visit.call.parameters[1]
+        """GET …/history/{channel}: the messages, newest first, from `cursor` on."""
+        app, channel = visit.app, visit.request.parameters[1]
         query = {"limit": str(_PAGE), "direction": "backwards"}
         if visit.query.get("cursor"):
             query["cursor"] = visit.query["cursor"]
@@ -128,9 +128,9 @@ class HistoryPages:
             status = error.status if isinstance(error, ApiError) else 503
         else:
             context["epoch"] = page.epoch
-            context["messages"] = [(each, pretty(each.data)) for each in page.messages]
+            context["messages"] = [(message, pretty(message.data)) for message in page.messages]
             if page.next is not None:
-                context["older"] = f"{visit.call.path}?{urlencode({'cursor': page.next})}"
+                context["older"] = f"{visit.request.path}?{urlencode({'cursor': page.next})}"
         return visit.page(
             "messages.html",
             status=status,
@@ -143,25 +143,30 @@ class HistoryPages:
 
     async def clear(self, visit: Visit) -> Response:
         """POST …/history/{channel}/clear."""
-        app, channel = visit.app, visit.call.parameters[1]
+        app, channel = visit.app, visit.request.parameters[1]
         await self._history.clear(app.id, channel)
         await visit.note("history cleared", app=app, target=channel)
-        told = f"The messages of {channel} are forgotten."
-        return visit.redirect(place(f"{HOME}/apps/{app.id}/history", channel), told)
+        notice = f"The stored messages of {channel} were deleted."
+        return visit.redirect(place(f"{HOME}/apps/{app.id}/history", channel), notice)
 
     async def export(self, visit: Visit) -> Response:
         """POST …/history/{channel}/export: format. Oldest first."""
-        app, channel = visit.app, visit.call.parameters[1]
+        app, channel = visit.app, visit.request.parameters[1]
 
         async def rows(progress: Progress) -> list[dict[str, Any]]:
             found: list[dict[str, Any]] = []
             cursor: str | None = None
-            while len(found) < MOST_ROWS:
+            while len(found) < MAX_ROWS:
                 query = {"limit": "1000", "direction": "backwards", **({"cursor": cursor} if cursor else {})}
                 page = await self._history.page(app.id, channel, query)
                 found += [
-                    {"offset": each.offset, "time": iso(each.time_ms / 1000), "event": each.event, "data": each.data}
-                    for each in page.messages
+                    {
+                        "offset": message.offset,
+                        "time": iso(message.time_ms / 1000),
+                        "event": message.event,
+                        "data": message.data,
+                    }
+                    for message in page.messages
                 ]
                 progress.done = len(found)
                 cursor = page.next
@@ -178,12 +183,12 @@ class HistoryPages:
 def _lasting(form: Form, name: str, unit: str) -> int:
     size = UNITS[form.choice(unit, UNITS, "seconds") or "seconds"]
     if not form.text(name):
-        form.fault(name, "Say how long.")
+        form.fault(name, "Enter a duration.")
         return 0
-    return form.number(name, 1, _MOST_S // size) * size
+    return form.number(name, 1, _MAX_S // size) * size
 
 
-def _told(rule: HistoryRule) -> str:
+def _pattern(rule: HistoryRule) -> str:
     return f"{rule.name}…" if rule.prefix else rule.name
 
 

@@ -1,6 +1,6 @@
-"""Work that takes longer than a click: it goes on by itself, and a page shows how far it is.
+"""Background jobs: work that takes longer than a request, with a page that shows the progress.
 
-In memory: a control plane that ends takes its jobs with it, and what they had done stays done.
+Jobs are in memory and end with the control plane. What a job has done by then stays done.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["File", "Job", "Jobs", "Progress"]
 
 log = structlog.get_logger(__name__)
 
-_MOST: Final = 50
-_AT_A_TIME: Final = 3
-_KEPT_S: Final = 600.0
+_MAX_JOBS: Final = 50
+_MAX_PARALLEL: Final = 3
+_EXPIRES_AFTER_S: Final = 600.0
 
 
 class Progress:
-    """How far it is. `total` 0: not known yet."""
+    """The progress of a job. `total` is 0 while it is not known."""
 
     def __init__(self, total: int = 0) -> None:
         self.total = total
@@ -39,7 +39,7 @@ class Progress:
 
 
 class File:
-    """What a job made, to be taken home."""
+    """A file that a job created, for download."""
 
     def __init__(self, name: str, type: str, body: bytes) -> None:
         self.name = name
@@ -48,7 +48,8 @@ class File:
 
 
 class Job:
-    """`state`: running, done or failed, with a sentence in `told`. `back` is the page that it was begun on."""
+    """`state` is running, done or failed; `result` is a sentence about the result. `back` is the page that started
+    it."""
 
     def __init__(self, title: str, user: str, back: str, progress: Progress) -> None:
         self.id = secrets.token_hex(8)
@@ -57,46 +58,46 @@ class Job:
         self.back = back
         self.progress = progress
         self.state = "running"
-        self.told = ""
+        self.result = ""
         self.file: File | None = None
         self.ended_at: float | None = None
         self.task: asyncio.Task[None] | None = None
 
 
-# Does the work; what it returns is a sentence about what was done, or a file.
+# Does the work and returns a sentence about the result, or a file.
 Work = Callable[[Progress], Awaitable[str | File]]
 
 
 class Jobs:
-    """Runs jobs and shows them, each to who began it."""
+    """Runs jobs and shows each to the user who started it."""
 
-    def __init__(self, door: AccessControl) -> None:
-        self._door = door
+    def __init__(self, access: AccessControl) -> None:
+        self._access = access
         self._jobs: dict[str, Job] = {}
-        self._slots = asyncio.Semaphore(_AT_A_TIME)
+        self._slots = asyncio.Semaphore(_MAX_PARALLEL)
 
     def routes(self) -> list[Route]:
-        door = self._door
+        access = self._access
         return [
-            door.route("GET", "/jobs/{job_id}", "job", self.show),
-            door.route("GET", "/jobs/{job_id}/file", "job_file", self.file),
+            access.route("GET", "/jobs/{job_id}", "job", self.show),
+            access.route("GET", "/jobs/{job_id}/file", "job_file", self.file),
         ]
 
     def begin(self, visit: Visit, title: str, back: str, work: Work, total: int = 0) -> Response:
-        """Begins, and goes on to the page that shows it. Raises ApiError where too many are there."""
+        """Starts a job and redirects to its page. Raises ApiError if there are too many jobs."""
         now = time.monotonic()
-        for each in list(self._jobs.values()):
-            if each.ended_at is not None and now - each.ended_at > _KEPT_S:
-                del self._jobs[each.id]
-        if len(self._jobs) >= _MOST:
-            raise ApiError("rate_limited", "Too much is being worked on. Wait for some of it to end.")
+        for old in list(self._jobs.values()):
+            if old.ended_at is not None and now - old.ended_at > _EXPIRES_AFTER_S:
+                del self._jobs[old.id]
+        if len(self._jobs) >= _MAX_JOBS:
+            raise ApiError("rate_limited", "There are too many jobs. Wait until some have ended.")
         job = Job(title, visit.session.user.name, back, Progress(total))
         self._jobs[job.id] = job
         job.task = asyncio.get_running_loop().create_task(self._run(job, work), name="dashboard job")
         return visit.redirect(f"/dashboard/jobs/{job.id}")
 
     async def finish(self) -> None:
-        tasks = [each.task for each in self._jobs.values() if each.task is not None]
+        tasks = [job.task for job in self._jobs.values() if job.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -104,24 +105,24 @@ class Jobs:
     async def _run(self, job: Job, work: Work) -> None:
         try:
             async with self._slots:
-                made = await work(job.progress)
+                result = await work(job.progress)
             job.state = "done"
-            if isinstance(made, File):
-                job.file = made
+            if isinstance(result, File):
+                job.file = result
             else:
-                job.told = made
+                job.result = result
         except (RecordError, Unavailable, ApiError) as error:
-            job.state, job.told = "failed", str(error)
+            job.state, job.result = "failed", str(error)
         except Exception:
             log.exception("dashboard job failed", title=job.title)
-            job.state, job.told = "failed", "The server failed; its log says why."
+            job.state, job.result = "failed", "An internal error occurred. The server's log has the details."
         finally:
             job.ended_at = time.monotonic()
 
     def _of(self, visit: Visit) -> Job:
-        job = self._jobs.get(visit.call.parameters[0])
+        job = self._jobs.get(visit.request.parameters[0])
         if job is None or job.user != visit.session.user.name:
-            raise ApiError("not_found", "There is no such work; what it made is kept for ten minutes.")
+            raise ApiError("not_found", "This job doesn't exist. Jobs are deleted ten minutes after they end.")
         return job
 
     async def show(self, visit: Visit) -> Response:
@@ -132,7 +133,7 @@ class Jobs:
         """GET /dashboard/jobs/{job_id}/file."""
         file = self._of(visit).file
         if file is None:
-            raise ApiError("not_found", "It isn't made yet.")
+            raise ApiError("not_found", "The file is not ready yet.")
         headers = header_line("Content-Type", file.type)
         headers += header_line("Content-Disposition", f'attachment; filename="{file.name}"')
         return Response(200, file.body, headers + b"Cache-Control: no-store\r\n" + SECURITY)

@@ -1,4 +1,4 @@
-"""The page of an app's keys: add one, take one out of use, the way from one to the other."""
+"""The page of an app's keys: add, disable and enable keys, to rotate them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["KeyPages"]
 
 
 class KeyPages:
-    def __init__(self, door: AccessControl, records: Records) -> None:
-        self._door = door
+    def __init__(self, access: AccessControl, records: Records) -> None:
+        self._access = access
         self._records = records
 
     def routes(self) -> list[Route]:
-        door = self._door
+        access = self._access
         return [
-            door.route("GET", "/apps/{app_id}/keys", "keys", self.show),
-            door.route("POST", "/apps/{app_id}/keys", "add_key", self.add, "admin"),
-            door.route("POST", "/apps/{app_id}/keys/disable", "disable_key", self.disable, "admin"),
-            door.route("POST", "/apps/{app_id}/keys/enable", "enable_key", self.enable, "admin"),
+            access.route("GET", "/apps/{app_id}/keys", "keys", self.show),
+            access.route("POST", "/apps/{app_id}/keys", "add_key", self.add, "admin"),
+            access.route("POST", "/apps/{app_id}/keys/disable", "disable_key", self.disable, "admin"),
+            access.route("POST", "/apps/{app_id}/keys/enable", "enable_key", self.enable, "admin"),
         ]
 
     async def show(self, visit: Visit) -> Response:
@@ -33,28 +33,28 @@ class KeyPages:
         """POST …/keys."""
         app = visit.app
         try:
-            made = await self._records.add_key(app.id)
+            added = await self._records.add_key(app.id)
         except RecordError as error:
             form = visit.form
             form.fault("", str(error))
             return visit.page("keys.html", status=422, app=app, form=form)
-        await visit.note("key added", app=app, target=made.key)
-        told = "The new key works already. Give it to every client and back end, then disable the old one."
-        return visit.redirect(f"{HOME}/apps/{app.id}/keys", told)
+        await visit.note("key added", app=app, target=added.key)
+        notice = "The new key works now. Give it to every client and back end, then disable the old one."
+        return visit.redirect(f"{HOME}/apps/{app.id}/keys", notice)
 
     async def disable(self, visit: Visit) -> Response:
         """POST …/keys/disable: key."""
         return await self._switch(visit, enable=False)
 
     async def enable(self, visit: Visit) -> Response:
-        """POST …/keys/enable: key, with the secret that it had."""
+        """POST …/keys/enable: key. It keeps its secret."""
         return await self._switch(visit, enable=True)
 
     async def _switch(self, visit: Visit, *, enable: bool) -> Response:
         app, form = visit.app, visit.form
         key = form.text("key")
         try:
-            if enable and not any(each.key == key for each in app.keys):
+            if enable and not any(known.key == key for known in app.keys):
                 raise RecordError(f"app {app.id} has no key {key}")
             if enable:
                 await self._records.add_key(app.id, key)
@@ -65,4 +65,4 @@ class KeyPages:
             return visit.page("keys.html", status=422, app=app, form=form)
         what = "enabled" if enable else "disabled"
         await visit.note(f"key {what}", app=app, target=key)
-        return visit.redirect(f"{HOME}/apps/{app.id}/keys", f"Key {key} is {what}.")
+        return visit.redirect(f"{HOME}/apps/{app.id}/keys", f"Key {key} was {what}.")

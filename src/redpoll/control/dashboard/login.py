@@ -1,7 +1,7 @@
-"""Logging in and out, and changing one's own password.
+"""The pages for logging in and out and for changing one's own password.
 
-Who was in the middle of a form when the session ended finds what was typed behind the login: it is carried through in
-the page itself, and sent by the person, not by us.
+When a form is sent after its session ended, the login page carries the typed values in hidden fields. After the login
+the user sees them again and sends the form.
 """
 
 from __future__ import annotations
@@ -31,109 +31,112 @@ from redpoll.protocol.errors import ApiError
 
 __all__ = ["FIRST_LOGIN", "Login"]
 
-# In the data folder: the one-time password of the first start.
+# The file in the data folder with the one-time password of the first start.
 FIRST_LOGIN: Final = "first-login"
 _LONG_FIELD_CHARS: Final = 80
 _LOOPBACK: Final = ("127.", "::1", "localhost")
 
 
 class Login:
-    """The pages. `data_dir` has the file with the first password, which goes at the first login of all."""
+    """The pages. The file with the first password, in `data_dir`, is deleted when `admin` logs in."""
 
     def __init__(
-        self, door: AccessControl, accounts: Accounts, data_dir: Path, attempts: LoginThrottle | None = None
+        self, access: AccessControl, accounts: Accounts, data_dir: Path, throttle: LoginThrottle | None = None
     ) -> None:
-        self._door = door
+        self._access = access
         self._accounts = accounts
         self._data_dir = data_dir
-        self._attempts = attempts or LoginThrottle()
-        door.expired = self.expired
-        door.offered = self.offer_again
+        self._throttle = throttle or LoginThrottle()
+        access.expired = self.expired
+        access.offered = self.offer_again
 
     def routes(self) -> list[Route]:
-        door = self._door
+        access = self._access
         return [
-            door.open_route("GET", "/login", "login", self.show),
-            door.open_route("POST", "/login", "log_in", self.log_in),
-            door.route("POST", "/logout", "log_out", self.log_out),
-            door.route("GET", "/account", "account", self.account),
-            door.route("POST", "/account", "change_password", self.change_password),
+            access.open_route("GET", "/login", "login", self.show),
+            access.open_route("POST", "/login", "log_in", self.log_in),
+            access.route("POST", "/logout", "log_out", self.log_out),
+            access.route("GET", "/account", "account", self.account),
+            access.route("POST", "/account", "change_password", self.change_password),
         ]
 
-    async def show(self, call: Request) -> Response:
-        """GET /dashboard/login; on from here for who is logged in already."""
-        following = parse_qs(call.query).get("next", [HOME])[-1]
-        if await self._door.who(call) is not None:
+    async def show(self, request: Request) -> Response:
+        """GET /dashboard/login; redirects users who are logged in already."""
+        following = parse_qs(request.query).get("next", [HOME])[-1]
+        if await self._access.session_of(request) is not None:
             return redirect(own_path(following))
-        return self._page(call, following=own_path(following))
+        return self._page(request, following=own_path(following))
 
-    async def expired(self, call: Request, kept: Form | None) -> Response:
-        """The login in the place of what a form was to do, with what was typed into it."""
-        return self._page(call, status=401, kept_path=call.path, kept=urlencode(kept.pairs) if kept is not None else "")
+    async def expired(self, request: Request, typed: Form | None) -> Response:
+        """The login page in response to a form without a session. It carries the typed values."""
+        resend = urlencode(typed.pairs) if typed is not None else ""
+        return self._page(request, status=401, resend_path=request.path, resend=resend)
 
     def _page(
         self,
-        call: Request,
+        request: Request,
         *,
         status: int = 200,
         following: str = HOME,
-        kept_path: str = "",
-        kept: str = "",
+        resend_path: str = "",
+        resend: str = "",
         name: str = "",
         fault: str = "",
         headers: bytes = b"",
     ) -> Response:
-        host = call.headers.get("Host", "")
+        host = request.headers.get("Host", "")
         context: dict[str, Any] = {
             "following": following,
-            "kept_path": kept_path,
-            "kept": kept,
+            "resend_path": resend_path,
+            "resend": resend,
             "name": name,
             "fault": fault,
-            "plain_text": not (host.strip("[").startswith(_LOOPBACK) or _is_https(call)),
+            "plain_text": not (host.strip("[").startswith(_LOOPBACK) or _is_https(request)),
             "first_login": (self._data_dir / FIRST_LOGIN).exists(),
         }
-        return Visit(self._door, call, None).page("login.html", status=status, headers=headers, **context)
+        return Visit(self._access, request, None).page("login.html", status=status, headers=headers, **context)
 
-    async def log_in(self, call: Request) -> Response:
-        """POST /dashboard/login: name, password, next; kept_path and kept are a form that was typed before."""
-        check_origin(call)
-        form = read_form(call)
-        name, address = form.text("name"), call.remote
+    async def log_in(self, request: Request) -> Response:
+        """POST /dashboard/login: name, password, next; resend_path and resend are a form to send again."""
+        check_origin(request)
+        form = read_form(request)
+        name, address = form.text("name"), request.remote
         following = own_path(form.text("next", HOME))
-        kept_path, kept = form.text("kept_path"), form.raw("kept")
-        again: dict[str, Any] = {"following": following, "kept_path": kept_path, "kept": kept, "name": name}
-        wait_s = math.ceil(self._attempts.wait_s(address, name))
+        resend_path, resend = form.text("resend_path"), form.raw("resend")
+        again: dict[str, Any] = {"following": following, "resend_path": resend_path, "resend": resend, "name": name}
+        wait_s = math.ceil(self._throttle.wait_s(address, name))
         if wait_s > 0:
             fault = f"Too many failed logins. Try again in {wait_s} s."
-            return self._page(call, status=429, fault=fault, headers=header_line("Retry-After", str(wait_s)), **again)
-        self._attempts.begun(address, name)
+            return self._page(
+                request, status=429, fault=fault, headers=header_line("Retry-After", str(wait_s)), **again
+            )
+        self._throttle.attempt(address, name)
         plain = await self._accounts.log_in(name, form.raw("password"))
         if plain is None:
-            await self._door.note(name[:64], address, "login failed")
-            return self._page(call, status=401, fault="Name or password is wrong.", **again)
-        self._attempts.succeeded(address, name)
-        await self._door.note(name, address, "logged in")
+            await self._access.note(name[:64], address, "login failed")
+            return self._page(request, status=401, fault="Wrong name or password.", **again)
+        self._throttle.succeeded(address, name)
+        await self._access.note(name, address, "logged in")
         if name == FIRST_USER:
-            # Whoever read it is in, and is asked for another one now.
+            # The one-time password in the file has been used.
             (self._data_dir / FIRST_LOGIN).unlink(missing_ok=True)
-        cookie = set_cookie(call, plain)
+        cookie = set_cookie(request, plain)
         session = await self._accounts.session(plain)
         assert session is not None
-        if kept_path and not session.user.must_change:
-            typed = Form(read_pairs(kept.encode("ascii", "replace")))
-            return self.offer_again(Visit(self._door, call, session), own_path(kept_path), typed, 200, cookie)
+        if resend_path and not session.user.must_change:
+            typed = Form(read_pairs(resend.encode("ascii", "replace")))
+            return self.offer_again(Visit(self._access, request, session), own_path(resend_path), typed, 200, cookie)
         return redirect(PASSWORD if session.user.must_change else following, cookie)
 
-    def offer_again(self, visit: Visit, path: str, kept: Form, status: int = 403, headers: bytes = b"") -> Response:
-        """What was typed into a form of an earlier login, to be sent by the person."""
-        fields = [(name, value, len(value) > _LONG_FIELD_CHARS or "\n" in value) for name, value in kept.pairs]
-        return visit.page("kept.html", status=status, headers=headers, kept_path=path, fields=fields)
+    def offer_again(self, visit: Visit, path: str, typed: Form, status: int = 403, headers: bytes = b"") -> Response:
+        """A page with the typed values of a form from an earlier session, for the user to send again."""
+        fields = [(name, value, len(value) > _LONG_FIELD_CHARS or "\n" in value) for name, value in typed.pairs]
+        return visit.page("resend.html", status=status, headers=headers, resend_path=path, fields=fields)
 
     async def log_out(self, visit: Visit) -> Response:
         await self._accounts.log_out(visit.session)
         await visit.note("logged out")
-        return redirect("/dashboard/login", set_cookie(visit.call, ""))
+        return redirect("/dashboard/login", set_cookie(visit.request, ""))
 
     # -- one's own account
 
@@ -144,23 +147,23 @@ class Login:
     async def change_password(self, visit: Visit) -> Response:
         """POST /dashboard/account: old_password, new_password, new_password_again."""
         form = visit.form
-        wait_s = math.ceil(self._attempts.wait_s(visit.call.remote, visit.session.user.name))
+        wait_s = math.ceil(self._throttle.wait_s(visit.request.remote, visit.session.user.name))
         if wait_s > 0:
             raise ApiError("rate_limited", f"Too many wrong passwords. Try again in {wait_s} s.")
         if form.raw("new_password") != form.raw("new_password_again"):
-            form.fault("new_password_again", "That isn't the same as above.")
+            form.fault("new_password_again", "The two passwords are different.")
         else:
-            self._attempts.begun(visit.call.remote, visit.session.user.name)
+            self._throttle.attempt(visit.request.remote, visit.session.user.name)
             try:
                 await self._accounts.change_password(visit.session, form.raw("old_password"), form.raw("new_password"))
             except AccountError as error:
                 form.fault(error.field, str(error))
         if not form.good:
             return visit.page("account.html", status=422, form=form)
-        self._attempts.succeeded(visit.call.remote, visit.session.user.name)
+        self._throttle.succeeded(visit.request.remote, visit.session.user.name)
         await visit.note("password changed", target=visit.session.user.name)
-        return visit.redirect(HOME, "Your password is changed. Other logins of yours have ended.")
+        return visit.redirect(HOME, "Password changed. Your other sessions have ended.")
 
 
-def _is_https(call: Request) -> bool:
-    return set_cookie(call, "x").endswith(b"; Secure\r\n")
+def _is_https(request: Request) -> bool:
+    return set_cookie(request, "x").endswith(b"; Secure\r\n")

@@ -1,7 +1,7 @@
-"""How often logins may fail: counted by address and by name, in memory.
+"""Limits failed logins, by client address and by user name. Counts are in memory.
 
-Both, since one address may try many names, and many addresses one name. A name that is locked for a while is a nuisance
-to its owner, so names have the larger number.
+Both are counted because one address may try many names, and many addresses may try one name. The limit for names is
+larger, because it also locks out the owner of the name.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ from typing import Final
 __all__ = ["WINDOW_S", "LoginThrottle"]
 
 WINDOW_S: Final = 300.0
-OF_ADDRESS: Final = 10
-OF_NAME: Final = 30
-_MOST_KNOWN: Final = 10_000
+MAX_PER_ADDRESS: Final = 10
+MAX_PER_NAME: Final = 30
+_MAX_WINDOWS: Final = 10_000
 
 
 class LoginThrottle:
-    """Failed logins of the last five minutes. `clock` rises steadily."""
+    """Counts failed logins in windows of five minutes. `clock` is monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # (kind, who) -> when the window ends, failures in it.
+        # (kind, address or name) -> (end of the window, failures in it)
         self._windows: dict[tuple[str, str], tuple[float, int]] = {}
 
     def wait_s(self, address: str, name: str) -> float:
-        """How long there is nothing more to try from this address or for this name; 0: there is."""
+        """How long this address or name must wait before the next attempt; 0 if it may try now."""
         now = self._clock()
         waits = [0.0]
-        for key, most in ((("address", address), OF_ADDRESS), (("name", name), OF_NAME)):
+        for key, limit in ((("address", address), MAX_PER_ADDRESS), (("name", name), MAX_PER_NAME)):
             ends, failures = self._windows.get(key, (0.0, 0))
-            if failures >= most:
+            if failures >= limit:
                 waits.append(ends - now)
         return max(waits)
 
-    def begun(self, address: str, name: str) -> None:
-        """Counts a try before its outcome is known, so that many at once find the bound."""
+    def attempt(self, address: str, name: str) -> None:
+        """Counts an attempt before its outcome is known, so that parallel attempts are limited too."""
         now = self._clock()
-        if len(self._windows) >= _MOST_KNOWN:
+        if len(self._windows) >= _MAX_WINDOWS:
             self._windows = {key: window for key, window in self._windows.items() if window[0] > now}
-            if len(self._windows) >= _MOST_KNOWN:
+            if len(self._windows) >= _MAX_WINDOWS:
                 self._windows.clear()
         for key in (("address", address), ("name", name)):
             ends, failures = self._windows.get(key, (0.0, 0))
             self._windows[key] = (now + WINDOW_S, 1) if ends <= now else (ends, failures + 1)
 
     def succeeded(self, address: str, name: str) -> None:
-        """The tries of this address and name are forgiven."""
+        """Resets the counts of this address and name."""
         self._windows.pop(("address", address), None)
         self._windows.pop(("name", name), None)

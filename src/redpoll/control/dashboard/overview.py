@@ -1,4 +1,4 @@
-"""The first page: whether the server is well, and what it is doing, in figures and charts."""
+"""The overview page: whether the server is ready, with figures and charts of its load."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ _encode: Final = msgspec.json.Encoder().encode
 
 class Overview:
     def __init__(
-        self, door: AccessControl, records: Records, sampler: Sampler, webhooks: Webhooks, health: Health
+        self, access: AccessControl, records: Records, sampler: Sampler, webhooks: Webhooks, health: Health
     ) -> None:
-        self._door = door
+        self._access = access
         self._records = records
         self._sampler = sampler
         self._webhooks = webhooks
         self._health = health
 
     def routes(self) -> list[Route]:
-        door = self._door
+        access = self._access
         return [
-            door.route("GET", "", "overview", self.show),
-            door.route("GET", "/figures", "figures", self.figures),
-            door.route("GET", "/series", "series", self.series),
+            access.route("GET", "", "overview", self.show),
+            access.route("GET", "/figures", "figures", self.figures),
+            access.route("GET", "/series", "series", self.series),
         ]
 
     async def show(self, visit: Visit) -> Response:
-        """GET /dashboard; `app`: the charts of one app."""
+        """GET /dashboard. With `app` the charts are those of one app."""
         app = self._records.apps.get(visit.query.get("app", ""))
-        apps = sorted(self._records.apps.values(), key=lambda each: each.name.casefold())
+        apps = sorted(self._records.apps.values(), key=lambda app: app.name.casefold())
         return visit.page("overview.html", apps=apps, chosen=app, **self._figures())
 
     async def figures(self, visit: Visit) -> Response:
-        """GET /dashboard/figures: the part of the page that is loaded anew."""
+        """GET /dashboard/figures: the part of the page that is refreshed."""
         return visit.page("figures.html", **self._figures())
 
     def _figures(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Overview:
         }
 
     async def series(self, visit: Visit) -> Response:
-        """GET /dashboard/series: the charts' data; `app`: of one app."""
+        """GET /dashboard/series: the charts' data, of one app with `app`."""
         app_id = visit.query.get("app", "")
         series = self._sampler.of_app(app_id) if app_id else self._sampler.whole
-        return Response(200, _encode(series.told()), _JSON)
+        return Response(200, _encode(series.columns()), _JSON)

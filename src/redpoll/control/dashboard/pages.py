@@ -1,6 +1,7 @@
-"""Templates and what they may use: everything is escaped, and nothing in a page is script or style of its own.
+"""Renders the templates and serves static files.
 
-Times go out as Unix seconds in a `<time>` with the UTC text in it; the page's script says them in the reader's zone.
+Templates escape everything and have no inline script or style, so the Content-Security-Policy can forbid both. A time
+is a `<time>` element with UTC text, which the page's script changes to the reader's time zone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from redpoll.protocol.errors import ApiError
 __all__ = ["SECURITY", "Pages", "StaticFiles", "iso", "place"]
 
 _HTML: Final = b"Content-Type: text/html; charset=utf-8\r\n"
-# What holds for every answer of the dashboard's.
+# Headers of every response of the dashboard.
 SECURITY: Final = (
     b"X-Content-Type-Options: nosniff\r\n"
     b"X-Frame-Options: DENY\r\n"
@@ -39,7 +40,7 @@ _TYPES: Final = {
 
 
 def place(path: str, *segments: str) -> str:
-    """A path with segments behind it that may hold anything."""
+    """A path followed by segments, which are quoted."""
     return "/".join((path, *(quote(segment, safe="") for segment in segments)))
 
 
@@ -48,7 +49,7 @@ def iso(at_s: float) -> str:
 
 
 def _moment(at_s: float | None, how: str = "ago") -> Markup:
-    """A time; `how` is `ago` ("3 minutes ago"), `time` or `date`. None: never."""
+    """A time; `how` is `ago` ("3 minutes ago"), `time` or `date`. None is shown as "never"."""
     if at_s is None:
         return Markup('<span class="faint">never</span>')
     text = datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -56,7 +57,7 @@ def _moment(at_s: float | None, how: str = "ago") -> Markup:
 
 
 def _size(count: float) -> str:
-    """Bytes for people."""
+    """A number of bytes with a unit."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
@@ -69,16 +70,27 @@ def _count(number: float) -> str:
 
 
 def _span(seconds: float) -> str:
-    """How long, in the largest unit that says it."""
+    """A duration in the largest unit that is not larger than it."""
     for size, unit in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
         if seconds >= size:
-            many = round(seconds / size, 1)
-            return f"{many:g} {unit}{'' if many == 1 else 's'}"
+            number = round(seconds / size, 1)
+            return f"{number:g} {unit}{'' if number == 1 else 's'}"
     return f"{seconds:g} second{'' if seconds == 1 else 's'}"
 
 
+def _elapsed(microseconds: int) -> str:
+    """A short duration: "180 µs", "3.2 ms", "1.4 s"."""
+    if microseconds < 1_000:
+        return f"{microseconds} µs"
+    for size, unit in ((1_000, "ms"), (1_000_000, "s")):
+        if microseconds < size * 1_000 or unit == "s":
+            value = microseconds / size
+            return f"{value:.1f} {unit}" if value < 100 else f"{value:,.0f} {unit}"
+    raise AssertionError
+
+
 def _ticks(text: str) -> Markup:
-    """Words between backticks as code."""
+    """Shows words between backticks as code."""
     parts = text.split("`")
     return Markup("").join(Markup("<code>{}</code>" if at % 2 else "{}").format(part) for at, part in enumerate(parts))
 
@@ -88,11 +100,11 @@ def _plural(number: int, one: str, many: str = "") -> str:
 
 
 class StaticFiles:
-    """Scripts and styles, read once. Their address has a digest of them all, so browsers may keep them for good."""
+    """Scripts and styles, read once. Their path contains a digest of all files, so browsers may cache them forever."""
 
     def __init__(self) -> None:
         folder = resources.files("redpoll.control.dashboard").joinpath("static")
-        files = {each.name: each.read_bytes() for each in folder.iterdir() if each.name.rpartition(".")[2] in _TYPES}
+        files = {file.name: file.read_bytes() for file in folder.iterdir() if file.name.rpartition(".")[2] in _TYPES}
         digest = hashlib.sha256()
         for name in sorted(files):
             digest.update(name.encode() + files[name])
@@ -104,18 +116,18 @@ class StaticFiles:
     def path(self, name: str) -> str:
         return f"/dashboard/static/{self.edition}/{name}"
 
-    async def show(self, call: Request) -> Response:
-        """GET /dashboard/static/{edition}/{name}. Another digest, of an older page, has the file as it is now."""
-        edition, name = call.parameters
+    async def show(self, request: Request) -> Response:
+        """GET /dashboard/static/{edition}/{name}. With the digest of another version it returns the current file."""
+        edition, name = request.parameters
         found = self._answers.get(name)
         if found is None:
-            raise ApiError("not_found", "there is no such file")
-        kept = "public, max-age=31536000, immutable" if edition == self.edition else "no-cache"
-        return Response(200, found[0], found[1] + header_line("Cache-Control", kept) + SECURITY)
+            raise ApiError("not_found", "this file doesn't exist")
+        caching = "public, max-age=31536000, immutable" if edition == self.edition else "no-cache"
+        return Response(200, found[0], found[1] + header_line("Cache-Control", caching) + SECURITY)
 
 
 class Pages:
-    """Renders templates. `sockets`: where a page may open WebSockets to besides its own server, for its policy."""
+    """Renders templates."""
 
     def __init__(self, files: StaticFiles) -> None:
         self._environment = jinja2.Environment(
@@ -130,6 +142,7 @@ class Pages:
             ticks=_ticks,
             size=_size,
             count=_count,
+            elapsed=_elapsed,
             span=_span,
             plural=_plural,
             segment=lambda text: quote(text, safe=""),
@@ -145,7 +158,7 @@ class Pages:
         sockets: Iterable[str] = (),
         headers: bytes = b"",
     ) -> Response:
-        """The page as an answer that nobody keeps."""
+        """The page as a response that must not be cached. The page may open WebSockets to the URLs in `sockets`."""
         body = self._environment.get_template(template).render(context)
         return Response(
             status, body.encode(), _HTML + _policy(sockets) + SECURITY + b"Cache-Control: no-store\r\n" + headers

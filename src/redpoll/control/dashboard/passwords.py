@@ -1,7 +1,7 @@
-"""Passwords of the dashboard's users: what one must be like, and argon2 kept off the event loop.
+"""Password rules and hashing for dashboard users.
 
-A hash takes 64 MiB and a quarter of a second of a core, on purpose. Two at a time, so that a flood of logins takes
-no more than that from the control plane.
+An argon2 hash takes 64 MiB and a quarter of a second of CPU on purpose, so it runs in a thread. At most two run at a
+time, so that many logins can't take more than that from the control plane.
 """
 
 import asyncio
@@ -15,50 +15,50 @@ __all__ = ["MAX_CHARS", "MIN_CHARS", "Passwords", "fault_of_password", "one_time
 
 MIN_CHARS: Final = 10
 MAX_CHARS: Final = 200
-_AT_A_TIME: Final = 2
-# Without the characters that are read as one another; 20 of these 31 are 99 bits.
+_MAX_PARALLEL: Final = 2
+# Without characters that look alike. 20 of these characters have about 98 bits.
 _CHARACTERS: Final = "abcdefghjkmnpqrstuvwxyz23456789"
 
 
 def one_time_password() -> str:
-    """Four groups of five characters, to be typed off a terminal."""
+    """A random password: four groups of five characters, easy to type."""
     return "-".join("".join(secrets.choice(_CHARACTERS) for _ in range(5)) for _ in range(4))
 
 
 def fault_of_password(password: str, name: str) -> str | None:
-    """Why a user of this name can't have this password, a sentence; None where nothing is wrong."""
+    """Why the user `name` can't have this password, as a sentence; None if it is fine."""
     if len(password) < MIN_CHARS:
         return f"A password has at least {MIN_CHARS} characters."
     if len(password) > MAX_CHARS:
         return f"A password has at most {MAX_CHARS} characters."
     if len(set(password)) < 4 or password.casefold() in (name.casefold() * 20)[: len(password)]:
-        return "That one is too easy to guess."
+        return "This password is too easy to guess."
     return None
 
 
 class Passwords:
-    """Makes and checks hashes, each in a thread."""
+    """Computes and verifies hashes in threads."""
 
     def __init__(self, hasher: PasswordHasher | None = None) -> None:
         self._hasher = hasher or PasswordHasher()
-        self._slots = asyncio.Semaphore(_AT_A_TIME)
-        self._of_nobody = ""
+        self._slots = asyncio.Semaphore(_MAX_PARALLEL)
+        self._dummy_hash = ""
 
     async def hash(self, password: str) -> str:
         async with self._slots:
             return await asyncio.to_thread(self._hasher.hash, password)
 
-    async def matches(self, password: str, known: str | None) -> bool:
-        """Whether this is the password behind the hash `known`. None, for a user that there isn't, takes as long and
-        is False: nobody learns from the time taken which names exist."""
-        if known is None:
-            self._of_nobody = self._of_nobody or await self.hash(one_time_password())
+    async def matches(self, password: str, hashed: str | None) -> bool:
+        """Whether `hashed` is the hash of this password. None, for a user that doesn't exist, returns False after the
+        same time, so that response times don't reveal which names exist."""
+        if hashed is None:
+            self._dummy_hash = self._dummy_hash or await self.hash(one_time_password())
         async with self._slots:
-            right = await asyncio.to_thread(self._check, known or self._of_nobody, password)
-        return right and known is not None
+            is_right = await asyncio.to_thread(self._check, hashed or self._dummy_hash, password)
+        return is_right and hashed is not None
 
-    def _check(self, known: str, password: str) -> bool:
+    def _check(self, hashed: str, password: str) -> bool:
         try:
-            return self._hasher.verify(known, password)
+            return self._hasher.verify(hashed, password)
         except (VerificationError, InvalidHashError):
             return False

@@ -1,7 +1,7 @@
-"""What the charts show: how the server's counters grew, looked at every five seconds and kept for an hour.
+"""The data of the overview's charts: samples of the server's counters, one every five seconds, for the last hour.
 
-Rates come from counters that only grow, worker by worker, so a worker that starts anew makes no dip below zero. In
-memory only: whoever wants more has /metrics.
+Rates are computed from the growth of each worker's counters, so a restarted worker causes no negative rate. The samples
+are in memory only; use /metrics for longer records.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ __all__ = ["EVERY_S", "NAMES", "Sampler", "Series"]
 
 EVERY_S: Final = 5.0
 _FIRST_S: Final = 0.5
-KEPT: Final = 720
-# What is kept of each moment, of all and of each app. Rates are per second; an app's `received` and `sent` are events.
+MAX_SAMPLES: Final = 720
+# The values of a sample, for the server and for each app. Rates are per second; an app's `received` and `sent` count
+# events.
 NAMES: Final = ("connections", "received", "sent", "published", "p50_ms", "p99_ms", "delivered", "failed")
-_MOST_APPS: Final = 100
-# One for each outcome (control/webhooks/webhooks.py).
+_MAX_APPS: Final = 100
+# One counter for each outcome (control/webhooks/webhooks.py).
 _ATTEMPTS: Final = re.compile(r"webhook_attempts_\w+_total").fullmatch
 
 Workers = Mapping[str, Mapping[str, Any]]
 
 
 class Series:
-    """Values by name over the last hour, oldest first; None where nothing was known."""
+    """Samples by name over the last hour, oldest first. A value is None if it is not known."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(names)
-        self._rows: deque[tuple[float | None, ...]] = deque(maxlen=KEPT)
+        self._rows: deque[tuple[float | None, ...]] = deque(maxlen=MAX_SAMPLES)
 
     def add(self, at_s: float, values: Mapping[str, float | None]) -> None:
         self._rows.append((at_s, *(values.get(name) for name in self.names)))
 
-    def told(self) -> dict[str, list[float | None]]:
-        """`{"time": [Unix seconds], name: [value], …}`, all of one length."""
+    def columns(self) -> dict[str, list[float | None]]:
+        """`{"time": [Unix seconds], name: [value], …}`, all of the same length."""
         columns = list(zip(*self._rows, strict=True)) or [()] * (len(self.names) + 1)
         return {name: list(column) for name, column in zip(("time", *self.names), columns, strict=True)}
 
@@ -50,9 +51,12 @@ class Series:
 
 
 class Sampler:
-    """`read_workers` are the workers' counters by W, `webhooks` those of webhooks, `published` events and `attempts`
-    webhooks' (delivered, failed) by app; `timed` are the routes whose answers' times are the publish latency,
-    `times_by_app` the same by app."""
+    """Takes the samples.
+
+    `read_workers` returns the workers' counters by worker name, `webhooks` the webhook counters, `published` the number
+    of events by app and `attempts` the (delivered, failed) webhook attempts by app. `timed` are the routes whose
+    response times make up the publish latency, `times_by_app` has the same by app.
+    """
 
     def __init__(
         self,
@@ -74,9 +78,9 @@ class Sampler:
         self._clock = clock
         self._apps: dict[str, Series] = {}
         self._counted: dict[tuple[str, str], float] = {}
-        # By app id, "" for all of them: answers' times at the last look.
+        # Histograms of response times at the last sample, by app id, "" for the server.
         self._times: dict[str, list[int]] = {}
-        self._looked_at_s: float | None = None
+        self._sampled_at_s: float | None = None
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -88,22 +92,22 @@ class Sampler:
             await asyncio.gather(self._running, return_exceptions=True)
 
     def of_app(self, app_id: str) -> Series:
-        """An app's series; an empty one where nothing is known of it."""
+        """An app's series; an empty one for an unknown app."""
         return self._apps.get(app_id) or Series(NAMES)
 
     async def _run(self) -> None:
-        # Redis is there a moment after us.
+        # Give Redis a moment to start.
         await asyncio.sleep(_FIRST_S)
         while True:
-            await self.look()
+            await self.sample()
             await asyncio.sleep(EVERY_S)
 
-    async def look(self) -> None:
-        """One moment more. The first one gives no rates: there is nothing to compare it with."""
+    async def sample(self) -> None:
+        """Takes one sample. The first has no rates, because there is nothing to compare it with."""
         workers = await self._read_workers()
         now_s = self._clock()
-        passed_s = now_s - self._looked_at_s if self._looked_at_s is not None else None
-        self._looked_at_s, self.workers = now_s, workers
+        passed_s = now_s - self._sampled_at_s if self._sampled_at_s is not None else None
+        self._sampled_at_s, self.workers = now_s, workers
         counted: dict[tuple[str, str], float] = {}
         webhooks, published = self._webhooks(), self._published()
         received, sent = self._grown(counted, workers, "messages_received_total", "frames_posted_total")
@@ -127,10 +131,10 @@ class Sampler:
             "failed": _per(attempts - done, passed_s),
         }
         self.whole.add(now_s, values)
-        self._look_at_apps(now_s, passed_s, counted, workers, published)
+        self._sample_apps(now_s, passed_s, counted, workers, published)
         self._counted = counted
 
-    def _look_at_apps(
+    def _sample_apps(
         self,
         now_s: float,
         passed_s: float | None,
@@ -149,12 +153,12 @@ class Sampler:
         attempts = self._attempts()
         for app_id in {**connections, **published, **attempts, **self._apps}:
             if app_id not in self._apps:
-                if len(self._apps) >= _MOST_APPS:
+                if len(self._apps) >= _MAX_APPS:
                     continue
                 self._apps[app_id] = Series(NAMES)
             grown = published.get(app_id, 0) - self._counted.get(("published", app_id), 0.0)
             p50, p99 = self._latency(app_id, self.times_by_app.get(app_id, ()))
-            # These are counted by this process, from nothing on.
+            # This process counts these, from zero.
             delivered, failed = (
                 self._one(counted, word, app_id, count, begun=0.0)
                 for word, count in zip(("delivered", "failed"), attempts.get(app_id, (0, 0)), strict=True)
@@ -179,16 +183,16 @@ class Sampler:
     def _one(
         self, counted: dict[tuple[str, str], float], whose: str, name: str, count: float, begun: float | None = None
     ) -> float:
-        """By how much a counter grew. One that is new, or begins anew, counts from the next look on; `begun`: one of
-        this process, which is known to have begun there."""
+        """The growth of a counter since the last sample. A new or restarted counter counts from the next sample on,
+        unless `begun` says where it started."""
         before = self._counted.get((whose, name), count if begun is None else begun)
         counted[whose, name] = count
         return max(0.0, count - before)
 
     def _latency(self, app_id: str, counted: Sequence[int]) -> tuple[float | None, float | None]:
-        """Median and 99th percentile in ms of the publishes since the last look, as the middle of their slot says."""
+        """Median and 99th percentile, in ms, of the publishes since the last sample."""
         times = list(counted)
-        # What is new to the table was counted since the last look, all of it; what comes before the first is too old.
+        # A new app's histogram was counted since the last sample. The server's first histogram is older.
         before = self._times.get(app_id, [0] * len(times) if app_id else times)
         self._times[app_id] = times
         before = before or [0] * len(times)
@@ -202,7 +206,7 @@ def _percentile(slots: list[int], total: int, share: float) -> float:
     for slot, count in enumerate(slots):
         seen += count
         if seen >= total * share:
-            # A slot begins at half of its bound.
+            # A slot begins at half of its bound; this is its middle.
             return min(slot_bound_s(slot), 60.0) * 750
     return 0.0
 

@@ -1,6 +1,6 @@
-"""How to connect to an app, as text to paste: for Laravel, pusher-js, Node, Python and curl.
+"""Snippets that connect to an app, to copy and paste: Laravel, pusher-js, Node, Python and curl.
 
-The welcome of the first start (redpoll/welcome.py) says the same on a terminal, where nobody has seen a page yet.
+redpoll/welcome.py has the snippets that are printed on a terminal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Address", "PublicAddress", "Snippet", "snippets"]
 
 
 class Address(NamedTuple):
-    """Where clients connect to."""
+    """The address that clients connect to."""
 
     scheme: str
     host: str
@@ -31,30 +31,29 @@ class Address(NamedTuple):
 
     @property
     def sockets(self) -> str:
-        """The same for WebSockets."""
+        """The URL for WebSockets."""
         return self.url.replace("http", "ws", 1)
 
 
 class PublicAddress:
-    """Where the public port is: `public_url` where the operator said so, else the host that the dashboard was called
-    by, and the port."""
+    """The address of the public port: the setting `public_url`, or else the host of the dashboard's URL and `port`."""
 
     def __init__(self, public_url: str, port: int) -> None:
         self._public_url = public_url
         self._port = port
 
-    def of(self, call: Request) -> Address:
+    def of(self, request: Request) -> Address:
         if self._public_url:
             parts = urlsplit(self._public_url)
             return Address(
                 parts.scheme, _host(parts.hostname or ""), parts.port or (443 if parts.scheme == "https" else 80)
             )
         try:
-            host = urlsplit(f"//{call.headers.get('Host', '')}").hostname
+            host = urlsplit(f"//{request.headers.get('Host', '')}").hostname
         except ValueError:
             host = None
-        # It goes into the policy of the page: a name or an address, nothing with a meaning there.
-        plain = host is not None and all(each.isalnum() or each in "-._:" for each in host) and host.isascii()
+        # The host goes into the page's Content-Security-Policy, so it must not have characters with a meaning there.
+        plain = host is not None and all(char.isalnum() or char in "-._:" for char in host) and host.isascii()
         return Address("http", _host(host if plain and host else "127.0.0.1"), self._port)
 
 
@@ -63,7 +62,7 @@ def _host(host: str) -> str:
 
 
 class Snippet(NamedTuple):
-    """One way to connect. `parts` are (title, text) in the order in which they are needed."""
+    """One way to connect. `parts` are pairs of title and text, in order."""
 
     id: str
     title: str
@@ -71,7 +70,7 @@ class Snippet(NamedTuple):
 
 
 def snippets(app_id: str, key: str, secret: str, at: Address) -> list[Snippet]:
-    """All of them, for an app with this key."""
+    """All snippets for an app with this key."""
     tls = "true" if at.secure else "false"
     laravel = f"""BROADCAST_CONNECTION=pusher
 PUSHER_APP_ID={app_id}

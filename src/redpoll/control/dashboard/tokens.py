@@ -1,4 +1,4 @@
-"""The page of an app's tokens: make one, which is shown once, and revoke them."""
+"""The page of an app's API tokens: create and revoke tokens. A token is shown only once."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ LASTS: Final = {"": None, "1": _DAY_S, "7": 7 * _DAY_S, "30": 30 * _DAY_S, "90":
 
 
 class TokenPages:
-    def __init__(self, door: AccessControl, records: Records) -> None:
-        self._door = door
+    def __init__(self, access: AccessControl, records: Records) -> None:
+        self._access = access
         self._records = records
 
     def routes(self) -> list[Route]:
-        door = self._door
+        access = self._access
         return [
-            door.route("GET", "/apps/{app_id}/tokens", "tokens", self.show),
-            door.route("POST", "/apps/{app_id}/tokens", "create_token", self.create, "admin"),
-            door.route("POST", "/apps/{app_id}/tokens/revoke", "revoke_token", self.revoke, "admin"),
+            access.route("GET", "/apps/{app_id}/tokens", "tokens", self.show),
+            access.route("POST", "/apps/{app_id}/tokens", "create_token", self.create, "admin"),
+            access.route("POST", "/apps/{app_id}/tokens/revoke", "revoke_token", self.revoke, "admin"),
         ]
 
     async def show(self, visit: Visit) -> Response:
@@ -42,14 +42,14 @@ class TokenPages:
         return visit.page("tokens.html", status=status, app=app, form=form, tokens=tokens, plain=plain)
 
     async def create(self, visit: Visit) -> Response:
-        """POST …/tokens: name, scope (several), lasts in days. Answers with the plain form, this one time."""
+        """POST …/tokens: name, scope (several), lasts in days. Shows the token, this one time."""
         app, form = visit.app, visit.form
         scopes = form.every("scope")
         lasts = form.choice("lasts", LASTS)
         if not scopes:
-            form.fault("scope", "Choose what it may do.")
+            form.fault("scope", "Choose at least one scope.")
         if not form.text("name"):
-            form.fault("name", "Give it a name, so that you know later what uses it.")
+            form.fault("name", "Enter a name, so that you can recognise the token later.")
         plain = ""
         if form.good:
             try:
@@ -68,11 +68,11 @@ class TokenPages:
         app, form = visit.app, visit.form
         owned = {token.id for token in self._records.tokens_of(app.id)}
         if form.text("id") not in owned:
-            form.fault("", "This app has no such token.")
+            form.fault("", "This token doesn't exist.")
             return self._page(visit, app, form, status=422)
         (token,) = await self._records.revoke_tokens([form.text("id")])
         await visit.note("token revoked", app=app, target=token.name, detail=f"{token.prefix}…")
-        return visit.redirect(f"{HOME}/apps/{app.id}/tokens", f"{token.name} opens nothing any more.")
+        return visit.redirect(f"{HOME}/apps/{app.id}/tokens", f"Token {token.name} was revoked.")
 
 
 def _state(token: Token, now_s: float) -> str:

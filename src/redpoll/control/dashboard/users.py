@@ -1,4 +1,4 @@
-"""The page of the dashboard's users: who may come in, as what, and a new one-time password for who forgot theirs."""
+"""The page of dashboard users: create and remove users, set roles, reset passwords."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["UserPages"]
 
 
 class UserPages:
-    def __init__(self, door: AccessControl, accounts: Accounts) -> None:
-        self._door = door
+    def __init__(self, access: AccessControl, accounts: Accounts) -> None:
+        self._access = access
         self._accounts = accounts
 
     def routes(self) -> list[Route]:
-        door = self._door
+        access = self._access
         return [
-            door.route("GET", "/users", "users", self.show),
-            door.route("POST", "/users", "create_user", self.create, "admin"),
-            door.route("POST", "/users/reset", "reset_user", self.reset, "admin"),
-            door.route("POST", "/users/role", "set_role", self.set_role, "admin"),
-            door.route("POST", "/users/remove", "remove_user", self.remove, "admin"),
+            access.route("GET", "/users", "users", self.show),
+            access.route("POST", "/users", "create_user", self.create, "admin"),
+            access.route("POST", "/users/reset", "reset_user", self.reset, "admin"),
+            access.route("POST", "/users/role", "set_role", self.set_role, "admin"),
+            access.route("POST", "/users/remove", "remove_user", self.remove, "admin"),
         ]
 
     async def show(self, visit: Visit) -> Response:
@@ -31,12 +31,14 @@ class UserPages:
         return await self._page(visit, Form())
 
     async def _page(
-        self, visit: Visit, form: Form, *, status: int = 200, made: tuple[str, str] | None = None
+        self, visit: Visit, form: Form, *, status: int = 200, new_password: tuple[str, str] | None = None
     ) -> Response:
-        return visit.page("users.html", status=status, users=await self._accounts.users(), form=form, made=made)
+        return visit.page(
+            "users.html", status=status, users=await self._accounts.users(), form=form, new_password=new_password
+        )
 
     async def create(self, visit: Visit) -> Response:
-        """POST /dashboard/users: name, role. Answers with the one-time password, this one time."""
+        """POST /dashboard/users: name, role. Shows the one-time password once."""
         form = visit.form
         name, role = form.text("name"), form.text("role")
         try:
@@ -45,7 +47,7 @@ class UserPages:
             form.fault(error.field, str(error))
             return await self._page(visit, form, status=422)
         await visit.note("user created", target=name, detail=role)
-        return await self._page(visit, Form(), made=(name, password))
+        return await self._page(visit, Form(), new_password=(name, password))
 
     async def reset(self, visit: Visit) -> Response:
         """POST /dashboard/users/reset: user."""
@@ -59,7 +61,7 @@ class UserPages:
             form.fault("", str(error))
             return await self._page(visit, form, status=422)
         await visit.note("password reset", target=name)
-        return await self._page(visit, Form(), made=(name, password))
+        return await self._page(visit, Form(), new_password=(name, password))
 
     async def set_role(self, visit: Visit) -> Response:
         """POST /dashboard/users/role: user, role."""
@@ -71,7 +73,7 @@ class UserPages:
             form.fault("", str(error))
             return await self._page(visit, form, status=422)
         await visit.note("role changed", target=name, detail=role)
-        return visit.redirect(f"{HOME}/users", f"{name} is {role} now.")
+        return visit.redirect(f"{HOME}/users", f"{name} now has the role {role}.")
 
     async def remove(self, visit: Visit) -> Response:
         """POST /dashboard/users/remove: user."""
@@ -83,4 +85,4 @@ class UserPages:
             form.fault("", str(error))
             return await self._page(visit, form, status=422)
         await visit.note("user removed", target=name)
-        return visit.redirect(f"{HOME}/users", f"{name} is removed.")
+        return visit.redirect(f"{HOME}/users", f"User {name} was removed.")

@@ -1,4 +1,4 @@
-"""The pages of an app's webhooks: its endpoints, their secrets and certificates, and what was sent to them."""
+"""The pages of an app's webhooks: endpoints with their secrets and certificates, and deliveries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.channels import pretty
-from redpoll.control.dashboard.exports import MOST_ROWS, Exports
+from redpoll.control.dashboard.exports import MAX_ROWS, Exports
 from redpoll.control.dashboard.forms import Form, sentence
 from redpoll.control.dashboard.jobs import Progress
 from redpoll.control.dashboard.pages import iso
@@ -24,41 +24,41 @@ from redpoll.store.webhooks import Endpoint
 __all__ = ["WebhookPages", "before_of", "delivery_row", "older_than"]
 
 _PAGE: Final = 50
-_SHARE: Final = 1_000
+_CHUNK: Final = 1_000
 _HELP: Final = {
     "channel.occupied": "The first subscriber joins a channel.",
     "channel.vacated": "The last subscriber has left.",
     "member.added": "A user joins a presence channel.",
-    "member.removed": "A user has left one.",
+    "member.removed": "A user has left a presence channel.",
     "client_event": "A client triggers an event.",
-    "cache.miss": "Somebody joins a cache channel that has nothing cached.",
+    "cache.miss": "A client joins a cache channel that has no cached event.",
     "subscription.count": "The number of subscribers changes.",
 }
 
 
 class WebhookPages:
-    def __init__(self, door: AccessControl, webhooks: Webhooks, exports: Exports) -> None:
-        self._door = door
+    def __init__(self, access: AccessControl, webhooks: Webhooks, exports: Exports) -> None:
+        self._access = access
         self._webhooks = webhooks
         self._exports = exports
 
     def routes(self) -> list[Route]:
-        door, one = self._door, "/apps/{app_id}/webhooks/{endpoint_id}"
+        access, one = self._access, "/apps/{app_id}/webhooks/{endpoint_id}"
         acts = [
-            door.route("POST", f"{one}/{verb}", f"webhook_{verb}", self._act(verb), "admin")
+            access.route("POST", f"{one}/{verb}", f"webhook_{verb}", self._act(verb), "admin")
             for verb in ("enable", "disable", "rotate", "pin", "unpin", "delete")
         ]
         return [
-            door.route("GET", "/apps/{app_id}/webhooks", "webhooks", self.show_all),
-            door.route("GET", "/apps/{app_id}/webhooks/new", "new_webhook", self.new, "admin"),
-            door.route("POST", "/apps/{app_id}/webhooks/new", "create_webhook", self.create, "admin"),
-            door.route("GET", one, "webhook", self.show),
-            door.route("GET", f"{one}/edit", "edit_webhook", self.edit, "admin"),
-            door.route("POST", f"{one}/edit", "change_webhook", self.change, "admin"),
-            door.route("POST", f"{one}/test", "test_webhook", self.test, "admin"),
-            door.route("POST", f"{one}/export", "export_deliveries", self.export),
+            access.route("GET", "/apps/{app_id}/webhooks", "webhooks", self.show_all),
+            access.route("GET", "/apps/{app_id}/webhooks/new", "new_webhook", self.new, "admin"),
+            access.route("POST", "/apps/{app_id}/webhooks/new", "create_webhook", self.create, "admin"),
+            access.route("GET", one, "webhook", self.show),
+            access.route("GET", f"{one}/edit", "edit_webhook", self.edit, "admin"),
+            access.route("POST", f"{one}/edit", "change_webhook", self.change, "admin"),
+            access.route("POST", f"{one}/test", "test_webhook", self.test, "admin"),
+            access.route("POST", f"{one}/export", "export_deliveries", self.export),
             *acts,
-            door.route("GET", "/apps/{app_id}/deliveries/{delivery_id}", "delivery", self.delivery),
+            access.route("GET", "/apps/{app_id}/deliveries/{delivery_id}", "delivery", self.delivery),
         ]
 
     async def show_all(self, visit: Visit) -> Response:
@@ -66,12 +66,12 @@ class WebhookPages:
         app = visit.app
         depths = await self._webhooks.depths(app.id)
         rows = [
-            (each, depths.get(each.id), self._webhooks.failing_since(each))
-            for each in self._webhooks.endpoints.of_existing_app(app.id)
+            (endpoint, depths.get(endpoint.id), self._webhooks.failing_since(endpoint))
+            for endpoint in self._webhooks.endpoints.of_existing_app(app.id)
         ]
         return visit.page("webhooks.html", app=app, rows=rows)
 
-    # -- an endpoint made and changed
+    # -- creating and editing an endpoint
 
     async def new(self, visit: Visit) -> Response:
         return self._form_page(visit, visit.app, Form(), None)
@@ -102,47 +102,45 @@ class WebhookPages:
     async def create(self, visit: Visit) -> Response:
         """POST …/webhooks/new: url, event (several), format, channels (prefixes, one a line), pin."""
         app, form = visit.app, visit.form
-        asked = _asked(form)
-        made: Endpoint | None = None
+        fields = _fields_of(form)
+        created: Endpoint | None = None
         if form.good:
             try:
-                made = await self._webhooks.endpoints.create(app.id, **asked, pin=form.ticked("pin"))
+                created = await self._webhooks.endpoints.create(app.id, **fields, pin=form.ticked("pin"))
             except RecordError as error:
                 form.fault(_field_of(str(error)), str(error))
-        if made is None:
+        if created is None:
             return self._form_page(visit, app, form, None, 422)
-        await visit.note("webhook created", app=app, target=made.url, detail=", ".join(made.events))
-        told = "It is on. Give its secret to the receiver, then send a test."
-        return visit.redirect(f"{HOME}/apps/{app.id}/webhooks/{made.id}", told)
+        await visit.note("webhook created", app=app, target=created.url, detail=", ".join(created.events))
+        notice = "The webhook is on. Give its secret to the receiver, then send a test."
+        return visit.redirect(f"{HOME}/apps/{app.id}/webhooks/{created.id}", notice)
 
     async def edit(self, visit: Visit) -> Response:
         app, endpoint = visit.app, self._endpoint(visit)
         return self._form_page(visit, app, Form(), endpoint)
 
     async def change(self, visit: Visit) -> Response:
-        """POST …/webhooks/{endpoint_id}/edit: as for a new one, without pin."""
+        """POST …/webhooks/{endpoint_id}/edit: the fields of a new one, without pin."""
         app, form, endpoint = visit.app, visit.form, self._endpoint(visit)
-        asked = _asked(form)
+        fields = _fields_of(form)
         if form.good:
             try:
-                await self._webhooks.endpoints.change(endpoint.id, **asked)
+                await self._webhooks.endpoints.change(endpoint.id, **fields)
             except RecordError as error:
                 form.fault(_field_of(str(error)), str(error))
         if not form.good:
             return self._form_page(visit, app, form, endpoint, 422)
-        await visit.note("webhook changed", app=app, target=asked["url"])
+        await visit.note("webhook changed", app=app, target=fields["url"])
         return visit.redirect(f"{HOME}/apps/{app.id}/webhooks/{endpoint.id}", "Saved.")
 
     # -- one endpoint
 
     def _endpoint(self, visit: Visit) -> Endpoint:
-        app, endpoint_id = visit.app, visit.call.parameters[1]
-        found = next(
-            (each for each in self._webhooks.endpoints.of_existing_app(app.id) if each.id == endpoint_id), None
-        )
-        if found is None:
-            raise ApiError("not_found", "This app has no such webhook. It may have been deleted.")
-        return found
+        app, endpoint_id = visit.app, visit.request.parameters[1]
+        for endpoint in self._webhooks.endpoints.of_existing_app(app.id):
+            if endpoint.id == endpoint_id:
+                return endpoint
+        raise ApiError("not_found", "This app has no webhook with this id. It may have been deleted.")
 
     async def show(self, visit: Visit) -> Response:
         """GET …/webhooks/{endpoint_id}; `state`, `before`."""
@@ -152,25 +150,25 @@ class WebhookPages:
         found = await self._webhooks.deliveries(
             app.id, endpoint_id=endpoint.id, states=chosen, limit=_PAGE + 1, before=before_of(visit)
         )
-        older = older_than(found, _PAGE, visit.call.path, {"state": state})
+        older = older_than(found, _PAGE, visit.request.path, {"state": state})
         return visit.page(
             "webhook.html",
             app=app,
             endpoint=endpoint,
             failing_since=self._webhooks.failing_since(endpoint),
-            overlaps=endpoint.previous_until > self._door.accounts.now_s(),
+            overlaps=endpoint.previous_until > self._access.accounts.now_s(),
             depth=(await self._webhooks.depths(app.id)).get(endpoint.id),
             deliveries=found,
             older=older,
             state=state if state in STATES else "",
             states=STATES,
-            here=f"{visit.call.path}?{urlencode({'state': state})}",
+            here=f"{visit.request.path}?{urlencode({'state': state})}",
             begun=before_of(visit) is None,
             tested=None,
         )
 
     async def test(self, visit: Visit) -> Response:
-        """POST …/test: one delivery now; answers with how it went."""
+        """POST …/test: sends one test delivery and shows the result."""
         app, endpoint = visit.app, self._endpoint(visit)
         try:
             attempt = await self._webhooks.test(endpoint.id)
@@ -206,9 +204,9 @@ class WebhookPages:
                     here = f"{HOME}/apps/{app.id}/webhooks"
             except RecordError as error:
                 return visit.redirect(here, sentence(error))
-            done, told = _DONE[verb]
+            done, notice = _DONE[verb]
             await visit.note(f"webhook {done}", app=app, target=endpoint.url)
-            return visit.redirect(here, told)
+            return visit.redirect(here, notice)
 
         return act
 
@@ -219,16 +217,16 @@ class WebhookPages:
 
         async def rows(progress: Progress) -> list[dict[str, Any]]:
             found: list[Delivery] = []
-            while len(found) < MOST_ROWS:
+            while len(found) < MAX_ROWS:
                 before = (found[-1].at, found[-1].number) if found else None
-                share = await self._webhooks.deliveries(
-                    app.id, endpoint_id=endpoint.id, states=chosen, limit=_SHARE, before=before
+                chunk = await self._webhooks.deliveries(
+                    app.id, endpoint_id=endpoint.id, states=chosen, limit=_CHUNK, before=before
                 )
-                found += share
+                found += chunk
                 progress.done = len(found)
-                if len(share) < _SHARE:
+                if len(chunk) < _CHUNK:
                     break
-            return [delivery_row(each) for each in found]
+            return [delivery_row(delivery) for delivery in found]
 
         back = f"{HOME}/apps/{app.id}/webhooks/{endpoint.id}"
         return self._exports.begin(
@@ -238,40 +236,40 @@ class WebhookPages:
     # -- one delivery
 
     async def delivery(self, visit: Visit) -> Response:
-        """GET …/deliveries/{delivery_id}: its payload, and every attempt."""
+        """GET …/deliveries/{delivery_id}: the payload and every attempt."""
         app = visit.app
         try:
-            delivery, endpoint, attempts = await self._webhooks.delivery(visit.call.parameters[1])
+            delivery, endpoint, attempts = await self._webhooks.delivery(visit.request.parameters[1])
         except RecordError:
-            raise ApiError("not_found", "There is no such delivery, or none any more.") from None
+            raise ApiError("not_found", "This delivery doesn't exist. It may have been deleted.") from None
         if endpoint.app_id != app.id:
-            raise ApiError("not_found", "There is no such delivery, or none any more.")
+            raise ApiError("not_found", "This delivery doesn't exist. It may have been deleted.")
         return visit.page(
             "delivery.html",
             app=app,
             delivery=delivery,
             endpoint=endpoint,
-            attempts=[(each, each.response.decode(errors="replace")) for each in attempts],
+            attempts=[(attempt, attempt.response.decode(errors="replace")) for attempt in attempts],
             payload=pretty(delivery.body.decode(errors="replace")),
         )
 
 
 _DONE: Final = {
-    "enable": ("enabled", "It is on. What waited for it is tried now."),
-    "disable": ("disabled", "It is off. What waits for it waits."),
-    "rotate": ("secret rotated", "It has a new secret. Deliveries are signed with the old one as well, for a day."),
-    "pin": ("pinned", "Its certificate is pinned: nothing is sent where another one is shown."),
-    "unpin": ("unpinned", "Any valid certificate is taken again."),
-    "delete": ("deleted", "The webhook is deleted. Its dead letters stay until you discard them."),
+    "enable": ("enabled", "The webhook is on. Waiting deliveries are sent now."),
+    "disable": ("disabled", "The webhook is off. Its deliveries wait until you switch it on."),
+    "rotate": ("secret rotated", "The webhook has a new secret. For a day deliveries are signed with the old one too."),
+    "pin": ("pinned", "The certificate is pinned. Deliveries fail if the receiver presents another one."),
+    "unpin": ("unpinned", "Any valid certificate is accepted again."),
+    "delete": ("deleted", "The webhook was deleted. Its dead letters stay until you discard them."),
 }
 
 
-def _asked(form: Form) -> dict[str, Any]:
+def _fields_of(form: Form) -> dict[str, Any]:
     events = form.every("event")
     if not events:
-        form.fault("event", "Choose at least one kind of event.")
+        form.fault("event", "Choose at least one event.")
     if not form.text("url"):
-        form.fault("url", "Say where to send it.")
+        form.fault("url", "Enter a URL.")
     return {
         "url": form.text("url"),
         "events": events,
@@ -295,34 +293,34 @@ def _field_of(text: str) -> str:
 
 
 def before_of(visit: Visit) -> tuple[float, int] | None:
-    """The place in the list where the page that is asked for begins, as `older_than` wrote it; None: at the newest."""
+    """The position where the requested page begins, from the query that `older_than` wrote; None for the newest."""
     at, _, number = visit.query.get("before", "").partition("_")
     try:
-        place = (float(at), int(number))
+        position = (float(at), int(number))
     except ValueError:
         return None
-    return place if abs(place[1]) < 1 << 62 else None
+    return position if abs(position[1]) < 1 << 62 else None
 
 
-def older_than(found: list[Delivery], most: int, path: str, query: dict[str, str]) -> str:
-    """The address of the page of older ones, "" where there are none; `found` keeps at most `most`."""
-    if len(found) <= most:
+def older_than(found: list[Delivery], limit: int, path: str, query: dict[str, str]) -> str:
+    """The URL of the next page, "" if there is none. Shortens `found` to `limit`."""
+    if len(found) <= limit:
         return ""
-    del found[most:]
+    del found[limit:]
     return f"{path}?{urlencode({**query, 'before': f'{found[-1].at!r}_{found[-1].number}'})}"
 
 
-def delivery_row(each: Delivery) -> dict[str, Any]:
-    """A delivery as exports have it."""
+def delivery_row(delivery: Delivery) -> dict[str, Any]:
+    """A delivery as a row of an export."""
     return {
-        "id": each.id,
-        "endpoint": each.endpoint_id,
-        "event": each.event,
-        "channel": each.channel,
-        "user": each.user,
-        "time": iso(each.time_ms / 1000),
-        "state": each.state,
-        "at": iso(each.at),
-        "attempts": each.attempts,
-        "payload": each.body.decode(errors="replace"),
+        "id": delivery.id,
+        "endpoint": delivery.endpoint_id,
+        "event": delivery.event,
+        "channel": delivery.channel,
+        "user": delivery.user,
+        "time": iso(delivery.time_ms / 1000),
+        "state": delivery.state,
+        "at": iso(delivery.at),
+        "attempts": delivery.attempts,
+        "payload": delivery.body.decode(errors="replace"),
     }

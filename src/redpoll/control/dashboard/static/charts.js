@@ -1,4 +1,4 @@
-// The overview's charts: one request every five seconds for all of them, drawn by uPlot in the page's own colours.
+// The overview's charts, drawn by uPlot in the page's colours. One request every five seconds loads the data of all.
 (() => {
   "use strict";
 
@@ -7,7 +7,7 @@
   const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
   const charts = [];
 
-  // As `rgb(r, g, b)`: a canvas knows neither var() nor light-dark().
+  // Resolves a colour to `rgb(r, g, b)`, because a canvas supports neither var() nor light-dark().
   function colour(name) {
     const probe = document.createElement("i");
     probe.style.color = `var(${name})`;
@@ -60,7 +60,7 @@
 
   const pick = (names, data) => [data.time, ...names.map((name) => data[name])];
 
-  // Under the pointer, else the newest.
+  // Shows the values under the pointer, else the newest.
   function say(section, names, data, index) {
     const at = index ?? data[0].length - 1;
     names.forEach((name, line) => {
@@ -109,7 +109,7 @@
         plot.setSize({ width: box.clientWidth, height: box.clientHeight });
       }
     }).observe(root);
-    // Colours are drawn, not styled: with the other theme they are drawn anew.
+    // A canvas doesn't follow a change of theme, so the charts are drawn again.
     const redraw = async () => {
       const data = await load(root).catch(() => null);
       if (!data) return;

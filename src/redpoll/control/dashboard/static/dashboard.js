@@ -1,5 +1,5 @@
-// What every page of the dashboard does: times in the reader's zone, copy buttons, dialogs that ask, tabs, the menu,
-// light and dark. Nothing here talks to the server; htmx does.
+// Runs on every page: times in the reader's time zone, copy buttons, confirmation dialogs, tabs, the menu, and the light
+// and dark themes. htmx makes all requests to the server.
 (() => {
   "use strict";
 
@@ -27,7 +27,7 @@
     }
   }
 
-  // -- telling
+  // -- messages
 
   let toastTimer;
   function toast(text) {
@@ -46,7 +46,7 @@
     try {
       await navigator.clipboard.writeText(text);
     } catch {
-      // Not allowed over plain http from elsewhere: the old way.
+      // Browsers forbid the clipboard API over plain http, except on localhost.
       const area = document.createElement("textarea");
       area.value = text;
       (button.closest("dialog") || document.body).append(area);
@@ -63,11 +63,11 @@
 
   function choose(tab) {
     const list = tab.closest("[role=tablist]");
-    for (const each of list.querySelectorAll("[role=tab]")) {
-      const chosen = each === tab;
-      each.setAttribute("aria-selected", chosen);
-      each.tabIndex = chosen ? 0 : -1;
-      document.getElementById(each.getAttribute("aria-controls")).hidden = !chosen;
+    for (const other of list.querySelectorAll("[role=tab]")) {
+      const chosen = other === tab;
+      other.setAttribute("aria-selected", chosen);
+      other.tabIndex = chosen ? 0 : -1;
+      document.getElementById(other.getAttribute("aria-controls")).hidden = !chosen;
     }
   }
 
@@ -114,10 +114,10 @@
 
   // -- forms
 
-  // Of what is about to be discarded.
-  const MOST_NAMED = 10;
+  // How many selected rows a confirmation dialog lists.
+  const MAX_NAMED = 10;
 
-  // Buttons that act on ticked rows say how many, and rest while there are none.
+  // Buttons that act on selected rows show their number, and are disabled while there are none.
   function countTicked() {
     for (const button of document.querySelectorAll("[data-needs-ticked]")) {
       const many = document.querySelectorAll(`input[name="${button.dataset.needsTicked}"]:checked`).length;
@@ -127,13 +127,13 @@
     }
     for (const list of document.querySelectorAll("[data-names-ticked]")) {
       const ticked = [...document.querySelectorAll(`input[name="${list.dataset.namesTicked}"]:checked`)];
-      const names = ticked.slice(0, MOST_NAMED).map((box) => box.getAttribute("aria-label"));
-      if (ticked.length > MOST_NAMED) names.push(`and ${ticked.length - MOST_NAMED} more`);
+      const names = ticked.slice(0, MAX_NAMED).map((box) => box.getAttribute("aria-label"));
+      if (ticked.length > MAX_NAMED) names.push(`and ${ticked.length - MAX_NAMED} more`);
       list.replaceChildren(...names.map((name) => Object.assign(document.createElement("li"), { textContent: name })));
     }
   }
 
-  // What depends on another field is there only while that one says so.
+  // Shows fields that depend on the value of another field.
   function showDependents() {
     for (const part of document.querySelectorAll("[data-when]")) {
       const [name, value] = part.dataset.when.split("=");
@@ -142,7 +142,7 @@
     }
   }
 
-  // A time is picked in the reader's zone; the hidden field behind it holds Unix milliseconds.
+  // A time is entered in the reader's time zone. A hidden field sends it as Unix milliseconds.
   function showMoments() {
     for (const field of document.querySelectorAll("input[data-moment]")) {
       const at = Number(document.getElementById(field.dataset.moment).value);
@@ -170,8 +170,8 @@
 
   document.addEventListener("htmx:afterSwap", (event) => { sayTimes(event.target.parentNode || document); countTicked(); });
   document.addEventListener("htmx:responseError", (event) => toast(`The server answered ${event.detail.xhr.status}; what you see may be old.`));
-  document.addEventListener("htmx:sendError", () => toast("The server doesn't answer; what you see may be old."));
-  // A table that is being worked on is not taken from under the mouse, or from under the keyboard.
+  document.addEventListener("htmx:sendError", () => toast("The server doesn't respond. This page may be out of date."));
+  // A table is not refreshed while the reader uses it.
   document.addEventListener("htmx:beforeRequest", (event) => {
     const table = event.target;
     if (!table.matches("[data-live]")) return;
@@ -187,7 +187,7 @@
     const fault = document.querySelector("[aria-invalid=true]");
     if (fault) {
       fault.focus({ preventScroll: true });
-      // Not under what sticks to the edges.
+      // Centred, so that sticky elements at the edges don't cover it.
       fault.scrollIntoView({ block: "center" });
     }
     setInterval(() => sayTimes(document), 30000);
