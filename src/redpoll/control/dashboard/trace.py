@@ -143,7 +143,7 @@ def _step(call: CallRow, span: SpanRow) -> Step:
     if span.stage == "authenticated":
         return Step(after_us, "Authenticated", call.caller, "ok")
     if span.stage == "accepted":
-        return Step(after_us, "Accepted by Redis", "Delivery starts here.", "ok")
+        return Step(after_us, "Accepted by Redis", "Redis confirmed the event.", "ok")
     if span.stage == "received":
         return Step(after_us, "Received by a worker", worker, "ok")
     if span.stage == "written":
