@@ -22,7 +22,6 @@ FOLDERS = ("src", "ext", "tests", "bench", "deploy")
 STILL_FOREIGN = {
     "bench",
     "ext",
-    "src/redpoll/cluster",
     "src/redpoll/control",
     "src/redpoll/store",
     "src/redpoll/worker/ingress/gate.py",
@@ -30,7 +29,6 @@ STILL_FOREIGN = {
 }
 STILL_UNWRITTEN = {
     "ext/README.md",
-    "src/redpoll/cluster/README.md",
     "src/redpoll/control/README.md",
     "src/redpoll/store/README.md",
     "tests/README.md",

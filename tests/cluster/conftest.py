@@ -14,7 +14,7 @@ from redpoll import _frame
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.keys import SHARDS, Keys
 from redpoll.cluster.link import Link
-from redpoll.cluster.membership.registry import LocalChannel, Registry, Ticket
+from redpoll.cluster.membership.registry import LocalChannel, Registry, Ticket, Timings
 from redpoll.protocol.apps import App
 
 RUN = "0123456789ab"
@@ -33,11 +33,11 @@ QUICK = {
     "away_s": 0.25,
     "second_look_s": 0.25,
     "offline_s": 0.15,
-    "admit_again_s": 0.025,
-    "admit_most_s": 0.35,
+    "admit_retry_s": 0.025,
+    "max_admit_s": 0.35,
     "join_wait_s": 1.5,
     "retry_s": 0.01,
-    "greatest_retry_s": 0.05,
+    "max_retry_s": 0.05,
 }
 
 
@@ -175,15 +175,23 @@ class Sockets:
 class Worker:
     """A worker process without its sockets, on a link of its own."""
 
-    def __init__(self, url: str, k: int, times: dict[str, float], run: str = RUN) -> None:
+    def __init__(self, url: str, k: int, settings: dict[str, Any], run: str = RUN) -> None:
         self.keys = Keys()
-        self.link = Link(url, first_delay_s=0.01, greatest_delay_s=0.05)
+        self.link = Link(url, first_delay_s=0.01, max_delay_s=0.05)
         self.sockets = Sockets()
         self.directory = Directory(self.link, self.keys, again_s=0.01)
         self.sys: list[dict[str, Any]] = []
         self.app = record(max_presence_members=0)
         self.registry = Registry(
-            self.link, self.keys, self.sockets, self.directory, run, k, on_sys=self.sys.append, **times
+            self.link,
+            self.keys,
+            self.sockets,
+            self.directory,
+            run,
+            k,
+            on_sys=self.sys.append,
+            debounced=settings.pop("debounced", True),
+            timings=Timings(**settings),
         )
 
     def join(self, channel: str, user: str | None = None, info: bytes = b"", cap: int = 0) -> Socket:
@@ -267,7 +275,7 @@ def make_app() -> Callable[..., App]:
 @pytest.fixture
 async def link(redis) -> AsyncIterator[Link]:
     """A link of the test's own: to look into Redis, or to be control."""
-    link = Link(redis.url, first_delay_s=0.01, greatest_delay_s=0.05)
+    link = Link(redis.url, first_delay_s=0.01, max_delay_s=0.05)
     link.start()
     async with asyncio.timeout(10):
         await link.wait_up()
@@ -317,7 +325,7 @@ class Truth:
                 wrong.append(f"{channel}: {await self.users(channel)} listed, {users[channel]} attached")
         for worker in workers:
             for local_channel in worker.registry.local_channels():
-                if not local_channel.listens:
+                if not local_channel.has_topic:
                     continue
                 attached = worker.sockets.attached[local_channel.channel]
                 if local_channel.waiting or local_channel.call:
@@ -361,7 +369,7 @@ async def make_truth(keys) -> AsyncIterator[Callable[..., Any]]:
     links: list[Link] = []
 
     async def make(server) -> Truth:
-        link = Link(server.url, first_delay_s=0.01, greatest_delay_s=0.05)
+        link = Link(server.url, first_delay_s=0.01, max_delay_s=0.05)
         links.append(link)
         link.start()
         async with asyncio.timeout(10):

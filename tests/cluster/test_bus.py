@@ -52,7 +52,7 @@ async def test_publish_while_redis_is_away_fails_at_once_for_those_who_do_not_wa
 
 
 async def test_publish_is_unavailable_when_redis_stays_away(keys):
-    link = Link("unix:///nowhere/redis.sock", first_delay_s=0.01, greatest_delay_s=0.05)
+    link = Link("unix:///nowhere/redis.sock", first_delay_s=0.01, max_delay_s=0.05)
     link.start()
     bus = Bus(link, keys, confirm_s=0.05)
     with pytest.raises(Unavailable):
@@ -230,13 +230,13 @@ async def test_event_is_kept_where_a_rule_says_so_and_its_publisher_is_told_as_e
 
 async def test_event_of_a_cache_channel_is_cached_and_kept_once(link, keys, pushes):
     bus, app = Bus(link, keys), keeping(rule("cache-", prefix=True))
-    await link.ask(b"SET", keys.missed("7", "cache-a"), b"1")
+    await link.ask(b"SET", keys.cache_miss("7", "cache-a"), b"1")
     for _ in range(2):
         assert await bus.publish_all(app, [Outgoing("cache-a", "e", "1")], once="x") == [1]
     assert await link.ask(b"XLEN", keys.history("7", "cache-a")) == 1
     assert [(channel, data) for channel, _, _, data in pushes] == [("cache-a", "1")]
     assert (await read_cached(link, keys, "7", "cache-a")).data == "1"
-    assert await link.ask(b"EXISTS", keys.missed("7", "cache-a")) == 0
+    assert await link.ask(b"EXISTS", keys.cache_miss("7", "cache-a")) == 0
 
 
 async def test_each_history_has_an_epoch_of_its_own(link, keys):

@@ -60,13 +60,13 @@ async def send(bus, app, *texts, channel=NEWS) -> None:
 
 async def away(worker, wait_until) -> None:
     """The worker's connection is gone, and doesn't come back before `back`."""
-    worker.registry._standing._rise = asyncio.Event().wait
+    worker.registry._reconnect._register = asyncio.Event().wait
     worker.link.drop("for the test")
     await wait_until(lambda: worker.link.up)
 
 
 async def back(worker, wait_until) -> None:
-    del worker.registry._standing._rise
+    del worker.registry._reconnect._register
     connects = worker.link.connects
     worker.link.drop("for the test")
     await wait_until(lambda: worker.link.connects > connects)
@@ -207,7 +207,7 @@ async def test_redis_killed_with_its_data_loses_and_repeats_nothing(
     worker = await start_worker(1, server=own_redis)
     worker.app = app
     socket = await attach(worker, wait_until)
-    link = Link(own_redis.url, first_delay_s=0.01, greatest_delay_s=0.05)
+    link = Link(own_redis.url, first_delay_s=0.01, max_delay_s=0.05)
     link.start()
     bus, sent, repeated = Bus(link, keys, confirm_s=0.5), 0, 0
     killing: asyncio.Future[None] | None = None
@@ -222,7 +222,7 @@ async def test_redis_killed_with_its_data_loses_and_repeats_nothing(
         try:
             await bus.publish_all(app, [Outgoing(NEWS, "e", str(sent))], once=f"m{sent}")
         except Unavailable:
-            # As decisions.md tells a publisher: the same again, under the same id.
+            # A publisher that got 503 sends the same request again, with the same id.
             repeated += 1
             await asyncio.sleep(0.005)
         else:

@@ -60,8 +60,8 @@ async def test_connection_beyond_the_limit_is_turned_away_for_good_once_all_work
 
 
 async def test_place_that_becomes_free_while_one_waits_is_taken(start_worker, make_app, wait_until):
-    a = await start_worker(1, admit_most_s=5)
-    b = await start_worker(2, beat_s=30, unanswered_s=60, admit_most_s=5)
+    a = await start_worker(1, max_admit_s=5)
+    b = await start_worker(2, beat_s=30, unanswered_s=60, max_admit_s=5)
     for worker in (a, b):
         worker.app = make_app(max_connections=1)
     first = b.connect()
@@ -126,7 +126,7 @@ async def test_redis_that_comes_back_in_time_is_waited_for(own_redis, start_work
 
 
 async def test_connection_that_goes_while_it_waits_takes_no_place(start_worker, make_app, wait_until, truth):
-    a = await start_worker(1, admit_again_s=1)
+    a = await start_worker(1, admit_retry_s=1)
     a.app = make_app(max_connections=3)
     gone = a.connect()
     a.registry.cancel(gone)

@@ -120,10 +120,10 @@ async def test_records_of_an_earlier_start_are_not_complete_until_the_newer_ones
 ):
     await writer.fill([app(1)], 4)
     worker = await start_worker()
-    worker.directory.want(None)
+    worker.directory.require(None)
     await wait_until(lambda: worker.directory.version == 4)
     assert not worker.registry.ready
-    worker.directory.want(5)
+    worker.directory.require(5)
     assert not worker.registry.ready
     await writer.fill([app(2)], 5)
     await wait_until(lambda: worker.registry.ready)
@@ -133,7 +133,7 @@ async def test_records_of_an_earlier_start_are_not_complete_until_the_newer_ones
 
 async def test_change_that_comes_over_sys_makes_the_records_complete_too(worker, writer, wait_until):
     await wait_until(lambda: worker.directory.complete)
-    worker.directory.want(2)
+    worker.directory.require(2)
     assert not worker.directory.complete
     await writer.put("2", app(2), 2)
     await wait_until(lambda: worker.directory.complete)

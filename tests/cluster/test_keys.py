@@ -1,9 +1,11 @@
 import re
+from pathlib import Path
 from zlib import crc32
 
 import pytest
 
-from redpoll.cluster.keys import SHARDS, TABLE, TAGS, WATCHED, Keys, cap_of_shard, shard
+from redpoll.cluster import keys as keys_module
+from redpoll.cluster.keys import CONSOLE_TOPIC, SHARDS, TABLE, TAGS, Keys, cap_of_shard, shard
 
 
 def crc16(data: bytes) -> int:
@@ -51,14 +53,14 @@ def test_keys_and_topic_of_a_channel_lie_in_one_slot():
             keys.counts(app_id, channel),
             keys.members(app_id, channel),
             keys.occupied(at, app_id),
-            keys.told_count(app_id, channel),
+            keys.announced_count(app_id, channel),
             keys.cached(app_id, channel),
             keys.history(app_id, channel),
             keys.history_meta(app_id, channel),
             keys.histories(at, app_id),
             keys.outbox(at),
             keys.left(at),
-            keys.missed(app_id, channel),
+            keys.cache_miss(app_id, channel),
             keys.published(app_id, channel, "0123456789abcdef", 3),
             keys.topic(app_id, channel),
         ]
@@ -70,16 +72,16 @@ def test_every_name_follows_a_row_of_the_table():
     keys = Keys("px")
     at, tag = shard("A", "C"), TAGS[shard("A", "C")].decode()
     day, request = TAGS[shard("A", "%day")].decode(), TAGS[shard("A", "%id:H")].decode()
-    user, watched = TAGS[shard("A", "%u:U")].decode(), TAGS[shard("A", WATCHED)].decode()
+    user, watched = TAGS[shard("A", "%u:U")].decode(), TAGS[shard("A", CONSOLE_TOPIC)].decode()
     built = {
         keys.clock(at),
         keys.worker(at, "W"),
         keys.counts("A", "C"),
         keys.members("A", "C"),
         keys.occupied(at, "A"),
-        keys.told_count("A", "C"),
+        keys.announced_count("A", "C"),
         keys.cached("A", "C"),
-        keys.missed("A", "C"),
+        keys.cache_miss("A", "C"),
         keys.history("A", "C"),
         keys.history_meta("A", "C"),
         keys.histories(at, "A"),
@@ -96,36 +98,12 @@ def test_every_name_follows_a_row_of_the_table():
         keys.traces,
         keys.stats("W"),
         keys.topic("A", "C"),
-        keys.topic("A", WATCHED).replace(b"{%b}" % watched.encode(), b"{%b}" % tag.encode()),
+        keys.topic("A", CONSOLE_TOPIC).replace(b"{%b}" % watched.encode(), b"{%b}" % tag.encode()),
         keys.sys,
     }
     zero = TAGS[0].decode()
     table = {"px:" + row.pattern.replace("{T0}", f"{{{zero}}}").replace("{T}", f"{{{tag}}}") for row in TABLE}
     assert {name.decode() for name in built} == table
-
-
-def test_keys_of_a_hold_are_those_that_kind_and_flags_call_for():
-    keys, at = Keys(), shard("A", "C")
-    common = [keys.worker(at, "W"), keys.counts("A", "C"), keys.occupied(at, "A"), keys.clock(at)]
-    common += [keys.outbox(at), keys.left(at)]
-    assert keys.hold("W", "A", "C", "c", "ukeoSXd") == common
-    assert keys.hold("W", "A", "C", "p", "ro") == [*common, keys.members("A", "C")]
-    histories = [keys.history_meta("A", "C"), keys.histories(at, "A")]
-    cached = [keys.cached("A", "C"), keys.missed("A", "C")]
-    assert keys.hold("W", "A", "C", "c", "schX") == [*common, keys.told_count("A", "C"), *cached, *histories]
-    assert keys.hold("W", "A", "C", "c", "c") == [*common, *cached[:1]]
-
-
-def test_keys_of_a_publish_are_those_that_each_have_a_name():
-    keys, at = Keys(), shard("A", "C")
-    cached = [keys.cached("A", "C"), keys.missed("A", "C")]
-    kept = [keys.history("A", "C"), keys.history_meta("A", "C"), keys.histories(at, "A")]
-    once = [keys.published("A", "C", "x", 3)]
-    assert keys.publishing("A", "C", "", "", 0) == []
-    assert keys.publishing("A", "C", "c", "", 0) == cached
-    assert keys.publishing("A", "C", "h", "", 0) == [keys.clock(at), *kept]
-    assert keys.publishing("A", "C", "r", "", 0) == [keys.clock(at), keys.outbox(at)]
-    assert keys.publishing("A", "C", "chri", "x", 3) == [*cached, keys.clock(at), *kept, keys.outbox(at), *once]
 
 
 @pytest.mark.parametrize(("most", "share"), [(1, 1), (32, 1), (33, 2), (10_000, 313), (1_000_000, 31_250)])
@@ -135,3 +113,10 @@ def test_cap_on_channels_with_history_is_shared_by_the_shards_with_room_to_spare
 
 def test_sharded_topics_are_published_by_the_sharded_command():
     assert (Keys().publish, Keys(sharded=True).publish) == (b"PUBLISH", b"SPUBLISH")
+
+
+def test_readme_shows_the_table():
+    page = (Path(keys_module.__file__).parent / "README.md").read_text()
+    for row in TABLE:
+        assert f"| `{row.pattern}` | {' | '.join(row[1:])} |" in page, row.pattern
+    assert len(re.findall(r"^\| `\{T0?\}:", page, re.MULTILINE)) == len(TABLE)

@@ -97,7 +97,7 @@ async def test_connection_cut_by_redis_is_made_anew(link, wait_until):
 
 
 async def test_killed_redis_is_found_again(own_redis, wait_until):
-    link = Link(own_redis.url, first_delay_s=0.01, greatest_delay_s=0.05)
+    link = Link(own_redis.url, first_delay_s=0.01, max_delay_s=0.05)
     link.start()
     await link.wait_up()
     await link.ask(b"SET", b"k", b"v")
@@ -163,7 +163,7 @@ async def test_many_unanswered_bytes_are_congestion_too(link, redis, wait_until)
 
 
 async def test_closed_link_stays_closed(redis, wait_until):
-    link = Link(redis.url, first_delay_s=0.001, greatest_delay_s=0.001)
+    link = Link(redis.url, first_delay_s=0.001, max_delay_s=0.001)
     link.start()
     await link.wait_up()
     await link.close()

@@ -1,9 +1,9 @@
-"""The whole model under random histories: joins, leaves, breaks, fences, kills, a Redis that forgets.
+"""Random histories of several workers: joins, leaves, breaks, fencing, killed workers, a Redis that loses its data.
 
-Whatever happened, in the end Redis, every worker and every client agree, and no client ever saw a user come
-twice or go twice. The seed of a failing history is in the test's name.
+At the end of each history Redis, every worker and every client must agree, and no client may ever have seen a user
+added twice or removed twice. The seed of a failing history is in the test's name.
 
-`HISTORIES=10000 pytest tests/cluster/test_model.py` runs as many as failures.md row 2 asks for.
+`HISTORIES=10000 pytest tests/cluster/test_model.py` runs more of them.
 """
 
 import asyncio

@@ -37,7 +37,7 @@ class History:
 
     async def add_worker(self):
         self.k += 1
-        worker = await self.start_worker(self.k, second_look_s=0.3, admit_most_s=0.5)
+        worker = await self.start_worker(self.k, second_look_s=0.3, max_admit_s=0.5)
         worker.app = self.app
         for user in USERS:
             worker.registry.watch("7", user)

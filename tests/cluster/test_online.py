@@ -101,7 +101,7 @@ async def test_reload_of_a_page_is_seen_by_no_watcher(a, start_worker, make_app,
     assert a.sockets.states == told
 
 
-async def test_user_on_two_workers_is_offline_when_both_have_let_go(a, b, wait_until):
+async def test_user_on_two_workers_is_offline_when_both_have_release(a, b, wait_until):
     a.registry.watch("7", "u")
     for worker in (a, b):
         worker.registry.sign_in(worker.app, "u")

@@ -8,6 +8,7 @@ import pytest
 
 from redpoll.cluster.keys import SHARDS, Keys, shard
 from redpoll.cluster.link import Link, LinkDown
+from redpoll.cluster.membership.hold_call import hold_keys
 from redpoll.cluster.outbox import Outbox
 from redpoll.cluster.scripts import HOLD, REGISTER
 
@@ -28,13 +29,13 @@ class Calls:
                 await self.link.execute(REGISTER, (self.keys.worker(at, w),), (1, 1))
 
     async def room(self, w=W, *, base=0, gone=(), joins=(), flags="omd", gen=1, channel=ROOM) -> list:
-        names = self.keys.hold(w, A, channel, "p", flags)
+        names = hold_keys(self.keys, w, A, channel, "p", flags)
         pairs = [part for user, info in joins for part in (user, info)]
         args = [w, gen, "p", flags, A, channel, base, 0, self.keys.topic(A, channel), self.keys.publish]
         return await self.link.execute(HOLD, names, [*args, len(gone), len(joins), *gone, *pairs])
 
     async def news(self, w=W, *, base=0, n=0, flags="od", gen=1, channel=NEWS) -> list:
-        names = self.keys.hold(w, A, channel, "c", flags)
+        names = hold_keys(self.keys, w, A, channel, "c", flags)
         args = [w, gen, "c", flags, A, channel, base, 0, self.keys.topic(A, channel), self.keys.publish]
         return await self.link.execute(HOLD, names, [*args, 0, n])
 
@@ -171,7 +172,7 @@ async def test_without_debounce_leaves_are_told_at_once_and_vacated_last(calls, 
 
 
 async def test_refused_join_occupies_nothing(calls, outbox, link, keys):
-    names = keys.hold(W, A, "presence-full", "p", "om")
+    names = hold_keys(keys, W, A, "presence-full", "p", "om")
     topic = keys.topic(A, "presence-full")
     args = [W, 1, "p", "om", A, "presence-full", 0, 1, topic, keys.publish, 0, 2, "a", "", "b", ""]
     assert (await link.execute(HOLD, names, args))[2] == b"10"
@@ -187,7 +188,7 @@ async def test_users_of_a_join_that_redis_never_saw_occupy_nothing_while_they_ar
 
 async def test_pseudo_channels_make_no_rows(calls, outbox, link, keys):
     for kind, channel in (("u", "%u:a"), ("q", "%conn")):
-        names = keys.hold(W, A, channel, kind, "")
+        names = hold_keys(keys, W, A, channel, kind, "")
         for n in (2, 0):
             args = [W, 1, kind, "", A, channel, 0, 0, keys.topic(A, channel), keys.publish, 0, n]
             assert (await link.execute(HOLD, names, args))[0] == b"OK"
@@ -307,8 +308,8 @@ async def test_cache_miss_is_a_row_once_a_minute(calls, outbox, link, keys):
     assert (await calls.news(n=1, flags="cX"))[-1] == 0
     await calls.news(base=1, n=1, flags="cX")
     assert await told(outbox) == ["cache.miss"]
-    assert 0 < await link.ask(b"TTL", keys.missed(A, NEWS)) <= 60
-    await link.ask(b"DEL", keys.missed(A, NEWS))
+    assert 0 < await link.ask(b"TTL", keys.cache_miss(A, NEWS)) <= 60
+    await link.ask(b"DEL", keys.cache_miss(A, NEWS))
     await link.ask(b"SET", keys.cached(A, NEWS), b"- - 0 1\ne")
     await calls.news(base=2, n=1, flags="cX")
     assert await told(outbox) == []
@@ -428,7 +429,7 @@ async def test_rows_that_can_be_done_without_stop_at_half_and_are_counted(calls,
     await calls.fill(at, 10_000)
     reply = await calls.news(n=1, flags="oscSXd")
     assert reply[-1] == 2
-    assert await link.ask(b"EXISTS", keys.missed(A, NEWS)) == 0
+    assert await link.ask(b"EXISTS", keys.cache_miss(A, NEWS)) == 0
     assert await link.ask(b"XLEN", keys.outbox(at)) == 10_001
 
 
@@ -467,8 +468,8 @@ async def test_oldest_rows_beyond_the_bound_are_lost_and_counted_once(calls, out
 
 
 async def test_rows_and_leaves_outlive_a_killed_redis(own_redis, keys, wait_until):
-    # Append-only with `appendfsync no`: what was answered is written, if not on the disk (cluster.md 9).
-    link = Link(own_redis.url, first_delay_s=0.01, greatest_delay_s=0.05)
+    # Append-only with `appendfsync no`: Redis writes before it replies, so a killed process loses nothing.
+    link = Link(own_redis.url, first_delay_s=0.01, max_delay_s=0.05)
     link.start()
     try:
         calls, outbox = Calls(link, keys), Outbox(link, keys, 0.2)

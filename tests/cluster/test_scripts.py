@@ -8,6 +8,8 @@ import pytest
 from redpoll.cluster.envelopes import parse_added, parse_count, parse_removed
 from redpoll.cluster.keys import Keys, shard
 from redpoll.cluster.link import Link
+from redpoll.cluster.membership.hold_call import hold_keys
+from redpoll.cluster.publish_call import publish_keys
 from redpoll.cluster.scripts import (
     ALL,
     BEAT,
@@ -46,7 +48,7 @@ class Room:
         return await self.link.execute(REGISTER, (self.keys.worker(self.at, w),), (gen, fresh))
 
     async def hold(self, w=W, *, gen=1, base=0, cap=0, flags="", gone=(), joins=(), n=None, more=()) -> list:
-        keys = self.keys.hold(w, A, self.channel, self.kind, flags)
+        keys = hold_keys(self.keys, w, A, self.channel, self.kind, flags)
         args = [w, gen, self.kind, flags, A, self.channel, base, cap]
         args += [self.keys.topic(A, self.channel), self.keys.publish, len(gone)]
         args += [len(joins) if n is None else n, *gone]
@@ -213,7 +215,7 @@ async def test_roster_comes_only_when_asked_for(room):
     assert (await room.hold(base=1, flags="r"))[5] == [b"u", W.encode() + b"\n"]
 
 
-# hold: the floor, and who may call (cluster.md 5.1, 5.4)
+# hold: the smallest count while users remain to be removed, and which connections may call
 
 
 async def test_count_stays_above_zero_while_users_remain_to_be_removed(room):
@@ -326,7 +328,7 @@ async def test_leaves_are_taken_when_redis_has_no_memory_left(room):
     assert await room.members() == {}
 
 
-# hold: counts that are told (cluster.md 5.6)
+# hold: announced counts
 
 
 @pytest.fixture
@@ -342,7 +344,7 @@ async def told_counts(room) -> list[int]:
 
 async def age(room, ms: int) -> None:
     """Makes the count last told so much older."""
-    key = room.keys.told_count(A, room.channel)
+    key = room.keys.announced_count(A, room.channel)
     said, at = (await room.link.ask(b"GET", key)).split()
     await room.link.ask(b"SET", key, b"%b %d" % (said, int(at) - ms), b"KEEPTTL")
 
@@ -396,12 +398,12 @@ async def test_count_that_came_back_is_not_told_again(counting):
 async def test_of_a_channel_that_nobody_holds_no_count_is_kept(counting):
     await counting.hold(n=1, flags="s")
     assert (await counting.hold(base=0, flags="s"))[5:] == [0, 0]
-    assert await counting.link.ask(b"EXISTS", counting.keys.told_count(A, "news")) == 0
+    assert await counting.link.ask(b"EXISTS", counting.keys.announced_count(A, "news")) == 0
 
 
 async def test_count_is_kept_for_a_minute(counting):
     await counting.hold(n=1, flags="s")
-    assert 50 < await counting.link.ask(b"TTL", counting.keys.told_count(A, "news")) <= 60
+    assert 50 < await counting.link.ask(b"TTL", counting.keys.announced_count(A, "news")) <= 60
 
 
 async def test_cached_event_comes_with_roster_and_count_each_in_its_place(link, keys):
@@ -501,7 +503,7 @@ async def test_publish_and_spend_are_refused_when_redis_has_no_memory_left(link,
     try:
         with pytest.raises(hiredis.ReplyError, match="OOM"):
             await link.execute(SPEND, (keys.spent(A, "d"),), (1, 5, 0, 60))
-        names = keys.publishing(A, "cache-a", "c", "", 0)
+        names = publish_keys(keys, A, "cache-a", "c", "", 0)
         with pytest.raises(hiredis.ReplyError, match="OOM"):
             await link.execute(PUBLISH, names, (keys.publish, b"t", "c", "tail", 60, 60))
     finally:
@@ -513,7 +515,7 @@ async def test_publish_caches_and_tells_its_receivers_each_time_it_is_repeated(l
     link.on_push = lambda topic, payload: pushes.append(payload)
     topic = keys.topic(A, "cache-a")
     link.subscribe([topic])
-    names = keys.publishing(A, "cache-a", "ci", "x", 0)
+    names = publish_keys(keys, A, "cache-a", "ci", "x", 0)
     first = await link.execute(PUBLISH, names, (keys.publish, topic, "ci", "- - 0 1\ne", 60, 120))
     again = await link.execute(PUBLISH, names, (keys.publish, topic, "ci", "- - 0 1\ne", 60, 120))
     assert (first, again) == ([b"OK", 1, b"0", b"", 0, 0], [b"OK", 1])
@@ -540,7 +542,7 @@ class Story:
     async def publish(
         self, data="x", *, keep=100, seconds=60, cap=9, epoch="E1", era="", flags="h", more=(), once=""
     ) -> list:
-        names = self.keys.publishing(A, self.channel, flags, once, 0)
+        names = publish_keys(self.keys, A, self.channel, flags, once, 0)
         args = (self.keys.publish, self.topic, flags, f"- - 0 1\ne{data}", 60, 60, A, self.channel)
         return await self.link.execute(PUBLISH, names, (*args, keep, seconds, cap, epoch, era, *more))
 

@@ -1,11 +1,10 @@
-"""Events on their way into Redis.
+"""Publishes events to Redis: those of the HTTP API and those of clients, in one order.
 
-Both the HTTP API and client events go through here, so there is one path and one order. Nothing is repeated:
-what Redis did not confirm is said to be unconfirmed, and the publisher decides. With a base key that stays the
-same (`once`) it may repeat: what was done is not done twice.
+Publishes are never repeated here. If Redis doesn't confirm one, the publisher learns that it is unconfirmed, and
+decides. With an idempotency nonce (`once`) the publisher may repeat it safely.
 
-What else an event leaves behind, it leaves in the same step: a cached event, a message of the channel's history, a
-row that webhooks are made from. Reading history is history.py's.
+The script `publish` caches an event, stores it in the channel's history or writes its webhook row in the same step as
+it publishes it. Events that need none of this are a plain PUBLISH. history.py reads what is stored here.
 """
 
 import asyncio
@@ -21,27 +20,29 @@ import msgspec
 
 from redpoll import _frame
 from redpoll.cluster.envelopes import cached_envelope, console_envelope, event_envelope, event_tail
-from redpoll.cluster.keys import WATCHED, Keys, cap_of_shard
+from redpoll.cluster.hooks import Hook
+from redpoll.cluster.keys import CONSOLE_TOPIC, Keys, cap_of_shard
 from redpoll.cluster.link import Done, Link, LinkDown
+from redpoll.cluster.publish_call import Flag, RowTerms, StoreTerms, decode, encode
 from redpoll.cluster.scripts import PUBLISH
 from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.channels import is_cache
 
 __all__ = ["ONCE_S", "Bus", "Cached", "Outgoing", "Unavailable", "confirmed", "read_cached"]
 
-# The answer that says so is to be with the publisher within 2 s.
+# A publisher gets its answer within 2 s, also if Redis didn't confirm.
 CONFIRM_S: Final = 1.9
 
-# How long a request with a correlation id, and each of its events, is known as done (cluster.md 2).
+# How long a request with a correlation id, and each of its events, is remembered.
 ONCE_S: Final = 120
 
-_HELLO: Final = b"{}"
+_PROBE: Final = b"{}"
 
 T = TypeVar("T")
 
 
 class Unavailable(Exception):
-    """Redis didn't confirm in time: HTTP 503, which means *not confirmed*, with `Retry-After`."""
+    """Redis didn't confirm in time. The HTTP API answers 503 with `Retry-After`: what was asked may have happened."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -52,7 +53,7 @@ class Unavailable(Exception):
 
 
 class Outgoing(NamedTuple):
-    """One event for one channel. `skip` is a socket id; any tuple of this shape will do."""
+    """One event for one channel. `skip` is the socket id that doesn't get it, `user` the sender's id."""
 
     channel: str
     event: str
@@ -62,8 +63,8 @@ class Outgoing(NamedTuple):
 
 
 async def confirmed(link: Link, ask: Callable[[], Awaitable[T]], confirm_s: float = CONFIRM_S) -> T:
-    """What Redis answers to `ask`, which is called once it is there. Raises Unavailable: no answer within
-    `confirm_s`, or none that helps."""
+    """The answer to `ask`, which is called when Redis is connected. Raises Unavailable: no answer within `confirm_s`,
+    or an error."""
     try:
         async with asyncio.timeout(confirm_s):
             if not link.up:
@@ -76,7 +77,7 @@ async def confirmed(link: Link, ask: Callable[[], Awaitable[T]], confirm_s: floa
 
 
 class Cached(NamedTuple):
-    """The event that a cache channel tells to whoever joins, and for how long still."""
+    """The event that a cache channel sends to joiners, and in how many seconds it expires."""
 
     event: str
     data: str
@@ -84,7 +85,7 @@ class Cached(NamedTuple):
 
 
 async def read_cached(link: Link, keys: Keys, app_id: str, channel: str) -> Cached | None:
-    """What `info=cache` asks for. Raises Unavailable."""
+    """A channel's cached event, for `info=cache`. Raises Unavailable."""
     key = keys.cached(app_id, channel)
     tail, ttl_ms = await confirmed(link, lambda: asyncio.gather(link.ask(b"GET", key), link.ask(b"PTTL", key)))
     if tail is None or ttl_ms == -2:
@@ -98,7 +99,7 @@ def _row_detail(event: str, data: str, socket: str | None) -> bytes:
 
 
 class _Answers:
-    """Gathers the answers to the publishes of one call; the future's result is the receivers of each."""
+    """Collects the answers to several publishes; the future's result is the number of receivers of each."""
 
     __slots__ = ("future", "left", "receivers")
 
@@ -120,10 +121,11 @@ class _Answers:
 
 
 class Bus:
-    """Publishes over a link. `confirm_s`: how long a publish may wait for Redis, being away included.
+    """Publishes over a link. `confirm_s` bounds the wait for Redis, also while it is disconnected.
 
-    `unkept` counts events that were sent live only, because their app has as many channels with history as it may
-    have; `unhooked` client events that no webhook is told of, because too many rows wait to be fetched.
+    `published` and `unconfirmed` count events. `unkept` counts events that were sent but not stored, because their app
+    has as many channels with history as it may. `unhooked` counts client events without a webhook row, because too many
+    rows are unread.
     """
 
     def __init__(self, link: Link, keys: Keys, *, confirm_s: float = CONFIRM_S) -> None:
@@ -131,7 +133,7 @@ class Bus:
         self.unconfirmed = 0
         self.unkept = 0
         self.unhooked = 0
-        # An epoch is named before it is known whether there has to be a new one, so each publish brings a name.
+        # The caller names the epoch before it knows whether the history needs a new one, so each publish brings a name.
         self._run = secrets.token_hex(6)
         self._epochs = count(1)
         self._link = link
@@ -150,22 +152,22 @@ class Bus:
         user: str | None = None,
         done: Done,
     ) -> None:
-        """A client's event, which is never cached, kept only where the rule of its channel's history says so, and
-        told to webhooks where one wants it. `done` gets the number of receiving workers, a ReplyError or a LinkDown;
-        the last at once while Redis is away, which for a client event is 4301."""
+        """A client's event. It is never cached; it is stored only if the channel's history rule says so, and gets a
+        webhook row if an endpoint wants it. `done` gets the number of receiving workers, a ReplyError or a LinkDown.
+        While Redis is disconnected it gets LinkDown at once, and the client gets 4301."""
         rule = app.history_rule(channel) if app.history else None
         if rule is not None and not rule.client_events:
             rule = None
         if app.console_until:
-            self._show(app, channel, event, data, skip, user)
-        hooked = "c" in app.hooks
+            self._copy_to_console(app, channel, event, data, skip, user)
+        hooked = Hook.CLIENT_EVENTS in app.hooks
         if rule is None and not hooked:
             self._plain(app, channel, event, data, skip, trace, user, done)
             return
-        flags = ("h" if rule else "") + ("r" if hooked else "")
+        flags = (Flag.HISTORY if rule else "") + (Flag.ROW if hooked else "")
         tail = event_tail(event, data, skip=skip, trace=trace, user=user)
-        row = (user or "", trace or "", _row_detail(event, data, skip)) if hooked else ()
-        self._whole(app, channel, flags, tail, rule, "", 0, row, done)
+        row = RowTerms(user or "", trace or "", _row_detail(event, data, skip)) if hooked else None
+        self._run_script(app, channel, flags, tail, rule, "", 0, row, done)
 
     def post(
         self,
@@ -177,28 +179,32 @@ class Bus:
         index: int = 0,
         done: Done,
     ) -> None:
-        """A server's event, for callers that gather the answers themselves; `done` as in `publish`.
+        """A server's event, for callers that collect the answers themselves; `done` as in `publish`.
 
-        It is cached where the channel caches. With `once` (idempotency.py) it is published once, however often
-        this is called with the same `once` and `index`, the event's place in its request.
+        It is cached on cache channels and stored on channels with history. With `once` (idempotency.py), repetitions
+        with the same `once` and `index` publish it only once; `index` is the event's place in its request.
         """
         channel, event, data, skip, user = item
         if app.console_until:
-            self._show(app, channel, event, data, skip, user)
+            self._copy_to_console(app, channel, event, data, skip, user)
         caches = is_cache(channel) and app.cache_ttl_s > 0
         rule = app.history_rule(channel) if app.history else None
         if not caches and rule is None and once is None:
             self._plain(app, channel, event, data, skip, trace, user, done)
             return
-        flags = ("c" if caches else "") + ("h" if rule else "") + ("i" if once is not None else "")
+        flags = (
+            (Flag.CACHE if caches else "") + (Flag.HISTORY if rule else "") + (Flag.ONCE if once is not None else "")
+        )
         tail = event_tail(event, data, skip=skip, trace=trace, user=user)
-        self._whole(app, channel, flags, tail, rule, once or "", index, (), done)
+        self._run_script(app, channel, flags, tail, rule, once or "", index, None, done)
 
-    def _show(self, app: App, channel: str, event: str, data: str, skip: str | None, user: str | None) -> None:
-        # A copy for the dashboard's console while somebody watches; nobody waits for it.
+    def _copy_to_console(
+        self, app: App, channel: str, event: str, data: str, skip: str | None, user: str | None
+    ) -> None:
+        # A copy for the dashboard's console while it is open. Its outcome doesn't matter.
         if app.console_until > time.time():
             copy = console_envelope(channel, event_envelope(event, data, skip=skip, user=user))
-            self._link.call(self._keys.publish, self._keys.topic(app.id, WATCHED), copy)
+            self._link.call(self._keys.publish, self._keys.topic(app.id, CONSOLE_TOPIC), copy)
 
     def _plain(
         self,
@@ -215,7 +221,7 @@ class Bus:
         self.published += 1
         self._link.call(self._keys.publish, self._keys.topic(app.id, channel), envelope, done=done)
 
-    def _whole(
+    def _run_script(
         self,
         app: App,
         channel: str,
@@ -224,36 +230,26 @@ class Bus:
         rule: HistoryRule | None,
         once: str,
         index: int,
-        row: Sequence[bytes | str],
+        row: RowTerms | None,
         done: Done,
     ) -> None:
-        keys = self._keys
-        args: list[bytes | str | int] = [keys.publish, keys.topic(app.id, channel), flags, tail, app.cache_ttl_s]
-        args += (ONCE_S, app.id, channel)
+        store = None
         if rule is not None:
-            args += (
-                rule.keep,
-                rule.seconds,
-                cap_of_shard(app.max_history_channels),
-                f"{self._run}{next(self._epochs):x}",
-                rule.era,
-            )
-        elif row:
-            args += (0, 0, 0, "", "")
-        args += row
+            epoch = f"{self._run}{next(self._epochs):x}"
+            store = StoreTerms(rule.keep, rule.seconds, cap_of_shard(app.max_history_channels), epoch, rule.era)
+        names, args = encode(self._keys, app.id, channel, flags, tail, app.cache_ttl_s, ONCE_S, store, row, once, index)
         self.published += 1
-        names = keys.publishing(app.id, channel, flags, once, index)
-        self._link.run(PUBLISH, names, args, partial(self._published, done))
+        self._link.run(PUBLISH, names, args, partial(self._answered, done))
 
-    def _published(self, done: Done, reply: Any) -> None:
-        # The script's answer as a plain PUBLISH would give it.
-        if isinstance(reply, list):
-            if len(reply) > 2:
-                self.unkept += reply[4]
-                self.unhooked += reply[5]
-            done(reply[1])
+    def _answered(self, done: Done, outcome: Any) -> None:
+        # Passes on what a plain PUBLISH would answer.
+        if isinstance(outcome, list):
+            reply = decode(outcome)
+            self.unkept += reply.over_cap
+            self.unhooked += reply.dropped
+            done(reply.receivers)
         else:
-            done(reply)
+            done(outcome)
 
     async def publish_all(
         self,
@@ -262,11 +258,11 @@ class Bus:
         trace: str | None = None,
         once: str | None = None,
     ) -> list[int]:
-        """All events in one write and in the order given, as `post` publishes them; returns the number of
-        receiving workers of each.
+        """Publishes all events in one write and in the given order, as `post` does. Returns the number of receiving
+        workers of each.
 
-        Raises Unavailable when Redis hasn't confirmed every one of them within `confirm_s`. Some of them may
-        have been delivered then; the same call with the same `once` delivers the others.
+        Raises Unavailable when Redis hasn't confirmed all of them within `confirm_s`. Some may have been delivered
+        then; the same call with the same `once` delivers the others.
         """
         if not items:
             return []
@@ -287,12 +283,12 @@ class Bus:
             raise
 
     async def workers_listening(self) -> int:
-        """How many workers would hear a message on `sys` now: after a break, publishes wait until that is
-        all of them (cluster.md 6). 0 while Redis is away."""
+        """How many workers are subscribed to `sys`. After a break, control's publishes wait until all of them are
+        (cluster/README.md "Reconnecting"). 0 while Redis is disconnected."""
         if not self._link.up:
             return 0
         try:
             async with asyncio.timeout(self._confirm_s):
-                return int(await self._link.ask(self._keys.publish, self._keys.sys, _HELLO))
+                return int(await self._link.ask(self._keys.publish, self._keys.sys, _PROBE))
         except (TimeoutError, LinkDown, hiredis.ReplyError):
             return 0

@@ -1,16 +1,16 @@
-"""Events of channels with history, each exactly once and in order, whatever was missed between two of them.
+"""Delivers the events of channels with history exactly once and in order, across breaks of the connection.
 
-An event says its offset and that of the one before it. While the one before is the last that we passed on, events go on
-as they come. Otherwise, and after every break of the connection, the channel catches up: it is filled from its
-history, page by page, and what comes meanwhile is ignored, since a later page has it; from the page with nothing behind
-it the channel is live again (cluster.md 8). That leans on one connection bringing pages and events in the order in
-which Redis made them (cluster.md rule 1), and needs no buffer.
+Every stored event carries its own offset and that of the event before it. While the one before is the last that was
+delivered, events pass through. Otherwise, and after every break, the channel catches up: it reads its history page by
+page and ignores pushes meanwhile, because a later page has them. After the last page it is live again. This needs no
+buffer, because one connection brings pages and pushes in the order in which Redis made them (cluster/README.md
+"History").
 
-What isn't kept (offset 0) is passed on at once: no page has it. Knows no sockets.
+Events that are not stored (offset 0) are delivered at once: no page has them. This module knows no sockets.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -18,190 +18,184 @@ import structlog
 
 from redpoll import _frame
 from redpoll.cluster.envelopes import parse_cleared
-from redpoll.cluster.history import MOST_ROWS, History, Page
+from redpoll.cluster.history import MAX_PAGE_ROWS, History, Page
 from redpoll.cluster.link import LinkDown
 from redpoll.cluster.membership.local_channel import HistoryPosition, LocalChannel
+from redpoll.cluster.membership.membership_events import MembershipEvents
+from redpoll.cluster.membership.timings import Timings
 from redpoll.protocol.history import MAX_STORED_MESSAGES
 
 __all__ = ["Catchup"]
 
 log = structlog.get_logger(__name__)
 
-# Pages that a channel may need beyond all it keeps: a publisher faster than this reader is not waited for.
-_MORE_PAGES: Final = 8
+# Pages beyond all that a channel keeps. A reader that is slower than the publisher gives up after them.
+_MAX_EXTRA_PAGES: Final = 8
 
 
-class _Filling:
-    """One channel's catching up: what has been read, and what went wrong in a row."""
+class _Run:
+    """One channel that catches up: its position, the rows read so far, and the failures in a row."""
 
-    __slots__ = ("failures", "kept", "rows")
+    __slots__ = ("failures", "position", "rows")
 
-    def __init__(self, kept: HistoryPosition) -> None:
-        self.kept = kept
+    def __init__(self, position: HistoryPosition) -> None:
+        self.position = position
         self.rows = 0
         self.failures = 0
 
 
 class Catchup:
-    """Passes each event on with `on_event(local_channel, payload)`.
+    """Reports each event to `events.event`.
 
-    Calls `on_lost(local_channel)` when missed messages can't be determined, or the history is another one. Then
-    `local_channel.history` is the new place, and the events after it follow.
+    Calls `events.lost` when missed messages can't be determined, or the history is another one. `local_channel.history`
+    is the new position then, and the events after it follow.
 
-    `begun` counts catch-ups, `lost` the calls of `on_lost`, `errors` answers of Redis that were asked for again.
+    `begun` counts catch-ups, `lost` the calls of `events.lost`, `errors` the error answers, which are repeated.
     """
 
-    def __init__(
-        self,
-        history: History,
-        *,
-        on_event: Callable[[LocalChannel, bytes], None],
-        on_lost: Callable[[LocalChannel], None],
-        retry_s: float,
-        greatest_retry_s: float,
-    ) -> None:
+    def __init__(self, history: History, events: MembershipEvents, timings: Timings) -> None:
         self.begun = 0
         self.lost = 0
         self.errors = 0
         self._history = history
-        self._on_event = on_event
-        self._on_lost = on_lost
-        self._retry_s = retry_s
-        self._greatest_retry_s = greatest_retry_s
-        self._fillings: dict[LocalChannel, _Filling] = {}
+        self._events = events
+        self._on_event = events.event
+        self._timings = timings
+        self._runs: dict[LocalChannel, _Run] = {}
 
-    def heard(self, local_channel: LocalChannel, kept: HistoryPosition, payload: bytes) -> None:
-        """An `e` envelope of a channel with history, which is `kept`."""
+    def push(self, local_channel: LocalChannel, position: HistoryPosition, payload: bytes) -> None:
+        """Takes an EVENT envelope of a channel with history."""
         offset, prev = _frame.offsets(payload)
         if offset == 0:
             self._on_event(local_channel, payload)
-        elif not kept.live or offset <= kept.last:
-            # A page has it, or had it.
+        elif not position.live or offset <= position.last:
+            # A page had it, or will have it.
             return
-        elif prev == kept.last:
-            kept.last = offset
+        elif prev == position.last:
+            position.last = offset
             self._on_event(local_channel, payload)
         else:
-            self._fill(local_channel, kept)
+            self._begin(local_channel, position)
 
     def cleared(self, local_channel: LocalChannel, payload: bytes) -> None:
-        """An `x` envelope. While the channel catches up, the next page says the same."""
-        kept = local_channel.history
-        if kept is not None and kept.live:
-            kept.epoch = parse_cleared(payload)
+        """Takes a HISTORY_CLEARED envelope. While the channel catches up, the next page says the same."""
+        position = local_channel.history
+        if position is not None and position.live:
+            position.epoch = parse_cleared(payload)
             self._lose(local_channel)
 
-    def told(self, local_channel: LocalChannel, epoch: bytes | None, top: int, attached: bool) -> None:
-        """The reply to a `hold` says what the history is at this moment; without an epoch there is none. `attached`:
-        there were subscribers before it."""
-        kept = local_channel.history
-        if epoch is None:
-            return
-        if kept is None:
-            local_channel.history = HistoryPosition(epoch.decode(), top, True)
+    def position(self, local_channel: LocalChannel, epoch: str, top: int, attached: bool) -> None:
+        """Takes the position of the history from a reply of `hold`. `attached`: there were subscribers before it."""
+        position = local_channel.history
+        if position is None:
+            local_channel.history = HistoryPosition(epoch, top, True)
             if attached:
-                # They missed nothing; but who stayed while there was no rule knows of another epoch, if of any.
-                self._on_lost(local_channel)
-        elif kept.live and kept.epoch != epoch.decode():
-            kept.epoch, kept.last = epoch.decode(), top
+                # They missed nothing, but they have no epoch, or the epoch of an earlier rule.
+                self._events.lost(local_channel)
+        elif position.live and position.epoch != epoch:
+            position.epoch, position.last = epoch, top
             self._lose(local_channel)
-        elif kept.live and kept.last != top:
-            self._fill(local_channel, kept)
+        elif position.live and position.last != top:
+            self._begin(local_channel, position)
 
-    def break_off(self, local_channels: Iterable[LocalChannel]) -> None:
-        """The connection broke: nobody knows what is missed from here on."""
-        self._fillings.clear()
+    def connection_lost(self, local_channels: Iterable[LocalChannel]) -> None:
+        """From here on messages may be missed."""
+        self._runs.clear()
         for local_channel in local_channels:
             if local_channel.history is not None:
                 local_channel.history.live = False
 
     def resume(self, local_channels: Iterable[LocalChannel]) -> None:
-        """The connection is back and topics are asked for: what isn't live catches up. A channel without a
-        subscriber begins anew with the next one."""
+        """The connection is back and the topics are subscribed: channels that aren't live catch up. A channel without
+        subscribers forgets its position; its next subscriber brings a new one."""
         for local_channel in local_channels:
-            kept = local_channel.history
-            if kept is None or kept.live or local_channel in self._fillings:
+            position = local_channel.history
+            if position is None or position.live or local_channel in self._runs:
                 continue
             if local_channel.attached:
-                self._fill(local_channel, kept)
+                self._begin(local_channel, position)
             else:
                 local_channel.history = None
 
     def forget(self, local_channel: LocalChannel) -> None:
-        """The channel is held no longer."""
-        self._fillings.pop(local_channel, None)
+        """The channel is no longer held."""
+        self._runs.pop(local_channel, None)
 
-    def _fill(self, local_channel: LocalChannel, kept: HistoryPosition) -> None:
+    def _begin(self, local_channel: LocalChannel, position: HistoryPosition) -> None:
         self.begun += 1
-        kept.live = False
-        filling = self._fillings[local_channel] = _Filling(kept)
-        self._read(local_channel, filling)
+        position.live = False
+        run = self._runs[local_channel] = _Run(position)
+        self._read(local_channel, run)
 
-    def _read(self, local_channel: LocalChannel, filling: _Filling) -> None:
-        # The history may have been turned off, or the connection lost.
-        if self._fillings.get(local_channel) is not filling:
-            return
-        if local_channel.history is not filling.kept:
-            del self._fillings[local_channel]
-            return
-        then = partial(self._answered, local_channel, filling)
-        self._history.page(local_channel.app_id, local_channel.channel, filling.kept.last, MOST_ROWS, then)
+    def _ended(self, local_channel: LocalChannel, run: _Run) -> bool:
+        # The connection broke, or the app turned the history off.
+        if self._runs.get(local_channel) is not run:
+            return True
+        if local_channel.history is not run.position:
+            del self._runs[local_channel]
+            return True
+        return False
 
-    def _answered(self, local_channel: LocalChannel, filling: _Filling, outcome: Any) -> None:
-        if self._fillings.get(local_channel) is not filling:
+    def _read(self, local_channel: LocalChannel, run: _Run) -> None:
+        if not self._ended(local_channel, run):
+            done = partial(self._answered, local_channel, run)
+            self._history.page(local_channel.app_id, local_channel.channel, run.position.last, MAX_PAGE_ROWS, done)
+
+    def _answered(self, local_channel: LocalChannel, run: _Run, outcome: Any) -> None:
+        if self._ended(local_channel, run):
             return
-        if local_channel.history is not filling.kept:
-            del self._fillings[local_channel]
-        elif isinstance(outcome, Page):
-            filling.failures = 0
-            self._take(local_channel, filling, outcome)
+        if isinstance(outcome, Page):
+            run.failures = 0
+            self._take(local_channel, run, outcome)
         elif isinstance(outcome, LinkDown):
-            del self._fillings[local_channel]
+            del self._runs[local_channel]
         else:
             self.errors += 1
-            delay_s = min(self._retry_s * 2**filling.failures, self._greatest_retry_s)
-            filling.failures = min(filling.failures + 1, 16)
-            log.warning("history failed", app=local_channel.app_id, channel=local_channel.channel, reason=str(outcome))
-            asyncio.get_running_loop().call_later(delay_s, self._read, local_channel, filling)
+            delay_s = self._timings.retry_delay_s(run.failures)
+            run.failures += 1
+            log.warning(
+                "history read failed", app=local_channel.app_id, channel=local_channel.channel, reason=str(outcome)
+            )
+            asyncio.get_running_loop().call_later(delay_s, self._read, local_channel, run)
 
-    def _take(self, local_channel: LocalChannel, filling: _Filling, page: Page) -> None:
-        kept = filling.kept
+    def _take(self, local_channel: LocalChannel, run: _Run, page: Page) -> None:
+        position = run.position
         if not page.epoch:
-            # Redis has forgotten it. The next event, or the next to join, makes another history, which is seen then:
-            # no two epochs have a place in common.
-            del self._fillings[local_channel]
-            kept.live = True
+            # Redis has forgotten the history. The next event or subscribe creates another one, which is noticed then:
+            # two epochs have no offset in common.
+            del self._runs[local_channel]
+            position.live = True
             return
         end = page.rows[-1].offset if page.rows else 0
-        filling.rows += len(page.rows)
+        run.rows += len(page.rows)
         try:
-            if not page.follows(kept.epoch, kept.last):
-                kept.epoch = page.epoch
-                kept.last = page.rows[0].prev if page.rows else page.top
+            if not page.follows(position.epoch, position.last):
+                position.epoch = page.epoch
+                position.last = page.rows[0].prev if page.rows else page.top
                 self._lose(local_channel)
             for row in page.rows:
-                kept.last = row.offset
+                position.last = row.offset
                 self._on_event(local_channel, row.envelope())
         finally:
-            # An event that nobody could take costs the others nothing.
-            if kept.last < end:
-                self._read(local_channel, filling)
+            # If the delivery of an event raised, the events after it are read again.
+            if position.last < end:
+                self._read(local_channel, run)
             elif not page.more:
-                del self._fillings[local_channel]
-                kept.live = True
-            elif filling.rows > self._most(local_channel):
-                del self._fillings[local_channel]
-                kept.last, kept.live = page.top, True
+                del self._runs[local_channel]
+                position.live = True
+            elif run.rows > self._max_rows(local_channel):
+                del self._runs[local_channel]
+                position.last, position.live = page.top, True
                 self._lose(local_channel)
             else:
-                self._read(local_channel, filling)
+                self._read(local_channel, run)
 
     @staticmethod
-    def _most(local_channel: LocalChannel) -> int:
-        return (
-            local_channel.rule.keep if local_channel.rule is not None else MAX_STORED_MESSAGES
-        ) + _MORE_PAGES * MOST_ROWS
+    def _max_rows(local_channel: LocalChannel) -> int:
+        # The rule may have been taken away meanwhile.
+        keep = local_channel.rule.keep if local_channel.rule is not None else MAX_STORED_MESSAGES
+        return keep + _MAX_EXTRA_PAGES * MAX_PAGE_ROWS
 
     def _lose(self, local_channel: LocalChannel) -> None:
         self.lost += 1
-        self._on_lost(local_channel)
+        self._events.lost(local_channel)

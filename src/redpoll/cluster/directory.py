@@ -1,7 +1,8 @@
-"""The app records as workers see them: a versioned copy of what the record store holds (cluster.md 7).
+"""The app records that workers use: a versioned copy of the record store, in Redis.
 
-The control process writes, workers read. A change comes as a message on `sys` that carries the next version;
-any other version, there or in a beat, means that something was missed, and the whole is read again.
+Control writes it, workers read it. A change comes as a message on the topic `sys` with the next version. Any other
+version, in a message or in a beat, means that a change was missed; then the whole directory is read again
+(cluster/README.md "Directory").
 """
 
 import asyncio
@@ -28,9 +29,9 @@ _DECODER: Final = msgspec.json.Decoder(App)
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What `sys` carries under `dir`: the version reached, and the app it is about.
+    """What `sys` carries under `dir`: the new version, and the app that changed.
 
-    `record` None: the app is gone. `app` None: the whole was written anew.
+    `record` None: the app was deleted. `app` None: the whole directory was written again.
     """
 
     version: int
@@ -43,7 +44,7 @@ def _announcement(change: Change) -> bytes:
 
 
 async def read_app(link: Link, keys: Keys, app_id: str) -> App | None:
-    """One record as Redis has it, for who keeps no copy. Raises LinkDown or hiredis.ReplyError."""
+    """One record, read from Redis; None if there is none. Raises LinkDown or hiredis.ReplyError."""
     record = await link.ask(b"HGET", keys.directory, app_id)
     try:
         return None if record is None else _DECODER.decode(record)
@@ -52,11 +53,11 @@ async def read_app(link: Link, keys: Keys, app_id: str) -> App | None:
 
 
 class Directory:
-    """The records that this worker goes by. `complete` says that they were read whole at least once, and are not
-    older than `want` said.
+    """The records that this worker uses. `complete`: they were read completely at least once, and are not older than
+    the version that `require` named.
 
-    `on_change(app_id, old, new)` is called for every record that changed, appeared (old None) or went
-    (new None), after `by_id` and `by_key` say the new state.
+    `on_change(app_id, old, new)` is called for every record that changed, was created (`old` None) or deleted (`new`
+    None), after `by_id` and `by_key` have the new state.
     """
 
     def __init__(
@@ -76,45 +77,46 @@ class Directory:
         self._keys = keys
         self._again_s = again_s
         self._reading: asyncio.Task[None] | None = None
-        self._told = 0
+        self._announced = 0
         self._known = False
-        self._wanted: int | None = 0
+        self._required: int | None = 0
 
     def find(self, key: str) -> App | None:
-        """The app that `key` opens. A disabled key opens nothing; a disabled app is found, and says so."""
+        """The app of a key, disabled apps included. None if the key is unknown or disabled."""
         return self.by_key.get(key)
 
-    def saw(self, version: bytes | None) -> None:
-        """Told by every beat what Redis' version is; None: there is none, so control has yet to fill it."""
+    def check_version(self, version: bytes | None) -> None:
+        """Takes the version that a beat brought. None: Redis has no directory yet; control will fill it."""
         if version is None or not self._known or int(version) != self.version:
             self.read()
 
-    def want(self, version: int | None) -> None:
-        """The store's version as this server's start found it: what Redis kept of an earlier one may be older,
-        and is not complete until control has filled it anew. None: not known yet, so nothing is."""
-        self._wanted = version
-        self._judge()
+    def require(self, version: int | None) -> None:
+        """Sets the record store's version at the start of this server. Redis may still have an older directory, whose
+        records must not admit clients. None: the version is not known yet, so the directory is not complete."""
+        self._required = version
+        self._update_complete()
 
-    def _judge(self) -> None:
-        self.complete = self._known and self._wanted is not None and self.version >= self._wanted
+    def _update_complete(self) -> None:
+        self.complete = self._known and self._required is not None and self.version >= self._required
 
-    def heard(self, change: dict[str, Any]) -> None:
+    def apply(self, message: dict[str, Any]) -> None:
         """Takes the `dir` part of a message on `sys`."""
-        told = msgspec.convert(change, Change)
+        change = msgspec.convert(message, Change)
         if self._reading is not None:
-            # The reading may have got its last answer already, and only not been resumed yet.
-            self._told = max(self._told, told.version)
-        elif told.app is not None and told.version == self.version + 1:
-            self.version = told.version
-            self._put(told.app, told.record)
-            self._judge()
-        elif told.version != self.version:
+            # The task that reads may have its last answer already, without having been resumed.
+            self._announced = max(self._announced, change.version)
+        elif change.app is not None and change.version == self.version + 1:
+            self.version = change.version
+            self._put(change.app, change.record)
+            self._update_complete()
+        elif change.version != self.version:
             self.read()
 
     def read(self) -> None:
-        """Begins to read the whole, unless that is being done; what is known stays in force meanwhile."""
+        """Starts to read the whole directory, unless that is happening already. The present records stay in use
+        meanwhile."""
         if self._reading is None:
-            self._told = 0
+            self._announced = 0
             self._reading = asyncio.get_running_loop().create_task(self._read(), name="directory")
 
     def close(self) -> None:
@@ -126,15 +128,15 @@ class Directory:
         try:
             while True:
                 try:
-                    found = await self._read_once()
+                    result = await self._read_once()
                 except LinkDown:
                     # The beat of the next connection asks again.
                     return
                 except hiredis.ReplyError as error:
-                    log.warning("directory unreadable", reason=str(error))
-                    found = None
-                if found is not None and found[0] >= self._told:
-                    self._take(*found)
+                    log.warning("directory read failed", reason=str(error))
+                    result = None
+                if result is not None and result[0] >= self._announced:
+                    self._take(*result)
                     return
                 await asyncio.sleep(self._again_s)
         finally:
@@ -152,7 +154,7 @@ class Directory:
                 try:
                     apps[app_id.decode()] = _DECODER.decode(record)
                 except msgspec.DecodeError as error:
-                    # One app's bad record must not keep the others out.
+                    # One unreadable record must not disable the other apps.
                     log.error("app record unreadable", app=app_id.decode(), reason=str(error))
             if int(cursor) == 0:
                 break
@@ -166,7 +168,7 @@ class Directory:
             self._put(app_id, None)
         for app_id, app in apps.items():
             self._put(app_id, app)
-        self._judge()
+        self._update_complete()
 
     def _put(self, app_id: str, app: App | None) -> None:
         old = self.by_id.get(app_id)
@@ -174,50 +176,50 @@ class Directory:
             return
         if old is not None:
             del self.by_id[app_id]
-            for each in _opening(old):
-                if self.by_key.get(each.key) is old:
-                    del self.by_key[each.key]
+            for key in _connection_keys(old):
+                if self.by_key.get(key.key) is old:
+                    del self.by_key[key.key]
         if app is not None:
             self.by_id[app_id] = app
-            for each in _opening(app):
-                if each.enabled:
-                    self.by_key[each.key] = app
+            for key in _connection_keys(app):
+                if key.enabled:
+                    self.by_key[key.key] = app
         if self.on_change is not None:
             self.on_change(app_id, old, app)
 
 
-def _opening(app: App) -> tuple[Key, ...]:
-    """The keys by which a connection finds the app: its own, and the one of its console."""
+def _connection_keys(app: App) -> tuple[Key, ...]:
+    """The keys with which clients connect to the app: its own, and the one of the dashboard's console."""
     return app.keys if app.console_key is None else (*app.keys, app.console_key)
 
 
 class DirectoryWriter:
-    """Control's side. Raises LinkDown or hiredis.ReplyError where Redis did not take a change."""
+    """Control's side. Methods raise LinkDown or hiredis.ReplyError if Redis did not carry out the change."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link
         self._keys = keys
 
     async def put(self, app_id: str, app: App | None, version: int) -> None:
-        """Writes one record (None: the app is gone) and tells the workers; `version` is the store's, made by
-        this change."""
+        """Writes one record (None: the app was deleted) and informs the workers. `version` is the record store's
+        version after this change."""
         keys = self._keys
         record = b"" if app is None else _ENCODER.encode(app)
-        told = _announcement(Change(version, app_id, app))
-        args = (app_id, record, version, keys.publish, keys.sys, told)
+        message = _announcement(Change(version, app_id, app))
+        args = (app_id, record, version, keys.publish, keys.sys, message)
         await self._link.execute(DIR_PUT, (keys.directory, keys.directory_version), args)
 
     async def version(self) -> int | None:
-        """The version that Redis has; None: none, it was emptied or never filled."""
-        found = await self._link.ask(b"GET", self._keys.directory_version)
-        return None if found is None else int(found)
+        """The version that Redis has; None if it was emptied or never filled."""
+        version = await self._link.ask(b"GET", self._keys.directory_version)
+        return None if version is None else int(version)
 
     async def fill(self, apps: Iterable[App], version: int) -> None:
-        """Writes the whole. Without a version while it lasts, so that nobody takes half of it."""
+        """Writes the whole directory. There is no version meanwhile, so that no worker reads half of it."""
         keys, link = self._keys, self._link
         records = {app.id: _ENCODER.encode(app) for app in apps}
         await link.ask(b"DEL", keys.directory_version)
-        stale = [each for each in await link.ask(b"HKEYS", keys.directory) if each.decode() not in records]
+        stale = [app_id for app_id in await link.ask(b"HKEYS", keys.directory) if app_id.decode() not in records]
         flat = [part for record in records.items() for part in record]
         for at in range(0, len(flat), 2 * _FILL_COUNT):
             await link.ask(b"HSET", keys.directory, *flat[at : at + 2 * _FILL_COUNT])

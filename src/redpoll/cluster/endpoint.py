@@ -1,4 +1,4 @@
-"""Where Redis is, as its URL says it."""
+"""Parses the URL of Redis."""
 
 from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -7,7 +7,7 @@ __all__ = ["Endpoint"]
 
 
 class Endpoint(NamedTuple):
-    """Where Redis is and how to get in; `path` for a Unix socket, else `host` and `port`."""
+    """The address and credentials of Redis: `path` for a Unix socket, else `host` and `port`."""
 
     path: str | None
     host: str
@@ -20,7 +20,7 @@ class Endpoint(NamedTuple):
     def parse(cls, url: str) -> "Endpoint":
         """From `redis://[[user]:password@]host[:port][/db]` or `unix:///path[?db=n&password=p]`.
 
-        Raises ValueError, with a sentence that names neither user nor password.
+        Raises ValueError. Its text contains neither user nor password.
         """
         parts = urlsplit(url)
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
@@ -28,13 +28,13 @@ class Endpoint(NamedTuple):
         password = unquote(parts.password) if parts.password else query.get("password")
         if parts.scheme == "unix":
             if not parts.path:
-                raise ValueError("a unix:// URL of Redis needs the path of its socket")
+                raise ValueError("the Redis URL has no path: write unix:///path/to/socket")
             path, database = unquote(parts.path), query.get("db", "0")
         elif parts.scheme == "redis":
             path, database = None, parts.path.strip("/") or query.get("db", "0")
         else:
-            raise ValueError(f"a URL of Redis begins with redis:// or unix://, not {parts.scheme}://")
+            raise ValueError(f"the Redis URL must begin with redis:// or unix://, not {parts.scheme}://")
         if not database.isdecimal():
-            raise ValueError("the database in a URL of Redis is a number")
+            raise ValueError("the database in the Redis URL must be a number")
         host, port = parts.hostname or "127.0.0.1", parts.port or 6379
         return cls(path, host, port, username, password, int(database))

@@ -1,18 +1,23 @@
-"""What goes over a topic: a header line, then bytes (cluster.md 3).
+"""The messages that workers and scripts publish on topics: a header line, then bytes.
 
-    e <offset> <prev> <skip socket|-> <trace|-> <user bytes> <event bytes>\\n<user><event><data>
-    m <W> <stamp> <user bytes>\\n<user><info>     a user was added, or its info changed
-    r <W> <stamp>\\n<user>                        a user was removed
-    c <channel>\\n<envelope>                     a copy for the console
-    x <epoch>                                     the channel's history was cleared
+    e <offset> <prev> <skip socket|-> <trace|-> <user bytes> <event bytes>\\n<user><event><data>   EVENT
+    m <W> <stamp> <user bytes>\\n<user><user_info>                                                  MEMBER_ADDED
+    r <W> <stamp>\\n<user>                                                                          MEMBER_REMOVED
+    n <W> <stamp> <total>                                                                           COUNT
+    o <W> <stamp>                                                                                   USER_ONLINE
+    f <W> <stamp>                                                                                   USER_OFFLINE
+    x <epoch>                                                                                       HISTORY_CLEARED
+    c <channel>\\n<envelope>                                                                        CONSOLE_COPY
 
-App and channel are the topic's. Events are parsed by the extension (redpoll._frame), on the way to a frame.
+The topic says the app and the channel. The extension (redpoll._frame) parses EVENT on its way to a WebSocket frame.
+The scripts hold.lua, publish.lua and clear.lua write envelopes with the same letters.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 __all__ = [
     "Added",
+    "Envelope",
     "Removed",
     "cached_envelope",
     "console_envelope",
@@ -23,11 +28,28 @@ __all__ = [
     "parse_cleared",
     "parse_count",
     "parse_removed",
+    "worker_of",
 ]
 
 
+class Envelope:
+    """The first byte of an envelope says its type."""
+
+    EVENT: Final = b"e"
+    MEMBER_ADDED: Final = b"m"
+    """A user was added, or its user_info changed."""
+    MEMBER_REMOVED: Final = b"r"
+    COUNT: Final = b"n"
+    """subscription_count."""
+    USER_ONLINE: Final = b"o"
+    USER_OFFLINE: Final = b"f"
+    HISTORY_CLEARED: Final = b"x"
+    CONSOLE_COPY: Final = b"c"
+    """A copy of an event for the dashboard's console."""
+
+
 class Added(NamedTuple):
-    """`info` is canonical JSON, b"" for none; `w` is the worker in whose name it was written."""
+    """`w` is the worker that added the user. `info` is canonical JSON, or b""."""
 
     w: str
     stamp: int
@@ -41,14 +63,19 @@ class Removed(NamedTuple):
     user: str
 
 
+def worker_of(payload: bytes) -> bytes:
+    """The W of a MEMBER_ADDED, MEMBER_REMOVED or COUNT envelope."""
+    return payload[2 : payload.index(b" ", 2)]
+
+
 def event_tail(
     event: str, data: str, *, skip: str | None = None, trace: str | None = None, user: str | None = None
 ) -> bytes:
-    """The envelope from `<skip` on: what a script keeps, and puts its own beginning before."""
-    who = user.encode() if user else b""
-    name = event.encode()
-    head = f"{skip or '-'} {trace or '-'} {len(who)} {len(name)}\n"
-    return b"".join((head.encode(), who, name, data.encode()))
+    """An EVENT envelope from the skipped socket on. Scripts store this part, and prepend offset and prev."""
+    user_bytes = user.encode() if user else b""
+    event_bytes = event.encode()
+    head = f"{skip or '-'} {trace or '-'} {len(user_bytes)} {len(event_bytes)}\n"
+    return b"".join((head.encode(), user_bytes, event_bytes, data.encode()))
 
 
 def event_envelope(
@@ -61,59 +88,57 @@ def event_envelope(
     offset: int = 0,
     prev: int = 0,
 ) -> bytes:
-    """An event. `skip` is the socket id that is not to get it, `user` the sender's id on presence channels;
-    `offset` and `prev` are 0 on channels without history."""
+    """An event. `skip` is the socket id that doesn't get it, `user` the sender's id on presence channels. `offset` and
+    `prev` are 0 on channels without history."""
     return b"e %d %d %b" % (offset, prev, event_tail(event, data, skip=skip, trace=trace, user=user))
 
 
 def event_of_tail(offset: int, prev: int, tail: bytes, *, skip: bool = True) -> bytes:
-    """A kept event as it was published. Without `skip` nobody is left out of it, whoever sent it: it is told to those
-    who missed it."""
+    """A stored event as an EVENT envelope. Without `skip` every socket gets it, the sender's included: it is sent to
+    sockets that missed it."""
     if not skip:
         return b"e %d %d - %b" % (offset, prev, tail.partition(b" ")[2])
     return b"e %d %d %b" % (offset, prev, tail)
 
 
-def parse_added(payload: bytes) -> Added:
-    """Of an `m` envelope. ValueError when it is none."""
+def _head(payload: bytes, envelope: bytes) -> tuple[list[bytes], bytes]:
+    # The words of the header line, and the bytes after it.
+    if payload[:1] != envelope:
+        raise ValueError(f"an envelope of type {payload[:1]!r}, not {envelope!r}")
     head, _, body = payload.partition(b"\n")
-    letter, w, stamp, user_bytes = head.split(b" ")
-    if letter != b"m":
-        raise ValueError("not a member's envelope")
+    return head.split(b" "), body
+
+
+def parse_added(payload: bytes) -> Added:
+    """A MEMBER_ADDED envelope. Raises ValueError for anything else."""
+    (_, w, stamp, user_bytes), body = _head(payload, Envelope.MEMBER_ADDED)
     end = int(user_bytes)
     return Added(w.decode(), int(stamp), body[:end].decode(), body[end:])
 
 
 def parse_removed(payload: bytes) -> Removed:
-    """Of an `r` envelope. ValueError when it is none."""
-    head, _, body = payload.partition(b"\n")
-    letter, w, stamp = head.split(b" ")
-    if letter != b"r":
-        raise ValueError("not a removal's envelope")
+    """A MEMBER_REMOVED envelope. Raises ValueError for anything else."""
+    (_, w, stamp), body = _head(payload, Envelope.MEMBER_REMOVED)
     return Removed(w.decode(), int(stamp), body.decode())
 
 
 def parse_count(payload: bytes) -> int:
-    """The total of an `n` envelope. ValueError when it is none."""
-    letter, _, _, total = payload.split(b" ")
-    if letter != b"n":
-        raise ValueError("not a count's envelope")
+    """The total of a COUNT envelope. Raises ValueError for anything else."""
+    (_, _, _, total), _ = _head(payload, Envelope.COUNT)
     return int(total)
 
 
 def parse_cleared(payload: bytes) -> str:
-    """The new epoch, of an `x` envelope. ValueError when it is none."""
-    letter, epoch = payload.split(b" ")
-    if letter != b"x":
-        raise ValueError("not an envelope of a cleared history")
+    """The new epoch of a HISTORY_CLEARED envelope. Raises ValueError for anything else."""
+    (_, epoch), _ = _head(payload, Envelope.HISTORY_CLEARED)
     return epoch.decode()
 
 
 def console_envelope(channel: str, envelope: bytes) -> bytes:
-    """A copy of an `e` envelope for the console, which hears all channels on one topic."""
+    """A copy of an EVENT envelope for the console, which gets the events of all channels on one topic."""
     return b"c %b\n%b" % (channel.encode(), envelope)
 
 
 def cached_envelope(tail: bytes) -> bytes:
-    """A cached event as an `e` envelope. Whoever sent it: nobody is left out of a cached one."""
+    """A cached event as an EVENT envelope. Every socket gets it, the sender's included."""
     return event_of_tail(0, 0, tail, skip=False)

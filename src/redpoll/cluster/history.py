@@ -1,10 +1,10 @@
-"""Reading a channel's history: pages of messages, and where the last of them begin.
+"""Reads a channel's history in pages, finds where its last messages begin, and clears it.
 
-Messages are written by the bus, in the same step as they are published. Here they are read, a page at a time, so that
-a reader of a long history holds up neither Redis nor whoever shares its connection; and forgotten, all at once.
+The bus stores messages in the same step as it publishes them. Reading goes page by page, so that a long history delays
+neither Redis nor other users of the connection.
 
-An offset is the stamp of a message (cluster.md rule 6): it grows per channel, not contiguously, and is the Redis time
-of the message in µs. What came before a message is its `prev`. The epoch is another one once history was lost.
+An offset is the stamp of a message: the Redis time in µs, growing per channel, with gaps. `prev` is the offset of the
+message before it. The epoch changes when history was lost or cleared (cluster/README.md "History").
 """
 
 import asyncio
@@ -21,22 +21,22 @@ from redpoll.cluster.keys import Keys, shard
 from redpoll.cluster.link import Done, Link
 from redpoll.cluster.scripts import CLEAR, HISTORY, LOCATE, Script
 
-__all__ = ["MOST_ROWS", "History", "InvalidOffset", "Page", "Row", "UnknownEpoch"]
+__all__ = ["MAX_PAGE_ROWS", "History", "InvalidOffset", "Page", "Row", "UnknownEpoch"]
 
-# Of a page, which Redis reads in one step. One message alone may have more bytes than that.
-MOST_ROWS: Final = 64
-MOST_PAGE_BYTES: Final = 128 * 1024
-# Of a call to locate, which returns none of them.
-_MOST_LOCATED: Final = 256
-# No offset is as great, and numbers below are exact in Lua: what a client asks for may be any.
-_BEYOND: Final = 2**53
-# Pages awaited at a time: with rosters and cached events (commits.py) they stay below what Redis lets a subscribed
-# connection leave unread, and the event that comes next waits behind few of them.
-_MOST_PAGES: Final = 16
+# Bounds of a page, which Redis reads in one step. A single message may have more bytes.
+MAX_PAGE_ROWS: Final = 64
+MAX_PAGE_BYTES: Final = 128 * 1024
+# Bounds one call of the script locate.
+_MAX_LOCATED: Final = 256
+# Greater than any offset. Numbers up to it are exact in Lua; clients may send any.
+_MAX_OFFSET: Final = 2**53
+# Pages awaited at a time. Together with rosters and cached events (membership/sync.py) they stay below the bytes that
+# Redis lets a subscribed connection leave unread, and the next event waits for few of them.
+_MAX_PAGES: Final = 16
 
 
 class UnknownEpoch(Exception):
-    """An epoch that the channel's history doesn't have, or has no more: `epoch` is what it has, "" for none."""
+    """The channel's history doesn't have this epoch, or no longer has it. `epoch` is its present one, "" for none."""
 
     def __init__(self, epoch: str) -> None:
         super().__init__(epoch)
@@ -47,7 +47,7 @@ class UnknownEpoch(Exception):
 
 
 class InvalidOffset(Exception):
-    """An offset of the future: no message of this epoch has one beyond `top`."""
+    """The offset is greater than `top`, the last offset of this epoch."""
 
     def __init__(self, top: int) -> None:
         super().__init__(top)
@@ -58,8 +58,8 @@ class InvalidOffset(Exception):
 
 
 class Row(NamedTuple):
-    """A message as it is kept. `prev` is the offset of the message before it (before the first of an epoch: one that no
-    message has), `tail` the envelope from the skipped socket on (envelopes.py)."""
+    """A stored message. `prev` is the offset of the message before it; the first message of an epoch has one that
+    belongs to no message. `tail` is the envelope from the skipped socket on (envelopes.py)."""
 
     offset: int
     prev: int
@@ -80,18 +80,18 @@ class Row(NamedTuple):
 
     @property
     def user(self) -> str | None:
-        """Who sent it, of a client event on a presence channel."""
+        """The sender of a client event on a presence channel."""
         user = self._parts()[5]
         return user.decode() if user is not None else None
 
     @property
     def skip(self) -> str | None:
-        """The socket that was left out when it was published."""
+        """The socket that didn't get it when it was published."""
         skip = self.tail.partition(b" ")[0]
         return None if skip == b"-" else skip.decode()
 
     def envelope(self, skip: bool = True) -> bytes:
-        """The `e` envelope in which it was published; without `skip`, one that leaves nobody out."""
+        """The EVENT envelope in which it was published; without `skip`, every socket gets it."""
         return event_of_tail(self.offset, self.prev, self.tail, skip=skip)
 
     def _parts(self) -> tuple[int, int, int, int, bytes | None, bytes | None, bytes, bytes]:
@@ -99,9 +99,8 @@ class Row(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Messages, oldest first. `epoch` and `top`, the last offset given, are those of the moment of reading: "" and 0
-    where nothing was ever kept. `more`: there are others within the bounds asked for, which the count or the bytes
-    left out."""
+    """Messages, oldest first. `epoch` and `top` (the last offset) are those of the moment of reading; "" and 0 if
+    nothing was ever stored. `more`: the limits on messages or bytes left out others in the requested range."""
 
     epoch: str
     top: int
@@ -109,12 +108,11 @@ class Page(NamedTuple):
     more: bool
 
     def follows(self, epoch: str, since: int) -> bool:
-        """Whether this page, read from `since` on, leaves nothing out: who knew all up to there has missed nothing
-        but this."""
+        """Whether this page, read from `since` on, continues there without a gap."""
         return epoch == self.epoch and since == (self.rows[0].prev if self.rows else self.top)
 
     def check(self, epoch: str, offset: int = 0) -> None:
-        """Raises UnknownEpoch or InvalidOffset if a place in this history isn't `epoch` and `offset`."""
+        """Raises UnknownEpoch or InvalidOffset if `epoch` and `offset` are no position in this history."""
         if epoch != self.epoch or not epoch:
             raise UnknownEpoch(self.epoch)
         if offset > self.top:
@@ -122,12 +120,12 @@ class Page(NamedTuple):
 
 
 def _clamped(offset: int) -> int:
-    return max(0, min(offset, _BEYOND))
+    return max(0, min(offset, _MAX_OFFSET))
 
 
 class History:
-    """Reads over a link. A worker's is the one connection on which its events come as well, so that the place of a
-    page among them says what is in it (cluster.md rule 1)."""
+    """Reads over a link. A worker reads on the same connection that brings its events, so the position of a page among
+    the events says which of them it contains."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
         self.pages = 0
@@ -138,18 +136,18 @@ class History:
 
     def page(self, app_id: str, channel: str, since: int, count: int, done: Done) -> None:
         """The oldest messages after the offset `since`, at most `count` (≤ 64) of them and about 128 KiB. `done` gets
-        a Page, a hiredis.ReplyError or a LinkDown, never from within this call. Pages that many ask for wait for one
-        another."""
+        a Page, a hiredis.ReplyError or a LinkDown, never from within this call. At most 16 pages are awaited at a time;
+        the others wait."""
         names = self._names(app_id, channel)
-        args = (_clamped(since), "+", min(count, MOST_ROWS), MOST_PAGE_BYTES, "first")
+        args = (_clamped(since), "+", min(count, MAX_PAGE_ROWS), MAX_PAGE_BYTES, "first")
         self._run(HISTORY, names, args, partial(self._paged, done))
 
     def locate(
         self, app_id: str, channel: str, done: Done, *, count: int = 0, seconds: float = 0, after_ms: float = 0
     ) -> None:
         """The offset after which the last `count` messages begin, or those of the last `seconds` by Redis' clock, or
-        those later than `after_ms` (Unix time); one of the three. `done` gets it, or an error as in `page`; never
-        from within this call. Kept messages alone count."""
+        those later than `after_ms` (Unix time); give one of the three. Only stored messages count. `done` gets the
+        offset, or an error as in `page`, never from within this call."""
         names = self._names(app_id, channel)
         if count > 0:
             self._step_back(names, "+", count, done)
@@ -171,25 +169,25 @@ class History:
         newest: bool | None = None,
         max_bytes: int = 16 * 1024 * 1024,
     ) -> Page:
-        """At most `limit` messages and about `max_bytes` of them, read in pages: those after the offset `since`, before
-        `before` and up to `until`. Where more would do, they are the oldest if there is a `since` and else the newest;
-        `newest` says otherwise.
+        """At most `limit` messages and about `max_bytes`, read in pages: those after the offset `since`, before
+        `before` and up to `until`. If there are more, the oldest are returned when `since` is given, else the newest;
+        `newest` overrides this.
 
         With `epoch`: raises UnknownEpoch if it isn't the channel's, InvalidOffset if `since` or `before` is beyond the
-        last offset. Raises Unavailable. A history that is cleared meanwhile is read as it is then.
+        last offset. Raises Unavailable. If the history is cleared meanwhile, the reading starts again.
         """
         last = newest if newest is not None else since is None
         low, high = _clamped(since or 0), self._upper(before, until)
         rows: list[Row] = []
         left = max_bytes
-        found: str | None = None
+        read_epoch: str | None = None
         while True:
-            count = min(limit - len(rows), MOST_ROWS)
+            count = min(limit - len(rows), MAX_PAGE_ROWS)
             page = await self._read(app_id, channel, low, high, count, left, last)
             if epoch is not None:
                 page.check(epoch, max(since or 0, before or 0))
-            if found not in (None, page.epoch):
-                # Cleared between two pages.
+            if read_epoch not in (None, page.epoch):
+                # The history was cleared between two pages.
                 return await self.read(
                     app_id,
                     channel,
@@ -200,10 +198,10 @@ class History:
                     newest=newest,
                     max_bytes=max_bytes,
                 )
-            found = page.epoch
+            read_epoch = page.epoch
             rows = page.rows + rows if last else rows + page.rows
-            # Fewer than asked for: the bytes were at an end, of the page or of all.
-            full = len(page.rows) < count and left <= MOST_PAGE_BYTES
+            # Fewer rows than asked for: the bytes of this page, or of the whole reading, are used up.
+            full = len(page.rows) < count and left <= MAX_PAGE_BYTES
             left -= sum(len(row.tail) for row in page.rows)
             if not page.more or full or len(rows) >= limit or left <= 0:
                 return page._replace(rows=rows)
@@ -213,14 +211,12 @@ class History:
                 low = page.rows[-1].offset
 
     async def clear(self, app_id: str, channel: str) -> str | None:
-        """Forgets the channel's messages and tells its subscribers. Returns the new epoch, None where there is no
+        """Deletes the channel's messages and informs its subscribers. Returns the new epoch, None if the channel has no
         history. Raises Unavailable."""
         epoch, keys = secrets.token_hex(8), self._keys
         names = [*self._names(app_id, channel), keys.histories(shard(app_id, channel), app_id)]
         args = (keys.publish, keys.topic(app_id, channel), epoch, channel)
         return epoch if await confirmed(self._link, lambda: self._link.execute(CLEAR, names, args)) else None
-
-    # -- how
 
     def _names(self, app_id: str, channel: str) -> list[bytes]:
         return [self._keys.history(app_id, channel), self._keys.history_meta(app_id, channel)]
@@ -231,9 +227,9 @@ class History:
         return str(_clamped(min(bounds))) if bounds else "+"
 
     async def _read(
-        self, app_id: str, channel: str, low: int, high: str, count: int, most_bytes: int, last: bool
+        self, app_id: str, channel: str, low: int, high: str, count: int, max_bytes: int, last: bool
     ) -> Page:
-        args = (low, high, count, min(most_bytes, MOST_PAGE_BYTES), "last" if last else "first")
+        args = (low, high, count, min(max_bytes, MAX_PAGE_BYTES), "last" if last else "first")
         names = self._names(app_id, channel)
         return self._page_of(await confirmed(self._link, lambda: self._link.execute(HISTORY, names, args)))
 
@@ -245,14 +241,14 @@ class History:
 
     def _run(self, script: Script, names: list[bytes], args: tuple[bytes | str | int, ...], done: Done) -> None:
         go = partial(self._link.run, script, names, args, partial(self._answered, done))
-        if self._awaited < _MOST_PAGES:
+        if self._awaited < _MAX_PAGES:
             self._awaited += 1
             go()
         else:
             self._waiting.append(go)
 
     def _answered(self, done: Done, reply: Any) -> None:
-        # The place goes to the next before this one's turn, which may ask for more: each waits for the others.
+        # The next waiting page goes first; `done` may ask for another page, which then waits its turn.
         if self._waiting:
             self._waiting.popleft()()
         else:
@@ -267,7 +263,7 @@ class History:
         done(int(reply[0]) if isinstance(reply, list) else reply)
 
     def _step_back(self, names: list[bytes], start: bytes | str, left: int, done: Done) -> None:
-        args = (start, min(left, _MOST_LOCATED), 0)
+        args = (start, min(left, _MAX_LOCATED), 0)
         self._run(LOCATE, names, args, partial(self._stepped, names, left, done))
 
     def _stepped(self, names: list[bytes], left: int, done: Done, reply: Any) -> None:
@@ -275,7 +271,7 @@ class History:
             done(reply)
             return
         offset, seen = reply
-        if seen == _MOST_LOCATED and left > seen:
+        if seen == _MAX_LOCATED and left > seen:
             self._step_back(names, offset, left - seen, done)
         else:
             done(int(offset))

@@ -1,9 +1,8 @@
-"""Requests that may be repeated: the same correlation id within 120 s gets the same answer, and publishes nothing
-a second time (cluster.md 7).
+"""Makes requests repeatable: the same correlation id within 120 s gets the same answer and publishes nothing twice.
 
-A request is claimed before it is carried out and settled with its answer. The claim has a nonce, under which each
-of its events is published once (bus.py): so a request whose answer was lost is carried out to the end by its
-repetition, and one that comes after the claim has ended is a new one.
+A request is claimed before it is carried out, and settled with its answer. The claim has a nonce under which each of
+its events is published only once (bus.py). So the repetition of a request whose answer was lost completes it. After 120
+s the same id is a new request (cluster/README.md "Idempotency and quotas").
 """
 
 import hashlib
@@ -20,17 +19,17 @@ __all__ = ["Claim", "Idempotency", "Outcome"]
 
 class Outcome(Enum):
     NEW = "new"
-    """Never seen: carry it out, then `settle`, or `withdraw` if it is refused."""
+    """A new request: carry it out, then `settle`, or `withdraw` if it is refused."""
     AGAIN = "again"
-    """Seen, and not answered as far as we know: carry it out with the same `once`, then `settle`."""
+    """A repetition without a stored answer: carry it out with the same `once`, then `settle`."""
     ANSWERED = "answered"
-    """Seen and answered: give `answer`, and do nothing."""
+    """A repetition with a stored answer: return `answer` and do nothing."""
     CONFLICT = "conflict"
-    """The id was used for another request."""
+    """Another request used this id."""
 
 
 class Claim(NamedTuple):
-    """`once` goes to the publishes of this request; `answer` is there if it was ANSWERED."""
+    """`once` goes to the publishes of this request. `answer` is set if the outcome is ANSWERED."""
 
     outcome: Outcome
     once: str
@@ -40,7 +39,7 @@ class Claim(NamedTuple):
 
 
 class Idempotency:
-    """Every method raises Unavailable where Redis doesn't confirm; a repetition finds out what was done."""
+    """Every method raises Unavailable if Redis doesn't confirm. A repetition finds out what was done."""
 
     def __init__(self, link: Link, keys: Keys, *, confirm_s: float = CONFIRM_S) -> None:
         self._link = link
@@ -48,7 +47,8 @@ class Idempotency:
         self._confirm_s = confirm_s
 
     async def claim(self, app_id: str, correlation_id: str, request: bytes) -> Claim:
-        """`request` is all that makes two requests the same: method, path, parameters without `auth_…`, body."""
+        """`request` has everything that makes two requests the same: method, path, parameters without `auth_…`,
+        body."""
         hashed_id = hashlib.sha256(correlation_id.encode()).hexdigest()[:32]
         key = self._keys.request(app_id, hashed_id)
         fingerprint = hashlib.sha256(request).hexdigest().encode()
@@ -65,12 +65,12 @@ class Idempotency:
         return Claim(outcome, nonce.decode(), answer if answered else None, key, fingerprint)
 
     async def settle(self, claim: Claim, answer: bytes) -> None:
-        """Stores the answer that every repetition within the next 120 s is to get."""
+        """Stores the answer for repetitions within the next 120 s."""
         value = _value(claim.fingerprint, claim.once) + b" " + answer
         await self._confirmed(b"SET", claim.key, value, b"EX", ONCE_S)
 
     async def withdraw(self, claim: Claim) -> None:
-        """The request was refused and did nothing: the next one with its id is new."""
+        """The request was refused and did nothing: the next one with its id is a new one."""
         if claim.outcome is Outcome.NEW:
             await self._confirmed(b"DEL", claim.key)
 

@@ -1,24 +1,24 @@
-"""Every key and topic in Redis: one table, and the functions that build the names.
+"""Every key and topic in Redis: a table that describes them, and the functions that build their names.
 
-Shape, type and lifetime are said here and in cluster.md 2; what is done with a key is the business of the
-scripts and of the modules beside this one.
+`TABLE` says what each key holds, how long it lives, and which script or process writes and deletes it.
+cluster/README.md "Keys" shows the same table; a test compares the two.
 """
 
 from binascii import crc_hqx
 from typing import Final, NamedTuple
 from zlib import crc32
 
-__all__ = ["SHARDS", "TABLE", "TAGS", "WATCHED", "Key", "Keys", "cap_of_shard", "shard"]
+__all__ = ["CONSOLE_TOPIC", "SHARDS", "TABLE", "TAGS", "Key", "Keys", "cap_of_shard", "shard", "user_pseudo"]
 
 SHARDS: Final = 64
 
-# In the place of a channel: the topic that an app's console hears.
-WATCHED: Final = "%console"
+# Takes the place of a channel in the topic on which the dashboard's console gets an app's events.
+CONSOLE_TOPIC: Final = "%console"
 
 
 def _tags() -> tuple[bytes, ...]:
-    # The smallest decimal number in each 64th of Redis Cluster's 16,384 slots, so that the shards spread
-    # evenly over any number of masters; crc_hqx from 0 is Redis' CRC16.
+    # The smallest decimal number in each 64th of Redis Cluster's 16,384 slots, so that the shards are spread evenly
+    # over any number of masters. crc_hqx with a start of 0 is the CRC16 of Redis.
     tags: dict[int, bytes] = {}
     number = 0
     while len(tags) < SHARDS:
@@ -32,14 +32,19 @@ TAGS: Final = _tags()
 
 
 def shard(app_id: str, channel: str) -> int:
-    """The shard (0 to 63) in which all keys and the topic of a channel lie; cluster.md rule 7."""
+    """The shard (0 to 63) of a channel: all its keys and its topic are in it."""
     return crc32(f"{app_id}:{channel}".encode()) & (SHARDS - 1)
 
 
-def cap_of_shard(most: int) -> int:
-    """How many channels with history an app that may have `most` may have in one shard: twice an even share, since
-    channels don't fall evenly into the 64 of them, and at least one."""
-    return max(1, -(-2 * most // SHARDS))
+def user_pseudo(user_id: str) -> str:
+    """The pseudo-channel of a user's signed-in connections."""
+    return f"%u:{user_id}"
+
+
+def cap_of_shard(max_histories: int) -> int:
+    """How many of its `max_histories` channels with history an app may have in one shard: twice an even share, because
+    channels don't spread evenly over the shards, and at least one."""
+    return max(1, -(-2 * max_histories // SHARDS))
 
 
 class Key(NamedTuple):
@@ -54,7 +59,7 @@ class Key(NamedTuple):
 
 
 TABLE: Final = (
-    Key("{T}:clock", "string", "last stamp of the shard", "for ever", "hold", "–"),
+    Key("{T}:clock", "string", "last stamp of the shard", "forever", "hold", "–"),
     Key(
         "{T}:w:W",
         "hash",
@@ -64,9 +69,9 @@ TABLE: Final = (
         "bury",
     ),
     Key("{T}:c:A:C", "hash", "W → subscriptions; sum: subscription_count", "while held", "hold", "hold"),
-    Key("{T}:n:A:C", "string", "subscription_count last told, and when (ms)", "60 s", "hold", "expiry"),
+    Key("{T}:n:A:C", "string", "subscription_count last announced, and when (ms)", "60 s", "hold", "expiry"),
     Key("{T}:k:A:C", "string", "cached event (envelope tail)", "cache_ttl_s", "publish", "expiry"),
-    Key("{T}:km:A:C", "string", "that nothing is cached was told", "60 s", "hold", "publish, expiry"),
+    Key("{T}:km:A:C", "string", "marker: the cache miss was reported", "60 s", "hold", "publish, expiry"),
     Key(
         "{T}:h:A:C",
         "stream",
@@ -95,7 +100,7 @@ TABLE: Final = (
     Key(
         "{T}:left",
         "zset",
-        "v:A:C and r:A:C:U: vacated and removed, by the ms of the leave",
+        "v:A:C (vacated) and r:A:C:U (removed), by the ms of the leave",
         "the debounce",
         "hold",
         "hold (came back), drain",
@@ -105,7 +110,7 @@ TABLE: Final = (
     Key(
         "{T}:y:A:U",
         "string",
-        "offset from which a user's latest closed socket may have missed something",
+        "Redis time in µs from which a user's last closed socket may have missed events",
         "user_resume_s",
         "worker",
         "expiry",
@@ -119,26 +124,33 @@ TABLE: Final = (
         "control",
         "expiry, control",
     ),
-    Key("{T}:i:A:C:ONCE.INDEX", "string", "this event of that request is published", "120 s", "publish", "expiry"),
+    Key(
+        "{T}:i:A:C:ONCE.INDEX",
+        "string",
+        "marker: this event of that request was published",
+        "120 s",
+        "publish",
+        "expiry",
+    ),
     Key("{T0}:beat", "hash", "W → beats", "until reaped or ended", "beat", "reaper, worker at a clean end"),
-    Key("{T0}:dir", "hash", "app id → record as JSON", "for ever", "dir_put", "dir_put"),
-    Key("{T0}:dirver", "string", "version of the directory", "for ever", "dir_put", "–"),
+    Key("{T0}:dir", "hash", "app id → record as JSON", "forever", "dir_put", "dir_put"),
+    Key("{T0}:dirver", "string", "version of the directory", "forever", "dir_put", "–"),
     Key("{T0}:stats:W", "string", "counters of a worker as JSON", "15 s", "worker", "expiry"),
     Key("{T0}:trace", "stream", "spans of traced events, in batches", "about 10,000", "worker", "MAXLEN"),
-    Key("{T0}:ans:ID", "list", "answers of workers to a question", "10 s", "worker", "expiry"),
+    Key("{T0}:ans:ID", "list", "answers of workers to a survey", "10 s", "worker", "expiry"),
     Key("{T}:t:A:C", "topic", "events and member deltas of a channel", "–", "publishers, hold", "–"),
-    Key("{T}:t:A:%console", "topic", "copies of an app's events, while somebody watches", "–", "publishers", "–"),
+    Key("{T}:t:A:%console", "topic", "copies of an app's events, while its console is open", "–", "publishers", "–"),
     Key("{T0}:sys", "topic", "messages to every worker, JSON", "–", "dir_put, control", "–"),
 )
 
 
 class Keys:
-    """The names, under one prefix. Built as bytes, since that is what goes to Redis.
+    """Builds the names, under one prefix, as bytes.
 
-    Where a channel is asked for, `%u:U` (a signed-in user's connections) and `%conn` (an app's) will do: `%`
-    can't occur in the name of a channel.
+    Where a method takes a channel, a pseudo-channel will do: `%u:U` (a signed-in user's connections) or `%conn` (an
+    app's connections). `%` can't occur in the name of a channel.
 
-    `sharded` turns PUBLISH and SUBSCRIBE into their sharded twins, which Redis Cluster wants.
+    `sharded` replaces PUBLISH by SPUBLISH, which Redis Cluster needs (`Link` does the same for SUBSCRIBE).
     """
 
     def __init__(self, prefix: str = "rp", *, sharded: bool = False) -> None:
@@ -153,6 +165,10 @@ class Keys:
         self.sys = zero + b"sys"
         self.traces = zero + b"trace"
 
+    def head(self, at: int) -> bytes:
+        """The prefix of all keys of a shard."""
+        return self._heads[at]
+
     def clock(self, at: int) -> bytes:
         return self._heads[at] + b"clock"
 
@@ -165,13 +181,13 @@ class Keys:
     def members(self, app_id: str, channel: str) -> bytes:
         return b"%bp:%b:%b" % (self._heads[shard(app_id, channel)], app_id.encode(), channel.encode())
 
-    def told_count(self, app_id: str, channel: str) -> bytes:
+    def announced_count(self, app_id: str, channel: str) -> bytes:
         return b"%bn:%b:%b" % (self._heads[shard(app_id, channel)], app_id.encode(), channel.encode())
 
     def cached(self, app_id: str, channel: str) -> bytes:
         return b"%bk:%b:%b" % (self._heads[shard(app_id, channel)], app_id.encode(), channel.encode())
 
-    def missed(self, app_id: str, channel: str) -> bytes:
+    def cache_miss(self, app_id: str, channel: str) -> bytes:
         return b"%bkm:%b:%b" % (self._heads[shard(app_id, channel)], app_id.encode(), channel.encode())
 
     def history(self, app_id: str, channel: str) -> bytes:
@@ -198,7 +214,7 @@ class Keys:
         return b"%bi:%b:%b" % (self._heads[shard(app_id, pseudo)], app_id.encode(), pseudo.encode())
 
     def resumed(self, app_id: str, user_id: str) -> bytes:
-        head = self._heads[shard(app_id, f"%u:{user_id}")]
+        head = self._heads[shard(app_id, user_pseudo(user_id))]
         return b"%by:%b:%b" % (head, app_id.encode(), user_id.encode())
 
     def spent(self, app_id: str, day: str) -> bytes:
@@ -206,40 +222,6 @@ class Keys:
 
     def answers(self, question: str) -> bytes:
         return b"%bans:%b" % (self._heads[0], question.encode())
-
-    def hold(self, w: str, app_id: str, channel: str, kind: str, flags: str) -> list[bytes]:
-        """The keys of a call of `hold`, in its order."""
-        at = shard(app_id, channel)
-        names = [self.worker(at, w), self.counts(app_id, channel), self.occupied(at, app_id), self.clock(at)]
-        names += (self.outbox(at), self.left(at))
-        if kind == "p":
-            names.append(self.members(app_id, channel))
-        if "s" in flags:
-            names.append(self.told_count(app_id, channel))
-        if "c" in flags:
-            names.append(self.cached(app_id, channel))
-            if "X" in flags:
-                names.append(self.missed(app_id, channel))
-        if "h" in flags:
-            names += (self.history_meta(app_id, channel), self.histories(at, app_id))
-        return names
-
-    def publishing(self, app_id: str, channel: str, flags: str, once: str, index: int) -> list[bytes]:
-        """The keys of a call of `publish`, in its order."""
-        at = shard(app_id, channel)
-        head, tail = self._heads[at], f"{app_id}:{channel}".encode()
-        names: list[bytes] = []
-        if "c" in flags:
-            names += (b"%bk:%b" % (head, tail), b"%bkm:%b" % (head, tail))
-        if "h" in flags or "r" in flags:
-            names.append(head + b"clock")
-        if "h" in flags:
-            names += (b"%bh:%b" % (head, tail), b"%bhm:%b" % (head, tail), b"%bha:%b" % (head, app_id.encode()))
-        if "r" in flags:
-            names.append(head + b"out")
-        if "i" in flags:
-            names.append(b"%bi:%b:%b.%d" % (head, tail, once.encode(), index))
-        return names
 
     def occupied(self, at: int, app_id: str) -> bytes:
         return b"%ba:%b" % (self._heads[at], app_id.encode())

@@ -1,9 +1,9 @@
-"""One pipelined RESP3 connection to Redis that comes back by itself.
+"""One pipelined RESP3 connection to Redis that reconnects by itself.
 
-Everything a process says to Redis goes through one of these: commands are queued and written once per loop
-tick, replies and pushes are handed out in the order in which Redis made them (cluster.md rule 1). Knows
-nothing of what the commands mean, and repeats none of them: after a break every call that may have been
-carried out ends with `LinkDown`, and it is the caller who makes it again.
+Each process sends everything through one link. Commands are queued and written once per loop tick; replies and pushes
+are handed out in the order in which Redis made them (cluster/README.md "Ground rules"). The link doesn't know what
+commands mean, and repeats none of them: when the connection breaks, every unanswered call ends with `LinkDown`, and the
+caller decides.
 """
 
 import asyncio
@@ -25,32 +25,32 @@ __all__ = ["Clock", "Done", "Link", "LinkDown"]
 log = structlog.get_logger(__name__)
 
 Clock = Callable[[], float]
-# Takes a reply, a hiredis.ReplyError or a LinkDown; never raises for a reason of Redis'.
+# Takes a reply, a hiredis.ReplyError or a LinkDown.
 Done = Callable[[Any], None]
 
-# hiredis moves the rest of its buffer for each KiB that it has parsed, so more at once gains nothing: 16 to
-# 256 KiB were within a tenth of each other, the smaller the better (bench/bus.py).
+# hiredis moves the rest of its buffer for each KiB that it has parsed, so bigger reads gain nothing: between 16 and
+# 256 KiB, smaller was faster, by at most a tenth (bench/bus.py).
 _READ_BYTES: Final = 32 * 1024
-_KEPT_PARSER_BYTES: Final = 1024 * 1024
+_MAX_PARSER_BYTES: Final = 1024 * 1024
 
 _MAX_UNANSWERED: Final = 50_000
 _MAX_UNANSWERED_BYTES: Final = 64 * 1024 * 1024
 
-# Answers of a server that can't serve us now: as good as a broken connection (cluster.md rule 10).
-_AWAY: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN")
+# Answers of a server that can't serve us now. They count as a broken connection.
+_UNAVAILABLE: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN")
 
 _NOTHING: Final = object()
 
 
 class LinkDown(Exception):
-    """A call ended without an answer. `sent` False: Redis did not carry it out; True: nobody knows."""
+    """A call ended without an answer. `sent` False: Redis did not carry it out. True: it may have."""
 
     def __init__(self, sent: bool) -> None:
         super().__init__(sent)
         self.sent = sent
 
     def __str__(self) -> str:
-        return "Redis went away before it answered" if self.sent else "Redis is not there"
+        return "the connection to Redis broke before the answer" if self.sent else "Redis is not connected"
 
 
 def _ignore(reply: Any) -> None:
@@ -75,8 +75,8 @@ def _settle(future: "asyncio.Future[Any]", reply: Any) -> None:
 
 
 class _Topics:
-    """The place of a SUBSCRIBE or UNSUBSCRIBE among the awaited answers: ended by `left` pushes, or by one
-    error, which is a reply (cluster.md rule 9)."""
+    """The entry of a SUBSCRIBE or UNSUBSCRIBE among the awaited answers. It ends with the last of `left` pushes, or
+    with one error, which is a reply."""
 
     __slots__ = ("done", "left")
 
@@ -89,7 +89,7 @@ class _Topics:
 
 
 class _Run:
-    """The place of a script's answer. NOSCRIPT: loads it and repeats the call once."""
+    """The entry of a script among the awaited answers. On NOSCRIPT it loads the script and repeats the call once."""
 
     __slots__ = ("command", "done", "link", "script")
 
@@ -108,7 +108,7 @@ class _Run:
 
 
 class _Connection(asyncio.BufferedProtocol):
-    """One TCP or Unix connection: bytes to replies and pushes, commands to bytes."""
+    """One TCP or Unix connection: parses bytes into replies and pushes, packs commands into bytes."""
 
     def __init__(self, link: "Link") -> None:
         self.pending: deque[Done] = deque()
@@ -119,17 +119,17 @@ class _Connection(asyncio.BufferedProtocol):
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._out: list[bytes] = []
-        # (commands queued, bytes queued) as of each write: how far the answers have come, in bytes.
+        # (commands queued, bytes queued) at each write; they tell how many of the bytes are answered.
         self._marks: deque[tuple[int, int]] = deque()
         self._buffer = bytearray(_READ_BYTES)
         reader = hiredis.Reader(notEnoughData=_NOTHING)
-        reader.setmaxbuf(_KEPT_PARSER_BYTES)
+        reader.setmaxbuf(_MAX_PARSER_BYTES)
         self._feed = reader.feed
         self._gets = reader.gets
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclass of asyncio's.
+        # uvloop's transports are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -167,7 +167,7 @@ class _Connection(asyncio.BufferedProtocol):
                 self.lose(f"not RESP: {error}")
                 return
             except Exception as error:
-                # A handler's mistake must not cost the others their answers.
+                # An exception in one handler must not stop the others.
                 self._link.report(error)
 
     def _take(self) -> None:
@@ -193,12 +193,12 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _replied(self, reply: Any) -> None:
         if not self.pending:
-            self.lose("an answer that nobody awaits")
+            self.lose("an answer without a command")
             return
         done = self.pending.popleft()
         if type(reply) is hiredis.ReplyError:
             self._link.errors += 1
-            if str(reply).startswith(_AWAY):
+            if str(reply).startswith(_UNAVAILABLE):
                 done(LinkDown(sent=False))
                 self.lose(str(reply))
                 return
@@ -209,7 +209,7 @@ class _Connection(asyncio.BufferedProtocol):
             return
         entry = self.pending[0] if self.pending else None
         if type(entry) is not _Topics:
-            self.lose("a subscription changed that we didn't change")
+            self.lose("an unexpected change of a subscription")
             return
         entry.left -= 1
         if entry.left == 0:
@@ -217,7 +217,7 @@ class _Connection(asyncio.BufferedProtocol):
             entry.done(None)
 
     def lose(self, reason: str) -> None:
-        """Ends the connection, whatever its state; every awaited call ends with LinkDown. Idempotent."""
+        """Ends the connection, whatever its state. Every awaited call ends with LinkDown. Idempotent."""
         if self.lost:
             return
         self.lost = True
@@ -226,19 +226,21 @@ class _Connection(asyncio.BufferedProtocol):
         self._link._lost(self, reason)
         waiting, self.pending = self.pending, deque()
         sent = len(waiting) - len(self._out)
-        for place, done in enumerate(waiting):
+        for at, done in enumerate(waiting):
             try:
-                done(LinkDown(sent=place < sent))
+                done(LinkDown(sent=at < sent))
             except Exception as error:
                 self._link.report(error)
 
 
 class Link:
-    """The connection as its users see it: up or not, and what to call when that changes.
+    """The connection and its callbacks.
 
-    `on_push(topic, payload)` is the hot callback, once per message. `on_up()` is called when scripts are
-    loaded and calls are taken; nothing is subscribed then. `on_down(reason)` is called before the calls that
-    were awaited end with `LinkDown`.
+    `on_push(topic, payload)` is called for each message; it is the hot path. `on_up()` is called when the scripts are
+    loaded and calls can be made; nothing is subscribed then. `on_down(reason)` is called before the unanswered calls
+    end with `LinkDown`.
+
+    `connects`, `commands`, `errors` (error replies) and `handler_errors` are counters.
     """
 
     def __init__(
@@ -251,7 +253,7 @@ class Link:
         clock: Clock = time.monotonic,
         sharded: bool = False,
         first_delay_s: float = 0.05,
-        greatest_delay_s: float = 1.0,
+        max_delay_s: float = 1.0,
         handshake_s: float = 5.0,
     ) -> None:
         self.endpoint = Endpoint.parse(url)
@@ -266,7 +268,7 @@ class Link:
         self._subscribe = b"SSUBSCRIBE" if sharded else b"SUBSCRIBE"
         self._unsubscribe = b"SUNSUBSCRIBE" if sharded else b"UNSUBSCRIBE"
         self._first_delay_s = first_delay_s
-        self._greatest_delay_s = greatest_delay_s
+        self._max_delay_s = max_delay_s
         self._handshake_s = handshake_s
         self._connection: _Connection | None = None
         self._is_up = asyncio.Event()
@@ -279,7 +281,7 @@ class Link:
 
     @property
     def reconnects(self) -> int:
-        """How often the connection was made anew, for /metrics."""
+        """Connections after the first one. For /metrics."""
         return max(0, self.connects - 1)
 
     @property
@@ -288,15 +290,15 @@ class Link:
 
     @property
     def congested(self) -> bool:
-        """More is awaited than a healthy Redis leaves open: stop reading clients until it is over."""
+        """More is unanswered than a healthy Redis leaves: stop reading clients until this is False."""
         connection = self._connection
         if connection is None:
             return False
-        owed = connection.queued_bytes - connection.answered_bytes
-        return len(connection.pending) > _MAX_UNANSWERED or owed > _MAX_UNANSWERED_BYTES
+        unanswered_bytes = connection.queued_bytes - connection.answered_bytes
+        return len(connection.pending) > _MAX_UNANSWERED or unanswered_bytes > _MAX_UNANSWERED_BYTES
 
     def start(self) -> None:
-        """Begins to connect, and never gives up. Needs a running loop."""
+        """Starts to connect, and never gives up. Needs a running loop."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="redis link")
 
@@ -304,7 +306,7 @@ class Link:
         await self._is_up.wait()
 
     async def close(self) -> None:
-        """Ends the link for good; what was queued in this tick is still written."""
+        """Closes the link. Commands queued in this tick are still written."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -314,23 +316,23 @@ class Link:
             self._connection.lose("closed by us")
 
     def report(self, error: Exception) -> None:
-        """A handler raised: counted and told to the loop, and everything goes on."""
+        """A handler raised: counts it and reports it to the loop."""
         self.handler_errors += 1
-        context = {"message": "a handler of redis' answers failed", "exception": error}
+        context = {"message": "exception in a handler of a redis reply", "exception": error}
         asyncio.get_running_loop().call_exception_handler(context)
 
-    def let_go(self) -> None:
-        """Nobody hears of pushes, ups and downs any more."""
+    def release(self) -> None:
+        """Calls none of `on_push`, `on_up` and `on_down` any more."""
         self.on_push, self.on_up, self.on_down = _ignore_push, _nothing, _ignore
 
     def drop(self, reason: str) -> None:
-        """Gives the connection up as broken; a new one is made at once."""
+        """Closes the connection as broken. The link reconnects."""
         if self._connection is not None:
             self._connection.lose(reason)
 
     def call(self, *command: Any, done: Done = _ignore) -> None:
-        """Queues a command for this tick's write. `done` gets the reply, a ReplyError or a LinkDown,
-        later."""
+        """Queues a command for this tick's write. `done` gets the reply, a ReplyError or a LinkDown, never from within
+        this call."""
         connection = self._connection
         if connection is None:
             asyncio.get_running_loop().call_soon(done, LinkDown(sent=False))
@@ -341,19 +343,19 @@ class Link:
     def run(
         self, script: Script, keys: Sequence[bytes], args: Sequence[bytes | str | int], done: Done = _ignore
     ) -> None:
-        """Queues a script, as `call` does a command."""
+        """Queues a call of a script; `done` as in `call`."""
         command = script.command(keys, args)
         self.call(*command, done=_Run(self, script, command, done))
 
     def subscribe(self, topics: Sequence[bytes], done: Done = _ignore) -> None:
-        """Queues one SUBSCRIBE; `done` gets None when Redis has confirmed all of them, or an error."""
+        """Queues one SUBSCRIBE. `done` gets None when Redis has confirmed all topics, or an error."""
         self.call(self._subscribe, *topics, done=_Topics(len(topics), done))
 
     def unsubscribe(self, topics: Sequence[bytes], done: Done = _ignore) -> None:
         self.call(self._unsubscribe, *topics, done=_Topics(len(topics), done))
 
     def flush(self) -> None:
-        """Writes what is queued now, where waiting for the end of the tick gains nothing."""
+        """Writes the queued commands now, where waiting for the end of the tick gains nothing."""
         if self._connection is not None:
             self._connection.flush()
 
@@ -364,7 +366,7 @@ class Link:
         return await future
 
     async def execute(self, script: Script, keys: Sequence[bytes], args: Sequence[bytes | str | int] = ()) -> Any:
-        """The reply of a script. Raises hiredis.ReplyError or LinkDown."""
+        """The reply to a script. Raises hiredis.ReplyError or LinkDown."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.run(script, keys, args, partial(_settle, future))
         return await future
@@ -393,30 +395,30 @@ class Link:
                 except Exception as error:
                     self.report(error)
                 await self._is_down.wait()
-            # A server that takes connections and cuts them again must not be stormed, so only one that
-            # lasted starts the delays anew.
-            if self.clock() - began > 5 * self._greatest_delay_s:
+            # Only a connection that lasted resets the delay, so that a server that accepts and closes connections isn't
+            # flooded.
+            if self.clock() - began > 5 * self._max_delay_s:
                 delay_s = self._first_delay_s
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
-            delay_s = min(2 * delay_s, self._greatest_delay_s)
+            delay_s = min(2 * delay_s, self._max_delay_s)
 
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
-        to = self.endpoint
-        if to.path is not None:
-            _, connection = await loop.create_unix_connection(lambda: _Connection(self), to.path)
+        endpoint = self.endpoint
+        if endpoint.path is not None:
+            _, connection = await loop.create_unix_connection(lambda: _Connection(self), endpoint.path)
         else:
-            _, connection = await loop.create_connection(lambda: _Connection(self), to.host, to.port)
+            _, connection = await loop.create_connection(lambda: _Connection(self), endpoint.host, endpoint.port)
         return connection
 
     async def _greet(self, connection: _Connection) -> None:
-        to = self.endpoint
+        endpoint = self.endpoint
         hello: list[Any] = [b"HELLO", 3]
-        if to.password is not None:
-            hello += [b"AUTH", to.username or "default", to.password]
+        if endpoint.password is not None:
+            hello += [b"AUTH", endpoint.username or "default", endpoint.password]
         commands = [hello]
-        if to.database:
-            commands.append([b"SELECT", to.database])
+        if endpoint.database:
+            commands.append([b"SELECT", endpoint.database])
         commands += [[b"SCRIPT", b"LOAD", script.source] for script in ALL]
         loop = asyncio.get_running_loop()
         answers: list[asyncio.Future[Any]] = []

@@ -1,7 +1,7 @@
-"""Whether users that somebody on this worker watches are online anywhere in the cluster.
+"""Whether the users that this worker's clients watch are online anywhere in the cluster.
 
-Reads and listens only; that users are online users.py tells. A user is online at once and offline after a while,
-so that the reload of a page doesn't flicker (protocol.md 10.3).
+This module only reads; signed_in.py writes. A user is reported online at once, and offline after a delay, so that a
+page reload goes unnoticed (protocol/README.md "Users and watchlists").
 """
 
 import asyncio
@@ -11,23 +11,28 @@ from typing import Any, Final
 
 import hiredis
 
-from redpoll.cluster.keys import Keys
+from redpoll.cluster.envelopes import Envelope
+from redpoll.cluster.keys import Keys, user_pseudo
 from redpoll.cluster.link import Link
+from redpoll.cluster.membership.membership_events import MembershipEvents
+from redpoll.cluster.membership.timings import Timings
+from redpoll.cluster.signed_in import SignedIn
 
 __all__ = ["Online"]
 
-_TOPICS_A_SUBSCRIBE: Final = 1_000
-_ONLINE: Final = ord("o")
-_OFFLINE: Final = ord("f")
+_MAX_TOPICS_PER_SUBSCRIBE: Final = 1_000
+_ONLINE: Final = ord(Envelope.USER_ONLINE)
+_OFFLINE: Final = ord(Envelope.USER_OFFLINE)
 
 
 class _Watched:
-    """One user. `online` is what watchers were told, None before Redis said anything."""
+    """One watched user. `online` is what was reported last; None before the first answer of Redis. `subscribed`: the
+    topic is subscribed on this connection."""
 
     __slots__ = ("app_id", "key", "online", "subscribed", "timer", "topic", "user_id", "watchers")
 
     def __init__(self, app_id: str, user_id: str, keys: Keys) -> None:
-        pseudo = f"%u:{user_id}"
+        pseudo = user_pseudo(user_id)
         self.app_id = app_id
         self.user_id = user_id
         self.topic = keys.topic(app_id, pseudo)
@@ -35,126 +40,117 @@ class _Watched:
         self.online: bool | None = None
         self.watchers = 0
         self.subscribed = False
-        # Until it ends, the user is offline in Redis, or may be, and online to its watchers.
+        # While it runs, the user may be offline in Redis, and is still online to its watchers.
         self.timer: asyncio.TimerHandle | None = None
 
-    def rest(self) -> None:
+    def stop_timer(self) -> None:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
 
 
 class Online:
-    """`here(app_id, user_id)`: whether the user is signed in on this worker, and Redis is told of that.
-    `on_state(app_id, user_id, online)`: the first answer about a user, then each change.
-
-    `offline_s`: how long a user is away before its watchers hear of it. `second_look_s`: how long others may
-    need after a break to say again who is signed in.
-    """
+    """Reports to `events.user_state`: the first answer about a user, then each change. `errors` counts error answers,
+    which are repeated."""
 
     def __init__(
         self,
         link: Link,
         keys: Keys,
-        here: Callable[[str, str], bool],
-        on_state: Callable[[str, str, bool], None],
-        *,
-        offline_s: float,
-        second_look_s: float,
-        retry_s: float,
+        signed_in: SignedIn,
+        events: MembershipEvents,
+        timings: Timings,
     ) -> None:
         self.errors = 0
         self._link = link
         self._keys = keys
-        self._here = here
-        self._on_state = on_state
-        self._offline_s = offline_s
-        self._second_look_s = second_look_s
-        self._retry_s = retry_s
+        self._signed_in = signed_in
+        self._events = events
+        self._offline_s = timings.offline_s
+        self._second_look_s = timings.second_look_s
+        self._retry_s = timings.retry_s
         self._watched: dict[tuple[str, str], _Watched] = {}
         self._topics: dict[bytes, _Watched] = {}
-        # What this tick's write is to contain.
-        self._fresh: dict[_Watched, None] = {}
+        # What this tick's write will contain.
+        self._new: dict[_Watched, None] = {}
         self._unsubscribing: list[bytes] = []
-        self._scheduled = False
-        # False from a break until everything is asked for again.
-        self._open = False
+        self._flush_scheduled = False
+        # False from a break until everything was asked for again.
+        self._connected = False
 
     def watch(self, app_id: str, user_id: str) -> bool | None:
-        """One more watcher. Returns whether the user is online; None where that isn't known yet, and `on_state`
-        will say it."""
+        """One more watcher. Returns whether the user is online; None if that isn't known yet and will be reported."""
         watched = self._watched.get((app_id, user_id))
         if watched is None:
             watched = _Watched(app_id, user_id, self._keys)
             self._watched[app_id, user_id] = self._topics[watched.topic] = watched
-            self._fresh[watched] = None
+            self._new[watched] = None
             self._schedule()
         watched.watchers += 1
         return watched.online
 
     def unwatch(self, app_id: str, user_id: str) -> None:
-        """One watcher less; with the last of them nothing is heard of the user any more."""
+        """One watcher less. After the last one, nothing more is reported about the user."""
         watched = self._watched[app_id, user_id]
         watched.watchers -= 1
         if watched.watchers:
             return
-        watched.rest()
+        watched.stop_timer()
         del self._watched[app_id, user_id], self._topics[watched.topic]
-        self._fresh.pop(watched, None)
+        self._new.pop(watched, None)
         if watched.subscribed:
             self._unsubscribing.append(watched.topic)
             self._schedule()
 
-    def message(self, topic: bytes, payload: bytes) -> None:
-        """A push that is no channel's."""
+    def push(self, topic: bytes, payload: bytes) -> None:
+        """Takes a push on a topic that belongs to no channel."""
         watched = self._topics.get(topic)
-        # Before the first answer there is nothing to change; what comes after it is later than it.
+        # Before the first answer there is nothing to change, and that answer includes this push.
         if watched is None or watched.online is None:
             return
         if payload[0] == _ONLINE:
-            self._found(watched, True)
+            self._report(watched, True)
         elif payload[0] == _OFFLINE and watched.online:
-            # Anew, if a second look is on its way: this is said by who was there, and is certain.
+            # Replaces the timer of a second look: this push is certain.
             self._wait(watched, self._offline_s, self._gone)
 
-    def lose(self) -> None:
-        """The connection broke."""
-        self._open = False
+    def connection_lost(self) -> None:
+        self._connected = False
         self._unsubscribing.clear()
         for watched in self._watched.values():
             watched.subscribed = False
-            watched.rest()
+            watched.stop_timer()
 
-    def tell(self) -> None:
-        """A new connection or a new name: everything is asked for again."""
-        self._open = True
-        self._fresh = dict.fromkeys(self._watched.values())
+    def connected(self) -> None:
+        """A new connection or a new W: everything is asked for again."""
+        self._connected = True
+        self._new = dict.fromkeys(self._watched.values())
         self._flush()
 
     def close(self) -> None:
         for watched in self._watched.values():
-            watched.rest()
+            watched.stop_timer()
 
     def _schedule(self) -> None:
-        if self._open and not self._scheduled:
-            self._scheduled = True
+        if self._connected and not self._flush_scheduled:
+            self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._scheduled = False
-        if not self._open:
+        self._flush_scheduled = False
+        if not self._connected:
             return
-        gone, self._unsubscribing = self._unsubscribing, []
-        for at in range(0, len(gone), _TOPICS_A_SUBSCRIBE):
-            self._link.unsubscribe(gone[at : at + _TOPICS_A_SUBSCRIBE], self._subscribed)
-        fresh, self._fresh = self._fresh, {}
-        topics = [watched.topic for watched in fresh if not watched.subscribed]
-        for at in range(0, len(topics), _TOPICS_A_SUBSCRIBE):
-            self._link.subscribe(topics[at : at + _TOPICS_A_SUBSCRIBE], self._subscribed)
-        # Behind the SUBSCRIBE, in the same write: whatever changes after the answer is heard.
-        for watched in fresh:
+        topics_left, self._unsubscribing = self._unsubscribing, []
+        for at in range(0, len(topics_left), _MAX_TOPICS_PER_SUBSCRIBE):
+            self._link.unsubscribe(topics_left[at : at + _MAX_TOPICS_PER_SUBSCRIBE], self._subscribed)
+        new, self._new = self._new, {}
+        topics = [watched.topic for watched in new if not watched.subscribed]
+        for at in range(0, len(topics), _MAX_TOPICS_PER_SUBSCRIBE):
+            self._link.subscribe(topics[at : at + _MAX_TOPICS_PER_SUBSCRIBE], self._subscribed)
+        # After the SUBSCRIBE, in the same write: a change after the answer comes as a push.
+        for watched in new:
             watched.subscribed = True
-            self._ask(watched, self._looked)
+            self._ask(watched, self._first_look)
 
     def _subscribed(self, outcome: Any) -> None:
         if isinstance(outcome, hiredis.ReplyError):
@@ -164,31 +160,30 @@ class Online:
     def _ask(self, watched: _Watched, done: Callable[[_Watched, Any], None]) -> None:
         self._link.call(b"EXISTS", watched.key, done=partial(done, watched))
 
-    def _looked(self, watched: _Watched, reply: Any) -> None:
+    def _first_look(self, watched: _Watched, reply: Any) -> None:
         if self._failed(watched, reply):
             return
         if reply:
-            self._found(watched, True)
-        elif watched.online is None and self._here(watched.app_id, watched.user_id):
-            # Came back while Redis was being told of the going: that it is here waits for that call's answer, and
-            # our question did not.
+            self._report(watched, True)
+        elif watched.online is None and self._signed_in.here(watched.app_id, watched.user_id):
+            # The user returned to this worker while a call removed it. The call that adds it again is still to come.
             self._ask_again(watched)
         elif watched.online is None:
-            self._found(watched, False)
+            self._report(watched, False)
         elif watched.online:
-            # The worker that has the user may not have said so again yet.
+            # After a break, the worker that has the user may not have told Redis again yet.
             self._wait(watched, self._second_look_s, self._look_again)
 
     def _look_again(self, watched: _Watched) -> None:
-        self._ask(watched, self._looked_again)
+        self._ask(watched, self._second_look)
 
-    def _looked_again(self, watched: _Watched, reply: Any) -> None:
-        # A timer that runs was set by a push meanwhile, which is as good an answer.
+    def _second_look(self, watched: _Watched, reply: Any) -> None:
+        # A timer that runs was started by a push meanwhile, which is newer than this answer.
         if not self._failed(watched, reply) and watched.timer is None:
-            self._found(watched, bool(reply))
+            self._report(watched, bool(reply))
 
     def _failed(self, watched: _Watched, reply: Any) -> bool:
-        # After a break everything is asked again; an error of the server's is asked again in a while.
+        # After a break everything is asked again anyway. An error answer is repeated after a delay.
         if isinstance(reply, hiredis.ReplyError):
             self.errors += 1
             if watched.watchers:
@@ -196,21 +191,21 @@ class Online:
         return isinstance(reply, Exception) or not watched.watchers
 
     def _ask_again(self, watched: _Watched) -> None:
-        self._wait(watched, self._retry_s, partial(self._ask, done=self._looked))
+        self._wait(watched, self._retry_s, partial(self._ask, done=self._first_look))
 
     def _wait(self, watched: _Watched, delay_s: float, then: Callable[[_Watched], None]) -> None:
         def over() -> None:
             watched.timer = None
             then(watched)
 
-        watched.rest()
+        watched.stop_timer()
         watched.timer = asyncio.get_running_loop().call_later(delay_s, over)
 
     def _gone(self, watched: _Watched) -> None:
-        self._found(watched, False)
+        self._report(watched, False)
 
-    def _found(self, watched: _Watched, online: bool) -> None:
-        watched.rest()
+    def _report(self, watched: _Watched, online: bool) -> None:
+        watched.stop_timer()
         if watched.online != online:
             watched.online = online
-            self._on_state(watched.app_id, watched.user_id, online)
+            self._events.user_state(watched.app_id, watched.user_id, online)

@@ -1,9 +1,9 @@
-"""What webhooks are to be told of: the rows that `hold`, `publish` and `drain` write in Redis, fetched and let go.
+"""Reads the webhook rows that `hold`, `publish` and `drain` write in Redis, and deletes those that are stored.
 
-A row is written in the same step as what it tells of, and stays until its reader has it in safety: `drain` brings the
-same rows until they were `committed`. So a reader that dies loses none, and may get some twice; shard and stamp of a
-row never repeat, and tell. There is one reader, and no consumer group: its 64 streams lie in as many slots (cluster.md
-9). Knows nothing of endpoints.
+A row is written in the same step as the change that it reports. `drain` returns the same rows again until they are
+reported as `committed`. So a reader that dies loses none and may get some twice; (shard, stamp) is unique, so readers
+can deduplicate. There is one reader. It uses no consumer group, because the 64 streams are in as many slots of a Redis
+Cluster. This module knows nothing of endpoints (cluster/README.md "Webhook rows").
 """
 
 import asyncio
@@ -21,23 +21,26 @@ __all__ = ["Drained", "Outbox", "Transition"]
 
 log = structlog.get_logger(__name__)
 
-# Of one call: few of them from each of 64 shards, more where only some have any; leaves cost twice a row.
-_LEAST_ROWS: Final = 15
-_MOST_ROWS: Final = 250
-_MOST_DUE: Final = 100
-_MOST_BYTES: Final = 128 * 1024
-# Of a drain, which is what its reader commits at a time.
-_DRAIN_ROWS: Final = 1_000
-_DRAIN_BYTES: Final = 8 * 1024 * 1024
+# Bounds of one call: few rows from each of 64 shards, more when fewer shards are asked. A leave costs as much as two
+# rows.
+_MIN_ROWS: Final = 15
+_MAX_ROWS: Final = 250
+_MAX_DUE: Final = 100
+_MAX_BYTES: Final = 128 * 1024
+# Bounds of one drain, which its reader stores in one transaction.
+_MAX_DRAIN_ROWS: Final = 1_000
+_MAX_DRAIN_BYTES: Final = 8 * 1024 * 1024
 
 
 class Transition(NamedTuple):
     """One row. `event` is channel.occupied, channel.vacated, member.added, member.removed, client_event, cache.miss or
-    subscription.count. `user` on presence channels: who came, went or sent. `time_ms` is when it happened, of a leave
-    that was held back too; Unix time. `stamp` grows per channel in the order of what happened, not contiguously.
+    subscription.count. `user`, on presence channels, is the user who joined, left or sent. `time_ms` is when it
+    happened, also for a leave that was held back; Unix time. `stamp` grows per channel in the order of the changes,
+    with gaps.
 
-    `detail` is JSON or b"": of occupied and subscription.count the number of subscriptions, of added the user_info, of
-    client_event an object of `event`, `data` and `socket_id`. `trace` is the id of a client event's trace.
+    `detail` is JSON or b"": the number of subscriptions for channel.occupied and subscription.count, the user_info for
+    member.added, an object of `event`, `data` and `socket_id` for client_event. `trace` is the trace id of a client
+    event.
     """
 
     shard: int
@@ -52,8 +55,8 @@ class Transition(NamedTuple):
 
 
 class Drained(NamedTuple):
-    """`rows` are in order of their stamps in each shard. `lost`: rows pushed out unread since the last drain, because
-    20,000 others waited in their shard. `more`: others wait, so it is worth asking again at once."""
+    """`rows` are in the order of their stamps in each shard. `lost`: rows that Redis removed unread since the last
+    drain, because 20,000 others were in their shard. `more`: there are others, so drain again at once."""
 
     rows: list[Transition]
     lost: int
@@ -61,9 +64,9 @@ class Drained(NamedTuple):
 
 
 class Outbox:
-    """`debounce_s`: how long a leave is held back. As of the last drain, `waiting` is the number of rows not committed,
-    `leaves` of those held back, and `oldest_ms` the time of the oldest row (Unix; None for no row). `lost` counts rows
-    that nobody will be told of, `errors` shards that Redis couldn't drain and that are asked again with the next.
+    """`debounce_s`: how long a leave is held back. As of the last drain, `waiting` is the number of rows that are not
+    committed, `leaves` the number of leaves held back, and `oldest_ms` the time of the oldest row (Unix; None without
+    rows). `lost` counts rows that were lost; `errors` counts failures of single shards, which the next drain repeats.
     """
 
     def __init__(self, link: Link, keys: Keys, debounce_s: float) -> None:
@@ -75,22 +78,21 @@ class Outbox:
         self._link = link
         self._debounce_ms = round(debounce_s * 1000)
         self._keys = [(keys.clock(at), keys.outbox(at), keys.left(at)) for at in range(SHARDS)]
-        # By shard, up to which stamp Redis may forget rows.
+        # By shard, the stamp up to which Redis may delete rows.
         self._committed: dict[int, int] = {}
 
     async def drain(self) -> Drained:
-        """The oldest rows of every shard, at most about 1,000 or 8 MiB of them; the same again until `committed`.
+        """The oldest rows of all shards, at most about 1,000 or 8 MiB; the same ones again until they are `committed`.
 
-        Raises LinkDown when Redis went away, and hiredis.ReplyError when it can't do it in any shard."""
+        Raises LinkDown when the connection breaks, and hiredis.ReplyError when every shard fails."""
         rows: list[Transition] = []
         size = lost = waiting = leaves = 0
         oldest: list[int] = []
-        # Shards to ask, and behind which stamp to read; by shard, how many rows it had at first and how many of them
-        # have been read.
+        # The shards to ask with the stamp after which to read, and how many rows of each shard have been read.
         asked: dict[int, int | None] = dict.fromkeys(range(SHARDS))
         read = [0] * SHARDS
         while asked:
-            count = min(max(_DRAIN_ROWS // len(asked), _LEAST_ROWS), _MOST_ROWS)
+            count = min(max(_MAX_DRAIN_ROWS // len(asked), _MIN_ROWS), _MAX_ROWS)
             replies = await self._ask(asked, count)
             full: dict[int, int | None] = {}
             for at, (page, present, left, made, gone) in replies.items():
@@ -103,32 +105,32 @@ class Outbox:
                 for row_id, fields in page:
                     rows.append(_transition(at, _stamp(row_id), fields))
                     size += sum(map(len, fields))
-                if page and (read[at] < present or made == _MOST_DUE):
+                if page and (read[at] < present or made == _MAX_DUE):
                     full[at] = rows[-1].stamp
             asked = full
-            if len(rows) >= _DRAIN_ROWS or size >= _DRAIN_BYTES:
+            if len(rows) >= _MAX_DRAIN_ROWS or size >= _MAX_DRAIN_BYTES:
                 break
         self.waiting, self.leaves = waiting, leaves
         self.oldest_ms = min(oldest) // 1000 if oldest else None
         if lost:
             self.lost += lost
-            log.error("rows for webhooks lost, too many were waiting", rows=lost)
+            log.error("webhook rows lost", rows=lost, reason="too many were unread")
         return Drained(rows, lost, bool(asked))
 
     def committed(self, rows: Iterable[Transition]) -> None:
-        """These rows, all that a drain brought, are in safety: with the next drain Redis forgets them."""
+        """These rows, all that a drain returned, are stored. The next drain deletes them in Redis."""
         for row in rows:
             self._committed[row.shard] = max(row.stamp, self._committed.get(row.shard, 0))
 
     async def _ask(self, asked: dict[int, int | None], count: int) -> dict[int, list[Any]]:
-        # One pipeline. A shard that fails holds up no other.
-        safe = {at: self._committed.get(at) for at in asked}
+        # One pipeline. A failing shard delays no other.
+        committed = {at: self._committed.get(at) for at in asked}
         answers = await asyncio.gather(
             *(
                 self._link.execute(
                     DRAIN,
                     self._keys[at],
-                    (_or_none(safe[at]), self._debounce_ms, _MOST_DUE, count, _MOST_BYTES, _or_none(after)),
+                    (_or_none(committed[at]), self._debounce_ms, _MAX_DUE, count, _MAX_BYTES, _or_none(after)),
                 )
                 for at, after in asked.items()
             ),
@@ -138,12 +140,12 @@ class Outbox:
         for at, answer in zip(asked, answers, strict=True):
             if isinstance(answer, hiredis.ReplyError):
                 self.errors += 1
-                log.warning("could not drain", shard=at, reason=str(answer))
+                log.warning("drain failed", shard=at, reason=str(answer))
             elif isinstance(answer, BaseException):
                 raise answer
             else:
                 replies[at] = answer
-                if safe[at] is not None and safe[at] == self._committed.get(at):
+                if committed[at] is not None and committed[at] == self._committed.get(at):
                     del self._committed[at]
         if not replies:
             raise answers[0]

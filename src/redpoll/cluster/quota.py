@@ -1,7 +1,7 @@
-"""How many messages an app published today, over all processes, and that no more than its plan allows.
+"""Counts an app's messages by UTC day, over all processes, and enforces `App.daily_limit`.
 
-Counted before the publish, by UTC day, in Redis; control copies the count to the record store and restores it
-where Redis lost it. Which plan allows how many the app's record says (`App.daily_limit`).
+Messages are counted in Redis before they are published. Control copies the count to the record store and restores it if
+Redis lost it.
 """
 
 import time
@@ -17,11 +17,11 @@ from redpoll.cluster.scripts import SPEND
 
 __all__ = ["Quota", "Spent"]
 
-_KEPT_S: Final = 3 * 86_400
+_LIFETIME_S: Final = 3 * 86_400
 
 
 class Spent(NamedTuple):
-    """`ok` False: these would pass the limit, and none of them is counted. `used`: what the day has now."""
+    """`ok` False: these messages would exceed the limit, and none of them is counted. `used` is the day's count now."""
 
     ok: bool
     used: int
@@ -32,7 +32,7 @@ def _spent(done: Callable[[Any], None], reply: Any) -> None:
 
 
 class Quota:
-    """Counts for apps that have a limit. `wall_clock` gives seconds since 1970."""
+    """For apps that have a limit. `wall_clock` returns Unix seconds."""
 
     def __init__(
         self,
@@ -52,14 +52,13 @@ class Quota:
         return datetime.fromtimestamp(self._wall_clock(), UTC).strftime("%Y%m%d")
 
     async def spend(self, app_id: str, n: int, limit: int) -> Spent:
-        """Counts `n` messages that are about to be published, or none of them. Raises Unavailable: perhaps
+        """Counts `n` messages that are about to be published, or none of them. Raises Unavailable: they may be
         counted."""
         return await self._run(app_id, self.today(), n, limit, 0)
 
     def spend_then(self, app_id: str, n: int, limit: int, done: Callable[[Any], None]) -> None:
-        """As `spend`, for callers that don't wait: `done` gets Spent, a ReplyError or a LinkDown, in the order
-        of the calls."""
-        args = (n, limit, 0, _KEPT_S)
+        """As `spend`, without waiting. `done` gets a Spent, a ReplyError or a LinkDown, in the order of the calls."""
+        args = (n, limit, 0, _LIFETIME_S)
         self._link.run(SPEND, (self._keys.spent(app_id, self.today()),), args, partial(_spent, done))
 
     async def used(self, app_id: str, day: str | None = None) -> int:
@@ -71,7 +70,7 @@ class Quota:
         """Makes the count of a day at least `n`, and returns it. Raises Unavailable."""
         return (await self._run(app_id, day, 0, 0, n)).used
 
-    async def _run(self, app_id: str, day: str, n: int, limit: int, least: int) -> Spent:
-        names, args = (self._keys.spent(app_id, day),), (n, limit, least, _KEPT_S)
+    async def _run(self, app_id: str, day: str, n: int, limit: int, at_least: int) -> Spent:
+        names, args = (self._keys.spent(app_id, day),), (n, limit, at_least, _LIFETIME_S)
         ok, used = await confirmed(self._link, lambda: self._link.execute(SPEND, names, args), self._confirm_s)
         return Spent(ok == 1, used)

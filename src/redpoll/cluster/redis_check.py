@@ -1,6 +1,6 @@
-"""Whether a Redis is one that redpoll can rely on: asked once, before clients are let in (cluster.md 9).
+"""Checks whether redpoll can rely on this Redis, once, before clients are admitted.
 
-Says what is wrong and what to do about it; changes nothing.
+It says what is wrong and what to do, and changes nothing (cluster/README.md "Checking Redis").
 """
 
 import re
@@ -13,31 +13,31 @@ from redpoll.cluster.link import Link
 
 __all__ = ["RedisCheck", "examine"]
 
-_OLDEST: Final = (7, 0)
+_MIN_VERSION: Final = (7, 0)
 _VERSION: Final = re.compile(rb"^(?:valkey|redis)_version:(\d+)\.(\d+)", re.MULTILINE)
 
 
 class RedisCheck(NamedTuple):
-    """`faults`: it can't work. `warnings`: it will, until something goes wrong. Sentences, both."""
+    """Sentences. `faults`: redpoll can't work with this Redis. `warnings`: it works, at a risk."""
 
     faults: list[str]
     warnings: list[str]
 
 
 async def examine(link: Link, keys: Keys) -> RedisCheck:
-    """Asks this Redis for its version, its eviction policy, and leave to use our keys and topics.
+    """Checks the version, the eviction policy, and the ACL rights for our keys, topics and scripts.
 
-    Raises LinkDown. What the user may not ask (ACL) is passed over: only what is needed is a fault.
+    Raises LinkDown. Questions that the ACL forbids are skipped: only a missing right that redpoll needs is a fault.
     """
     faults: list[str] = []
     warnings: list[str] = []
     info = await _ask(link, b"INFO", b"server")
     if isinstance(info, bytes):
-        # Valkey names the Redis that it is compatible with as well; either is new enough.
+        # Valkey also reports the Redis version that it is compatible with.
         versions = [(int(major), int(minor)) for major, minor in _VERSION.findall(info)]
-        if versions and max(versions) < _OLDEST:
-            found = ".".join(map(str, max(versions)))
-            faults.append(f"Redis {found} is too old: scripts need Redis 7.0, or any Valkey")
+        if versions and max(versions) < _MIN_VERSION:
+            version = ".".join(map(str, max(versions)))
+            faults.append(f"Redis {version} is too old: use Redis 7.0 or later, or Valkey")
     policy = await _ask(link, b"CONFIG", b"GET", b"maxmemory-policy")
     if isinstance(policy, dict) and policy.get(b"maxmemory-policy", b"noeviction") != b"noeviction":
         name = policy[b"maxmemory-policy"].decode()
@@ -53,13 +53,14 @@ async def examine(link: Link, keys: Keys) -> RedisCheck:
         answer = await _ask(link, *needed)
         if isinstance(answer, hiredis.ReplyError) and str(answer).startswith("NOPERM"):
             rules = f"~{keys.prefix}:* &{keys.prefix}:* +@all"
-            faults.append(f"the Redis user may not {needed[0].decode()} our keys or topics; give it {rules}")
+            command = needed[0].decode()
+            faults.append(f"the Redis user may not use {command} on our keys or topics; give it the ACL rules {rules}")
             break
     return RedisCheck(faults, warnings)
 
 
 async def _ask(link: Link, *command: Any) -> Any:
-    """The answer, an error included: a refusal is what we want to know."""
+    """The reply, or the ReplyError."""
     try:
         return await link.ask(*command)
     except hiredis.ReplyError as error:

@@ -1,6 +1,7 @@
-"""The Lua scripts: read from the package, named by their SHA-1, called through a link.
+"""The Lua scripts that Redis runs: their sources, names and SHA-1 sums.
 
-What a script does, and what each KEYS and ARGV of it is, stands at its head in lua/.
+Each script's head in lua/ says what it does, and what its KEYS, ARGV and reply are. cluster/README.md "Scripts" lists
+them.
 """
 
 import hashlib
@@ -16,18 +17,28 @@ __all__ = [
     "DIR_PUT",
     "DRAIN",
     "FENCE",
+    "FENCED",
     "HISTORY",
     "HOLD",
     "LOCATE",
+    "OK",
     "PUBLISH",
     "REGISTER",
     "SPEND",
+    "STALE",
     "Script",
 ]
 
+# The first element of the replies of hold, register, beat and publish.
+OK: Final = b"OK"
+FENCED: Final = b"FENCED"
+"""This W was given up, or is being reaped: the worker must take its next W."""
+STALE: Final = b"STALE"
+"""A later connection speaks for this W."""
+
 
 class Script:
-    """One script. `EVALSHA` by `sha`; a link loads the sources on every new connection."""
+    """One script. Calls name it by `sha` (EVALSHA); a link loads every source on each new connection."""
 
     __slots__ = ("name", "sha", "source")
 
@@ -37,7 +48,7 @@ class Script:
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
 
     def command(self, keys: Sequence[bytes], args: Sequence[bytes | str | int]) -> tuple[bytes | str | int, ...]:
-        """The command that runs this script, for `Link.run` and for pipelines."""
+        """The Redis command that runs this script."""
         return (b"EVALSHA", self.sha, len(keys), *keys, *args)
 
 

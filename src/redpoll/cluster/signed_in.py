@@ -1,50 +1,47 @@
-"""Which users are signed in on this worker, and that Redis knows it where somebody may ask.
+"""Counts the signed-in users of this worker, and tells Redis about them in apps that need it.
 
-A user's connections are held like a channel, `%u:U`, and only while the app has watchlists or lets users resume: else
-a sign-in costs Redis nothing (cluster.md 7). Who watches is the business of watches.py.
+A user's connections are held like a channel, `%u:U`, only while the app has watchlists or user resume. In other apps a
+sign-in costs Redis nothing. online.py is the reading side.
 """
 
-from collections.abc import Callable
-
+from redpoll.cluster.keys import user_pseudo
 from redpoll.cluster.membership.hold_call import SIGNED_IN
-from redpoll.cluster.membership.local_channel import LocalChannel
+from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.protocol.apps import App
 
-__all__ = ["SignedIn", "asked_for"]
+__all__ = ["SignedIn", "needs_sign_ins"]
 
 
-def asked_for(app: App) -> bool:
-    """Whether somebody wants to know on which workers a user of this app is signed in: those who watch the user, or
-    the worker to which the user comes back."""
+def needs_sign_ins(app: App) -> bool:
+    """Whether Redis must know on which workers the app's users are signed in: for watchers, or for the worker to which
+    a user returns."""
     return app.watchlist or app.user_resume_s > 0
 
 
 class SignedIn:
-    """Counts connections by user. `hold(app_id, pseudo, kind)` gives the Held of a pseudo-channel, `touch` has
-    Redis told of its change."""
+    """Counts connections by user."""
 
-    def __init__(self, hold: Callable[[str, str, str], LocalChannel], touch: Callable[[LocalChannel], None]) -> None:
-        self._hold = hold
-        self._touch = touch
+    def __init__(self, channels: LocalChannels) -> None:
+        self._channels = channels
         self._connections: dict[str, dict[str, int]] = {}
-        # Ids of the apps whose users Redis is told of.
-        self._told: set[str] = set()
+        # Ids of the apps whose users Redis knows.
+        self._app_ids: set[str] = set()
 
     def here(self, app_id: str, user_id: str) -> bool:
-        """Whether the user is signed in on this worker and Redis knows, or is about to hear of it."""
-        return app_id in self._told and user_id in self._connections.get(app_id, ())
+        """Whether the user is signed in on this worker, and Redis knows or will know."""
+        return app_id in self._app_ids and user_id in self._connections.get(app_id, ())
 
     def sign_in(self, app: App, user_id: str) -> None:
         """One more connection of this user."""
         users = self._connections.setdefault(app.id, {})
         users[user_id] = users.get(user_id, 0) + 1
-        if asked_for(app) and app.id not in self._told:
+        if needs_sign_ins(app) and app.id not in self._app_ids:
             self.switch(app.id, True)
-        elif app.id in self._told:
-            self._tell(app.id, user_id, users[user_id])
+        elif app.id in self._app_ids:
+            self._update(app.id, user_id, users[user_id])
 
     def sign_out(self, app_id: str, user_id: str) -> None:
-        """One connection less; every connection that signed in does this once, at its close."""
+        """One connection less. Every connection that signed in calls this once, when it closes."""
         users = self._connections[app_id]
         left = users[user_id] - 1
         if left:
@@ -53,22 +50,21 @@ class SignedIn:
             del users[user_id]
             if not users:
                 del self._connections[app_id]
-        if app_id in self._told:
-            self._tell(app_id, user_id, left)
+        if app_id in self._app_ids:
+            self._update(app_id, user_id, left)
 
     def switch(self, app_id: str, on: bool) -> None:
-        """The app's users are asked for from now on, or not any more: Redis is told of all of them, or that there are
-        none."""
-        if on == (app_id in self._told):
+        """Redis gets the app's users from now on, or removes them."""
+        if on == (app_id in self._app_ids):
             return
         if on:
-            self._told.add(app_id)
+            self._app_ids.add(app_id)
         else:
-            self._told.discard(app_id)
+            self._app_ids.discard(app_id)
         for user_id, count in self._connections.get(app_id, {}).items():
-            self._tell(app_id, user_id, count if on else 0)
+            self._update(app_id, user_id, count if on else 0)
 
-    def _tell(self, app_id: str, user_id: str, count: int) -> None:
-        local_channel = self._hold(app_id, f"%u:{user_id}", SIGNED_IN)
+    def _update(self, app_id: str, user_id: str, count: int) -> None:
+        local_channel = self._channels.hold(app_id, user_pseudo(user_id), SIGNED_IN)
         local_channel.attached = count
-        self._touch(local_channel)
+        self._channels.touch(local_channel)

@@ -1,4 +1,4 @@
-"""Each worker's counters, kept in Redis for a moment, so that /metrics can show workers of any machine."""
+"""Each worker's counters, in Redis for 15 s, so that control's /metrics can show all workers of all machines."""
 
 from typing import Any, Final
 
@@ -9,27 +9,26 @@ from redpoll.cluster.link import Link
 
 __all__ = ["Stats"]
 
-_LIVES_S: Final = 15
+_LIFETIME_S: Final = 15
 
 
 class Stats:
-    """Workers write each 5 s; what isn't renewed is gone after 15."""
+    """Workers write every 5 s. Counters that are not renewed expire after 15 s."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link
         self._keys = keys
 
     def write(self, w: str, counters: dict[str, Any]) -> None:
-        """Queued, not confirmed: the next one is on its way anyhow."""
-        self._link.call(b"SET", self._keys.stats(w), msgspec.json.encode(counters), b"EX", _LIVES_S)
+        """Queues the counters. The outcome doesn't matter, because the next ones follow in 5 s."""
+        self._link.call(b"SET", self._keys.stats(w), msgspec.json.encode(counters), b"EX", _LIFETIME_S)
 
     async def read_all(self) -> dict[str, dict[str, Any]]:
-        """Counters by W, of every worker that beats and wrote lately. Raises LinkDown or
-        hiredis.ReplyError."""
+        """Counters by W, of every worker in the beat table that wrote lately. Raises LinkDown or hiredis.ReplyError."""
         names = [name.decode() for name in await self._link.ask(b"HKEYS", self._keys.beat)]
         if not names:
             return {}
-        found = await self._link.ask(b"MGET", *(self._keys.stats(w) for w in names))
+        values = await self._link.ask(b"MGET", *(self._keys.stats(w) for w in names))
         return {
-            w: msgspec.json.decode(counters) for w, counters in zip(names, found, strict=True) if counters is not None
+            w: msgspec.json.decode(counters) for w, counters in zip(names, values, strict=True) if counters is not None
         }

@@ -1,7 +1,7 @@
-"""What control asks all workers at once: a message on `sys`, answers in a list of its own.
+"""Asks all workers a question and collects their answers: a message on `sys`, answers in a list of its own.
 
-For the rare things that only who has the sockets can do or know; counts and members stand in Redis. Nobody is
-waited for who can't answer: a worker that was given up, an earlier name of one that lives (cluster.md 7).
+It is for rare requests about sockets, such as closing a user's connections; counts and members are in Redis. Dead
+workers and earlier names of living workers are not waited for.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from redpoll.cluster.link import Link, LinkDown
 
 __all__ = ["Survey"]
 
-# The answer to who asked us is to be there after 2 s.
+# The HTTP API answers within about 2 s.
 ANSWER_S: Final = 2.0
-_KEPT_S: Final = 10
-_FIRST_LOOK_S: Final = 0.002
-_LONGEST_LOOK_S: Final = 0.05
+_LIFETIME_S: Final = 10
+_FIRST_DELAY_S: Final = 0.002
+_MAX_DELAY_S: Final = 0.05
 
 
 class Survey:
-    """Control's `ask`, and the worker's `answer` to what comes over `sys`."""
+    """Control calls `ask`; a worker calls `answer` for each question that arrives on `sys`."""
 
     def __init__(self, link: Link, keys: Keys, *, answer_s: float = ANSWER_S) -> None:
         self._link = link
@@ -33,8 +33,8 @@ class Survey:
         self._answer_s = answer_s
 
     async def ask(self, what: str, **about: Any) -> dict[str, Any]:
-        """Tells every worker `{"ask": what, "id": …, **about}` and returns the answers by W, when all have
-        answered who live. Raises Unavailable: some didn't in time, though they may have done what was asked."""
+        """Publishes `{"ask": what, "id": …, **about}` on `sys`. Returns the answers by W when every living worker
+        process has answered. Raises Unavailable if some didn't answer in time; they may have done what was asked."""
         question = secrets.token_hex(8)
         answers: dict[str, Any] = {}
         silent: set[str] = set()
@@ -43,34 +43,34 @@ class Survey:
                 await self._link.wait_up()
                 message = msgspec.json.encode({"ask": what, "id": question, **about})
                 await self._link.ask(self._keys.publish, self._keys.sys, message)
-                look_s = _FIRST_LOOK_S
+                delay_s = _FIRST_DELAY_S
                 while True:
-                    told, beats = await asyncio.gather(
+                    listed, beats = await asyncio.gather(
                         self._link.ask(b"LRANGE", self._keys.answers(question), 0, -1),
                         self._link.ask(b"HGETALL", self._keys.beat),
                     )
-                    answers = dict(msgspec.json.decode(each) for each in told)
+                    answers = dict(msgspec.json.decode(answer) for answer in listed)
                     silent = _living(beats) - {_process(w) for w in answers}
                     if not silent:
                         return answers
-                    await asyncio.sleep(look_s)
-                    look_s = min(2 * look_s, _LONGEST_LOOK_S)
+                    await asyncio.sleep(delay_s)
+                    delay_s = min(2 * delay_s, _MAX_DELAY_S)
         except TimeoutError:
-            who = ", ".join(sorted(silent)) or "Redis"
-            raise Unavailable(f"no answer from {who} within {self._answer_s:g} s") from None
+            missing = ", ".join(sorted(silent)) or "Redis"
+            raise Unavailable(f"no answer from {missing} within {self._answer_s:g} s") from None
         except (LinkDown, hiredis.ReplyError) as error:
             raise Unavailable(str(error)) from None
 
     def answer(self, question: str, w: str, answer: Any) -> None:
-        """The worker's part: `question` is the `id` that came over `sys`, `answer` anything that JSON knows.
-        Every worker answers every question, also if there was nothing to do."""
+        """Answers a question. `question` is the message's `id`, `answer` any JSON value. Every worker answers every
+        question, even if it had nothing to do."""
         key = self._keys.answers(question)
         self._link.call(b"RPUSH", key, msgspec.json.encode((w, answer)))
-        self._link.call(b"EXPIRE", key, _KEPT_S)
+        self._link.call(b"EXPIRE", key, _LIFETIME_S)
 
 
 def _process(w: str) -> str:
-    # <run>.<k>: whatever name a process has by now, its sockets are the same.
+    # <run>.<k>: a process keeps its sockets when it takes another name.
     return w.rpartition(".")[0]
 
 

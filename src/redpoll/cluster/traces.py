@@ -1,7 +1,7 @@
-"""Spans on their way from the workers to the control plane: one stream, written in batches, lossy (cluster.md 2).
+"""Carries trace spans from the workers to control: one stream in Redis, written in batches, lossy.
 
-A worker notes what became of traced events and now and then appends all of it as one entry; control reads on from
-where it stopped. What is in a span decides who notes it.
+A worker records the stages of traced events and appends them to the stream as one entry per flush. Control reads on
+from where it stopped. The recorder chooses a span's fields.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from redpoll.cluster.link import Link
 
 __all__ = ["Batch", "Span", "TraceReader", "TraceWriter", "Triggered", "new_trace_id"]
 
-# Entries of the stream, about: at two a second and worker an hour of four workers, if control is away so long.
+# Entries of the stream, about: twenty minutes of four workers with two flushes a second, while control is down.
 _MAX_ENTRIES: Final = 10_000
-# What may wait for Redis to come back.
-_MOST_WAITING: Final = 10_000
+# Spans that may wait while Redis is disconnected; as many triggers.
+_MAX_WAITING: Final = 10_000
 _MAX_READ: Final = 100
-# Seeded by the kernel at import. Trace ids tell requests apart and open nothing, so they may come from a
-# generator: asking the kernel for each costs as much as parsing the event.
+# Trace ids are unique but not secret, so a generator that the kernel seeds at import is enough. Asking the kernel for
+# each one would cost as much as parsing the event.
 _random_bits: Final = random.Random().getrandbits
 
 
 def new_trace_id() -> str:
-    """32 hex digits. They begin with the Unix time in ms, by which the event log finds them (store/eventlog.py)."""
+    """32 hex digits. They begin with the Unix time in ms, so the event log can find them by time
+    (store/eventlog.py)."""
     return f"{int(time.time() * 1000) << 80 | _random_bits(80):032x}"
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One stage of one trigger: when (Unix ms), which, and the stage's own members."""
+    """One stage of one traced event: its Unix time in ms, its name, and its own fields."""
 
     trace_id: str
     app_id: str
@@ -43,7 +44,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Triggered(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A client event that got a trace id: what the event log is to say of it. `size` is in bytes."""
+    """A client event with a trace id, for the event log. `size` is in bytes."""
 
     trace_id: str
     app_id: str
@@ -67,7 +68,8 @@ class Entry(NamedTuple):
 
 
 class TraceWriter:
-    """A worker's end. `note` and `noted_trigger` queue, `flush` sends; `lost` counts what found no room."""
+    """A worker's end. `note` and `note_triggered` queue, `flush` sends. `lost` counts what didn't fit into the
+    queue."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
         self.lost = 0
@@ -76,19 +78,20 @@ class TraceWriter:
         self._batch = Batch([], [])
 
     def note(self, span: Span) -> None:
-        if len(self._batch.spans) < _MOST_WAITING:
+        if len(self._batch.spans) < _MAX_WAITING:
             self._batch.spans.append(span)
         else:
             self.lost += 1
 
     def note_triggered(self, triggered: Triggered) -> None:
-        if len(self._batch.triggered) < _MOST_WAITING:
+        if len(self._batch.triggered) < _MAX_WAITING:
             self._batch.triggered.append(triggered)
         else:
             self.lost += 1
 
     def flush(self) -> None:
-        """Appends what was noted, where Redis is there; not confirmed, as it may be lost."""
+        """Appends the queued spans to the stream, if Redis is connected. The outcome doesn't matter: traces may be
+        lost."""
         if not self._link.up or not (self._batch.spans or self._batch.triggered):
             return
         batch, self._batch = self._batch, Batch([], [])
@@ -105,11 +108,11 @@ class TraceReader:
         self._decode = msgspec.json.Decoder(Batch).decode
 
     async def read(self, after: str) -> list[Entry]:
-        """Entries behind the one with this id, oldest first, at most 100. Raises LinkDown or
-        hiredis.ReplyError; an entry that is none of ours is left out."""
-        found = await self._link.ask(b"XRANGE", self._key, f"({after}", b"+", b"COUNT", _MAX_READ)
+        """Entries after the one with this id, oldest first, at most 100. Raises LinkDown or hiredis.ReplyError. An
+        unreadable entry has an empty batch."""
+        stored = await self._link.ask(b"XRANGE", self._key, f"({after}", b"+", b"COUNT", _MAX_READ)
         entries = []
-        for entry_id, fields in found:
+        for entry_id, fields in stored:
             try:
                 batch = self._decode(fields[1])
             except msgspec.DecodeError:

@@ -347,7 +347,7 @@ class Hub:
         attached = [
             local_channel.attached
             for local_channel in self.registry.local_channels()
-            if local_channel.listens and local_channel.attached
+            if local_channel.has_topic and local_channel.attached
         ]
         return len(attached), sum(attached)
 

@@ -82,7 +82,7 @@ class Worker:
         self.backpressure = Backpressure(self.hub.everyone, lambda: self.link.congested)
         self.janitor = Janitor(settings, self._write_stats, self.backpressure)
         self.directory = Directory(self.link, keys, on_change=self._app_changed)
-        self.directory.want(None)
+        self.directory.require(None)
         self.registry = Registry(
             self.link,
             keys,
@@ -192,7 +192,7 @@ class Worker:
             self.stop_listening()
         if "directory" in message:
             # The store's version. Stale app records, left in Redis by an earlier run, must not admit clients.
-            self.directory.want(message["directory"])
+            self.directory.require(message["directory"])
         if "reload" in message:
             self.listeners.reload()
         if "drain" in message:
@@ -273,6 +273,7 @@ class Worker:
                 "loop_lag_seconds": self.janitor.loop_lag_s,
                 "redis_reconnects_total": self.link.reconnects,
                 "redis_errors_total": self.link.errors,
+                "redis_connection_state": self.registry.connection_state.value,
                 "channels": channels,
                 "subscriptions": subscriptions,
                 "users": len(self.hub.users),

@@ -68,7 +68,7 @@ async def test_of_more_than_a_hundred_one_count_is_told_each_five_seconds(a, b, 
     await wait_until(all_know(120, a, b), timeout_s=20)
     assert len(pushes) <= 4
     assert pushes[-1].endswith(b" 120")
-    assert local_channel.tally.told == 120
+    assert local_channel.tally.sent == 120
 
 
 async def test_count_that_comes_back_to_what_it_was_is_told_to_who_saw_another(a, b, wait_until):
@@ -194,6 +194,6 @@ async def test_count_heard_before_redis_was_told_again_does_not_stand_for_our_ch
     a.link.drop("for the test")
     a.leave(going)
     # As if another worker had told it between our SUBSCRIBE and our hold.
-    a.registry.message(keys.topic("7", "news"), b"n ffffffffffff.1.0 1 3")
+    a.registry.push(keys.topic("7", "news"), b"n ffffffffffff.1.0 1 3")
     await wait_until(all_know(2, a, b))
     assert staying.state == other.state == "attached"

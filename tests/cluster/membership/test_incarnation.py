@@ -4,35 +4,45 @@ from redpoll.cluster.keys import SHARDS
 from redpoll.cluster.link import LinkDown
 from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.reaper import Reaper
+from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.scripts import REGISTER
 
 
 @pytest.fixture
-def heard():
+def seen():
+    """How often the worker was fenced, and the directory's versions that beats brought."""
     return {"fenced": 0, "versions": []}
 
 
+class Versions:
+    """Takes the part of the directory."""
+
+    def __init__(self, seen):
+        self.check_version = seen["versions"].append
+
+
 @pytest.fixture
-def make(link, keys, heard):
-    made = []
+def make(link, keys, seen):
+    incarnations = []
 
     def make(**times):
         def fenced():
-            heard["fenced"] += 1
+            seen["fenced"] += 1
 
-        times = {"beat_s": 0.02, "unanswered_s": 10} | times
-        one = Incarnation(link, keys, "0123456789ab", 3, on_fenced=fenced, on_beat=heard["versions"].append, **times)
-        made.append(one)
-        return one
+        timings = Timings(**({"beat_s": 0.02, "unanswered_s": 10} | times))
+        incarnation = Incarnation(link, keys, "0123456789ab", 3, Versions(seen), timings)
+        incarnation.on_fenced = fenced
+        incarnations.append(incarnation)
+        return incarnation
 
     yield make
-    for one in made:
-        one.close()
+    for incarnation in incarnations:
+        incarnation.close()
 
 
 async def test_first_rise_registers_the_name_in_every_shard(make, link, keys):
     one = make()
-    assert await one.rise() == {}
+    assert await one.register() == {}
     assert (one.w, one.name, one.gen) == ("0123456789ab.3.0", b"0123456789ab.3.0", 1)
     for at in range(SHARDS):
         assert await link.ask(b"HGETALL", keys.worker(at, one.w)) == {b"gen": b"1"}
@@ -41,28 +51,28 @@ async def test_first_rise_registers_the_name_in_every_shard(make, link, keys):
 
 async def test_rise_on_a_later_connection_keeps_the_name_and_tells_what_it_holds(make, link, keys):
     one = make()
-    await one.rise()
+    await one.register()
     await link.ask(b"HSET", keys.worker(5, one.w), "7:news", "c3")
     await link.ask(b"HSET", keys.worker(6, one.w), "7:presence-a:b", "p1")
-    one.down()
-    assert await one.rise() == {"7:news": "c3", "7:presence-a:b": "p1"}
+    one.connection_lost()
+    assert await one.register() == {"7:news": "c3", "7:presence-a:b": "p1"}
     assert (one.w, one.gen) == ("0123456789ab.3.0", 2)
 
 
 async def test_rise_of_a_reaped_worker_takes_the_next_name(make, link, keys):
     one = make()
-    await one.rise()
+    await one.register()
     await Reaper(link, keys, "ffffffffffff").reap(one.w)
-    await one.rise()
+    await one.register()
     assert (one.w, one.gen) == ("0123456789ab.3.1", 1)
     assert await link.ask(b"HKEYS", keys.beat) == [b"0123456789ab.3.1"]
 
 
 async def test_rise_against_a_greater_gen_takes_the_next_name(make, link, keys):
     one = make()
-    await one.rise()
+    await one.register()
     await link.execute(REGISTER, (keys.worker(9, one.w),), (7, 0))
-    await one.rise()
+    await one.register()
     assert one.w == "0123456789ab.3.1"
 
 
@@ -79,36 +89,36 @@ async def test_rise_that_was_reaped_while_it_registered_leaves_no_hidden_name(ma
         run(script, names, args, done)
 
     link.run = reap_first
-    await one.rise()
+    await one.register()
     assert reaped == ["0123456789ab.3.0"]
     assert one.w == "0123456789ab.3.1"
     assert await link.ask(b"KEYS", b"*:w:0123456789ab.3.0") == []
 
 
-async def test_beats_go_on_and_tell_the_version_of_the_directory(make, link, keys, heard, wait_until):
+async def test_beats_go_on_and_tell_the_version_of_the_directory(make, link, keys, seen, wait_until):
     one = make()
-    await one.rise()
+    await one.register()
     await link.ask(b"SET", keys.directory_version, 4)
     one.start()
-    await wait_until(lambda: len(heard["versions"]) > 3)
-    assert heard["versions"][0] is None
-    assert heard["versions"][-1] == b"4"
+    await wait_until(lambda: len(seen["versions"]) > 3)
+    assert seen["versions"][0] is None
+    assert seen["versions"][-1] == b"4"
     assert int(await link.ask(b"HGET", keys.beat, one.w)) > 3
 
 
-async def test_beat_of_one_that_was_given_up_says_so(make, link, keys, heard, wait_until):
+async def test_beat_of_one_that_was_given_up_says_so(make, link, keys, seen, wait_until):
     one = make()
-    await one.rise()
+    await one.register()
     one.start()
     await link.ask(b"HSET", keys.beat, one.w, -1)
-    await wait_until(lambda: heard["fenced"])
+    await wait_until(lambda: seen["fenced"])
 
 
 async def test_unanswered_beat_gives_the_connection_up(make, link, redis, wait_until):
     one = make(unanswered_s=1)
-    await one.rise()
+    await one.register()
     downs = []
-    link.on_down = lambda reason: (downs.append(reason), one.down())
+    link.on_down = lambda reason: (downs.append(reason), one.connection_lost())
     one.start()
     redis.pause()
     try:
@@ -124,7 +134,7 @@ async def test_rise_that_is_not_answered_ends(make, link, redis):
     redis.pause()
     try:
         with pytest.raises(LinkDown):
-            await one.rise()
+            await one.register()
     finally:
         redis.resume()
 
@@ -133,7 +143,7 @@ async def test_registration_that_redis_fails_is_made_again(make, link, keys, wai
     one = make()
     blocked = keys.worker(11, one.w)
     await link.ask(b"SET", blocked, b"no hash", b"PX", 60)
-    await one.rise()
+    await one.register()
     assert one.errors >= 1
     assert one.w == "0123456789ab.3.0"
     assert await link.ask(b"HGET", blocked, b"gen") == b"1"
@@ -141,7 +151,7 @@ async def test_registration_that_redis_fails_is_made_again(make, link, keys, wai
 
 async def test_clean_end_takes_the_name_out(make, link, keys):
     one = make()
-    await one.rise()
+    await one.register()
     assert await one.bury()
     assert await link.ask(b"KEYS", b"*:w:*") == []
     assert await link.ask(b"EXISTS", keys.beat) == 0
@@ -149,7 +159,7 @@ async def test_clean_end_takes_the_name_out(make, link, keys):
 
 async def test_end_with_something_held_leaves_the_name_to_the_reaper(make, link, keys):
     one = make()
-    await one.rise()
+    await one.register()
     await link.ask(b"HSET", keys.worker(5, one.w), "7:news", "c1")
     assert not await one.bury()
     assert await link.ask(b"HEXISTS", keys.beat, one.w) == 1

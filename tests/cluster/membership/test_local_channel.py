@@ -1,7 +1,14 @@
 import pytest
 
 from redpoll.cluster.keys import cap_of_shard
-from redpoll.cluster.membership.local_channel import UNKNOWN, HistoryPosition, LocalChannel, Ticket
+from redpoll.cluster.membership.local_channel import (
+    UNKNOWN,
+    ChannelSettings,
+    HistoryPosition,
+    LocalChannel,
+    Subscription,
+    Ticket,
+)
 from redpoll.cluster.membership.tally import Tally
 from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.presence import Roster
@@ -45,7 +52,7 @@ def test_nothing_to_tell_makes_no_call():
 def test_joins_are_told_with_those_attached_as_base():
     local_channel = room()
     attach(local_channel, "a", "a", "b")
-    assert (local_channel.attached, local_channel.sockets) == (3, {"a": 2, "b": 1})
+    assert (local_channel.attached, local_channel.members.sockets) == (3, {"a": 2, "b": 1})
     wait(local_channel, "c", b"1")
     call = send(local_channel)
     assert (call.base, call.joins, call.gone) == (3, [("c", b"1")], [])
@@ -54,9 +61,9 @@ def test_joins_are_told_with_those_attached_as_base():
 def test_only_the_first_join_of_a_presence_channel_asks_for_the_roster():
     local_channel = room()
     wait(local_channel, "a")
-    assert local_channel.wants_roster
+    assert local_channel.needs_roster
     assert send(local_channel).flags == "r"
-    assert room(presence=False).wants_roster is False
+    assert room(presence=False).needs_roster is False
 
 
 def test_public_joins_name_nobody():
@@ -91,7 +98,7 @@ def test_user_whom_a_join_of_the_same_call_brings_is_not_gone():
     assert (call.base, call.gone, call.joins) == (0, [], [("a", b"")])
     answer(local_channel)
     assert local_channel.plan() is None
-    assert not local_channel.gone
+    assert not local_channel.members.gone
 
 
 def test_user_who_comes_back_while_a_call_is_under_way_is_not_told_gone():
@@ -175,7 +182,7 @@ def test_refused_ticket_waits_no_longer():
     first, second = wait(local_channel, "a"), wait(local_channel, "b")
     send(local_channel)
     assert answer(local_channel, b"01") == ([second], [first])
-    assert local_channel.sockets == {"b": 1}
+    assert local_channel.members.sockets == {"b": 1}
 
 
 def test_call_of_unknown_fate_is_made_again_with_its_joins_first():
@@ -184,7 +191,7 @@ def test_call_of_unknown_fate_is_made_again_with_its_joins_first():
     call = send(local_channel)
     second = wait(local_channel, "b")
     local_channel.call = None
-    local_channel.take_back(call)
+    local_channel.fail(call)
     assert local_channel.confirmed == UNKNOWN
     assert list(local_channel.waiting) == [first, second]
     assert not local_channel.idle
@@ -199,7 +206,7 @@ def test_join_of_unknown_fate_that_nobody_wants_any_more_is_told_gone(withdrawn)
     if withdrawn == "before":
         local_channel.withdraw(ticket)
     local_channel.call = None
-    local_channel.take_back(call)
+    local_channel.fail(call)
     if withdrawn == "after":
         local_channel.withdraw(ticket)
     call = send(local_channel)
@@ -210,9 +217,9 @@ def test_after_a_break_every_user_is_told_once_and_the_count_is_whole_from_the_f
     local_channel = room()
     users = [f"u{n}" for n in range(300)]
     attach(local_channel, *users, "u0", "u1")
-    local_channel.infos["u0"] = b"0"
+    local_channel.members.infos["u0"] = b"0"
     wait(local_channel, "late")
-    local_channel.lose()
+    local_channel.connection_lost()
     call = send(local_channel)
     assert (call.base + call.joining, len(call.joins), call.flags, call.last) == (302, 256, "k", False)
     assert call.joins[0] == ("u0", b"0")
@@ -230,7 +237,7 @@ def test_after_a_break_a_channel_without_sockets_is_told_as_empty():
     local_channel = room()
     attach(local_channel, "a")
     local_channel.detach("a")
-    local_channel.lose()
+    local_channel.connection_lost()
     call = send(local_channel)
     assert (call.base, call.gone, local_channel.asserted) == (0, ["a"], True)
 
@@ -240,9 +247,9 @@ def test_after_a_break_a_roster_that_nobody_looked_at_is_read_anew():
     attach(local_channel, "a")
     local_channel.roster = Roster()
     local_channel.detach("a")
-    local_channel.lose()
+    local_channel.connection_lost()
     wait(local_channel, "b")
-    assert local_channel.wants_roster
+    assert local_channel.needs_roster
     call = send(local_channel)
     assert (call.flags, call.gone, local_channel.roster) == ("r", ["a"], None)
 
@@ -251,8 +258,8 @@ def test_under_a_new_name_a_channel_without_sockets_needs_no_call():
     local_channel = room()
     attach(local_channel, "a")
     local_channel.detach("a")
-    local_channel.lose()
-    local_channel.renew()
+    local_channel.connection_lost()
+    local_channel.renamed()
     assert local_channel.plan() is None
     assert local_channel.idle
 
@@ -262,23 +269,23 @@ def test_second_look_is_a_call_that_changes_nothing():
     attach(local_channel, "a")
     local_channel.roster = Roster()
     assert local_channel.plan() is None
-    local_channel.look = True
+    local_channel.members.recheck = True
     call = send(local_channel)
-    assert (call.flags, call.look, call.base) == ("r", True, 1)
+    assert (call.flags, call.final, call.base) == ("r", True, 1)
     answer(local_channel)
-    assert not local_channel.look
+    assert not local_channel.members.recheck
 
 
 def test_users_that_redis_lists_for_us_are_gone_unless_a_socket_is_theirs():
     local_channel = room()
     attach(local_channel, "a")
-    local_channel.forsake(["a", "b"])
+    local_channel.members.mark_gone(["a", "b"])
     assert send(local_channel).gone == ["b"]
 
 
 def test_cached_event_is_asked_for_with_joins_only():
     local_channel = room(presence=False)
-    local_channel.caches = True
+    local_channel.settings = ChannelSettings(caches=True)
     wait(local_channel)
     assert send(local_channel).flags == "c"
     answer(local_channel)
@@ -293,7 +300,7 @@ def test_count_is_told_with_every_change_and_when_it_is_due():
     assert send(local_channel).flags == "s"
     answer(local_channel)
     assert local_channel.plan() is None
-    local_channel.tally.hurry()
+    local_channel.tally.make_due()
     assert not local_channel.idle
     assert send(local_channel).flags == "s"
     answer(local_channel)
@@ -303,7 +310,7 @@ def test_count_is_told_with_every_change_and_when_it_is_due():
 def test_channel_whose_count_is_still_to_be_told_is_not_forgotten():
     local_channel = room(presence=False)
     local_channel.tally = Tally()
-    local_channel.tally.hurry()
+    local_channel.tally.make_due()
     assert not local_channel.idle
     send(local_channel)
     answer(local_channel)
@@ -316,7 +323,7 @@ def test_after_a_break_counts_are_told_behind_what_is_held():
     wait(local_channel)
     send(local_channel)
     answer(local_channel)
-    local_channel.lose()
+    local_channel.connection_lost()
     assert send(local_channel).flags == "k"
     answer(local_channel)
     assert send(local_channel).flags == "s"
@@ -327,12 +334,12 @@ def test_after_a_break_counts_are_told_behind_what_is_held():
 def test_topic_alone_is_never_told_to_redis():
     local_channel = LocalChannel("7", "#server-to-user-1", "t", b"topic")
     ticket = wait(local_channel)
-    assert local_channel.listen() == [ticket]
+    assert local_channel.attach_waiting() == [ticket]
     assert local_channel.attached == 1
-    local_channel.subscribed = local_channel.listening = True
-    local_channel.lose()
-    local_channel.renew()
-    assert (local_channel.asserted, local_channel.subscribed, local_channel.listening) == (True, False, False)
+    local_channel.subscription = Subscription.CONFIRMED
+    local_channel.connection_lost()
+    local_channel.renamed()
+    assert (local_channel.asserted, local_channel.subscription) == (True, Subscription.NONE)
     local_channel.detach(None)
     assert local_channel.idle
 
@@ -350,10 +357,10 @@ def test_record_says_the_cap_and_whether_events_are_cached():
     local_channel, news = LocalChannel("7", "presence-cache-room", "p", b"topic"), room(presence=False)
     for each in (local_channel, news):
         each.follow(app(max_presence_members=3))
-    assert (local_channel.cap, local_channel.caches) == (3, True)
-    assert (news.cap, news.caches) == (0, False)
+    assert (local_channel.settings.cap, local_channel.settings.caches) == (3, True)
+    assert (news.settings.cap, news.settings.caches) == (0, False)
     local_channel.follow(app(max_presence_members=5))
-    assert local_channel.cap == 5
+    assert local_channel.settings.cap == 5
 
 
 def test_every_call_says_what_webhooks_want():
@@ -366,7 +373,7 @@ def test_every_call_says_what_webhooks_want():
     assert send(local_channel).flags == "om"
     answer(local_channel)
     attach(local_channel, "a")
-    local_channel.lose()
+    local_channel.connection_lost()
     assert send(local_channel).flags == "krom"
     answer(local_channel)
     local_channel.follow(app())
@@ -378,7 +385,7 @@ def test_joiners_of_a_channel_with_history_ask_where_it_stands():
     local_channel = room(presence=False)
     local_channel.follow(app(history=(RULE,), max_history_channels=6_400))
     wait(local_channel)
-    assert (local_channel.rule, local_channel.most_histories) == (RULE, cap_of_shard(6_400))
+    assert (local_channel.rule, local_channel.settings.max_histories) == (RULE, cap_of_shard(6_400))
     assert send(local_channel).flags == "h"
     answer(local_channel)
     local_channel.history = HistoryPosition("e", 5, True)
@@ -416,8 +423,8 @@ def test_history_is_asked_for_again_when_nobody_knows_what_became_of_the_questio
     local_channel.follow(app(history=(RULE,)))
     call = send(local_channel)
     local_channel.call = None
-    local_channel.lose()
-    local_channel.take_back(call)
+    local_channel.connection_lost()
+    local_channel.fail(call)
     assert send(local_channel).flags == "k"
     answer(local_channel)
     assert send(local_channel).flags == "h"
@@ -430,15 +437,9 @@ def test_history_of_a_channel_without_subscribers_is_not_asked_for():
     assert local_channel.idle
 
 
-def test_what_is_no_channel_follows_nothing():
+def test_only_channels_follow_the_record():
     for kind, channel in (("u", "%u:a"), ("q", "%conn"), ("t", "#server-to-user-a")):
         local_channel = LocalChannel("7", channel, kind, b"topic")
-        local_channel.cap = 9
+        local_channel.settings = ChannelSettings(cap=9)
         local_channel.follow(app(history=(RULE,), hooks="omcxs"))
-        assert (
-            local_channel.cap,
-            local_channel.rule,
-            local_channel.hooks,
-            local_channel.caches,
-            local_channel.asks,
-        ) == (9, None, "", False, False)
+        assert (local_channel.settings, local_channel.needs_position) == (ChannelSettings(cap=9), False)

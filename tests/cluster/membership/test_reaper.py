@@ -5,6 +5,7 @@ from msgspec import structs
 
 from redpoll.cluster.keys import shard
 from redpoll.cluster.link import LinkDown
+from redpoll.cluster.membership.hold_call import hold_keys
 from redpoll.cluster.membership.reaper import Beats, Reaper
 from redpoll.cluster.outbox import Outbox
 from redpoll.cluster.scripts import BURY, HOLD
@@ -16,7 +17,7 @@ ROOM = "presence-room"
 @pytest.fixture
 async def reaper(link, keys):
     """Control's, looking twenty times as often."""
-    reaper = Reaper(link, keys, RUN, look_s=0.05)
+    reaper = Reaper(link, keys, RUN, read_s=0.05)
     task = asyncio.ensure_future(reaper.run())
     yield reaper
     task.cancel()
@@ -27,7 +28,7 @@ async def reaper(link, keys):
 
 
 def look(beats: Beats, now: float, **table: int) -> list[str]:
-    beats.look({w.replace("_", "."): b"%d" % beat for w, beat in table.items()}, now)
+    beats.read({w.replace("_", "."): b"%d" % beat for w, beat in table.items()}, now)
     return beats.dead()
 
 
@@ -68,7 +69,7 @@ def test_the_supervisors_list_decides_about_its_own_processes_only():
     assert dead == ["aa.1.0", "aa.3.1"]
 
 
-def test_before_any_list_nobody_is_struck_out():
+def test_before_any_list_nobody_is_reported_dead_out():
     assert look(Beats("aa"), 0.0, aa_0_0=1) == []
 
 
@@ -182,7 +183,7 @@ async def test_reaping_is_given_up_while_redis_is_away_and_done_when_it_is_back(
     own_redis, start_worker, make_truth, keys, wait_until
 ):
     truth = await make_truth(own_redis)
-    reaper = Reaper(truth.link, keys, RUN, look_s=0.05)
+    reaper = Reaper(truth.link, keys, RUN, read_s=0.05)
     task = asyncio.ensure_future(reaper.run())
     a, b = await start_worker(1, server=own_redis), await start_worker(2, server=own_redis)
     reaper.set_alive({1, 2}, 2)
@@ -200,7 +201,7 @@ async def test_reaping_is_given_up_while_redis_is_away_and_done_when_it_is_back(
 
 
 async def test_look_that_is_not_answered_gives_the_connection_up(link, keys, redis, wait_until):
-    reaper = Reaper(link, keys, RUN, look_s=0.05, unanswered_s=0.1)
+    reaper = Reaper(link, keys, RUN, read_s=0.05, unanswered_s=0.1)
     downs = []
     link.on_down = downs.append
     task = asyncio.ensure_future(reaper.run())
@@ -222,7 +223,7 @@ async def test_floor_lets_a_second_reaper_find_users_that_remain(link, keys, sta
     await b.kill()
     w, at = b.registry.w, shard("7", ROOM)
     await link.ask(b"HSET", keys.worker(at, w), "gen", -1)
-    names = keys.hold(w, "7", ROOM, "p", "u")
+    names = hold_keys(keys, w, "7", ROOM, "p", "u")
     args = [w, -1, "p", "u", "7", ROOM, 0, 0, keys.topic("7", ROOM), keys.publish, 1, 0, "u0"]
     await link.execute(HOLD, names, args)
     assert await link.execute(BURY, names[:1]) == 0

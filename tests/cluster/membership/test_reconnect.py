@@ -6,6 +6,7 @@ import asyncio
 import pytest
 
 from redpoll.cluster.bus import Bus, Outgoing
+from redpoll.cluster.membership.hold_call import hold_keys
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.scripts import HOLD
 
@@ -78,7 +79,7 @@ async def test_channels_that_redis_lists_for_us_and_nobody_holds_are_cleared_awa
     watcher = await b.attach("presence-lost", "watcher")
     for channel, users in (("lost", []), ("presence-lost", [f"u{n}" for n in range(300)])):
         kind = "p" if users else "c"
-        names = keys.hold(a.registry.w, "7", channel, kind, "")
+        names = hold_keys(keys, a.registry.w, "7", channel, kind, "")
         args = [a.registry.w, 1, kind, "", "7", channel, 3, 0, keys.topic("7", channel), keys.publish]
         pairs = [part for user in users for part in (user, "")]
         assert (await link.execute(HOLD, names, [*args, 0, len(users), *pairs]))[0] == b"OK"

@@ -87,8 +87,8 @@ async def test_user_who_is_told_again_before_the_second_look_makes_no_frame(star
     a.link.drop("for the test")
     await wait_until(lambda: a.registry.w.endswith(".1") and b.registry.w.endswith(".1"))
     looks = []
-    a.registry._listener.member_removed = lambda local_channel, user: looks.append(user)
-    await wait_until(lambda: not a.registry.local_channel("7", ROOM).look)
+    a.registry._events.member_removed = lambda local_channel, user: looks.append(user)
+    await wait_until(lambda: not a.registry.local_channel("7", ROOM).members.recheck)
     await truth.settled([a, b])
     assert watcher.frames == frames
     assert looks == []

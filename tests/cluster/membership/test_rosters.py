@@ -1,5 +1,5 @@
 from redpoll.cluster.membership.hold_call import HoldCall
-from redpoll.cluster.membership.rosters import Changes, apply_reply, read_again, read_first
+from redpoll.cluster.membership.rosters import Changes, apply_reply, read_first, reread
 from redpoll.protocol.presence import Roster
 
 W = b"0123456789ab.1.0"
@@ -25,16 +25,16 @@ def test_worker_whose_name_begins_like_ours_is_another():
 def test_second_reading_adds_at_once_and_removes_only_when_final():
     roster = roster_of("a", "b")
     flat = [b"b", b"x.1.0\n", b"c", b"x.1.0\n1"]
-    assert read_again(roster, flat, W, final=False) == Changes([("c", b"1")], (), [], ["a"])
+    assert reread(roster, flat, W, final=False) == Changes([("c", b"1")], (), [], ["a"])
     assert set(roster) == {"a", "b", "c"}
-    assert read_again(roster, flat, W, final=True) == Changes([], ["a"], [])
+    assert reread(roster, flat, W, final=True) == Changes([], ["a"], [])
     assert set(roster) == {"b", "c"}
 
 
 def test_reading_corrects_infos_without_telling():
     roster = roster_of("a")
     roster.add("a", b"old")
-    assert read_again(roster, [b"a", b"x.1.0\n"], W, final=True) == Changes([], [], [])
+    assert reread(roster, [b"a", b"x.1.0\n"], W, final=True) == Changes([], [], [])
     assert roster["a"] == b""
 
 

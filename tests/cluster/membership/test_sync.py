@@ -96,7 +96,7 @@ async def test_channel_left_and_joined_again_in_one_tick_stays_subscribed(start_
 async def test_channel_that_waits_for_its_retry_holds_up_no_other_after_a_break(
     start_worker, wait_until, link, keys, truth
 ):
-    worker = await start_worker(retry_s=0.5, greatest_retry_s=0.5)
+    worker = await start_worker(retry_s=0.5, max_retry_s=0.5)
     sockets = [worker.join("bad"), worker.join("good")]
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
     await link.ask(b"RENAME", keys.counts("7", "bad"), b"aside")
@@ -189,4 +189,4 @@ async def test_rows_that_found_no_room_are_counted_and_the_reply_is_read_as_ever
     await link.ask(b"EVAL", lua, 1, keys.outbox(at))
     socket = await joined(worker, "cache-news", wait_until)
     assert (socket.cached, socket.counts) == (b"", [1])
-    assert worker.registry._commits.unhooked == 2
+    assert worker.registry._sync.unhooked == 2

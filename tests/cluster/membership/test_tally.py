@@ -20,8 +20,8 @@ def test_count_told_is_news_once():
     tally = Tally()
     assert tally.answered(3, 0, Timers())
     assert not tally.answered(3, 0, Timers())
-    assert tally.pushed(4)
-    assert not tally.pushed(4)
+    assert tally.announced_elsewhere(4)
+    assert not tally.announced_elsewhere(4)
 
 
 def test_count_that_may_not_be_told_yet_is_told_later_by_one_timer():
@@ -29,22 +29,22 @@ def test_count_that_may_not_be_told_yet_is_told_later_by_one_timer():
     assert not tally.answered(3, 200, timers)
     assert not tally.answered(4, 150, timers)
     assert (timers.delays, tally.settled) == ([0.2], False)
-    tally.hurry()
+    tally.make_due()
     assert (tally.due, timers.cancelled) == (True, 1)
 
 
 def test_push_from_another_worker_includes_our_change():
     tally, timers = Tally(), Timers()
     tally.answered(3, 200, timers)
-    assert tally.pushed(3)
+    assert tally.announced_elsewhere(3)
     assert (tally.settled, timers.cancelled) == (True, 1)
 
 
 def test_joiner_told_a_passing_count_is_told_the_lasting_one():
     tally = Tally()
     tally.joined(5, alone=True)
-    assert tally.told == 5
+    assert tally.sent == 5
     tally.answered(6, 200, Timers())
     tally.joined(6, alone=False)
-    tally.hurry()
+    tally.make_due()
     assert tally.answered(5, 0, Timers())

@@ -12,8 +12,8 @@ def quick():
     """A worker's registry gives up after a fraction of a second instead of 7 s."""
 
     def hurry(worker) -> None:
-        admissions = worker.registry._admissions
-        admissions._again_s, admissions._most_s, admissions._away_s = 0.05, 0.4, 0.4
+        admissions = worker.registry._connection_limit
+        admissions._retry_s, admissions._max_wait_s, admissions._away_s = 0.05, 0.4, 0.4
 
     return hurry
 

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Takes a channel's history away and tells everybody, in one step. Offsets go on growing; the epoch is another.
+-- Deletes a channel's history and informs its subscribers, in one step. A new epoch begins; offsets go on growing.
 --
 -- KEYS  1 h   the channel's messages
 --       2 hm  its epoch and last offset
@@ -10,8 +10,9 @@
 if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
 redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[2], 'e', ARGV[3])
--- The next message makes a new stream, whose end is to be set.
+-- The next message creates a new stream, whose expiry publish.lua must set.
 redis.call('HDEL', KEYS[2], 'x')
 redis.call('ZREM', KEYS[3], ARGV[4])
+-- The envelope HISTORY_CLEARED (envelopes.py).
 redis.call(ARGV[1], ARGV[2], 'x ' .. ARGV[3])
 return 1

@@ -1,20 +1,23 @@
 #!lua flags=allow-oom
--- Fetches a shard's rows for webhooks, oldest first, and lets go of those that the reader has in safety. Who left
--- long enough ago and hasn't come back becomes a row first. Nothing is lost if the answer is: the same call again
--- brings the same rows.
+-- Reads a shard's webhook rows, oldest first, and deletes those that the reader has stored. Leaves that are older than
+-- the debounce become rows first. If the reply is lost, the same call returns the same rows again.
 --
 -- KEYS  1 clock  the shard's last stamp
 --       2 out    the shard's rows
 --       3 left   v:A:C and r:A:C:U, by the ms of the leave
--- ARGV  1 the id up to which all is in safety, or ''  2 ms that a leave waits  3 most leaves made rows
---       4 most rows returned  5 bytes after which no further row is  6 the id after which to read, or ''
--- Returns {rows, waiting, leaves, made, lost}: a row is {id, flat fields}; waiting is the number of rows in `out`
---         now, those returned included, leaves that of `left`; made are leaves that became rows now; lost are
---         rows that were pushed out unread since the last call.
+-- ARGV  1 the stamp up to which the reader has stored all rows, or ''  2 debounce in ms  3 most leaves made into rows
+--       4 most rows returned  5 bytes after which no further row is returned  6 the stamp after which to read, or ''
+-- Returns {rows, waiting, leaves, made, lost}: a row is {id, flat fields}. waiting: the rows in `out`, those
+--         returned included. leaves: the entries of `left`. made: leaves that became rows now. lost: rows that were
+--         removed unread since the last call, because the stream was full.
 
--- Removed rows leave a trace in the stream's own count, which is set right whenever it is read.
+-- Limits, as in hold.lua.
+local MAX_OPTIONAL_ROWS, MAX_ROWS = 10000, 20000
+
+-- `entries-added` of the stream counts removed rows too. After each reading it is set back to the length (below), so
+-- the difference is the number of rows removed since then.
 local length, lost = redis.call('XLEN', KEYS[2]), 0
-if length >= 20000 then
+if length >= MAX_ROWS then
   local info = redis.call('XINFO', 'STREAM', KEYS[2])
   for i = 1, #info, 2 do
     if info[i] == 'entries-added' then lost = info[i + 1] - length end
@@ -23,18 +26,18 @@ end
 
 local due, now_ms = {}, 0
 local left = redis.call('ZCARD', KEYS[3])
--- With many rows unread leaves go on waiting, where none is ever lost.
-if left > 0 and length < 10000 then
+-- When many rows are unread, leaves stay in `left`, where none is ever lost.
+if left > 0 and length < MAX_OPTIONAL_ROWS then
   local now = redis.call('TIME')
   now_ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
   local before = string.format('%.0f', now_ms - tonumber(ARGV[2]))
   due = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', before, 'WITHSCORES', 'LIMIT', 0, ARGV[3])
   if #due < 2 * ARGV[3] then
-    -- From before the clock was set back: nobody knows how old.
+    -- Leaves from the future: the clock was set back since, so their age is unknown. They count as due.
     local ahead = '(' .. string.format('%.0f', now_ms)
-    local most = ARGV[3] - #due / 2
-    for _, each in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], ahead, '+inf', 'WITHSCORES', 'LIMIT', 0, most)) do
-      due[#due + 1] = each
+    local room = ARGV[3] - #due / 2
+    for _, part in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], ahead, '+inf', 'WITHSCORES', 'LIMIT', 0, room)) do
+      due[#due + 1] = part
     end
   end
   if #due > 0 then
@@ -73,7 +76,7 @@ if length > 0 then
   local from = ARGV[6] == '' and '-' or '(' .. ARGV[6] .. '-0'
   for _, row in ipairs(redis.call('XRANGE', KEYS[2], from, '+', 'COUNT', ARGV[4])) do
     if bytes > tonumber(ARGV[5]) then break end
-    for _, each in ipairs(row[2]) do bytes = bytes + #each end
+    for _, part in ipairs(row[2]) do bytes = bytes + #part end
     rows[#rows + 1] = row
   end
 end

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- Ends a worker's say in one shard: from here on only the reaper's calls are taken for it.
+-- Fences a worker in one shard: from here on Redis accepts only the reaper's calls for it.
 --
 -- KEYS  1 w  the worker's hash in the shard
--- Returns the number of channels that the worker still holds there.
+-- Returns the number of channels that the worker holds there.
 
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 redis.call('HSET', KEYS[1], 'gen', '-1')

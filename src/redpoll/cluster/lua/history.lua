@@ -1,20 +1,20 @@
 #!lua flags=no-writes
--- A page of a channel's history: messages between two offsets, from either end, as many as fit.
+-- Reads a page of a channel's history: messages between two offsets, from either end, as many as fit.
 --
 -- KEYS  1 h   the channel's messages
 --       2 hm  its epoch and last offset
--- ARGV  1 after: none up to this offset  2 up to this offset, or '+'
---       3 count, at most 64  4 bytes that the messages may have, of which one alone may have more
---       5 'first': the oldest of them, or 'last': the newest
+-- ARGV  1 after this offset  2 up to this offset, or '+'
+--       3 count, at most 64  4 bytes of the messages together; a single one may have more
+--       5 'first': the oldest in the range, or 'last': the newest
 -- Returns {epoch or nil, last offset, more, rows}, rows oldest first and flat: offset, offset before it, envelope's
---         tail. more is 1 if there are others on the far side. Without an epoch there are no rows.
+--         tail. more is 1 if the limits left out others in the range. Without an epoch there are no rows.
 
-local after, upto, count, most = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local after, upto, count, max_bytes = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local meta = redis.call('HMGET', KEYS[2], 'e', 's', 't')
 local epoch, top = meta[1], meta[2] or '0'
 if not epoch then return {false, '0', 0, {}} end
 
--- What is too old is gone, though only the next publish takes it away.
+-- Messages that are too old don't count, although only the next publish deletes them.
 if meta[3] then
   local now = redis.call('TIME')
   after = math.max(after, tonumber(now[1]) * 1000000 + tonumber(now[2]) - tonumber(meta[3]) * 1000000)
@@ -25,7 +25,7 @@ if upto ~= '+' then high = upto .. '-0' end
 
 local forward = ARGV[5] == 'first'
 local found, bytes, more = {}, 0, 0
--- A few at a time, since what has large messages is to cost no more than is returned.
+-- A few at a time, so that large messages cost no more than what is returned.
 while more == 0 and after < tonumber(top) do
   local share
   if forward then
@@ -35,7 +35,7 @@ while more == 0 and after < tonumber(top) do
   end
   for _, row in ipairs(share) do
     bytes = bytes + #row[2][4]
-    if #found == count or (#found > 0 and bytes > most) then
+    if #found == count or (#found > 0 and bytes > max_bytes) then
       more = 1
       break
     end

@@ -1,44 +1,75 @@
 #!lua flags=allow-oom
--- What one worker holds of one channel, told in absolute values: join, leave, re-assertion and reaping
--- are this one step (cluster.md 5). Everything is read and decided before the first write.
+-- Stores what one worker holds of one channel. Join, leave, re-assertion and reaping are all this one step, because
+-- the values are absolute (cluster/README.md "hold"). Everything is read and decided before the first write.
+-- membership/hold_call.py encodes the call, decodes the reply, and uses the same names for the letters.
 --
 -- KEYS  1 w      this worker's hash in the channel's shard
 --       2 c      the channel's counts by worker
 --       3 a      the app's occupied channels in the shard
 --       4 clock  the shard's last stamp
---       5 out    the shard's rows for webhooks
---       6 left   what is to become such a row unless it comes back before
---       then p      the channel's users (kind p)
---       then n      the count last told, and when (flag s)
---       then k      the cached event (flag c)
---       then km     that nothing is cached was told (flags c and X)
---       then hm ha  the epoch and last offset of the channel's history; the app's channels with history (flag h)
--- ARGV  1 W  2 gen (-1: the reaper's)
---       3 kind   c: plain, p: presence, u: a user's signed-in connections, q: an app's connections
---       4 flags  r the reply carries the roster
---                u users of W remain to be removed after this call
---                k a known user's info stays as it is
---                s subscribers are told how many they are
---                e W ends: there is no later call to tell a count in
---                c the reply carries the cached event
---                h the reply carries epoch and last offset of the channel's history, which is begun if need be
---                o m S X  rows are written: channel.occupied and .vacated; member.added and .removed;
---                  subscription.count (with s); cache.miss (with c)
---                d vacated and removed wait in `left`
---       5 app id  6 channel  7 base (sockets attached that stay)
---       8 cap on users (p) or on the sum of all counts (q); 0: none
+--       5 out    the shard's webhook rows
+--       6 left   leaves that are held back; they become webhook rows after the debounce
+--       then p      the channel's users (PRESENCE)
+--       then n      the count last announced, and when (COUNT)
+--       then k      the cached event (CACHED)
+--       then km     marker: the cache miss was reported (CACHED and CACHE_MISS_ROWS)
+--       then hm ha  the epoch and last offset of the channel's history; the app's channels with history (HISTORY)
+-- ARGV  1 W  2 gen (-1: the reaper's)  3 kind  4 flags
+--       5 app id  6 channel  7 base: the number of attached sockets that stay
+--       8 cap on users (PRESENCE) or on the sum of all counts (CONNECTIONS); 0: none
 --       9 topic  10 PUBLISH or SPUBLISH  11 number of gone users  12 number of joins
---       13… the gone users, then for kind p a user and an info per join, then for flag h the epoch if the
---       channel has none of this era, the s that its messages are kept, the cap on the app's channels with
+--       13... the gone users; then for PRESENCE a user and a user_info per join; then for HISTORY the epoch to begin if
+--       the channel has none of this era, the seconds that messages are kept, the cap on the app's channels with
 --       history in this shard, and the era
--- Returns {'OK', stamp, accepted, added, removed[, roster][, cached][, epoch, top][, total, due][, dropped]}:
---         accepted is a digit per join, added counts joins and removed counts gone users, both from 0; the
---         roster is p, flat; cached is an envelope's tail or nil; epoch is nil where the cap leaves no history,
---         top the offset behind which the next message comes; total is the sum of all counts, due the ms until it may be told, 0 if
---         everybody was told; dropped (flags S, X) is the number of rows not written, since too many others
---         wait. Or {'FENCED'}, {'STALE'}.
+-- Returns {'OK', stamp, accepted, added, removed[, roster][, cached][, epoch, top][, total, due][, dropped]}.
+--       accepted: a digit per join, 1 or 0. added, removed: the joins and the gone users that this call announced,
+--       counted from 0. roster (ROSTER): p, flat. cached (CACHED): an envelope's tail, or nil. epoch, top (HISTORY):
+--       epoch is nil if the app has no history left to give; top is the last offset. total, due (COUNT): the sum of all
+--       counts, and the ms until it may be announced, 0 if it is. dropped (COUNT_ROWS or CACHE_MISS_ROWS): the number
+--       of webhook rows that were not written because too many are unread.
+--       Or {'FENCED'}: this W was given up. Or {'STALE'}: another connection speaks for it.
 
-local W, gen, kind, flags = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local kind, flags = ARGV[3], ARGV[4]
+local function flag(letter) return string.find(flags, letter, 1, true) ~= nil end
+
+-- The kinds.
+local CHANNEL = kind == 'c'
+local PRESENCE = kind == 'p'
+-- A user's signed-in connections.
+local SIGNED_IN = kind == 'u'
+-- An app's connections.
+local CONNECTIONS = kind == 'q'
+
+-- The flags. The reply carries the roster.
+local ROSTER = flag('r')
+-- More users of W are removed in later calls.
+local USERS_REMAIN = flag('u')
+-- The user_info of a known user doesn't change.
+local KEEP_INFO = flag('k')
+-- Announce subscription_count; the reply carries it.
+local COUNT = flag('s')
+-- W ends: it makes no later call to announce the count.
+local WORKER_ENDS = flag('e')
+-- The reply carries the cached event.
+local CACHED = flag('c')
+-- The reply carries the position of the history, which is created if it doesn't exist.
+local HISTORY = flag('h')
+-- Write webhook rows: channel.occupied and .vacated; member.added and .removed; subscription.count; cache.miss.
+local OCCUPANCY_ROWS = flag('o')
+local MEMBER_ROWS = flag('m')
+local COUNT_ROWS = flag('S')
+local CACHE_MISS_ROWS = flag('X')
+-- Rows for vacated and removed are held back in `left`.
+local DEBOUNCE = flag('d')
+
+-- Limits on the stream of webhook rows: above the first, rows that nobody relies on are not written; above the
+-- second, the oldest rows are lost. publish.lua and drain.lua have the same.
+local MAX_OPTIONAL_ROWS, MAX_ROWS = 10000, 20000
+
+-- The envelopes that this script publishes (envelopes.py).
+local MEMBER_ADDED, MEMBER_REMOVED, TOTAL, USER_ONLINE, USER_OFFLINE = 'm', 'r', 'n', 'o', 'f'
+
+local W, gen = ARGV[1], ARGV[2]
 local channel, base, cap = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 local topic, command = ARGV[9], ARGV[10]
 local gone, joins = tonumber(ARGV[11]), tonumber(ARGV[12])
@@ -48,14 +79,12 @@ local stored = redis.call('HGET', KEYS[1], 'gen')
 if not stored or (stored == '-1' and gen ~= '-1') then return {'FENCED'} end
 if stored ~= gen then return {'STALE'} end
 
-local function flag(letter) return string.find(flags, letter, 1, true) ~= nil end
-
 local key_of, at = {}, 6
-for _, each in ipairs({{'p', kind == 'p'}, {'n', flag('s')}, {'k', flag('c')}, {'km', flag('c') and flag('X')},
-                       {'hm', flag('h')}, {'ha', flag('h')}}) do
-  if each[2] then
+for _, key in ipairs({{'p', PRESENCE}, {'n', COUNT}, {'k', CACHED}, {'km', CACHED and CACHE_MISS_ROWS},
+                      {'hm', HISTORY}, {'ha', HISTORY}}) do
+  if key[2] then
     at = at + 1
-    key_of[each[1]] = KEYS[at]
+    key_of[key[1]] = KEYS[at]
   end
 end
 
@@ -63,17 +92,18 @@ local last = tonumber(redis.call('GET', KEYS[4]) or '0')
 local held = tonumber(redis.call('HGET', KEYS[2], W) or '0')
 local holders = redis.call('HLEN', KEYS[2])
 local elsewhere = -held
-if kind == 'q' or flag('s') then
+if CONNECTIONS or COUNT then
   for _, count in ipairs(redis.call('HVALS', KEYS[2])) do elsewhere = elsewhere + tonumber(count) end
 end
 
--- Presence: `value` is each named user's field as it stands, then as it is to be; false: no such user.
+-- Presence: `value` is the entry of each user of this call, first the present one, then the new one; false: no such
+-- user. `touched` are the users whose entry changes.
 local value, touched = {}, {}
+-- `deltas` are the envelopes to publish and the rows to write, in the order of their stamps.
 local deltas, added, removed, accepted = {}, {}, {}, {}
 local admitted = 0
 
--- What becomes a row at a later time, unless it is taken back until then: by member of `left`, true for now,
--- false for taken back.
+-- Changes of `left`, by member: true is added, false is taken out.
 local leaving, members_of_left = {}, {}
 
 local function leave(member)
@@ -81,7 +111,7 @@ local function leave(member)
   members_of_left[#members_of_left + 1] = member
 end
 
--- Whether it had left without anybody being told: then nobody is told of its return.
+-- Takes the member out of `left`. True if it was there: its leave was not reported, so its return isn't either.
 local function comes_back(member)
   local left = leaving[member] or redis.call('ZSCORE', KEYS[6], member)
   if left then
@@ -91,7 +121,7 @@ local function comes_back(member)
   return left
 end
 
--- Other holders than W as a string, the info, and whether W is a holder.
+-- The parts of a user's entry: other holders than W, the user_info, and whether W is a holder.
 local function parts(entry)
   local at = string.find(entry, '\n', 1, true)
   local others, mine = {}, false
@@ -106,7 +136,7 @@ local function put(user, entry)
   touched[#touched + 1] = user
 end
 
-if kind == 'p' and gone + joins > 0 then
+if PRESENCE and gone + joins > 0 then
   local members = redis.call('HLEN', key_of.p)
   local users = {}
   for i = 1, gone do users[i] = ARGV[12 + i] end
@@ -124,10 +154,10 @@ if kind == 'p' and gone + joins > 0 then
         put(user, false)
         members = members - 1
         removed[#removed + 1] = i - 1
-        deltas[#deltas + 1] = {'r', user}
-        if flag('m') and flag('d') then
+        deltas[#deltas + 1] = {MEMBER_REMOVED, user}
+        if MEMBER_ROWS and DEBOUNCE then
           leave('r:' .. field .. ':' .. user)
-        elseif flag('m') then
+        elseif MEMBER_ROWS then
           deltas[#deltas].row = {'member.removed', user}
         end
       end
@@ -136,7 +166,7 @@ if kind == 'p' and gone + joins > 0 then
 
   for i = 1, joins do
     local user, info = users[gone + i], ARGV[12 + gone + 2 * i]
-    local tell, row = false, nil
+    local announce, row = false, nil
     accepted[i] = '1'
     if not value[user] then
       if cap > 0 and members >= cap then
@@ -144,24 +174,24 @@ if kind == 'p' and gone + joins > 0 then
       else
         put(user, W .. '\n' .. info)
         members = members + 1
-        tell = true
-        if not comes_back('r:' .. field .. ':' .. user) and flag('m') then row = {'member.added', user, info} end
+        announce = true
+        if not comes_back('r:' .. field .. ':' .. user) and MEMBER_ROWS then row = {'member.added', user, info} end
       end
     else
       local others, known, mine = parts(value[user])
-      if info ~= '' and info ~= known and not (flag('k') and known ~= '') then tell = true else info = known end
-      if tell or not mine then
+      if info ~= '' and info ~= known and not (KEEP_INFO and known ~= '') then announce = true else info = known end
+      if announce or not mine then
         put(user, (others == '' and W or others .. ' ' .. W) .. '\n' .. info)
       end
     end
-    if tell then
+    if announce then
       added[#added + 1] = i - 1
-      deltas[#deltas + 1] = {'m', user, info, row = row}
+      deltas[#deltas + 1] = {MEMBER_ADDED, user, info, row = row}
     end
     if accepted[i] == '1' then admitted = admitted + 1 end
   end
   accepted = table.concat(accepted)
-elseif kind == 'q' and cap > 0 then
+elseif CONNECTIONS and cap > 0 then
   admitted = math.max(0, math.min(joins, cap - elsewhere - base))
   accepted = string.rep('1', admitted) .. string.rep('0', joins - admitted)
 else
@@ -170,67 +200,70 @@ else
 end
 
 local n = base + admitted
--- The floor keeps W's field, and with it the way to the users that are still to be removed. Where there is no
--- field, there are no such users.
-if n < 1 and held > 0 and flag('u') then n = 1 end
+-- While users remain to be removed, W's field must stay: a reaper finds the users by way of it. Without a field there
+-- are no such users.
+if n < 1 and held > 0 and USERS_REMAIN then n = 1 end
+-- The reaper never raises a count.
 if gen == '-1' and n > held then n = held end
 
-if kind == 'u' and holders == 0 and n > 0 then
-  deltas[1] = {'o'}
-elseif kind == 'u' and held > 0 and n == 0 and holders == 1 then
-  deltas[1] = {'f'}
+if SIGNED_IN and holders == 0 and n > 0 then
+  deltas[1] = {USER_ONLINE}
+elseif SIGNED_IN and held > 0 and n == 0 and holders == 1 then
+  deltas[1] = {USER_OFFLINE}
 end
 
-local listed = kind == 'c' or kind == 'p'
+local listed = CHANNEL or PRESENCE
 local occupied = listed and holders == 0 and n > 0
 local vacated = listed and held > 0 and n == 0 and holders == 1
-if occupied and not comes_back('v:' .. field) and flag('o') then
+if occupied and not comes_back('v:' .. field) and OCCUPANCY_ROWS then
   table.insert(deltas, 1, {row = {'channel.occupied', nil, n}})
 end
 
 local now = redis.call('TIME')
 local now_ms = string.format('%s%03d', now[1], math.floor(now[2] / 1000))
--- The count is told now, or the caller calls again when it may be; with nobody left there is none to tell.
-local total, due, tell = elsewhere + n, 0, false
-if flag('s') and total > 0 then
-  local said, told_at = string.match(redis.call('GET', key_of.n) or '', '^(%d+) (%d+)$')
-  if tonumber(said) ~= total then
-    local passed = now[1] * 1000 + math.floor(now[2] / 1000) - (told_at or 0)
+-- The count is announced now, or the caller calls again when it may be. Without subscribers there is no count.
+local total, due, announce = elsewhere + n, 0, false
+if COUNT and total > 0 then
+  local announced, announced_at = string.match(redis.call('GET', key_of.n) or '', '^(%d+) (%d+)$')
+  if tonumber(announced) ~= total then
+    local passed = now[1] * 1000 + math.floor(now[2] / 1000) - (announced_at or 0)
     local window = total > 100 and 5000 or 250
-    tell = not said or passed < 0 or passed >= window or gen == '-1' or flag('e')
-    if tell then deltas[#deltas + 1] = {'n', string.format('%.0f', total)} else due = window - passed end
+    announce = not announced or passed < 0 or passed >= window or gen == '-1' or WORKER_ENDS
+    if announce then deltas[#deltas + 1] = {TOTAL, string.format('%.0f', total)} else due = window - passed end
   end
 end
 
--- Rows that can be done without are not written when many wait, to leave room for the others.
-local cached = flag('c') and redis.call('GET', key_of.k)
+-- When many rows are unread, optional rows are not written, to leave room for the others.
+local cached = CACHED and redis.call('GET', key_of.k)
 local missed = key_of.km and not cached and admitted > 0 and redis.call('EXISTS', key_of.km) == 0
-local counted = tell and flag('S')
+local counted = announce and COUNT_ROWS
 local dropped = 0
-if (missed or counted) and redis.call('XLEN', KEYS[5]) >= 10000 then
+if (missed or counted) and redis.call('XLEN', KEYS[5]) >= MAX_OPTIONAL_ROWS then
   dropped = (missed and 1 or 0) + (counted and 1 or 0)
   missed, counted = false, false
 end
 if counted then deltas[#deltas].row = {'subscription.count', nil, total} end
-if vacated and flag('o') and flag('d') then
+if vacated and OCCUPANCY_ROWS and DEBOUNCE then
   leave('v:' .. field)
-elseif vacated and flag('o') then
+elseif vacated and OCCUPANCY_ROWS then
   deltas[#deltas + 1] = {row = {'channel.vacated'}}
 end
 if missed then deltas[#deltas + 1] = {row = {'cache.miss'}} end
 
 local epoch, top, begun, before = false, '0', false, false
-local kept = 13 + gone + (kind == 'p' and 2 * joins or 0)
-if flag('h') then
+-- Where the arguments of HISTORY begin.
+local first = 13 + gone + (PRESENCE and 2 * joins or 0)
+if HISTORY then
   local meta = redis.call('HMGET', key_of.hm, 'e', 's', 'r')
   epoch, top, before = meta[1], meta[2] or '0', meta[1]
-  if (meta[3] or '') ~= ARGV[kept + 3] then epoch = false end
+  if (meta[3] or '') ~= ARGV[first + 3] then epoch = false end
   begun = not epoch and (tonumber(redis.call('ZSCORE', key_of.ha, channel) or '0') > tonumber(now_ms)
-    or redis.call('ZCOUNT', key_of.ha, '(' .. now_ms, '+inf') < tonumber(ARGV[kept + 2]))
-  if begun then epoch = ARGV[kept] end
+    or redis.call('ZCOUNT', key_of.ha, '(' .. now_ms, '+inf') < tonumber(ARGV[first + 2]))
+  if begun then epoch = ARGV[first] end
 end
 
--- A stamp for each delta and row, and one for a call without any. They never repeat, whatever the clock does.
+-- Nothing is checked from here on. Each delta and row gets a stamp; a call without any takes one. Stamps never repeat,
+-- whatever the clock does.
 local stamp = math.max(last + 1, tonumber(now[1]) * 1000000 + tonumber(now[2]))
 local final = stamp + math.max(#deltas, 1) - 1
 redis.call('SET', KEYS[4], string.format('%.0f', final))
@@ -257,27 +290,27 @@ if missed then redis.call('SET', key_of.km, '1', 'EX', 60) end
 if begun then
   -- Two epochs of a channel have no offset in common.
   top = string.format('%.0f', final)
-  redis.call('HSET', key_of.hm, 'e', epoch, 's', top, 'r', ARGV[kept + 3])
+  redis.call('HSET', key_of.hm, 'e', epoch, 's', top, 'r', ARGV[first + 3])
 end
 if epoch then
-  -- Where something was published, longer than a rule keeps it.
-  local seconds = tonumber(ARGV[kept + 1]) + 86400
+  -- If something was published, publish.lua has set a longer expiry, which stays.
+  local seconds = tonumber(ARGV[first + 1]) + 86400
   if before then redis.call('EXPIRE', key_of.hm, seconds, 'GT') else redis.call('EXPIRE', key_of.hm, seconds) end
 end
-if tell then
+if announce then
   redis.call('SET', key_of.n, string.format('%.0f ', total) .. now_ms, 'EX', 60)
-elseif flag('s') and total == 0 then
+elseif COUNT and total == 0 then
   redis.call('DEL', key_of.n)
 end
 
 for i, delta in ipairs(deltas) do
   local id = string.format('%.0f', stamp + i - 1)
   local head = (delta[1] or '') .. ' ' .. W .. ' ' .. id
-  if delta[1] == 'm' then
+  if delta[1] == MEMBER_ADDED then
     redis.call(command, topic, head .. ' ' .. #delta[2] .. '\n' .. delta[2] .. delta[3])
-  elseif delta[1] == 'r' then
+  elseif delta[1] == MEMBER_REMOVED then
     redis.call(command, topic, head .. '\n' .. delta[2])
-  elseif delta[1] == 'n' then
+  elseif delta[1] == TOTAL then
     redis.call(command, topic, head .. ' ' .. delta[2])
   elseif delta[1] then
     redis.call(command, topic, head)
@@ -285,26 +318,26 @@ for i, delta in ipairs(deltas) do
   if delta.row then
     local event, user, detail = delta.row[1], delta.row[2], delta.row[3]
     local row = {'k', event, 'a', ARGV[5], 'c', channel, 't', now_ms}
-    for _, each in ipairs({{'u', user}, {'x', detail}}) do
-      if each[2] and each[2] ~= '' then
-        row[#row + 1] = each[1]
-        row[#row + 1] = each[2]
+    for _, extra in ipairs({{'u', user}, {'x', detail}}) do
+      if extra[2] and extra[2] ~= '' then
+        row[#row + 1] = extra[1]
+        row[#row + 1] = extra[2]
       end
     end
-    redis.call('XADD', KEYS[5], 'MAXLEN', '~', 20000, id .. '-0', unpack(row))
+    redis.call('XADD', KEYS[5], 'MAXLEN', '~', MAX_ROWS, id .. '-0', unpack(row))
   end
 end
 
 local reply = {'OK', string.format('%.0f', final), accepted, added, removed}
-if flag('r') then reply[#reply + 1] = redis.call('HGETALL', key_of.p) end
-if flag('c') then reply[#reply + 1] = cached end
-if flag('h') then
+if ROSTER then reply[#reply + 1] = redis.call('HGETALL', key_of.p) end
+if CACHED then reply[#reply + 1] = cached end
+if HISTORY then
   reply[#reply + 1] = epoch
   reply[#reply + 1] = top
 end
-if flag('s') then
+if COUNT then
   reply[#reply + 1] = total
   reply[#reply + 1] = due
 end
-if flag('S') or flag('X') then reply[#reply + 1] = dropped end
+if COUNT_ROWS or CACHE_MISS_ROWS then reply[#reply + 1] = dropped end
 return reply

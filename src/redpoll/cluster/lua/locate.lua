@@ -1,12 +1,13 @@
 #!lua flags=no-writes
--- The offset after which the last n messages of a channel begin, or those of the last seconds.
+-- Finds the offset after which the last n messages of a channel begin, or those of the last seconds.
 --
 -- KEYS  1 h   the channel's messages
 --       2 hm  its epoch and last offset
--- ARGV  1 count from this offset back, or '+': from the newest  2 n, at most 256; 0: by time
+-- ARGV  1 count back from this offset, or '+': from the newest  2 n, at most 256; 0: by time
 --       3 seconds (n = 0)
--- Returns {offset, messages seen}: if n were seen there may be more, to be asked for from that offset. An offset
---         of before the oldest message will do for a place to read from, and is none that was ever given.
+-- Returns {offset, messages counted}. If n were counted there may be more: call again from that offset. An offset
+-- before
+--         the oldest message is good for reading from, but no message has it.
 
 local n = tonumber(ARGV[2])
 local meta = redis.call('HMGET', KEYS[2], 's', 't')

@@ -1,31 +1,40 @@
 #!lua
--- Publishes one event of a channel that caches or keeps history, one that webhooks are told of, or one that is
--- to be published once however often it is asked for. Every other event is a plain PUBLISH.
+-- Publishes one event that is cached, stored in a history, sent to webhooks, or published once however often the call
+-- is repeated. Every other event is a plain PUBLISH. publish_call.py encodes the call, decodes the reply, and uses the
+-- same names for the letters.
 --
--- KEYS  k km     the channel's cached event; that there is none was told (flag c)
---       clock    the shard's last stamp (flags h, r)
---       h hm ha  the channel's messages; its epoch, last offset and era, for how many s they are kept, until when
---                (ms) nothing has to be tidied; the app's channels with history (flag h)
---       out      the shard's webhook rows (flag r)
---       i        this event of that request is published (flag i)
--- ARGV  1 PUBLISH or SPUBLISH  2 topic
---       3 flags  c the event is cached
---                h it is kept in the channel's history
---                r a row for webhooks is written
---                i it is published once
---       4 the envelope's tail  5 s that it is cached (flag c)  6 s that it counts as published (flag i)
+-- KEYS  k km     the channel's cached event; marker: the cache miss was reported (CACHE)
+--       clock    the shard's last stamp (HISTORY, ROW)
+--       h hm ha  the channel's messages; its epoch (e), last offset (s), era (r), the seconds that messages are kept
+--       (t),
+--                and the ms until which nothing has to be trimmed (x); the app's channels with history (HISTORY)
+--       out      the shard's webhook rows (ROW)
+--       i        marker: this event of that request was published (ONCE)
+-- ARGV  1 PUBLISH or SPUBLISH  2 topic  3 flags
+--       4 the envelope's tail  5 seconds that it is cached (CACHE)  6 seconds that it is remembered (ONCE)
 --       7 app id  8 channel
---       9 messages kept  10 s that they are kept  11 cap on channels with history of the app in this shard
---       12 the epoch if the channel has none of this era  13 era (9 to 13: flag h)
---       14 user or ''  15 trace id or ''  16 the row's detail (14 to 16: flag r)
--- Returns {'OK', workers that got it, offset, epoch, full, dropped}; of an event that was published before, the
---         first two, as they were returned then. The offset is '0' where the event isn't kept; full is 1 if that is
---         for the cap, dropped 1 if there were too many rows to write another of this sort.
+--       9 number of messages kept  10 seconds that they are kept  11 cap on the app's channels with history in this
+--       shard  12 the epoch to begin if the channel has none of this era  13 era (9 to 13: HISTORY)
+--       14 user or ''  15 trace id or ''  16 the row's detail (14 to 16: ROW)
+-- Returns {'OK', receivers, offset, epoch, over_cap, dropped}; for an event that was published before, only the first
+--       two, as they were then. receivers: the workers that got it. offset: '0' if the event isn't stored. over_cap: 1
+--       if that is because of the cap. dropped: 1 if no row was written because too many are unread.
 
 local command, topic, flags, tail = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 local function flag(letter) return string.find(flags, letter, 1, true) ~= nil end
-local caches, keeps, hooked, once = flag('c'), flag('h'), flag('r'), flag('i')
+
+-- The flags. The event becomes the channel's cached event.
+local CACHE = flag('c')
+-- It is stored in the channel's history.
+local HISTORY = flag('h')
+-- A webhook row is written.
+local ROW = flag('r')
+-- It is published once.
+local ONCE = flag('i')
+
+-- Limits on the stream of webhook rows, as in hold.lua.
+local MAX_OPTIONAL_ROWS, MAX_ROWS = 10000, 20000
 
 local taken = 0
 local function key(wanted)
@@ -33,81 +42,83 @@ local function key(wanted)
   taken = taken + 1
   return KEYS[taken]
 end
-local k, km, clock = key(caches), key(caches), key(keeps or hooked)
-local h, hm, ha = key(keeps), key(keeps), key(keeps)
-local out, i = key(hooked), key(once)
+local k, km, clock = key(CACHE), key(CACHE), key(HISTORY or ROW)
+local h, hm, ha = key(HISTORY), key(HISTORY), key(HISTORY)
+local out, i = key(ROW), key(ONCE)
 
-local before = once and redis.call('GET', i)
+local before = ONCE and redis.call('GET', i)
 if before then return {'OK', tonumber(before)} end
 
-local micros, stamp, prev, epoch, full, dropped = 0, 0, '0', nil, 0, 0
+local micros, stamp, prev, epoch, over_cap, dropped = 0, 0, '0', nil, 0, 0
 local app, channel, seconds = ARGV[7], ARGV[8], tonumber(ARGV[10])
-if keeps or hooked then
+if HISTORY or ROW then
   local now = redis.call('TIME')
   micros = tonumber(now[1]) * 1000000 + tonumber(now[2])
   stamp = math.max(tonumber(redis.call('GET', clock) or '0') + 1, micros)
 end
 local now_ms = string.format('%.0f', math.floor(micros / 1000))
-local known, tidy = true, false
-if keeps then
+-- `trimmed`: nothing has to be trimmed or renewed yet. `known`: the channel counts among those with history.
+local known, trimmed = true, false
+if HISTORY then
   local meta = redis.call('HMGET', hm, 'e', 's', 'r', 't', 'x')
   epoch, prev = meta[1], meta[2] or '0'
-  -- Between two eras there may be events that were not kept: nothing links the one to the other.
+  -- Events between two eras were perhaps not stored, so a new era begins a new epoch.
   if (meta[3] or '') ~= ARGV[13] then epoch = nil end
   stamp = math.max(stamp, tonumber(prev) + 1)
-  -- Of a new epoch the first message follows on nothing that anybody has.
+  -- The first message of an epoch follows an offset that no message has.
   if not epoch then prev = string.format('%.0f', stamp - 1) end
-  tidy = epoch and meta[4] == ARGV[10] and tonumber(meta[5] or '0') > tonumber(now_ms)
-  known = tidy or tonumber(redis.call('ZSCORE', ha, channel) or '0') > tonumber(now_ms)
-  if not known and redis.call('ZCOUNT', ha, '(' .. now_ms, '+inf') >= tonumber(ARGV[11]) then full = 1 end
+  trimmed = epoch and meta[4] == ARGV[10] and tonumber(meta[5] or '0') > tonumber(now_ms)
+  known = trimmed or tonumber(redis.call('ZSCORE', ha, channel) or '0') > tonumber(now_ms)
+  if not known and redis.call('ZCOUNT', ha, '(' .. now_ms, '+inf') >= tonumber(ARGV[11]) then over_cap = 1 end
 end
-if hooked and redis.call('XLEN', out) >= 10000 then dropped = 1 end
+if ROW and redis.call('XLEN', out) >= MAX_OPTIONAL_ROWS then dropped = 1 end
 
--- Nothing is checked from here on. What is cached or kept comes before what is published, in the same step: who
--- joins hears of it exactly once.
+-- Nothing is checked from here on. The event is cached and stored before it is published, in the same step: a joiner
+-- gets it exactly once.
 local id = string.format('%.0f', stamp)
-if keeps or hooked then redis.call('SET', clock, id) end
-if caches then
+if HISTORY or ROW then redis.call('SET', clock, id) end
+if CACHE then
   redis.call('SET', k, tail, 'EX', ARGV[5])
   redis.call('DEL', km)
 end
 local offset = '0'
-if full == 1 then
-  -- Whoever goes on from an offset of before would miss this event and be told otherwise: a later epoch is another.
+if over_cap == 1 then
+  -- This event is not stored. A client that recovers from an earlier offset would miss it unnoticed; so the epoch ends.
   redis.call('DEL', hm)
-elseif keeps then
+elseif HISTORY then
   offset = id
   redis.call('XADD', h, 'MAXLEN', '=', ARGV[9], id .. '-0', 'p', prev, 'd', tail)
-  if tidy then
+  if trimmed then
     redis.call('HSET', hm, 's', id)
   else
-    -- Not with every message: what is too old is read no more, and everything lives as much longer as it waits for this.
-    local kept_ms, apart_ms = seconds * 1000, math.floor(math.min(seconds * 1000 / 16, 60000))
+    -- Not with every message, because it costs more than the rest. Messages that are too old are not read even if they
+    -- are still stored, and everything expires later by the time between two of these.
+    local kept_ms, interval_ms = seconds * 1000, math.floor(math.min(seconds * 1000 / 16, 60000))
     epoch = epoch or ARGV[12]
     redis.call('XTRIM', h, 'MINID', '=', string.format('%.0f', micros - kept_ms * 1000))
-    redis.call('PEXPIRE', h, kept_ms + apart_ms)
+    redis.call('PEXPIRE', h, kept_ms + interval_ms)
     redis.call('HSET', hm, 'e', epoch, 's', id, 'r', ARGV[13], 't', seconds,
-      'x', string.format('%.0f', now_ms + apart_ms))
-    -- A day longer than the longest rule.
+      'x', string.format('%.0f', now_ms + interval_ms))
+    -- 31 days: a day longer than the longest rule.
     redis.call('EXPIRE', hm, 2678400)
     if not known then redis.call('ZREMRANGEBYSCORE', ha, '-inf', now_ms) end
-    redis.call('ZADD', ha, string.format('%.0f', now_ms + kept_ms + apart_ms), channel)
+    redis.call('ZADD', ha, string.format('%.0f', now_ms + kept_ms + interval_ms), channel)
     if not known then redis.call('EXPIRE', ha, 5184000) end
   end
 else
   prev = '0'
 end
-if full == 1 then prev = '0' end
+if over_cap == 1 then prev = '0' end
 local receivers = redis.call(command, topic, 'e ' .. offset .. ' ' .. prev .. ' ' .. tail)
-if hooked and dropped == 0 then
+if ROW and dropped == 0 then
   local row = {'k', 'client_event', 'a', app, 'c', channel, 't', now_ms, 'x', ARGV[16]}
-  for _, each in ipairs({{'u', ARGV[14]}, {'i', ARGV[15]}}) do
-    if each[2] ~= '' then
-      row[#row + 1] = each[1]
-      row[#row + 1] = each[2]
+  for _, extra in ipairs({{'u', ARGV[14]}, {'i', ARGV[15]}}) do
+    if extra[2] ~= '' then
+      row[#row + 1] = extra[1]
+      row[#row + 1] = extra[2]
     end
   end
-  redis.call('XADD', out, 'MAXLEN', '~', 20000, id .. '-0', unpack(row))
+  redis.call('XADD', out, 'MAXLEN', '~', MAX_ROWS, id .. '-0', unpack(row))
 end
-if once then redis.call('SET', i, receivers, 'EX', ARGV[6]) end
-return {'OK', receivers, offset, epoch or '', full, dropped}
+if ONCE then redis.call('SET', i, receivers, 'EX', ARGV[6]) end
+return {'OK', receivers, offset, epoch or '', over_cap, dropped}

@@ -1,10 +1,11 @@
 #!lua flags=allow-oom
--- Names the connection that may speak for a worker in one shard; calls of any earlier one are refused.
+-- Registers the connection that may speak for a worker in one shard. Calls of earlier connections are refused.
 --
 -- KEYS  1 w      this worker's hash in the shard
 -- ARGV  1 gen    the number of the connection, from 1
---       2 fresh  1: this incarnation is new, so the hash must not exist
--- Returns {'OK', all fields of w, flat}, {'FENCED'} (gone, or being reaped) or {'STALE'} (gen isn't greater).
+--       2 fresh  1: this W is new, so the hash must not exist
+-- Returns {'OK', all fields of w, flat}, {'FENCED'} (this W is gone, or being reaped) or {'STALE'} (gen isn't greater
+--       than the stored one).
 
 local stored = redis.call('HGET', KEYS[1], 'gen')
 if ARGV[2] == '1' then

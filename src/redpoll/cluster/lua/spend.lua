@@ -1,10 +1,10 @@
 #!lua
--- Counts an app's messages of a day, and refuses those beyond its limit.
+-- Counts an app's messages of one day, unless they would exceed its daily limit.
 --
 -- KEYS  1 d  messages of that day
--- ARGV  1 n  messages to come  2 limit  3 least: the day's count is at least this (after Redis lost its data)
---       4 s that the count is kept
--- Returns {1, messages with these}, or {0, messages without these}: refused, nothing was added.
+-- ARGV  1 messages to add  2 limit  3 the count is raised to at least this first (after Redis lost its data)
+--       4 seconds that the count is kept
+-- Returns {1, the new count}, or {0, the present count}: refused, nothing was added.
 
 local stored = tonumber(redis.call('GET', KEYS[1]) or '0')
 local used = math.max(stored, tonumber(ARGV[3]))

@@ -1,1 +1,1 @@
-"""What this worker holds in Redis: channels, counts, members; and how dead workers are removed."""
+"""Keeps Redis informed of what this worker holds, and removes dead workers."""

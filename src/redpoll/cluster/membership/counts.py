@@ -1,68 +1,67 @@
-"""Subscribers are told how many they are, in apps that want it: when this worker has to see to that.
+"""Sends subscription_count to the subscribers of this worker, in apps that turned it on.
 
-What a channel's subscribers were told tally.py remembers, and when a count may be told Redis decides.
+tally.py remembers which count was sent; Redis decides when a new one may be announced.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from redpoll.cluster.envelopes import parse_count
-from redpoll.cluster.membership.hold_call import CHANNEL
+from redpoll.cluster.envelopes import parse_count, worker_of
+from redpoll.cluster.membership.hold_call import CHANNEL, HoldReply
 from redpoll.cluster.membership.local_channel import LocalChannel
+from redpoll.cluster.membership.local_channels import LocalChannels
+from redpoll.cluster.membership.membership_events import MembershipEvents
 from redpoll.cluster.membership.tally import Tally
 
 __all__ = ["Counts"]
 
 
 class Counts:
-    """`touch(local_channel)` has Redis told of a change. `on_counted(local_channel, total)`:
-    everyone attached is to be told."""
-
-    def __init__(self, touch: Callable[[LocalChannel], None], on_counted: Callable[[LocalChannel, int], None]) -> None:
-        self._touch = touch
-        self._on_counted = on_counted
+    def __init__(self, channels: LocalChannels, events: MembershipEvents) -> None:
+        self._channels = channels
+        self._events = events
 
     def switch(self, local_channel: LocalChannel, on: bool) -> bool:
-        """Follows the app's setting. True: from now on subscribers of this channel are told their number."""
+        """Follows the app's setting. True: it was turned on, and the subscribers are to be sent the count."""
         if local_channel.kind != CHANNEL or on == (local_channel.tally is not None):
             return False
         if local_channel.tally is not None:
-            local_channel.tally.rest()
+            local_channel.tally.settle()
         local_channel.tally = Tally() if on else None
         return on
 
-    def hurry(self, local_channel: LocalChannel) -> None:
-        """Redis is asked now what the count is, and whether it may be told."""
+    def make_due(self, local_channel: LocalChannel) -> None:
+        """Makes a call that asks Redis for the count, and announces it if it may be."""
         if local_channel.tally is not None and not local_channel.dropped:
-            local_channel.tally.hurry()
-            self._touch(local_channel)
+            local_channel.tally.make_due()
+            self._channels.touch(local_channel)
 
-    def hurry_all(self, local_channels: Iterable[LocalChannel]) -> None:
-        """The worker ends: what would be told later is told now."""
+    def make_all_due(self, local_channels: Iterable[LocalChannel]) -> None:
+        """The worker ends: announces now what would be announced later."""
         for local_channel in list(local_channels):
             if local_channel.tally is not None and not local_channel.tally.settled:
-                self.hurry(local_channel)
+                self.make_due(local_channel)
 
-    def answered(self, local_channel: LocalChannel, total: int, due_ms: int, attached: bool) -> None:
-        """The reply to a call with flag `s`; `attached`: somebody was before it."""
+    def answered(self, local_channel: LocalChannel, reply: HoldReply, attached: bool) -> None:
+        """Takes the reply to a call with Flag.COUNT. `attached`: somebody was attached before it."""
         if (
             local_channel.tally is not None
-            and local_channel.tally.answered(total, due_ms, lambda s: self._later(local_channel, s))
+            and local_channel.tally.answered(reply.total, reply.due_ms, lambda s: self._later(local_channel, s))
             and attached
         ):
-            self._on_counted(local_channel, total)
+            self._events.counted(local_channel, reply.total)
 
-    def heard(self, local_channel: LocalChannel, payload: bytes, name: bytes) -> None:
-        """An `n` envelope; `name` is our W: what we told ourselves the reply says."""
+    def push(self, local_channel: LocalChannel, payload: bytes, w: bytes) -> None:
+        """Takes a COUNT envelope. `w` is our name: our own announcements come with the reply instead."""
         tally = local_channel.tally
-        if tally is None or payload[2 : payload.index(b" ", 2)] == name:
+        if tally is None or worker_of(payload) == w:
             return
         total = parse_count(payload)
-        # While Redis is being told again after a break, our changes aren't in this number yet.
-        news = tally.pushed(total) if local_channel.asserted else tally.heard(total)
-        if news and local_channel.attached:
-            self._on_counted(local_channel, total)
-        self._touch(local_channel)
+        # During a re-assertion this number doesn't include our changes yet, so ours stay to be announced.
+        is_new = tally.announced_elsewhere(total) if local_channel.asserted else tally.announced(total)
+        if is_new and local_channel.attached:
+            self._events.counted(local_channel, total)
+        self._channels.touch(local_channel)
 
     def _later(self, local_channel: LocalChannel, delay_s: float) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(delay_s, self.hurry, local_channel)
+        return asyncio.get_running_loop().call_later(delay_s, self.make_due, local_channel)

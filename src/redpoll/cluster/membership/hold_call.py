@@ -1,47 +1,107 @@
-"""What one call of `hold` says: the kinds of what is held, the flags that webhooks call for, and the call itself.
+"""One call of the script `hold`: its letters, its arguments and its reply.
 
-Values only. When there is one, and what is in it, held.py decides; what a flag means stands at the head of hold.lua.
+`hold` tells Redis what one worker holds of one channel. This module is the only place in Python that knows how the call
+looks on the wire: it names the letters, `encode` builds KEYS and ARGV, `decode` turns the reply into a `HoldReply`.
+lua/hold.lua is the other side and uses the same names. What a call says is decided in local_channel.py; sync.py and
+reaper.py send it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from redpoll.cluster.hooks import Hook
+from redpoll.cluster.keys import Keys, shard
+from redpoll.cluster.scripts import OK
 from redpoll.protocol.channels import OWN_PREFIX, is_cache
 
-if TYPE_CHECKING:
-    from redpoll.cluster.membership.local_channel import Ticket
+__all__ = [
+    "CHANNEL",
+    "CONNECTIONS",
+    "PRESENCE",
+    "REAPER_GEN",
+    "SIGNED_IN",
+    "TOPIC",
+    "Flag",
+    "HistoryTerms",
+    "HoldCall",
+    "HoldReply",
+    "decode",
+    "encode",
+    "hold_keys",
+    "hook_flags",
+]
 
-__all__ = ["CHANNEL", "CONNECTIONS", "PRESENCE", "SIGNED_IN", "TOPIC", "HoldCall", "hook_flags"]
-
-# Kinds, as `hold` is told them; of the last it is told nothing.
+# What is held.
 CHANNEL: Final = "c"
+"""A channel without members."""
 PRESENCE: Final = "p"
+"""A presence channel."""
 SIGNED_IN: Final = "u"
+"""A user's signed-in connections, under the pseudo-channel `%u:<user id>`."""
 CONNECTIONS: Final = "q"
+"""An app's connections, under the pseudo-channel `%conn`."""
 TOPIC: Final = "t"
+"""A channel that is only a subscribed topic, such as #server-to-user-…. `hold` is never called for it."""
+
+# The `gen` of the reaper, which speaks for a worker that is fenced.
+REAPER_GEN: Final = -1
 
 
-def hook_flags(wanted: str, channel: str, kind: str) -> str:
-    """The flags with which `hold` writes what webhooks want to hear (`App.hooks`) of a channel or pseudo-channel."""
-    # The console's channel is nobody's business.
-    if not wanted or kind not in (CHANNEL, PRESENCE) or channel.startswith(OWN_PREFIX):
+class Flag:
+    """The flags of a call; ARGV 4 is a string of them."""
+
+    ROSTER: Final = "r"
+    """The reply carries the roster."""
+    USERS_REMAIN: Final = "u"
+    """More of this worker's users are removed in later calls, so its count stays at least 1."""
+    KEEP_INFO: Final = "k"
+    """The user_info of a known user doesn't change."""
+    COUNT: Final = "s"
+    """Announce subscription_count; the reply carries it."""
+    WORKER_ENDS: Final = "e"
+    """Announce the count now: this worker makes no later call."""
+    CACHED: Final = "c"
+    """The reply carries the cached event."""
+    HISTORY: Final = "h"
+    """The reply carries the position of the channel's history, which is created if it doesn't exist."""
+    OCCUPANCY_ROWS: Final = "o"
+    """Write webhook rows for channel.occupied and channel.vacated."""
+    MEMBER_ROWS: Final = "m"
+    """Write webhook rows for member.added and member.removed."""
+    COUNT_ROWS: Final = "S"
+    """Write webhook rows for subscription.count."""
+    CACHE_MISS_ROWS: Final = "X"
+    """Write webhook rows for cache.miss."""
+    DEBOUNCE: Final = "d"
+    """Hold back rows for channel.vacated and member.removed; a return within the debounce cancels them."""
+
+
+def hook_flags(hooks: str, channel: str, kind: str) -> str:
+    """The flags that make `hold` write the webhook rows that the app wants (`App.hooks`) for this channel."""
+    # The dashboard's console channel triggers no webhooks.
+    if not hooks or kind not in (CHANNEL, PRESENCE) or channel.startswith(OWN_PREFIX):
         return ""
-    flags = "o" if "o" in wanted else ""
+    flags = Flag.OCCUPANCY_ROWS if Hook.OCCUPANCY in hooks else ""
     if kind == PRESENCE:
-        flags += "m" if "m" in wanted else ""
-    elif "s" in wanted:
-        flags += "S"
-    return flags + "X" if "x" in wanted and is_cache(channel) else flags
+        flags += Flag.MEMBER_ROWS if Hook.MEMBERS in hooks else ""
+    elif Hook.COUNTS in hooks:
+        flags += Flag.COUNT_ROWS
+    return flags + Flag.CACHE_MISS_ROWS if Hook.CACHE_MISSES in hooks and is_cache(channel) else flags
 
 
-class HoldCall(NamedTuple):
-    """One `hold`: what it carries, and what its reply is to be read as.
+T = TypeVar("T")
 
-    `joins` pairs users with infos (presence); `tickets` are the subscribes behind them, none in a
-    re-assertion. `last`: with it the channel is asserted whole. `look`: users missing from its roster are
-    gone for good.
+
+class HoldCall(NamedTuple, Generic[T]):
+    """What one `hold` says about a channel.
+
+    `base` is the number of attached sockets that stay. `cap` limits the users of a presence channel, or the sum of all
+    workers' connections; 0 means no limit. `gone` are users to remove. `joins` are (user, user_info) pairs, on presence
+    channels only. `tickets` are the subscribes to answer, in the order of the reply's digits; a re-assertion has none.
+    `last`: after this call Redis knows everything about the channel. `final`: users who are missing from the roster of
+    this reply are removed.
     """
 
     base: int
@@ -49,20 +109,158 @@ class HoldCall(NamedTuple):
     flags: str
     gone: Sequence[str]
     joins: Sequence[tuple[str, bytes]]
-    tickets: Sequence[Ticket]
+    tickets: Sequence[T]
     last: bool
-    look: bool
+    final: bool
 
     @property
-    def roster(self) -> bool:
-        return "r" in self.flags
-
-    @property
-    def brings(self) -> str:
-        """What of its reply may be big: `r` a roster, `c` a cached event, or neither."""
-        return "r" if self.roster else "c" if "c" in self.flags else ""
+    def big_reply(self) -> str:
+        """Which big thing the reply carries: Flag.ROSTER, Flag.CACHED, or "" for neither."""
+        flags = self.flags
+        return Flag.ROSTER if Flag.ROSTER in flags else Flag.CACHED if Flag.CACHED in flags else ""
 
     @property
     def joining(self) -> int:
-        """How many subscriptions it asks for: joins without a ticket stand for attached sockets."""
+        """How many subscriptions the call adds to `base`. In a re-assertion these belong to attached sockets."""
         return len(self.joins) or len(self.tickets)
+
+
+class HistoryTerms(NamedTuple):
+    """How the channel's history is created, for Flag.HISTORY. `epoch` is used if it has none of this `era`. It expires
+    a day after `seconds`. `max_histories` caps the app's channels with history in this shard."""
+
+    epoch: str
+    seconds: int
+    max_histories: int
+    era: str
+
+
+class HoldReply(NamedTuple):
+    """What Redis answered. Fields that the call's flags didn't ask for keep their defaults.
+
+    `accepted` has one digit for each subscription of the call: b"1" or b"0". `added` indexes the call's `joins`,
+    `removed` its `gone`: the users whose arrival or departure this call announced.
+    """
+
+    stamp: int
+    accepted: bytes
+    added: Sequence[int]
+    removed: Sequence[int]
+    roster: Sequence[bytes] | None = None
+    """Users and their entries, flat, as HGETALL returns them."""
+    cached: bytes | None = None
+    """The tail of the cached event's envelope (envelopes.py); None if nothing is cached."""
+    epoch: str | None = None
+    """The history's epoch; None if the app has no history left to give."""
+    top: int = 0
+    """The history's last offset."""
+    total: int = 0
+    """subscription_count, over all workers."""
+    due_ms: int = 0
+    """In how many ms the count may be announced; 0: it is announced, or unchanged."""
+    dropped: int = 0
+    """Webhook rows that were not written because too many are unread."""
+
+
+def hold_keys(keys: Keys, w: str, app_id: str, channel: str, kind: str, flags: str) -> list[bytes]:
+    """KEYS of a call, in the script's order."""
+    # Builds the names itself: by way of the methods of Keys, each name would cost another hash of the channel.
+    head, app = keys.head(shard(app_id, channel)), app_id.encode()
+    tail = b"%b:%b" % (app, channel.encode())
+    names = [
+        b"%bw:%b" % (head, w.encode()),
+        b"%bc:%b" % (head, tail),
+        b"%ba:%b" % (head, app),
+        head + b"clock",
+        head + b"out",
+        head + b"left",
+    ]
+    if kind == PRESENCE:
+        names.append(b"%bp:%b" % (head, tail))
+    if not flags:
+        return names
+    if Flag.COUNT in flags:
+        names.append(b"%bn:%b" % (head, tail))
+    if Flag.CACHED in flags:
+        names.append(b"%bk:%b" % (head, tail))
+        if Flag.CACHE_MISS_ROWS in flags:
+            names.append(b"%bkm:%b" % (head, tail))
+    if Flag.HISTORY in flags:
+        names += (b"%bhm:%b" % (head, tail), b"%bha:%b" % (head, app))
+    return names
+
+
+def encode(
+    keys: Keys,
+    w: str,
+    gen: int,
+    app_id: str,
+    channel: str,
+    kind: str,
+    topic: bytes,
+    call: HoldCall[Any],
+    extra_flags: str = "",
+    history: HistoryTerms | None = None,
+) -> tuple[list[bytes], list[bytes | str | int]]:
+    """KEYS and ARGV of a call that worker `w` makes. `extra_flags` are the sender's; `history` is required with
+    Flag.HISTORY."""
+    base, cap, flags, gone, joins, tickets, _, _ = call
+    flags += extra_flags
+    args: list[bytes | str | int] = [
+        w,
+        gen,
+        kind,
+        flags,
+        app_id,
+        channel,
+        base,
+        cap,
+        topic,
+        keys.publish,
+        len(gone),
+        len(joins) or len(tickets),
+        *gone,
+    ]
+    for join in joins:
+        args += join
+    if Flag.HISTORY in flags:
+        assert history is not None
+        args += history
+    return hold_keys(keys, w, app_id, channel, kind, flags), args
+
+
+def decode(flags: str, reply: Sequence[Any]) -> HoldReply | None:
+    """The reply to a call with these flags. None: Redis refused the call, because the worker is fenced (FENCED) or
+    another connection speaks for it (STALE)."""
+    if reply[0] != OK:
+        return None
+    roster = cached = epoch = None
+    top = total = due_ms = dropped = 0
+    at = 5
+    if Flag.ROSTER in flags:
+        roster = reply[at]
+        at += 1
+    if Flag.CACHED in flags:
+        cached = reply[at]
+        at += 1
+    if Flag.HISTORY in flags:
+        epoch, top = reply[at], int(reply[at + 1])
+        at += 2
+    if Flag.COUNT in flags:
+        total, due_ms = reply[at], reply[at + 1]
+        at += 2
+    if Flag.COUNT_ROWS in flags or Flag.CACHE_MISS_ROWS in flags:
+        dropped = reply[at]
+    return HoldReply(
+        int(reply[1]),
+        reply[2],
+        reply[3],
+        reply[4],
+        roster,
+        cached,
+        None if epoch is None else epoch.decode(),
+        top,
+        total,
+        due_ms,
+        dropped,
+    )

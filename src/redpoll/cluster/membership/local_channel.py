@@ -1,38 +1,44 @@
-"""One channel that this worker holds: who is attached, who waits, who is gone, and the call that tells Redis.
+"""What this worker knows of one channel: attached sockets, waiting subscribes, and what Redis was last told.
 
-A user's signed-in connections (`%u:U`) and an app's connections (`%conn`) are held like channels, without a
-topic; of a user's channel (`#server-to-user-U`) there is a topic and nothing that Redis is to know.
+Bookkeeping only: no Redis, no event loop. `plan` makes the next call of `hold`, sync.py sends it, and the outcome comes
+back as `accept` or `fail`. Calls carry absolute values, and at most one per channel is in flight; changes that happen
+meanwhile go into the next call (cluster/README.md "Ground rules").
 
-Bookkeeping only: no Redis, no loop. The registry sends what `plan` makes and hands the outcome back. Calls
-say what is (absolute values), and at most one is under way per channel; what changes meanwhile goes into the
-next (cluster.md rule 2).
+A user's signed-in connections (`%u:U`) and an app's connections (`%conn`) are held in the same way, without a topic. A
+user's own channel (`#server-to-user-U`) is the opposite: a topic that is not held.
 """
 
 from collections.abc import Sequence
+from enum import Enum
+from functools import lru_cache
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from redpoll.cluster.keys import cap_of_shard, shard
-from redpoll.cluster.membership.hold_call import CHANNEL, PRESENCE, TOPIC, HoldCall, hook_flags
+from redpoll.cluster.keys import cap_of_shard
+from redpoll.cluster.membership.hold_call import CHANNEL, PRESENCE, TOPIC, Flag, HoldCall, hook_flags
 from redpoll.cluster.membership.tally import Tally
 from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.channels import is_cache
 from redpoll.protocol.presence import Roster
 
-__all__ = ["UNKNOWN", "HistoryPosition", "LocalChannel", "Ticket"]
+__all__ = ["UNKNOWN", "Activity", "ChannelSettings", "HistoryPosition", "LocalChannel", "Subscription", "Ticket"]
 
+# Bounds of one call.
 MAX_JOINS: Final = 256
 MAX_GONE: Final = 256
 
-# `LocalChannel.confirmed` when nobody knows what Redis has: a call is due whatever is here.
+# `LocalChannel.confirmed` after a call with an unknown outcome: another call is due.
 UNKNOWN: Final = -1
+
+_ACCEPTED: Final = ord("1")
 
 
 class Ticket:
-    """A subscribe that waits for Redis. `user` and `info` on presence channels; `owner` is the caller's.
+    """A subscribe that waits for Redis. `user` and `info` are set on presence channels. `owner` belongs to the caller.
 
-    `local_channel` is set while it waits. A cancelled one may still be accepted, and then leaves without a frame.
-    `wants` is the hub's: what of the channel's history is to come first; None for nothing.
+    `local_channel` is set while the ticket waits or is in flight. A cancelled ticket in flight may still be accepted;
+    then it leaves in the next call, without a frame. `wants` belongs to the hub: which part of the channel's history
+    the subscriber gets first, None for none. `since` is the link's clock when the wait began.
     """
 
     __slots__ = ("cancelled", "info", "local_channel", "owner", "since", "user", "wants")
@@ -48,8 +54,8 @@ class Ticket:
 
 
 class HistoryPosition:
-    """How far a channel's history has come to this worker: `last` is the offset of the last message passed on, 0
-    for none, in `epoch`. `live`: the next message is the one that Redis sends next; else the channel catches up."""
+    """How far this worker has delivered a channel's history: `last` is the offset of the last delivered message (0 for
+    none) in `epoch`. `live`: the next push follows `last`. Otherwise the channel catches up (catchup.py)."""
 
     __slots__ = ("epoch", "last", "live")
 
@@ -59,156 +65,254 @@ class HistoryPosition:
         self.live = live
 
 
-class LocalChannel:
-    """A channel of this worker. `audience` is the listener's, set in its `opened`.
+class ChannelSettings(NamedTuple):
+    """What the app's record says about a channel. `cap`: most members. `caches`: joiners get the cached event. `hooks`:
+    the flags of `hold` for webhook rows. `rule`: the history rule, None without history. `max_histories`: cap on the
+    app's channels with history in this shard."""
 
-    `attached` counts sockets, `roster` is everybody on the channel, in the whole cluster (presence only; None
-    until Redis has told it). `caches`: joiners are told the cached event; `tally` is there where subscribers are
-    told how many they are. `rule` is what is kept of the channel's messages, None for nothing; then `history` is
-    there as soon as Redis has said where it stands, if the app may have another. Everything else is between this
-    and the registry.
+    cap: int = 0
+    caches: bool = False
+    hooks: str = ""
+    rule: HistoryRule | None = None
+    max_histories: int = 0
+
+
+NO_SETTINGS: Final = ChannelSettings()
+
+
+@lru_cache(maxsize=1024)
+def _shared(settings: ChannelSettings) -> ChannelSettings:
+    return settings
+
+
+class Subscription(Enum):
+    """Whether this worker has subscribed to the channel's topic."""
+
+    NONE = "none"
+    REQUESTED = "requested"
+    CONFIRMED = "confirmed"
+
+
+class Activity(Enum):
+    """What keeps the next call of a channel from being made."""
+
+    NONE = "none"
+    RETRY_DELAY = "retry delay"
+    """The last call failed with an error; the same call is made again after a delay."""
+    SCAN = "scan"
+    """Redis lists the channel under our name, though we don't hold it: its users are being read."""
+    DROPPED = "dropped"
+    """The channel is no longer held. Final."""
+
+
+class Members:
+    """The users of a presence channel on this worker.
+
+    `sockets` counts attached sockets by user, `infos` has the last user_info that one of them brought. `gone` are users
+    whom Redis may list under our name and who have no attached socket; a dict, for its order. `unasserted` are the
+    users whom a re-assertion has yet to pass, None before its first call. `recheck`: read the roster again, because
+    users were missing from it after a break.
+    """
+
+    __slots__ = ("gone", "infos", "recheck", "sockets", "unasserted")
+
+    def __init__(self) -> None:
+        self.sockets: dict[str, int] = {}
+        self.infos: dict[str, bytes] = {}
+        self.gone: dict[str, None] = {}
+        self.unasserted: list[str] | None = None
+        self.recheck = False
+
+    def attach(self, user: str, info: bytes) -> None:
+        self.sockets[user] = self.sockets.get(user, 0) + 1
+        if info or user not in self.infos:
+            self.infos[user] = info
+
+    def detach(self, user: str) -> None:
+        left = self.sockets[user] - 1
+        if left:
+            self.sockets[user] = left
+        else:
+            del self.sockets[user], self.infos[user]
+            self.gone[user] = None
+
+    def mark_gone(self, users: Sequence[str]) -> None:
+        """Redis lists these users under our name: those without a socket here are to be removed."""
+        for user in users:
+            if user not in self.sockets:
+                self.gone[user] = None
+
+    def next_asserted(self) -> list[tuple[str, bytes]]:
+        """The next part of a re-assertion: up to MAX_JOINS users with their infos."""
+        if self.unasserted is None:
+            self.unasserted = list(self.sockets)
+        part, self.unasserted = self.unasserted[:MAX_JOINS], self.unasserted[MAX_JOINS:]
+        return [(user, self.infos[user]) for user in part if user in self.sockets]
+
+    def next_gone(self, tickets: Sequence[Ticket], waiting: dict[Ticket, None] | None) -> tuple[list[str], bool]:
+        """The users to remove in the call that carries `tickets`, and whether others remain. While others remain our
+        count must stay above 0, because a reaper finds users by way of the counts."""
+        if not self.gone:
+            return [], False
+        joining = {ticket.user for ticket in tickets}
+        queued = {ticket.user for ticket in waiting} if waiting else set()
+        gone: list[str] = []
+        back: list[str] = []
+        remain = False
+        for user in self.gone:
+            if user in self.sockets:
+                back.append(user)
+            elif user in queued:
+                remain = True
+            elif user not in joining:
+                if len(gone) == MAX_GONE:
+                    remain = True
+                    break
+                gone.append(user)
+        for user in back:
+            del self.gone[user]
+        return gone, remain
+
+
+class LocalChannel:
+    """One channel of this worker.
+
+    `audience` belongs to the hub, which sets it in `opened`. `attached` counts sockets. `roster` has every user of the
+    channel in the cluster, on presence channels; None until Redis has sent it. `members` is None on other channels.
+    `tally` exists while subscribers get subscription_count. `history` exists once Redis has sent the position of the
+    channel's history; `needs_position`: a call must ask for it even if nobody joins. `settings` were taken from the
+    record `app`.
+
+    `call` is the call in flight. `confirmed` is the count that Redis has. `asserted` is False from a break until Redis
+    has been told everything again.
     """
 
     __slots__ = (
+        "activity",
+        "app",
         "app_id",
-        "asks",
         "asserted",
         "attached",
         "audience",
-        "blocked",
-        "caches",
         "call",
-        "cap",
         "channel",
         "confirmed",
-        "dropped",
         "failures",
-        "gone",
         "history",
-        "hooks",
-        "infos",
         "kind",
-        "listening",
-        "look",
-        "most_histories",
-        "passing",
+        "members",
+        "needs_position",
         "roster",
-        "rule",
-        "scan",
-        "shard",
-        "sockets",
-        "subscribed",
+        "settings",
+        "subscription",
         "tally",
         "topic",
         "waiting",
     )
 
     def __init__(self, app_id: str, channel: str, kind: str, topic: bytes) -> None:
-        presence = kind == PRESENCE
         self.app_id = app_id
         self.channel = channel
         self.kind = kind
-        self.shard = shard(app_id, channel)
         self.topic = topic
         self.audience: Any = None
-        self.roster: Roster | None = None
         self.attached = 0
-        # Presence: attached sockets by user, and the last info that one of them brought. None: no presence.
-        self.sockets: dict[str, int] | None = {} if presence else None
-        self.infos: dict[str, bytes] | None = {} if presence else None
-        # Users that Redis may list in our name, whom no attached socket is. Ordered, as `waiting` is.
-        self.gone: dict[str, None] | None = {} if presence else None
+        self.roster: Roster | None = None
+        self.members: Members | None = Members() if kind == PRESENCE else None
         self.waiting: dict[Ticket, None] | None = None
-        self.cap = 0
-        self.caches = False
-        # Flags of the calls: which rows for webhooks they are to write.
-        self.hooks = ""
+        self.app: App | None = None
+        self.settings = NO_SETTINGS
         self.tally: Tally | None = None
-        self.rule: HistoryRule | None = None
         self.history: HistoryPosition | None = None
-        # Redis is to be asked where the history stands, though nobody joins; and beyond how many channels with
-        # history of the app in this shard there is to be no new one.
-        self.asks = False
-        self.most_histories = 0
-        self.call: HoldCall | None = None
+        self.needs_position = False
+        self.call: HoldCall[Ticket] | None = None
         self.confirmed = 0
         self.failures = 0
-        # Its topic is asked for; Redis has confirmed it.
-        self.subscribed = False
-        self.listening = False
-        self.dropped = False
-        # Busy with something else than a call: a delay after an error, or the scan of a lost channel's users.
-        self.blocked = False
-        self.scan = False
-        # A second look at the roster is due.
-        self.look = False
-        # False from a break until Redis has been told everything again; `passing` are the users still to
-        # tell.
+        self.subscription = Subscription.NONE
+        self.activity = Activity.NONE
         self.asserted = True
-        self.passing: list[str] | None = None
 
     def follow(self, app: App) -> None:
-        """Takes from the app's record what it says of this channel: the cap on members, whether events are cached
-        or kept, and what webhooks want to hear. To be called at every join, and whenever the record changed or
-        Redis lost the history. What of that Redis is to be told now, `plan` knows."""
-        if self.kind not in (CHANNEL, PRESENCE):
+        """Takes the channel's settings from the app's record. Call it at every join, when the record changed, and when
+        Redis lost the history."""
+        if app is self.app:
+            self.needs_position = self.settings.rule is not None and self.history is None
             return
-        presence = self.kind == PRESENCE
-        if presence:
-            self.cap = app.max_presence_members
-        self.caches = is_cache(self.channel)
-        self.hooks = hook_flags(app.hooks, self.channel, self.kind)
-        self.rule = app.history_rule(self.channel)
-        if self.rule is None:
+        kind, channel = self.kind, self.channel
+        if kind != CHANNEL and kind != PRESENCE:
+            return
+        self.app = app
+        cap = app.max_presence_members if kind == PRESENCE else 0
+        rule = app.history_rule(channel)
+        if rule is None:
             self.history = None
-        self.most_histories = cap_of_shard(app.max_history_channels)
-        self.asks = self.rule is not None and self.history is None
+        hooks = hook_flags(app.hooks, channel, kind)
+        # Channels with the same settings share one object.
+        settings = ChannelSettings(cap, is_cache(channel), hooks, rule, cap_of_shard(app.max_history_channels))
+        if settings != self.settings:
+            self.settings = _shared(settings)
+        self.needs_position = rule is not None and self.history is None
 
     @property
-    def listens(self) -> bool:
-        """Whether it has a topic that this worker subscribes."""
+    def rule(self) -> HistoryRule | None:
+        """The history rule of this channel; None without history."""
+        return self.settings.rule
+
+    @property
+    def dropped(self) -> bool:
+        """The channel is no longer held."""
+        return self.activity is Activity.DROPPED
+
+    @property
+    def has_topic(self) -> bool:
+        """Whether this worker subscribes to a topic for it."""
         return self.kind in (CHANNEL, PRESENCE, TOPIC)
 
     @property
+    def busy(self) -> bool:
+        """No call can be made now: one is in flight, or the channel is dropped, scanned, or waits to retry."""
+        return self.call is not None or self.activity is not Activity.NONE
+
+    @property
     def idle(self) -> bool:
-        """Nothing here and nothing in Redis: it can be forgotten."""
+        """Nothing is left here or in Redis: the channel can be dropped."""
         return (
             self.attached == 0
             and self.confirmed == 0
             and not self.waiting
-            and not self.gone
-            and self.call is None
-            and not self.blocked
+            and (self.members is None or not self.members.gone)
+            and not self.busy
             and (self.tally is None or self.tally.settled)
         )
 
     @property
-    def wants_roster(self) -> bool:
-        """Whether the next call will bring a roster, of which only so many may be awaited."""
-        if self.sockets is None:
+    def needs_roster(self) -> bool:
+        """The next call will ask for the roster."""
+        members = self.members
+        if members is None:
             return False
         if not self.asserted and self.attached:
-            return self.passing is None or len(self.passing) <= MAX_JOINS
+            return members.unasserted is None or len(members.unasserted) <= MAX_JOINS
         if not self.asserted:
             return bool(self.waiting)
-        return self.look or (self.roster is None and bool(self.waiting))
+        return members.recheck or (self.roster is None and bool(self.waiting))
 
     @property
-    def wants(self) -> str:
-        """What the next call is likely to bring, as `HoldCall.brings`."""
-        if self.wants_roster:
-            return "r"
-        return "c" if self.caches and self.waiting else ""
+    def big_reply(self) -> str:
+        """What the next call's reply is likely to carry, as `HoldCall.big_reply`."""
+        if self.needs_roster:
+            return Flag.ROSTER
+        return Flag.CACHED if self.settings.caches and self.waiting else ""
 
     def wait(self, ticket: Ticket) -> None:
-        """Takes a subscribe in, behind those that wait already."""
+        """Queues a subscribe."""
         ticket.local_channel = self
         if self.waiting is None:
             self.waiting = {}
         self.waiting[ticket] = None
 
     def withdraw(self, ticket: Ticket) -> None:
-        """A subscribe that isn't wanted any more: out if it waits, marked if it is under way."""
+        """Cancels a subscribe: removes it from the queue, or marks it if it is in flight."""
         if self.waiting and ticket in self.waiting:
             del self.waiting[ticket]
             ticket.local_channel = None
@@ -216,122 +320,95 @@ class LocalChannel:
             ticket.cancelled = True
 
     def attach(self, ticket: Ticket) -> None:
-        """A subscribe was accepted; its socket counts from now on."""
+        """A subscribe was accepted: its socket counts from now on."""
         self.attached += 1
-        if self.sockets is not None and self.infos is not None:
+        if self.members is not None:
             assert ticket.user is not None
-            self.sockets[ticket.user] = self.sockets.get(ticket.user, 0) + 1
-            if ticket.info or ticket.user not in self.infos:
-                self.infos[ticket.user] = ticket.info
+            self.members.attach(ticket.user, ticket.info)
 
     def detach(self, user: str | None) -> None:
-        """An attached socket left, whatever the cause."""
+        """An attached socket left."""
         self.attached -= 1
-        if self.sockets is not None and self.infos is not None and self.gone is not None:
+        if self.members is not None:
             assert user is not None
-            left = self.sockets[user] - 1
-            if left:
-                self.sockets[user] = left
-            else:
-                del self.sockets[user], self.infos[user]
-                self.gone[user] = None
+            self.members.detach(user)
 
-    def forsake(self, users: Sequence[str]) -> None:
-        """Redis lists these in our name; whoever has no socket here is to be removed."""
-        if self.gone is not None and self.sockets is not None:
-            for user in users:
-                if user not in self.sockets:
-                    self.gone[user] = None
-
-    def plan(self) -> HoldCall | None:
-        """The next call, or None where Redis knows everything. Takes the tickets that go with it."""
+    def plan(self) -> HoldCall[Ticket] | None:
+        """The next call, or None if Redis knows everything. Takes the tickets that the call carries off the queue."""
         if not self.asserted and self.attached == 0:
-            # What Redis may still list for us is in `gone`, so an ordinary call says all. The roster missed
-            # what happened meanwhile, and nobody looks at it: the next to join asks for another.
-            self.asserted, self.passing, self.roster = True, None, None
-        return self._tell_changes() if self.asserted else self._tell_again()
+            # `gone` has all that Redis may still list for us, so an ordinary call is enough. The roster missed changes
+            # during the break, and nobody looks at it: the next joiner reads another one.
+            self._assertion_done()
+            self.roster = None
+        return self._plan_changes() if self.asserted else self._plan_assertion()
 
-    def _tell_again(self) -> HoldCall:
+    def _assertion_done(self) -> None:
+        self.asserted = True
+        if self.members is not None:
+            self.members.unasserted = None
+
+    def _plan_assertion(self) -> HoldCall[Ticket]:
         joins: list[tuple[str, bytes]] = []
-        if self.sockets is not None and self.infos is not None:
-            if self.passing is None:
-                self.passing = list(self.sockets)
-            now, self.passing = self.passing[:MAX_JOINS], self.passing[MAX_JOINS:]
-            joins = [(user, self.infos[user]) for user in now if user in self.sockets]
-        last = not self.passing
-        # k: what a user's tab on another worker brought since the break is newer than what we know.
-        flags = ("kr" if last and self.sockets is not None else "k") + self.hooks
-        return HoldCall(self.attached - len(joins), 0, flags, (), joins, (), last, False)
+        last = True
+        # Another worker may have got a newer user_info since the break, so ours doesn't replace it.
+        flags = Flag.KEEP_INFO
+        if self.members is not None:
+            joins = self.members.next_asserted()
+            last = not self.members.unasserted
+            if last:
+                flags += Flag.ROSTER
+        return HoldCall(self.attached - len(joins), 0, flags + self.settings.hooks, (), joins, (), last, False)
 
-    def _tell_changes(self) -> HoldCall | None:
+    def _plan_changes(self) -> HoldCall[Ticket] | None:
         tickets: list[Ticket] = []
         if self.waiting:
             tickets = list(islice(self.waiting, MAX_JOINS))
             for ticket in tickets:
                 del self.waiting[ticket]
-        gone, more = self._leavers(tickets)
-        counting = self.tally is not None and self.tally.due
-        asking = self.asks and self.attached > 0
-        if not (tickets or gone or self.look or counting or asking) and self.attached == self.confirmed:
+        members, tally, settings = self.members, self.tally, self.settings
+        gone: Sequence[str] = ()
+        joins: Sequence[tuple[str, bytes]] = ()
+        recheck = users_remain = False
+        if members is not None:
+            gone, users_remain = members.next_gone(tickets, self.waiting)
+            joins = [(ticket.user or "", ticket.info) for ticket in tickets]
+            recheck = members.recheck
+        counting = tally is not None and tally.due
+        asking = self.needs_position and self.attached > 0
+        if not (tickets or gone or recheck or counting or asking) and self.attached == self.confirmed:
             return None
-        joins = [(ticket.user or "", ticket.info) for ticket in tickets] if self.sockets is not None else ()
-        flags = ("u" if more else "") + ("r" if self._reads(tickets) else "")
-        if self.caches and tickets:
-            flags += "c"
-        if self.tally is not None:
-            flags += "s"
-            self.tally.due = False
-        if self.rule is not None and (tickets or asking):
-            flags += "h"
-            self.asks = False
-        flags += self.hooks
-        return HoldCall(self.attached, self.cap, flags, gone, joins, tickets, True, self.look)
+        flags = Flag.USERS_REMAIN if users_remain else ""
+        if recheck or (members is not None and self.roster is None and tickets):
+            flags += Flag.ROSTER
+        if settings.caches and tickets:
+            flags += Flag.CACHED
+        if tally is not None:
+            flags += Flag.COUNT
+            tally.due = False
+        if settings.rule is not None and (tickets or asking):
+            flags += Flag.HISTORY
+            self.needs_position = False
+        return HoldCall(self.attached, settings.cap, flags + settings.hooks, gone, joins, tickets, True, recheck)
 
-    def _reads(self, tickets: Sequence[Ticket]) -> bool:
-        return self.sockets is not None and (self.look or (self.roster is None and bool(tickets)))
-
-    def _leavers(self, tickets: Sequence[Ticket]) -> tuple[list[str], bool]:
-        # The users to remove now, and whether some remain: until the last of them is told, our count stays
-        # above 0, since a reaper finds users by way of channels.
-        if not self.gone or self.sockets is None:
-            return [], False
-        joining = {ticket.user for ticket in tickets}
-        queued = {ticket.user for ticket in self.waiting} if self.waiting else set()
-        gone: list[str] = []
-        back: list[str] = []
-        more = False
-        for user in self.gone:
-            if user in self.sockets:
-                back.append(user)
-            elif user in queued:
-                more = True
-            elif user not in joining:
-                if len(gone) == MAX_GONE:
-                    more = True
-                    break
-                gone.append(user)
-        for user in back:
-            del self.gone[user]
-        return gone, more
-
-    def accept(self, call: HoldCall, accepted: bytes) -> tuple[list[Ticket], list[Ticket]]:
-        """Redis took `call`; `accepted` has a digit per subscription asked for. Returns the tickets that are
-        attached now and those refused, both without the cancelled ones."""
+    def accept(self, call: HoldCall[Ticket], accepted: bytes) -> tuple[list[Ticket], list[Ticket]]:
+        """Redis carried out `call`; `accepted` has a digit for each subscription. Returns the tickets that are attached
+        now and those that were refused; cancelled tickets are in neither."""
         self.confirmed = call.base + accepted.count(b"1")
         self.failures = 0
-        if self.gone is not None:
+        members = self.members
+        if members is not None:
             for user in call.gone:
-                self.gone.pop(user, None)
-        if call.look:
-            self.look = False
+                members.gone.pop(user, None)
+            if call.final:
+                members.recheck = False
         if not self.asserted and call.last:
-            self.asserted, self.passing = True, None
+            self._assertion_done()
         joined: list[Ticket] = []
         refused: list[Ticket] = []
         left: list[str] = []
         for ticket, digit in zip(call.tickets, accepted, strict=False):
             ticket.local_channel = None
-            if digit == 0x31:
+            if digit == _ACCEPTED:
                 if not ticket.cancelled:
                     self.attach(ticket)
                     joined.append(ticket)
@@ -339,14 +416,12 @@ class LocalChannel:
                     left.append(ticket.user)
             elif not ticket.cancelled:
                 refused.append(ticket)
-        if self.gone is not None and self.sockets is not None:
-            for user in left:
-                if user not in self.sockets:
-                    self.gone[user] = None
+        if left and members is not None:
+            members.mark_gone(left)
         return joined, refused
 
-    def take_back(self, call: HoldCall) -> None:
-        """`call` failed, or nobody knows: its subscribes wait again, ahead of the others."""
+    def fail(self, call: HoldCall[Ticket]) -> None:
+        """`call` failed or its outcome is unknown: its subscribes wait again, ahead of the others."""
         self.confirmed = UNKNOWN
         front: dict[Ticket, None] = {}
         for ticket in call.tickets:
@@ -354,24 +429,24 @@ class LocalChannel:
                 ticket.local_channel = None
             else:
                 front[ticket] = None
-            if self.gone is not None and ticket.user is not None:
-                # Redis may have taken it. A ticket that still waits keeps the user from being told gone.
-                self.gone[ticket.user] = None
+            if self.members is not None and ticket.user is not None:
+                # Redis may have carried it out. `next_gone` skips users for whom a ticket still waits.
+                self.members.gone[ticket.user] = None
         if front:
             self.waiting = {**front, **(self.waiting or {})}
-        if not self.asserted:
-            self.passing = None
-        if self.rule is not None and self.history is None:
-            self.asks = True
-        self._count_again()
+        if not self.asserted and self.members is not None:
+            self.members.unasserted = None
+        if self.settings.rule is not None and self.history is None:
+            self.needs_position = True
+        self._recount()
 
-    def _count_again(self) -> None:
-        # Changes of ours may not have been told, and others' may have passed us by.
+    def _recount(self) -> None:
+        # Our changes may not have been announced, and we may have missed announcements of others.
         if self.tally is not None:
-            self.tally.hurry()
+            self.tally.make_due()
 
-    def listen(self) -> list[Ticket]:
-        """The topic of a user's channel is heard: those who wait are attached. Returns them."""
+    def attach_waiting(self) -> list[Ticket]:
+        """The topic of a channel that isn't held is subscribed: attaches all that wait, and returns them."""
         joined = list(self.waiting or ())
         self.waiting = None
         for ticket in joined:
@@ -379,26 +454,27 @@ class LocalChannel:
             self.attach(ticket)
         return joined
 
-    def lose(self) -> None:
-        """The connection broke: Redis has to be told everything again, and what it has nobody knows."""
-        self.subscribed = self.listening = False
+    def connection_lost(self) -> None:
+        """Redis must be told everything again, and its present state is unknown."""
+        self.subscription = Subscription.NONE
         if self.kind == TOPIC:
             return
-        self._count_again()
-        self.look = False
-        self.asserted = False
-        self.passing = None
+        self._begin_assertion()
         if self.confirmed or self.call is not None:
             self.confirmed = UNKNOWN
 
-    def renew(self) -> None:
-        """This worker has a new name, in which Redis has nothing yet."""
+    def renamed(self) -> None:
+        """This worker has a new W, and Redis has nothing under that name."""
         if self.kind == TOPIC:
             return
-        self._count_again()
-        self.asserted = False
-        self.passing = None
-        self.look = False
+        self._begin_assertion()
         self.confirmed = 0
-        if self.gone:
-            self.gone.clear()
+        if self.members is not None:
+            self.members.gone.clear()
+
+    def _begin_assertion(self) -> None:
+        self._recount()
+        self.asserted = False
+        if self.members is not None:
+            self.members.unasserted = None
+            self.members.recheck = False

@@ -1,14 +1,12 @@
-"""What this worker holds: its channels and pseudo-channels, found by name and by topic.
-
-The table only. When one can be forgotten commits.py says, and what Redis is told of each held.py.
-"""
+"""The table of everything this worker holds, by name and by topic."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
-from redpoll.cluster.keys import WATCHED, Keys
+from redpoll.cluster.keys import CONSOLE_TOPIC, Keys
 from redpoll.cluster.membership.hold_call import CHANNEL, PRESENCE, TOPIC
-from redpoll.cluster.membership.local_channel import LocalChannel
+from redpoll.cluster.membership.local_channel import Activity, LocalChannel
 from redpoll.cluster.membership.membership_events import MembershipEvents
 from redpoll.protocol.channels import CONSOLE, Kind, kind_of
 
@@ -17,37 +15,50 @@ __all__ = ["LocalChannels"]
 _KINDS: Final = {Kind.PRESENCE: PRESENCE, Kind.USER: TOPIC}
 
 
-class LocalChannels:
-    """`by_name` has everything, by app id and channel; `by_topic` what listens. The listener hears of the latter only:
-    a pseudo-channel is no business of the sockets."""
+def _ignore(local_channel: LocalChannel) -> None:
+    pass
 
-    def __init__(self, keys: Keys, listener: MembershipEvents) -> None:
+
+class LocalChannels:
+    """`by_name` has every channel and pseudo-channel, by app id and name. `by_topic` has those with a topic; only these
+    are reported to `events`, because pseudo-channels have no subscribers.
+
+    `on_touch(local_channel)` is called when something about a channel changed that Redis may have to know. sync.py
+    sets it.
+    """
+
+    def __init__(self, keys: Keys, events: MembershipEvents) -> None:
         self.by_name: dict[tuple[str, str], LocalChannel] = {}
         self.by_topic: dict[bytes, LocalChannel] = {}
+        self.on_touch: Callable[[LocalChannel], None] = _ignore
         self._keys = keys
-        self._listener = listener
+        self._events = events
         self._emptied = asyncio.Event()
 
+    def touch(self, local_channel: LocalChannel) -> None:
+        """Something about this channel changed: Redis is told in this tick, or after the call in flight."""
+        self.on_touch(local_channel)
+
     def channel(self, app_id: str, channel: str) -> LocalChannel:
-        """A channel, of the kind that its name says; opened if it isn't held yet."""
+        """The channel of this name, opened if it isn't held yet. Its name says its kind."""
         local_channel = self.by_name.get((app_id, channel))
         if local_channel is not None:
             return local_channel
-        # The console hears what is copied to it; who watches is nobody's to count.
+        # The console gets copies on a topic of its own, and is not counted.
         kind = TOPIC if channel == CONSOLE else _KINDS.get(kind_of(channel), CHANNEL)
         return self._open(app_id, channel, kind)
 
     def hold(self, app_id: str, channel: str, kind: str) -> LocalChannel:
-        """The same where the kind is known: a pseudo-channel, or what Redis lists."""
+        """As `channel`, where the caller knows the kind: a pseudo-channel, or one that Redis lists."""
         return self.by_name.get((app_id, channel)) or self._open(app_id, channel, kind)
 
     def drop(self, local_channel: LocalChannel) -> None:
-        """It is held no longer."""
-        local_channel.dropped = True
+        """Removes a channel that is no longer held."""
+        local_channel.activity = Activity.DROPPED
         del self.by_name[(local_channel.app_id, local_channel.channel)]
-        if local_channel.listens:
+        if local_channel.has_topic:
             del self.by_topic[local_channel.topic]
-            self._listener.dropped(local_channel)
+            self._events.dropped(local_channel)
         if not self.by_name:
             self._emptied.set()
 
@@ -58,11 +69,10 @@ class LocalChannels:
             await self._emptied.wait()
 
     def _open(self, app_id: str, channel: str, kind: str) -> LocalChannel:
-        local_channel = LocalChannel(
-            app_id, channel, kind, self._keys.topic(app_id, WATCHED if channel == CONSOLE else channel)
-        )
+        topic = self._keys.topic(app_id, CONSOLE_TOPIC if channel == CONSOLE else channel)
+        local_channel = LocalChannel(app_id, channel, kind, topic)
         self.by_name[(app_id, channel)] = local_channel
-        if local_channel.listens:
-            self.by_topic[local_channel.topic] = local_channel
-            self._listener.opened(local_channel)
+        if local_channel.has_topic:
+            self.by_topic[topic] = local_channel
+            self._events.opened(local_channel)
         return local_channel

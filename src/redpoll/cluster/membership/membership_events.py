@@ -1,6 +1,6 @@
-"""What the registry has to say to whoever has the sockets.
+"""What the registry reports to the owner of the sockets.
 
-The promise only: worker/hub.py keeps it, and in tests whatever wants to see what a worker's clients would.
+worker/hub.py implements it. Tests implement it with sockets that record what a client would see.
 """
 
 from typing import Protocol
@@ -11,51 +11,51 @@ __all__ = ["MembershipEvents"]
 
 
 class MembershipEvents(Protocol):
-    """Who has the sockets. Called in the order in which things happened in Redis."""
+    """Called in the order in which things happened in Redis."""
 
     def opened(self, local_channel: LocalChannel) -> None:
-        """A channel is held from now on; the place to set `local_channel.audience`."""
+        """A channel is held from now on. Set `local_channel.audience` here."""
 
     def joined(
         self, local_channel: LocalChannel, tickets: list[Ticket], cached: bytes | None, total: int | None
     ) -> None:
-        """Attach these and send success, with `local_channel.roster` as it is now; comes behind the member and count
-        frames of the same reply, which are for those attached before.
+        """Attach these sockets and send them success, with `local_channel.roster` as it is now. Member and count frames
+        of the same reply come before this call; they are for sockets attached earlier.
 
-        Then `cached`, an `e` envelope without a skip: the last event of a cache channel, b"" where there is none,
-        None on other channels. Then `total`, where subscribers are told how many they are."""
+        Then send `cached`, an EVENT envelope without a skipped socket: the last event of a cache channel, b"" if there
+        is none, None on other channels. Then send `total`, the subscription_count, unless it is None."""
 
     def refused(self, local_channel: LocalChannel, ticket: Ticket, reason: str) -> None:
         """`members`: the channel is full. `unavailable`: Redis didn't answer in time."""
 
     def member_added(self, local_channel: LocalChannel, user: str, info: bytes) -> None:
-        """A user came who wasn't on the roster; `info` is JSON or b""."""
+        """A user joined who was not on the roster. `info` is JSON or b""."""
 
     def member_removed(self, local_channel: LocalChannel, user: str) -> None:
-        """A user of the roster is gone."""
+        """A user left the roster."""
 
     def counted(self, local_channel: LocalChannel, total: int) -> None:
-        """Everyone attached is to be told that so many are, in the whole cluster."""
+        """Send everybody attached the new subscription_count."""
 
     def event(self, local_channel: LocalChannel, payload: bytes) -> None:
-        """An `e` envelope. With history each comes exactly once and in order, those with offset 0 apart: they aren't
-        kept, and come or don't as everywhere."""
+        """An EVENT envelope. On a channel with history every stored event comes exactly once and in order; events with
+        offset 0 are not stored, and come at most once."""
 
     def console(self, local_channel: LocalChannel, payload: bytes) -> None:
-        """A `c` envelope, on the console's channel."""
+        """A CONSOLE_COPY envelope, on the console's channel."""
 
     def lost(self, local_channel: LocalChannel) -> None:
-        """Of a channel with history: what was missed can't be filled, or the history was cleared or is a new one.
-        `local_channel.history` is the new place; the events that follow it come next."""
+        """On a channel with history: missed messages can't be determined, or the history was cleared or replaced.
+        `local_channel.history` is the new position; the next events follow it."""
 
     def dropped(self, local_channel: LocalChannel) -> None:
-        """The channel isn't held any more, and Redis knows it."""
+        """The channel is no longer held, and Redis knows."""
 
     def user_state(self, app_id: str, user_id: str, online: bool) -> None:
-        """A watched user is online or offline: the first answer about it, then each change."""
+        """A watched user is online or offline: the first answer about the user, then each change."""
 
     def admitted(self, ticket: Ticket) -> None:
         """This connection counts from now on, until `depart`."""
 
     def turned_away(self, ticket: Ticket, code: int) -> None:
-        """Close it: 4004, the app has as many connections as it may have; 4100, nobody knows in time."""
+        """Close this connection with 4004 (the app is full) or 4100 (Redis didn't decide in time)."""

@@ -1,9 +1,8 @@
-"""Takes dead workers out of Redis: their counts, members, signed-in users and connections, and at last their
-names.
+"""Removes dead workers from Redis: their counts, members, signed-in users and connections, and then their names.
 
-Control runs the only one. Who is dead the supervisor's list says at once, and the beats say after four looks
-that found the same; a live worker reaped by mistake costs its members one removal and one return (cluster.md
-rule 5). Every step can be repeated, so a reap that broke off is begun again.
+Only control runs a reaper. The supervisor reports the death of its workers at once; heartbeats show other deaths after
+four unchanged reads. A live worker that is reaped by mistake costs its members one removal and one return
+(cluster/README.md "Who is dead"). Every step can be repeated, so an interrupted reap simply starts again.
 """
 
 import asyncio
@@ -16,8 +15,8 @@ import structlog
 from redpoll.cluster.directory import read_app
 from redpoll.cluster.keys import SHARDS, Keys
 from redpoll.cluster.link import Clock, Link, LinkDown
-from redpoll.cluster.membership.hold_call import CHANNEL, PRESENCE, hook_flags
-from redpoll.cluster.scripts import BURY, FENCE, HOLD
+from redpoll.cluster.membership.hold_call import CHANNEL, PRESENCE, REAPER_GEN, Flag, HoldCall, encode, hook_flags
+from redpoll.cluster.scripts import BURY, FENCE, HOLD, STALE
 
 __all__ = ["Beats", "Reaper"]
 
@@ -25,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 _FENCED_BEAT: Final = b"-1"
 _SCAN_COUNT: Final = 200
-# What another client of Redis may have to wait behind: 20 calls of at most 100 users are about 10 ms.
+# Bounds how long other clients of Redis wait: 20 calls of at most 100 users take about 10 ms.
 _MAX_GONE: Final = 100
 _MAX_IN_FLIGHT: Final = 20
 
@@ -35,55 +34,56 @@ def _no_hooks(app_id: str) -> str:
 
 
 class Beats:
-    """What the looks at the beat table say about who is dead. Arithmetic only; `now` is control's clock.
+    """Decides which workers are dead, from the beat table and the supervisor's list. No I/O; `now` is control's clock.
 
-    A beat that stayed the same over `looks` further looks is a dead worker's. After a pause of more than
-    `gap_s` the count begins anew: what stalled us may have stalled them.
+    A worker is dead when its beat didn't change over `max_same` further reads. A pause of more than `gap_s` between two
+    reads restarts the count, because whatever stalled control may have stalled the workers.
     """
 
-    def __init__(self, run: str, *, looks: int = 4, gap_s: float = 2.0) -> None:
+    def __init__(self, run: str, *, max_same: int = 4, gap_s: float = 2.0) -> None:
         self.table: dict[str, bytes] = {}
         self._run = run
-        self._looks = looks
+        self._max_same = max_same
         self._gap_s = gap_s
         self._same: dict[str, int] = {}
-        self._looked_at: float | None = None
+        self._read_at: float | None = None
         self._alive: set[int] = set()
         self._greatest = -1
 
     def set_alive(self, ks: set[int], greatest: int) -> None:
-        """The supervisor's word: `k` of its living workers, and the greatest it ever gave."""
+        """The supervisor's list: `k` of its living workers, and the greatest `k` that it ever assigned."""
         self._alive = set(ks)
         self._greatest = greatest
 
-    def look(self, table: dict[str, bytes], now: float) -> None:
-        """Takes what the table held when it was looked at, `now` being the time of the reply."""
-        gap = self._looked_at is None or now - self._looked_at > self._gap_s
+    def read(self, table: dict[str, bytes], now: float) -> None:
+        """Takes the beat table; `now` is when the reply came."""
+        gap = self._read_at is None or now - self._read_at > self._gap_s
         self._same = {
             w: self._same.get(w, 0) + 1 if not gap and self.table.get(w) == beat else 0 for w, beat in table.items()
         }
         self.table = table
-        self._looked_at = now
+        self._read_at = now
 
     def dead(self) -> list[str]:
-        """Those of the last look that are to be reaped."""
+        """The workers of the last table that must be reaped."""
         return [w for w, beat in self.table.items() if self._is_dead(w, beat)]
 
     def _is_dead(self, w: str, beat: bytes) -> bool:
-        return beat == _FENCED_BEAT or self._same.get(w, 0) >= self._looks or self.is_struck(w)
+        return beat == _FENCED_BEAT or self._same.get(w, 0) >= self._max_same or self.is_reported_dead(w)
 
-    def is_struck(self, w: str) -> bool:
-        """Whether the supervisor's list alone says that this worker ended."""
+    def is_reported_dead(self, w: str) -> bool:
+        """Whether the supervisor's list says that this worker ended."""
         run, k, _ = w.split(".")
         return run == self._run and int(k) not in self._alive and int(k) <= self._greatest
 
 
 class Reaper:
-    """`run` looks once a second and reaps; `set_alive` has it act at once. `reaped` counts workers.
+    """`run` reads the beats once a second and reaps dead workers; `set_alive` makes it act at once. `reaped` counts
+    them.
 
-    A look that is unanswered for `unanswered_s` has the link drop its connection, as a worker's beat does.
-    `hooks_of(app_id)` is `App.hooks` as it is now, "" where there is no such app: webhooks are told what a dead
-    worker's members and channels came to, by the reaper alone. `debounced` as in Commits.
+    A read without an answer for `unanswered_s` drops the connection, as a worker's beat does. `hooks_of(app_id)` is
+    `App.hooks` as it is now, "" if there is no such app: the reaper writes the webhook rows for what a dead worker
+    held. `debounced` is as in `Sync`.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class Reaper:
         *,
         hooks_of: Callable[[str], str] = _no_hooks,
         debounced: bool = True,
-        look_s: float = 1.0,
-        looks: int = 4,
+        read_s: float = 1.0,
+        max_same: int = 4,
         gap_s: float = 2.0,
         unanswered_s: float = 10.0,
     ) -> None:
@@ -104,69 +104,69 @@ class Reaper:
         self._keys = keys
         self._hooks_of = hooks_of
         self._debounced = debounced
-        self._look_s = look_s
+        self._read_s = read_s
         self._unanswered_s = unanswered_s
         self._clock: Clock = link.clock
-        self._beats = Beats(run, looks=looks, gap_s=gap_s)
+        self._beats = Beats(run, max_same=max_same, gap_s=gap_s)
         self._reaping: dict[str, asyncio.Task[None]] = {}
-        self._struck = asyncio.Event()
+        self._alive_changed = asyncio.Event()
         self._in_flight = asyncio.Semaphore(_MAX_IN_FLIGHT)
-        # Whether an app's subscribers are told how many they are; asked once per reap.
+        # Whether an app has subscription_count turned on; read once per reap.
         self._counting: dict[str, bool] = {}
 
     def set_alive(self, ks: set[int], greatest: int) -> None:
         """The supervisor's list, at control's start and at every change."""
         self._beats.set_alive(ks, greatest)
-        self._struck.set()
+        self._alive_changed.set()
 
     def workers(self) -> list[str]:
-        """Every W that beat at the last look and isn't given up."""
+        """Every W of the last beat table that isn't dead."""
         dead = set(self._beats.dead())
         return [w for w in self._beats.table if w not in dead]
 
     async def run(self) -> None:
-        """Looks and reaps until cancelled; without Redis it waits for it."""
+        """Reads beats and reaps until cancelled. Waits while Redis is disconnected."""
         try:
             while True:
                 await self._link.wait_up()
                 try:
-                    self._struck.clear()
+                    self._alive_changed.clear()
                     table = await self._table()
-                    self._beats.look(table, self._clock())
+                    self._beats.read(table, self._clock())
                     for w in self._beats.dead():
                         self._begin(w)
-                    await self._wait_for_next_look()
+                    await self._wait_for_next_read()
                 except (LinkDown, hiredis.ReplyError) as error:
-                    log.warning("could not look at the beats", reason=str(error))
-                    await asyncio.sleep(self._look_s / 4)
+                    log.warning("beats read failed", reason=str(error))
+                    await asyncio.sleep(self._read_s / 4)
         finally:
             for task in self._reaping.values():
                 task.cancel()
 
-    async def _wait_for_next_look(self) -> None:
-        # Between two looks the supervisor's word is acted on, without counting as one.
+    async def _wait_for_next_read(self) -> None:
+        # Acts on changes of the supervisor's list; the read for that doesn't count as one of the beats.
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._look_s
+        until = loop.time() + self._read_s
         while (left := until - loop.time()) > 0:
             try:
                 async with asyncio.timeout(left):
-                    await self._struck.wait()
+                    await self._alive_changed.wait()
             except TimeoutError:
                 return
-            self._struck.clear()
+            self._alive_changed.clear()
             for w in await self._table():
-                if self._beats.is_struck(w):
+                if self._beats.is_reported_dead(w):
                     self._begin(w)
 
     async def _table(self) -> dict[str, bytes]:
-        # Control sends no beats; that its connection still leads to somebody shows here.
+        # Control sends no beats. This read shows that its connection still works.
         try:
             async with asyncio.timeout(self._unanswered_s):
-                found = await self._link.ask(b"HGETALL", self._keys.beat)
+                beats = await self._link.ask(b"HGETALL", self._keys.beat)
         except TimeoutError:
-            self._link.drop(f"a look at the beats was unanswered for {self._unanswered_s:g} s")
+            self._link.drop(f"a read of the beats was unanswered for {self._unanswered_s:g} s")
             raise LinkDown(sent=True) from None
-        return {w.decode(): beat for w, beat in found.items()}
+        return {w.decode(): beat for w, beat in beats.items()}
 
     def _begin(self, w: str) -> None:
         if w not in self._reaping:
@@ -177,14 +177,13 @@ class Reaper:
         try:
             await self.reap(w)
         except (LinkDown, hiredis.ReplyError) as error:
-            # Its beat stands at -1, or will be found unchanged: the next look begins again.
-            log.warning("reap broke off", w=w, reason=str(error))
+            # Its beat is -1, or stays unchanged: the next read starts the reap again.
+            log.warning("reap interrupted", w=w, reason=str(error))
         finally:
             del self._reaping[w]
 
     async def reap(self, w: str) -> None:
-        """Takes one worker out of Redis, whole. Raises LinkDown or hiredis.ReplyError, and can be
-        repeated."""
+        """Removes one worker completely. Raises LinkDown or hiredis.ReplyError; can be repeated."""
         began = self._clock()
         self._counting.clear()
         await self._link.ask(b"HSET", self._keys.beat, w, _FENCED_BEAT)
@@ -200,7 +199,7 @@ class Reaper:
             await self._empty(at, w)
 
     async def _empty(self, at: int, w: str) -> None:
-        # Takes away all that the worker holds in one shard.
+        # Removes everything that the worker holds in one shard.
         key = self._keys.worker(at, w)
         cursor: bytes | int = 0
         while True:
@@ -210,23 +209,23 @@ class Reaper:
                 for field, value in zip(flat[::2], flat[1::2], strict=True)
                 if field != b"gen"
             ]
-            await asyncio.gather(*(self._let_go(w, field, kind) for field, kind in fields))
+            await asyncio.gather(*(self._release(w, field, kind) for field, kind in fields))
             if int(cursor) == 0:
                 return
 
-    async def _let_go(self, w: str, field: str, kind: str) -> None:
+    async def _release(self, w: str, field: str, kind: str) -> None:
         app_id, _, channel = field.partition(":")
         users = await self._users(w, app_id, channel) if kind == PRESENCE else []
         counts = kind == CHANNEL and await self._counts(app_id)
         hooks = hook_flags(self._hooks_of(app_id), channel, kind)
         if hooks and self._debounced:
-            hooks += "d"
-        # Removals first, all but the last call with a floor under the count: a reaper that comes after us
-        # finds the users by way of it.
+            hooks += Flag.DEBOUNCE
+        # Until the last users are removed the worker's count stays at least 1: if this reap is interrupted, the next
+        # one finds the users by way of the count.
         while len(users) > _MAX_GONE:
-            await self._hold(w, app_id, channel, kind, "u" + hooks, users[:_MAX_GONE])
+            await self._hold(w, app_id, channel, kind, Flag.USERS_REMAIN + hooks, users[:_MAX_GONE])
             users = users[_MAX_GONE:]
-        await self._hold(w, app_id, channel, kind, ("s" if counts else "") + hooks, users)
+        await self._hold(w, app_id, channel, kind, (Flag.COUNT if counts else "") + hooks, users)
 
     async def _counts(self, app_id: str) -> bool:
         if app_id not in self._counting:
@@ -235,6 +234,7 @@ class Reaper:
         return self._counting[app_id]
 
     async def _users(self, w: str, app_id: str, channel: str) -> list[str]:
+        # The users of a presence channel whom Redis lists under the worker's name.
         key, name = self._keys.members(app_id, channel), w.encode()
         users: dict[str, None] = {}
         cursor: bytes | int = 0
@@ -249,11 +249,10 @@ class Reaper:
 
     async def _hold(self, w: str, app_id: str, channel: str, kind: str, flags: str, gone: list[str]) -> None:
         keys = self._keys
-        names = keys.hold(w, app_id, channel, kind, flags)
-        topic = keys.topic(app_id, channel)
-        told: list[Any] = [w, -1, kind, flags, app_id, channel, 0, 0, topic, keys.publish]
+        call: HoldCall[Any] = HoldCall(0, 0, flags, gone, (), (), True, False)
+        names, args = encode(keys, w, REAPER_GEN, app_id, channel, kind, keys.topic(app_id, channel), call)
         async with self._in_flight:
-            reply = await self._link.execute(HOLD, names, [*told, len(gone), 0, *gone])
-        # FENCED: there is no such worker any more (Redis was emptied, or somebody buried it).
-        if reply[0] == b"STALE":
+            reply = await self._link.execute(HOLD, names, args)
+        # FENCED means that the worker is gone already: Redis was emptied, or the worker is buried.
+        if reply[0] == STALE:
             raise hiredis.ReplyError(f"{w} is not fenced in the shard of {channel}")

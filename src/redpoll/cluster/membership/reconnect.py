@@ -1,7 +1,8 @@
-"""The connection comes, goes, and is fenced: how this worker comes to stand in Redis again, with all that it holds.
+"""Registers this worker with Redis and re-asserts what it holds: after a start, a break of the connection, or fencing.
 
-In which order things are told stands in cluster.md 6. The names are incarnation.py's, the calls commits.py's; here is
-what begins each, and what becomes of what Redis lists for us and nobody here holds.
+cluster/README.md "Reconnecting" gives the order of steps. incarnation.py has the names and sync.py makes the calls.
+This module starts each step, keeps the connection's state, and releases channels that Redis lists for us but nobody
+here holds.
 """
 
 import asyncio
@@ -14,8 +15,9 @@ import structlog
 from redpoll.cluster.catchup import Catchup
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
+from redpoll.cluster.membership.connection_state import Connection, ConnectionState
 from redpoll.cluster.membership.incarnation import Incarnation
-from redpoll.cluster.membership.local_channel import UNKNOWN, LocalChannel
+from redpoll.cluster.membership.local_channel import UNKNOWN, Activity, LocalChannel
 from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.cluster.membership.rosters import read_first
 from redpoll.cluster.membership.sync import Sync
@@ -29,153 +31,152 @@ _SCAN_COUNT: Final = 200
 
 
 class Reconnect:
-    """`up` and `down` are the link's callbacks, `fence` the incarnation's and the commits', `settled` the latter's.
+    """Takes over the callbacks of the link (up, down), of the incarnation (fenced) and of the sync (fenced, stopped).
 
-    `follow(local_channel)` lets a channel go by its app's record, where that is known. `connection` counts breaks, so
-    that what began on one connection doesn't end on another; `fenced` counts how often our name was given up.
+    `follow(local_channel)` applies the app's record to a channel, if the record is known. `fenced` counts how often
+    our name was given up.
     """
 
     def __init__(
         self,
         link: Link,
         keys: Keys,
+        connection: Connection,
         incarnation: Incarnation,
-        holdings: LocalChannels,
-        commits: Sync,
+        channels: LocalChannels,
+        sync: Sync,
         catchup: Catchup,
-        watches: Online,
+        online: Online,
         follow: Callable[[LocalChannel], None],
     ) -> None:
-        self.connection = 0
         self.fenced = 0
         self._link = link
         self._keys = keys
+        self._connection = connection
         self._incarnation = incarnation
-        self._holdings = holdings
-        self._commits = commits
+        self._channels = channels
+        self._sync = sync
         self._catchup = catchup
-        self._watches = watches
+        self._online = online
         self._follow = follow
-        self._fencing = False
-        self._rising: asyncio.Task[None] | None = None
+        self._registration: asyncio.Task[None] | None = None
         self._scans: set[asyncio.Task[None]] = set()
-        self._risen = asyncio.Event()
+        self._was_registered = asyncio.Event()
+        link.on_up = self._up
+        link.on_down = self._down
+        incarnation.on_fenced = self._fence
+        sync.on_fenced = self._fence
+        sync.on_stopped = self._stopped
 
     @property
-    def name(self) -> bytes:
-        """Our W."""
-        return self._incarnation.name
-
-    @property
-    def risen(self) -> bool:
+    def was_registered(self) -> bool:
         """Redis has known this worker at least once."""
-        return self._risen.is_set()
+        return self._was_registered.is_set()
 
-    async def wait_risen(self) -> None:
+    async def wait_registered(self) -> None:
         """Returns when Redis knows this worker, however long that takes."""
-        await self._risen.wait()
+        await self._was_registered.wait()
 
     def close(self) -> None:
-        for task in self._scans | ({self._rising} if self._rising else set()):
+        for task in self._scans | ({self._registration} if self._registration else set()):
             task.cancel()
 
-    def up(self) -> None:
-        """There is a connection, in nobody's name yet."""
-        self._rising = asyncio.get_running_loop().create_task(self._rise(), name="registry rise")
+    def _up(self) -> None:
+        self._registration = asyncio.get_running_loop().create_task(self._register(), name="register worker")
 
-    def down(self, reason: str) -> None:
-        """The connection broke."""
-        self.connection += 1
-        self._fencing = False
-        if self._rising is not None:
-            self._rising.cancel()
-            self._rising = None
-        self._incarnation.down()
-        self._commits.lose()
-        self._watches.lose()
-        self._catchup.break_off(self._holdings.by_name.values())
-        for local_channel in self._holdings.by_name.values():
-            local_channel.lose()
+    def _down(self, reason: str) -> None:
+        self._connection.number += 1
+        self._connection.change(ConnectionState.DOWN)
+        if self._registration is not None:
+            self._registration.cancel()
+            self._registration = None
+        self._incarnation.connection_lost()
+        self._sync.connection_lost()
+        self._online.connection_lost()
+        local_channels = self._channels.by_name.values()
+        self._catchup.connection_lost(local_channels)
+        for local_channel in local_channels:
+            local_channel.connection_lost()
 
-    def fence(self) -> None:
-        """Redis takes nothing more in our name."""
-        if self._fencing or not self._link.up:
+    def _fence(self) -> None:
+        # Redis refuses calls under our name.
+        if self._connection.state not in (ConnectionState.REASSERTING, ConnectionState.OPEN):
             return
         self.fenced += 1
-        self._fencing = True
-        self._commits.stop()
-        self.settled()
+        self._connection.change(ConnectionState.FENCED)
+        self._sync.stop()
+        if self._sync.in_flight == 0:
+            self._stopped()
 
-    def settled(self) -> None:
-        """Either everything was told again, and changes that waited may go, or we were fenced and the last call in
-        the old name is answered: only then the next name is taken, so that no reply is misread."""
-        if not self._fencing:
-            for local_channel in list(self._holdings.by_name.values()):
-                self._commits.touch(local_channel)
-        elif self._rising is None and self._commits.in_flight == 0:
-            self.up()
+    def _stopped(self) -> None:
+        # The last call was answered. Only now the next name is taken, so that no reply is misread.
+        if self._connection.state is not ConnectionState.FENCED:
+            self._sync.touch_all()
+        elif self._registration is None:
+            self._up()
 
-    async def _rise(self) -> None:
-        before = self._incarnation.w if self._incarnation.gen else None
+    async def _register(self) -> None:
+        previous = self._incarnation.w if self._incarnation.gen else None
         try:
-            if self._fencing:
-                self._incarnation.fence()
-            fields = await self._incarnation.rise()
+            if self._connection.state is ConnectionState.FENCED:
+                self._incarnation.take_next_name()
+            self._connection.change(ConnectionState.REGISTERING)
+            fields = await self._incarnation.register()
         except LinkDown:
             return
         except Exception:
-            log.exception("could not register")
-            self._link.drop("could not register")
+            log.exception("registration failed")
+            self._link.drop("registration failed")
             return
-        self._fencing = False
-        self._rising = None
-        local_channels = self._holdings.by_name
-        if self._incarnation.w != before:
+        self._registration = None
+        local_channels = self._channels.by_name
+        if self._incarnation.w != previous:
             for local_channel in local_channels.values():
-                local_channel.renew()
+                local_channel.renamed()
         for local_channel in list(local_channels.values()):
-            if local_channel.scan:
-                local_channel.blocked = local_channel.scan = False
+            if local_channel.activity is Activity.SCAN:
+                local_channel.activity = Activity.NONE
                 if f"{local_channel.app_id}:{local_channel.channel}" in fields:
-                    self._clear_away(local_channel)
+                    self._release(local_channel)
         for field, value in fields.items():
             app_id, _, channel = field.partition(":")
             if (app_id, channel) not in local_channels:
-                self._clear_away(self._holdings.hold(app_id, channel, value[0]))
-        self._risen.set()
-        self._watches.tell()
-        self._commits.tell(local_channels.values(), self._keys.sys)
-        # Behind the topics in the same write: what the pages don't have comes as an event.
+                self._release(self._channels.hold(app_id, channel, value[0]))
+        self._was_registered.set()
+        self._online.connected()
+        self._sync.assert_all()
+        # After the topics, in the same write: what the pages don't have comes as a push.
         self._catchup.resume(local_channels.values())
 
-    def _clear_away(self, local_channel: LocalChannel) -> None:
-        # Redis lists a channel that we don't hold. Its users must be known before the count goes to 0, which
-        # would hide them from a reaper; until then the channel is busy.
+    def _release(self, local_channel: LocalChannel) -> None:
+        # Redis lists a channel that we don't hold. Its users must be read before the count goes to 0, because a reaper
+        # finds users by way of the counts. Until then no call is made for it.
         local_channel.confirmed = UNKNOWN
         self._follow(local_channel)
-        if local_channel.gone is not None:
-            local_channel.blocked = local_channel.scan = True
+        if local_channel.members is not None:
+            local_channel.activity = Activity.SCAN
             task = asyncio.get_running_loop().create_task(self._scan(local_channel))
             self._scans.add(task)
             task.add_done_callback(self._scans.discard)
 
     async def _scan(self, local_channel: LocalChannel) -> None:
         key = self._keys.members(local_channel.app_id, local_channel.channel)
-        connection, name = self.connection, self._incarnation.name
+        number, w = self._connection.number, self._incarnation.name
         cursor: bytes | int = 0
         try:
             while True:
                 cursor, flat = await self._link.ask(b"HSCAN", key, cursor, b"COUNT", _SCAN_COUNT)
-                _, page = read_first(flat, name)
-                local_channel.forsake(page.ours)
+                _, page = read_first(flat, w)
+                if local_channel.members is not None:
+                    local_channel.members.mark_gone(page.ours)
                 if int(cursor) == 0:
                     break
         except LinkDown:
-            # `scan` stands, so the next connection begins anew.
+            # The activity stays SCAN, so the next connection starts the scan again.
             return
         except hiredis.ReplyError as error:
             self._link.drop(f"HSCAN failed: {error}")
             return
-        if connection == self.connection:
-            local_channel.blocked = local_channel.scan = False
-            self._commits.touch(local_channel)
+        if number == self._connection.number:
+            local_channel.activity = Activity.NONE
+            self._sync.touch(local_channel)

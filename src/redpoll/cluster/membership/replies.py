@@ -1,105 +1,109 @@
-"""What the reply to a `hold` means for those who are attached, and for those who wait to be.
+"""Applies the replies of `hold`: attaches joiners, updates rosters and counts, and reports it all to the hub.
 
-A reply is taken whole before anything else that the connection brings, so that what it says and the frames that follow
-from it are one moment (cluster.md 5). Which call it answers, and whether it succeeded, commits.py knows.
+A reply is applied completely before anything else from the connection is handled. So the state that it describes and
+the frames that follow from it are one moment (cluster/README.md "Why snapshot and deltas agree").
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 from redpoll.cluster.catchup import Catchup
 from redpoll.cluster.connection_limit import ConnectionLimit
 from redpoll.cluster.envelopes import cached_envelope
+from redpoll.cluster.membership.connection_state import Connection
 from redpoll.cluster.membership.counts import Counts
-from redpoll.cluster.membership.hold_call import CONNECTIONS, HoldCall
-from redpoll.cluster.membership.local_channel import LocalChannel
+from redpoll.cluster.membership.hold_call import CONNECTIONS, Flag, HoldCall, HoldReply
+from redpoll.cluster.membership.incarnation import Incarnation
+from redpoll.cluster.membership.local_channel import LocalChannel, Ticket
+from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.cluster.membership.membership_events import MembershipEvents
-from redpoll.cluster.membership.reconnect import Reconnect
-from redpoll.cluster.membership.rosters import Changes, apply_reply, read_again, read_first
+from redpoll.cluster.membership.rosters import Changes, apply_reply, read_first, reread
+from redpoll.cluster.membership.timings import Timings
 
 __all__ = ["Replies"]
 
 
 class Replies:
-    """`touch(local_channel)` has Redis told of a change; `second_look_s` is how long others may need after a break
-    to say again who is there."""
-
     def __init__(
         self,
-        listener: MembershipEvents,
-        standing: Reconnect,
+        events: MembershipEvents,
+        incarnation: Incarnation,
+        connection: Connection,
+        channels: LocalChannels,
         counts: Counts,
         catchup: Catchup,
-        admissions: ConnectionLimit,
-        touch: Callable[[LocalChannel], None],
-        *,
-        second_look_s: float,
+        connection_limit: ConnectionLimit,
+        timings: Timings,
     ) -> None:
-        self._listener = listener
-        self._standing = standing
+        self._events = events
+        self._incarnation = incarnation
+        self._connection = connection
+        self._channels = channels
         self._counts = counts
         self._catchup = catchup
-        self._admissions = admissions
-        self._touch = touch
-        self._second_look_s = second_look_s
+        self._connection_limit = connection_limit
+        self._second_look_s = timings.second_look_s
 
-    def listening(self, local_channel: LocalChannel) -> None:
-        """The topic of a channel that is no more than that is heard."""
-        self._listener.joined(local_channel, local_channel.listen(), None, None)
+    def topic_subscribed(self, local_channel: LocalChannel) -> None:
+        """The topic of a channel that is not held is subscribed: its waiting sockets join."""
+        self._events.joined(local_channel, local_channel.attach_waiting(), None, None)
 
-    def apply(self, local_channel: LocalChannel, call: HoldCall, reply: list[Any]) -> None:
-        """Redis took the call; `reply` as hold.lua says at its head."""
-        _, _, accepted, added, removed = reply[:5]
-        rest = reply[5:]
-        attached = local_channel.attached
-        joined, refused = local_channel.accept(call, accepted)
+    def forget(self, local_channel: LocalChannel) -> None:
+        """The channel is about to be dropped."""
+        self._catchup.forget(local_channel)
+
+    def apply(self, local_channel: LocalChannel, call: HoldCall[Ticket], reply: HoldReply) -> None:
+        """Redis carried out `call`."""
+        attached = local_channel.attached > 0
+        joined, refused = local_channel.accept(call, reply.accepted)
         if local_channel.kind == CONNECTIONS:
-            self._admissions.answered(local_channel, joined, refused)
+            self._connection_limit.answered(local_channel, joined, refused)
             return
-        changes = Changes()
-        if call.roster:
-            changes = self._read_roster(local_channel, call, rest.pop(0))
+        if reply.roster is not None:
+            self._report(local_channel, self._read_roster(local_channel, reply.roster, call.final))
         elif local_channel.roster is not None:
-            changes = apply_reply(local_channel.roster, call, added, removed)
-        for user in changes.removed:
-            self._listener.member_removed(local_channel, user)
-        for user, info in changes.added:
-            self._listener.member_added(local_channel, user, info)
-        cached = self._read_cached(rest.pop(0)) if "c" in call.flags else None
-        if "h" in call.flags:
-            epoch, top = rest.pop(0), rest.pop(0)
-            self._catchup.told(local_channel, epoch, int(top), attached > 0)
+            self._report(local_channel, apply_reply(local_channel.roster, call, reply.added, reply.removed))
+        flags = call.flags
+        cached = None
+        if Flag.CACHED in flags:
+            cached = b"" if reply.cached is None else cached_envelope(reply.cached)
+        if reply.epoch is not None:
+            self._catchup.position(local_channel, reply.epoch, reply.top, attached)
         total = None
-        if "s" in call.flags and local_channel.tally is not None:
-            total, due_ms = rest
-            self._counts.answered(local_channel, total, due_ms, attached > 0)
+        if Flag.COUNT in flags and local_channel.tally is not None:
+            total = reply.total
+            self._counts.answered(local_channel, reply, attached)
         if joined:
             if total is not None and local_channel.tally is not None:
                 local_channel.tally.joined(total, alone=not attached)
-            self._listener.joined(local_channel, joined, cached, total)
+            self._events.joined(local_channel, joined, cached, total)
         for ticket in refused:
-            self._listener.refused(local_channel, ticket, "members")
+            self._events.refused(local_channel, ticket, "members")
 
-    @staticmethod
-    def _read_cached(tail: bytes | None) -> bytes:
-        return b"" if tail is None else cached_envelope(tail)
+    def _report(self, local_channel: LocalChannel, changes: Changes) -> None:
+        for user in changes.removed:
+            self._events.member_removed(local_channel, user)
+        for user, info in changes.added:
+            self._events.member_added(local_channel, user, info)
 
-    def _read_roster(self, local_channel: LocalChannel, call: HoldCall, flat: list[bytes]) -> Changes:
-        name = self._standing.name
+    def _read_roster(self, local_channel: LocalChannel, flat: Sequence[bytes], final: bool) -> Changes:
+        w = self._incarnation.name
         if local_channel.roster is None:
-            local_channel.roster, changes = read_first(flat, name)
+            local_channel.roster, changes = read_first(flat, w)
         else:
-            changes = read_again(local_channel.roster, flat, name, final=call.look)
-        # Listed in our name without a socket: a join whose reply was lost.
-        local_channel.forsake(changes.ours)
+            changes = reread(local_channel.roster, flat, w, final=final)
+        if local_channel.members is not None:
+            # A user under our name without a socket here: the reply to its join was lost.
+            local_channel.members.mark_gone(changes.ours)
         if changes.missing:
             loop = asyncio.get_running_loop()
-            loop.call_later(self._second_look_s, self._look_again, local_channel, self._standing.connection)
+            loop.call_later(self._second_look_s, self._recheck, local_channel, self._connection.number)
         return changes
 
-    def _look_again(self, local_channel: LocalChannel, connection: int) -> None:
-        # A later connection looks for itself, since the other workers may be just as far behind again.
-        if connection == self._standing.connection and not local_channel.dropped:
-            local_channel.look = True
-            self._touch(local_channel)
+    def _recheck(self, local_channel: LocalChannel, connection_number: int) -> None:
+        # After another break the other workers must be given their time again.
+        if connection_number != self._connection.number or local_channel.dropped:
+            return
+        if local_channel.members is not None:
+            local_channel.members.recheck = True
+            self._channels.touch(local_channel)

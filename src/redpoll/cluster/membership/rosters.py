@@ -1,22 +1,22 @@
-"""What a reply of `hold` does to a roster. Functions of their arguments: no Redis, no sockets.
+"""What a reply of `hold` changes in a roster. Pure functions.
 
-A roster's user is told to clients only when it really changes: unknown and added, known and removed. So
-whatever is told twice, by a push and a reading, or by two readings, makes one frame (cluster.md 5).
+Clients get a frame only for a real change: an unknown user added, a known user removed. So a change that arrives
+twice, by a push and a reply or by two replies, makes one frame (cluster/README.md "Why snapshot and deltas agree").
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from redpoll.cluster.membership.hold_call import HoldCall
 from redpoll.protocol.presence import Roster
 
-__all__ = ["Changes", "apply_reply", "read_again", "read_first"]
+__all__ = ["Changes", "apply_reply", "read_first", "reread"]
 
 
 class Changes(NamedTuple):
-    """Who came (with info, JSON or b"") and who went, to be told to clients in this order: removed, added.
+    """What to tell clients, in this order: `removed` users, then `added` users with their infos (JSON or b"").
 
-    `ours`: users whom Redis lists in our name; `missing`: known ones whom Redis doesn't list.
+    `ours` are users whom Redis lists under our name. `missing` are users of the roster whom Redis doesn't list.
     """
 
     added: Sequence[tuple[str, bytes]] = ()
@@ -25,46 +25,47 @@ class Changes(NamedTuple):
     missing: Sequence[str] = ()
 
 
-def apply_reply(roster: Roster, call: HoldCall, added: Sequence[int], removed: Sequence[int]) -> Changes:
-    """Takes what `call` itself changed: places among its joins, and among its gone users."""
-    went = [call.gone[at] for at in removed if roster.remove(call.gone[at])]
-    came = [call.joins[at] for at in added if roster.add(*call.joins[at])]
-    return Changes(came, went)
+def apply_reply(roster: Roster, call: HoldCall[Any], added: Sequence[int], removed: Sequence[int]) -> Changes:
+    """Applies what `call` itself changed: `added` indexes its joins, `removed` its gone users."""
+    removed_users = [call.gone[at] for at in removed if roster.remove(call.gone[at])]
+    added_users = [call.joins[at] for at in added if roster.add(*call.joins[at])]
+    return Changes(added_users, removed_users)
 
 
-def read_first(flat: Sequence[bytes], name: bytes) -> tuple[Roster, Changes]:
-    """A channel's first roster, from `HGETALL p`, flat. `name` is our W."""
+def read_first(flat: Sequence[bytes], w: bytes) -> tuple[Roster, Changes]:
+    """The first roster of a channel, from the flat HGETALL of its members. `w` is our name."""
     roster = Roster()
     ours: list[str] = []
     for user, holders, info in _entries(flat):
         roster[user] = info
-        if name in holders:
+        if w in holders:
             ours.append(user)
     return roster, Changes(ours=ours)
 
 
-def read_again(roster: Roster, flat: Sequence[bytes], name: bytes, *, final: bool) -> Changes:
-    """Compares a roster with what Redis lists: who was unknown came. Who is missing went only if `final`:
-    after a break the others may not have told Redis again yet."""
-    came: list[tuple[str, bytes]] = []
+def reread(roster: Roster, flat: Sequence[bytes], w: bytes, *, final: bool) -> Changes:
+    """Compares a roster with what Redis lists. Unknown users are added. Missing users are removed only if `final`:
+    after a break, other workers may not have told Redis about them yet."""
+    added: list[tuple[str, bytes]] = []
     ours: list[str] = []
-    found: set[str] = set()
+    listed: set[str] = set()
     for user, holders, info in _entries(flat):
-        found.add(user)
+        listed.add(user)
         if user not in roster:
-            came.append((user, info))
+            added.append((user, info))
         roster[user] = info
-        if name in holders:
+        if w in holders:
             ours.append(user)
-    missing = [user for user in roster if user not in found]
+    missing = [user for user in roster if user not in listed]
     if not final:
-        return Changes(came, (), ours, missing)
+        return Changes(added, (), ours, missing)
     for user in missing:
         del roster[user]
-    return Changes(came, missing, ours)
+    return Changes(added, missing, ours)
 
 
 def _entries(flat: Sequence[bytes]) -> list[tuple[str, list[bytes], bytes]]:
+    # `<W> <W>…\n<user_info>` by user.
     entries = []
     for user, entry in zip(flat[::2], flat[1::2], strict=True):
         holders, _, info = entry.partition(b"\n")

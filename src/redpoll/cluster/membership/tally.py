@@ -1,8 +1,8 @@
-"""What subscribers were told of how many they are, on one channel of this worker.
+"""The subscription_count of one channel, as far as this worker's subscribers know it.
 
-Redis decides when a new count is told, so that it is told once in the cluster and at most each 250 ms, or each
-5 s above 100 (cluster.md 5.6). Whoever made a change that could not be told yet calls again when it may be: here
-is kept that one has to, and whether those attached here were all told the same. No Redis, no loop.
+Redis decides when a new count is announced: once in the cluster, and at most every 250 ms, or every 5 s above 100
+subscribers (cluster/README.md "hold"). The worker whose change could not be announced yet calls `hold` again when it
+may be. A tally remembers that, and the count that all subscribers of this worker were sent. No Redis, no event loop.
 """
 
 from collections.abc import Callable
@@ -16,59 +16,56 @@ class _Timer(Protocol):
 
 
 class Tally:
-    """Of a channel whose subscribers are told their number. `due`: the next call is to tell it.
+    """`due`: the next call announces the count. `sent` is the count that every attached subscriber was sent last; None
+    if they were sent different ones, because a joiner gets the present count at once and the others get it later."""
 
-    `told` is what everybody attached here was told last; None when they were told different things, as a joiner
-    is told the present count at once and the others later.
-    """
-
-    __slots__ = ("_timer", "due", "told")
+    __slots__ = ("_timer", "due", "sent")
 
     def __init__(self) -> None:
-        self.told: int | None = None
+        self.sent: int | None = None
         self.due = False
         self._timer: _Timer | None = None
 
     @property
     def settled(self) -> bool:
-        """Nothing of ours is left to be told."""
+        """This worker has no change left to announce."""
         return not self.due and self._timer is None
 
     def answered(self, total: int, due_ms: int, later: Callable[[float], _Timer]) -> bool:
-        """A reply said that the count is `total`, and when it may be told (0: it was). `later(delay_s)` makes
-        the timer for `hurry`. True: those attached are to be told."""
+        """Takes the reply of a call: the count, and in how many ms it may be announced (0: it was). `later(delay_s)`
+        starts the timer that calls `make_due`. True: the subscribers must be sent the count."""
         if due_ms:
             if self._timer is None and not self.due:
                 self._timer = later(due_ms / 1000)
             return False
-        self.rest()
-        return self.heard(total)
+        self.settle()
+        return self.announced(total)
 
-    def heard(self, total: int) -> bool:
-        """The cluster was told `total`. True: those attached don't know it yet."""
-        news = self.told != total
-        self.told = total
-        return news
+    def announced(self, total: int) -> bool:
+        """`total` was announced. True: the subscribers of this worker must be sent it."""
+        is_new = self.sent != total
+        self.sent = total
+        return is_new
 
-    def pushed(self, total: int) -> bool:
-        """As `heard`, from another worker: it counted after our last change, so that one is told."""
-        self.rest()
-        return self.heard(total)
+    def announced_elsewhere(self, total: int) -> bool:
+        """As `announced`, for another worker's announcement. It counted after our last change, so ours is included."""
+        self.settle()
+        return self.announced(total)
 
     def joined(self, total: int, alone: bool) -> None:
-        """Joiners were told `total`; `alone`: nobody else is attached."""
+        """Joiners were sent `total`; `alone`: nobody else is attached."""
         if alone:
-            self.told = total
-        elif self.told != total:
-            self.told = None
+            self.sent = total
+        elif self.sent != total:
+            self.sent = None
 
-    def hurry(self) -> None:
-        """The time has come, or there will be no later one."""
-        self.rest()
+    def make_due(self) -> None:
+        """The next call is to announce the count."""
+        self.settle()
         self.due = True
 
-    def rest(self) -> None:
-        """Nothing is to be told by us any more."""
+    def settle(self) -> None:
+        """This worker has nothing to announce any more."""
         self.due = False
         if self._timer is not None:
             self._timer.cancel()

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from redpoll import _frame
-from redpoll.cluster.history import MOST_ROWS, History
+from redpoll.cluster.history import MAX_PAGE_ROWS, History
 from redpoll.protocol import frames
 from redpoll.protocol.effects import Effect
 from redpoll.protocol.history import MAX_STORED_MESSAGES, Rewind
@@ -42,7 +42,7 @@ __all__ = ["Replayer"]
 
 # Messages that a replay may need beyond all that are stored. After that the publisher is faster than the client, and
 # the replay gives up.
-_MAX_EXTRA_ROWS: Final = 8 * MOST_ROWS
+_MAX_EXTRA_ROWS: Final = 8 * MAX_PAGE_ROWS
 
 _NOTHING = Wants(None, False)
 

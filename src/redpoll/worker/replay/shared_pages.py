@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from redpoll.cluster.history import MOST_ROWS, History, Page
+from redpoll.cluster.history import MAX_PAGE_ROWS, History, Page
 from redpoll.cluster.link import LinkDown
 from redpoll.worker.replay.replay import HistoryReaders, PageFrames, Replay, State
 
@@ -59,7 +59,7 @@ class SharedPages:
         if readers.sharing:
             readers.page_from = min(map(_AT, readers.sharing))
             answered = partial(self._answered, local_channel, readers)
-            self.history.page(local_channel.app_id, local_channel.channel, readers.page_from, MOST_ROWS, answered)
+            self.history.page(local_channel.app_id, local_channel.channel, readers.page_from, MAX_PAGE_ROWS, answered)
 
     def _answered(self, local_channel: LocalChannel, readers: HistoryReaders, outcome: Any) -> None:
         low = readers.page_from

@@ -1,0 +1,34 @@
+"""The times by which a worker keeps its membership in Redis. Tests use shorter ones."""
+
+from dataclasses import dataclass
+
+__all__ = ["Timings"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timings:
+    """All in seconds."""
+
+    beat_s: float = 1.0
+    """Between two beats."""
+    unanswered_s: float = 10.0
+    """A beat or registration without an answer for so long means that the connection is broken."""
+    away_s: float = 5.0
+    """The worker is not ready when Redis has been silent for longer."""
+    second_look_s: float = 5.0
+    """How long other workers may take after a break to tell Redis again what they hold."""
+    offline_s: float = 3.0
+    """A user who went offline is reported after this time, so that a page reload goes unnoticed."""
+    admit_retry_s: float = 0.5
+    """Between two attempts of a connection that found its app full."""
+    max_admit_s: float = 7.0
+    """A connection that found its app full is refused after this time."""
+    join_wait_s: float = 30.0
+    """A subscribe without an answer from Redis is refused after this time."""
+    retry_s: float = 0.05
+    """Before the first repetition of a call that failed; doubled for each further one, up to:"""
+    max_retry_s: float = 1.0
+
+    def retry_delay_s(self, failures: int) -> float:
+        """The delay after so many earlier failures in a row."""
+        return min(self.retry_s * 2.0 ** min(failures, 16), self.max_retry_s)

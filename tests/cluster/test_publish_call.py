@@ -1,0 +1,62 @@
+"""The codec of `publish`: both directions by themselves, and against the real script."""
+
+import re
+
+from redpoll.cluster.keys import Keys, shard
+from redpoll.cluster.publish_call import Flag, PublishReply, RowTerms, StoreTerms, decode, encode, publish_keys
+from redpoll.cluster.scripts import PUBLISH
+
+STORE = StoreTerms(10, 60, 5, "epoch", "0e")
+ROW = RowTerms("user", "trace", b"{}")
+
+
+def test_lua_and_python_use_the_same_name_for_each_letter():
+    found = dict(re.findall(r"^local ([A-Z_]+) = flag\('(\w)'\)", PUBLISH.source.decode(), re.MULTILINE))
+    assert found == {name: letter for name, letter in vars(Flag).items() if name.isupper()}
+
+
+def test_keys_follow_the_flags():
+    keys, at = Keys("px"), shard("A", "C")
+    cached = [keys.cached("A", "C"), keys.cache_miss("A", "C")]
+    stored = [keys.history("A", "C"), keys.history_meta("A", "C"), keys.histories(at, "A")]
+    once = [keys.published("A", "C", "x", 3)]
+    assert publish_keys(keys, "A", "C", "", "", 0) == []
+    assert publish_keys(keys, "A", "C", "c", "", 0) == cached
+    assert publish_keys(keys, "A", "C", "h", "", 0) == [keys.clock(at), *stored]
+    assert publish_keys(keys, "A", "C", "r", "", 0) == [keys.clock(at), keys.outbox(at)]
+    assert publish_keys(keys, "A", "C", "chri", "x", 3) == [*cached, keys.clock(at), *stored, keys.outbox(at), *once]
+
+
+def test_arguments_come_in_the_order_of_the_script():
+    keys = Keys()
+    names, args = encode(keys, "7", "a", "hr", b"tail", 30, 120, STORE, ROW)
+    assert args[:8] == [b"PUBLISH", keys.topic("7", "a"), "hr", b"tail", 30, 120, "7", "a"]
+    assert args[8:] == [*STORE, *ROW]
+    assert names == publish_keys(keys, "7", "a", "hr", "", 0)
+    # The row has its place behind the terms of the history, which are empty here.
+    assert encode(keys, "7", "a", "r", b"tail", 30, 120, row=ROW)[1][8:] == [0, 0, 0, "", "", *ROW]
+    assert encode(keys, "7", "a", "i", b"tail", 30, 120, once="x", index=2)[1][8:] == []
+
+
+def test_reply_is_read_by_name():
+    assert decode([b"OK", 3]) == PublishReply(3)
+    assert decode([b"OK", 3, b"0", b"", 1, 1]) == PublishReply(3, 0, "", True, True)
+
+
+async def test_script_understands_every_call_and_its_reply_has_every_field(link, keys):
+    flags = Flag.CACHE + Flag.HISTORY + Flag.ROW + Flag.ONCE
+    names, args = encode(keys, "7", "cache-a", flags, b"- - 0 1\ne", 30, 120, STORE, ROW, "x", 1)
+    first = decode(await link.execute(PUBLISH, names, args))
+    assert (first.receivers, first.epoch, first.over_cap, first.dropped) == (0, "epoch", False, False)
+    assert first.offset > 0
+    assert decode(await link.execute(PUBLISH, names, args)) == PublishReply(0)
+    assert await link.ask(b"GET", keys.cached("7", "cache-a")) == b"- - 0 1\ne"
+    ((_, row),) = await link.ask(b"XRANGE", keys.outbox(shard("7", "cache-a")), b"-", b"+")
+    fields = dict(zip(row[::2], row[1::2], strict=True))
+    assert (fields[b"k"], fields[b"u"], fields[b"i"], fields[b"x"]) == (b"client_event", b"user", b"trace", b"{}")
+
+
+async def test_script_says_that_the_app_has_no_history_left(link, keys):
+    full = STORE._replace(max_histories=0)
+    names, args = encode(keys, "7", "a", Flag.HISTORY, b"- - 0 1\ne", 30, 120, full)
+    assert decode(await link.execute(PUBLISH, names, args)) == PublishReply(0, 0, "", True, False)
