@@ -58,6 +58,19 @@ async def test_a_counter_that_nobody_knows_is_left_out(routes):
     assert not any("another_version" in name for name, _ in found)
 
 
+async def test_state_of_each_workers_redis_connection_is_one_among_zeros(routes):
+    found = await scraped(routes, {"w": {"redis_connection_state": "reasserting"}, "of_another_version": {}})
+    states = {labels: value for (name, labels), value in found.items() if name == "redpoll_redis_connection_state"}
+    assert {dict(labels)["state"]: value for labels, value in states.items()} == {
+        "down": 0,
+        "registering": 0,
+        "reasserting": 1,
+        "open": 0,
+        "fenced": 0,
+    }
+    assert {dict(labels)["worker"] for labels in states} == {"w"}
+
+
 async def test_requests_are_counted_by_route_and_status_and_timed(routes):
     route = routes.all[0]
     for seconds in (0.000_003, 0.000_9, 30.0):

@@ -20,6 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from redpoll import __version__
+from redpoll.cluster.membership.connection_state import ConnectionState
 from redpoll.control.request import Request
 from redpoll.control.response import Response, header_line
 from redpoll.control.router import Routes, slot_bound_s
@@ -147,6 +148,7 @@ class _Snapshot:
         info.add_metric([__version__], 1)
         yield info
         yield from self._of_processes()
+        yield self._of_connections()
         yield from self._of_apps()
         yield from self._of_routes()
 
@@ -165,6 +167,18 @@ class _Snapshot:
                     family = families[row.name] = kind(row.name, row.help, labels=list(labels))
                 family.add_metric(list(labels.values()), value)  # type: ignore[attr-defined]
         return families.values()
+
+    def _of_connections(self) -> Metric:
+        family = GaugeMetricFamily(
+            "redpoll_redis_connection_state",
+            "1 for the state that a worker's connection to Redis had last, 0 for the others.",
+            labels=["worker", "state"],
+        )
+        for worker, counters in self._told.items():
+            if present := counters.get("redis_connection_state"):
+                for state in ConnectionState:
+                    family.add_metric([worker, state.value], float(state.value == present))
+        return family
 
     def _of_apps(self) -> Iterable[Metric]:
         """What each process tells by app, added up; the hundred apps with most connections, then most events."""
