@@ -1,5 +1,4 @@
-"""Simulated workers: a real link, directory and registry each, and a listener whose sockets remember what
-they saw."""
+"""Simulated workers: each has a real link, directory and registry, and sockets that record what a client would see."""
 
 import asyncio
 import time
@@ -43,7 +42,7 @@ QUICK = {
 
 @dataclass(eq=False)
 class Socket:
-    """One subscription as a client would know it. `users` is its idea of who is on the channel."""
+    """One subscription as a client would know it. `users` are the members that it knows."""
 
     channel: str
     user: str | None
@@ -53,30 +52,30 @@ class Socket:
     snapshot: set[str] | None = None
     frames: list[tuple[str, str]] = field(default_factory=list)
     events: list[bytes] = field(default_factory=list)
-    # On cache channels, what came at first; the counts told, in order.
+    # The cached event it got as a joiner, and the counts it got, in order.
     cached: bytes | None = None
     counts: list[int] = field(default_factory=list)
-    # With history: from where on (epoch, offset) it has what is in `events` from this place on.
+    # With history: the position (epoch, offset) after which it has all events, which are `events[place_at:]`.
     place: tuple[str, int] | None = None
     place_at: int = 0
     ticket: Ticket | None = None
 
 
 class Sockets:
-    """The listener. Faults that a client would see end up in `faults`, as sentences."""
+    """Implements MembershipEvents. `faults` collects, as sentences, what a client would see go wrong."""
 
     def __init__(self) -> None:
         self.attached: dict[str, list[Socket]] = {}
         self.opened_channels: list[str] = []
         self.dropped_channels: list[str] = []
         self.faults: list[str] = []
-        # Connections by outcome, and what was told of watched users.
+        # The outcome of each connection, and the reported states of watched users.
         self.connections: dict[Ticket, int] = {}
         self.states: list[tuple[str, bool]] = []
         # Where channels with history went on after something was lost: channel, epoch, offset.
         self.lost_places: list[tuple[str, str, int]] = []
         self.console_copies: list[bytes] = []
-        # The last offset that each of them came to.
+        # By channel, the offset of the last event.
         self.offsets: dict[str, int] = {}
 
     def opened(self, local_channel: LocalChannel) -> None:
@@ -230,11 +229,11 @@ class Worker:
                 self.leave(socket)
 
     def deafen(self) -> None:
-        """What Redis answers from here on isn't heard, though it carries out what it is told."""
+        """Stops reading from Redis, which still carries out commands."""
         self.link._connection._transport.pause_reading()
 
     async def kill(self) -> None:
-        """Ends as a killed process does: nothing is said to Redis."""
+        """Ends like a killed process: sends nothing to Redis."""
         self.registry.close()
         await self.link.close()
 
@@ -289,7 +288,7 @@ def keys() -> Keys:
 
 
 class Truth:
-    """What Redis should hold, given what the workers' sockets are; and the comparison."""
+    """Compares what Redis holds with the sockets of the workers."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
         self.link, self.keys = link, keys
@@ -310,14 +309,14 @@ class Truth:
         return sorted(found)
 
     async def differences(self, workers: list[Worker]) -> list[str]:
-        """What is wrong at this moment, as sentences."""
+        """What is wrong now, as sentences."""
         wrong = [fault for worker in workers for fault in worker.sockets.faults]
         count: dict[str, int] = {}
         users: dict[str, set[str]] = {}
         for worker in workers:
             for channel, sockets in worker.sockets.attached.items():
                 count[channel] = count.get(channel, 0) + len(sockets)
-                users.setdefault(channel, set()).update(each.user for each in sockets if each.user is not None)
+                users.setdefault(channel, set()).update(socket.user for socket in sockets if socket.user is not None)
         for channel, expected in count.items():
             if await self.counts(channel) != expected:
                 wrong.append(f"{channel}: {await self.counts(channel)} counted, {expected} attached")

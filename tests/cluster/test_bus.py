@@ -30,7 +30,7 @@ async def test_events_of_one_call_arrive_in_their_order_with_their_envelopes(lin
     ]
 
 
-async def test_event_that_nobody_subscribed_is_confirmed_too(link, keys):
+async def test_event_without_subscribers_is_confirmed(link, keys):
     assert await Bus(link, keys).publish_all(APP, [Outgoing("a", "e", "")]) == [0]
     assert await Bus(link, keys).publish_all(APP, []) == []
 
@@ -43,7 +43,7 @@ async def test_publish_without_waiting_tells_its_callback(link, keys, wait_until
     assert outcomes == [0]
 
 
-async def test_publish_while_redis_is_away_fails_at_once_for_those_who_do_not_wait(keys, wait_until):
+async def test_client_event_fails_at_once_while_redis_is_disconnected(keys, wait_until):
     bus = Bus(Link("unix:///nowhere/redis.sock"), keys)
     outcomes = []
     bus.publish(APP, "a", "e", "d", done=outcomes.append)
@@ -99,7 +99,7 @@ async def test_workers_that_listen_are_counted(link, keys, start_worker, wait_un
 # Cache channels
 
 
-async def test_cached_event_is_what_is_told_for_as_long_as_the_app_says(link, keys):
+async def test_cached_event_is_sent_until_its_ttl_ends(link, keys):
     bus, app = Bus(link, keys), App(id="7", name="test", keys=(), cache_ttl_s=60)
     assert await read_cached(link, keys, "7", "cache-a") is None
     await bus.publish_all(app, [("cache-a", "e", "1", "1.2", None), ("cache-a", "é", '"2"', "1.2", None)], "ab" * 16)
@@ -118,7 +118,7 @@ async def test_clients_events_and_other_channels_are_not_cached(link, keys, wait
 
 
 @pytest.mark.parametrize("prefix", ["cache-", "private-cache-", "presence-cache-", "private-encrypted-cache-"])
-async def test_joiner_is_told_the_cached_event_or_that_there_is_none(prefix, link, keys, start_worker, wait_until):
+async def test_joiner_gets_the_cached_event_or_a_cache_miss(prefix, link, keys, start_worker, wait_until):
     worker = await start_worker(1)
     bus, channel = Bus(link, keys), prefix + "a"
     user = "u" if prefix.startswith("presence") else None
@@ -184,7 +184,7 @@ async def test_event_of_the_same_place_in_the_same_request_is_published_once(lin
     assert 100 < await link.ask(b"TTL", keys.published("7", "a", "x", 2)) <= 120
 
 
-async def test_repeated_event_does_not_come_back_into_the_cache(link, keys):
+async def test_repeated_event_is_not_cached_again(link, keys):
     bus = Bus(link, keys)
     await bus.publish_all(APP, [Outgoing("cache-a", "e", "old")], once="x")
     await bus.publish_all(APP, [Outgoing("cache-a", "e", "new")])
@@ -192,7 +192,7 @@ async def test_repeated_event_does_not_come_back_into_the_cache(link, keys):
     assert (await read_cached(link, keys, "7", "cache-a")).data == "new"
 
 
-# Kept, and told to webhooks
+# Stored events, and webhook rows
 
 
 def keeping(*rules: HistoryRule, **more) -> App:
@@ -217,7 +217,7 @@ def pushes(link, keys):
     return seen
 
 
-async def test_event_is_kept_where_a_rule_says_so_and_its_publisher_is_told_as_ever(link, keys, pushes):
+async def test_event_is_stored_by_rule_and_its_publisher_gets_the_usual_answer(link, keys, pushes):
     bus, app = Bus(link, keys), keeping(rule("a"))
     assert await bus.publish_all(app, [("a", "e", "1", None, None), ("b", "e", "1", None, None)]) == [1, 0]
     assert await bus.publish_all(app, [Outgoing("a", "e", "2")]) == [1]
@@ -333,6 +333,6 @@ async def test_while_somebody_watches_every_event_is_copied_to_the_console_and_e
         b"c private-b\ne 0 0 - - 1 8\nuclient-x2",
         b"c a\ne 0 0 - - 0 1\ne5",
     ]
-    # Who watches is counted nowhere.
+    # The console is not counted.
     assert await link.ask(b"KEYS", b"*:a:7") == []
     assert await link.ask(b"KEYS", b"*console*") == []

@@ -80,7 +80,7 @@ def settled(worker, channel=NEWS) -> bool:
 # Where one is
 
 
-async def test_joiner_is_told_the_place_behind_which_its_events_come(worker, bus, app, link, keys, wait_until):
+async def test_joiner_gets_the_position_after_which_its_events_come(worker, bus, app, link, keys, wait_until):
     first = await attach(worker, wait_until)
     epoch, offset = first.place
     assert epoch
@@ -107,7 +107,7 @@ async def test_channels_without_history_have_no_place(start_worker, wait_until, 
     assert worker.registry.catchups == 0
 
 
-async def test_joiners_that_race_publishes_get_all_behind_their_place_and_nothing_before(
+async def test_joiners_that_race_publishes_get_exactly_the_events_after_their_position(
     start_worker, app, bus, link, keys, wait_until
 ):
     workers = [await start_worker(k) for k in (1, 2)]
@@ -137,7 +137,7 @@ async def test_joiners_that_race_publishes_get_all_behind_their_place_and_nothin
 # The connection breaks
 
 
-async def test_what_was_published_during_a_break_comes_afterwards_once_and_in_order(worker, bus, app, wait_until):
+async def test_events_published_during_a_break_come_once_and_in_order(worker, bus, app, wait_until):
     socket = await attach(worker, wait_until)
     await send(bus, app, 0, 1)
     await wait_until(lambda: len(socket.events) == 2)
@@ -235,7 +235,7 @@ async def test_redis_killed_with_its_data_loses_and_repeats_nothing(
     await link.close()
 
 
-async def test_socket_that_joins_while_its_channel_catches_up_gets_all_behind_its_place(
+async def test_socket_that_joins_during_a_catch_up_gets_all_after_its_position(
     worker, bus, app, link, keys, wait_until
 ):
     first = await attach(worker, wait_until)
@@ -256,7 +256,7 @@ async def test_socket_that_joins_while_its_channel_catches_up_gets_all_behind_it
     assert numbers(first) == list(range(100))
 
 
-async def test_channel_whose_last_socket_left_during_a_break_begins_anew(worker, bus, app, wait_until):
+async def test_channel_whose_last_socket_left_during_a_break_forgets_its_position(worker, bus, app, wait_until):
     socket = await attach(worker, wait_until)
     await away(worker, wait_until)
     worker.leave(socket)
@@ -270,7 +270,7 @@ async def test_channel_whose_last_socket_left_during_a_break_begins_anew(worker,
     assert worker.registry.catchups == 0
 
 
-async def test_sender_is_left_out_of_what_is_filled_in_as_of_what_comes_live(worker, bus, app, wait_until):
+async def test_sender_is_skipped_in_catch_up_and_live(worker, bus, app, wait_until):
     socket = await attach(worker, wait_until)
     await away(worker, wait_until)
     await bus.publish_all(app, [Outgoing(NEWS, "e", "1", skip="1.2")])
@@ -312,7 +312,7 @@ def short(worker, make_app):
     return worker.app
 
 
-async def test_gap_that_was_trimmed_is_told_and_events_go_on_behind_it(worker, short, bus, wait_until):
+async def test_trimmed_gap_is_reported_and_later_events_come(worker, short, bus, wait_until):
     socket = await attach(worker, wait_until)
     await send(bus, short, 0)
     await wait_until(lambda: socket.events)
@@ -329,7 +329,7 @@ async def test_gap_that_was_trimmed_is_told_and_events_go_on_behind_it(worker, s
     assert not worker.sockets.faults
 
 
-async def test_gap_that_expired_is_told(worker, make_app, bus, link, keys, wait_until):
+async def test_expired_gap_is_reported(worker, make_app, bus, link, keys, wait_until):
     worker.app = app = make_app(history=(rule(seconds=1),))
     socket = await attach(worker, wait_until)
     await send(bus, app, 0)
@@ -348,7 +348,9 @@ async def test_gap_that_expired_is_told(worker, make_app, bus, link, keys, wait_
     assert not worker.sockets.faults
 
 
-async def test_cleared_history_is_told_with_its_new_epoch_and_events_go_on(worker, app, bus, link, keys, wait_until):
+async def test_cleared_history_is_reported_with_its_new_epoch_and_later_events_come(
+    worker, app, bus, link, keys, wait_until
+):
     socket = await attach(worker, wait_until)
     await send(bus, app, 1)
     epoch = await History(link, keys).clear("7", NEWS)
@@ -360,7 +362,7 @@ async def test_cleared_history_is_told_with_its_new_epoch_and_events_go_on(worke
     assert (await attach(worker, wait_until)).place == (epoch, _frame.offsets(socket.events[1])[0])
 
 
-async def test_history_cleared_during_a_break_is_told(worker, app, bus, link, keys, wait_until):
+async def test_history_cleared_during_a_break_is_reported(worker, app, bus, link, keys, wait_until):
     socket = await attach(worker, wait_until)
     await send(bus, app, 1)
     await wait_until(lambda: socket.events)
@@ -390,9 +392,7 @@ async def test_emptied_redis_has_another_history_of_which_nothing_is_missed(work
     assert not worker.sockets.faults
 
 
-async def test_history_emptied_during_a_break_is_another_one_as_soon_as_there_is_one(
-    worker, app, bus, link, keys, wait_until
-):
+async def test_history_lost_during_a_break_is_reported_when_a_new_one_begins(worker, app, bus, link, keys, wait_until):
     socket = await attach(worker, wait_until)
     before = socket.place
     await away(worker, wait_until)
@@ -408,9 +408,7 @@ async def test_history_emptied_during_a_break_is_another_one_as_soon_as_there_is
     assert not worker.sockets.faults
 
 
-async def test_history_that_expired_beside_its_subscribers_is_another_one_and_its_event_comes(
-    worker, app, bus, link, keys, wait_until
-):
+async def test_history_that_expired_under_its_subscribers_begins_a_new_epoch(worker, app, bus, link, keys, wait_until):
     socket = await attach(worker, wait_until)
     await send(bus, app, 1)
     await link.ask(b"DEL", keys.history("7", NEWS), keys.history_meta("7", NEWS))
@@ -453,7 +451,7 @@ async def test_publisher_that_is_faster_than_the_reader_is_not_waited_for(worker
     assert not worker.sockets.faults
 
 
-# What isn't kept
+# Events that are not stored
 
 
 async def test_what_is_not_kept_is_passed_on_and_leaves_the_place_as_it_is(worker, app, bus, link, keys, wait_until):
@@ -543,7 +541,7 @@ async def test_rule_that_is_made_while_a_channel_is_held_is_in_force_at_once(
 # Errors
 
 
-async def test_page_that_redis_fails_is_asked_for_again(worker, app, bus, link, keys, wait_until):
+async def test_failed_page_is_read_again(worker, app, bus, link, keys, wait_until):
     socket = await attach(worker, wait_until)
     await away(worker, wait_until)
     await send(bus, app, 1)
@@ -557,7 +555,7 @@ async def test_page_that_redis_fails_is_asked_for_again(worker, app, bus, link, 
     assert (worker.registry.catchups, worker.registry.histories_lost) == (1, 0)
 
 
-async def test_event_that_nobody_can_take_costs_the_others_nothing(worker, app, bus, wait_until):
+async def test_event_whose_delivery_fails_does_not_stop_the_others(worker, app, bus, wait_until):
     problems: list[dict] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
     socket = await attach(worker, wait_until)

@@ -59,7 +59,7 @@ async def test_connection_beyond_the_limit_is_turned_away_for_good_once_all_work
     assert codes(b) == [200, 4004]
 
 
-async def test_place_that_becomes_free_while_one_waits_is_taken(start_worker, make_app, wait_until):
+async def test_place_that_becomes_free_is_given_to_a_waiting_connection(start_worker, make_app, wait_until):
     a = await start_worker(1, max_admit_s=5)
     b = await start_worker(2, beat_s=30, unanswered_s=60, max_admit_s=5)
     for worker in (a, b):
@@ -91,7 +91,7 @@ async def test_places_of_a_killed_worker_are_free_when_it_is_reaped(a, start_wor
     assert codes(a)[-1] == 4004
 
 
-async def test_with_a_worker_of_unknown_fate_one_is_told_to_come_again(a, b, wait_until):
+async def test_undecided_worker_means_4100(a, b, wait_until):
     local_channel = [b.connect() for _ in range(3)]
     await wait_until(answered(*((b, ticket) for ticket in local_channel)))
     await b.kill()
@@ -100,7 +100,7 @@ async def test_with_a_worker_of_unknown_fate_one_is_told_to_come_again(a, b, wai
     assert codes(a) == [4100]
 
 
-async def test_without_redis_one_is_told_to_come_again(own_redis, start_worker, make_app, wait_until):
+async def test_without_redis_a_connection_gets_4100(own_redis, start_worker, make_app, wait_until):
     worker = await start_worker(server=own_redis)
     worker.app = make_app(max_connections=3)
     own_redis.kill()
@@ -115,7 +115,7 @@ async def test_without_redis_one_is_told_to_come_again(own_redis, start_worker, 
     assert codes(worker) == [4100, 200]
 
 
-async def test_redis_that_comes_back_in_time_is_waited_for(own_redis, start_worker, make_app, wait_until):
+async def test_connection_waits_for_a_redis_that_returns_in_time(own_redis, start_worker, make_app, wait_until):
     worker = await start_worker(server=own_redis, away_s=10)
     worker.app = make_app(max_connections=3)
     own_redis.kill()
@@ -125,7 +125,7 @@ async def test_redis_that_comes_back_in_time_is_waited_for(own_redis, start_work
     assert codes(worker) == [200]
 
 
-async def test_connection_that_goes_while_it_waits_takes_no_place(start_worker, make_app, wait_until, truth):
+async def test_connection_that_closes_while_it_waits_takes_no_place(start_worker, make_app, wait_until, truth):
     a = await start_worker(1, admit_retry_s=1)
     a.app = make_app(max_connections=3)
     gone = a.connect()
@@ -147,7 +147,7 @@ async def test_connection_that_goes_while_it_waits_takes_no_place(start_worker, 
     assert await truth.channel_keys() == []
 
 
-async def test_limit_turned_on_counts_those_who_are_there_and_puts_nobody_out(a, b, make_app, link, keys, wait_until):
+async def test_limit_turned_on_counts_present_connections_and_closes_none(a, b, make_app, link, keys, wait_until):
     off, on = make_app(), make_app(max_connections=3)
     for worker in (a, b):
         worker.app = off
@@ -168,7 +168,7 @@ async def test_limit_turned_on_counts_those_who_are_there_and_puts_nobody_out(a,
     assert codes(a)[-1] == 200
 
 
-async def test_limit_turned_off_admits_those_who_wait(a, b, make_app, link, keys, wait_until, truth):
+async def test_limit_turned_off_admits_waiting_connections(a, b, make_app, link, keys, wait_until, truth):
     local_channel = [b.connect() for _ in range(3)]
     await wait_until(answered(*((b, ticket) for ticket in local_channel)))
     waiting = [a.connect() for _ in range(2)]
@@ -220,7 +220,7 @@ async def test_limit_of_100_admits_exactly_100_over_four_workers(start_worker, m
 
 
 @pytest.mark.parametrize("emptied", [False, True])
-async def test_after_a_break_the_count_is_what_is_there(a, b, link, keys, wait_until, emptied):
+async def test_after_a_break_the_count_is_right(a, b, link, keys, wait_until, emptied):
     tickets = [(a, a.connect()), (a, a.connect()), (b, b.connect())]
     await wait_until(answered(*tickets))
     if emptied:

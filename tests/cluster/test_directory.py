@@ -20,7 +20,7 @@ async def worker(start_worker, writer):
     return await start_worker()
 
 
-async def test_worker_reads_the_whole_at_its_start(writer, start_worker, wait_until):
+async def test_worker_reads_the_whole_directory_at_its_start(writer, start_worker, wait_until):
     await writer.fill([app(number) for number in range(1000)], 17)
     worker = await start_worker()
     await wait_until(lambda: worker.directory.complete)
@@ -30,7 +30,7 @@ async def test_worker_reads_the_whole_at_its_start(writer, start_worker, wait_un
     assert worker.registry.ready
 
 
-async def test_worker_waits_for_a_directory_that_is_not_there_yet(writer, start_worker, wait_until):
+async def test_worker_waits_for_a_missing_directory(writer, start_worker, wait_until):
     worker = await start_worker()
     assert not worker.registry.ready
     assert not worker.directory.complete
@@ -38,7 +38,7 @@ async def test_worker_waits_for_a_directory_that_is_not_there_yet(writer, start_
     await wait_until(lambda: worker.registry.ready)
 
 
-async def test_change_is_heard_at_once_and_told_on(worker, writer, wait_until):
+async def test_change_is_applied_and_reported_at_once(worker, writer, wait_until):
     await wait_until(lambda: worker.directory.complete)
     changes = []
     worker.directory.on_change = lambda *change: changes.append(change)
@@ -69,7 +69,7 @@ async def test_missed_change_is_found_by_the_next_beat(worker, writer, link, key
     assert worker.directory.by_id["5"].name == "five"
 
 
-async def test_version_that_skips_one_has_the_whole_read(worker, writer, link, keys, wait_until):
+async def test_skipped_version_makes_the_worker_read_everything(worker, writer, link, keys, wait_until):
     await wait_until(lambda: worker.directory.complete)
     await link.ask(b"HSET", keys.directory, "5", b'{"id":"5","name":"five","keys":[]}')
     await writer.put("2", app(2), 3)
@@ -115,9 +115,7 @@ def test_directory_is_incomplete_until_it_was_read(link, keys):
     assert not Directory(link, keys).complete
 
 
-async def test_records_of_an_earlier_start_are_not_complete_until_the_newer_ones_are_there(
-    writer, start_worker, wait_until
-):
+async def test_records_of_an_earlier_start_are_not_complete(writer, start_worker, wait_until):
     await writer.fill([app(1)], 4)
     worker = await start_worker()
     worker.directory.require(None)
@@ -131,7 +129,7 @@ async def test_records_of_an_earlier_start_are_not_complete_until_the_newer_ones
     assert worker.directory.find("key2") == app(2)
 
 
-async def test_change_that_comes_over_sys_makes_the_records_complete_too(worker, writer, wait_until):
+async def test_change_on_sys_can_make_the_records_complete(worker, writer, wait_until):
     await wait_until(lambda: worker.directory.complete)
     worker.directory.require(2)
     assert not worker.directory.complete
@@ -139,7 +137,7 @@ async def test_change_that_comes_over_sys_makes_the_records_complete_too(worker,
     await wait_until(lambda: worker.directory.complete)
 
 
-async def test_one_record_is_read_by_who_keeps_no_copy(writer, link, keys):
+async def test_single_record_is_read_without_a_copy_of_the_directory(writer, link, keys):
     await writer.fill([app(1)], 1)
     assert await read_app(link, keys, "1") == app(1)
     assert await read_app(link, keys, "2") is None

@@ -77,7 +77,7 @@ def test_place_of_another_epoch_or_of_the_future_is_refused():
         Page("", 0, [], False).check("", 0)
 
 
-async def test_pages_go_on_one_behind_the_other(history, publish):
+async def test_pages_follow_each_other(history, publish):
     await publish(150)
     since, seen, pages = 0, [], 0
     while True:
@@ -156,7 +156,7 @@ async def test_reading_without_bounds_gives_the_newest_oldest_first(history, pub
     assert (numbers(page), page.more) == (list(range(300)), False)
 
 
-async def test_reading_goes_on_from_either_end(history, publish):
+async def test_reading_continues_from_either_end(history, publish):
     await publish(300)
     rows = (await history.read("7", "news", limit=1_000)).rows
     page = await history.read("7", "news", limit=100, before=rows[200].offset)
@@ -244,7 +244,7 @@ async def test_reading_from_a_redis_that_is_away_is_unavailable(keys, monkeypatc
         await history.clear("7", "news")
 
 
-async def test_large_history_keeps_nobody_waiting(history, publish, link):
+async def test_large_history_delays_no_other_command(history, publish, link):
     """Read in pages: others' commands go in between, and each is short."""
     await publish(1_000, data="x" * 2_000)
     reading = asyncio.ensure_future(history.read("7", "news", limit=1_000))

@@ -13,7 +13,7 @@ def idempotency(link, keys):
     return Idempotency(link, keys)
 
 
-async def test_answered_request_is_answered_again(idempotency):
+async def test_answered_request_gets_the_same_answer(idempotency):
     claim = await idempotency.claim("7", "id-1", REQUEST)
     assert (claim.outcome, claim.answer) == (Outcome.NEW, None)
     await idempotency.settle(claim, b'200 {"a": 1}')
@@ -26,7 +26,7 @@ async def test_empty_answer_is_an_answer(idempotency):
     assert (await idempotency.claim("7", "id-1", REQUEST)).outcome is Outcome.ANSWERED
 
 
-async def test_request_without_an_answer_goes_on_where_it_was(idempotency):
+async def test_request_without_an_answer_is_completed(idempotency):
     first = await idempotency.claim("7", "id-1", REQUEST)
     again = await idempotency.claim("7", "id-1", REQUEST)
     assert (again.outcome, again.once) == (Outcome.AGAIN, first.once)
@@ -39,7 +39,7 @@ async def test_same_id_with_another_request_is_a_conflict(idempotency):
     assert (await idempotency.claim("7", "id-1", b"other")).outcome is Outcome.CONFLICT
 
 
-async def test_ids_of_apps_have_nothing_to_do_with_each_other(idempotency):
+async def test_ids_of_two_apps_are_independent(idempotency):
     await idempotency.claim("7", "id-1", REQUEST)
     assert (await idempotency.claim("8", "id-1", REQUEST)).outcome is Outcome.NEW
     assert (await idempotency.claim("7", "id-2", REQUEST)).outcome is Outcome.NEW
@@ -62,9 +62,7 @@ async def test_claims_and_answers_are_known_for_two_minutes(idempotency, link):
     assert 110 < await link.ask(b"TTL", claim.key) <= 120
 
 
-async def test_request_whose_answer_was_lost_publishes_once_however_often_it_is_repeated(
-    idempotency, link, keys, make_app, start_worker, wait_until
-):
+async def test_repeated_request_publishes_once(idempotency, link, keys, make_app, start_worker, wait_until):
     worker = await start_worker(1)
     socket = worker.join("news")
     cached = worker.join("cache-news")

@@ -41,7 +41,7 @@ async def test_pushes_and_replies_come_in_the_order_in_which_redis_made_them(lin
     payloads = [each for each in seen if isinstance(each, bytes)]
     assert numbers == list(range(500))
     assert payloads == [b"p%d" % number for number in range(500)]
-    # A push stands beside the reply of the command that made it: before it on Redis 7.0, behind it on Valkey.
+    # A push is next to the reply of the command that caused it: before it on Redis 7.0, after it on Valkey.
     assert all(abs(seen.index(number) - seen.index(b"p%d" % number)) == 1 for number in numbers)
 
 
@@ -62,12 +62,12 @@ async def test_subscribe_refused_by_acl_ends_with_its_error_and_shifts_no_answer
     await link.ask(b"ACL", b"DELUSER", b"limited")
 
 
-async def test_scripts_are_loaded_on_every_connection_and_again_when_they_are_lost(link):
+async def test_scripts_are_loaded_on_every_connection_and_after_noscript(link):
     await link.ask(b"SCRIPT", b"FLUSH")
     assert await link.execute(BURY, (b"nothing",)) == 1
 
 
-async def test_broken_connection_ends_pending_calls_and_comes_back(link):
+async def test_broken_connection_ends_pending_calls_and_is_replaced(link):
     downs, ups, outcomes = [], [], []
     link.on_down = downs.append
     link.on_up = lambda: ups.append(link.up)
@@ -86,7 +86,7 @@ async def test_broken_connection_ends_pending_calls_and_comes_back(link):
     assert link.reconnects == 1
 
 
-async def test_connection_cut_by_redis_is_made_anew(link, wait_until):
+async def test_connection_closed_by_redis_is_replaced(link, wait_until):
     downs = []
     link.on_down = downs.append
     me = await link.ask(b"CLIENT", b"ID")
@@ -96,7 +96,7 @@ async def test_connection_cut_by_redis_is_made_anew(link, wait_until):
     assert await link.ask(b"PING") == b"PONG"
 
 
-async def test_killed_redis_is_found_again(own_redis, wait_until):
+async def test_link_reconnects_to_a_restarted_redis(own_redis, wait_until):
     link = Link(own_redis.url, first_delay_s=0.01, max_delay_s=0.05)
     link.start()
     await link.wait_up()
@@ -109,7 +109,7 @@ async def test_killed_redis_is_found_again(own_redis, wait_until):
     await link.close()
 
 
-async def test_handler_that_fails_costs_nobody_else_an_answer(link):
+async def test_failing_handler_does_not_stop_the_others(link):
     problems, replies = [], []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
 

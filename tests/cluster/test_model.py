@@ -62,7 +62,7 @@ class History:
         self.random.choice(self.workers).link.drop("cut")
 
     def cut_behind_its_back(self) -> None:
-        # What is queued is carried out, and the answers are lost.
+        # Queued commands are carried out, and their replies are lost.
         worker = self.random.choice(self.workers)
         if worker.link.up:
             worker.deafen()

@@ -1,4 +1,4 @@
-"""Random histories of what is counted: subscribers who are told their number, signed-in users who are watched,
+"""Random histories of counts: subscribers who get subscription_count, signed-in users who are watched,
 connections of an app with a limit. Breaks, fences, kills and a Redis that forgets come between.
 
 In the end every client knows the last count, every watcher the truth, and Redis counts what is there. The seed of
@@ -182,14 +182,14 @@ async def begin(start_worker, make_app, link, keys):
 
 
 @pytest.mark.parametrize("seed", range(HISTORIES))
-async def test_random_history_ends_with_everybody_told_the_truth(seed, begin, truth):
+async def test_random_history_ends_with_the_right_counts_and_states(seed, begin, truth):
     history = await begin(seed, 3)
     await history.run(250)
     await history.end(truth)
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_without_mishaps_nobody_is_admitted_beyond_the_limit(seed, begin, truth):
+async def test_without_failures_no_connection_exceeds_the_limit(seed, begin, truth):
     history = await begin(seed, 4)
     for _ in range(10):
         await history.run(100, mishaps=False)

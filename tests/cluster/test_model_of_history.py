@@ -80,7 +80,7 @@ class Story:
         self.sent[channel] += texts
 
     async def publish_as_client(self) -> None:
-        # Over the worker's own connection, which hears what it says itself.
+        # Over the worker's own connection, which also gets its own publishes.
         worker = self.random.choice(self.workers)
         text, outcome = str(self.number), asyncio.get_running_loop().create_future()
         self.number += 1
@@ -154,7 +154,7 @@ class Story:
 
     async def end(self, truth, wait_until) -> None:
         await truth.settled(self.workers)
-        # The last word: it comes behind all that is to be filled in.
+        # The last event; it comes after everything that is caught up.
         for channel in CHANNELS:
             await self.bus.publish_all(self.app, [Outgoing(channel, "e", "end")])
             self.sent[channel].append("end")
@@ -170,7 +170,7 @@ class Story:
         if channel != "few":
             texts = [text for _, text in kept]
             assert len(set(texts)) == len(texts)
-            # All that was acknowledged; and what was sent in a breath with a break, of which nobody knew.
+            # Every acknowledged event; events sent during a break may be missing.
             assert set(texts) >= set(self.sent[channel])
         for socket in sockets:
             seen = [_frame.envelope(payload) for payload in socket.events]
@@ -189,7 +189,7 @@ def app(make_app):
 
 
 @pytest.mark.parametrize("seed", range(STORIES))
-async def test_random_story_loses_nothing_untold(seed, start_worker, app, link, keys, truth, wait_until):
+async def test_random_history_loses_no_row_uncounted(seed, start_worker, app, link, keys, truth, wait_until):
     story = Story(seed, start_worker, app, link, keys)
     await story.begin()
     await story.run(150)

@@ -80,7 +80,7 @@ class Witness:
         room = self._rooms[topic]
         if payload[:1] == b"m":
             delta = parse_added(payload)
-            # Of a user who is there it tells another info.
+            # A known user gets another info.
             if not self.seen.get((room, delta.user), [(False, 0)])[-1][0]:
                 self._note(room, delta.user, True, delta.stamp)
         else:
@@ -222,7 +222,7 @@ class History:
         if chance < 0.3:
             worker.link.drop("cut")
         elif chance < 0.6:
-            # What is queued is carried out, and the answers are lost.
+            # Queued commands are carried out, and their replies are lost.
             if worker.link.up:
                 worker.deafen()
                 worker.link.flush()
@@ -267,7 +267,7 @@ class History:
         await truth.settled(self.workers)
 
     async def end(self, truth) -> None:
-        """Everything agrees and was told; then all leave, which is told too."""
+        """Everything agrees and has its rows; then everybody leaves, which makes rows too."""
         await self.settle(truth)
         await asyncio.sleep(self.debounce_s)
         await self.told_within(truth)
@@ -280,7 +280,7 @@ class History:
         assert await self.link.ask(b"KEYS", b"*:left") == []
 
     async def told_within(self, truth, timeout_s: float = 10.0) -> None:
-        """Waits until what was told last of each channel and user is what is."""
+        """Waits until the last row of each channel and user matches its present state."""
         present = {(channel, None) for channel in (*ROOMS, *NEWS) if await truth.counts(channel)}
         present |= {(room, user) for room in ROOMS for user in await truth.users(room)}
         deadline = time.monotonic() + timeout_s
@@ -320,7 +320,7 @@ async def witness(redis, keys):
 
 def verdict(history, witness) -> list[str]:
     happened, told = witness.seen, history.control.told()
-    # What lasted less than a drain's wait beyond the debounce may be told or not.
+    # Changes shorter than the debounce plus one drain may have rows or not.
     slack_us = round(1e6 * (max(history.control.pauses) + 0.02)) if history.debounce_s else 0
     wrong = []
     for what in happened.keys() | told.keys():
@@ -338,7 +338,7 @@ async def test_rows_of_a_random_history_tell_what_happened(seed, begin, witness,
 
 
 @pytest.mark.parametrize("seed", range(max(3, HISTORIES // 2)))
-async def test_without_a_debounce_everything_is_told(seed, begin, witness, redis, link, truth):
+async def test_without_a_debounce_every_change_is_reported(seed, begin, witness, redis, link, truth):
     history = await begin(seed, redis, link, 0)
     await history.run(150, history.mishap)
     await history.end(truth)

@@ -63,7 +63,7 @@ async def test_own_user_whose_return_redis_has_yet_to_hear_of_is_never_told_offl
     a.registry.sign_out("7", "u")
     await asyncio.sleep(0)
     assert a.registry.local_channel("7", "%u:u").call
-    # The return waits behind the call that says it went; the question is carried out between the two.
+    # The return waits for the call that removes the user; our question is carried out between the two.
     a.registry.sign_in(a.app, "u")
     assert a.registry.watch("7", "u") is None
     await wait_until(lambda: a.sockets.states)
@@ -124,7 +124,7 @@ async def test_nothing_is_heard_of_who_is_watched_no_more(a, b, wait_until):
     b.registry.sign_out("7", "u")
     await until_in_redis(b, "u", 0, wait_until)
     a.registry.unwatch("7", "u")
-    # Watched anew in the same tick: asked anew, and the old debounce is forgotten.
+    # Watched again in the same tick: asked again, and the old delay is cancelled.
     assert a.registry.watch("7", "u") is None
     await wait_until(lambda: a.sockets.states[-1] == ("u", False))
     a.registry.unwatch("7", "u")

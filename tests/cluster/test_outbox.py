@@ -1,4 +1,4 @@
-"""Rows for webhooks, from what `hold` writes to what is fetched, let go and lost, on a real Redis."""
+"""Webhook rows on a real Redis: what `hold` writes, what a drain returns, what is deleted and what is lost."""
 
 import asyncio
 import time
@@ -40,12 +40,12 @@ class Calls:
         return await self.link.execute(HOLD, names, [*args, 0, n])
 
     async def left(self, channel=ROOM) -> dict[str, int]:
-        """What is held back in the channel's shard, and since when (ms)."""
+        """The leaves held back in the channel's shard, with their times in ms."""
         pairs = await self.link.ask(b"ZRANGE", self.keys.left(shard(A, channel)), 0, -1, b"WITHSCORES")
         return {member.decode(): int(since) for member, since in pairs}
 
     async def fill(self, at: int, rows: int) -> None:
-        """Rows that nobody has fetched."""
+        """All rows in the shard."""
         lua = """
             local now = redis.call('TIME')
             local first = math.max(tonumber(now[1]) * 1000000, tonumber(redis.call('GET', KEYS[2]) or '0'))
@@ -92,7 +92,7 @@ async def now_ms(link) -> int:
 # What hold writes
 
 
-async def test_first_join_is_told_as_occupied_and_added_in_this_order(calls, outbox, link):
+async def test_first_join_writes_occupied_then_added(calls, outbox, link):
     before = await now_ms(link)
     reply = await calls.room(joins=[("a", '{"n":1}'), ("b", ""), ("a", "")])
     rows = (await outbox.drain()).rows
@@ -107,7 +107,7 @@ async def test_first_join_is_told_as_occupied_and_added_in_this_order(calls, out
     assert before <= rows[0].time_ms <= await now_ms(link)
 
 
-async def test_row_of_a_member_has_the_stamp_that_the_channel_was_told(calls, outbox, link, keys):
+async def test_row_of_a_member_has_the_stamp_of_its_envelope(calls, outbox, link, keys):
     pushes = []
     link.on_push = lambda topic, payload: pushes.append(payload)
     link.subscribe([keys.topic(A, ROOM)])
@@ -144,7 +144,7 @@ async def test_second_worker_and_second_tab_make_no_row(calls, outbox):
     assert await told(outbox) == []
 
 
-async def test_call_made_again_makes_no_row_again(calls, outbox):
+async def test_repeated_call_writes_no_second_row(calls, outbox):
     for _ in range(3):
         await calls.room(joins=[("a", ""), ("b", "")], flags="om")
     for _ in range(3):
@@ -159,7 +159,7 @@ async def test_call_made_again_makes_no_row_again(calls, outbox):
     ]
 
 
-async def test_without_debounce_leaves_are_told_at_once_and_vacated_last(calls, outbox):
+async def test_without_debounce_leaves_are_written_at_once_and_vacated_last(calls, outbox):
     await calls.room(joins=[("a", ""), ("b", "")], flags="om")
     await calls.room(gone=["b", "a"], flags="om")
     assert await calls.left() == {}
@@ -179,7 +179,7 @@ async def test_refused_join_occupies_nothing(calls, outbox, link, keys):
     assert await told(outbox) == ["channel.occupied", "member.added a"]
 
 
-async def test_users_of_a_join_that_redis_never_saw_occupy_nothing_while_they_are_taken_back(calls, outbox):
+async def test_removing_users_whom_redis_never_saw_occupies_nothing(calls, outbox):
     # The floor of 5.4 is for users that are there.
     await calls.room(gone=["a", "b"], flags="omu")
     assert await told(outbox) == []
@@ -219,14 +219,14 @@ async def test_return_of_another_keeps_the_channel_and_not_the_member(calls, out
     assert await told(outbox) == ["member.added b", "member.removed a"]
 
 
-async def test_return_cancels_though_nobody_wants_rows_any_more(calls, patient):
+async def test_return_cancels_a_leave_after_the_webhook_was_turned_off(calls, patient):
     await calls.room(joins=[("a", "")])
     await calls.room(gone=["a"])
     await calls.room(joins=[("a", "")], flags="")
     assert await calls.left() == {}
 
 
-async def test_who_goes_and_comes_in_one_call_is_told_only_without_a_debounce(calls, outbox):
+async def test_leave_and_return_in_one_call_make_rows_only_without_a_debounce(calls, outbox):
     await calls.room(joins=[("a", "")])
     await told(outbox)
     await calls.room(gone=["a"], joins=[("a", "")])
@@ -254,7 +254,7 @@ async def test_leave_is_a_row_when_it_waited_long_enough_with_the_time_of_the_le
     assert (outbox.leaves, await calls.left()) == (0, {})
 
 
-async def test_user_ids_of_any_kind_come_back_as_they_were(calls, outbox):
+async def test_user_ids_of_any_kind_survive_the_round_trip(calls, outbox):
     users = ["a:b:c", "r:7:x", "ü 漢 ☃", "with\nnewline", " ", "%", "x" * 100, "nul\0", "v"]
     await calls.room(joins=[(user, "") for user in users])
     await told(outbox)
@@ -297,7 +297,7 @@ async def test_stamp_ahead_of_the_clock_holds_no_leave_back(calls, link, keys):
 # Counts and misses
 
 
-async def test_count_is_a_row_when_it_is_told(calls, outbox):
+async def test_announced_count_makes_a_row(calls, outbox):
     assert (await calls.news(n=3, flags="sSo"))[-1] == 0
     assert (await calls.news(base=3, n=1, flags="sSo"))[6] > 0
     rows = (await outbox.drain()).rows
@@ -318,7 +318,7 @@ async def test_cache_miss_is_a_row_once_a_minute(calls, outbox, link, keys):
 # Draining
 
 
-async def test_same_rows_come_until_they_are_committed(calls, outbox, link, keys):
+async def test_same_rows_are_returned_until_they_are_committed(calls, outbox, link, keys):
     await calls.room(joins=[("a", "")])
     first = await outbox.drain()
     assert await outbox.drain() == first
@@ -330,7 +330,7 @@ async def test_same_rows_come_until_they_are_committed(calls, outbox, link, keys
     assert [row.user for row in (await outbox.drain()).rows] == ["b"]
 
 
-async def test_commit_whose_answer_was_lost_is_made_again(calls, outbox, link):
+async def test_commit_with_a_lost_reply_is_repeated(calls, outbox, link):
     await calls.room(joins=[("a", "")])
     drained = await outbox.drain()
     outbox.committed(drained.rows)
@@ -354,7 +354,7 @@ async def test_rows_of_all_shards_come_in_one_drain_in_order_of_their_stamps(cal
     assert all(of_one == sorted(set(of_one)) for of_one in stamps.values())
 
 
-async def test_full_shard_is_asked_again_until_a_thousand_rows(calls, outbox):
+async def test_full_shard_is_read_again_until_a_thousand_rows(calls, outbox):
     await calls.fill(3, 2600)
     seen = []
     for expected in (True, True, False):
@@ -378,7 +378,7 @@ async def test_drain_of_large_rows_ends_at_eight_mebibytes(calls, outbox, link, 
     assert len(drained.rows) + len((await outbox.drain()).rows) == 120
 
 
-async def test_more_leaves_than_a_call_takes_come_in_the_same_drain(calls, outbox):
+async def test_one_drain_returns_more_leaves_than_one_call_takes(calls, outbox):
     users = [f"u{n}" for n in range(500)]
     for at in range(0, 500, 250):
         await calls.room(base=at, joins=[(user, "") for user in users[at : at + 250]])

@@ -19,7 +19,7 @@ async def test_messages_are_counted_up_to_the_limit_and_no_further(link, keys):
     assert await quota.used("8") == 0
 
 
-async def test_limit_is_exact_whoever_asks_at_once(redis, keys, link):
+async def test_limit_is_exact_under_concurrent_calls(redis, keys, link):
     links = [Link(redis.url) for _ in range(8)]
     for each in links:
         each.start()

@@ -1,4 +1,4 @@
-"""What is asked of a Redis before it is relied on."""
+"""The check of Redis before clients are admitted."""
 
 import pytest
 import redis as redis_py
@@ -21,7 +21,7 @@ async def linked(url: str) -> Link:
     return link
 
 
-async def test_a_plain_redis_is_fit_and_nothing_stays_behind(own_redis, admin):
+async def test_plain_redis_passes_and_the_check_leaves_no_key(own_redis, admin):
     link = await linked(own_redis.url)
     assert await examine(link, Keys()) == ([], [])
     await link.close()
@@ -42,7 +42,7 @@ async def test_a_redis_that_evicts_is_warned_of(own_redis, admin):
     ("rules", "lacking"),
     [(["~other:*", "&*"], "SET"), (["~rp:*", "resetchannels", "&other:*"], "PUBLISH")],
 )
-async def test_a_user_who_lacks_our_keys_or_topics_is_a_fault_that_names_the_rule(own_redis, admin, rules, lacking):
+async def test_missing_acl_right_is_a_fault_that_names_the_rules(own_redis, admin, rules, lacking):
     admin.execute_command("ACL", "SETUSER", "poor", "on", ">pass", *rules, "+@all")
     link = await linked(own_redis.url + "?username=poor&password=pass")
     faults, _warnings = await examine(link, Keys())

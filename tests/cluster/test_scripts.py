@@ -5,7 +5,7 @@ import time
 import hiredis
 import pytest
 
-from redpoll.cluster.envelopes import parse_added, parse_count, parse_removed
+from redpoll.cluster.envelopes import Envelope, parse_added, parse_count, parse_removed
 from redpoll.cluster.keys import Keys, shard
 from redpoll.cluster.link import Link
 from redpoll.cluster.membership.hold_call import hold_keys
@@ -69,11 +69,14 @@ class Room:
     async def occupied(self) -> set:
         return set(await self.link.ask(b"SMEMBERS", self.keys.occupied(self.at, A)))
 
-    async def told(self) -> list[str]:
+    async def announced(self) -> list[str]:
         """The deltas pushed since the last look, as `+user` and `-user`."""
         await self.link.ask(b"PING")
         pushes, self.pushes[:] = list(self.pushes), []
-        return ["+" + parse_added(each).user if each[:1] == b"m" else "-" + parse_removed(each).user for each in pushes]
+        return [
+            "+" + parse_added(push).user if push[:1] == Envelope.MEMBER_ADDED else "-" + parse_removed(push).user
+            for push in pushes
+        ]
 
 
 @pytest.fixture
@@ -137,35 +140,35 @@ async def test_stamps_only_grow_even_if_the_clock_is_ahead(plain, link):
 # hold: users
 
 
-async def test_new_user_is_told_with_its_info_and_a_second_worker_of_it_is_not(room):
+async def test_new_user_is_announced_with_its_info_and_its_second_worker_is_not(room):
     assert await room.hold(joins=[("u", '{"a":1}')]) != []
     await room.link.ask(b"PING")
     added = parse_added(room.pushes[0])
     assert (added.w, added.user, added.info) == (W, "u", b'{"a":1}')
-    assert await room.told() == ["+u"]
+    assert await room.announced() == ["+u"]
     reply = await room.hold(V, joins=[("u", "")])
     assert reply[2:] == [b"1", [], []]
-    assert await room.told() == []
+    assert await room.announced() == []
     assert await room.members() == {b"u": f'{W} {V}\n{{"a":1}}'.encode()}
 
 
-async def test_user_goes_with_the_last_worker_that_has_it(room):
+async def test_user_is_removed_with_its_last_worker(room):
     await room.hold(joins=[("u", "")])
     await room.hold(V, joins=[("u", "")])
     assert (await room.hold(gone=["u"]))[4] == []
-    assert await room.told() == ["+u"]
+    assert await room.announced() == ["+u"]
     assert (await room.hold(V, gone=["u"]))[4] == [0]
-    assert await room.told() == ["-u"]
+    assert await room.announced() == ["-u"]
     assert await room.members() == {}
 
 
-async def test_later_info_replaces_the_earlier_unless_it_is_empty_or_told_again(room):
+async def test_later_info_replaces_the_earlier_unless_it_is_empty_or_asserted(room):
     await room.hold(joins=[("u", "1")])
     assert (await room.hold(V, joins=[("u", "")]))[3] == []
     assert (await room.hold(V, base=1, joins=[("u", "2")]))[3] == [0]
     assert (await room.hold(base=0, joins=[("u", "1")], flags="k"))[3] == []
     assert (await room.members())[b"u"].endswith(b"\n2")
-    assert await room.told() == ["+u", "+u"]
+    assert await room.announced() == ["+u", "+u"]
 
 
 async def test_info_is_kept_whatever_bytes_it_has(room):
@@ -184,20 +187,20 @@ async def test_cap_refuses_new_users_and_admits_further_tabs(room):
     assert await room.counts() == {W.encode(): b"3"}
     assert (await room.hold(V, cap=2, joins=[("c", ""), ("b", "")]))[2] == b"01"
     assert (await room.hold(base=3, cap=2, gone=["a"], joins=[("c", "")]))[2:] == [b"1", [0], [0]]
-    assert await room.told() == ["+a", "+b", "-a", "+c"]
+    assert await room.announced() == ["+a", "+b", "-a", "+c"]
 
 
-async def test_refused_join_alone_leaves_nothing_behind(room):
+async def test_refused_join_leaves_no_key(room):
     await room.hold(V, joins=[("a", "")])
     await room.hold(cap=1, joins=[("b", "")])
     assert await room.fields() == {b"gen": b"1"}
     assert await room.counts() == {V.encode(): b"1"}
 
 
-async def test_user_that_goes_and_comes_in_one_call_is_told_in_that_order(room):
+async def test_leave_and_return_in_one_call_are_announced_in_that_order(room):
     await room.hold(joins=[("u", "")])
     await room.hold(base=0, gone=["u"], joins=[("u", "")])
-    assert await room.told() == ["+u", "-u", "+u"]
+    assert await room.announced() == ["+u", "-u", "+u"]
     assert await room.members() == {b"u": W.encode() + b"\n"}
 
 
@@ -234,7 +237,7 @@ async def test_call_of_another_connection_is_stale_and_changes_nothing(room):
     assert await room.hold(gen=1, base=0, gone=["a"]) == [b"STALE"]
     assert await room.hold(gen=3, base=0, gone=["a"]) == [b"STALE"]
     assert await room.counts() == {W.encode(): b"1"}
-    assert await room.told() == ["+a"]
+    assert await room.announced() == ["+a"]
 
 
 async def test_fenced_worker_is_told_so_and_only_the_reaper_may_speak_for_it(room):
@@ -243,7 +246,7 @@ async def test_fenced_worker_is_told_so_and_only_the_reaper_may_speak_for_it(roo
     assert await room.link.execute(FENCE, (room.keys.worker(room.at, W),)) == 1
     assert await room.hold(base=0, gone=["a"]) == [b"FENCED"]
     assert (await room.hold(gen=-1, base=0, gone=["a"]))[0] == b"OK"
-    assert await room.told() == ["+a", "-a"]
+    assert await room.announced() == ["+a", "-a"]
 
 
 async def test_worker_that_redis_does_not_know_is_fenced(room):
@@ -343,7 +346,7 @@ async def told_counts(room) -> list[int]:
 
 
 async def age(room, ms: int) -> None:
-    """Makes the count last told so much older."""
+    """Makes the last announcement that much older."""
     key = room.keys.announced_count(A, room.channel)
     said, at = (await room.link.ask(b"GET", key)).split()
     await room.link.ask(b"SET", key, b"%b %d" % (said, int(at) - ms), b"KEEPTTL")
@@ -687,7 +690,7 @@ async def test_in_another_era_a_history_is_another_one_and_what_was_kept_stays(s
     third = int(reply[2])
     epoch, top, _, rows = await story.read()
     assert (epoch, top, [data for *_, data in rows]) == (b"E3", third, ["a", "b", "c"])
-    # Nobody has what it follows on.
+    # No message has the offset that it follows.
     assert rows[0][0] == one
     assert rows[2][1] not in (rows[0][0], rows[1][0])
 

@@ -1,4 +1,4 @@
-"""Signed-in users in Redis; who watches them is in test_watches.py."""
+"""Signed-in users in Redis. test_online.py covers watching them."""
 
 import pytest
 

@@ -28,7 +28,7 @@ async def workers(start_worker):
     return workers
 
 
-async def test_every_worker_is_asked_and_every_answer_is_told(workers, link, keys):
+async def test_every_worker_is_asked_and_every_answer_is_returned(workers, link, keys):
     answers = await Survey(link, keys).ask("terminate", app="7", user="ü 1")
     assert answers == {worker.registry.w: n for n, worker in enumerate(workers)}
     message = workers[0].sys[-1]
@@ -36,7 +36,7 @@ async def test_every_worker_is_asked_and_every_answer_is_told(workers, link, key
     assert await link.ask(b"TTL", keys.answers(message["id"])) <= 10
 
 
-async def test_without_workers_there_is_nobody_to_wait_for(link, keys):
+async def test_without_workers_the_survey_ends_at_once(link, keys):
     assert await Survey(link, keys).ask("terminate") == {}
 
 

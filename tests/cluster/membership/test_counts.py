@@ -1,4 +1,4 @@
-"""Counts that are told to subscribers, over several workers on a real Redis."""
+"""subscription_count over several workers on a real Redis."""
 
 import asyncio
 import time
@@ -31,7 +31,7 @@ def all_know(n, *workers):
     return lambda: [socket.counts[-1:] for socket in everyone(*workers)] == [[n]] * n
 
 
-async def test_joiner_is_told_the_count_and_the_others_hear_of_it(a, b, wait_until):
+async def test_joiner_gets_the_count_and_the_others_get_the_new_one(a, b, wait_until):
     first = a.join("news")
     await wait_until(lambda: first.counts == [1])
     second = b.join("news")
@@ -42,7 +42,7 @@ async def test_joiner_is_told_the_count_and_the_others_hear_of_it(a, b, wait_unt
     await wait_until(lambda: b.registry.channels == 0)
 
 
-async def test_changes_within_a_quarter_second_are_told_as_one(a, b, wait_until):
+async def test_changes_within_a_quarter_second_make_one_announcement(a, b, wait_until):
     witness = a.join("news")
     await wait_until(lambda: witness.counts == [1])
     began = time.monotonic()
@@ -55,7 +55,7 @@ async def test_changes_within_a_quarter_second_are_told_as_one(a, b, wait_until)
     assert len(witness.counts) <= windows + 2
 
 
-async def test_of_more_than_a_hundred_one_count_is_told_each_five_seconds(a, b, wait_until, link, keys):
+async def test_above_a_hundred_a_count_is_announced_every_five_seconds(a, b, wait_until, link, keys):
     pushes = []
     link.on_push = lambda topic, payload: pushes.append(payload)
     link.subscribe([keys.topic("7", "news")])
@@ -71,7 +71,7 @@ async def test_of_more_than_a_hundred_one_count_is_told_each_five_seconds(a, b, 
     assert local_channel.tally.sent == 120
 
 
-async def test_count_that_comes_back_to_what_it_was_is_told_to_who_saw_another(a, b, wait_until):
+async def test_count_that_returns_to_its_old_value_is_sent_to_those_who_got_another(a, b, wait_until):
     first = a.join("news")
     await wait_until(lambda: first.counts == [1])
     second = b.join("news")
@@ -98,7 +98,7 @@ async def test_last_count_is_right_after_churn(a, b, wait_until):
     assert len(everyone(a, b)) == len(sockets)
 
 
-async def test_leave_of_a_workers_last_subscriber_is_told_before_the_channel_is_forgotten(a, b, wait_until):
+async def test_leave_of_the_last_subscriber_is_announced_before_the_channel_is_dropped(a, b, wait_until):
     stays = a.join("news")
     await wait_until(lambda: stays.state == "attached")
     goes = b.join("news")
@@ -107,7 +107,7 @@ async def test_leave_of_a_workers_last_subscriber_is_told_before_the_channel_is_
     await wait_until(lambda: stays.counts[-1] == 1 and b.registry.channels == 0)
 
 
-async def test_worker_that_ends_tells_the_count_with_its_last_call(a, b, wait_until, truth):
+async def test_ending_worker_announces_the_count_with_its_last_call(a, b, wait_until, truth):
     stays = a.join("news")
     sockets = [b.join("news") for _ in range(200)]
     await wait_until(lambda: all(socket.state == "attached" for socket in [stays, *sockets]))
@@ -116,7 +116,7 @@ async def test_worker_that_ends_tells_the_count_with_its_last_call(a, b, wait_un
     await wait_until(lambda: stays.counts[-1] == 1)
 
 
-async def test_presence_channels_tell_no_count(a, wait_until):
+async def test_presence_channels_send_no_count(a, wait_until):
     socket = a.join("presence-room", "u")
     await wait_until(lambda: socket.state == "attached")
     assert socket.counts == []
@@ -133,7 +133,7 @@ async def test_reaped_worker_is_counted_out(a, b, wait_until, link, keys):
     await wait_until(lambda: stays.counts[-1] == 1)
 
 
-async def test_count_turned_on_is_told_to_those_attached_and_turned_off_no_more(a, b, make_app, wait_until):
+async def test_count_turned_on_is_sent_to_attached_sockets_and_turned_off_is_not(a, b, make_app, wait_until):
     on, off = make_app(subscription_count=True), make_app()
     a.app = b.app = off
     sockets = [a.join("news"), b.join("news")]
@@ -177,7 +177,7 @@ async def test_counts_are_right_again_when_redis_lost_everything(a, b, wait_unti
     await wait_until(all_know(5, a, b))
 
 
-async def test_change_of_others_during_a_break_is_told_afterwards(a, b, wait_until):
+async def test_others_changes_during_a_break_are_sent_afterwards(a, b, wait_until):
     sockets = [worker.join("news") for worker in (a, b)]
     await wait_until(all_know(2, a, b))
     for round_ in range(5):
@@ -188,12 +188,12 @@ async def test_change_of_others_during_a_break_is_told_afterwards(a, b, wait_unt
     assert sockets[0].state == "attached"
 
 
-async def test_count_heard_before_redis_was_told_again_does_not_stand_for_our_change(a, b, keys, wait_until):
+async def test_count_pushed_before_the_assertion_does_not_include_our_change(a, b, keys, wait_until):
     going, staying, other = a.join("news"), a.join("news"), b.join("news")
     await wait_until(all_know(3, a, b))
     a.link.drop("for the test")
     a.leave(going)
-    # As if another worker had told it between our SUBSCRIBE and our hold.
+    # As if another worker had announced it between our SUBSCRIBE and our `hold`.
     a.registry.push(keys.topic("7", "news"), b"n ffffffffffff.1.0 1 3")
     await wait_until(all_know(2, a, b))
     assert staying.state == other.state == "attached"

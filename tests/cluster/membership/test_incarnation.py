@@ -40,7 +40,7 @@ def make(link, keys, seen):
         incarnation.close()
 
 
-async def test_first_rise_registers_the_name_in_every_shard(make, link, keys):
+async def test_first_registration_writes_the_name_in_every_shard(make, link, keys):
     one = make()
     assert await one.register() == {}
     assert (one.w, one.name, one.gen) == ("0123456789ab.3.0", b"0123456789ab.3.0", 1)
@@ -49,7 +49,7 @@ async def test_first_rise_registers_the_name_in_every_shard(make, link, keys):
     assert await link.ask(b"HEXISTS", keys.beat, one.w) == 1
 
 
-async def test_rise_on_a_later_connection_keeps_the_name_and_tells_what_it_holds(make, link, keys):
+async def test_later_connection_keeps_the_name_and_returns_what_it_holds(make, link, keys):
     one = make()
     await one.register()
     await link.ask(b"HSET", keys.worker(5, one.w), "7:news", "c3")
@@ -59,7 +59,7 @@ async def test_rise_on_a_later_connection_keeps_the_name_and_tells_what_it_holds
     assert (one.w, one.gen) == ("0123456789ab.3.0", 2)
 
 
-async def test_rise_of_a_reaped_worker_takes_the_next_name(make, link, keys):
+async def test_reaped_worker_takes_the_next_name(make, link, keys):
     one = make()
     await one.register()
     await Reaper(link, keys, "ffffffffffff").reap(one.w)
@@ -68,7 +68,7 @@ async def test_rise_of_a_reaped_worker_takes_the_next_name(make, link, keys):
     assert await link.ask(b"HKEYS", keys.beat) == [b"0123456789ab.3.1"]
 
 
-async def test_rise_against_a_greater_gen_takes_the_next_name(make, link, keys):
+async def test_registration_against_a_greater_gen_takes_the_next_name(make, link, keys):
     one = make()
     await one.register()
     await link.execute(REGISTER, (keys.worker(9, one.w),), (7, 0))
@@ -139,7 +139,7 @@ async def test_rise_that_is_not_answered_ends(make, link, redis):
         redis.resume()
 
 
-async def test_registration_that_redis_fails_is_made_again(make, link, keys, wait_until):
+async def test_failed_registration_is_repeated(make, link, keys, wait_until):
     one = make()
     blocked = keys.worker(11, one.w)
     await link.ask(b"SET", blocked, b"no hash", b"PX", 60)

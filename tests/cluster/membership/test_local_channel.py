@@ -41,7 +41,7 @@ def attach(local_channel: LocalChannel, *users: str) -> None:
         answer(local_channel)
 
 
-def test_nothing_to_tell_makes_no_call():
+def test_without_a_change_there_is_no_call():
     local_channel = room()
     assert local_channel.plan() is None
     attach(local_channel, "a")
@@ -49,7 +49,7 @@ def test_nothing_to_tell_makes_no_call():
     assert not local_channel.idle
 
 
-def test_joins_are_told_with_those_attached_as_base():
+def test_base_is_the_number_of_attached_sockets():
     local_channel = room()
     attach(local_channel, "a", "a", "b")
     assert (local_channel.attached, local_channel.members.sockets) == (3, {"a": 2, "b": 1})
@@ -66,7 +66,7 @@ def test_only_the_first_join_of_a_presence_channel_asks_for_the_roster():
     assert room(presence=False).needs_roster is False
 
 
-def test_public_joins_name_nobody():
+def test_public_joins_carry_no_users():
     local_channel = room(presence=False)
     wait(local_channel)
     wait(local_channel)
@@ -89,7 +89,7 @@ def test_user_is_gone_with_its_last_socket():
     assert local_channel.idle
 
 
-def test_user_whom_a_join_of_the_same_call_brings_is_not_gone():
+def test_user_who_joins_in_the_same_call_is_not_gone():
     local_channel = room()
     attach(local_channel, "a")
     local_channel.detach("a")
@@ -101,7 +101,7 @@ def test_user_whom_a_join_of_the_same_call_brings_is_not_gone():
     assert not local_channel.members.gone
 
 
-def test_user_who_comes_back_while_a_call_is_under_way_is_not_told_gone():
+def test_user_who_returns_during_a_call_is_not_gone():
     local_channel = room()
     wait(local_channel, "a")
     send(local_channel)
@@ -130,7 +130,7 @@ def test_at_most_256_joins_and_256_gone_users_go_into_a_call():
     assert (len(call.gone), call.base, call.flags) == (44, 0, "")
 
 
-def test_floor_holds_while_a_queued_join_keeps_a_gone_user():
+def test_count_stays_above_zero_while_a_queued_join_delays_a_removal():
     local_channel = room()
     attach(local_channel, "z")
     local_channel.detach("z")
@@ -145,7 +145,7 @@ def test_floor_holds_while_a_queued_join_keeps_a_gone_user():
     assert send(local_channel).gone == ["z"]
 
 
-def test_withdrawn_while_waiting_is_as_if_it_had_never_been():
+def test_subscribe_withdrawn_while_waiting_leaves_no_trace():
     local_channel = room()
     ticket = wait(local_channel, "a")
     local_channel.withdraw(ticket)
@@ -185,7 +185,7 @@ def test_refused_ticket_waits_no_longer():
     assert local_channel.members.sockets == {"b": 1}
 
 
-def test_call_of_unknown_fate_is_made_again_with_its_joins_first():
+def test_call_with_an_unknown_outcome_is_repeated_with_its_joins_first():
     local_channel = room()
     first = wait(local_channel, "a")
     call = send(local_channel)
@@ -199,7 +199,7 @@ def test_call_of_unknown_fate_is_made_again_with_its_joins_first():
 
 
 @pytest.mark.parametrize("withdrawn", ["before", "after"])
-def test_join_of_unknown_fate_that_nobody_wants_any_more_is_told_gone(withdrawn):
+def test_withdrawn_join_with_an_unknown_outcome_removes_its_user(withdrawn):
     local_channel = room()
     ticket = wait(local_channel, "a")
     call = send(local_channel)
@@ -213,7 +213,7 @@ def test_join_of_unknown_fate_that_nobody_wants_any_more_is_told_gone(withdrawn)
     assert (call.base, call.gone, call.tickets) == (0, ["a"], [])
 
 
-def test_after_a_break_every_user_is_told_once_and_the_count_is_whole_from_the_first_call():
+def test_after_a_break_every_user_is_asserted_once_and_the_first_call_has_the_whole_count():
     local_channel = room()
     users = [f"u{n}" for n in range(300)]
     attach(local_channel, *users, "u0", "u1")
@@ -233,7 +233,7 @@ def test_after_a_break_every_user_is_told_once_and_the_count_is_whole_from_the_f
     assert (call.base, call.joins, call.gone) == (301, [("late", b"")], ["u299"])
 
 
-def test_after_a_break_a_channel_without_sockets_is_told_as_empty():
+def test_after_a_break_a_channel_without_sockets_is_emptied():
     local_channel = room()
     attach(local_channel, "a")
     local_channel.detach("a")
@@ -242,7 +242,7 @@ def test_after_a_break_a_channel_without_sockets_is_told_as_empty():
     assert (call.base, call.gone, local_channel.asserted) == (0, ["a"], True)
 
 
-def test_after_a_break_a_roster_that_nobody_looked_at_is_read_anew():
+def test_after_a_break_the_roster_of_a_channel_without_sockets_is_read_again():
     local_channel = room()
     attach(local_channel, "a")
     local_channel.roster = Roster()
@@ -276,7 +276,7 @@ def test_second_look_is_a_call_that_changes_nothing():
     assert not local_channel.members.recheck
 
 
-def test_users_that_redis_lists_for_us_are_gone_unless_a_socket_is_theirs():
+def test_users_listed_for_us_without_a_socket_are_gone():
     local_channel = room()
     attach(local_channel, "a")
     local_channel.members.mark_gone(["a", "b"])
@@ -293,7 +293,7 @@ def test_cached_event_is_asked_for_with_joins_only():
     assert send(local_channel).flags == ""
 
 
-def test_count_is_told_with_every_change_and_when_it_is_due():
+def test_every_change_and_a_due_count_ask_for_the_count():
     local_channel = room(presence=False)
     local_channel.tally = Tally()
     wait(local_channel)
@@ -307,7 +307,7 @@ def test_count_is_told_with_every_change_and_when_it_is_due():
     assert local_channel.plan() is None
 
 
-def test_channel_whose_count_is_still_to_be_told_is_not_forgotten():
+def test_channel_with_a_due_count_is_not_dropped():
     local_channel = room(presence=False)
     local_channel.tally = Tally()
     local_channel.tally.make_due()
@@ -317,7 +317,7 @@ def test_channel_whose_count_is_still_to_be_told_is_not_forgotten():
     assert local_channel.idle
 
 
-def test_after_a_break_counts_are_told_behind_what_is_held():
+def test_after_a_break_counts_are_announced_after_the_assertion():
     local_channel = room(presence=False)
     local_channel.tally = Tally()
     wait(local_channel)
@@ -331,7 +331,7 @@ def test_after_a_break_counts_are_told_behind_what_is_held():
     assert local_channel.plan() is None
 
 
-def test_topic_alone_is_never_told_to_redis():
+def test_channel_that_is_only_a_topic_makes_no_call():
     local_channel = LocalChannel("7", "#server-to-user-1", "t", b"topic")
     ticket = wait(local_channel)
     assert local_channel.attach_waiting() == [ticket]
@@ -353,7 +353,7 @@ def app(**settings) -> App:
     return App(id="7", name="test", keys=(), **settings)
 
 
-def test_record_says_the_cap_and_whether_events_are_cached():
+def test_record_sets_the_cap_and_whether_events_are_cached():
     local_channel, news = LocalChannel("7", "presence-cache-room", "p", b"topic"), room(presence=False)
     for each in (local_channel, news):
         each.follow(app(max_presence_members=3))
@@ -363,7 +363,7 @@ def test_record_says_the_cap_and_whether_events_are_cached():
     assert local_channel.settings.cap == 5
 
 
-def test_every_call_says_what_webhooks_want():
+def test_every_call_carries_the_flags_for_webhook_rows():
     local_channel = room()
     local_channel.follow(app(hooks="om"))
     wait(local_channel, "a")
@@ -381,7 +381,7 @@ def test_every_call_says_what_webhooks_want():
     assert send(local_channel).flags == ""
 
 
-def test_joiners_of_a_channel_with_history_ask_where_it_stands():
+def test_joins_of_a_channel_with_history_ask_for_its_position():
     local_channel = room(presence=False)
     local_channel.follow(app(history=(RULE,), max_history_channels=6_400))
     wait(local_channel)
@@ -398,7 +398,7 @@ def test_joiners_of_a_channel_with_history_ask_where_it_stands():
     assert send(local_channel).flags == ""
 
 
-def test_history_that_is_turned_on_is_asked_for_once_and_turned_off_forgotten():
+def test_history_position_is_asked_for_once_and_forgotten_when_the_rule_goes():
     local_channel = room(presence=False)
     local_channel.follow(app())
     attach(local_channel, None)
@@ -416,7 +416,7 @@ def test_history_that_is_turned_on_is_asked_for_once_and_turned_off_forgotten():
     assert (local_channel.rule, local_channel.history, local_channel.plan()) == (None, None, None)
 
 
-def test_history_is_asked_for_again_when_nobody_knows_what_became_of_the_question():
+def test_history_position_is_asked_for_again_after_an_unknown_outcome():
     local_channel = room(presence=False)
     local_channel.follow(app())
     attach(local_channel, None)

@@ -1,4 +1,4 @@
-"""What is held, and under which names it is found."""
+"""The table of held channels."""
 
 import asyncio
 
@@ -9,8 +9,8 @@ from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.protocol.channels import CONSOLE
 
 
-class Told:
-    """The two words of a listener that are said here."""
+class Events:
+    """Records the two events that the table reports."""
 
     def __init__(self) -> None:
         self.opened_channels = []
@@ -24,13 +24,13 @@ class Told:
 
 
 @pytest.fixture
-def told():
-    return Told()
+def events():
+    return Events()
 
 
 @pytest.fixture
-def holdings(keys, told):
-    return LocalChannels(keys, told)
+def channels(keys, events):
+    return LocalChannels(keys, events)
 
 
 @pytest.mark.parametrize(
@@ -43,44 +43,44 @@ def holdings(keys, told):
         (CONSOLE, TOPIC),
     ],
 )
-def test_name_of_a_channel_says_its_kind(holdings, channel, kind):
-    assert holdings.channel("1", channel).kind == kind
+def test_name_of_a_channel_says_its_kind(channels, channel, kind):
+    assert channels.channel("1", channel).kind == kind
 
 
-def test_channel_is_opened_once_and_found_by_name_and_topic(holdings, told):
-    local_channel = holdings.channel("1", "news")
-    assert holdings.channel("1", "news") is local_channel
-    assert holdings.hold("1", "news", CHANNEL) is local_channel
-    assert holdings.channel("2", "news") is not local_channel
-    assert holdings.by_name["1", "news"] is holdings.by_topic[local_channel.topic] is local_channel
-    assert told.opened_channels == ["news", "news"]
+def test_channel_is_opened_once_and_found_by_name_and_topic(channels, events):
+    local_channel = channels.channel("1", "news")
+    assert channels.channel("1", "news") is local_channel
+    assert channels.hold("1", "news", CHANNEL) is local_channel
+    assert channels.channel("2", "news") is not local_channel
+    assert channels.by_name["1", "news"] is channels.by_topic[local_channel.topic] is local_channel
+    assert events.opened_channels == ["news", "news"]
 
 
-def test_pseudo_channel_has_no_topic_and_no_listener_hears_of_it(holdings, told):
+def test_pseudo_channel_has_no_topic_and_no_listener_hears_of_it(channels, events):
     for pseudo, kind in (("%u:7", SIGNED_IN), ("%conn", CONNECTIONS)):
-        local_channel = holdings.hold("1", pseudo, kind)
-        assert holdings.by_name["1", pseudo] is local_channel
-        holdings.drop(local_channel)
-    assert (told.opened_channels, told.dropped_channels) == ([], [])
-    assert (holdings.by_name, holdings.by_topic) == ({}, {})
+        local_channel = channels.hold("1", pseudo, kind)
+        assert channels.by_name["1", pseudo] is local_channel
+        channels.drop(local_channel)
+    assert (events.opened_channels, events.dropped_channels) == ([], [])
+    assert (channels.by_name, channels.by_topic) == ({}, {})
 
 
-def test_what_was_dropped_is_opened_anew(holdings, told):
-    local_channel = holdings.channel("1", "news")
-    holdings.drop(local_channel)
+def test_dropped_channel_is_opened_as_a_new_one(channels, events):
+    local_channel = channels.channel("1", "news")
+    channels.drop(local_channel)
     assert local_channel.dropped
-    assert told.dropped_channels == ["news"]
-    assert holdings.channel("1", "news") is not local_channel
+    assert events.dropped_channels == ["news"]
+    assert channels.channel("1", "news") is not local_channel
 
 
-async def test_waiting_ends_with_the_last_that_is_dropped(holdings):
-    first, second = holdings.channel("1", "a"), holdings.hold("1", "%conn", CONNECTIONS)
-    waiting = asyncio.create_task(holdings.wait_empty())
+async def test_waiting_ends_with_the_last_that_is_dropped(channels):
+    first, second = channels.channel("1", "a"), channels.hold("1", "%conn", CONNECTIONS)
+    waiting = asyncio.create_task(channels.wait_empty())
     for local_channel in (first, second):
         await asyncio.sleep(0)
         assert not waiting.done()
-        holdings.drop(local_channel)
+        channels.drop(local_channel)
     async with asyncio.timeout(1):
         await waiting
         # And at once, where nothing is held.
-        await holdings.wait_empty()
+        await channels.wait_empty()

@@ -38,7 +38,7 @@ def test_beat_that_stayed_the_same_over_four_further_looks_is_a_dead_worker():
     assert dead == [[], [], [], [], ["x.1.0"]]
 
 
-def test_beat_that_moved_starts_the_count_anew():
+def test_changed_beat_restarts_the_count():
     beats = Beats("r")
     for now in range(4):
         assert look(beats, float(now), x_1_0=7) == []
@@ -48,7 +48,7 @@ def test_beat_that_moved_starts_the_count_anew():
     assert look(beats, 8.0, x_1_0=8) == ["x.1.0"]
 
 
-def test_stall_of_more_than_two_seconds_starts_the_count_anew():
+def test_stall_of_more_than_two_seconds_restarts_the_count():
     beats = Beats("r")
     for now in range(4):
         look(beats, float(now), x_1_0=7)
@@ -69,14 +69,14 @@ def test_the_supervisors_list_decides_about_its_own_processes_only():
     assert dead == ["aa.1.0", "aa.3.1"]
 
 
-def test_before_any_list_nobody_is_reported_dead_out():
+def test_before_the_first_list_no_worker_is_reported_dead():
     assert look(Beats("aa"), 0.0, aa_0_0=1) == []
 
 
 # Reaping
 
 
-async def test_killed_worker_is_taken_out_at_the_supervisors_word(reaper, start_worker, truth, wait_until, link):
+async def test_killed_worker_is_reaped_when_the_supervisor_reports_it(reaper, start_worker, truth, wait_until, link):
     reaper.set_alive({1, 2}, 2)
     a, b = await start_worker(1), await start_worker(2)
     watcher = a.join(ROOM, "watcher")
@@ -94,7 +94,7 @@ async def test_killed_worker_is_taken_out_at_the_supervisors_word(reaper, start_
     await wait_until(lambda: reaper.workers() == [a.registry.w])
 
 
-async def test_worker_that_stops_beating_is_taken_out(reaper, start_worker, truth, wait_until):
+async def test_worker_that_stops_beating_is_reaped(reaper, start_worker, truth, wait_until):
     reaper.set_alive({1, 2}, 2)
     a, b = await start_worker(1, beat_s=0.01), await start_worker(2, beat_s=0.01)
     sockets = [a.join(ROOM, "watcher"), b.join(ROOM, "u"), b.join("news")]
@@ -105,7 +105,7 @@ async def test_worker_that_stops_beating_is_taken_out(reaper, start_worker, trut
     assert sockets[0].users == {"watcher"}
 
 
-async def test_worker_of_an_earlier_supervisor_goes_by_its_beats(reaper, start_worker, truth, wait_until):
+async def test_worker_of_an_earlier_supervisor_is_judged_by_its_beats(reaper, start_worker, truth, wait_until):
     reaper.set_alive(set(), 9)
     a = await start_worker(1, run="aaaaaaaaaaaa", beat_s=0.01)
     socket = a.join(ROOM, "u")
@@ -140,7 +140,7 @@ async def test_reap_that_broke_off_anywhere_is_finished_by_the_next(link, keys, 
     calls = 0
 
     class Breaks:
-        """Control's link, which breaks behind the n-th command."""
+        """Control's link, which breaks after the n-th command."""
 
         clock = staticmethod(link.clock)
 
@@ -231,7 +231,7 @@ async def test_floor_lets_a_second_reaper_find_users_that_remain(link, keys, sta
     assert await link.ask(b"EXISTS", keys.members("7", ROOM)) == 0
 
 
-# What webhooks are told of the dead
+# Webhook rows of dead workers
 
 
 async def leave_dead(worker, wait_until, channels):
@@ -250,7 +250,7 @@ async def told(outbox) -> list[str]:
     return sorted(f"{row.event} {row.channel} {row.user or ''}".strip() for row in rows)
 
 
-async def test_members_and_channels_of_a_dead_worker_are_told_by_the_reaper(link, keys, start_worker, wait_until):
+async def test_reaper_writes_the_rows_of_a_dead_workers_members_and_channels(link, keys, start_worker, wait_until):
     b = await start_worker(2)
     await leave_dead(b, wait_until, [ROOM])
     outbox, patient = Outbox(link, keys, 0), Outbox(link, keys, 60)
@@ -272,7 +272,7 @@ async def test_reaper_without_a_debounce_tells_at_once(link, keys, start_worker,
     assert await told(patient) == ["channel.vacated news", f"channel.vacated {ROOM}"]
 
 
-async def test_living_worker_that_is_reaped_comes_back_without_a_row(link, keys, start_worker, wait_until, truth):
+async def test_living_worker_that_is_reaped_returns_without_a_row(link, keys, start_worker, wait_until, truth):
     a = await start_worker(1)
     a.app = structs.replace(a.app, hooks="om")
     sockets = [a.join(ROOM, "u"), a.join("news")]
@@ -286,7 +286,7 @@ async def test_living_worker_that_is_reaped_comes_back_without_a_row(link, keys,
     assert outbox.leaves == 0
 
 
-async def test_living_worker_that_returns_too_late_is_told_gone_and_back(link, keys, start_worker, wait_until, truth):
+async def test_living_worker_that_returns_too_late_makes_rows_for_both(link, keys, start_worker, wait_until, truth):
     a = await start_worker(1)
     a.app = structs.replace(a.app, hooks="om")
     sockets = [a.join(ROOM, "u"), a.join("news")]

@@ -1,5 +1,5 @@
-"""Workers whose connection to Redis breaks, who are fenced, whose Redis dies or is emptied: clients notice nothing, and
-Redis holds in the end what is."""
+"""Breaks of the connection, fencing, and a Redis that is killed or emptied: clients notice nothing, and in the end
+Redis is right."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ async def test_break_is_seen_by_no_client_and_changes_no_count(a, b, wait_until,
     assert not any(socket.frames for socket in sockets[512:])
 
 
-async def test_what_happened_during_a_break_is_told_afterwards(a, b, wait_until, truth):
+async def test_changes_during_a_break_are_reported_afterwards(a, b, wait_until, truth):
     watcher = await b.attach(ROOM, "watcher")
     going = await a.attach(ROOM, "going")
     staying = await a.attach(ROOM, "staying")
@@ -48,7 +48,7 @@ async def test_what_happened_during_a_break_is_told_afterwards(a, b, wait_until,
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-async def test_join_whose_answer_was_lost_is_made_again_or_taken_back(a, b, wait_until, truth, wanted):
+async def test_join_with_a_lost_reply_is_repeated_or_removed(a, b, wait_until, truth, wanted):
     watcher = await b.attach(ROOM, "watcher")
     a.deafen()
     socket = a.join(ROOM, "u")
@@ -62,7 +62,7 @@ async def test_join_whose_answer_was_lost_is_made_again_or_taken_back(a, b, wait
     assert socket.state == ("attached" if wanted else "left")
 
 
-async def test_leave_whose_answer_was_lost_is_told_again(a, b, wait_until, truth):
+async def test_leave_with_a_lost_reply_is_repeated(a, b, wait_until, truth):
     watcher = await b.attach(ROOM, "watcher")
     await a.attach(ROOM, "stays")
     socket = await a.attach(ROOM, "u")
@@ -75,7 +75,7 @@ async def test_leave_whose_answer_was_lost_is_told_again(a, b, wait_until, truth
     assert watcher.frames.count(("removed", "u")) == 1
 
 
-async def test_channels_that_redis_lists_for_us_and_nobody_holds_are_cleared_away(a, b, link, keys, wait_until, truth):
+async def test_channels_listed_for_us_that_nobody_holds_are_released(a, b, link, keys, wait_until, truth):
     watcher = await b.attach("presence-lost", "watcher")
     for channel, users in (("lost", []), ("presence-lost", [f"u{n}" for n in range(300)])):
         kind = "p" if users else "c"
@@ -103,9 +103,7 @@ async def test_events_flow_again_after_a_break(a, link, keys, wait_until):
     await wait_until(lambda: len(socket.events) == 1)
 
 
-async def test_subscribe_refused_by_redis_breaks_the_connection_and_attaches_nobody(
-    start_worker, link, redis, wait_until
-):
+async def test_refused_subscribe_breaks_the_connection_and_attaches_no_socket(start_worker, link, redis, wait_until):
     await link.ask(b"ACL", b"SETUSER", b"limited", b"on", b">pw", b"~*", b"+@all", b"&*:sys")
 
     class Limited:
@@ -121,7 +119,7 @@ async def test_subscribe_refused_by_redis_breaks_the_connection_and_attaches_nob
     await link.ask(b"ACL", b"DELUSER", b"limited")
 
 
-async def test_thousands_of_channels_are_told_again(a, b, wait_until, truth, link):
+async def test_thousands_of_channels_are_asserted_again(a, b, wait_until, truth, link):
     sockets = [a.join(f"news-{n}") for n in range(2500)]
     sockets += [a.join(f"presence-{n}", "u") for n in range(200)]
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
@@ -162,7 +160,7 @@ async def test_worker_fenced_between_beats_learns_it_from_its_next_call(a, b, li
     await truth.settled([a, b])
 
 
-async def test_emptied_redis_is_filled_again_by_those_who_live(a, b, link, wait_until, truth):
+async def test_emptied_redis_is_filled_again_by_the_living_workers(a, b, link, wait_until, truth):
     first = await a.attach(ROOM, "u1")
     second = await b.attach(ROOM, "u2")
     await b.attach("news")
@@ -195,7 +193,7 @@ async def test_killed_redis_comes_back_with_everything_as_it_was(own_redis, star
     assert first.frames.count(("added", "u3")) == 1
 
 
-async def test_redis_killed_under_churn_loses_nobody(own_redis, start_worker, keys, make_truth):
+async def test_redis_killed_under_churn_loses_no_member(own_redis, start_worker, keys, make_truth):
     workers = [await start_worker(k, server=own_redis) for k in range(3)]
     sockets = []
     for round_ in range(3):
@@ -217,7 +215,7 @@ async def test_redis_killed_under_churn_loses_nobody(own_redis, start_worker, ke
         await truth.settled(workers)
 
 
-async def test_connection_of_a_hanging_redis_is_given_up_and_made_anew(own_redis, start_worker, wait_until):
+async def test_connection_to_a_hanging_redis_is_dropped_and_replaced(own_redis, start_worker, wait_until):
     worker = await start_worker(server=own_redis)
     socket = await worker.attach(ROOM, "u")
     own_redis.pause()
@@ -229,7 +227,7 @@ async def test_connection_of_a_hanging_redis_is_given_up_and_made_anew(own_redis
     finally:
         own_redis.resume()
     await wait_until(lambda: waiting.state == "attached")
-    # What the abandoned connection had queued ran as well, and was refused or said the same.
+    # The commands queued on the abandoned connection ran too, and were refused or changed nothing.
     assert socket.frames == [("added", "v")]
     assert worker.registry.local_channel("7", ROOM).attached == 2
 

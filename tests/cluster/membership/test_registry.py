@@ -78,7 +78,7 @@ async def test_nothing_is_left_of_a_channel_that_all_have_left(a, b, wait_until,
     assert topics == []
 
 
-async def test_events_reach_whoever_is_attached_and_nobody_after(a, wait_until, link, keys):
+async def test_events_reach_attached_sockets_only(a, wait_until, link, keys):
     bus = Bus(link, keys)
     socket = await a.attach("news")
     assert await bus.publish_all(a.app, [Outgoing("news", "e", "1"), Outgoing("other", "e", "2")]) == [1, 0]
@@ -155,7 +155,7 @@ async def test_calls_with_joins_go_first(a, wait_until):
 # Errors of Redis
 
 
-async def test_call_that_redis_fails_is_made_again_and_holds_up_no_other_channel(a, link, keys, wait_until, truth):
+async def test_failed_call_is_repeated_and_delays_no_other_channel(a, link, keys, wait_until, truth):
     await link.ask(b"SET", keys.counts("7", "bad"), b"no hash")
     bad = a.join("bad")
     await a.attach("good")
@@ -166,7 +166,7 @@ async def test_call_that_redis_fails_is_made_again_and_holds_up_no_other_channel
     await truth.settled([a])
 
 
-async def test_leave_that_redis_fails_is_made_again_too(a, link, keys, wait_until, truth):
+async def test_failed_leave_is_repeated(a, link, keys, wait_until, truth):
     socket = await a.attach(ROOM, "u")
     await link.ask(b"RENAME", keys.members("7", ROOM), b"aside")
     await link.ask(b"SET", keys.members("7", ROOM), b"no hash")
@@ -193,7 +193,7 @@ async def test_join_that_waits_too_long_is_refused_as_unavailable(own_redis, sta
     assert late.snapshot == {"u"}
 
 
-async def test_join_refused_in_flight_is_taken_back_when_redis_accepts_it(
+async def test_join_refused_in_flight_leaves_again_when_redis_accepts_it(
     own_redis, start_worker, wait_until, make_truth
 ):
     worker = await start_worker(server=own_redis, join_wait_s=0.1, unanswered_s=30)
@@ -237,7 +237,7 @@ async def test_worker_that_cannot_end_cleanly_is_left_to_the_reaper(a, link, key
     assert await link.ask(b"HEXISTS", keys.beat, a.registry.w) == 1
 
 
-async def test_message_on_sys_reaches_whoever_listens(a, link, keys, wait_until):
+async def test_message_on_sys_reaches_the_owner(a, link, keys, wait_until):
     await link.ask(b"PUBLISH", keys.sys, b'{"close":"1.2"}')
     await wait_until(lambda: a.sys == [{"close": "1.2"}])
 

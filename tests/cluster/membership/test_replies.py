@@ -1,11 +1,11 @@
-"""What clients are told when Redis has answered a join or a leave: members, refusals, rosters read anew."""
+"""What clients get when Redis has answered a join or a leave: members, refusals, rosters that are read again."""
 
 import asyncio
 
 ROOM = "presence-room"
 
 
-async def test_subscribe_is_answered_with_everyone_who_is_there(a, b, wait_until, truth):
+async def test_subscribe_gets_every_member(a, b, wait_until, truth):
     first = await a.attach(ROOM, "u1", info=b'{"n":1}')
     second = await b.attach(ROOM, "u2")
     assert first.snapshot == {"u1"}
@@ -76,7 +76,7 @@ async def test_user_missing_after_a_break_is_removed_at_the_second_look_only(sta
     await truth.settled([a])
 
 
-async def test_user_who_is_told_again_before_the_second_look_makes_no_frame(start_worker, link, wait_until, truth):
+async def test_user_who_is_asserted_before_the_second_look_makes_no_frame(start_worker, link, wait_until, truth):
     a = await start_worker(1, second_look_s=0.2)
     b = await start_worker(2, beat_s=0.1)
     watcher = await a.attach(ROOM, "watcher")

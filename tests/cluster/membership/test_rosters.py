@@ -12,13 +12,13 @@ def roster_of(*users: str) -> Roster:
     return roster
 
 
-def test_first_roster_is_what_redis_lists_and_tells_nobody():
+def test_first_roster_is_what_redis_lists_and_reports_no_change():
     roster, changes = read_first([b"a", W + b" x.1.0\n{}", b"b", b"x.1.0\n"], W)
     assert dict(roster) == {"a": b"{}", "b": b""}
     assert changes == Changes(ours=["a"])
 
 
-def test_worker_whose_name_begins_like_ours_is_another():
+def test_longer_name_with_our_prefix_is_another_worker():
     assert read_first([b"a", W + b"0\n"], W)[1].ours == []
 
 

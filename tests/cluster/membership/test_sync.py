@@ -1,4 +1,4 @@
-"""Bounds and order of what is awaited; that the calls are right is shown in test_registry.py."""
+"""Bounds and order of calls. test_registry.py shows that the calls are right."""
 
 import asyncio
 
@@ -37,7 +37,7 @@ async def test_at_most_32_rosters_are_awaited(start_worker, wait_until, truth):
     assert most == 32
 
 
-async def test_changes_wait_until_what_is_held_was_told_again(start_worker, wait_until, truth, link):
+async def test_changes_wait_until_everything_is_asserted(start_worker, wait_until, truth, link):
     worker = await start_worker()
     old = [worker.join(f"old-{n}") for n in range(50)]
     await wait_until(lambda: all(socket.state == "attached" for socket in old))
@@ -58,7 +58,7 @@ async def test_changes_wait_until_what_is_held_was_told_again(start_worker, wait
 
 
 async def test_topics_of_one_tick_go_in_one_subscribe_ahead_of_the_calls(start_worker, wait_until):
-    # No beat is due meanwhile: it would be counted among the calls.
+    # No beats, because they would be counted among the calls.
     worker = await start_worker(beat_s=60, unanswered_s=120)
     commands = []
     call = worker.link.call
@@ -158,7 +158,7 @@ async def joined(worker, channel, wait_until):
     return socket
 
 
-async def test_leaves_wait_where_webhooks_want_them_and_there_is_a_debounce(start_worker, wait_until):
+async def test_leaves_are_debounced_if_webhooks_want_them(start_worker, wait_until):
     for k, debounced in ((1, True), (2, False)):
         worker = await start_worker(k, debounced=debounced)
         calls = watch(worker)
@@ -181,7 +181,7 @@ async def test_each_call_for_a_history_names_an_epoch_of_its_own(start_worker, w
     assert await link.ask(b"HGET", keys.history_meta("7", "a"), b"e") == first.encode()
 
 
-async def test_rows_that_found_no_room_are_counted_and_the_reply_is_read_as_ever(start_worker, wait_until, link, keys):
+async def test_dropped_rows_are_counted_and_the_rest_of_the_reply_is_used(start_worker, wait_until, link, keys):
     worker = await start_worker()
     worker.app = structs.replace(worker.app, hooks="xs", subscription_count=True)
     at = shard("7", "cache-news")

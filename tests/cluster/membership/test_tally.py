@@ -16,7 +16,7 @@ class Timers:
         self.cancelled += 1
 
 
-def test_count_told_is_news_once():
+def test_same_count_is_sent_once():
     tally = Tally()
     assert tally.answered(3, 0, Timers())
     assert not tally.answered(3, 0, Timers())
@@ -24,7 +24,7 @@ def test_count_told_is_news_once():
     assert not tally.announced_elsewhere(4)
 
 
-def test_count_that_may_not_be_told_yet_is_told_later_by_one_timer():
+def test_count_that_may_not_be_announced_yet_starts_one_timer():
     tally, timers = Tally(), Timers()
     assert not tally.answered(3, 200, timers)
     assert not tally.answered(4, 150, timers)
@@ -40,7 +40,7 @@ def test_push_from_another_worker_includes_our_change():
     assert (tally.settled, timers.cancelled) == (True, 1)
 
 
-def test_joiner_told_a_passing_count_is_told_the_lasting_one():
+def test_joiner_who_got_a_passing_count_gets_the_lasting_one():
     tally = Tally()
     tally.joined(5, alone=True)
     assert tally.sent == 5
