@@ -52,7 +52,7 @@ async def test_a_redis_that_cannot_work_ends_the_start_with_a_sentence(make_plan
     plane = await make_plane(own_redis.url + "?username=poor&password=pass", ready=False)
     await wait_until(lambda: any("fatal" in message for message in plane.heard))
     (fatal,) = [message["fatal"] for message in plane.heard if "fatal" in message]
-    assert "may not PUBLISH our keys or topics" in fatal
+    assert "may not use PUBLISH on our keys or topics" in fatal
     assert "&rp:*" in fatal
 
 
