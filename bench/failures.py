@@ -1,7 +1,7 @@
-"""The long forms of failures.md: the same tests as CI runs, at full length and held to the figures themselves.
+"""The long forms of tests/failures: the same tests as CI runs, at full length and held to the figures themselves.
 
     python bench/failures.py                 everything (about half an hour)
-    python bench/failures.py redis_away 13   only files or tests whose name contains one of the words, or of a row
+    python bench/failures.py redis_away      only files whose name contains one of the words
 
 Prints each figure beside its goal; `--json FILE` keeps them. A busy machine fails figures that a quiet one meets.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -25,23 +24,22 @@ FOLDER = ROOT / "tests" / "failures"
 
 
 def files_for(words: list[str]) -> list[str]:
-    """Test files by a word of their name, or by a row that their first line names."""
+    """Test files whose name contains one of the words; all without words."""
     chosen = []
     for path in sorted(FOLDER.glob("test_*.py")):
-        rows = re.findall(r"\d+", path.read_text().partition("\n")[0])
-        if not words or any(word in path.name or word in rows for word in words):
+        if not words or any(word in path.name for word in words):
             chosen.append(str(path))
     return chosen
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", help="parts of file names, or numbers of rows")
+    parser.add_argument("words", nargs="*", help="parts of file names")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     files = files_for(options.words)
     if not files:
-        raise SystemExit(f"no file and no row is called {' or '.join(options.words)}")
+        raise SystemExit(f"no file has a name with {' or '.join(options.words)}")
     about = machine()
     print(json.dumps(about))
     with tempfile.TemporaryDirectory(prefix="rpbench") as folder:
@@ -50,7 +48,7 @@ def main() -> None:
         done = subprocess.run([sys.executable, "-m", "pytest", "-q", *files], cwd=ROOT, env=environment, check=False)
         noted = json.loads(figures.read_text()) if figures.exists() else []
     print()
-    print_table(["row", "what", "figure", "goal"], noted)
+    print_table(["failure", "what", "figure", "goal"], noted)
     if options.json is not None:
         save(options.json, "failures", {"rows": noted})
     raise SystemExit(done.returncode)

@@ -107,7 +107,7 @@ class Node:
             raise TimeoutError(f"not within {timeout_s} s: {count} × {fields}; last: {self.news[-5:]}") from None
         return self.told(**fields)[count - 1]
 
-    # -- the libraries, with the options that spec.md section 1 tells users to set
+    # -- the libraries, with the options that README.md recommends
 
     def options(self, auth_url: str | None = None, **more: object) -> dict[str, object]:
         options: dict[str, object] = {

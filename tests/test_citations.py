@@ -25,7 +25,10 @@ STILL_FOREIGN = {
     "src/redpoll/control",
     "src/redpoll/store",
     "src/redpoll/worker/ingress/gate.py",
-    "tests",
+    "tests/cluster",
+    "tests/control",
+    "tests/ext",
+    "tests/worker",
 }
 STILL_UNWRITTEN = {
     "ext/README.md",

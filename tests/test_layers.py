@@ -170,7 +170,7 @@ def test_every_module_has_its_test_file():
 
 
 def test_secrets_are_never_compared_with_an_operator():
-    """Signatures, secrets, tokens and digests are compared by `hmac.compare_digest` (failures.md row 28)."""
+    """Signatures, secrets, tokens and digests are compared by `hmac.compare_digest`."""
     secret = re.compile(r"(signature|secret|token|digest|hexdigest|password)$", re.IGNORECASE)
     found = []
     for name, path in modules():

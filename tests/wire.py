@@ -49,7 +49,7 @@ def digest(secret: str, text: str) -> str:
 
 
 def channel_auth(target: Target, socket_id: str, channel: str, channel_data: str | None = None) -> str:
-    """`KEY:DIGEST` for a private (no channel_data) or presence subscription, protocol.md 5.3."""
+    """`KEY:DIGEST` of a subscription, as protocol/README.md "Authentication of channels" says."""
     signed = f"{socket_id}:{channel}" if channel_data is None else f"{socket_id}:{channel}:{channel_data}"
     return f"{target.app_key}:{digest(target.app_secret, signed)}"
 
@@ -62,7 +62,7 @@ def signed_path(
     params: Mapping[str, str] | None = None,
     at: int = 0,
 ) -> str:
-    """The request target with its query signature, protocol.md 14.2. `path` begins with /apps or /api."""
+    """The signed request target (protocol/README.md "Request signing"). `path` begins with /apps or /api."""
     query = {
         "auth_key": target.app_key,
         "auth_timestamp": str(at or int(time.time())),

@@ -82,7 +82,7 @@ async def test_refused_private_channel_calls_error(server: Server, node: Node, a
 
 
 async def test_second_tab_of_a_user_is_not_announced(server: Server, node: Node, auth_url: str) -> None:
-    """Row 5 of the failures: two tabs on any workers, one of them opened and closed thirty times."""
+    """Two tabs on any workers, one of them opened and closed thirty times."""
     room = "presence-tabs"
     _, observer = await echo_and_socket_on_another_worker(server, node, auth_url, "anna")
     await node.call("echo_listen", client="anna", channel="tabs", kind="presence")

@@ -1,4 +1,4 @@
-"""WebSocket and HTTP on the one public port (design.md 2), as proxies and keep-alive clients use it."""
+"""WebSocket and HTTP on the one public port, as proxies and keep-alive clients use it."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ async def test_requests_sent_without_waiting_are_answered_in_turn(server: Server
 
 
 async def test_upgrade_on_a_connection_that_carried_requests_becomes_a_websocket(server: Server) -> None:
-    """A proxy that reuses its connections: the control plane hands it back to a worker (decisions.md)."""
+    """As from a proxy that reuses connections: the control plane hands the connection back to a worker."""
     wire = await Wire.open(server)
     wire.writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (await wire.answer())[0] == 200

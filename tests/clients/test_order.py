@@ -1,4 +1,4 @@
-"""Order and completeness at every subscriber, over four workers (design.md 7: never overtaken)."""
+"""Order and completeness at every subscriber, over four workers: no event overtakes another."""
 
 import asyncio
 

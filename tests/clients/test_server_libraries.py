@@ -70,7 +70,7 @@ async def test_python_library_sends_a_batch(server: Server) -> None:
 
 
 async def test_python_library_asks_about_channels(server: Server) -> None:
-    """Its GET requests carry a body_md5 of nothing, which peers refuse (protocol.md 14.2)."""
+    """Its GET requests carry the body_md5 of an empty body, which other servers refuse."""
     backend = python_library(server)
     first, second = await Socket.connect(server), await Socket.connect(server)
     await first.subscribe("presence-py", 1, {"name": "One"})
@@ -106,7 +106,7 @@ async def test_python_library_raises_on_a_wrong_secret(server: Server) -> None:
 async def test_python_library_with_a_wrong_clock(
     server: Server, monkeypatch: pytest.MonkeyPatch, skew_s: int, accepted: bool
 ) -> None:
-    """Row 29 of the failures, ten seconds to either side of the limit for a machine that is slow."""
+    """Ten seconds to either side of the limit for a machine that is slow."""
     backend = python_library(server)
     true_time = time.time
     monkeypatch.setattr("pusher.http.time.time", lambda: true_time() + skew_s)

@@ -1,8 +1,7 @@
-"""Failures as failures.md lists them, in two lengths: short in CI, long by `python bench/failures.py`.
+"""The failures of deploy/failures.md, in two lengths: short in CI, long by `python bench/failures.py`.
 
-`size(short, long)` gives the amount for the length of this run. `within_s(figure)` is the time allowed: the
-figure itself in the long form, ten times as much in CI, where the machine is anybody's. `figures` keeps what
-was measured.
+`size(short, long)` is the amount for this run. `within_s(figure)` is the time allowed: the figure itself in the long
+form, ten times as much in CI, where other work shares the machine. `figures` collects measurements.
 """
 
 import json
@@ -32,21 +31,21 @@ def within_s() -> Callable[[float], float]:
 
 @dataclass
 class Figures:
-    """What the tests measured: (row of failures.md, what, unit, goal) → values, one for each repetition."""
+    """Measurements: (heading of deploy/failures.md, what, unit, goal) → values, one per repetition."""
 
     noted: dict[tuple[str, str, str, str], list[float]] = field(default_factory=dict)
 
-    def note(self, row: int, what: str, value: float, unit: str, goal: str = "") -> None:
-        self.noted.setdefault((str(row), what, unit, goal), []).append(value)
+    def note(self, failure: str, what: str, value: float, unit: str, goal: str = "") -> None:
+        self.noted.setdefault((failure, what, unit, goal), []).append(value)
 
     def table(self) -> list[list[str]]:
-        """Rows of text: row, what, figure, goal. Repetitions are told as least, median and greatest."""
+        """Rows of text: failure, what, figure, goal. Repetitions are shown as minimum, median and maximum."""
         rows = []
-        for (row, what, unit, goal), values in self.noted.items():
-            told = [min(values), statistics.median(values), max(values)] if len(values) > 1 else values
-            figure = " / ".join(f"{value:.3g}" for value in told) + f" {unit}"
-            rows.append([row, what, figure + (f" of {len(values)}" if len(values) > 1 else ""), goal])
-        return sorted(rows, key=lambda row: int(row[0]))
+        for (failure, what, unit, goal), values in self.noted.items():
+            shown = [min(values), statistics.median(values), max(values)] if len(values) > 1 else values
+            figure = " / ".join(f"{value:.3g}" for value in shown) + f" {unit}"
+            rows.append([failure, what, figure + (f" of {len(values)}" if len(values) > 1 else ""), goal])
+        return sorted(rows, key=lambda row: row[0])
 
 
 _figures = Figures()
@@ -58,12 +57,12 @@ def figures() -> Figures:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The figures as a table; and as JSON where bench/failures.py asks for it."""
+    """Prints the figures as a table, and writes them as JSON if bench/failures.py asks for it."""
     table = _figures.table()
     if table:
-        terminalreporter.section("figures of failures.md" + ("" if LONG else " (short form)"))
-        for row, what, figure, goal in table:
-            terminalreporter.write_line(f"row {row:>2}  {what}: {figure}" + (f"  (goal {goal})" if goal else ""))
+        terminalreporter.section("figures of deploy/failures.md" + ("" if LONG else " (short form)"))
+        for failure, what, figure, goal in table:
+            terminalreporter.write_line(f"{failure}: {what}: {figure}" + (f"  (goal {goal})" if goal else ""))
     target = os.environ.get("REDPOLL_FIGURES")
     if target:
         Path(target).write_text(json.dumps(table, indent=1) + "\n")
@@ -71,6 +70,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """Four workers on an embedded Redis. Tests of one module use channels of their own."""
+    """Four workers on an embedded Redis. Each test uses its own channels."""
     with Server(workers=4) as running:
         yield running

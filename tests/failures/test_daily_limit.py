@@ -1,5 +1,5 @@
-"""The daily counter of a plan, whatever is killed: never below what was accepted, and above it by no more than what
-was under way at the kills (decisions.md, "Apps, limits, authentication")."""
+"""The daily counter while processes are killed: never below the number of accepted messages, and above it by no more
+than the requests that a kill interrupted (deploy/failures.md "Control plane killed")."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ class Spender:
     paused: bool = False
 
     async def publish(self, session: aiohttp.ClientSession) -> int:
-        """One event; how many more the counter has left by the answer, -1 where it wasn't accepted."""
+        """Publishes one event; returns the remaining count from the answer, -1 if it wasn't accepted."""
         body = json.dumps({"name": "n", "channels": ["news"], "data": "{}"}).encode()
         target = signed_path(self.server, "POST", f"/apps/{self.server.app_id}/events", body)
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
@@ -55,7 +55,7 @@ class Spender:
                 self.under_way -= 1
 
     async def more(self, count: int) -> None:
-        """Until so many more were accepted."""
+        """Waits until so many more were accepted."""
         goal = self.accepted + count
         async with asyncio.timeout(60):
             while self.accepted < goal:
@@ -105,7 +105,7 @@ async def test_the_daily_counter_survives_the_end_of_every_process(
                         await kill(spender, victim, wait_until)
                 await spender.more(100)
             finally:
-                # Those cut off here may have been counted, too.
+                # Requests that are cut off here may have been counted.
                 spender.lost_at_kills += spender.under_way
                 for publisher in publishers:
                     publisher.cancel()
@@ -113,6 +113,11 @@ async def test_the_daily_counter_survives_the_end_of_every_process(
             left = await spender.publish(session)
         counted = FREE_PLAN - left
         above = counted - spender.accepted
-        figures.note(0, f"daily counter above the accepted (at most {spender.lost_at_kills})", above, "messages")
+        figures.note(
+            "Control plane killed",
+            f"daily counter above the accepted (at most {spender.lost_at_kills})",
+            above,
+            "messages",
+        )
         assert left >= 0
         assert spender.accepted <= counted <= spender.accepted + spender.lost_at_kills

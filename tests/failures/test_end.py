@@ -1,4 +1,4 @@
-"""How it ends: SIGTERM is polite, a killed supervisor takes its children along, a taken port is a sentence."""
+"""How the server ends: SIGTERM closes with 4200, children die with the supervisor, a taken port is one sentence."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ async def test_no_child_survives_a_killed_supervisor() -> None:
         await asyncio.to_thread(server.wait)
         deadline = time.monotonic() + 20
         while left := children & {process.pid for process in processes()}:
-            assert time.monotonic() < deadline, f"still there: {left}"
+            assert time.monotonic() < deadline, f"still running: {left}"
             await asyncio.sleep(0.02)
 
 
@@ -44,7 +44,7 @@ async def test_second_start_on_the_same_folder_finds_its_app_and_redis_again() -
 
 
 def test_port_that_is_taken_is_one_sentence() -> None:
-    """`SO_REUSEPORT` would let two servers share it in silence (decisions.md)."""
+    """With `SO_REUSEPORT` alone, two servers would share the port without a word."""
     with Server(workers=1) as server:
         command = [
             sys.executable,

@@ -1,6 +1,7 @@
-"""Channels with history lose nothing: a client that is cut and recovers, a Redis that restarts, a worker that is killed
-(rows 7 and 17). The publisher does what decisions.md tells it: it repeats what was answered 503 under the same
-correlation id, with idempotency on.
+"""Channels with history lose nothing when a client is cut and recovers, Redis restarts, or a process is killed.
+
+The publisher repeats requests that got 503 with the same correlation id, and the app has idempotency on
+(protocol/README.md "Idempotency").
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from redpoll.cli import main
 from server import Server
 from wire import Socket, UpgradeRefused, signed_path
 
-CHANNEL = "kept-news"
+CHANNEL = "stored-news"
 
 
 def command(server: Server, *words: str) -> None:
@@ -31,10 +32,10 @@ def command(server: Server, *words: str) -> None:
 
 @contextmanager
 def keeping(server: Server) -> Iterator[Server]:
-    """A server whose app keeps what is sent to `kept-…`, and knows a repeated request."""
+    """A server whose app stores the messages of `stored-…` and has idempotency on."""
     with server:
         command(server, "app", "set", server.app_id, "idempotency=true")
-        rule = ("--prefix", "kept-", "--keep", "10000", "--seconds", "3600")
+        rule = ("--prefix", "stored-", "--keep", "10000", "--seconds", "3600")
         command(server, "history", "rule", "add", server.app_id, *rule)
         yield server
 
@@ -71,7 +72,7 @@ class Publisher:
 
 @dataclass
 class Reader:
-    """A client that recovers: it knows the place of the last message it got, and goes on from there."""
+    """A client that recovers: it continues from the place of the last message it received."""
 
     server: Server
     seen: list[int] = field(default_factory=list)
@@ -109,7 +110,7 @@ class Reader:
             socket.abort()
 
     def cut(self) -> None:
-        """Its connection breaks, if it has one."""
+        """Breaks the connection, if there is one."""
         if self.socket is not None:
             self.socket.abort()
 
@@ -126,12 +127,12 @@ async def running(work: Reader | Publisher) -> AsyncIterator[asyncio.Task[None]]
 
 
 async def cut_at_random(reader: Reader, publisher: Publisher, times: int, wait_until: Callable) -> None:
-    """Spread over the whole of what is published."""
+    """Cuts the client, spread over the whole time of publishing."""
     for at in sorted(random.sample(range(publisher.count), times)):
         await wait_until(lambda at=at: publisher.accepted >= at, timeout_s=120)
         before = reader.connects
         reader.cut()
-        # Cut again only once it is back: else it is one cut.
+        # Cut again only after it is back, so that each cut counts.
         await wait_until(lambda before=before: reader.connects > before, timeout_s=60)
 
 
@@ -169,10 +170,10 @@ async def test_the_same_while_redis_is_killed_and_started_again(
                     await asyncio.to_thread(own_redis.start)
                 await cutting
                 await everything_arrives(publisher, reader, wait_until)
-                # One that was never cut: its worker fills the gap from the stream.
+                # This client was never cut: its worker fills the gap from the stream.
                 await everything_arrives(publisher, steady, wait_until)
         assert steady.connects == 1
-        assert publisher.repeated, "Redis was away for nobody"
+        assert publisher.repeated, "no request met the outage"
 
 
 @pytest.mark.parametrize("victim", ["worker", "control"])

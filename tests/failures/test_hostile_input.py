@@ -1,7 +1,7 @@
-"""Rows 20, 22, 24, 26 and 32: bytes that no client sends. Exact answers; one socket ends at most.
+"""Bytes that no library sends, as in deploy/failures.md "Hostile input". Answers are exact; at most one socket ends.
 
-After all of them the workers are the processes they were, have grown by next to nothing, and logged no
-traceback (tests/server.py fails on one).
+Afterwards the workers are the same processes, have hardly grown, and have logged no traceback (tests/server.py fails
+on one).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ HEAD_TIMEOUT_S = 1
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """Two workers that wait a second for a head; judged as a whole when the module is through."""
+    """Two workers with a head time-out of 1 s. Checked after the last test of the module."""
     with Server(workers=2, head_timeout_s=HEAD_TIMEOUT_S) as running:
         pids = running.worker_pids()
         before = {pid: rss_bytes(pid) for pid in [*pids, running.control_pid]}
@@ -34,13 +34,13 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def same_workers(server: Server) -> Iterator[None]:
-    """Each test leaves the processes it found."""
+    """No test may end a process."""
     pids = server.worker_pids()
     yield
     assert server.worker_pids() == pids
 
 
-# -- what is not the protocol's JSON: an error in band, and the socket stays (protocol.md 1.3)
+# -- invalid messages: an error in band, and the socket stays (protocol/README.md "Frames")
 
 BAD_JSON = {
     "empty": b"",
@@ -74,8 +74,7 @@ BAD_JSON = {
     "many keys": b"{" + b",".join(b'"%d":0' % number for number in range(6000)) + b"}",
 }
 
-# Objects with an event that is nobody's, or a server's own: refused the same way, and relayed to nobody (row
-# 32).
+# Objects with an unknown event or one that only the server sends: refused in the same way, and never relayed.
 BAD_EVENTS = {
     "unknown": {"event": "hello"},
     "empty": {"event": ""},
@@ -96,7 +95,7 @@ BAD_EVENTS = {
     "an event of the application's": {"event": "order", "channel": "private-known", "data": "{}"},
 }
 
-# Requests of the right name and the wrong shape. soketi ends its process on the first (failures.md, fact 1).
+# Known events with a wrong shape. The first of them ends a soketi process (soketi#1141).
 BAD_SHAPES = [
     {"event": "pusher:subscribe", "data": data}
     for data in (
@@ -224,7 +223,7 @@ async def test_client_events_of_wrong_kind_are_refused_with_4301(server: Server)
 
 
 async def test_claimed_user_id_is_not_believed(server: Server) -> None:
-    """Row 32: the id of a client event is the one that was signed (protocol.md 7)."""
+    """The user id of a client event is the one that was signed (protocol/README.md "Client events")."""
     liar, listener = await connect_many(server, 2)
     for socket, user in ((liar, "liar"), (listener, "listener")):
         await socket.subscribe("presence-ids", user)
@@ -234,7 +233,7 @@ async def test_claimed_user_id_is_not_believed(server: Server) -> None:
 
 
 async def test_sustained_garbage_is_closed(server: Server) -> None:
-    """A hundred bad frames within ten seconds: 4100, so that a client gone wrong comes back later."""
+    """A hundred bad frames within ten seconds: 4100, so that a faulty client returns later."""
     socket = await Socket.connect(server)
     for _ in range(150):
         socket.write(frame(TEXT, b"{"))
@@ -242,7 +241,7 @@ async def test_sustained_garbage_is_closed(server: Server) -> None:
     assert len(socket.all("pusher:error")) <= 3, "error frames are limited to one a second"
 
 
-# -- what is not RFC 6455: a close code, at once
+# -- violations of RFC 6455: a close code, at once
 
 BAD_FRAMES = {
     "unmasked": (frame(TEXT, b"{}", mask=None), 1002),
@@ -269,7 +268,7 @@ BAD_FRAMES = {
 }
 
 
-async def test_frames_against_the_rfc_are_closed_with_its_codes(server: Server) -> None:
+async def test_frames_that_violate_the_rfc_are_closed_with_its_codes(server: Server) -> None:
     sockets = await connect_many(server, len(BAD_FRAMES))
     for socket, (data, _) in zip(sockets, BAD_FRAMES.values(), strict=True):
         socket.write(data)
@@ -329,8 +328,8 @@ async def flood_until_closed(socket: Socket, data: bytes, limit_bytes: int) -> i
 
 
 @pytest.mark.parametrize("kind", ["endless fragments", "empty fragments", "one frame of 32 MiB", "claims 2^62"])
-async def test_endless_message_is_closed_before_it_is_kept(server: Server, kind: str) -> None:
-    """Row 22: closed with 1009 after the limit and a read buffer more; nothing of it stays."""
+async def test_endless_message_is_closed_before_it_is_buffered(server: Server, kind: str) -> None:
+    """Closed with 1009 after the limit and at most one read buffer more; nothing of it stays in memory."""
     socket = await Socket.connect(server)
     worker = server.worker_of(socket.port)
     before = rss_bytes(worker)
@@ -356,7 +355,7 @@ async def test_endless_message_is_closed_before_it_is_kept(server: Server, kind:
     assert rss_bytes(worker) - before < 1 * MIB
 
 
-# -- what is not HTTP, or not an upgrade
+# -- no HTTP, or no upgrade
 
 
 async def exchange(server: Server, data: bytes, *, half_close: bool = False, timeout_s: float = 15.0) -> bytes:
@@ -378,7 +377,7 @@ async def exchange(server: Server, data: bytes, *, half_close: bool = False, tim
 
 
 def status_of(answer: bytes) -> int | None:
-    """Of an HTTP answer; None where the server only closed."""
+    """The status of an HTTP answer; None if the server only closed."""
     return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.") else None
 
 
@@ -442,7 +441,7 @@ async def test_garbage_on_the_public_port_is_refused_or_dropped(server: Server) 
         assert b"Traceback" not in answer, name
 
 
-async def test_requests_that_are_no_upgrade_get_their_status(server: Server) -> None:
+async def test_invalid_upgrades_get_their_status(server: Server) -> None:
     for name, (lines, statuses) in NOT_UPGRADES.items():
         request = head(*lines, "Connection: close" if "Connection: Upgrade" not in lines else "X-Nothing: 1")
         answer = await exchange(server, request.replace(b"KEY", server.app_key.encode()))
@@ -459,7 +458,7 @@ async def test_requests_that_are_no_upgrade_get_their_status(server: Server) -> 
         (None, "protocol=8", 4007),
     ],
 )
-async def test_refused_handshakes_say_why_in_a_frame_and_a_close(
+async def test_refused_handshakes_get_an_error_frame_and_a_close(
     server: Server, key: str | None, query: str, code: int
 ) -> None:
     socket = await Socket.connect(server, key=key, query=query, established=False)
@@ -471,7 +470,7 @@ async def test_refused_handshakes_say_why_in_a_frame_and_a_close(
     assert socket.close_reason == error["data"]["message"]
 
 
-async def test_half_a_request_costs_nobody_anything(server: Server) -> None:
+async def test_half_a_request_affects_no_other_client(server: Server) -> None:
     whole = upgrade_request(server)
     for cut in (1, 10, len(whole) // 2, len(whole) - 1):
         assert status_of(await exchange(server, whole[:cut], half_close=True)) in (None, 400, 408)
@@ -486,7 +485,7 @@ async def test_megabyte_of_head_is_refused(server: Server) -> None:
 
 @pytest.mark.parametrize("path", ["/apps/{id}/events", "/api/v1/apps/{id}/events"])
 async def test_content_length_and_chunked_and_other_ways_to_smuggle(server: Server, path: str) -> None:
-    """Row 26: refused with 400, or dropped; never read as two requests."""
+    """Refused with 400, or dropped; never read as two requests."""
     body = b'{"name":"e","channels":["smuggled"],"data":""}'
     target = signed_path(server, "POST", path.format(id=server.app_id), body)
     ways = {
@@ -561,11 +560,11 @@ async def test_bad_json_over_http_is_400_and_never_a_traceback(server: Server) -
             assert status == 400, (batch, answer)
 
 
-# -- those who send too little (row 24)
+# -- slow and silent connections
 
 
 async def test_silent_and_slow_connections_are_closed_in_time(server: Server) -> None:
-    """An absolute deadline for the head: neither silence nor a byte now and then puts it off."""
+    """The deadline for a head is absolute: single bytes don't extend it."""
     silent_reader, silent_writer = await asyncio.open_connection("127.0.0.1", server.port)
     slow_reader, slow_writer = await asyncio.open_connection("127.0.0.1", server.port)
     began = time.monotonic()
@@ -587,8 +586,8 @@ async def test_silent_and_slow_connections_are_closed_in_time(server: Server) ->
     slow_writer.close()
 
 
-async def test_half_open_sockets_cost_little_and_nobody_waits(server: Server) -> None:
-    """Row 24: heads begun and not ended, by the hundred; a client is served meanwhile."""
+async def test_half_open_sockets_cost_little_and_delay_no_client(server: Server) -> None:
+    """Hundreds of unfinished heads; a client is served meanwhile."""
     count = 500
     before = sum(rss_bytes(pid) for pid in server.worker_pids())
     opened = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Row 25: a dead peer is found by its silence and closed; a live one that answers, by whatever, is kept."""
+"""A silent client is pinged and closed; one that sends anything stays connected (deploy/failures.md "Slow clients")."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ ACTIVITY_TIMEOUT_S, PONG_TIMEOUT_S = 1, 1
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """Impatient: what takes 120 and 30 seconds by default takes one each."""
+    """Time-outs of one second instead of 120 and 30."""
     with Server(workers=1, activity_timeout_s=ACTIVITY_TIMEOUT_S, pong_timeout_s=PONG_TIMEOUT_S) as running:
         yield running
 
@@ -38,7 +38,7 @@ async def test_client_that_never_answers_a_ping_is_closed_with_4201(server: Serv
 
 
 async def keep_alive(socket: Socket) -> None:
-    """Answers the server's pings, and says nothing else."""
+    """Answers the server's pings and sends nothing else."""
     answered = 0
     while True:
         pings = len(socket.all("pusher:ping"))
@@ -58,7 +58,7 @@ async def test_client_that_answers_pings_is_kept(server: Server) -> None:
 
 
 async def test_any_received_byte_counts_as_life(server: Server) -> None:
-    """protocol.md 3: a WebSocket pong, unasked, is as good as a message."""
+    """An unsolicited WebSocket pong counts like a message (protocol/README.md "Connecting")."""
     socket = await Socket.connect(server)
     until = time.monotonic() + 1.6 * (ACTIVITY_TIMEOUT_S + PONG_TIMEOUT_S)
     while time.monotonic() < until:

@@ -1,4 +1,7 @@
-"""Rows 11, 14, 18, 19: mass disconnects, the limit of descriptors, floods, fat channels; the rest is served."""
+"""Mass disconnects, the limit of descriptors, floods, huge channels: other clients are served meanwhile.
+
+See deploy/failures.md "Reconnect storms", "Out of descriptors" and "Hostile input".
+"""
 
 import asyncio
 import resource
@@ -21,7 +24,7 @@ def percentile_99(values: list[float]) -> float:
 async def test_thousand_members_reset_at_once(
     server: Server, size: Callable[[int, int], int], within_s: Callable[[float], float], figures
 ) -> None:
-    """Row 11: new clients are greeted while the members of a presence channel are cleaned up."""
+    """New clients are accepted while the members of a presence channel are removed."""
     count, room = size(1000, 10_000), "presence-crowd"
     crowd = await connect_many(server, count)
     for number, socket in enumerate(crowd):
@@ -43,17 +46,17 @@ async def test_thousand_members_reset_at_once(
             await newcomer.close()
         cleaned_s = time.monotonic() - began
         assert await api.subscription_count(room) == 0
-    figures.note(11, f"{count} reset: cleaned up", cleaned_s, "s", "5 s")
+    figures.note("Reconnect storms", f"{count} reset: cleaned up", cleaned_s, "s", "5 s")
     if greeted:
         worst = percentile_99(greeted)
-        figures.note(11, "a new client greeted meanwhile, p99", worst * 1000, "ms", "100 ms")
+        figures.note("Reconnect storms", "a new client greeted meanwhile, p99", worst * 1000, "ms", "100 ms")
         assert worst < within_s(0.1)
 
 
-async def test_at_the_limit_of_descriptors_newcomers_are_refused_and_the_rest_lives(
+async def test_at_the_limit_of_descriptors_new_clients_are_refused_and_others_stay(
     size: Callable[[int, int], int], figures
 ) -> None:
-    """Row 14: the soft limit is raised to the hard one; near it a polite refusal, and no spinning."""
+    """The soft limit is raised to the hard one; near it new clients are refused, and the worker doesn't spin."""
     hard = size(400, 1024)
     with Server(workers=1, files=(128, hard)) as server:
         (worker,) = server.worker_pids()
@@ -83,7 +86,7 @@ async def test_at_the_limit_of_descriptors_newcomers_are_refused_and_the_rest_li
         assert hard * 0.5 < len(held) < hard
         for _ in range(50):
             await come()
-        assert refused >= 40, "beyond the limit newcomers still came in"
+        assert refused >= 40, "clients were still accepted beyond the limit"
         used = cpu_s(worker)
         began = time.monotonic()
         async with Api(server, connections=1) as api:
@@ -97,8 +100,8 @@ async def test_at_the_limit_of_descriptors_newcomers_are_refused_and_the_rest_li
         # A loop that spins on accept would use the whole of this.
         await asyncio.sleep(1)
         share = (cpu_s(worker) - used) / (time.monotonic() - began)
-        figures.note(14, f"limit {hard}: connections held", len(held), "")
-        figures.note(14, f"limit {hard}: processor share at the limit", share * 100, "%", "5 %")
+        figures.note("Out of descriptors", f"limit {hard}: connections held", len(held), "")
+        figures.note("Out of descriptors", f"limit {hard}: processor share at the limit", share * 100, "%", "5 %")
         assert share < 0.5
         await asyncio.gather(*(socket.close() for socket in held[: len(held) // 2]))
         held.append(await Socket.connect(server))  # there is room again
@@ -108,7 +111,7 @@ async def test_at_the_limit_of_descriptors_newcomers_are_refused_and_the_rest_li
 def flood(server: Server, count: int) -> int:
     """Sends `count` pings as fast as the kernel takes them, reading as it goes; how many bytes came back.
 
-    Blocking and for a thread: the event loop of the test times somebody else meanwhile.
+    Blocking, to be run in a thread: the test's event loop measures another client meanwhile.
     """
     ping, pong = frame(1, b'{"event":"pusher:ping","data":{}}'), b'{"event":"pusher:pong","data":"{}"}'
     with sockets.create_connection(("127.0.0.1", server.port), timeout=60) as raw:
@@ -125,10 +128,10 @@ def flood(server: Server, count: int) -> int:
         return received
 
 
-async def test_flood_of_pings_is_answered_and_costs_others_little(
+async def test_flood_of_pings_is_answered_and_delays_others_little(
     size: Callable[[int, int], int], within_s: Callable[[float], float], figures
 ) -> None:
-    """Row 18, `pusher:ping` as fast as the socket takes it, by one who reads the answers."""
+    """`pusher:ping` as fast as the socket takes it, from a client that reads the answers."""
     count = size(20_000, 100_000)
     with Server(workers=1) as server:
         (worker,) = server.worker_pids()
@@ -140,20 +143,20 @@ async def test_flood_of_pings_is_answered_and_costs_others_little(
         while not flooding.done():
             beside.append(await other.ping(within_s(5)))
         assert await flooding == count * 37, "not every ping was answered, or more than that"
-        figures.note(18, "another's ping, p99, before the flood", percentile_99(alone) * 1000, "ms")
-        figures.note(18, f"the same beside {count} pings at once", percentile_99(beside) * 1000, "ms")
+        figures.note("Hostile input", "another client's ping, p99, before the flood", percentile_99(alone) * 1000, "ms")
+        figures.note("Hostile input", f"the same beside {count} pings at once", percentile_99(beside) * 1000, "ms")
         assert percentile_99(beside) < within_s(0.05)
         assert rss_bytes(worker) - before < 16 * MIB
         await other.close()
 
 
 async def test_subscriptions_beyond_the_limit_are_refused_one_by_one(server: Server) -> None:
-    """Row 18: five thousand subscriptions on one socket; a thousand are allowed (protocol.md 5.6)."""
+    """Five thousand subscriptions on one socket; a thousand are allowed (protocol/README.md "Limits")."""
     socket = await Socket.connect(server)
     for hundred in range(0, 5000, 100):
         for number in range(hundred, hundred + 100):
             socket.send(socket.subscribe_request(f"many-{number}"))
-        # It reads its answers: one who doesn't is closed for what he owes (row 13).
+        # It reads its answers; a client that doesn't is closed as a slow client.
         await socket.ping(30)
     answers = {"pusher_internal:subscription_succeeded", "pusher:subscription_error"}
     await socket.until(lambda: sum(one["event"] in answers for one in socket.frames) >= 5000, 30, "5,000 answers")
@@ -165,7 +168,7 @@ async def test_subscriptions_beyond_the_limit_are_refused_one_by_one(server: Ser
 
 
 async def test_eleventh_client_event_of_a_second_is_refused(server: Server) -> None:
-    """Row 18: ten a second, then 4301 in band, at most one such frame a second; the socket stays."""
+    """Ten a second, then 4301 in band, at most one such frame a second; the socket stays."""
     sender, listener = await connect_many(server, 2)
     await subscribe_all([sender, listener], "private-loud")
     for number in range(200):
@@ -179,17 +182,16 @@ async def test_eleventh_client_event_of_a_second_is_refused(server: Server) -> N
     await asyncio.gather(sender.close(), listener.close())
 
 
-async def test_fat_channel_does_not_hold_up_a_ping(
+async def test_huge_channel_does_not_delay_a_ping(
     size: Callable[[int, int], int], within_s: Callable[[float], float], figures
 ) -> None:
-    """Row 19: 10 KB to every subscriber of a large channel, a ping on another connection of that worker."""
+    """10 KB to every subscriber of a large channel, and a ping on another connection of that worker."""
     count = size(1000, 10_000)
     with Server(workers=1) as server:
         crowd = await connect_many(server, count)
         await subscribe_all(crowd, "fat")
         other = await Socket.connect(server)
-        # They don't read meanwhile: this process must be idle to time a ping. The kernel holds what they are
-        # sent.
+        # They don't read meanwhile, because this process must be idle to time a ping. The kernel buffers their data.
         for socket in crowd:
             socket.pause()
         waits = []
@@ -198,13 +200,13 @@ async def test_fat_channel_does_not_hold_up_a_ping(
                 publishing = asyncio.create_task(api.publish("fat", "big", str(number) * 10_000))
                 while not publishing.done():
                     waits.append(await other.ping())
-                # The fan-out goes on behind the answer.
+                # The fan-out continues after the answer.
                 for _ in range(20):
                     waits.append(await other.ping())
         for socket in crowd:
             socket.resume()
         for socket in crowd:
             await socket.until(lambda: len(socket.all("big")) == 3, 30, "the three events")  # noqa: B023
-        figures.note(19, f"{count} × 10 KB: slowest ping beside it", max(waits) * 1000, "ms", "50 ms")
+        figures.note("Slow clients", f"{count} × 10 KB: slowest ping beside it", max(waits) * 1000, "ms", "50 ms")
         assert max(waits) < within_s(0.05)
         await end_all([*crowd, other])

@@ -1,4 +1,4 @@
-"""Rows 2, 3 and 6: whatever way clients come and go, what is told and what is counted ends at the truth."""
+"""However clients connect and disconnect, announced members and counts are right in the end."""
 
 import asyncio
 import json
@@ -14,13 +14,13 @@ ROOMS = ["presence-a", "presence-b", "presence-c"]
 
 
 class History:
-    """One random run of joins, leaves, resets, closings, killed workers, and what must be true after it."""
+    """One random run of joins, leaves, resets, closes and killed workers, and the state that must follow."""
 
     def __init__(self, server: Server, seed: int) -> None:
         self.server = server
         self.random = random.Random(seed)
         self.rooms = [f"{room}-{seed}" for room in ROOMS]
-        # What each living socket is in: room → user.
+        # The rooms of each open socket: room → user.
         self.joined: dict[Socket, dict[str, str]] = {}
 
     async def run(self, steps: int, kills: int) -> None:
@@ -36,7 +36,7 @@ class History:
                 self.kill_one_but(safe)
             await self.step()
         await self.settle()
-        # HTTP asks Redis; what the observer is told is on its way. An event is told after all that came before it.
+        # HTTP asks Redis, but frames to the observer may be under way. They come in order, so an event marks the end.
         async with Api(self.server) as api:
             await api.publish(self.rooms, "end", "")
         for room in self.rooms:
@@ -55,7 +55,7 @@ class History:
         await asyncio.gather(*(one.close() for one in [observer, *self.joined]))
 
     async def step(self) -> None:
-        # Sockets of a killed worker are found lost; nobody told the model.
+        # The model learns of a killed worker only by finding its sockets lost.
         self.joined = {socket: rooms for socket, rooms in self.joined.items() if not socket.lost}
         action = self.random.choice(["join", "join", "join", "leave", "reset", "close", "drop"])
         if action == "join" or not self.joined:
@@ -77,7 +77,7 @@ class History:
             await socket.close()
 
     async def join(self) -> None:
-        """A subscribe on a new or an old socket; its answer is awaited only sometimes."""
+        """Subscribes on a new or an old socket; sometimes waits for the answer."""
         try:
             if not self.joined or self.random.random() < 0.3:
                 socket = await connect_patiently(self.server)
@@ -101,7 +101,7 @@ class History:
             self.server.kill_worker(self.random.choice(others))
 
     async def settle(self) -> None:
-        """Waits until HTTP tells what the model says, counts included."""
+        """Waits until HTTP answers what the model expects, counts included."""
         async with Api(self.server) as api:
             deadline = time.monotonic() + 30
             while True:
@@ -117,12 +117,12 @@ class History:
                 await asyncio.sleep(0.02)
 
 
-async def test_random_histories_end_at_the_truth(server: Server, size: Callable[[int, int], int]) -> None:
+async def test_random_runs_end_in_the_right_state(server: Server, size: Callable[[int, int], int]) -> None:
     for seed in range(size(60, 10_000)):
         await History(server, seed).run(steps=40, kills=0)
 
 
-async def test_random_histories_with_killed_workers_end_at_the_truth(
+async def test_random_runs_with_killed_workers_end_in_the_right_state(
     server: Server, size: Callable[[int, int], int]
 ) -> None:
     for seed in range(1000, 1000 + size(4, 60)):
@@ -132,7 +132,7 @@ async def test_random_histories_with_killed_workers_end_at_the_truth(
 async def test_hopping_clients_leave_no_channel_occupied_or_missing(
     server: Server, size: Callable[[int, int], int]
 ) -> None:
-    """Row 3, as far as HTTP shows occupancy: clients hop over channels, on all workers, without waiting."""
+    """Clients hop over channels, on all workers, without waiting."""
     channels = [f"hop-{number}" for number in range(20)]
     clients = await connect_many(server, size(40, 200))
     chance = random.Random(3)
@@ -160,10 +160,10 @@ async def test_hopping_clients_leave_no_channel_occupied_or_missing(
     await asyncio.gather(*(client.close() for client in clients))
 
 
-async def test_counts_and_descriptors_return_to_where_they_were(
+async def test_counts_and_descriptors_return_to_their_start_values(
     server: Server, size: Callable[[int, int], int], figures
 ) -> None:
-    """Row 6: connect, subscribe, end; a third by RST, a third by FIN, a third by a close frame."""
+    """Connect, subscribe, end: a third by RST, a third by FIN, a third by a close frame."""
     at_once = 250
 
     async def cycle() -> None:
@@ -204,5 +204,5 @@ async def test_counts_and_descriptors_return_to_where_they_were(
     await cycle()
     _, keys_after = await settled()
     assert keys_after == keys
-    figures.note(6, "connections made and ended", at_once * size(12, 400), "")
-    figures.note(6, "descriptors more than before, all workers", sum(files) - sum(files_before), "", "0")
+    figures.note("Worker killed", "connections made and ended", at_once * size(12, 400), "")
+    figures.note("Worker killed", "descriptors more than before, all workers", sum(files) - sum(files_before), "", "0")

@@ -1,4 +1,7 @@
-"""Rows 7 and 8: Redis is killed or hangs. Sockets stay; what was answered 200 arrives; nothing comes twice."""
+"""Redis is killed or hangs: sockets stay, events that were answered 200 arrive, and nothing arrives twice.
+
+See deploy/failures.md "Redis restarts or is away".
+"""
 
 import asyncio
 import json
@@ -30,7 +33,7 @@ class Published:
 
 @dataclass
 class Publisher:
-    """Publishes a number each 20 ms, whatever became of the one before."""
+    """Publishes a number every 20 ms, without waiting for the previous answer."""
 
     server: Server
     channel: str
@@ -75,7 +78,7 @@ def numbers(socket: Socket) -> list[int]:
 
 
 async def delivery_is_back(publisher: Publisher, sockets: list[Socket], since: float, limit_s: float) -> float:
-    """Seconds from `since` until an event asked for after it has reached every subscriber."""
+    """Seconds from `since` until an event that was published later has reached every subscriber."""
     while True:
         reached = set.intersection(*(set(numbers(socket)[-50:]) for socket in sockets))
         if any(publisher.published[number].asked_at > since for number in reached):
@@ -121,11 +124,11 @@ async def test_redis_killed_and_started_again(
                 # Starting it waits for its first answer, in a thread: the publisher goes on.
                 await asyncio.to_thread(own_redis.start)
                 back_s = await delivery_is_back(publisher, sockets, time.monotonic(), within_s(3))
-                figures.note(7, "Redis killed: delivery back after it is", back_s, "s", "3 s")
+                figures.note("Redis restarts or is away", "Redis killed: delivery back after it is", back_s, "s", "3 s")
                 await sockets[0].next("pusher_internal:subscription_succeeded", "asked-meanwhile", within_s(3))
                 sockets[0].unsubscribe("asked-meanwhile")
         slowest = max(one.answered_at - one.asked_at for one in publisher.published)
-        figures.note(7, "Redis killed: slowest answer to a publish", slowest, "s", "2 s")
+        figures.note("Redis restarts or is away", "Redis killed: slowest answer to a publish", slowest, "s", "2 s")
         assert slowest < within_s(2.2)  # 2 s, and a moment for the answer to travel
         assert any(one.status == 503 for one in publisher.published)
         last = max(publisher.accepted())
@@ -164,7 +167,7 @@ async def test_embedded_redis_killed_is_started_again_with_what_it_held(
 async def test_redis_that_hangs(
     own_redis, size: Callable[[int, int], int], within_s: Callable[[float], float], figures
 ) -> None:
-    """Row 8: SIGSTOP. Publishes are answered, pings are answered at once, and all goes on after SIGCONT."""
+    """SIGSTOP: publishes are answered, pings are answered at once, and everything continues after SIGCONT."""
     with Server(workers=2, redis_url=own_redis.url) as server:
         sockets = await connect_many(server, SUBSCRIBERS)
         await subscribe_all(sockets, "hangs")
@@ -182,9 +185,9 @@ async def test_redis_that_hangs(
                 own_redis.resume()
             back_s = await delivery_is_back(publisher, sockets, time.monotonic(), within_s(3))
         slowest = max(one.answered_at - one.asked_at for one in publisher.published)
-        figures.note(8, "Redis stopped: slowest answer to a publish", slowest, "s", "2 s")
-        figures.note(8, "Redis stopped: slowest ping", max(pings) * 1000, "ms", "50 ms")
-        figures.note(8, "Redis stopped: delivery back after SIGCONT", back_s, "s", "3 s")
+        figures.note("Redis restarts or is away", "Redis stopped: slowest answer to a publish", slowest, "s", "2 s")
+        figures.note("Redis restarts or is away", "Redis stopped: slowest ping", max(pings) * 1000, "ms", "50 ms")
+        figures.note("Redis restarts or is away", "Redis stopped: delivery back after SIGCONT", back_s, "s", "3 s")
         assert slowest < within_s(2.2)
         assert max(pings) < within_s(0.05)
         assert any(one.status == 503 for one in publisher.published)
@@ -196,7 +199,7 @@ async def test_redis_that_hangs(
 
 
 async def test_connection_to_a_redis_that_says_nothing_is_replaced(redis, figures) -> None:
-    """Row 8: no RST, no FIN, no answer. The worker gives the connection up and makes another."""
+    """No RST, no FIN, no answer: the worker replaces the connection."""
     with Proxy(redis.path) as proxy, Server(workers=1, redis_url=proxy.url) as server:
         socket = await Socket.connect(server)
         await socket.subscribe("presence-stalled", "member")
@@ -207,7 +210,7 @@ async def test_connection_to_a_redis_that_says_nothing_is_replaced(redis, figure
             assert time.monotonic() < stalled_at + 30, "still on the old connections"
             await asyncio.sleep(0.05)
         replaced_s = time.monotonic() - stalled_at
-        figures.note(8, "Redis silent: both connections replaced", replaced_s, "s", "15 s")
+        figures.note("Redis restarts or is away", "Redis silent: both connections replaced", replaced_s, "s", "15 s")
         proxy.resume()
         async with Api(server) as api:
             event = {"name": "e", "channels": ["presence-stalled"], "data": ""}

@@ -1,4 +1,4 @@
-"""Row 10: what a connect and a subscribe ask of Redis, counted at a proxy between them."""
+"""The number of Redis commands of a connect and a subscribe, counted at a proxy."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from wire import Api, Socket, connect_many, eventually
 
 
 def concerning_clients(commands: list[list[bytes]]) -> list[list[bytes]]:
-    """Without what is sent in any case: a worker's beat and its statistics, once a second and less, and control's look
-    into the 64 outboxes each 100 ms."""
-    return [command for command in commands if not any(map(_in_any_case, command)) and not _drains(command)]
+    """Leaves out periodic commands: a worker's heartbeat and statistics, and the control plane's look into the outboxes
+    every 100 ms."""
+    return [command for command in commands if not any(map(_is_periodic, command)) and not _drains(command)]
 
 
-def _in_any_case(word: bytes) -> bool:
+def _is_periodic(word: bytes) -> bool:
     return b":beat" in word or b":stats:" in word
 
 
@@ -44,15 +44,15 @@ async def test_commands_per_connection_and_subscription(
         public = await commands_for(server, proxy, sockets, lambda _: "public")
         fresh = await commands_for(server, proxy, sockets, lambda number: f"own-{number}")
         presence = await commands_for(server, proxy, sockets, lambda _: "presence-room")
-        each = {"connect": connecting, "public": public, "new channel": fresh, "presence": presence}
-        for what, commands in each.items():
-            figures.note(10, f"Redis commands, {workers} workers, {what}", commands, "", "≤ 4")
+        counts = {"connect": connecting, "public": public, "new channel": fresh, "presence": presence}
+        for what, commands in counts.items():
+            figures.note("Redis restarts or is away", f"Redis commands, {workers} workers, {what}", commands, "", "≤ 4")
         assert connecting + max(public, fresh, presence) <= 4
         await asyncio.gather(*(socket.close() for socket in sockets))
 
 
-async def test_a_worker_cut_off_from_redis_for_a_moment_loses_nobody(redis) -> None:
-    """Cutting the connections only: the worker subscribes and asserts again what it holds."""
+async def test_a_worker_cut_off_from_redis_for_a_moment_loses_no_client(redis) -> None:
+    """Only the connections are cut: the worker subscribes again and writes what it holds to Redis again."""
     with Proxy(redis.path) as proxy, Server(workers=2, redis_url=proxy.url) as server:
         sockets = await connect_many(server, 10)
         for number, socket in enumerate(sockets):

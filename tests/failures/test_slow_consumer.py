@@ -1,4 +1,7 @@
-"""Row 13: who doesn't read is closed at a bound on the bytes owed; the others notice nothing."""
+"""A client that doesn't read is closed at a limit of unsent bytes; others notice nothing.
+
+See deploy/failures.md "Slow clients".
+"""
 
 import asyncio
 import json
@@ -54,21 +57,23 @@ async def test_client_that_does_not_read_is_closed_and_the_others_get_everything
             assert await socket.until_closed(30) in (4100, None)
             seen = [json.loads(one["data"])["n"] for one in socket.all("n")]
             assert seen == list(range(len(seen))), "whole frames, in order, until the cut"
-        told = sum(1 for socket in slow if socket.close_code == 4100)
-        assert told > 0, "nobody was told 4100"
+        closed_with_4100 = sum(1 for socket in slow if socket.close_code == 4100)
+        assert closed_with_4100 > 0, "no client got 4100"
         grown = (greatest - before) / MIB
         after = (rss_bytes(worker) - before) / MIB
-        figures.note(13, f"{slow_count} that don't read: memory at most", grown, "MiB", f"{1.5 * slow_count:g} MiB")
-        figures.note(13, f"{slow_count} that don't read: memory after", after, "MiB")
+        figures.note(
+            "Slow clients", f"{slow_count} that don't read: memory at most", grown, "MiB", f"{1.5 * slow_count:g} MiB"
+        )
+        figures.note("Slow clients", f"{slow_count} that don't read: memory after", after, "MiB")
         assert grown < slow_count * 1.5 + 8
         assert after < 8 + 0.1 * before / MIB
-        # What was owed to them and counted as dropped is in the metrics, and the others are still served.
+        # The drops are in the metrics, and the others are still served.
         await readers[0].ping()
         await asyncio.gather(*(socket.close() for socket in readers))
 
 
-async def test_slow_sender_of_pings_owes_for_its_pongs(server: Server) -> None:
-    """Pongs count as bytes owed: a flood of pings by one who doesn't read must not grow memory."""
+async def test_unread_pongs_count_as_unsent_bytes(server: Server) -> None:
+    """Pongs count as unsent bytes: a flood of pings from a client that doesn't read must not grow memory."""
     socket = await Socket.connect(server, receive_buffer_bytes=4096)
     worker = server.worker_of(socket.port)
     before = rss_bytes(worker)

@@ -1,4 +1,7 @@
-"""Row 1: a worker killed with -9 leaves no ghost member, no wrong count and no client unserved."""
+"""A worker killed with -9 leaves no ghost member and no wrong count, and its clients are served again.
+
+See deploy/failures.md "Worker killed".
+"""
 
 import asyncio
 import json
@@ -47,7 +50,7 @@ def living(server: Server) -> set[str]:
 
 
 def processes_of(server: Server) -> Callable[[], Awaitable[int]]:
-    """How many worker processes there are, as a question for `eventually`."""
+    """The number of worker processes, for `eventually`."""
 
     async def count() -> int:
         return len(server.worker_pids())
@@ -84,7 +87,7 @@ async def test_members_of_a_killed_worker_are_removed_once_and_counted_no_more(
                     within_s(1),
                     f"{members} member_removed",
                 )
-            told_s = time.monotonic() - began
+            announced_s = time.monotonic() - began
             left = [f"observer-{number}" for number in range(len(observers))]
             await eventually(lambda: api.users(channel), left, within_s(1))  # noqa: B023
             assert await api.subscription_count(channel) == len(left)
@@ -93,18 +96,18 @@ async def test_members_of_a_killed_worker_are_removed_once_and_counted_no_more(
             await eventually(lambda: api.get(f"/channels/{alone}"), empty, within_s(1))  # noqa: B023
             right_s = time.monotonic() - began
             assert alone not in (await api.get("/channels"))["channels"]
-            # An event after all this says that nothing else is on its way.
+            # Frames come in order, so an event marks the end of the others.
             await api.publish(channel, "end", "{}")
         for observer in observers:
             await observer.next("end", channel)
-            assert removed_users(observer, channel) == names, "missing or told twice"
+            assert removed_users(observer, channel) == names, "missing or sent twice"
         for socket in held[victim]:
             assert socket.lost or await socket.until_closed() is None
         gone = before - living(server)
         assert len(gone) == 1
         assert not keys_naming(server, gone), "a dead worker's keys are still there"
-        figures.note(1, "kill -9: every member_removed seen", told_s, "s", "1 s")
-        figures.note(1, "kill -9: counts right", right_s, "s", "1 s")
+        figures.note("Worker killed", "kill -9: every member_removed seen", announced_s, "s", "1 s")
+        figures.note("Worker killed", "kill -9: counts right", right_s, "s", "1 s")
         await asyncio.gather(*(one.close() for one in everyone if not one.lost))
         await eventually(processes_of(server), server.workers)
 
@@ -112,7 +115,7 @@ async def test_members_of_a_killed_worker_are_removed_once_and_counted_no_more(
 async def test_clients_of_a_killed_worker_come_back_and_are_served(
     server: Server, within_s: Callable[[float], float]
 ) -> None:
-    """pusher-js itself: what it was subscribed to works again, with no help from the page."""
+    """With pusher-js: its subscriptions work again without help from the page."""
     async with auth_endpoint(local_signer(server)) as url, Node(server) as node, Api(server) as api:
         names = [f"user-{number}" for number in range(8)]
         before = server.client_ports()
@@ -124,7 +127,7 @@ async def test_clients_of_a_killed_worker_come_back_and_are_served(
         victim = max(after, key=lambda pid: len(after[pid] - before.get(pid, set())))
         hit = len(after[victim] - before[victim])
         server.kill_worker(server.worker_pids().index(victim))
-        # pusher-js waits a second after a connection that broke.
+        # pusher-js waits a second after a broken connection.
         success = {"event": "pusher:subscription_succeeded", "channel": "private-return"}
         await node.seen(len(names) + hit, within_s(3), **success)
         await eventually(lambda: api.users("presence-return"), names, within_s(3))

@@ -1,4 +1,4 @@
-"""What the tests of the matrix saw, for the page; and the option that writes it."""
+"""Collects the outcomes of the matrix for MATRIX.md, and adds the option that writes it."""
 
 from collections.abc import Iterator
 

@@ -1,8 +1,8 @@
-"""The rows of the matrix: what an application can ask of Pusher, each tried through each library that offers it.
+"""The rows of the matrix: features that applications use, each tried with each library that supports it.
 
-Not a test: tests/matrix/test_matrix.py runs it cell by cell. A row names every column, either with what to do there
-or with the reason why the library can't do it; `test_every_row_names_every_column` sees to that. Where one end of a
-feature is the library, the other end is a bare socket or the bare HTTP API of tests/wire.py.
+tests/matrix/test_matrix.py runs the cells. A row has a cell for every column: a function to run, or the reason why the
+library can't do it. One end of a feature is the library; the other end is a plain socket or HTTP request of
+tests/wire.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Run = Callable[["Cell"], Awaitable[None]]
 
 @dataclass
 class Row:
-    """One feature: `cells` has, by column, what to do there or why there is nothing to do."""
+    """One feature. `cells` has, by column, the function to run or the reason why there is none."""
 
     id: str
     title: str
@@ -74,14 +74,14 @@ PAGES = (PUSHER_JS, CHROMIUM, ECHO)
 ALL_CLIENTS = (*PAGES, PYSHER)
 ALL_BACKENDS = (NPM, PYPI)
 
-SENDS_ONLY = "an HTTP library: it holds no connection"
-RECEIVES_ONLY = "a client library: it doesn't call the HTTP API"
-NO_USERS = "knows no signin"
+SENDS_ONLY = "is an HTTP library and holds no connection"
+RECEIVES_ONLY = "is a client library and doesn't call the HTTP API"
+NO_USERS = "doesn't support signin"
 
 
 @dataclass
 class Cell:
-    """One row in one column, or one rule of no column, while it runs.
+    """One cell, or one rule, while it runs.
 
     Names made here are nobody else's. What it opens, `tidy` closes.
     """
@@ -152,7 +152,7 @@ async def signs_in(socket: Socket, visitor: Visitor) -> None:
 
 # -- connections ----------------------------------------------------------------------------------------------------
 
-connecting = row("connect", "Connects and learns its socket id")
+connecting = row("connect", "Connects and gets a socket id")
 connecting.without(*ALL_BACKENDS, why=SENDS_ONLY)
 
 
@@ -164,7 +164,7 @@ async def _(cell: Cell) -> None:
     assert low.isdigit()
 
 
-over_tls = row("tls", "`wss` and `https`, with a certificate of one's own")
+over_tls = row("tls", "`wss` and `https`, with a self-made certificate")
 
 
 @over_tls.by(*ALL_CLIENTS)
@@ -189,7 +189,7 @@ async def _(cell: Cell) -> None:
 # -- channels -------------------------------------------------------------------------------------------------------
 
 for prefix, title in (("", "Public"), ("private-", "Private")):
-    channels = row(f"{prefix or 'public-'}channel", f"{title} channel: subscribes and hears events")
+    channels = row(f"{prefix or 'public-'}channel", f"{title} channel: subscribes and receives events")
 
     @channels.by(*ALL_CLIENTS)
     async def _(cell: Cell, prefix: str = prefix) -> None:
@@ -213,7 +213,7 @@ for prefix, title in (("", "Public"), ("private-", "Private")):
         assert data_of(await socket.next("news", channel)) == {"n": [1, None, "ü"]}
 
 
-presence = row("presence-channel", "Presence channel: members come and go")
+presence = row("presence-channel", "Presence channel: members join and leave")
 
 
 @presence.by(*ALL_CLIENTS)
@@ -261,7 +261,7 @@ async def _(cell: Cell) -> None:
     assert data_of(await first.next("pusher_internal:member_removed")) == {"user_id": "bert"}
 
 
-wrong_signature = row("wrong-signature", "Wrong secret: refused, and told so")
+wrong_signature = row("wrong-signature", "Wrong secret: refused with an error")
 
 
 @wrong_signature.by(*ALL_CLIENTS)
@@ -284,11 +284,11 @@ async def _(cell: Cell) -> None:
     with pytest.raises(Refused) as refusal:
         await backend.trigger(cell.named(""), "e", {})
     assert refusal.value.status == 401
-    # The string that was signed: whoever has the wrong secret sees that it is that.
+    # The answer shows the string to sign, so that a developer sees that the secret is wrong.
     assert f"POST\\n/apps/{app.app_id}/events\\n" in refusal.value.text.replace("\\\\n", "\\n")
 
 
-exclusion = row("exclusion", "An event leaves out the socket that caused it")
+exclusion = row("exclusion", "`socket_id` excludes a connection from an event")
 
 
 @exclusion.by(*ALL_CLIENTS)
@@ -337,7 +337,7 @@ async def _(cell: Cell) -> None:
         assert heard["data"] == {"back": True}
         if client.tells_sender:
             assert heard.get("user_id") == (None if user is None else "bert")
-        assert client.has_heard(channel, "client-typing") == 1, "its own came back"
+        assert client.has_heard(channel, "client-typing") == 1, "the sender received its own event"
 
 
 numeric_ids = row("numeric-id", "A numeric user id becomes a string")
@@ -361,13 +361,13 @@ async def _(cell: Cell) -> None:
     assert await backend.users(channel) == {"users": [{"id": "10"}]}
 
 
-second_tab = row("second-tab", "A second tab of a user is no second member")
+second_tab = row("second-tab", "A second tab of a user doesn't add a member")
 
 
 async def _second_tab(
     cell: Cell, channel: str, open_tab: Callable[[], Awaitable[Callable[[], Awaitable[None]]]]
 ) -> None:
-    """`open_tab` subscribes the same user once more and gives what closes it."""
+    """`open_tab` subscribes the same user once more and returns a function that closes the tab."""
     watcher, api = await cell.socket(), await cell.api()
     await watcher.subscribe(channel, "watcher", info_of("watcher"))
     first = await open_tab()
@@ -376,7 +376,7 @@ async def _second_tab(
     assert await api.subscription_count(channel) == 3
     await first()
     await eventually(lambda: api.subscription_count(channel), 2)
-    # Frames of one channel come in order: what the tabs caused is before this newcomer.
+    # Frames of one channel come in order, so frames that the tabs caused come before this member.
     await (await cell.socket()).subscribe(channel, "newcomer", info_of("newcomer"))
     await watcher.until(lambda: len(watcher.all("pusher_internal:member_added")) == 2)
     added = [data_of(frame)["user_id"] for frame in watcher.all("pusher_internal:member_added")]
@@ -442,7 +442,7 @@ async def _(cell: Cell) -> None:
 # -- cache ----------------------------------------------------------------------------------------------------------
 
 for prefix, title in (("cache-", "public"), ("private-cache-", "private"), ("presence-cache-", "presence")):
-    caching = row(f"{prefix}channel", f"Cache channel, {title}: a miss is told, the last event is kept")
+    caching = row(f"{prefix}channel", f"Cache channel, {title}: cache miss, then the last event")
 
     @caching.by(*ALL_CLIENTS)
     async def _(cell: Cell, prefix: str = prefix) -> None:
@@ -470,11 +470,11 @@ for prefix, title in (("cache-", "public"), ("private-cache-", "private"), ("pre
         await early.subscribe(channel)
         await early.next("pusher:cache_miss", channel)
         early.abort()
-        # Nobody is there, and the one left out of it is nobody who was: kept all the same.
+        # Without subscribers, and with an excluded socket: cached all the same.
         await backend.trigger(channel, "news", {"n": 1}, socket_id=early.socket_id)
-        kept = (await backend.channel(channel, "cache"))["cache"]
-        assert json.loads(kept["data"]) == {"n": 1}
-        assert 0 < kept["ttl"] <= 1800
+        cached = (await backend.channel(channel, "cache"))["cache"]
+        assert json.loads(cached["data"]) == {"n": 1}
+        assert 0 < cached["ttl"] <= 1800
         late = await cell.socket()
         await late.subscribe(channel)
         assert data_of(await late.next("news", channel)) == {"n": 1}
@@ -486,19 +486,19 @@ for prefix, title in (("cache-", "public"), ("private-cache-", "private"), ("pre
 
 
 def sealed(channel: str, data: object) -> str:
-    """Data for an encrypted channel, as a backend encrypts it (protocol.md 11)."""
+    """Data for an encrypted channel, as a backend encrypts it."""
     box = SecretBox(base64.b64decode(shared_secret(channel))).encrypt(json.dumps(data).encode())
     parts = {"nonce": box.nonce, "ciphertext": box.ciphertext}
     return json.dumps({name: base64.b64encode(part).decode() for name, part in parts.items()})
 
 
-NO_CRYPTO = "has no cryptography: such a channel's events reach its user as ciphertext"
+NO_CRYPTO = "has no cryptography, so its user gets ciphertext"
 
 for prefix, title in (
     ("private-encrypted-", "Encrypted channel"),
     ("private-encrypted-cache-", "Encrypted cache channel"),
 ):
-    encrypting = row(f"{prefix}channel", f"{title}: only its ends can read it")
+    encrypting = row(f"{prefix}channel", f"{title}: only publisher and subscribers can read it")
     encrypting.without(PYSHER, why=NO_CRYPTO)
 
     @encrypting.by(*PAGES)
@@ -565,7 +565,7 @@ async def _(cell: Cell) -> None:
     await _signed_in_by(cell, cell.backend(), {"id": "anna", "user_info": info_of("anna")})
 
 
-to_user = row("server-to-user", "An event goes to a user, on all of the user's connections and no other")
+to_user = row("server-to-user", "An event to a user reaches all of the user's connections and no others")
 to_user.without(PYSHER, why=NO_USERS)
 
 
@@ -655,7 +655,7 @@ async def _(cell: Cell) -> None:
     assert success["presence"] == {"count": 1, "ids": ["anna"], "hash": {"anna": info_of("anna")}}
 
 
-termination = row("terminate", "4009, a user's connections are terminated: gives up")
+termination = row("terminate", "4009, a user's connections are terminated: stays disconnected")
 termination.without(PYSHER, why=NO_USERS)
 
 
@@ -665,7 +665,7 @@ async def _(cell: Cell) -> None:
     first, second, bystander = [await cell.connect(user=anna) for _ in range(3)]
     for client in (first, second):
         await client.signin()
-    await bystander.subscribe(channel)  # the same user by presence alone: not meant
+    await bystander.subscribe(channel)  # the same user id, but by presence only: stays connected
     status, body = await (await cell.api()).ask("POST", f"/users/{anna}/terminate_connections", {})
     assert (status, body) == (200, {})
     for client in (first, second):
@@ -683,7 +683,7 @@ async def _(cell: Cell) -> None:
     await other.settle()
 
 
-must_authorise = row("authorised-only", "4009, neither signed in nor in a signed channel in time: gives up")
+must_authorise = row("authorised-only", "4009, not authorised in time: stays disconnected")
 must_authorise.without(*ALL_BACKENDS, why=SENDS_ONLY)
 
 
@@ -700,7 +700,7 @@ async def _(cell: Cell) -> None:
 
 # -- counts and queries ---------------------------------------------------------------------------------------------
 
-counting = row("subscription-count", "The subscription count is told when it changes")
+counting = row("subscription-count", "The subscription count is sent when it changes")
 counting.without(*ALL_BACKENDS, why=SENDS_ONLY)
 
 
@@ -719,7 +719,7 @@ async def _(cell: Cell) -> None:
     await client.heard(channel, event, 2, data={"subscription_count": 1})
 
 
-publish_info = row("info", "A publish answers with counts: `info=…`")
+publish_info = row("info", "A publish returns counts: `info=…`")
 publish_info.without(*ALL_CLIENTS, why=RECEIVES_ONLY)
 
 
@@ -754,7 +754,7 @@ async def _(cell: Cell) -> None:
     assert body == {"batch": [{"user_count": 1}, {}, {"subscription_count": 1}]}
 
 
-queries = row("queries", "Asks which channels there are, and about one of them")
+queries = row("queries", "Lists channels, and reads one of them")
 queries.without(*ALL_CLIENTS, why=RECEIVES_ONLY)
 
 
@@ -799,7 +799,7 @@ async def _(cell: Cell) -> None:
 
 once = row("idempotency", "A repeated `correlation_id` publishes once")
 once.without(*ALL_CLIENTS, why=RECEIVES_ONLY)
-once.without(PYPI, why="no parameter carries a `correlation_id`")
+once.without(PYPI, why="has no parameter for a `correlation_id`")
 
 
 @once.by(NPM)
@@ -819,10 +819,10 @@ async def _(cell: Cell) -> None:
 
 # -- keys, tokens, origins ------------------------------------------------------------------------------------------
 
-SIGNS_ITSELF = "signs with the app's secret itself"
+SIGNS_ITSELF = "signs itself, with the app's secret"
 
 by_token = row(
-    "auth-by-token", "Private channel signed by redpoll's `/auth`, another origin, with a token of scope `auth`"
+    "auth-by-token", "Private channel signed by redpoll's `/auth` from another origin, with a token of scope `auth`"
 )
 by_token.without(*ALL_BACKENDS, why=SIGNS_ITSELF)
 
@@ -836,9 +836,9 @@ async def _(cell: Cell) -> None:
     assert (await client.heard(channel, "news"))["data"] == {"n": 1}
 
 
-more_by_token = row("more-by-token", "Presence and encrypted channels signed so")
+more_by_token = row("more-by-token", "Presence and encrypted channels signed in the same way")
 more_by_token.without(*ALL_BACKENDS, why=SIGNS_ITSELF)
-more_by_token.without(PYSHER, why="leaves the member data out of what it asks to be signed")
+more_by_token.without(PYSHER, why="doesn't send the member data to the auth endpoint")
 
 
 @more_by_token.by(*PAGES)
@@ -856,7 +856,7 @@ async def _(cell: Cell) -> None:
     assert (await client.heard(encrypted, "secret"))["data"] == {"n": 2}
 
 
-rotation = row("key-rotation", "A new key beside the old one, then the old one disabled, with clients connected")
+rotation = row("key-rotation", "Key rotation with connected clients: a new key is added, the old one disabled")
 
 
 async def _two_keys(cell: Cell) -> tuple[App, App]:
@@ -866,7 +866,7 @@ async def _two_keys(cell: Cell) -> tuple[App, App]:
 
 
 async def _times_refused(app: App) -> int:
-    """Of twelve connections, how many are refused for their key: all, when both workers know."""
+    """The number of refused connections of twelve: all, once both workers know of the disabled key."""
     codes = []
     for _ in range(12):
         socket = await Socket.connect(app, established=False)
@@ -900,7 +900,7 @@ async def _(cell: Cell) -> None:
 async def _(cell: Cell) -> None:
     old, new = await _two_keys(cell)
     channel = cell.named("private-")
-    # A client on the old key hears what is signed by either, and may be signed by the new one.
+    # A client with the old key receives events signed with either, and its channels may be signed with the new one.
     socket = await cell.socket(old)
     signed = await cell.backend(new).authorize(channel, socket.socket_id)
     socket.send({"event": "pusher:subscribe", "data": {"channel": channel, **signed}})
@@ -922,8 +922,8 @@ async def _(cell: Cell) -> None:
     await socket.next("after", channel)
 
 
-origins = row("origins", "4009, page of an origin that is not allowed: gives up")
-origins.without(*ALL_BACKENDS, why="sends no Origin, and no connection: the setting is about pages")
+origins = row("origins", "4009, page of an origin that is not allowed: stays disconnected")
+origins.without(*ALL_BACKENDS, why="sends no Origin; the setting is about pages")
 origins.without(PUSHER_JS, ECHO, why="sends no Origin in Node")
 
 
@@ -945,13 +945,13 @@ async def publishes(cell: Cell, channel: str, numbers: range) -> None:
 
 
 async def hears(client: Client, channel: str, numbers: range) -> None:
-    """These and no others, in this order, since it was connected."""
+    """The client received these events and no others, in this order."""
     for count, number in enumerate(numbers, 1):
         assert (await client.heard(channel, "news", count))["data"] == {"n": number}
     assert client.has_heard(channel, "news") == len(numbers)
 
 
-replayed = row("history-replayed", "History: what was published before is replayed on subscribe, by the app's rule")
+replayed = row("history-replayed", "History: earlier messages are replayed on subscribe, by the app's rule")
 replayed.without(*ALL_BACKENDS, why=SENDS_ONLY)
 
 
@@ -978,15 +978,15 @@ async def _(cell: Cell) -> None:
     client = await cell.connect(cell.app("keeps"))
     await client.subscribe(channel, "news", "pusher:history")
     await client.send_event(channel, "pusher:history", {"channel": channel, "limit": 3})
-    told = (await client.heard(channel, "pusher:history"))["data"]
-    assert [json.loads(message["data"])["n"] for message in told["messages"]] == [2, 3, 4]
-    assert {message["event"] for message in told["messages"]} == {"news"}
-    assert told["epoch"]
+    page = (await client.heard(channel, "pusher:history"))["data"]
+    assert [json.loads(message["data"])["n"] for message in page["messages"]] == [2, 3, 4]
+    assert {message["event"] for message in page["messages"]} == {"news"}
+    assert page["epoch"]
     await publishes(cell, channel, range(5, 6))
     await hears(client, channel, range(5, 6))
 
 
-resumed = row("history-resumed", "History: a user whose connection broke is replayed what was missed")
+resumed = row("history-resumed", "History: a user whose connection broke gets the missed messages")
 resumed.without(*ALL_BACKENDS, why=SENDS_ONLY)
 resumed.without(PYSHER, why="doesn't subscribe again after a reconnect")
 
@@ -1002,7 +1002,7 @@ async def resumes(cell: Cell, client: Client, channel: str, proxy: Proxy) -> Non
     await publishes(cell, channel, range(3, 6))
     proxy.resume()
     await publishes(cell, channel, range(6, 8))
-    # At least once (decisions.md): what came just before the cut may come again.
+    # At least once: messages from just before the cut may come again.
     async with asyncio.timeout(30):
         while {data["n"] for data in client.heard_so_far(channel, "news")} != set(range(8)):
             await asyncio.sleep(0.01)
@@ -1023,13 +1023,13 @@ async def _(cell: Cell) -> None:
 
 # -- codes ----------------------------------------------------------------------------------------------------------
 
-tls_only = row("code-4000", "4000, app that requires TLS: comes by `wss`")
-tls_only.without(*ALL_BACKENDS, why="the switch is about connections of clients")
+tls_only = row("code-4000", "4000, app that requires TLS: reconnects by `wss`")
+tls_only.without(*ALL_BACKENDS, why="holds no connection; the setting is about connections")
 
 
 @tls_only.by(*PAGES)
 async def _(cell: Cell) -> None:
-    """4000 on `ws` makes pusher-js come back over `wss` by itself."""
+    """After 4000 on `ws`, pusher-js reconnects over `wss` by itself."""
     client = await cell.connect(cell.app("tls only"))
     assert await client.uses_tls()
 
@@ -1042,7 +1042,7 @@ async def _(cell: Cell) -> None:
     await cell.client(cell.app("tls only")).connect(tls=True)
 
 
-unknown_key = row("code-4001", "4001, unknown key: gives up; 401 over HTTP")
+unknown_key = row("code-4001", "4001, unknown key: stays disconnected; 401 over HTTP")
 
 
 @unknown_key.by(*ALL_CLIENTS)
@@ -1061,7 +1061,7 @@ async def _(cell: Cell) -> None:
     assert refusal.value.status == 401
 
 
-disabled = row("code-4003", "4003, disabled app: gives up; 403 over HTTP")
+disabled = row("code-4003", "4003, disabled app: stays disconnected; 403 over HTTP")
 
 
 @disabled.by(*ALL_CLIENTS)
@@ -1079,7 +1079,7 @@ async def _(cell: Cell) -> None:
     assert "app_disabled" in refusal.value.text
 
 
-over_quota = row("code-4004", "4004, connection limit reached: gives up")
+over_quota = row("code-4004", "4004, connection limit reached: stays disconnected")
 over_quota.without(*ALL_BACKENDS, why=SENDS_ONLY)
 
 
@@ -1087,7 +1087,7 @@ over_quota.without(*ALL_BACKENDS, why=SENDS_ONLY)
 async def _(cell: Cell) -> None:
     app = cell.app("one connection")
     async with asyncio.timeout(10):
-        # The place of the column before may be given back only now.
+        # The connection of the previous column may be counted a moment longer.
         while True:
             holder = await Socket.connect(app, established=False)
             first = await holder.next()

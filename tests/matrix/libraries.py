@@ -1,7 +1,7 @@
-"""The columns of the matrix: the official libraries behind two small faces, one for clients and one for backends.
+"""The columns of the matrix: the official libraries behind two small interfaces, one for clients, one for backends.
 
-Not a test. Each face does through a library what a user of that library would write, and says in the same words what
-the library told its user. `Column.kind` says which of the two a library is.
+Each implementation calls a library as its user would, and returns what the library reports, in the same form for all.
+`Column.kind` says which of the two a library is.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Client(abc.ABC):
 
     @abc.abstractmethod
     async def wait_refused(self, channel: str) -> News:
-        """What the library says of a refused subscription."""
+        """The library's error for a refused subscription."""
 
     @abc.abstractmethod
     async def heard(self, channel: str, event: str, count: int = 1, **fields: object) -> News:
@@ -112,7 +112,7 @@ class Client(abc.ABC):
 
     @abc.abstractmethod
     async def wait_gave_up(self, code: int) -> None:
-        """Waits until the library was told the code and decided not to connect again."""
+        """Waits until the library got the code and decided not to reconnect."""
 
     @abc.abstractmethod
     async def close(self) -> None: ...
@@ -144,7 +144,7 @@ class PusherJs(Client):
         return await self.node.call(command, client=self.name, **parameters, **more)
 
     def options(self, tls: bool, by_token: bool) -> dict[str, object]:
-        """As spec.md tells users to set them."""
+        """The options that the README recommends."""
         options: dict[str, object] = {
             "cluster": "any",
             "wsHost": "127.0.0.1",
@@ -334,9 +334,9 @@ class Echo(PusherJs):
 
 
 class Pysher(Client):
-    """pysher runs a thread of its own and calls back from there; what it tells is kept until somebody asks.
+    """pysher calls back from its own thread; its events are collected here.
 
-    It hands `data` on as the text it came as; its users decode it, so do we.
+    It passes `data` on as text; its users decode it, and so does this class.
     """
 
     def __init__(self, world: World, name: str, visitor: Visitor) -> None:
@@ -456,7 +456,7 @@ class Pysher(Client):
     async def wait_gave_up(self, code: int) -> None:
         await self.wait_error(code)
         await asyncio.to_thread(self._client.connection.join, WITHIN_S)
-        assert not self._client.connection.is_alive(), "pysher goes on trying"
+        assert not self._client.connection.is_alive(), "pysher still tries to connect"
 
     async def close(self) -> None:
         """In its own thread too: while that one waits for something to read, it doesn't see that another one closed."""

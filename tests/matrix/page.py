@@ -1,8 +1,7 @@
-"""MATRIX.md: the page that tells which official library does what with redpoll, written from what a run saw.
+"""Renders MATRIX.md, which shows the features of redpoll that each official library works with.
 
-Not a test. It says nothing of its own: rows, columns, reasons and rules are those of features.py and rules.py, and a
-mark is the outcome of a test. `pytest tests/matrix --write-matrix` writes it; every other complete run holds the page
-in the repository to what it saw.
+Rows, columns and reasons come from features.py, rules from rules.py, and each mark is the outcome of a test.
+`pytest tests/matrix --write-matrix` writes the page; every other complete run compares it with its own outcomes.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ Outcomes = Mapping[tuple[str, str], bool]
 
 
 def expected() -> set[tuple[str, str]]:
-    """Everything that a complete run runs."""
+    """All cells and rules of a complete run."""
     cells = {(row.id, column) for row in ROWS for column, cell in row.cells.items() if callable(cell)}
     return cells | {(rule.id, "") for rule in RULES}
 
 
 def without_versions(page: str) -> str:
-    """A page without what another machine's Chromium changes."""
+    """The page without the versions, which differ between machines."""
     return "\n".join(line for line in page.splitlines() if not line.startswith(VERSIONS))
 
 
@@ -46,9 +45,9 @@ def render(outcomes: Outcomes, chromium_version: str) -> str:
     lines = [
         "# What the official libraries do with redpoll",
         "",
-        "Each mark is a test that ran: the library of the column, unmodified, against a whole server with two workers.",
-        "The other end is a bare socket or a bare HTTP request, so that a mark speaks of one library only. Written by",
-        "`pytest tests/matrix --write-matrix`; every run of the tests holds this page to what it saw.",
+        "Each mark is the outcome of a test: the unmodified library of the column against a server with two workers.",
+        "The other end is a plain socket or a plain HTTP request, so that a mark is about one library only. Written by",
+        "`pytest tests/matrix --write-matrix`; every complete run of the tests compares this page with its outcomes.",
         "",
         VERSIONS + ", ".join(f"{name} {number}" for name, number in _versions(chromium_version).items()) + ".",
         "",
@@ -58,17 +57,16 @@ def render(outcomes: Outcomes, chromium_version: str) -> str:
     for row in ROWS:
         marks = (mark(row.id, column.id, row.cells[column.id]) for column in COLUMNS)
         lines.append(f"| {row.title} | " + " | ".join(marks) + " |")
-    lines += ["", "Where a library can't (n/a):", ""]
+    lines += ["", "Where a cell is n/a, the library", ""]
     lines += [f"- {letter}: {reason}." for reason, letter in letters.items()]
     lines += [
         "",
         "## Libraries that were not run",
         "",
-        "The Java, Swift, Go, PHP and Ruby libraries can't run where these tests do. What is known of each, from its",
-        "source, is asserted on the frames and bytes that redpoll sends and takes. So are the ways in that no library",
-        "has.",
+        "The Java, Swift, Go, PHP and Ruby libraries can't run where these tests do. What their sources require is",
+        "tested on the frames and bytes that redpoll sends and accepts. So are credentials that no library supports.",
         "",
-        "| Rule | Whose | |",
+        "| Rule | Required by | |",
         "|---|---|---|",
     ]
     lines += [f"| {rule.title} | {rule.libraries} | {_mark(outcomes[rule.id, ''])} |" for rule in RULES]

@@ -1,7 +1,6 @@
-"""What the libraries that can't run here need of redpoll, by frames and bytes, and ways in that no library has.
+"""What libraries that can't run here require of redpoll's frames and bytes, and credentials that no library supports.
 
-Not a test: tests/matrix/test_matrix.py runs it. Each rule names the libraries whose it is; where it was read in their
-sources is told in protocol.md 2.2, 14.1 to 14.3 and 16.6.
+tests/matrix/test_matrix.py runs the rules. Each one names the libraries that require it, as their source code shows.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from wire import PING, PONG, Frame, digest, frame, signed_path
 
 @dataclass
 class Rule:
-    """One rule: whose it is, and what shows that redpoll keeps it."""
+    """One rule: the libraries that require it, and a test of it."""
 
     id: str
     libraries: str
@@ -46,7 +45,7 @@ def rule(id: str, libraries: str, title: str) -> Callable[[Callable[[Cell], Awai
 
 
 async def _every_kind_of_frame(cell: Cell) -> list[Frame]:
-    """Frames of every kind that the server has, from clients that provoke them."""
+    """Frames of every kind, from clients that cause them."""
     app, api = cell.app("social"), await cell.api(cell.app("social"))
     anna, bert, stamp = cell.named("anna-"), cell.named("bert-"), f"{time.monotonic_ns()}"
     first, second = await cell.socket(app), await cell.socket(app)
@@ -68,7 +67,7 @@ async def _every_kind_of_frame(cell: Cell) -> list[Frame]:
     await first.next("pusher_internal:subscription_count", private)
     second.unsubscribe(presence)
     await first.next("pusher_internal:member_removed", presence)
-    # Refusals, in band: unsigned, wrongly signed, a bad name, a client event where it may not be, no JSON.
+    # Refusals in band: unsigned, wrongly signed, a bad name, a client event on a public channel.
     first.send({"event": "pusher:subscribe", "data": {"channel": f"private-x-{stamp}"}})
     await first.next("pusher:subscription_error")
     wrong = {"channel": f"private-y-{stamp}", "auth": f"{app.app_key}:{'0' * 64}"}
@@ -109,7 +108,7 @@ async def _(cell: Cell) -> None:
     assert all(isinstance(one["data"]["message"], str) for one in errors)
 
 
-@rule("presence-shape", NATIVE, "A member list is `count`, `ids` (strings) and `hash`, whose infos are never null")
+@rule("presence-shape", NATIVE, "A member list has `count`, `ids` (strings) and `hash`, whose infos are never null")
 async def _(cell: Cell) -> None:
     channel = cell.named("presence-")
     for user, info in ((7, None), ("eight", {"name": "Eight"})):
@@ -148,7 +147,7 @@ async def _(cell: Cell) -> None:
 @rule(
     "close-codes",
     NATIVE,
-    "Only Pusher's close codes, after a `pusher:error` that says the same; Swift retries on others",
+    "Only Pusher's close codes, after a `pusher:error` with the same code; Swift retries on others",
 )
 async def _(cell: Cell) -> None:
     plain, elsewhere = cell.app(), "Origin: https://elsewhere.example\r\n"
@@ -169,7 +168,7 @@ async def _(cell: Cell) -> None:
         assert len(socket.close_reason.encode()) <= 123
 
 
-@rule("old-protocol", "old clients", "Protocol 5 and 6, or none in the address, are served as 7 is")
+@rule("old-protocol", "old clients", "Protocol 5, 6 and none in the URL work like 7")
 async def _(cell: Cell) -> None:
     for query in ("protocol=5", "protocol=6&client=Old", "client=none"):
         await (await cell.socket(query=query)).subscribe(cell.named(""))
@@ -229,7 +228,7 @@ def _php_target(app: App, path: str, params: Mapping[str, Any]) -> str:
     pairs = []
     for name, value in query.items():
         if isinstance(value, list):
-            pairs += [f"{quote(f'{name}[{number}]', safe='')}={quote(each)}" for number, each in enumerate(value)]
+            pairs += [f"{quote(f'{name}[{number}]', safe='')}={quote(item)}" for number, item in enumerate(value)]
         else:
             pairs.append(f"{name}={quote(value, safe='')}")
     signature = digest(app.app_secret, f"GET\n{path}\n{text}")
@@ -244,7 +243,7 @@ async def _(cell: Cell) -> None:
     assert status == 200, text
 
 
-@rule("php-prefix", "PHP, Laravel", "The signature may leave out the prefix `/api/v1` under which it is sent")
+@rule("php-prefix", "PHP, Laravel", "The signature may leave out the path prefix `/api/v1`")
 async def _(cell: Cell) -> None:
     app = cell.app()
     body = _event(cell.named(""))
@@ -255,7 +254,7 @@ async def _(cell: Cell) -> None:
         assert await _request(app, "POST", target, body) == (200, "{}")
 
 
-@rule("plus-in-query", "PHP, Go, Node", "A `+` in the query is itself, or a space: whichever was signed")
+@rule("plus-in-query", "PHP, Go, Node", "A `+` in the query is read as `+` or as a space, whichever was signed")
 async def _(cell: Cell) -> None:
     app = cell.app()
     path = f"/apps/{app.app_id}/channels"
@@ -268,7 +267,7 @@ async def _(cell: Cell) -> None:
 
 
 @rule(
-    "ids", "Go, PyPI", "App ids are decimal, keys and secrets hexadecimal: libraries check them, and put them in URLs"
+    "ids", "Go, PyPI", "App ids are decimal, keys and secrets hexadecimal: libraries check them and put them into URLs"
 )
 async def _(cell: Cell) -> None:
     made = await cell.world.command("app", "create", "for its id")
@@ -277,7 +276,7 @@ async def _(cell: Cell) -> None:
     assert re.fullmatch("[0-9a-f]+", made["secret"])
 
 
-@rule("keep-alive", "all", "One connection carries one request after another")
+@rule("keep-alive", "all", "One HTTP connection carries several requests")
 async def _(cell: Cell) -> None:
     app = cell.app()
     reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
@@ -294,7 +293,9 @@ async def _(cell: Cell) -> None:
         writer.close()
 
 
-@rule("header-pair", "no library", "`X-Service-Key` and `X-Service-Secret` open the HTTP API; a wrong pair does not")
+@rule(
+    "header-pair", "no library", "`X-Service-Key` and `X-Service-Secret` authorise HTTP requests; a wrong pair doesn't"
+)
 async def _(cell: Cell) -> None:
     app, socket, channel = cell.app(), await cell.socket(), cell.named("")
     await socket.subscribe(channel)
@@ -306,7 +307,7 @@ async def _(cell: Cell) -> None:
     assert (status, json.loads(text)["status"]) == (401, 401)
 
 
-@rule("bearer", "no library", "A token opens what its scopes say, in its own app, until it is revoked")
+@rule("bearer", "no library", "A token authorises its scopes, in its own app, until it is revoked")
 async def _(cell: Cell) -> None:
     app, socket, channel = cell.app(), await cell.socket(), cell.named("")
     await socket.subscribe(channel)

@@ -1,4 +1,4 @@
-"""Every cell of the matrix, library by feature, and the page that tells. What is done stands in features.py."""
+"""Runs every cell of the matrix, library by feature, and checks MATRIX.md. features.py has what each cell does."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def _run(run: Callable[[Cell], Awaitable[None]], cell: Cell) -> None:
         await run(cell)
     finally:
         await cell.tidy()
-    # An exception that nobody caught, on the page in Chromium.
+    # Uncaught exceptions on the page in Chromium.
     assert not [news for news in cell.world.node.news[began:] if "page_error" in news]
 
 

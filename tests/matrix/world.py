@@ -1,8 +1,8 @@
-"""One running redpoll for the whole matrix, with an app for each way an app can be set, and a website beside it.
+"""One redpoll server for the whole matrix, with an app for each combination of settings, and a website.
 
-Not a test. The server has two workers and both ports, `ws` and `wss`. The website is what an application would have:
-the page that Chromium opens, and the endpoints that sign for its visitors. Whoever visits is said in the endpoint's
-query, where a real application looks at its session.
+The server has two workers and both ports, `ws` and `wss`. The website is what an application would have: the page that
+Chromium opens, and the endpoints that sign for its visitors. The endpoint's query names the visitor, where a real
+application would use its session.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class App:
 
 @dataclass(frozen=True)
 class Visitor:
-    """Who a client is to the application that signs for it."""
+    """A client as the application knows it that signs for it."""
 
     app: App
     user: str | int | None = None
@@ -116,7 +116,7 @@ class World:
         return f"{self.site_url}{path}?{urlencode({'visitor': number})}"
 
     async def command(self, *words: str) -> Any:
-        """What an operator types, with --json; the answer."""
+        """Runs a command with --json, as an operator would; returns the answer."""
         return await asyncio.to_thread(_command, self.server, *words)
 
 
@@ -127,7 +127,7 @@ def _command(server: Server, *words: str) -> Any:
 
 
 def shared_secret(channel: str) -> str:
-    """The key of an encrypted channel, protocol.md 11."""
+    """The key of an encrypted channel (protocol/README.md "Encrypted channels")."""
     return base64.b64encode(hashlib.sha256(channel.encode() + MASTER_KEY).digest()).decode()
 
 
@@ -249,7 +249,7 @@ async def _website(world: World) -> AsyncIterator[None]:
 
 
 def signed_user(visitor: Visitor, socket_id: str) -> dict[str, str]:
-    """The `auth` and `user_data` of a signin, protocol.md 10.1."""
+    """The `auth` and `user_data` of a signin (protocol/README.md "Users and watchlists")."""
     user: dict[str, object] = {"id": str(visitor.user), "user_info": {"name": f"name of {visitor.user}"}}
     if visitor.watchlist:
         user["watchlist"] = list(visitor.watchlist)
