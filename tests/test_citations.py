@@ -25,7 +25,6 @@ STILL_FOREIGN = {
     "src/redpoll/control",
     "src/redpoll/store",
     "src/redpoll/worker/ingress/gate.py",
-    "tests/cluster",
     "tests/control",
     "tests/ext",
     "tests/worker",
