@@ -1,6 +1,7 @@
 """The first page and the data of its charts."""
 
 import json
+import re
 
 
 async def test_page_says_whether_the_server_is_ready(plane, browser):
@@ -10,6 +11,26 @@ async def test_page_says_whether_the_server_is_ready(plane, browser):
     assert "not every worker is ready yet" in page
     part = (await browser.get("/dashboard/figures")).body.decode()
     assert part.startswith('<div id="figures"')
+
+
+async def test_overview_shows_the_state_of_each_workers_connection_to_redis(plane, browser):
+    sampler = plane.plane.dashboard.sampler
+    await sampler.finish()
+    sampler.workers = {
+        "run.1.0": {"redis_connection_state": "reasserting"},
+        "run.0.0": {"redis_connection_state": "open"},
+        "of an earlier version": {},
+    }
+    states = re.findall(
+        r'<li class="(badge[^"]*)">([^<]*)</li>', (await browser.get("/dashboard/figures")).body.decode()
+    )
+    assert states == [
+        ("badge", "of an earlier version unknown"),
+        ("badge ok", "run.0.0 open"),
+        ("badge warn", "run.1.0 reasserting"),
+    ]
+    sampler.workers = {}
+    assert "connections to Redis" not in (await browser.get("/dashboard")).body.decode()
 
 
 async def test_chart_columns_have_the_same_length(plane, browser):

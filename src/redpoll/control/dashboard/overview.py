@@ -58,6 +58,10 @@ class Overview:
         return {
             "obstacle": self._health.obstacle(),
             "workers": len(workers),
+            # A worker of an earlier version doesn't report the state.
+            "redis_states": {
+                name: worker.get("redis_connection_state", "") for name, worker in sorted(workers.items())
+            },
             "connections": total("connections"),
             "channels": total("channels"),
             "subscriptions": total("subscriptions"),
