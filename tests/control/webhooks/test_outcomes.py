@@ -16,9 +16,9 @@ def test_every_status_has_its_sentence(code):
 
 
 def test_a_time_out_says_what_was_waited_for():
-    assert Stage.RESOLVE.late(PLACE, 10.0) == "no address of example.com was found within 10 s"
-    assert Stage.CONNECT.late(PLACE, 10.0) == "no connection to example.com:8443 within 10 s"
-    assert Stage.ANSWER.late(PLACE, 10.0) == "no answer within 10 s"
+    assert Stage.RESOLVE.timeout_reason(PLACE, 10.0) == "no address of example.com was found within 10 s"
+    assert Stage.CONNECT.timeout_reason(PLACE, 10.0) == "no connection to example.com:8443 within 10 s"
+    assert Stage.ANSWER.timeout_reason(PLACE, 10.0) == "no answer within 10 s"
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_another_certificate_fails_the_handshake_and_is_named(pair):
     with pytest.raises(CertificateChanged) as refused:
         shake_hands(PinnedContext(trusted_context(str(pair[0])), "0" * 64), pair)
     assert refused.value.shown == leaf_of(pair)
-    assert str(refused.value) == f"the certificate changed: pinned is {'0' * 64}, shown was {leaf_of(pair)}"
+    assert str(refused.value) == f"the certificate changed: {'0' * 64} is pinned, {leaf_of(pair)} was shown"
 
 
 def test_the_check_of_the_chain_comes_first(pair):

@@ -18,7 +18,7 @@ from redpoll.control.webhooks.sender import PinUnavailable, Sender, Target
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 BODY = b'{"event":"channel.vacated"}'
-NOT_HTTP = "what it answered is not HTTP, or has a head longer than 8 KiB"
+NOT_HTTP = "the answer is not HTTP, or its head is longer than 8 KiB"
 HEADERS = {"Content-Type": "application/json", "X-Service-Delivery": "d1"}
 
 
@@ -279,7 +279,7 @@ async def test_a_reset_is_one_failed_attempt(sender):
     async with Receiver(reset) as receiver:
         attempt = await send(sender, receiver.url)
     assert (attempt.status, attempt.outcome) == (None, Outcome.BROKEN)
-    assert attempt.reason.startswith(("it closed the connection", "the connection broke before an answer"))
+    assert attempt.reason.startswith(("the receiver closed the connection", "the connection broke before an answer"))
     assert len(receiver.requests) == 1
 
 
@@ -289,7 +289,7 @@ async def test_a_receiver_that_closes_without_an_answer_has_failed(sender):
 
     async with Receiver(close) as receiver:
         attempt = await send(sender, receiver.url)
-    assert attempt[:3] == (False, None, "it closed the connection without an answer")
+    assert attempt[:3] == (False, None, "the receiver closed the connection without an answer")
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ async def test_a_receiver_that_closes_without_an_answer_has_failed(sender):
         (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", NOT_HTTP),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, NOT_HTTP),
         (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 1000 + b"\r\n", NOT_HTTP),
-        (b"HTTP/1.1 200 O", "it closed the connection without an answer"),
+        (b"HTTP/1.1 200 O", "the receiver closed the connection without an answer"),
     ],
 )
 async def test_garbage_is_a_failure_and_is_not_quoted(sender, garbage, reason):
@@ -467,7 +467,7 @@ async def test_a_changed_certificate_is_refused_with_its_own_reason_and_no_byte_
         again = await send(tls_sender, receiver.url, await tls_sender.fingerprint(receiver.url))
     new = sha256_of(pairs["second"])
     assert (refused.ok, refused.status, refused.outcome) == (False, None, Outcome.PIN)
-    assert refused.reason == f"the certificate changed: pinned is {pin}, shown was {new}; nothing was sent"
+    assert refused.reason == f"the certificate changed: {pin} is pinned, {new} was shown; nothing was sent"
     assert again.ok
 
 
@@ -478,7 +478,7 @@ async def test_a_changed_certificate_is_told_as_such_where_it_is_not_accepted_ei
         receiver.show(pairs[shown])
         refused = await send(tls_sender, receiver.url, pin)
     assert refused.outcome is Outcome.PIN
-    assert f"shown was {sha256_of(pairs[shown])}" in refused.reason
+    assert f"{sha256_of(pairs[shown])} was shown" in refused.reason
     assert refused.reason.endswith("nothing was sent")
     assert receiver.bytes_read == 0
 

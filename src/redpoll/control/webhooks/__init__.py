@@ -1,1 +1,1 @@
-"""Webhooks: which transitions are told to whom, and every attempt at telling them."""
+"""Webhooks: from a transition in Redis to the delivery to each endpoint (control/README.md "Webhooks")."""

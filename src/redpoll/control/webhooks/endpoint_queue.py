@@ -1,4 +1,8 @@
-"""What the schedule has of one endpoint in memory: the deliveries that may go, and what it knows of the others."""
+"""The part of one endpoint's deliveries that is in memory, and what the schedule knows about the rest.
+
+The store has all waiting deliveries. Up to a few hundred of them are loaded here, so that attempts can start without a
+read of the store.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ __all__ = ["ChangesDuringRead", "EndpointQueue"]
 
 
 class ChangesDuringRead:
-    """What a reading of the store may not know of."""
+    """Deliveries that were added or removed while the store was being read. Its answer may be older than they are."""
 
     __slots__ = ("added", "removed")
 
@@ -23,10 +27,10 @@ class ChangesDuringRead:
 class EndpointQueue:
     """One endpoint's deliveries in memory.
 
-    `held` are the numbers of all that stand in `line`, are under way, or whose result isn't written: the store has them
-    as waiting still. `withdrawn` are those of them that the operator gave up. `more_in_store`: more may be due there.
-    `next_at`: when the next one becomes due that isn't yet. `reading`: what came and went while the store is being
-    read, whose answer may be older than that.
+    `loaded` are the numbers of all deliveries that are in `ready`, have a running attempt, or have a result that isn't
+    written yet; the store still has them as waiting. `withdrawn` are those of them that the operator discarded.
+    `more_in_store`: the store may have more due deliveries. `next_at`: when the next delivery that isn't due yet
+    becomes due. `during_read` is set while the store is being read. `running` and `unwritten` count attempts.
     """
 
     __slots__ = (
@@ -54,17 +58,21 @@ class EndpointQueue:
         self.unwritten = 0
         self.more_in_store = True
         self.next_at: float | None = None
-        # By the loop's clock.
+        # On the loop's clock: the store isn't read for this endpoint before.
         self.read_after = 0.0
+        # Failed attempts since the last success.
         self.failures = 0
+        # Set while a failing endpoint waits between two attempts.
         self.pause: asyncio.TimerHandle | None = None
 
     def load(self, item: Waiting) -> None:
+        """Makes a delivery ready, unless it is loaded already."""
         if item.number not in self.loaded:
             self.loaded.add(item.number)
             self.ready.add(item)
 
     def release(self, number: int) -> None:
+        """Removes a delivery from memory. The store knows its state, or it needs no attempt."""
         self.loaded.discard(number)
         self.withdrawn.discard(number)
         if self.during_read is not None:

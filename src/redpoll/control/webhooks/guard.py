@@ -1,11 +1,9 @@
-"""Which addresses a delivery may go to, and the two doors where that is asked (failures.md row 27).
+"""The SSRF guard: deliveries go to public addresses only.
 
-A URL is an app owner's, and names whatever it likes: this machine, its neighbours, a cloud's metadata. So every address
-that a name resolves to is checked when it is connected to, and the connection goes to the very address that was
-checked: a name that resolves differently a moment later gains nothing. The resolver sees all addresses of a name, the
-socket factory each one that is about to be connected to, whatever it was written as.
-
-Knows nothing of HTTP, of certificates or of what is sent.
+App owners choose webhook URLs, and a URL could name this machine, its neighbours or a cloud's metadata service. The
+guard checks addresses at two points. The resolver refuses a name if any of its addresses isn't public. The socket
+factory checks each address again just before the connection, in whatever form the URL gave it. The connection goes to
+the address that was checked, so a name that resolves differently a moment later (DNS rebinding) gains nothing.
 """
 
 from __future__ import annotations
@@ -22,16 +20,16 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 __all__ = ["AddressRefused", "Guard", "Lookup", "literal_address", "look_up"]
 
-# Answers the addresses of a host name, as text. Raises OSError where there are none.
+# Returns the addresses of a host name, as text. Raises OSError if there are none.
 Lookup = Callable[[str], Awaitable[Sequence[str]]]
 
-# A lookup holds a thread until the system's resolver gives up, half a minute for a name whose servers are silent.
+# A lookup occupies a thread until the system's resolver gives up: half a minute if the name servers don't answer.
 _MAX_LOOKUPS: Final = 64
-# The kernel doubles it.
+# The socket's receive buffer. The kernel doubles it.
 _RECEIVED_BYTES: Final = 8_192
 
-# IANA's registries of special-purpose addresses, and what clouds answer at. The first line that holds an address names
-# it. `ipaddress.is_global` alone would let NAT64, 6to4 and multicast through (dependencies.md 6).
+# IANA's registries of special-purpose addresses, and the metadata addresses of clouds. The first matching line names an
+# address. `ipaddress.is_global` isn't enough: it lets NAT64, 6to4 and multicast through.
 _SPECIAL: Final = tuple(
     (ip_network(network), what)
     for network, what in (
@@ -42,7 +40,7 @@ _SPECIAL: Final = tuple(
         ("127.0.0.0/8", "a loopback address"),
         ("169.254.169.254/32", "a cloud's metadata address"),
         ("169.254.0.0/16", "a link-local address"),
-        # Azure's metadata and host agent, the one of them that looks public.
+        # Azure's metadata and host agent. It looks like a public address.
         ("168.63.129.16/32", "a cloud's metadata address"),
         ("172.16.0.0/12", "a private address"),
         ("192.0.0.0/24", "a reserved address"),
@@ -79,12 +77,12 @@ _SPECIAL: Final = tuple(
         ("ff00::/8", "a multicast address"),
     )
 )
-# What the internet routes in IPv6 (RFC 4291 2.4); all else is reserved until IANA says otherwise.
+# The only IPv6 range that is routed on the internet (RFC 4291 section 2.4). The rest is reserved.
 _GLOBAL_V6: Final = IPv6Network("2000::/3")
 
 
 class AddressRefused(OSError):
-    """No delivery goes to that address. An OSError, since it stands where connecting would have failed."""
+    """Deliveries to that address are refused. An OSError, like any other failure to connect."""
 
     def __init__(self, host: str, address: str, what: str) -> None:
         super().__init__(host, address, what)
@@ -98,26 +96,25 @@ class AddressRefused(OSError):
 
 
 class Guard:
-    """Says no to every address that isn't public, except in `allowed`, the operator's networks
-    (`webhook_allow_addresses`, for tests and intranets).
+    """Refuses every address that isn't public, except those in the networks `allowed` (`webhook_allow_addresses`).
 
-    Raises ValueError for what is no network.
+    Raises ValueError if a text in `allowed` isn't a network.
     """
 
     def __init__(self, allowed: Sequence[str] = ()) -> None:
-        self._allowed = [ip_network(each) for each in allowed]
+        self._allowed = [ip_network(network) for network in allowed]
 
     def fault(self, address: str) -> str | None:
-        """What kind of address it is that nothing is sent to; None for one that deliveries may go to.
+        """Why deliveries to this address are refused ("a private address"); None if they are allowed.
 
-        An allowed IPv4 network doesn't hold the IPv6 forms of its addresses: nobody writes them by mistake.
+        An allowed IPv4 network doesn't include the IPv6 forms of its addresses.
         """
         try:
             found = ip_address(address)
         except ValueError:
-            return "no address"
+            return "not an address"
         if isinstance(found, IPv6Address) and found.scope_id is not None:
-            # A zone chooses an interface and is no part of the address.
+            # The zone selects an interface and isn't part of the address.
             found = IPv6Address(int(found))
         if any(_holds(network, found) for network in self._allowed):
             return None
@@ -129,9 +126,9 @@ class Guard:
         return None
 
     def check(self, host: str, addresses: Sequence[str]) -> None:
-        """Raises AddressRefused unless deliveries may go to every one of the addresses that `host` stands for.
+        """Raises AddressRefused unless deliveries may go to all of the addresses of `host`.
 
-        One bad address among good ones refuses all: which of them is connected to would be luck.
+        One refused address refuses the host, because it would be chance which of them is used.
         """
         for address in addresses:
             what = self.fault(address)
@@ -139,16 +136,16 @@ class Guard:
                 raise AddressRefused(host, address, what)
 
     def open_socket(self, info: tuple[Any, ...]) -> socket.socket:
-        """The last door: aiohttp's `socket_factory`, given what is about to be connected to, as of getaddrinfo."""
+        """aiohttp's `socket_factory`. `info` is an item of getaddrinfo's result: the address of the next connection."""
         family, kind, protocol, _, address = info
         self.check(address[0], (address[0],))
         opened = socket.socket(family, kind, protocol)
-        # Receivers answer little. One that floods us with heads has us parse this much in one go, not 256 KiB.
+        # Answers are short. A receiver that floods us with headers makes us parse this much at a time, not 256 KiB.
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVED_BYTES)
         return opened
 
     def resolver(self, look_up: Lookup) -> AbstractResolver:
-        """The first door, for names: aiohttp asks no resolver for what is written as an address."""
+        """aiohttp's resolver. It is only used for names, not for URLs that contain an address."""
         return _Resolver(self, look_up)
 
 
@@ -157,18 +154,18 @@ class _Resolver(AbstractResolver):
         self._guard = guard
         self._look_up = look_up
         self._free = asyncio.Semaphore(_MAX_LOOKUPS)
-        self._under_way: dict[str, asyncio.Task[Sequence[str]]] = {}
+        self._running: dict[str, asyncio.Task[Sequence[str]]] = {}
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """All who want a name share one lookup, which outlives those whose time is over. No answer is kept longer:
-        connections are, and what was checked is what they go to."""
-        found = self._under_way.get(host)
-        if found is None:
-            found = self._under_way[host] = asyncio.create_task(self._limited(host), name=f"lookup {host}")
-            found.add_done_callback(lambda task: self._done(host, task))
-        addresses = await asyncio.shield(found)
+        """Requests for the same name share one lookup, which continues if one of them times out. Answers are not
+        cached; connections are, and each goes to an address that was checked."""
+        lookup = self._running.get(host)
+        if lookup is None:
+            lookup = self._running[host] = asyncio.create_task(self._limited(host), name=f"lookup {host}")
+            lookup.add_done_callback(lambda task: self._done(host, task))
+        addresses = await asyncio.shield(lookup)
         self._guard.check(host, addresses)
         return [
             ResolveResult(
@@ -187,21 +184,21 @@ class _Resolver(AbstractResolver):
             return await self._look_up(host)
 
     def _done(self, host: str, task: asyncio.Task[Sequence[str]]) -> None:
-        del self._under_way[host]
+        del self._running[host]
         if not task.cancelled():
-            # Whoever asked may be gone, and nobody else is to hear of it.
+            # Marks the exception as seen: all requests for this name may have timed out.
             task.exception()
 
     async def close(self) -> None:
-        for task in self._under_way.values():
+        for task in self._running.values():
             task.cancel()
 
 
 async def look_up(host: str) -> list[str]:
-    """All addresses of a name, by the system's resolver. Raises socket.gaierror.
+    """All addresses of a name, from the system's resolver. Raises socket.gaierror.
 
-    Each in a thread of its own: names whose servers are silent would fill uvloop's pool of four and stop everybody
-    else's. A daemon, so that none of them holds up the end of the process.
+    Each lookup has its own thread: a few names whose servers don't answer would fill uvloop's pool of four threads and
+    block all others. They are daemon threads, so they don't delay the end of the process.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[list[str]] = loop.create_future()
@@ -232,8 +229,8 @@ async def look_up(host: str) -> list[str]:
 
 
 def literal_address(host: str) -> str | None:
-    """The address that a URL's host is, in any form that the system's resolver takes for one (`127.1`, `0x7f000001`,
-    `2130706433`); None for a name."""
+    """The address, if a URL's host is one in any form that the system's resolver accepts (`127.1`, `0x7f000001`,
+    `2130706433`); None if it is a name."""
     with contextlib.suppress(ValueError):
         return str(ip_address(host))
     with contextlib.suppress(OSError, UnicodeError):
@@ -246,6 +243,6 @@ def _holds(network: IPv4Network | IPv6Network, address: IPv4Address | IPv6Addres
 
 
 def _text(address: Sequence[Any]) -> str:
-    """The address of a sockaddr, with its zone where it needs one."""
+    """The address of a sockaddr, with its IPv6 zone if it has one."""
     host: str = address[0]
     return f"{host}%{address[3]}" if len(address) > 3 and address[3] and "%" not in host else host

@@ -1,8 +1,8 @@
-"""From the outbox into the record store: every transition becomes a delivery for each endpoint that wants it.
+"""Moves transitions from the outbox in Redis to the record store, as one delivery per endpoint that wants them.
 
-In this order: drain, write the deliveries in one transaction, and only then let Redis forget the rows. Killed before
-the commit, all of it is read again; behind it, it is read again and known by the deliveries' ids. Nothing waits for a
-receiver here.
+The order is: read rows from Redis, write the deliveries in one transaction, and only then let Redis delete the rows. If
+the process is killed before the commit, the rows are read again. If it is killed after the commit, they are read again
+too, and the unique delivery ids show that they are repeats. Nothing here waits for a receiver.
 """
 
 from __future__ import annotations
@@ -32,24 +32,23 @@ __all__ = ["Intake", "Rows", "delivery_id"]
 
 log = structlog.get_logger(__name__)
 
-# What a webhook waits at most for the next look (cluster.md 9).
+# The pause between two drains (cluster/README.md "Webhook rows").
 DRAIN_EVERY_S: Final = 0.1
-# While no endpoint is enabled and nothing waits: what workers write by then, since they have not heard of it, is for
-# nobody.
+# The pause while no endpoint is enabled and the outbox is empty.
 IDLE_DRAIN_EVERY_S: Final = 1.0
-# Behind an error of the store, while its rows wait in Redis.
-_AGAIN_AFTER_S: Final = 1.0
-# Names the ids of our deliveries; any number would do, as long as it stays.
+# The pause after an error of the store. The rows wait in Redis.
+_RETRY_AFTER_S: Final = 1.0
+# The UUID namespace of delivery ids. It must never change.
 _NAMESPACE: Final = UUID("6f1c3f5e-9a0e-4d0c-8a5b-3f3f6d2b7c11")
 
 
 def delivery_id(shard: int, stamp: int, endpoint_id: str) -> str:
-    """The same for the same transition and endpoint, whenever it is read (cluster.md 9)."""
+    """The delivery's id: the same each time this transition is read for this endpoint."""
     return str(uuid5(_NAMESPACE, f"{shard}:{stamp}:{endpoint_id}"))
 
 
 class Rows(Protocol):
-    """What is needed of cluster.outbox.Outbox."""
+    """The part of cluster.outbox.Outbox that intake uses."""
 
     errors: int
     waiting: int
@@ -61,11 +60,11 @@ class Rows(Protocol):
 
 
 class Intake:
-    """Looks every 100 ms, or every second while no endpoint is enabled, which `any_enabled` tells. `endpoints_of` gives
-    an app's endpoints; `on_new` is told what was written, `on_traced(transition, delivery id, endpoint id)` each of a
-    client event that is traced.
+    """Drains the outbox every 100 ms, or every second while `any_enabled()` is false and the outbox is empty.
 
-    `taken_total` counts transitions whose deliveries are safe, `unreadable_total` rows that no body can be made of.
+    `endpoints_of(app_id)` returns an app's endpoints. `on_new(deliveries)` is called after each commit, and
+    `on_traced(transition, delivery id, endpoint id)` for each new delivery of a traced client event. `taken_total`
+    counts transitions whose deliveries are in the store, `unreadable_total` rows for which no body could be rendered.
     """
 
     def __init__(
@@ -87,104 +86,104 @@ class Intake:
         self._on_new = on_new
         self._on_traced = on_traced
         self._clock = clock
-        # Everything that an earlier process wrote and Redis may not have forgotten has been read again.
+        # All rows that an earlier process committed, but Redis may still have, have been read again.
         self._caught_up = False
         self._reached_end = False
-        # When the first of the rows was committed that Redis has not been told to forget yet.
-        self._unforgotten_since: float | None = None
-        self._failing = False
-        # The last look found nothing, neither rows nor leaves held back; and when the next one is due for all that.
-        self._nothing_there = False
-        self._rests_until_s = 0.0
+        # When the oldest committed rows were committed that Redis may still have.
+        self._undeleted_since: float | None = None
+        self._store_failing = False
+        # The last drain found neither rows nor delayed leaves.
+        self._outbox_empty = False
+        # When to drain next while idle, on the loop's clock.
+        self._idle_until_s = 0.0
 
     async def run(self) -> None:
-        """Goes on until it is cancelled, which may be at any moment."""
+        """Runs until it is cancelled, which is safe at any moment."""
         while True:
             try:
-                wait_s = DRAIN_EVERY_S if self._rests() else await self.drain_once()
+                wait_s = DRAIN_EVERY_S if self._idle() else await self.drain_once()
             except Exception:
-                # A fault of ours. Nothing is forgotten by it, and the next rows may be others.
-                log.exception("intake of webhooks failed")
-                wait_s = _AGAIN_AFTER_S
+                # Our own bug. The rows stay in Redis and are read again.
+                log.exception("webhook intake failed")
+                wait_s = _RETRY_AFTER_S
             await asyncio.sleep(wait_s)
 
-    def _rests(self) -> bool:
-        # Asked every 100 ms, so an endpoint that is made or enabled is looked for from its first row on.
-        resting = self._nothing_there and not self._any_enabled()
-        return resting and asyncio.get_running_loop().time() < self._rests_until_s
+    def _idle(self) -> bool:
+        # Checked every 100 ms, so intake is at full speed from the first row of a new endpoint on.
+        idle = self._outbox_empty and not self._any_enabled()
+        return idle and asyncio.get_running_loop().time() < self._idle_until_s
 
     async def drain_once(self) -> float:
-        """One drain and what comes of it; returns after how many seconds the next one is due."""
+        """Drains once and writes the deliveries. Returns the seconds until the next drain is due."""
         errors = self._outbox.errors
-        self._nothing_there = False
-        self._rests_until_s = asyncio.get_running_loop().time() + IDLE_DRAIN_EVERY_S
+        self._outbox_empty = False
+        self._idle_until_s = asyncio.get_running_loop().time() + IDLE_DRAIN_EVERY_S
         try:
             drained = await self._outbox.drain()
             all_answered = self._outbox.errors == errors
             if all_answered:
-                # What was committed before this call is forgotten now.
-                self._unforgotten_since = None
+                # Redis has deleted the rows that were committed before this drain.
+                self._undeleted_since = None
                 self._caught_up = self._caught_up or self._reached_end
             self._reached_end = False
             if drained.rows:
                 await self._take(drained.rows)
             self._reached_end = all_answered and not drained.more
-            self._nothing_there = self._reached_end and not (
-                drained.rows or self._outbox.waiting or self._outbox.leaves
-            )
+            self._outbox_empty = self._reached_end and not (drained.rows or self._outbox.waiting or self._outbox.leaves)
         except (LinkDown, hiredis.ReplyError, TimeoutError) as error:
             log.debug("outbox not drained", reason=str(error))
             return DRAIN_EVERY_S
         except SQLAlchemyError as error:
-            if not self._failing:
-                log.error("webhooks can't be written to the store; they wait in Redis", reason=reason_of(error))
-            self._failing = True
-            return _AGAIN_AFTER_S
-        self._failing = False
+            if not self._store_failing:
+                log.error("webhook deliveries not written, they wait in Redis", reason=reason_of(error))
+            self._store_failing = True
+            return _RETRY_AFTER_S
+        self._store_failing = False
         return 0.0 if drained.more else DRAIN_EVERY_S
 
     def forgotten_before(self) -> float:
-        """What was written before this Unix time is in Redis no longer, so it can't come again."""
+        """Rows whose deliveries were written before this Unix time are no longer in Redis, so they can't be
+        repeated."""
         if not self._caught_up:
             return 0.0
-        return self._clock() if self._unforgotten_since is None else self._unforgotten_since
+        return self._clock() if self._undeleted_since is None else self._undeleted_since
 
     async def _take(self, rows: Sequence[Transition]) -> None:
         now_s = self._clock()
-        new = [(row, each) for row in rows for each in self._deliveries(row, now_s)]
+        new = [(row, delivery) for row in rows for delivery in self._deliveries(row, now_s)]
         written: list[Waiting] = []
         if new:
             async with self._store.change() as connection:
-                written = await delivery_rows.add(connection, [each for _, each in new])
-        if self._unforgotten_since is None:
-            self._unforgotten_since = now_s
+                written = await delivery_rows.add(connection, [delivery for _, delivery in new])
+        if self._undeleted_since is None:
+            self._undeleted_since = now_s
         self._outbox.committed(rows)
         self.taken_total += len(rows)
         if written:
             self._on_new(written)
-            fresh = {each.id for each in written}
-            for row, each in new:
-                if row.trace is not None and each["id"] in fresh:
-                    self._on_traced(row, each["id"], each["endpoint_id"])
+            written_ids = {delivery.id for delivery in written}
+            for row, delivery in new:
+                if row.trace is not None and delivery["id"] in written_ids:
+                    self._on_traced(row, delivery["id"], delivery["endpoint_id"])
 
     def _deliveries(self, row: Transition, now_s: float) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        deliveries: list[dict[str, Any]] = []
         bodies: dict[str, bytes] = {}
         for endpoint in self._endpoints_of(row.app_id):
-            # What happened before it was disabled waits for it, like what had been read by then.
-            missed = endpoint.disabled_at is not None and row.time_ms >= endpoint.disabled_at * 1000
-            if missed or not wants(endpoint, row.event, row.channel):
+            # A transition from before the endpoint was disabled still gets a delivery, which waits.
+            after_disabling = endpoint.disabled_at is not None and row.time_ms >= endpoint.disabled_at * 1000
+            if after_disabling or not wants(endpoint, row.event, row.channel):
                 continue
             body = bodies.get(endpoint.format)
             if body is None:
                 try:
                     body = bodies[endpoint.format] = render(endpoint.format, row)
                 except (msgspec.MsgspecError, KeyError, ValueError):
-                    # A fault of ours, and one that must not hold up everything behind it.
+                    # Our own bug; it must not block the rows after this one.
                     self.unreadable_total += 1
-                    log.error("a webhook's row can't be read", shard=row.shard, stamp=row.stamp, kind=row.event)
+                    log.error("webhook row unreadable", shard=row.shard, stamp=row.stamp, kind=row.event)
                     break
-            found.append(
+            deliveries.append(
                 {
                     "id": delivery_id(row.shard, row.stamp, endpoint.id),
                     "endpoint_id": endpoint.id,
@@ -199,4 +198,4 @@ class Intake:
                     "created_at": now_s,
                 }
             )
-        return found
+        return deliveries

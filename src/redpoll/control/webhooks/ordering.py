@@ -1,9 +1,10 @@
-"""The deliveries that stand ready for one endpoint, in the order in which they may go (failures.md row 37).
+"""The deliveries of one endpoint that are ready to be sent, and the order in which they may start.
 
-While nothing fails, what is told of one channel arrives as it happened: an occupied or vacated waits for everything
-before it and holds up everything behind it, a member's comings and goings wait for each other. Different channels, and
-different members of one, go side by side. Client events, which carry their `seq`, wait only for the former. Retries
-break the order, and so may a restart.
+While no attempt fails, the deliveries of one channel arrive in the order of the transitions. `channel.occupied`,
+`channel.vacated` and `subscription.count` start only when everything before them has ended, and hold back everything
+after them. Deliveries about the same member wait for each other. Client events wait only for the former; they carry
+`seq`. Different channels, and different members of one channel, are sent in parallel. Retries and restarts may break
+the order; receivers restore it by `seq` (control/README.md "Webhooks").
 """
 
 from __future__ import annotations
@@ -15,56 +16,59 @@ from redpoll.store.deliveries import Waiting
 
 __all__ = ["ReadyDeliveries"]
 
+# Events about the whole channel: no other delivery of the channel runs at the same time.
 _WHOLE_CHANNEL: Final = ("channel.occupied", "channel.vacated", "subscription.count")
 
 
 class _Channel:
-    """`items` stand ready; `users` are under way, `others` are under way beside them, or `alone` is."""
+    """One channel: `items` are ready. Running are those of the members `running_users`, `running_client_events` client
+    events, or, if `running_alone`, one event about the whole channel."""
 
-    __slots__ = ("alone", "items", "listed", "others", "users")
+    __slots__ = ("has_turn", "items", "running_alone", "running_client_events", "running_users")
 
     def __init__(self) -> None:
         self.items: deque[Waiting] = deque()
-        self.users: set[str | None] = set()
-        self.others = 0
-        self.alone = False
-        self.listed = False
+        self.running_users: set[str | None] = set()
+        self.running_client_events = 0
+        self.running_alone = False
+        # It is in ReadyDeliveries._turns.
+        self.has_turn = False
 
-    def may_go(self, item: Waiting) -> bool:
-        if self.alone:
+    def may_start(self, item: Waiting) -> bool:
+        if self.running_alone:
             return False
         if item.event in _WHOLE_CHANNEL:
-            return not self.users and not self.others
-        return item.event == "client_event" or item.user not in self.users
+            return not self.running_users and not self.running_client_events
+        return item.event == "client_event" or item.user not in self.running_users
 
-    def goes(self, item: Waiting) -> None:
+    def start(self, item: Waiting) -> None:
         if item.event in _WHOLE_CHANNEL:
-            self.alone = True
+            self.running_alone = True
         elif item.event == "client_event":
-            self.others += 1
+            self.running_client_events += 1
         else:
-            self.users.add(item.user)
+            self.running_users.add(item.user)
 
-    def comes_back(self, item: Waiting) -> None:
+    def end(self, item: Waiting) -> None:
         if item.event in _WHOLE_CHANNEL:
-            self.alone = False
+            self.running_alone = False
         elif item.event == "client_event":
-            self.others -= 1
+            self.running_client_events -= 1
         else:
-            self.users.discard(item.user)
+            self.running_users.discard(item.user)
 
-    def idle(self) -> bool:
-        return not (self.items or self.users or self.others or self.alone)
+    def empty(self) -> bool:
+        return not (self.items or self.running_users or self.running_client_events or self.running_alone)
 
 
 class ReadyDeliveries:
-    """`len()` of it is how many stand ready. What `take` gave is ended with `done`. No clock, no waiting."""
+    """`len()` is the number of ready deliveries. Each delivery that `take` returned must be ended with `done`."""
 
     def __init__(self) -> None:
         self._length = 0
         self._channels: dict[str, _Channel] = {}
-        # Those whose first item may be able to go; each once.
-        self._open: deque[_Channel] = deque()
+        # The channels whose first delivery may be able to start, each at most once.
+        self._turns: deque[_Channel] = deque()
 
     def __len__(self) -> int:
         return self._length
@@ -75,43 +79,43 @@ class ReadyDeliveries:
             channel = self._channels[item.channel] = _Channel()
         channel.items.append(item)
         self._length += 1
-        self._list(channel)
+        self._give_turn(channel)
 
     def take(self) -> Waiting | None:
-        """The next that may go, one of each channel in turn; None: all that stand here wait for those under way."""
-        while self._open:
-            channel = self._open.popleft()
-            if channel.items and channel.may_go(channel.items[0]):
+        """The next delivery that may start, from each channel in turn. None if all of them wait for running ones."""
+        while self._turns:
+            channel = self._turns.popleft()
+            if channel.items and channel.may_start(channel.items[0]):
                 item = channel.items.popleft()
-                channel.goes(item)
+                channel.start(item)
                 self._length -= 1
-                # Behind the others: one busy channel is no reason for the rest to wait.
-                self._open.append(channel)
+                # To the end, so that a busy channel doesn't delay the others.
+                self._turns.append(channel)
                 return item
-            channel.listed = False
+            channel.has_turn = False
         return None
 
     def done(self, item: Waiting) -> None:
-        """It came back, or was given up."""
+        """The attempt ended, or the delivery was discarded."""
         channel = self._channels[item.channel]
-        channel.comes_back(item)
-        if channel.idle():
-            # May be listed still: its turn finds it empty.
+        channel.end(item)
+        if channel.empty():
+            # It may still be in `_turns`; `take` skips an empty channel.
             del self._channels[item.channel]
         elif channel.items:
-            self._list(channel)
+            self._give_turn(channel)
 
     def clear(self) -> list[Waiting]:
-        """Empties it of all that stand ready; those under way stay under way."""
-        gone = [item for channel in self._channels.values() for item in channel.items]
+        """Removes and returns all ready deliveries. Running ones are not affected."""
+        removed = [item for channel in self._channels.values() for item in channel.items]
         for name, channel in list(self._channels.items()):
             channel.items.clear()
-            if channel.idle():
+            if channel.empty():
                 del self._channels[name]
         self._length = 0
-        return gone
+        return removed
 
-    def _list(self, channel: _Channel) -> None:
-        if not channel.listed:
-            channel.listed = True
-            self._open.append(channel)
+    def _give_turn(self, channel: _Channel) -> None:
+        if not channel.has_turn:
+            channel.has_turn = True
+            self._turns.append(channel)

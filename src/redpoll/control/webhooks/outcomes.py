@@ -1,6 +1,6 @@
-"""What became of an attempt, in a word for the metrics and a sentence for the operator.
+"""The outcome of an attempt: a word for the metrics and a sentence for the operator.
 
-The words are ours alone: nothing that a receiver sent stands in a sentence but its status.
+The sentences are our own. Of what a receiver sent, they contain only the status code.
 """
 
 from __future__ import annotations
@@ -24,29 +24,33 @@ _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 
 
 class Outcome(StrEnum):
-    """Every way that an attempt ends. All but `DELIVERED` are failures, and tried again alike."""
+    """How an attempt ended. All outcomes but `DELIVERED` are failures and are retried in the same way."""
 
     DELIVERED = "delivered"
-    # Answered, with a status that isn't 2xx; `REDIRECT` is a 3xx.
+    # The answer's status is neither 2xx nor 3xx.
     STATUS = "status"
+    # The answer's status is 3xx. Redirects are not followed.
     REDIRECT = "redirect"
     TIMEOUT = "timeout"
-    # By us: the address isn't public, or the URL isn't good under today's settings.
+    # We refused: the address isn't public, or the URL isn't allowed by the current settings.
     REFUSED = "refused"
-    # Another certificate than the pinned one; `TLS`: none that is accepted, or no TLS.
+    # The certificate isn't the pinned one.
     PIN = "pin"
+    # The certificate isn't valid, or there is no TLS.
     TLS = "tls"
-    # No address for the name; `CONNECT`: none that answers; `BROKEN`: closed, or not HTTP.
+    # The name has no address.
     RESOLVE = "resolve"
+    # No address accepts connections.
     CONNECT = "connect"
+    # The connection was closed before an answer, or the answer isn't HTTP.
     BROKEN = "broken"
-    # A fault of this server.
+    # A bug in this server.
     INTERNAL = "internal"
 
 
 class Attempt(NamedTuple):
-    """`status` is None where there was no answer. `reason`: a sentence, after a success too. `response`: the first KiB
-    of the answer's body as it came, which nobody may interpret."""
+    """`status` is None without an answer. `reason` is a sentence, also after a success. `response` is the first KiB of
+    the answer's body, unchecked: only show it escaped."""
 
     ok: bool
     status: int | None
@@ -57,63 +61,63 @@ class Attempt(NamedTuple):
 
 
 class Stage(Enum):
-    """How far a request has come."""
+    """The stage that a request has reached."""
 
     START = 0
     RESOLVE = 1
     CONNECT = 2
     ANSWER = 3
 
-    def late(self, url: URL, within_s: float) -> str:
-        """The sentence of a time-out at this stage."""
+    def timeout_reason(self, url: URL, within_s: float) -> str:
+        """The sentence for a timeout at this stage."""
         if self is Stage.ANSWER:
             return f"no answer within {within_s:g} s"
         if self is Stage.RESOLVE:
             return f"no address of {url.host} was found within {within_s:g} s"
-        return f"no connection to {_place(url)} within {within_s:g} s"
+        return f"no connection to {_host_port(url)} within {within_s:g} s"
 
 
 def of_status(status: int, cut: bool) -> tuple[Outcome, str]:
-    """The outcome of an answer. `cut`: only the beginning of its body was kept."""
-    told = f"{status} {_PHRASES.get(status, '')}".rstrip()
+    """The outcome and sentence for an answer. `cut`: only the beginning of its body was read."""
+    phrase = f"{status} {_PHRASES.get(status, '')}".rstrip()
     if 200 <= status < 300:
-        return Outcome.DELIVERED, f"{told}; the beginning of its body was kept" if cut else told
+        return Outcome.DELIVERED, f"{phrase}; the beginning of its body was kept" if cut else phrase
     if 300 <= status < 400:
-        return Outcome.REDIRECT, f"answered {told}: redirects are not followed"
-    return Outcome.STATUS, f"answered {told}"
+        return Outcome.REDIRECT, f"answered {phrase}: redirects are not followed"
+    return Outcome.STATUS, f"answered {phrase}"
 
 
 def of_error(error: Exception, url: URL) -> tuple[Outcome, str]:
-    """The outcome of a request that got no answer, from what aiohttp or the sockets raised."""
+    """The outcome and sentence for a request without an answer, from the exception of aiohttp or the socket."""
     cause = error.__cause__ if isinstance(error, ClientConnectorError) else error
     if isinstance(cause, AddressRefused):
         return Outcome.REFUSED, str(cause)
     if isinstance(cause, CertificateChanged):
         return Outcome.PIN, f"{cause}; nothing was sent"
     if isinstance(cause, ssl.SSLCertVerificationError):
-        said = cause.verify_message.rstrip(".")
-        return Outcome.TLS, f"the certificate of {url.host} is not accepted: {said}; nothing was sent"
+        text = cause.verify_message.rstrip(".")
+        return Outcome.TLS, f"the certificate of {url.host} is not accepted: {text}; nothing was sent"
     if isinstance(cause, socket.gaierror):
         return Outcome.RESOLVE, f"no address of {url.host} is known: {cause.strerror}"
     if isinstance(error, ClientConnectorError):
         if isinstance(cause, ssl.SSLError):
-            said = (cause.reason or "failed").replace("_", " ").lower()
-            return Outcome.TLS, f"no TLS connection to {_place(url)}: {said}; nothing was sent"
-        return Outcome.CONNECT, f"no connection to {_place(url)}: {_said(cause)}"
+            text = (cause.reason or "failed").replace("_", " ").lower()
+            return Outcome.TLS, f"no TLS connection to {_host_port(url)}: {text}; nothing was sent"
+        return Outcome.CONNECT, f"no connection to {_host_port(url)}: {_system_error(cause)}"
     if isinstance(error, ClientResponseError):
-        return Outcome.BROKEN, "what it answered is not HTTP, or has a head longer than 8 KiB"
+        return Outcome.BROKEN, "the answer is not HTTP, or its head is longer than 8 KiB"
     if isinstance(error, (ServerDisconnectedError, ClientPayloadError)):
-        return Outcome.BROKEN, "it closed the connection without an answer"
+        return Outcome.BROKEN, "the receiver closed the connection without an answer"
     if isinstance(error, (OSError, ClientError)):
-        return Outcome.BROKEN, f"the connection broke before an answer: {_said(error)}"
-    return Outcome.INTERNAL, "an error of this server, which its log tells"
+        return Outcome.BROKEN, f"the connection broke before an answer: {_system_error(error)}"
+    return Outcome.INTERNAL, "an error in this server; see its log"
 
 
-def _place(url: URL) -> str:
+def _host_port(url: URL) -> str:
     return f"{url.host}:{url.port}"
 
 
-def _said(error: BaseException | None) -> str:
-    """What the system says of an error, without what a library puts around it."""
+def _system_error(error: BaseException | None) -> str:
+    """The system's text for an error, without the library's additions."""
     number = error.errno if isinstance(error, OSError) else None
     return os.strerror(number) if number else type(error).__name__

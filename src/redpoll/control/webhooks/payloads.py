@@ -1,6 +1,6 @@
-"""What a delivery says: its body in both formats, its headers, its signatures (spec 6.3, protocol.md 15.1 and 15.2).
+"""The body of a delivery in both formats, its headers and its signatures (protocol/README.md "Webhooks").
 
-Functions of their arguments. Which endpoint wants which transition, and how the bytes get there, is others'.
+All functions depend only on their arguments. endpoints.py decides which endpoint gets a transition; sender.py sends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PUSHER_NAMES: Final[Mapping[str, str]] = {
     "subscription.count": "subscription_count",
 }
 EVENTS: Final = tuple(_PUSHER_NAMES)
-# The spec's five, which an endpoint for `all` gets (spec 6.2); the others are sent to who names them (decisions.md).
+# The five events that `all` stands for. The other two must be named (protocol/README.md "Webhooks").
 STANDARD: Final = EVENTS[:5]
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -40,23 +40,22 @@ _QUOTE: Final = ord('"')
 
 
 def render(format: str, transition: Transition) -> bytes:
-    """The body, JSON: the same bytes on every attempt, so it is rendered once and kept.
+    """The JSON body. It is rendered once and stored, so every attempt sends the same bytes.
 
-    `service`: `{"event", "data", "timestamp"}`; `pusher`: `{"time_ms", "events": [one]}`. Times are the transition's.
-    `seq`, which rises per channel, lies beside the channel: a receiver that drops what is lower than it has seen keeps
-    the order that retries break (failures.md row 37). Raises msgspec.DecodeError where the row's detail isn't the JSON
-    that its event has.
+    `service`: `{"event", "data", "timestamp"}`; `pusher`: `{"time_ms", "events": [one]}`. The times are those of the
+    transition. `seq` increases per channel: retries may change the order, and a receiver that ignores lower numbers
+    than it has seen restores it. Raises msgspec.DecodeError if the row's detail isn't valid for its event.
     """
     if format == "pusher":
-        told = {"name": _PUSHER_NAMES[transition.event], "channel": transition.channel}
-        told |= _pusher_fields(transition)
-        return _encode({"time_ms": transition.time_ms, "events": [told | {"seq": transition.stamp}]})
+        event = {"name": _PUSHER_NAMES[transition.event], "channel": transition.channel}
+        event |= _pusher_fields(transition)
+        return _encode({"time_ms": transition.time_ms, "events": [event | {"seq": transition.stamp}]})
     data = {"channel": transition.channel, **_service_fields(transition), "seq": transition.stamp}
     return _encode({"event": transition.event, "data": data, "timestamp": transition.time_ms // 1000})
 
 
 def _service_fields(transition: Transition) -> dict[str, Any]:
-    """What stands beside `channel` in `data` (protocol.md 15.2)."""
+    """The members of `data` besides `channel` and `seq`."""
     event, detail = transition.event, transition.detail
     if event == "channel.occupied" or event == "subscription.count":
         return {"subscription_count": _number(detail)}
@@ -71,7 +70,7 @@ def _service_fields(transition: Transition) -> dict[str, Any]:
 
 
 def _pusher_fields(transition: Transition) -> dict[str, Any]:
-    """What stands beside `name` and `channel` (protocol.md 15.1)."""
+    """The members of the event besides `name`, `channel` and `seq`."""
     event = transition.event
     if event in ("member.added", "member.removed"):
         return {"user_id": transition.user}
@@ -81,16 +80,16 @@ def _pusher_fields(transition: Transition) -> dict[str, Any]:
 
 
 def _client_event(transition: Transition) -> dict[str, Any]:
-    """`data` is a string in both formats: JSON text where the client sent something else, since receivers with types
-    expect one (protocol.md 15.1)."""
+    """`data` is a string in both formats, because typed receivers expect one. If the client sent another type, it is
+    that value's JSON text."""
     sent = _decode(transition.detail)
     data = bytes(sent["data"]) if "data" in sent else b"null"
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "event": sent["event"],
         "data": _decode_text(data) if data[0] == _QUOTE else data.decode(),
         "socket_id": sent["socket_id"],
     }
-    return told if transition.user is None else told | {"user_id": transition.user}
+    return fields if transition.user is None else fields | {"user_id": transition.user}
 
 
 def _number(detail: bytes) -> int:
@@ -98,8 +97,8 @@ def _number(detail: bytes) -> int:
 
 
 def sign(secret: str, body: bytes) -> str:
-    """HMAC-SHA256 of the raw body, in lowercase hex: of an endpoint's secret the service's signature (spec 6.3), of a
-    key's Pusher's."""
+    """HMAC-SHA256 of the raw body in lowercase hex. With an endpoint's secret it is the service's signature, with the
+    secret of an app's key it is Pusher's."""
     return hmac.digest(secret.encode(), body, hashlib.sha256).hex()
 
 
@@ -115,14 +114,14 @@ def headers(
     previous_secret: str = "",
     key: Key | None = None,
 ) -> dict[str, str]:
-    """The headers of one attempt, numbered from 1; `now_s` are Unix seconds.
+    """The headers of one attempt; `attempt` counts from 1, `now_s` is in Unix seconds.
 
-    Signed by `secret`, the endpoint's newest from the moment it was rotated, and in a header of its own by the one
-    before while that is still good, so that no receiver has to change in that moment. In the pusher format `key`, the
-    app's oldest enabled one, signs too; without any there is no such signature, and the service's still holds.
+    `secret` is the endpoint's newest secret. For a day after a rotation, `previous_secret` signs in a second header, so
+    receivers can change theirs at any time of that day. In the pusher format, the app's oldest enabled key signs too;
+    an app without one sends no Pusher signature.
     """
-    told = {
-        # Pusher's libraries compare this whole string (protocol.md 15.1).
+    values = {
+        # Pusher's libraries compare this whole string.
         "Content-Type": "application/json",
         "X-Service-Event": event,
         "X-Service-Timestamp": str(int(now_s)),
@@ -131,8 +130,8 @@ def headers(
         "X-Service-Signature": sign(secret, body),
     }
     if previous_secret:
-        told["X-Service-Signature-Previous"] = sign(previous_secret, body)
+        values["X-Service-Signature-Previous"] = sign(previous_secret, body)
     if format == "pusher" and key is not None:
-        told["X-Pusher-Key"] = key.key
-        told["X-Pusher-Signature"] = sign(key.secret, body)
-    return told
+        values["X-Pusher-Key"] = key.key
+        values["X-Pusher-Signature"] = sign(key.secret, body)
+    return values

@@ -1,8 +1,8 @@
-"""A certificate pin: the SHA-256 of the one leaf certificate that an endpoint may show (spec 6.4).
+"""Certificate pins: an endpoint can be limited to one leaf certificate, given by its SHA-256.
 
-It is compared at the end of each TLS handshake, where not a byte of a request has been sent yet, and comes on top of
-what every connection is checked for, the chain to a CA and the name. aiohttp's `Fingerprint` would take the place of
-those checks: an expired certificate would do, and so would the capture of a forged one.
+The pin is compared at the end of each TLS handshake, before any byte of a request is sent. It is an addition to the
+usual checks of chain and name. aiohttp's `Fingerprint` would replace those checks: it accepts expired certificates, and
+a forged one could be captured as a pin.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = [
     "unchecked_context",
 ]
 
-# Fits no certificate: a connection with it ends by telling which one was shown.
+# A pin that no certificate matches. The connection fails with CertificateChanged, which has the shown certificate.
 MATCHES_NONE: Final = "-"
 
 
 class CertificateChanged(ssl.SSLError):
     """The certificate isn't the pinned one. `shown` is its SHA-256, 64 hex digits.
 
-    An SSLError, because it comes out of the handshake, where event loops expect those.
+    It is an SSLError because event loops expect those from a handshake.
     """
 
     def __init__(self, pinned: str, shown: str) -> None:
@@ -37,11 +37,11 @@ class CertificateChanged(ssl.SSLError):
         self.shown = shown
 
     def __str__(self) -> str:
-        return f"the certificate changed: pinned is {self.pinned}, shown was {self.shown}"
+        return f"the certificate changed: {self.pinned} is pinned, {self.shown} was shown"
 
 
 class PinCheckingSSLObject(ssl.SSLObject):
-    """One connection's TLS, whose handshake fails unless the certificate fits the pin. Empty: any does."""
+    """One TLS connection. Its handshake fails if there is a pin and the certificate doesn't match it."""
 
     pin = ""
 
@@ -56,10 +56,10 @@ class PinCheckingSSLObject(ssl.SSLObject):
 
 
 class PinnedContext(ssl.SSLContext):
-    """`shared` with a pin. Holds no certificates of its own: reading the system's takes 20 ms and 1 MiB.
+    """The context `shared` with a pin. It has no CA certificates of its own: loading them takes 20 ms and 1 MiB.
 
-    Connections are pooled by the context they were made with, so keep one for each pin, and one made with another
-    pin, or with none, is never used.
+    aiohttp pools connections per context. Keep one PinnedContext per pin, so that a connection is never used with
+    another pin than the one it was checked with.
     """
 
     def __new__(cls, shared: ssl.SSLContext, pin: str) -> PinnedContext:
@@ -78,7 +78,10 @@ class PinnedContext(ssl.SSLContext):
 
 
 def trusted_context(ca_file: str = "") -> ssl.SSLContext:
-    """Checks chain and name, by the system's CAs and those of `ca_file` (PEM). Raises OSError, ssl.SSLError."""
+    """A context that checks chain and name, with the system's CAs and those of `ca_file` (PEM).
+
+    Raises OSError or ssl.SSLError for a bad `ca_file`.
+    """
     context = ssl.create_default_context()
     if ca_file:
         context.load_verify_locations(ca_file)
@@ -87,7 +90,7 @@ def trusted_context(ca_file: str = "") -> ssl.SSLContext:
 
 
 def unchecked_context() -> ssl.SSLContext:
-    """Checks nothing: for a look at a certificate that was not accepted, never for a delivery."""
+    """A context that checks nothing. Only for reading a certificate that was not accepted, never for a delivery."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -1,6 +1,6 @@
-"""What became of attempts, written to the store many at a time: a commit for each would be a sync of the disk for each.
+"""Writes the results of attempts to the store, many per transaction, because each commit is a sync of the disk.
 
-Killed before they are written, those attempts are made again, under the same delivery ids.
+If the process is killed before a result is written, the next process repeats that attempt under the same delivery id.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ __all__ = ["Results"]
 
 log = structlog.get_logger(__name__)
 
-# Between two commits, unless there are many by then.
+# The pause between two commits; it ends early when this many results wait.
 _COMMIT_EVERY_S: Final = 0.02
 _COMMIT_AT_ONCE: Final = 32
 _MAX_PER_COMMIT: Final = 1_000
-_AGAIN_AFTER_S: Final = 1.0
+_RETRY_AFTER_S: Final = 1.0
 
 
 class Results:
-    """Takes results with `put`; `run()` writes them, and tells `on_written` which are safe."""
+    """`put` takes results and `run()` writes them. `on_written(results)` is called after each commit."""
 
     def __init__(self, store: Store, on_written: Callable[[Sequence[Result]], None]) -> None:
         self._store = store
         self._on_written = on_written
         self._waiting: list[Result] = []
-        # Endpoint id -> since when it fails, as it is to be written.
+        # Endpoint id -> since when it has been failing; not written yet.
         self._failing: dict[str, float | None] = {}
         self._has_any = asyncio.Event()
         self._has_many = asyncio.Event()
@@ -44,7 +44,7 @@ class Results:
 
     @property
     def unwritten(self) -> int:
-        """Results that the store hasn't got: many, where it can't be written."""
+        """The number of results that are not in the store yet."""
         return len(self._waiting)
 
     def put(self, result: Result) -> None:
@@ -58,25 +58,25 @@ class Results:
         self._has_any.set()
 
     def shift_retries(self, by_s: float) -> None:
-        """The clock was set: what waits for a retry is due so much later. Called behind a change of the store."""
+        """The clock was set: moves the due times of unwritten retries. Call it after the same change in the store."""
         self._waiting = [
-            each._replace(at=each.at + by_s) if each.state == "waiting" else each for each in self._waiting
+            result._replace(at=result.at + by_s) if result.state == "waiting" else result for result in self._waiting
         ]
 
     async def run(self) -> None:
-        """Goes on until `stop`, and to the end of what there is by then. Not to be cancelled in a commit."""
+        """Writes until `stop` is called and everything put by then is written. Don't cancel it during a commit."""
         while not self._stopping or self._waiting or self._failing:
             await self._has_any.wait()
             try:
                 written = await self.write()
             except Exception:
-                # A fault of ours, by which nothing more would ever be written.
-                log.exception("writing results of webhooks failed")
+                # Our own bug must not end the writing.
+                log.exception("webhook results not written")
                 written = False
             if not written:
                 if self._stopping:
                     return
-                await asyncio.sleep(_AGAIN_AFTER_S)
+                await asyncio.sleep(_RETRY_AFTER_S)
             try:
                 async with asyncio.timeout(0 if self._stopping else _COMMIT_EVERY_S):
                     await self._has_many.wait()
@@ -88,22 +88,21 @@ class Results:
         self._has_any.set()
 
     async def write(self) -> bool:
-        """Writes what there is, a thousand of them at most. False: the store can't be written; they are kept."""
+        """Writes up to _MAX_PER_COMMIT results in one transaction. Returns False, and keeps them, if the store
+        fails."""
         self._has_many.clear()
         if not self._waiting and not self._failing:
             return True
         try:
             async with self._store.change() as connection:
-                # Only now: see `move`.
+                # Only now, because `shift_retries` may have replaced them while we waited for the transaction.
                 results, failing = self._waiting[:_MAX_PER_COMMIT], dict(self._failing)
                 if results:
                     await delivery_rows.put_results(connection, results)
                 for endpoint_id, since in failing.items():
                     await endpoint_rows.set_failing_since(connection, endpoint_id, since)
         except SQLAlchemyError as error:
-            log.error(
-                "results of webhooks can't be written to the store", waiting=self.unwritten, reason=reason_of(error)
-            )
+            log.error("webhook results not written", waiting=self.unwritten, reason=reason_of(error))
             return False
         del self._waiting[: len(results)]
         for endpoint_id, since in failing.items():

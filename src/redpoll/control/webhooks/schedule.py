@@ -1,8 +1,9 @@
-"""When each delivery is tried: at once, then behind the setting's times; and how many at a time.
+"""Decides when each delivery is attempted, and how many attempts run at a time.
 
-The store says what waits, so a kill loses nothing: what was under way is tried again. Every endpoint has a queue of its
-own, with its own bound, so a slow or dead one delays no other (failures.md row 35). In memory are a few hundred
-deliveries of each; the rest lies in the store until there is room.
+A new delivery is attempted at once. After a failure it is retried after the pauses of the setting
+`webhook_retry_after_s`; after the last one it is a dead letter. The store has all waiting deliveries, so a kill loses
+none: the next process repeats attempts that were running. Each endpoint has its own queue and bounds, so a slow or dead
+receiver doesn't delay the others. A few hundred deliveries per endpoint are in memory, the rest in the store.
 """
 
 from __future__ import annotations
@@ -32,33 +33,34 @@ __all__ = ["AttemptSender", "EndpointIndex", "Schedule"]
 
 log = structlog.get_logger(__name__)
 
-# Attempts at one endpoint at a time; and how many may have been begun whose results aren't in the store, which is what
-# a kill has told twice.
+# Running attempts per endpoint.
 _MAX_RUNNING: Final = 32
+# Attempts per endpoint that are running or whose results are not in the store: the upper bound on repeats after a kill.
 _MAX_UNWRITTEN: Final = 64
-# Of one that has failed so often without a success between: attempts at a time, and the pause between their
-# beginnings. It gets no more than 200 attempts a second then, about a tenth of a core; the first success lifts it.
+# After this many failures without a success, an endpoint gets fewer attempts at a time and a pause between them: at
+# most 200 attempts per second, about a tenth of a core. The first success ends this.
 _FAILING_AFTER: Final = 20
 _MAX_RUNNING_FAILING: Final = 8
 _FAILING_PAUSE_S: Final = 0.005
-# Deliveries of one endpoint in memory; below the second number more are read.
+# Ready deliveries in memory per endpoint; below the second number more are read from the store.
 _MAX_READY: Final = 512
 _REFILL_BELOW: Final = 128
-# Between two looks into the store for one endpoint, whose retries may become due one by one.
+# The pause between two reads of the store for one endpoint, because its retries may become due one by one.
 _READ_PAUSE_S: Final = 0.1
-# The clock may be set, so no timer is longer. It was, when it is off by so much.
+# No timer is longer, so that a change of the system clock is noticed in time.
 _MAX_WAIT_S: Final = 1.0
+# A difference this large between the system clock and the steady one means that the clock was set.
 _CLOCK_JUMP_S: Final = 1.0
 
 
 class AttemptSender(Protocol):
-    """What is needed of sender.Sender."""
+    """The part of sender.Sender that the schedule uses."""
 
     async def attempt(self, target: Target, body: bytes, headers: dict[str, str]) -> Attempt: ...
 
 
 class EndpointIndex(Protocol):
-    """What is needed of endpoints.Endpoints."""
+    """The part of endpoints.Endpoints that the schedule uses."""
 
     def known(self, endpoint_id: str) -> Endpoint | None: ...
 
@@ -68,11 +70,11 @@ class EndpointIndex(Protocol):
 
 
 class Schedule:
-    """`run()` until it is cancelled, then `finish()`. `retry_after_s` are the pauses behind failed attempts; a delivery
-    that fails once more than there are is a dead letter. `signing_key` gives an app's; `clock` tells Unix seconds, and
-    `steady` seconds that nobody sets: a pause is as long as it is, whatever the clock does.
+    """Call `run()`, cancel it, then call `finish()`.
 
-    `attempts` counts by outcome; `failed_total` deliveries that became dead letters.
+    `retry_after_s` are the pauses after failed attempts, in seconds. `signing_key(app_id)` returns the app's key.
+    `clock()` returns Unix seconds, `steady()` seconds of a clock that is never set, by which pauses are measured.
+    `attempts` counts attempts by outcome, `failed_total` deliveries that became dead letters.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class Schedule:
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self.attempts: Counter[str] = Counter()
-        # By app id: attempts that delivered, and that failed.
+        # By app id: successful and failed attempts.
         self.by_app: dict[str, tuple[int, int]] = {}
         self.failed_total = 0
         self._store = store
@@ -96,14 +98,14 @@ class Schedule:
         self._signing_key = signing_key
         self._clock = clock
         self._steady = steady
-        # The clock less the steady one, as of when they were compared; and whether the store has been told.
+        # The clock minus the steady one at their last comparison, and whether the store's times agree with it.
         self._clock_offset_s = clock() - steady()
         self._clock_known = False
         self._waiting_found = False
         self._loop = asyncio.get_running_loop()
         self._queues: dict[str, EndpointQueue] = {each.id: EndpointQueue(each.id) for each in endpoints.every()}
         self._results = Results(store, self._results_written)
-        # The queues of results that are not written yet, by the delivery's number.
+        # The queues of deliveries whose results are not written yet, by the delivery's number.
         self._unwritten: dict[int, EndpointQueue] = {}
         self._writing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,11 +114,12 @@ class Schedule:
 
     @property
     def running(self) -> int:
-        """Attempts that are under way."""
+        """The number of running attempts."""
         return len(self._tasks)
 
     def add(self, written: Sequence[Waiting]) -> None:
-        """Deliveries that the store has just taken: tried at once, or left there where their queue is full."""
+        """New deliveries that were just written to the store. They start at once, or stay there if their queue is
+        full."""
         touched: dict[str, EndpointQueue] = {}
         for item in written:
             queue = touched.get(item.endpoint_id) or self._queue_of(item.endpoint_id)
@@ -124,7 +127,7 @@ class Schedule:
             if queue.more_in_store or len(queue.ready) >= _MAX_READY:
                 queue.more_in_store = True
             elif queue.during_read is not None:
-                # Behind what is being read, which is older.
+                # They come after the ones that are being read, which are older.
                 queue.during_read.added.append(item)
             else:
                 queue.load(item)
@@ -133,7 +136,7 @@ class Schedule:
         self._wake.set()
 
     def endpoint_changed(self, endpoint_id: str) -> None:
-        """Something changed there: it was enabled or disabled, or its dead letters are tried anew."""
+        """The endpoint was enabled, disabled or changed, or its dead letters are retried."""
         queue = self._queue_of(endpoint_id)
         queue.more_in_store = True
         if not self._is_enabled(queue):
@@ -142,7 +145,7 @@ class Schedule:
         self._wake.set()
 
     def withdraw(self, endpoint_id: str, numbers: Collection[int]) -> None:
-        """The operator gave these up: what isn't under way is not begun."""
+        """The operator discarded these deliveries: attempts that are not running don't start."""
         queue = self._queues.get(endpoint_id)
         if queue is not None:
             queue.withdrawn |= queue.loaded.intersection(numbers)
@@ -150,9 +153,10 @@ class Schedule:
                 queue.during_read.removed.update(numbers)
 
     def forget(self, known: Callable[[str], object]) -> None:
-        """Lets go of the queues of endpoints that are no longer known."""
-        for endpoint_id in [each for each in self._queues if not known(each) and not self._queues[each].loaded]:
-            del self._queues[endpoint_id]
+        """Removes the queues of endpoints for which `known` is false."""
+        for endpoint_id, queue in list(self._queues.items()):
+            if not known(endpoint_id) and not queue.loaded:
+                del self._queues[endpoint_id]
 
     async def run(self) -> None:
         """Keeps the queues filled."""
@@ -161,8 +165,8 @@ class Schedule:
             try:
                 wait_s = await self.step()
             except Exception:
-                # A fault of ours, which must not stop what can go on.
-                log.exception("schedule of webhooks failed")
+                # Our own bug must not end the schedule.
+                log.exception("webhook schedule failed")
                 wait_s = _MAX_WAIT_S
             try:
                 async with asyncio.timeout(wait_s):
@@ -171,7 +175,7 @@ class Schedule:
                 pass
 
     async def step(self) -> float:
-        """Reads what is due into the queues that have room; returns after how many seconds to look again."""
+        """Reads due deliveries into the queues that have room. Returns the seconds until the next step is due."""
         self._wake.clear()
         await self._follow_clock()
         if not self._waiting_found:
@@ -188,7 +192,7 @@ class Schedule:
                 try:
                     await self._refill(queue)
                 except SQLAlchemyError as error:
-                    log.error("webhooks can't be read from the store", reason=reason_of(error))
+                    log.error("webhook deliveries not read", reason=reason_of(error))
             elif wanted:
                 wait_s = min(wait_s, queue.read_after - self._loop.time())
             self._start_attempts(queue)
@@ -197,7 +201,7 @@ class Schedule:
         return max(wait_s, 0.0)
 
     async def _follow_clock(self) -> None:
-        """When the clock was set, while this process runs or before: what is due by it in the store is set too."""
+        """If the system clock was set, now or while no process ran, moves the due times in the store accordingly."""
         steady_s, now_s = self._steady(), self._clock()
         before_s = steady_s + self._clock_offset_s
         if not self._clock_known or abs(now_s - before_s) >= _CLOCK_JUMP_S:
@@ -206,33 +210,33 @@ class Schedule:
                     longest_s = max(self._retry_after_s, default=0.0)
                     await delivery_rows.keep_pauses(connection, before_s=before_s, now_s=now_s, longest_s=longest_s)
             except SQLAlchemyError as error:
-                log.error("webhooks can't be told of the clock", reason=reason_of(error))
+                log.error("webhook due times not moved after a clock change", reason=reason_of(error))
                 return
-            # Nothing is waited for from the commit on: whoever writes next goes by the new time.
+            # No await between the commit and here: the next result to be written must already use the new time.
             self._results.shift_retries(now_s - before_s)
             for queue in self._queues.values():
                 queue.more_in_store, queue.next_at = True, None
             if self._clock_known:
-                log.warning("the clock was set; retries of webhooks keep their pauses", by_s=round(now_s - before_s, 1))
+                log.warning("clock was set, webhook retries keep their pauses", by_s=round(now_s - before_s, 1))
             self._clock_known = True
         self._clock_offset_s = now_s - steady_s
 
     def _now(self) -> float:
-        """The time by which deliveries are due: the clock's, as far as it has been followed."""
+        """Unix seconds by which deliveries are due: the system clock without changes that were not followed yet."""
         return self._steady() + self._clock_offset_s
 
     async def finish(self, within_s: float) -> None:
-        """Begins nothing more, gives what is under way so long, and writes what became of it."""
+        """Starts no more attempts, gives running ones `within_s` seconds, and writes their results."""
         self._finishing = True
         for queue in self._queues.values():
             if queue.pause is not None:
                 queue.pause.cancel()
-        under_way = set(self._tasks)
-        if under_way:
-            await asyncio.wait(under_way, timeout=within_s)
-        for task in under_way:
+        running = set(self._tasks)
+        if running:
+            await asyncio.wait(running, timeout=within_s)
+        for task in running:
             task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
         self._results.stop()
         if self._writing is not None:
             await self._writing
@@ -248,20 +252,23 @@ class Schedule:
         return endpoint is not None and endpoint.enabled
 
     async def _find_waiting(self) -> None:
-        """Spares a `_refill` to the queues for which nothing waits in the store: there may be ten thousand of them."""
+        """At the start, one query finds the endpoints with waiting deliveries.
+
+        The others need no `_refill`: there may be ten thousand endpoints.
+        """
         queues = list(self._queues.values())
         for queue in queues:
             queue.more_in_store, queue.during_read = False, ChangesDuringRead()
-        endpoints_with_waiting = {queue.endpoint_id for queue in queues}
+        with_waiting = {queue.endpoint_id for queue in queues}
         try:
             async with self._store.reading() as connection:
-                endpoints_with_waiting = await delivery_rows.endpoints_with_waiting(connection)
+                with_waiting = await delivery_rows.endpoints_with_waiting(connection)
         except SQLAlchemyError as error:
-            log.error("webhooks can't be read from the store", reason=reason_of(error))
+            log.error("webhook deliveries not read", reason=reason_of(error))
         finally:
             for queue in queues:
                 changes, queue.during_read = queue.during_read or ChangesDuringRead(), None
-                if queue.endpoint_id in endpoints_with_waiting or not self._is_enabled(queue):
+                if queue.endpoint_id in with_waiting or not self._is_enabled(queue):
                     queue.more_in_store = True
                 elif not queue.more_in_store:
                     for item in changes.added:
@@ -272,7 +279,7 @@ class Schedule:
     async def _refill(self, queue: EndpointQueue) -> None:
         now_s = self._now()
         limit = _MAX_READY + len(queue.loaded)
-        # Before the question, not behind it: what is written meanwhile comes by `add`, or sets it again.
+        # Reset before the read: what is written during it comes through `add`, or sets these again.
         queue.more_in_store, queue.next_at, queue.during_read = False, None, (changes := ChangesDuringRead())
         queue.read_after = self._loop.time() + _READ_PAUSE_S
         try:
@@ -290,7 +297,7 @@ class Schedule:
         if not self._is_enabled(queue):
             queue.more_in_store = True
             return
-        # Where there is more in the store, what has come since is behind that.
+        # If the store has more, the deliveries added during the read come after those and are read later.
         for item in found if queue.more_in_store else found + changes.added:
             if item.number not in changes.removed:
                 queue.load(item)
@@ -298,15 +305,15 @@ class Schedule:
     # -- attempts
 
     def _start_attempts(self, queue: EndpointQueue) -> None:
-        """Begins what may begin."""
+        """Starts as many attempts as the bounds allow."""
         if queue.pause is not None or self._finishing:
             return
         endpoint = self._endpoints.known(queue.endpoint_id)
         if endpoint is None or not endpoint.enabled:
             return
         failing = queue.failures >= _FAILING_AFTER
-        at_once = _MAX_RUNNING_FAILING if failing else _MAX_RUNNING
-        while queue.running < at_once and queue.running + queue.unwritten < _MAX_UNWRITTEN:
+        max_running = _MAX_RUNNING_FAILING if failing else _MAX_RUNNING
+        while queue.running < max_running and queue.running + queue.unwritten < _MAX_UNWRITTEN:
             item = queue.ready.take()
             if item is None:
                 break
@@ -328,7 +335,7 @@ class Schedule:
 
     async def _attempt(self, queue: EndpointQueue, endpoint: Endpoint, item: Waiting) -> None:
         begun_s = self._clock()
-        told = headers(
+        signed = headers(
             endpoint.format,
             item.event,
             item.body,
@@ -340,8 +347,8 @@ class Schedule:
             key=self._signing_key(endpoint.app_id),
         )
         try:
-            # Cancelled, nobody knows what became of it: the next process tries it again.
-            attempt = await self._sender.attempt(Target(endpoint.url, endpoint.pin), item.body, told)
+            # If this is cancelled, its outcome is unknown, and the next process repeats it.
+            attempt = await self._sender.attempt(Target(endpoint.url, endpoint.pin), item.body, signed)
         finally:
             queue.running -= 1
             queue.ready.done(item)
@@ -357,11 +364,11 @@ class Schedule:
         delivered, failed = self.by_app.get(endpoint.app_id, (0, 0))
         self.by_app[endpoint.app_id] = (delivered + attempt.ok, failed + (not attempt.ok))
         now_s = self._clock()
-        tried = item.attempts + 1 - item.cycle_from
+        attempts = item.attempts + 1 - item.cycle_from
         if attempt.ok:
             state, at = "delivered", now_s
-        elif tried <= len(self._retry_after_s):
-            state, at = "waiting", self._now() + self._retry_after_s[tried - 1]
+        elif attempts <= len(self._retry_after_s):
+            state, at = "waiting", self._now() + self._retry_after_s[attempts - 1]
         else:
             state, at = "failed", now_s
             self.failed_total += 1
@@ -390,7 +397,7 @@ class Schedule:
             self._results.put_failing(endpoint_id, since)
 
     def _results_written(self, results: Sequence[Result]) -> None:
-        """The store has them: what is to be retried is there again, and more may be begun."""
+        """These results are in the store now: retries can be read from there again, and more attempts may start."""
         touched = set()
         for result in results:
             queue = self._unwritten.pop(result.number)

@@ -1,7 +1,8 @@
-"""One attempt at a delivery: an HTTP POST, and what became of it in one sentence (spec 3.2, 6.3, 6.4).
+"""One attempt at a delivery: an HTTP POST, and its outcome in one sentence.
 
-Whatever the receiver does, an attempt ends within its time, holds a few KiB, and goes to no address that the guard
-refuses and no certificate but the pinned one. When to try, how often, and how many at once is the schedule's.
+Whatever the receiver does, an attempt ends within its time limit and takes a few KiB of memory. It goes only to
+addresses that the guard allows and, if a certificate is pinned, only to that one. The schedule decides when and how
+often to try.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ from redpoll.control.webhooks.outcomes import Attempt, Outcome, Stage, of_error,
 __all__ = ["MAX_URL_CHARS", "PinUnavailable", "Sender", "Target"]
 
 MAX_URL_CHARS: Final = 2048
-# A receiver answers within this, or the attempt has failed (spec 8).
+# The time limit of an attempt, from the lookup of the name to the answer.
 _TIMEOUT_S: Final = 10.0
-# The status decides; what comes behind it is a courtesy to the operator and gets this long.
+# The status decides the outcome. The body is only shown to the operator, so it gets little time.
 _BODY_WITHIN_S: Final = 1.0
 _KEPT_BYTES: Final = 1024
-# An answer is read to its end up to here, so that its connection can be used again; a longer one costs it.
+# A body up to this size is read to its end, so that the connection can be reused. After a longer one it is closed.
 _READ_BYTES: Final = 65_536
-# Below the 5 s after which Node's server, and others, close an idle connection: few are used as they go.
+# Less than the 5 s after which Node's server and others close idle connections.
 _IDLE_S: Final = 4.0
 _MAX_HEAD_BYTES: Final = 8_192
 _MAX_HEADERS: Final = 100
-# For a pooled connection that its receiver closed in the moment it was used.
+# Tries per attempt: a receiver may close a pooled connection at the moment it is used.
 _TRIES: Final = 3
 _MAX_PINS: Final = 1024
-# For a second look at a certificate that was not accepted.
+# For reading a certificate that was not accepted.
 _LOOK_WITHIN_S: Final = 2.0
-# What yarl makes of an internationalised name, too (RFC 5891); underscores are for intranets.
+# Labels as yarl encodes them (RFC 5891). Underscores occur in intranets.
 _LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME: Final = re.compile(rf"(?=.{{1,254}}$){_LABEL}(?:\.{_LABEL})*\.?", re.IGNORECASE | re.ASCII).fullmatch
 
@@ -61,19 +62,18 @@ log = structlog.get_logger(__name__)
 
 
 class Target(NamedTuple):
-    """Where a delivery goes. `pin`: 64 hex digits, or empty."""
+    """The receiver of a delivery. `pin` is 64 hex digits, or empty."""
 
     url: str
     pin: str = ""
 
 
 class PinUnavailable(Exception):
-    """No certificate could be captured; the sentence says why."""
+    """No certificate could be captured; the text says why."""
 
 
-class _Flight:
-    """How far a request has come: aiohttp's tracing writes, the sentence of a time-out reads. `reused`: it goes over a
-    pooled connection."""
+class _Progress:
+    """The stage that a request has reached, set by aiohttp's tracing. `reused`: it uses a pooled connection."""
 
     __slots__ = ("reused", "stage")
 
@@ -83,10 +83,11 @@ class _Flight:
 
 
 class Sender:
-    """AttemptSender. Made inside a running loop, and closed with `close()`.
+    """Sends deliveries. Create it inside a running loop; end it with `close()`.
 
-    `allow_http`: plain http URLs are good. `allow_addresses`: networks that need not be public. `ca_file`: PEM file
-    with CAs beside the system's. Raises OSError or ssl.SSLError for a bad `ca_file`, ValueError for a bad network.
+    `allow_http`: plain http URLs are allowed. `allow_addresses`: networks that are allowed though they are not public.
+    `ca_file`: a PEM file with CAs in addition to the system's. Raises OSError or ssl.SSLError for a bad `ca_file`,
+    ValueError for a bad network.
     """
 
     def __init__(
@@ -108,18 +109,18 @@ class Sender:
             resolver=self._guard.resolver(resolve),
             socket_factory=self._guard.open_socket,
             use_dns_cache=False,
-            # How many at once is the schedule's, per endpoint: a common bound would let the slow starve the others.
+            # The schedule limits connections per endpoint. With a common limit, slow receivers would block the others.
             limit=0,
             keepalive_timeout=_IDLE_S,
         )
         self._session = ClientSession(
             connector=connector,
             cookie_jar=DummyCookieJar(),
-            # Ours holds over everything, lookups and bodies too.
+            # Our own timeout covers everything, lookups and bodies included.
             timeout=ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
-            # Neither a proxy nor a password from the environment.
+            # Use no proxy and no passwords from the environment.
             trust_env=False,
-            # A kept answer is what came; unpacking a small one may fill the memory.
+            # Keep answers as they are: decompressing a small one could fill the memory.
             auto_decompress=False,
             headers={"User-Agent": f"redpoll/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"},
             max_line_size=_MAX_HEAD_BYTES,
@@ -130,60 +131,60 @@ class Sender:
         )
 
     async def close(self) -> None:
-        """Attempts under way fail. Nothing is sent from here on."""
+        """Closes all connections. Running attempts fail."""
         await self._session.close()
 
     def check_url(self, url: str) -> str | None:
-        """What is wrong with a webhook's URL, as a sentence; None where it is good.
+        """Why a webhook's URL isn't allowed, as a sentence; None if it is allowed.
 
-        Asks nobody: a name that resolves to a private address is refused at each attempt.
+        Names are not resolved here. A name that resolves to a private address is refused at each attempt.
         """
         if len(url) > MAX_URL_CHARS:
             return f"the URL is longer than {MAX_URL_CHARS} characters"
         if not url.isprintable() or " " in url:
-            return "the URL has blanks or control characters in it"
+            return "the URL contains spaces or control characters"
         try:
             parsed = _parse(url)
             host, port = parsed.raw_host, parsed.port
         except (ValueError, UnicodeError):
-            return "that is no URL"
+            return "this is not a URL"
         if parsed.scheme not in ("http", "https"):
             return "the URL must begin with https://"
         if parsed.scheme == "http" and not self._allow_http:
             return "the URL must begin with https://; plain http is off (webhook_allow_http)"
         if not host:
-            return "the URL names no host"
+            return "the URL has no host"
         if parsed.raw_user is not None or parsed.raw_password is not None:
-            return "a user name or password in the URL is not used; deliveries are signed"
+            return "the URL must not contain a user name or password; deliveries are signed"
         if not port:
             return "the URL's port must be between 1 and 65535"
         literal = literal_address(host)
         if literal is None and _NAME(host) is None:
-            return "the URL's host is neither a name nor an address"
+            return "the URL's host is neither a valid name nor an address"
         what = None if literal is None else self._guard.fault(literal)
         if what is not None:
             return f"{host} is {what}; deliveries go to public addresses only (webhook_allow_addresses)"
         return None
 
     async def attempt(self, target: Target, body: bytes, headers: Mapping[str, str]) -> Attempt:
-        """One try, which raises nothing but CancelledError. A 2xx status is success, whatever comes behind it."""
+        """Sends once. A 2xx status is a success, whatever the body. Raises nothing but CancelledError."""
         begun = time.monotonic()
         fault = self.check_url(target.url)
         if fault is not None:
-            # Saved under other settings.
+            # The URL was saved under other settings.
             return Attempt(False, None, fault, 0, b"", Outcome.REFUSED)
         url = _parse(target.url)
         context = self._pinned(target.pin) if target.pin else self._trusted
-        flight = _Flight()
+        progress = _Progress()
         status, response, cut = None, b"", False
         try:
             async with asyncio.timeout(self._timeout_s):
                 try:
-                    answer = await self._post(url, body, headers, context, flight)
+                    answer = await self._post(url, body, headers, context, progress)
                 except Exception as error:
                     outcome, reason = of_error(error, url)
                     if outcome is Outcome.INTERNAL:
-                        log.exception("a webhook's attempt failed by a fault of ours")
+                        log.exception("webhook attempt failed")
                     elif outcome is Outcome.TLS and target.pin:
                         outcome, reason = await self._explain(url, target.pin, outcome, reason)
                 else:
@@ -192,16 +193,16 @@ class Sender:
                     outcome, reason = of_status(status, cut)
         except TimeoutError:
             if status is None:
-                outcome, reason = Outcome.TIMEOUT, flight.stage.late(url, self._timeout_s)
+                outcome, reason = Outcome.TIMEOUT, progress.stage.timeout_reason(url, self._timeout_s)
             else:
                 outcome, reason = of_status(status, True)
         took_ms = round((time.monotonic() - begun) * 1000)
         return Attempt(outcome is Outcome.DELIVERED, status, reason, took_ms, response, outcome)
 
     async def fingerprint(self, url: str) -> str:
-        """The SHA-256 of the certificate that is shown there now, 64 hex digits, on a connection that checked it.
+        """The SHA-256 (64 hex digits) of the certificate that the receiver shows now, which must be valid.
 
-        AttemptSender no request. Raises PinUnavailable.
+        Sends no request. Raises PinUnavailable.
         """
         fault = self.check_url(url)
         if fault is not None:
@@ -211,43 +212,46 @@ class Sender:
             raise PinUnavailable("there is no certificate to pin on an http:// URL")
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._shown(parsed, self._trusted)
+                return await self._shown_certificate(parsed, self._trusted)
         except TimeoutError as error:
-            raise PinUnavailable(Stage.CONNECT.late(parsed, self._timeout_s)) from error
+            raise PinUnavailable(Stage.CONNECT.timeout_reason(parsed, self._timeout_s)) from error
         except (OSError, ClientError) as error:
             raise PinUnavailable(of_error(error, parsed)[1]) from error
 
     async def _post(
-        self, url: URL, body: bytes, headers: Mapping[str, str], context: ssl.SSLContext, flight: _Flight
+        self, url: URL, body: bytes, headers: Mapping[str, str], context: ssl.SSLContext, progress: _Progress
     ) -> ClientResponse:
-        """The answer, its head read. A connection that was idle and is closed before a byte of an answer is no
-        receiver's fault: the request goes out again, under the same delivery id (RFC 9110 9.2.2)."""
+        """Sends the request and returns the answer, with its head read.
+
+        If a reused connection closes before the first byte of an answer, the receiver had closed it as idle. The
+        request is then sent again under the same delivery id (RFC 9110 section 9.2.2).
+        """
         for last in (*(False,) * (_TRIES - 1), True):
-            flight.reused = False
+            progress.reused = False
             try:
                 return await self._session.post(
-                    url, data=body, headers=headers, ssl=context, allow_redirects=False, trace_request_ctx=flight
+                    url, data=body, headers=headers, ssl=context, allow_redirects=False, trace_request_ctx=progress
                 )
             except (ServerDisconnectedError, ClientOSError):
-                if last or not flight.reused:
+                if last or not progress.reused:
                     raise
         raise AssertionError("unreachable")
 
-    async def _shown(self, url: URL, context: ssl.SSLContext) -> str:
-        """The certificate that a server shows at a connection made with `context`. Raises what connecting raises."""
+    async def _shown_certificate(self, url: URL, context: ssl.SSLContext) -> str:
+        """The SHA-256 of the certificate that a server shows to `context`. Raises what connecting raises."""
         try:
             await self._session.post(url, ssl=pins.PinnedContext(context, pins.MATCHES_NONE), allow_redirects=False)
         except ClientError as error:
             if isinstance(error.__cause__, pins.CertificateChanged):
                 return error.__cause__.shown
             raise
-        raise AssertionError("a certificate that fits no pin was accepted")
+        raise AssertionError("a certificate matched MATCHES_NONE")
 
     async def _explain(self, url: URL, pin: str, outcome: Outcome, reason: str) -> tuple[Outcome, str]:
-        """The outcome where no certificate was accepted at all: a look at it tells whether it is the pinned one."""
+        """The outcome after a failed TLS handshake. Reads the certificate to see whether it still is the pinned one."""
         try:
             async with asyncio.timeout(_LOOK_WITHIN_S):
-                shown = await self._shown(url, self._unchecked)
+                shown = await self._shown_certificate(url, self._unchecked)
         except (OSError, ClientError):  # TimeoutError is an OSError.
             return outcome, reason
         return (
@@ -257,39 +261,39 @@ class Sender:
 
 @lru_cache(maxsize=4096)
 def _parse(url: str) -> URL:
-    """The URL as it was given, where that can go over the wire: some receivers sign theirs. Raises ValueError."""
+    """Keeps an ASCII URL exactly as it was given, because some receivers sign theirs. Raises ValueError."""
     return URL(url, encoded=url.isascii())
 
 
 async def _read(answer: ClientResponse) -> tuple[bytes, bool]:
-    """The first KiB of the body, and whether there is more. Whatever is wrong with a body, the status stands."""
-    kept, read = b"", 0
+    """The first KiB of the body, and whether there is more. An error in the body doesn't change the outcome."""
+    beginning, read = b"", 0
     try:
         async with asyncio.timeout(_BODY_WITHIN_S):
             while read <= _READ_BYTES:
                 piece = await answer.content.readany()
                 if not piece:
                     break
-                kept += piece[: _KEPT_BYTES - len(kept)]
+                beginning += piece[: _KEPT_BYTES - len(beginning)]
                 read += len(piece)
     except (TimeoutError, OSError, ClientError):
         read += 1
     finally:
-        # Goes back to the pool where its body has been read to the end, and is closed otherwise.
+        # The connection goes back to the pool if the body was read to its end. Otherwise it is closed.
         answer.close()
-    return kept, read > len(kept)
+    return beginning, read > len(beginning)
 
 
 def _tracing() -> TraceConfig:
-    """Notes how far a request has come, in the `_Flight` that it was sent with."""
+    """Records the stage of each request in the `_Progress` that it was sent with."""
     tracing = TraceConfig()
 
     def at(stage: Stage, *, pooled: bool = False) -> Any:
-        async def note(_session: ClientSession, context: SimpleNamespace, _told: Any) -> None:
-            flight: _Flight | None = context.trace_request_ctx
-            if flight is not None:
-                flight.stage = stage
-                flight.reused = flight.reused or pooled
+        async def note(_session: ClientSession, context: SimpleNamespace, _params: Any) -> None:
+            progress: _Progress | None = context.trace_request_ctx
+            if progress is not None:
+                progress.stage = stage
+                progress.reused = progress.reused or pooled
 
         return note
 
