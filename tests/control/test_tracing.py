@@ -70,6 +70,7 @@ async def test_a_call_becomes_a_row_with_the_time_at_which_it_came(tracer, event
             "key k from 192.0.2.1",
             200,
             False,
+            1_699_999_999_750_000,
         )
     ]
 
@@ -89,12 +90,22 @@ async def test_spans_are_in_the_log_with_the_stages_of_the_workers(tracer, event
     tracer.span(asked.trace_id, "3", "accepted")
     worker = TraceWriter(link, Keys())
     at_ms = int(NOW_S * 1000) + 7
-    worker.note(Span(asked.trace_id, "3", at_ms, "written", {"worker": "r.1.0", "channel": "room", "sockets": 2}))
+    worker.note(
+        Span(
+            asked.trace_id,
+            "3",
+            at_ms,
+            "written",
+            {"worker": "r.1.0", "channel": "room", "sockets": 2},
+            at_ms * 1000 + 250,
+        )
+    )
     worker.flush()
     tracer.ended(asked, 200, 0)
     await tracer.flush()
     row, spans = await event_log.trace("3", asked.trace_id)
     assert row.sampled
+    assert [span.time_us for span in spans] == [at_ms * 1000 - 7_000] * 2 + [at_ms * 1000 + 250]
     assert [(span.stage, span.detail) for span in spans] == [
         ("authenticated", {}),
         ("accepted", {}),

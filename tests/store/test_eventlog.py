@@ -1,5 +1,8 @@
 """The event log on a real file: what is written is found, by each of its marks, and only so much is kept."""
 
+import contextlib
+import sqlite3
+
 import pytest
 
 from redpoll.store.eventlog import CallBatch, CallRow, EventLog, Query, SpanRow
@@ -35,6 +38,10 @@ def call(number: int, **fields) -> CallRow:
     return CallRow(**{**told, **fields})
 
 
+def span_of(trace_id: str, app_id: str, time_ms: int, stage: str, detail: dict, us: int = 0) -> SpanRow:
+    return SpanRow(trace_id, app_id, time_ms, stage, detail, time_ms * 1000 + us)
+
+
 def batch(*calls: CallRow) -> list[CallBatch]:
     return [CallBatch(calls)]
 
@@ -50,17 +57,39 @@ async def test_a_call_is_read_as_it_was_written(log):
 
 
 async def test_spans_come_with_their_call_in_order_of_time(log):
-    late = SpanRow(tid(1), "1", 30, "written", {"worker": "r.1.0", "channel": "room", "sockets": 7})
-    early = SpanRow(tid(1), "1", 20, "accepted", {})
-    await log.write(batch(call(1), call(2)), [late, early, SpanRow(tid(2), "1", 10, "accepted", {})])
+    late = span_of(tid(1), "1", 30, "written", {"worker": "r.1.0", "channel": "room", "sockets": 7})
+    early = span_of(tid(1), "1", 20, "accepted", {})
+    await log.write(batch(call(1), call(2)), [late, early, span_of(tid(2), "1", 10, "accepted", {})])
     found = await log.trace("1", tid(1))
     assert found is not None
     assert found[0] == call(1)
     assert found[1] == [early, late]
 
 
+async def test_spans_of_one_millisecond_are_in_order_of_their_microseconds(log):
+    late, early = span_of(tid(1), "1", 20, "written", {}, us=900), span_of(tid(1), "1", 20, "received", {}, us=150)
+    await log.write(batch(call(1)), [late, early])
+    assert (await log.trace("1", tid(1)))[1] == [early, late]
+
+
+async def test_a_log_of_version_1_is_upgraded_and_keeps_its_rows(tmp_path):
+    path = tmp_path / "events.sqlite"
+    log = await EventLog.open(path, 10, DAY_S)
+    await log.write(batch(call(1)), [])
+    await log.close()
+    with contextlib.closing(sqlite3.connect(path)) as old:
+        old.executescript("ALTER TABLE spans DROP COLUMN time_us; PRAGMA user_version = 1")
+        values = (tid(1), "1", 20, "accepted", "{}")
+        old.execute("INSERT INTO spans (trace_id, app_id, time_ms, stage, detail) VALUES (?, ?, ?, ?, ?)", values)
+        old.commit()
+    log = await EventLog.open(path, 10, DAY_S)
+    await log.write([], [span_of(tid(1), "1", 20, "written", {}, us=7)])
+    assert [span.time_us for span in (await log.trace("1", tid(1)))[1]] == [20_000, 20_007]
+    await log.close()
+
+
 async def test_spans_may_be_written_before_their_call(log):
-    span = SpanRow(tid(1), "1", 20, "received", {"worker": "r.1.0"})
+    span = span_of(tid(1), "1", 20, "received", {"worker": "r.1.0"})
     await log.write([], [span])
     assert await log.trace("1", tid(1)) is None
     await log.write(batch(call(1)), [])
@@ -76,7 +105,7 @@ async def test_another_apps_call_is_not_there(log):
 
 async def test_a_trace_id_that_another_app_used_too_shows_each_its_own(log):
     trace_id = "a" * 32
-    ours, theirs = (SpanRow(trace_id, app_id, 5, "accepted", {}) for app_id in "12")
+    ours, theirs = (span_of(trace_id, app_id, 5, "accepted", {}) for app_id in "12")
     await log.write(batch(call(1, trace_id=trace_id), call(2, trace_id=trace_id, app_id="2", size=9)), [ours, theirs])
     assert (await log.trace("1", trace_id))[1] == [ours]
     assert await log.trace("2", trace_id) == (call(2, trace_id=trace_id, app_id="2", size=9), [theirs])
@@ -125,7 +154,7 @@ async def test_what_a_name_or_channel_holds_is_no_pattern(log):
 async def test_the_newest_are_kept_and_spans_go_with_their_calls(tmp_path):
     log = await EventLog.open(tmp_path / "events.sqlite", 10, DAY_S)
     for number in range(30):
-        span = SpanRow(tid(number), "1", 1_000_000 + number, "accepted", {})
+        span = span_of(tid(number), "1", 1_000_000 + number, "accepted", {})
         await log.write(batch(call(number, sampled=True, correlation_id=f"c{number}")), [span])
     assert await log.prune(1_000_100) == 20
     assert await numbers(log) == list(range(29, 19, -1))
@@ -159,7 +188,7 @@ async def test_a_trace_id_of_the_callers_own_is_found_among_many(log):
 async def test_the_position_in_the_stream_is_kept_with_what_was_read(tmp_path):
     log = await EventLog.open(tmp_path / "events.sqlite", 10, DAY_S)
     assert await log.position() == "0-0"
-    await log.write([], [SpanRow("t", "1", 1, "received", {})], "17-3")
+    await log.write([], [span_of("t", "1", 1, "received", {})], "17-3")
     await log.close()
     log = await EventLog.open(tmp_path / "events.sqlite", 10, DAY_S)
     assert await log.position() == "17-3"

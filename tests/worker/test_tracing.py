@@ -37,8 +37,8 @@ def test_an_event_has_a_span_when_received_and_when_sent():
     tracing, recorder, audience, _ = made()
     tracing.posted(TRACE.encode(), "1", "room", audience, 7)
     assert recorder.spans == [
-        Span(TRACE, "1", NOW_MS, "received", {"worker": "r.1.0"}),
-        Span(TRACE, "1", NOW_MS, "written", {"worker": "r.1.0", "channel": "room", "sockets": 7}),
+        Span(TRACE, "1", NOW_MS, "received", {"worker": "r.1.0"}, NOW_MS * 1000),
+        Span(TRACE, "1", NOW_MS, "written", {"worker": "r.1.0", "channel": "room", "sockets": 7}, NOW_MS * 1000),
     ]
 
 
@@ -51,7 +51,7 @@ def test_a_dropped_connection_lost_the_events_of_its_own_channels():
     del recorder.spans[:]
     tracing.dropped("1", "3.4", sink)
     detail = {"worker": "r.1.0", "channel": "room", "socket_id": "3.4"}
-    assert recorder.spans == [Span(TRACE, "1", NOW_MS, "dropped", detail)]
+    assert recorder.spans == [Span(TRACE, "1", NOW_MS, "dropped", detail, NOW_MS * 1000)]
 
 
 def test_events_before_the_last_flush_count_as_sent():
@@ -67,5 +67,5 @@ def test_events_before_the_last_flush_count_as_sent():
 def test_a_client_event_has_its_row_and_its_first_span():
     tracing, recorder, _, _ = made()
     tracing.triggered(TRACE, "1", "client-x", "private-room", 12, "3.4")
-    assert recorder.calls == [Triggered(TRACE, "1", NOW_MS, "client-x", "private-room", 12, "3.4")]
+    assert recorder.calls == [Triggered(TRACE, "1", NOW_MS, "client-x", "private-room", 12, "3.4", NOW_MS * 1000)]
     assert [span.stage for span in recorder.spans] == ["accepted"]

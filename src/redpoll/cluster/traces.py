@@ -41,6 +41,8 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     time_ms: int
     stage: str
     detail: dict[str, Any]
+    # The same time in µs; 0 from a worker of an earlier version.
+    time_us: int = 0
 
 
 class Triggered(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -53,6 +55,8 @@ class Triggered(msgspec.Struct, frozen=True, array_like=True, gc=False):
     channel: str
     size: int
     socket_id: str
+    # As in Span.
+    time_us: int = 0
 
 
 class Batch(msgspec.Struct, array_like=True, gc=False):

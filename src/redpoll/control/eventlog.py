@@ -1,6 +1,6 @@
-"""The event trace over HTTP: `GET …/events/log` finds calls, `GET …/trace/{trace_id}` tells one with its spans.
+"""The event log over HTTP: `GET …/events/log` searches calls, `GET …/trace/{trace_id}` returns one with its spans.
 
-Reads what tracing.py wrote, at most a second or two before. Shows an app its own calls only.
+tracing.py writes the log; a call is visible within two seconds. An app sees only its own calls.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class EventTrace:
-    """The handlers; `event_log` None where the operator keeps none."""
+    """The handlers. `event_log` is None if the operator switched the log off."""
 
     def __init__(self, event_log: EventLog | None) -> None:
         self._log = event_log
 
     async def search(self, call: Request) -> Response:
-        """`{"events": [{…}], "next": cursor or null}`, newest first. `since` and `until`: Unix time in ms."""
+        """Answers `{"events": [{…}], "next": cursor or null}`, newest first. `since` and `until` are Unix ms."""
         limit = _number(call, "limit", _DEFAULT_LIMIT)
         if not 1 <= limit <= _MAX_LIMIT:
-            raise ApiError("bad_request", f"limit is a number from 1 to {_MAX_LIMIT}")
+            raise ApiError("bad_request", f"limit must be a number from 1 to {_MAX_LIMIT}")
         cursor = call.param("cursor")
         if cursor is not None and not _NUMBER(cursor):
-            raise ApiError("invalid_cursor", "cursor is not one that an answer of this address gave")
+            raise ApiError("invalid_cursor", "cursor must be the `next` of an earlier answer to this request")
         query = Query(
             call.param("trace_id"),
             call.param("correlation_id"),
@@ -51,29 +51,36 @@ class EventTrace:
             None if cursor is None else int(cursor),
         )
         found = await self._opened().find(call.app.id, query, limit)
-        after = None if found.next is None else str(found.next)
-        return call.answer(_encode(EventsAnswer([CallAnswer(**_told(row)) for row in found.calls], after)))
+        following = None if found.next is None else str(found.next)
+        return call.answer(_encode(EventsAnswer([CallAnswer(**_fields(row)) for row in found.calls], following)))
 
     async def show(self, call: Request) -> Response:
-        """A call and its spans in order of time. `sampled` false: it came when more were triggered than are traced."""
+        """Answers a call and its spans in order of time.
+
+        `sampled` is false if the call has no spans because more calls came than are traced per second.
+        """
         trace_id = call.parameters[1]
         found = await self._opened().trace(call.app.id, trace_id)
         if found is None:
-            raise ApiError("not_found", "this app has no call with that trace id, or none any more")
+            raise ApiError("not_found", "this app has no call with that trace id, or it is no longer kept")
         row, spans = found
-        told = [{"time_ms": span.time_ms, "stage": span.stage, **span.detail} for span in spans]
-        return call.answer(_encode(TraceAnswer(**_told(row), spans=told)))
+        rendered = [
+            {"time_ms": span.time_ms, "time_us": span.time_us, "stage": span.stage, **span.detail} for span in spans
+        ]
+        return call.answer(_encode(TraceAnswer(**_fields(row), spans=rendered)))
 
     def _opened(self) -> EventLog:
         if self._log is None:
-            raise ApiError("not_found", "this server keeps no event log (event_log_calls is 0)")
+            raise ApiError("not_found", "the event log is switched off (the setting event_log_calls is 0)")
         return self._log
 
 
-def _told(row: CallRow) -> dict[str, Any]:
-    told = msgspec.structs.asdict(row)
-    del told["app_id"]
-    return told
+def _fields(row: CallRow) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(row)
+    del fields["app_id"]
+    # Rows of earlier versions have no µs.
+    fields["time_us"] = row.time_us or row.time_ms * 1000
+    return fields
 
 
 def _number(call: Request, name: str, absent: Any) -> Any:
@@ -81,5 +88,5 @@ def _number(call: Request, name: str, absent: Any) -> Any:
     if given is None:
         return absent
     if not _NUMBER(given):
-        raise ApiError("bad_request", f"{name} is a whole number, not {given[:40]!r}")
+        raise ApiError("bad_request", f"{name} must be a whole number, not {given[:40]!r}")
     return int(given)

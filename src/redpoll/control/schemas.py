@@ -1,7 +1,7 @@
-"""What the API's answers hold: the shapes that the handlers fill and that the OpenAPI document shows.
+"""The bodies of the API's answers. Handlers fill these types, and the OpenAPI document is made from them.
 
-One definition for both, so that the document can't promise what no handler says. What callers send is
-redpoll.protocol.messages'.
+Because both use one definition, the document can't differ from the answers. The bodies of requests are defined in
+protocol/messages.py.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ class Empty(msgspec.Struct, gc=False):
 
 
 class Attributes(msgspec.Struct, gc=False, omit_defaults=True):
-    """What `info` asked for, as far as it applies to the channel."""
+    """The attributes that `info` requested, as far as they apply to the channel."""
 
     subscription_count: int | UnsetType = UNSET
     user_count: int | UnsetType = UNSET
 
 
 class TriggerAnswer(msgspec.Struct, gc=False, omit_defaults=True):
-    """`channels` is there where `info` was given: one entry per distinct channel."""
+    """`channels` is present if `info` was given, with one entry per distinct channel."""
 
     channels: dict[str, Attributes] | UnsetType = UNSET
 
 
 class BatchAnswer(msgspec.Struct, gc=False, omit_defaults=True):
-    """`batch` is there where any item has `info`: one entry per item, in their order."""
+    """`batch` is present if any item has `info`, with one entry per item, in the same order."""
 
     batch: list[Attributes] | UnsetType = UNSET
 
@@ -62,14 +62,15 @@ class ChannelsAnswer(msgspec.Struct, gc=False):
 
 
 class CachedEvent(msgspec.Struct, gc=False):
-    """The event that a cache channel tells to whoever joins; `ttl` is in seconds."""
+    """The event that new subscribers of a cache channel get. `ttl` is in seconds."""
 
     data: str
     ttl: int
 
 
 class ChannelAnswer(msgspec.Struct, gc=False, omit_defaults=True):
-    """`user_count` is there on presence channels; `cache` where it was asked for, null while nothing is cached."""
+    """`user_count` is present on presence channels. `cache` is present if `info` requested it, null if nothing is
+    cached."""
 
     occupied: bool
     subscription_count: int
@@ -90,12 +91,12 @@ class UsersAnswer(msgspec.Struct, gc=False):
 
 
 class Message(StoredMessage, gc=False, frozen=True):
-    """A kept message. `offset` rises from message to message, not one by one; `time_ms` is Unix time."""
+    """A stored message. `offset` increases from message to message, with gaps. `time_ms` is Unix time."""
 
 
 class HistoryAnswer(msgspec.Struct, gc=False):
-    """Messages of a channel. `epoch` is another one once the history was lost or cleared, and "" where there is none;
-    `next` is the `cursor` of the messages that follow, null where none do."""
+    """Messages of a channel. `epoch` changes when the history is lost or cleared, and is "" if there is none. `next` is
+    the `cursor` of the following messages, null if there are none."""
 
     epoch: str
     messages: list[Message]
@@ -103,14 +104,14 @@ class HistoryAnswer(msgspec.Struct, gc=False):
 
 
 class ClearedAnswer(msgspec.Struct, gc=False):
-    """The epoch that the channel's history has from now on; "" where there was nothing to clear."""
+    """The new epoch of the channel's history, "" if there was nothing to clear."""
 
     epoch: str
 
 
 class AuthAnswer(msgspec.Struct, gc=False, omit_defaults=True):
-    """`auth` is `KEY:HEX`. `channel_data` comes back on presence channels, `shared_secret` (base64) is there on
-    encrypted ones where the server has a master key."""
+    """`auth` is `KEY:HEX`. `channel_data` is returned on presence channels, `shared_secret` (base64) on encrypted
+    channels if the server has a master key."""
 
     auth: str
     channel_data: str | UnsetType = UNSET
@@ -118,8 +119,8 @@ class AuthAnswer(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 class CallAnswer(msgspec.Struct, gc=False, kw_only=True):
-    """A trigger call of the event log. `time_ms` is Unix time, `size` the bytes of its data; `caller` says with which
-    key or token it came and from which address; `sampled`: it has spans."""
+    """A trigger call of the event log. `time_ms` and `time_us` are the Unix time of its start in ms and µs. `size` is
+    the bytes of its data. `caller` names the key or token and the client's address. `sampled`: it has spans."""
 
     trace_id: str
     correlation_id: str | None
@@ -130,17 +131,18 @@ class CallAnswer(msgspec.Struct, gc=False, kw_only=True):
     caller: str
     status: int
     sampled: bool
+    time_us: int
 
 
 class EventsAnswer(msgspec.Struct, gc=False):
-    """Calls, newest first; `next` is the `cursor` of the older ones, null where there are none."""
+    """Calls, newest first. `next` is the `cursor` of the older ones, null if there are none."""
 
     events: list[CallAnswer]
     next: str | None
 
 
 class TraceAnswer(CallAnswer, gc=False, kw_only=True):
-    """A call with its spans in order of time, each `{time_ms, stage, …}`. Stages: `authenticated`, `accepted`,
+    """A call with its spans in order of time, each `{time_ms, time_us, stage, …}`. Stages: `authenticated`, `accepted`,
     `received` (`worker`), `written` (`worker`, `channel`, `sockets`), `dropped` (`worker`, `channel`, `socket_id`),
     `webhook` (`delivery`, `endpoint`, `event`)."""
 
@@ -148,7 +150,7 @@ class TraceAnswer(CallAnswer, gc=False, kw_only=True):
 
 
 class VerifyAnswer(msgspec.Struct, gc=False, omit_defaults=True):
-    """Whether a webhook's signature is good; if so, `endpoint_id` is the endpoint that it was made for."""
+    """Whether a webhook's signature is valid. If it is, `endpoint_id` is the endpoint that it was made for."""
 
     valid: bool
     endpoint_id: str | UnsetType = UNSET

@@ -1,8 +1,8 @@
-"""What happened to each trigger call, on its way into the event log: rows of all calls, spans of some.
+"""Collects the event log: one row per trigger call, and the spans of the calls that are traced.
 
-The front tells each call that ended, the API what it was and when it was let on, workers what they did with it. Here
-that is turned into rows once a second, all at once: per call no more is done than noting it. Which spans are wanted
-is decided here too; an event carries its trace id to the workers only then.
+The middleware reports each call that ended, the API its stages, and workers send their spans through a stream in Redis.
+Per call only a note in memory is taken; once a second all notes are written in one transaction. The tracer also decides
+which calls are traced. Only those carry their trace id to the workers (control/README.md "Event log and trace").
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ log = structlog.get_logger(__name__)
 
 FLUSH_EVERY_S: Final = 1.0
 PRUNE_EVERY_S: Final = 10.0
-# While the disk doesn't keep up: at full rate that is five seconds.
+# Rows that may wait while the disk doesn't keep up: five seconds at full rate.
 _MAX_WAITING: Final = 100_000
-# Of what a refused call said. What was let in is within the limits of its app.
+# Limits on what is logged of a refused call. Accepted calls are within the limits of their app.
 _MAX_CHANNELS: Final = 100
 _MAX_CHARS: Final = 200
 
 
 class Tracer:
-    """`spans_per_s`: so many calls a second are traced, those beyond it have a row and no spans.
+    """`spans_per_s`: at most this many calls per second are traced; the others have a row but no spans.
 
-    `clock` is Unix time. `unlogged` counts calls whose row was lost, `sampled_out` those without spans.
+    `clock()` returns Unix seconds. `unlogged` counts calls whose row was lost, `sampled_out` calls without spans.
     """
 
     def __init__(
@@ -65,16 +65,18 @@ class Tracer:
         self._running = asyncio.get_running_loop().create_task(self._run(), name="event log")
 
     async def finish(self) -> None:
-        """Writes what is left; the log itself is its owner's to close."""
+        """Writes the remaining rows. It doesn't close the log."""
         self._ending.set()
         if self._running is not None:
             await self._running
 
-    # -- told by the front, the API and the webhooks
+    # -- called by the middleware, the API and the webhooks
 
     def sample(self, call: Request) -> str | None:
-        """The trace id under which this call's events are to be followed, None for not at all. Asked once, when the
-        call is about to publish."""
+        """The trace id to publish this call's events with, or None if the call isn't traced.
+
+        Call it once per call, just before it publishes.
+        """
         if self._left <= 0:
             self.sampled_out += 1
             return None
@@ -84,13 +86,16 @@ class Tracer:
         return call.trace_id
 
     def span(self, trace_id: str, app_id: str, stage: str, **detail: Any) -> None:
-        """A stage of a call that is followed, now."""
+        """Records that a traced call reached this stage now."""
         if len(self._spans) < _MAX_WAITING:
-            self._spans.append(SpanRow(trace_id, app_id, int(self._clock() * 1000), stage, detail))
+            now_us = int(self._clock() * 1_000_000)
+            self._spans.append(SpanRow(trace_id, app_id, now_us // 1000, stage, detail, now_us))
 
     def ended(self, call: Request, status: int, took_s: float, who: str = "") -> None:
-        """A trigger call whose app is known was answered. `who`: the caller, where it showed no credential of the
-        app."""
+        """Records a trigger call that was answered after `took_s` seconds. Its app must be known.
+
+        `who` names the caller if it used no key or token of the app.
+        """
         if self._ended.count >= _MAX_WAITING:
             self.unlogged += 1
             return
@@ -98,25 +103,27 @@ class Tracer:
         name, channels, size, correlation_id = describe_call(call.body if said is None else said)
         token = call.token
         credential = who or (f"key {call.key}" if token is None else f"token {token.name}")
+        began_us = int((self._clock() - took_s) * 1_000_000)
         self._ended.add(
             CallRow(
                 call.trace_id,
                 call.app.id,
                 correlation_id,
-                int((self._clock() - took_s) * 1000),
+                began_us // 1000,
                 name,
                 channels,
                 size,
                 f"{credential} from {call.remote}",
                 status,
                 call.sampled,
+                began_us,
             )
         )
 
     # -- into the log
 
     async def _run(self) -> None:
-        # Never cancelled: what a flush has taken in hand is in no other place.
+        # Never cancelled: the rows of a running flush exist only there.
         while not self._ending.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_EVERY_S):
@@ -124,7 +131,7 @@ class Tracer:
             await self.flush()
 
     async def flush(self) -> None:
-        """Writes what was told since the last time. Where the log can't be written, the rows wait."""
+        """Writes what was collected since the last flush. If that fails, the rows wait for the next one."""
         self._left = self._per_flush
         entries = await self._read()
         ended, self._ended = self._ended, CallBatch()
@@ -153,40 +160,44 @@ class Tracer:
             async with asyncio.timeout(FLUSH_EVERY_S):
                 return await self._reader.read(self._position)
         except (LinkDown, hiredis.ReplyError, TimeoutError):
-            # The stream keeps them.
+            # The entries stay in the stream.
             return []
 
 
 def _triggered(entries: Sequence[Entry]) -> list[CallRow]:
     return [
         CallRow(
-            each.trace_id,
-            each.app_id,
+            event.trace_id,
+            event.app_id,
             None,
-            each.time_ms,
-            each.event,
-            [each.channel],
-            each.size,
-            f"client {each.socket_id}",
+            event.time_ms,
+            event.event,
+            [event.channel],
+            event.size,
+            f"client {event.socket_id}",
             200,
             True,
+            event.time_us,
         )
         for entry in entries
-        for each in entry.batch.triggered
+        for event in entry.batch.triggered
     ]
 
 
 def _worker_spans(entries: Sequence[Entry]) -> list[SpanRow]:
     return [
-        SpanRow(span.trace_id, span.app_id, span.time_ms, span.stage, span.detail)
+        SpanRow(span.trace_id, span.app_id, span.time_ms, span.stage, span.detail, span.time_us or span.time_ms * 1000)
         for entry in entries
         for span in entry.batch.spans
     ]
 
 
 def describe_call(said: Event | Sequence[Event] | bytes) -> tuple[str, Sequence[str], int, str | None]:
-    """Name, channels, bytes of data and correlation id of a call: of its event or events, or as far as they can be read
-    from the body of one that was refused. Several names are joined by `, `."""
+    """Name, channels, bytes of data and correlation id of a call.
+
+    `said` is the call's event or events, or the body of a refused call, of which only the readable parts are returned.
+    Several names are joined by `, `.
+    """
     if isinstance(said, Event):
         return said.name, said.channels, _bytes(said.data), said.correlation_id
     if isinstance(said, bytes):
@@ -203,13 +214,13 @@ def _bytes(text: str) -> int:
 
 def _read_refused(body: bytes) -> tuple[str, list[str], int, str | None]:
     try:
-        asked = msgspec.json.decode(body)
+        call = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return "", [], len(body), None
-    if not isinstance(asked, dict):
+    if not isinstance(call, dict):
         return "", [], len(body), None
-    batch = asked.get("batch")
-    items = [each for each in batch if isinstance(each, dict)] if isinstance(batch, list) else [asked]
+    batch = call.get("batch")
+    items = [item for item in batch if isinstance(item, dict)] if isinstance(batch, list) else [call]
     names: dict[str, None] = {}
     channels: dict[str, None] = {}
     size = 0
@@ -222,6 +233,6 @@ def _read_refused(body: bytes) -> tuple[str, list[str], int, str | None]:
                 channels[channel[:_MAX_CHARS]] = None
         if isinstance(data := item.get("data"), str):
             size += _bytes(data)
-    correlation_id = asked.get("correlation_id")
-    told = correlation_id[:_MAX_CHARS] if isinstance(correlation_id, str) else None
-    return ", ".join(list(names)[:_MAX_CHANNELS]), list(channels)[:_MAX_CHANNELS], size, told
+    correlation_id = call.get("correlation_id")
+    correlation_id = correlation_id[:_MAX_CHARS] if isinstance(correlation_id, str) else None
+    return ", ".join(list(names)[:_MAX_CHANNELS]), list(channels)[:_MAX_CHANNELS], size, correlation_id

@@ -47,7 +47,10 @@ class Tracing:
 
     def triggered(self, trace_id: str, app_id: str, event: str, channel: str, size: int, socket_id: str) -> None:
         """A client event was published with this trace id."""
-        self._writer.note_triggered(Triggered(trace_id, app_id, self._now_ms(), event, channel, size, socket_id))
+        now_us = self._now_us()
+        self._writer.note_triggered(
+            Triggered(trace_id, app_id, now_us // 1000, event, channel, size, socket_id, now_us)
+        )
         self._span(trace_id, app_id, "accepted")
 
     def flush(self) -> None:
@@ -56,7 +59,9 @@ class Tracing:
         self._writer.flush()
 
     def _span(self, trace_id: str, app_id: str, stage: str, **detail: Any) -> None:
-        self._writer.note(Span(trace_id, app_id, self._now_ms(), stage, {"worker": self._worker(), **detail}))
+        now_us = self._now_us()
+        detail = {"worker": self._worker(), **detail}
+        self._writer.note(Span(trace_id, app_id, now_us // 1000, stage, detail, now_us))
 
-    def _now_ms(self) -> int:
-        return int(self._clock() * 1000)
+    def _now_us(self) -> int:
+        return int(self._clock() * 1_000_000)

@@ -11,7 +11,7 @@ CALL = CallRow(TRACE, "3", None, 1_000, "order", ["room"], 2, "key k from 192.0.
 
 
 def span(stage, after_ms, **detail):
-    return SpanRow(TRACE, "3", CALL.time_ms + after_ms, stage, detail)
+    return SpanRow(TRACE, "3", CALL.time_ms + after_ms, stage, detail, (CALL.time_ms + after_ms) * 1000)
 
 
 async def triggered(plane, **event):
