@@ -18,7 +18,7 @@ async def test_ready_only_when_everything_is():
     assert health.obstacle() is None
     assert (await health.ready(None)).status == 200
     health.draining = True
-    assert health.obstacle() == "this server is being stopped"
+    assert health.obstacle() == "this server is stopping"
 
 
 async def test_not_ready_is_503_with_its_reason():

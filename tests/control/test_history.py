@@ -220,7 +220,7 @@ async def test_the_command_line_asks_the_same(keeping):
     args = {"app": "3", "channel": "news"}
     shown = await commands.run(context, "history show", {**args, "query": {"limit": "2", "direction": "backwards"}})
     assert shown == await ask(keeping, limit="2", direction="backwards")
-    with pytest.raises(CommandError, match="limit is a number from 1 to 1000, not '0'"):
+    with pytest.raises(CommandError, match="limit must be a number from 1 to 1000, not '0'"):
         await commands.run(context, "history show", {**args, "query": {"limit": "0"}})
     cleared = await commands.run(context, "history clear", args)
     assert cleared["epoch"] == (await ask(keeping))["epoch"] != shown["epoch"]

@@ -1,6 +1,6 @@
-"""GET /api/v1/redpoll.js: the module for pages, which adds rewind, history and recovery to a stock pusher-js.
+"""GET /api/v1/redpoll.js: a browser module that adds rewind, history and recovery to pusher-js.
 
-What it does stands in it (static/redpoll.js). Anybody may load it, from a page of any origin.
+static/redpoll.js documents what it does. It needs no credentials and may be loaded from pages of any origin.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from redpoll.control.response import Response
 
 __all__ = ["BrowserModule"]
 
-# An hour: after an update of the server pages have the new one soon, by asking whether theirs is still it.
+# Browsers check once an hour whether their copy is current, so an update reaches pages soon.
 _HEADERS: Final = (
     b"Access-Control-Allow-Origin: *\r\n"
     b"Cross-Origin-Resource-Policy: cross-origin\r\n"
@@ -25,7 +25,7 @@ _TYPE: Final = b"Content-Type: text/javascript; charset=utf-8\r\n"
 
 
 class BrowserModule:
-    """The handler. The file is read once: it changes with the installed version only."""
+    """The handler. The file is read once, because it only changes with the installed version."""
 
     def __init__(self) -> None:
         self._script = resources.files("redpoll.control").joinpath("static/redpoll.js").read_bytes()
@@ -33,7 +33,7 @@ class BrowserModule:
         self._headers = _HEADERS + f"ETag: {self._tag}\r\n".encode()
 
     async def show(self, call: Request) -> Response:
-        """The script; 304 to who has this very one."""
+        """Answers the script, or 304 if the client has this version."""
         known = (tag.strip().removeprefix("W/") for tag in call.headers.get("If-None-Match", "").split(","))
         if self._tag in known:
             return Response(304, b"", self._headers)

@@ -1,6 +1,6 @@
-"""What a command of the operator works on: the records, and what there is beside them only while a server runs.
+"""The objects that an operator's command works on: the records and, while a server runs, its connection to Redis.
 
-Which commands there are: commands.py, webhooks/commands.py, dashboard/commands.py. How they get here: commands.py.
+The commands are defined in commands.py, webhooks/commands.py and dashboard/commands.py.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["Cluster", "CommandError", "Context"]
 
 
 class CommandError(Exception):
-    """The command could not be carried out. The text is a sentence for the operator."""
+    """The command failed. The text is a sentence for the operator."""
 
 
 class Cluster(NamedTuple):
-    """What a running server has of Redis."""
+    """A running server's access to Redis."""
 
     link: Link
     keys: Keys
@@ -33,8 +33,8 @@ class Cluster(NamedTuple):
 
 
 class Context:
-    """`store` is open and `records` are loaded. `cluster` is None where no server runs, and the command has opened
-    the store itself; what waits in `webhooks` to be sent is sent by the next server then."""
+    """`store` is open and `records` are loaded. If no server runs, the command has opened the store itself, and
+    `cluster` is None; the next server then sends the waiting deliveries of `webhooks`."""
 
     def __init__(
         self,
@@ -51,8 +51,7 @@ class Context:
         self.cluster = cluster
 
     def running(self, what: str) -> Cluster:
-        """The cluster. Raises CommandError where no server runs: `what` says what needs one, as the sentence's
-        subject."""
+        """The cluster. Raises CommandError if no server runs; `what` is the subject of its sentence."""
         if self.cluster is None:
             raise CommandError(f"{what} needs a running server, and none runs on this data folder")
         return self.cluster

@@ -1,8 +1,8 @@
-"""The daily limit of an app's plan at the HTTP API, and the copy of its counter that outlives Redis (spec section 8).
+"""The daily limit of messages of an app, and the copy of its counters that survives a loss of Redis' data.
 
-Redis counts (cluster/quota.py), workers and this process alike. Each minute the counts go to the record store; at
-start, and after every break of the connection to Redis, the greater of both is put back before anything is
-published: a Redis that lost its data goes on from the last minute's copy (decisions.md).
+Workers and this process count in Redis (cluster/quota.py). Every minute the counters are copied to the record store. At
+the start, and after every reconnect to Redis, the greater of both counters is written to Redis before anything is
+published. So after a loss of Redis' data, counting continues from a copy that is at most a minute old.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["COPY_EVERY_S", "DailyLimit"]
 log = structlog.get_logger(__name__)
 
 COPY_EVERY_S: Final = 60.0
-# Counters asked for at a time: 10,000 apps must not hold up a publish.
+# Counters that are read at a time, so that 10,000 apps don't delay a publish.
 _APPS_AT_ONCE: Final = 200
-_AGAIN_S: Final = 0.2
+_RETRY_AFTER_S: Final = 0.2
 _DAY_S: Final = 86_400
 
 
 class Counters(Protocol):
-    """What is needed of the records (control/records.py)."""
+    """The part of records.Records that the daily limit uses."""
 
     @property
     def apps(self) -> Mapping[str, App]: ...
@@ -42,7 +42,7 @@ class Counters(Protocol):
 
 
 class DailyLimit:
-    """Spends, and keeps the copy. `link_up` and `link_down` are to be called when the connection changes."""
+    """Counts messages and copies the counters. Call `link_up` and `link_down` when the connection to Redis changes."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class DailyLimit:
         self._restored = asyncio.Event()
         self._restoring: asyncio.Task[None] | None = None
         self._copying: asyncio.Task[None] | None = None
-        # The greatest count known of each app on `_day`; what Redis has is no smaller, or was lost.
+        # The greatest known count of each app on `_day`. If Redis has a smaller one, it lost its data.
         self._day = ""
         self._known: dict[str, int] = {}
 
@@ -67,17 +67,17 @@ class DailyLimit:
         self._copying = asyncio.get_running_loop().create_task(self._copy_each_minute(), name="daily counters")
 
     async def finish(self) -> None:
-        """The last copy, where Redis is still there."""
-        there = self._restored.is_set()
+        """Copies the counters once more, if Redis is connected."""
+        connected = self._restored.is_set()
         self.link_down()
         if self._copying is not None:
             self._copying.cancel()
             await asyncio.gather(self._copying, return_exceptions=True)
-            if there:
+            if connected:
                 await self._copy()
 
     def link_up(self) -> None:
-        """The connection is there (again): what it leads to may have lost its counters."""
+        """Redis is connected (again). It may have lost its counters."""
         self.link_down()
         self._restoring = asyncio.get_running_loop().create_task(self._restore_all(), name="daily restore")
 
@@ -88,8 +88,10 @@ class DailyLimit:
             self._restoring = None
 
     async def spend(self, app: App, messages: int, limit: int) -> Spent:
-        """Counts `messages` that are about to be published, or none of them. Raises Unavailable; bounded by
-        the caller while Redis is away."""
+        """Counts `messages` before they are published; all of them or none. Raises Unavailable.
+
+        While Redis is away it waits; the caller sets a timeout.
+        """
         if not self._restored.is_set():
             await self._restored.wait()
         spent = await self._quota.spend(app.id, messages, limit)
@@ -98,12 +100,12 @@ class DailyLimit:
         return spent
 
     def headers(self, spent: Spent, limit: int) -> bytes:
-        """The X-RateLimit lines of this limit; it begins anew at midnight, UTC."""
+        """The X-RateLimit header lines of this limit. It resets at midnight UTC."""
         remaining = max(0, limit - spent.used)
         return limit_lines("daily", limit, self._midnight_s()) + b"X-RateLimit-Remaining: %d\r\n" % remaining
 
     def left_s(self) -> int:
-        """Whole seconds until the count begins anew, at least 1."""
+        """Whole seconds until the limit resets, at least 1."""
         return max(1, self._midnight_s() - int(self._wall_clock()))
 
     def _midnight_s(self) -> int:
@@ -115,23 +117,23 @@ class DailyLimit:
         while True:
             try:
                 await self._begin_day()
-                await self._each(list(self._known), self._restore)
+                await self._for_all(list(self._known), self._restore)
                 self._restored.set()
                 return
             except (Unavailable, SQLAlchemyError) as error:
                 log.warning("daily counters not restored", reason=reason_of(error))
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_AFTER_S)
 
     async def _begin_day(self) -> None:
-        """What the record store knows of today, added to what we know."""
+        """On a new day, reads its counters from the record store."""
         today = self._quota.today()
         if today == self._day:
             return
-        kept = await self._records.daily_used(today)
-        self._day, self._known = today, kept
+        used = await self._records.daily_used(today)
+        self._day, self._known = today, used
 
     async def _restore(self, app_id: str) -> None:
-        # Midnight may come while Redis answers.
+        # Keep both in local variables: midnight may pass before Redis answers.
         day, known = self._day, self._known
         known[app_id] = await self._quota.restore(app_id, day, known.get(app_id, 0))
 
@@ -141,13 +143,13 @@ class DailyLimit:
             await self._copy()
 
     async def _copy(self) -> None:
-        """One copy. Where Redis is away or the store fails, the next one does it."""
+        """Copies the counters once. If Redis is away or the store fails, the next copy does it."""
         limited = [app.id for app in self._records.apps.values() if app.daily_limit is not None]
         if not limited:
             return
         try:
             await self._begin_day()
-            await self._each(limited, self._read)
+            await self._for_all(limited, self._read)
             if self._known:
                 await self._records.save_daily(self._day, self._known)
         except (Unavailable, SQLAlchemyError) as error:
@@ -157,11 +159,11 @@ class DailyLimit:
         day, known = self._day, self._known
         used, before = await self._quota.used(app_id, day), known.get(app_id, 0)
         if used < before:
-            # Emptied under us, without a break of the connection.
+            # Redis was emptied without a reconnect.
             await self._quota.restore(app_id, day, before)
         elif used:
             known[app_id] = used
 
-    async def _each(self, app_ids: Sequence[str], do: Callable[[str], Awaitable[None]]) -> None:
+    async def _for_all(self, app_ids: Sequence[str], do: Callable[[str], Awaitable[None]]) -> None:
         for at in range(0, len(app_ids), _APPS_AT_ONCE):
             await asyncio.gather(*(do(app_id) for app_id in app_ids[at : at + _APPS_AT_ONCE]))

@@ -1,7 +1,7 @@
-"""Whether this server is alive, and whether it is ready: `/healthz`, `/readyz` and `/`.
+"""Health checks: `/healthz` (alive), `/readyz` (ready) and `/`.
 
-Ready is only what can serve: Redis answers, the directory is written, each worker of this machine has been ready
-once, and no stop has begun (decisions.md). The other pieces tell; nothing is looked up here.
+The server is ready if Redis answers, the app directory is written, every worker of this machine has reported ready
+once, and the server isn't stopping. Other modules set these facts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _TEXT: Final = header_line("Content-Type", "text/plain; charset=utf-8")
 
 
 class Health:
-    """`redis_answers()` is asked at every request; the rest is told once and kept. `enter` answers `/` on the control
-    port, where people come to the dashboard."""
+    """`redis_answers()` is called at every request; the attributes are set when their fact changes. `enter` answers `/`
+    on the control port, where it leads to the dashboard."""
 
     def __init__(
         self, redis_answers: Callable[[], bool], enter: Callable[[Request], Awaitable[Response]] | None = None
@@ -32,9 +32,9 @@ class Health:
         self._enter = enter
 
     def obstacle(self) -> str | None:
-        """Why this server isn't ready, in one sentence; None when it is."""
+        """Why this server isn't ready, in one sentence; None if it is ready."""
         if self.draining:
-            return "this server is being stopped"
+            return "this server is stopping"
         if not self._redis_answers():
             return "Redis doesn't answer"
         if not self.directory_written:
@@ -44,18 +44,18 @@ class Health:
         return None
 
     async def live(self, call: Request) -> Response:
-        """GET /healthz: 200 as long as the process answers at all."""
+        """GET /healthz: always 200."""
         return Response(200, b'{"status":"ok"}')
 
     async def ready(self, call: Request) -> Response:
-        """GET /readyz: 200, or 503 `unavailable` with the reason as its text."""
+        """GET /readyz: 200, or 503 `unavailable` with the reason."""
         obstacle = self.obstacle()
         if obstacle is not None:
             raise ApiError("unavailable", obstacle)
         return Response(200, b'{"status":"ready"}')
 
     async def root(self, call: Request) -> Response:
-        """GET /: `OK`, for load balancers and for people with a browser; on the control port the way in for these."""
+        """GET /: `OK`, for load balancers; on the control port, the dashboard."""
         if self._enter is not None and call.protocol.hand_back is None:
             return await self._enter(call)
         return Response(200, b"OK", _TEXT)

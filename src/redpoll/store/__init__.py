@@ -1,1 +1,1 @@
-"""What must not be lost: the record store, SQLite by default. Only the control plane writes here."""
+"""The record store: what must survive restarts. Only the control plane writes it (store/README.md)."""

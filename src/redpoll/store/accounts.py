@@ -1,6 +1,6 @@
-"""Users of the dashboard and their sessions in the store: rows in, `User` out.
+"""Dashboard users and their sessions in the record store.
 
-What a password must be like, how it is hashed and how long a session lasts is control/dashboard's.
+Password rules, hashing and the lifetime of sessions are decided in control/dashboard/accounts.py.
 """
 
 from collections.abc import Collection
@@ -29,13 +29,13 @@ __all__ = [
     "touch_session",
 ]
 
-# Who may change things, and who may only look.
+# An admin may change things, a viewer may only look.
 ROLES = ("admin", "viewer")
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
-    """A user's record. `must_change`: the password is a one-time one. Times are Unix seconds; `last_login_at` None:
-    never."""
+    """A user's record. `must_change`: the password is a one-time password. Times are Unix seconds. `last_login_at` is
+    None before the first login."""
 
     name: str
     password_hash: str
@@ -46,7 +46,7 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A session, found by the hash of what the cookie holds; with the user as the store has it now."""
+    """A session with its user. `hash` is the SHA-256 of the cookie's value in hex. Times are Unix seconds."""
 
     hash: str
     user: User
@@ -55,7 +55,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def every(connection: AsyncConnection) -> list[User]:
-    """All users by name."""
+    """All users, sorted by name."""
     rows = await connection.execute(sa.select(users).order_by(users.c.name))
     return [User(**row._mapping) for row in rows]
 
@@ -66,7 +66,7 @@ async def one(connection: AsyncConnection, name: str) -> User | None:
 
 
 async def add(connection: AsyncConnection, user: User) -> None:
-    """Raises IntegrityError where there is one of that name."""
+    """Raises IntegrityError if there is a user with that name."""
     await connection.execute(sa.insert(users).values(msgspec.structs.asdict(user)))
 
 
@@ -84,7 +84,7 @@ async def set_login(connection: AsyncConnection, name: str, now_s: float) -> Non
 
 
 async def remove(connection: AsyncConnection, name: str) -> None:
-    """The user and, with it, the user's sessions."""
+    """Removes the user and the user's sessions."""
     await connection.execute(sa.delete(users).where(users.c.name == name))
 
 
@@ -92,7 +92,7 @@ async def remove(connection: AsyncConnection, name: str) -> None:
 
 
 async def session(connection: AsyncConnection, hash: str) -> SessionRow | None:
-    """The session of that hash, however old, with its user."""
+    """The session with this hash, whatever its age, with its user; None if there is none."""
     joined = sa.join(sessions, users, sessions.c.user_name == users.c.name)
     statement = sa.select(sessions.c.created_at.label("begun_at"), sessions.c.used_at, users).select_from(joined)
     row = (await connection.execute(statement.where(sessions.c.hash == hash))).first()
@@ -124,7 +124,8 @@ async def forget_sessions(
     used_before: float | None = None,
     begun_before: float | None = None,
 ) -> None:
-    """Ends all sessions of a user, except the one with the hash `but`; or whatever was used or begun before a time."""
+    """Ends all sessions of a user, except the one with the hash `but`, or all that were last used or created before a
+    time. Several conditions are combined with OR."""
     conditions: list[sa.ColumnElement[bool]] = []
     if user_name is not None:
         conditions.append((sessions.c.user_name == user_name) & (sessions.c.hash != but))

@@ -1,4 +1,4 @@
-"""App records in the store: rows in, `App` out. Who may change what, and when, is control/records.py's."""
+"""Apps and their keys in the record store. control/records.py decides which changes are allowed."""
 
 from collections.abc import Collection
 from typing import Any
@@ -22,18 +22,18 @@ __all__ = [
     "update",
 ]
 
-# The fields that have a column or a table of their own, and those that are made anew from other tables or are of the
-# moment; all others live in the column `settings`.
+# Fields that have their own column or table, that are computed from other tables, or that are temporary. All other
+# fields are stored in the column `settings`.
 _NOT_IN_SETTINGS = {"id", "name", "keys", "hooks", "console_until"}
 
 
 async def every(connection: AsyncConnection) -> dict[str, App]:
     """All apps by id, each with its keys, oldest first."""
     rows = (await connection.execute(sa.select(apps).order_by(apps.c.id))).all()
-    held: dict[str, list[Key]] = {row.id: [] for row in rows}
+    app_keys: dict[str, list[Key]] = {row.id: [] for row in rows}
     for key in await connection.execute(sa.select(keys).order_by(keys.c.number)):
-        held[key.app_id].append(Key(key=key.key, secret=key.secret, enabled=key.enabled))
-    return {row.id: _app(row, held[row.id]) for row in rows}
+        app_keys[key.app_id].append(Key(key=key.key, secret=key.secret, enabled=key.enabled))
+    return {row.id: _app(row, app_keys[row.id]) for row in rows}
 
 
 async def one(connection: AsyncConnection, app_id: str) -> App | None:
@@ -45,13 +45,13 @@ async def one(connection: AsyncConnection, app_id: str) -> App | None:
     return _app(row, [Key(key=key.key, secret=key.secret, enabled=key.enabled) for key in found])
 
 
-def _app(row: Any, held: list[Key]) -> App:
+def _app(row: Any, app_keys: list[Key]) -> App:
     settings = msgspec.json.decode(row.settings)
-    return msgspec.convert({**settings, "id": row.id, "name": row.name, "keys": held}, App, from_attributes=True)
+    return msgspec.convert({**settings, "id": row.id, "name": row.name, "keys": app_keys}, App, from_attributes=True)
 
 
 async def add(connection: AsyncConnection, app: App, *, given: bool = False) -> None:
-    """Writes a new app with its keys. `given`: they came with the settings REDPOLL_APP_…."""
+    """Adds a new app with its keys. `given`: the keys came from the settings REDPOLL_APP_…."""
     values = {"id": app.id, "name": app.name, "settings": _settings_text(app)}
     await connection.execute(sa.insert(apps).values(values))
     for key in app.keys:
@@ -64,13 +64,13 @@ def _settings_text(app: App) -> str:
 
 
 async def update(connection: AsyncConnection, app: App) -> None:
-    """Writes everything of the app but its keys anew."""
+    """Writes all fields of the app except its keys."""
     values = {"name": app.name, "settings": _settings_text(app)}
     await connection.execute(sa.update(apps).where(apps.c.id == app.id).values(values))
 
 
 async def add_key(connection: AsyncConnection, app_id: str, key: Key, *, given: bool) -> None:
-    """Writes one more key of an app, as its youngest."""
+    """Adds a key to an app. `given`: it came from the settings REDPOLL_APP_…."""
     values = {"key": key.key, "secret": key.secret, "enabled": key.enabled}
     await connection.execute(sa.insert(keys).values(app_id=app_id, given=given, **values))
 
@@ -88,6 +88,6 @@ async def remove_keys(connection: AsyncConnection, names: Collection[str]) -> No
 
 
 async def remove_given_keys(connection: AsyncConnection, app_id: str, but: str) -> int:
-    """Removes the app's keys that came with the settings, except the key `but`. Returns how many went."""
+    """Removes the app's keys that came from the settings, except the key `but`. Returns the number removed."""
     stale = (keys.c.app_id == app_id) & keys.c.given & (keys.c.key != but)
     return (await connection.execute(sa.delete(keys).where(stale))).rowcount

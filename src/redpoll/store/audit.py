@@ -1,4 +1,4 @@
-"""The audit log in the store: who did what, newest last. Rows are only added, and dropped when they are too many."""
+"""The audit log in the record store: who changed what. Rows are only added; the oldest are removed at MAX_ROWS."""
 
 from typing import Final
 
@@ -10,15 +10,15 @@ from redpoll.store.schema import audit
 
 __all__ = ["MAX_ROWS", "Entry", "add", "find"]
 
-# At 10 changes a minute that is a week of nothing else; of what people do, years.
+# Years of what people do by hand; a week at 10 changes a minute.
 MAX_ROWS: Final = 100_000
-# How often the oldest are dropped, in rows added.
+# The oldest rows are removed each time this many rows were added.
 _PRUNE_EVERY: Final = 100
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was done. `action` is a few words ("token revoked"), `target` what it was done to, `detail` what
-    else is worth knowing, never a secret. `app_id` "": about no app. `at` is Unix seconds; `number` rises."""
+    """One change. `action` is a few words ("token revoked"), `target` what was changed, `detail` anything else worth
+    knowing, never a secret. `app_id` is "" if it concerns no app. `at` is in Unix seconds; `number` increases."""
 
     at: float
     who: str
@@ -48,8 +48,8 @@ async def find(
     before: int | None = None,
     limit: int = 50,
 ) -> list[Entry]:
-    """The newest entries, those of one app, of one user, with `text` in action, target or detail, and with a lower
-    number than `before`."""
+    """The newest entries first, at most `limit`. Optional filters: one app, one user, `text` in action, target or
+    detail, and a number below `before`."""
     statement = sa.select(audit).order_by(audit.c.number.desc()).limit(limit)
     if app_id is not None:
         statement = statement.where(audit.c.app_id == app_id)

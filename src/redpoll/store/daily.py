@@ -1,6 +1,6 @@
-"""How many messages of each app counted on a UTC day: a copy that outlives Redis' counters (cluster.md 3, key d).
+"""The number of messages that each app used of its daily limit: a copy that survives the loss of Redis' counters.
 
-Days are `YYYYMMDD`. Who counts, and what against: cluster/quota.py.
+Days are UTC, as `YYYYMMDD`. cluster/quota.py counts; control/daily_limit.py copies the counters here every minute.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ __all__ = ["forget_before", "put", "read"]
 
 
 async def read(connection: AsyncConnection, day: str) -> dict[str, int]:
-    """What every app had used on `day`, by app id; an app that used nothing is missing."""
+    """The count of every app on `day`, by app id. Apps without messages are missing."""
     rows = await connection.execute(sa.select(daily.c.app_id, daily.c.used).where(daily.c.day == day))
     return {row.app_id: row.used for row in rows}
 
 
 async def put(connection: AsyncConnection, day: str, used: Mapping[str, int]) -> None:
-    """Writes counters of `day`. One that is smaller than what stands there changes nothing: Redis lost it."""
+    """Writes counters of `day`. A smaller count than the stored one is ignored, because Redis has lost its counter."""
     if not used:
         return
     row = insert(daily)

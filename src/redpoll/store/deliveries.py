@@ -1,12 +1,11 @@
-"""Deliveries of webhooks in the store, and the attempts at each. When to try, and what becomes of it, is
-control/webhooks' to say.
+"""Webhook deliveries and their attempts in the record store. control/webhooks decides when to attempt one.
 
     waiting ──2xx──────────────────────────> delivered ┐
-       ↑ │ └─the last failure──> failed ──discard──> discarded ┴─> forgotten when old
+       ↑ │ └─the last failure──> failed ──discard──> discarded ┴─> removed when old
        └─┴──a failure; retry──────┘
 
-Every change names the state that it starts from, so whoever comes late changes nothing. A failed one is a dead letter;
-one that the operator has had tried anew is told by `cycle_from`.
+Every update checks the state that it starts from, so a late update changes nothing. A failed delivery is a dead letter.
+If the operator retries it, it waits again, and `cycle_from` counts the attempts before.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -44,12 +43,13 @@ __all__ = [
 ]
 
 STATES: Final = ("waiting", "delivered", "failed", "discarded")
-# SQLite takes 32,766 values in one statement; that many rows are one piece of a longer work, too.
+# The number of rows per statement, and per transaction of a long operation. SQLite allows 32,766 values in a statement.
 BATCH: Final = 5_000
 
 
 class Waiting(NamedTuple):
-    """What an attempt needs of a delivery. `attempts`: how many were made; `cycle_from` of them before this cycle."""
+    """The fields of a delivery that an attempt needs. `attempts` counts all attempts so far, `cycle_from` those before
+    the operator's last retry."""
 
     number: int
     id: str
@@ -63,7 +63,7 @@ class Waiting(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """A whole row (schema.py). `stamp` is the transition's number in its shard, `time_ms` its Unix time, `trace` the
+    """A whole row (schema.py). `stamp` is the transition's number in its shard, `time_ms` its Unix time. `trace` is the
     trace id of a client event."""
 
     number: int
@@ -84,7 +84,7 @@ class Delivery(NamedTuple):
 
     @property
     def dead_letter(self) -> str | None:
-        """What it is in the dead letter queue: pending, retrying, delivered or discarded; None: it never failed."""
+        """Its state as a dead letter: pending, retrying, delivered or discarded; None if it never failed."""
         if self.state == "failed":
             return "pending"
         if not self.cycle_from and self.state != "discarded":
@@ -93,7 +93,7 @@ class Delivery(NamedTuple):
 
 
 class AttemptRow(NamedTuple):
-    """One attempt, numbered by `n` from 1. `at` is when it began. `status` None: no answer."""
+    """One attempt; `n` counts from 1. `at` is the time when it began. `status` is None without an answer."""
 
     n: int
     at: float
@@ -105,8 +105,8 @@ class AttemptRow(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What becomes of a waiting delivery by an attempt: `state`, and `at` of it. Holds only for the delivery whose
-    next attempt this was."""
+    """The new `state` and `at` of a waiting delivery after an attempt. It is written only if that was the delivery's
+    next attempt."""
 
     number: int
     state: str
@@ -115,7 +115,7 @@ class Result(NamedTuple):
 
 
 class Depth(NamedTuple):
-    """How many wait to be sent, and how many are dead letters. `oldest_at`: when the longest waiting one was made."""
+    """The number of waiting deliveries and of dead letters. `oldest_at`: when the oldest waiting one was created."""
 
     waiting: int
     failed: int
@@ -126,22 +126,22 @@ _WAITING: Final = tuple(deliveries.c[name] for name in Waiting._fields)
 _DELIVERY: Final = tuple(deliveries.c[name] for name in Delivery._fields)
 
 
-# -- what intake does
+# -- used by intake
 
 
 async def add(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> list[Waiting]:
-    """Writes new deliveries, as waiting, those left out whose id is there already; returns what was written.
+    """Adds new waiting deliveries, without those whose id exists already. Returns the added ones.
 
-    `rows` have the columns of `Delivery` but `number`, `state`, `attempts` and `cycle_from`. One writer at a time: the
-    numbers are counted here, since the database would tell them row by row.
+    `rows` have the columns of `Delivery` except `number`, `state`, `attempts` and `cycle_from`. The numbers are
+    assigned here, which needs a single writer; the database would return them row by row.
     """
     known = await _known(connection, [row["id"] for row in rows])
     new: dict[str, Mapping[str, Any]] = {row["id"]: row for row in rows if row["id"] not in known}
     if not new:
         return []
     last = (await connection.execute(sa.select(sa.func.max(deliveries.c.number)))).scalar_one() or 0
-    fresh = {"state": "waiting", "attempts": 0, "cycle_from": 0}
-    written = [{**row, **fresh, "number": number} for number, row in enumerate(new.values(), last + 1)]
+    initial = {"state": "waiting", "attempts": 0, "cycle_from": 0}
+    written = [{**row, **initial, "number": number} for number, row in enumerate(new.values(), last + 1)]
     await connection.execute(sa.insert(deliveries), written)
     return [Waiting(*(row[name] for name in Waiting._fields)) for row in written]
 
@@ -149,38 +149,41 @@ async def add(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) ->
 async def _known(connection: AsyncConnection, ids: Sequence[str]) -> set[str]:
     found: set[str] = set()
     for start in range(0, len(ids), BATCH):
-        there = sa.select(deliveries.c.id).where(deliveries.c.id.in_(ids[start : start + BATCH]))
-        found.update((await connection.execute(there)).scalars())
+        statement = sa.select(deliveries.c.id).where(deliveries.c.id.in_(ids[start : start + BATCH]))
+        found.update((await connection.execute(statement)).scalars())
     return found
 
 
-# -- what the schedule does
+# -- used by the schedule
 
 
 async def due(connection: AsyncConnection, endpoint_id: str, now_s: float, limit: int) -> list[Waiting]:
-    """Deliveries to this endpoint whose time has come, the most overdue first."""
+    """The due deliveries of this endpoint, the longest due first."""
     which = (deliveries.c.endpoint_id == endpoint_id) & (deliveries.c.state == "waiting") & (deliveries.c.at <= now_s)
     query = sa.select(*_WAITING).where(which).order_by(deliveries.c.at, deliveries.c.number).limit(limit)
     return [Waiting(*row) for row in await connection.execute(query)]
 
 
 async def next_due(connection: AsyncConnection, endpoint_id: str, after_s: float) -> float | None:
-    """When the next delivery to this endpoint is due behind `after_s`; None: there is none."""
+    """When the next delivery of this endpoint is due after `after_s`; None if there is none."""
     which = (deliveries.c.endpoint_id == endpoint_id) & (deliveries.c.state == "waiting") & (deliveries.c.at > after_s)
     found: float | None = (await connection.execute(sa.select(sa.func.min(deliveries.c.at)).where(which))).scalar_one()
     return found
 
 
 async def endpoints_with_waiting(connection: AsyncConnection) -> set[str]:
-    """The ids of the endpoints to which some deliveries wait, due or not."""
-    some = sa.exists().where(deliveries.c.endpoint_id == webhooks.c.id, deliveries.c.state == "waiting")
-    return set((await connection.execute(sa.select(webhooks.c.id).where(some))).scalars())
+    """The ids of the endpoints with waiting deliveries, due or not."""
+    has_waiting = sa.exists().where(deliveries.c.endpoint_id == webhooks.c.id, deliveries.c.state == "waiting")
+    return set((await connection.execute(sa.select(webhooks.c.id).where(has_waiting))).scalars())
 
 
 async def keep_pauses(connection: AsyncConnection, *, before_s: float, now_s: float, longest_s: float) -> None:
-    """The clock was set from `before_s` to `now_s`: a retry comes as much later as it would have without that, and
-    `longest_s` later at most; what has not been tried is due. Both times alike: it may have been set while nobody was
-    there."""
+    """Moves due times after the clock was set from `before_s` to `now_s`.
+
+    A pending retry keeps its remaining pause. Deliveries without an attempt are due now. No retry is due later than
+    `longest_s` from now. The last two also hold if both times are equal, because the clock may have been set while no
+    server ran.
+    """
     here = deliveries.c.endpoint_id.in_(sa.select(webhooks.c.id)) & (deliveries.c.state == "waiting")
     tried = deliveries.c.attempts > deliveries.c.cycle_from
     change = sa.update(deliveries)
@@ -203,7 +206,7 @@ _PUT_RESULT: Final = (
 )
 
 
-# A delivery may have been given up and forgotten while it was tried, where this process stood still meanwhile.
+# The delivery may have been discarded and removed during the attempt, if this process was suspended.
 _PUT_ATTEMPT: Final = (
     sa.insert(attempts)
     .prefix_with("OR IGNORE", dialect="sqlite")
@@ -218,17 +221,18 @@ _PUT_ATTEMPT: Final = (
 
 
 async def put_results(connection: AsyncConnection, results: Sequence[Result]) -> None:
-    """Writes what became of attempts. One at a delivery that somebody discarded meanwhile is kept, and changes
-    nothing."""
+    """Writes the results of attempts. If a delivery was discarded during the attempt, the attempt is added and the
+    delivery stays discarded."""
     changed = [
-        {"which": each.number, "to_state": each.state, "to_at": each.at, "n": each.attempt.n} for each in results
+        {"which": result.number, "to_state": result.state, "to_at": result.at, "n": result.attempt.n}
+        for result in results
     ]
     await connection.execute(_PUT_RESULT, changed)
-    rows = [{"which": each.number, **each.attempt._asdict()} for each in results]
+    rows = [{"which": result.number, **result.attempt._asdict()} for result in results]
     await connection.execute(_PUT_ATTEMPT, rows)
 
 
-# -- what people ask for
+# -- used by the dashboard and by commands that show
 
 
 async def find(
@@ -238,14 +242,13 @@ async def find(
     limit: int,
     before: tuple[float, int] | None = None,
 ) -> list[Delivery]:
-    """Deliveries to these endpoints in these states, those first that came into theirs last (waiting: that are due
-    last). `before`: `(at, number)` of the last one of an earlier answer, to go on behind it."""
+    """Deliveries of these endpoints in these states, sorted by `at`, the latest first: the time of their last change of
+    state, or of a waiting one its due time. `before` is `(at, number)` of the last one of the previous page."""
     which = deliveries.c.endpoint_id.in_(endpoint_ids) & deliveries.c.state.in_(states)
-    place = sa.tuple_(deliveries.c.at, deliveries.c.number)
     if before is not None:
-        which &= place < sa.tuple_(*before)
+        which &= sa.tuple_(deliveries.c.at, deliveries.c.number) < sa.tuple_(*before)
     order = (deliveries.c.at.desc(), deliveries.c.number.desc())
-    # By the index alone: what is sorted may be very much, and has bodies.
+    # Sort numbers with the index alone: there may be very many rows, and rows have bodies.
     chosen = sa.select(deliveries.c.number).where(which).order_by(*order).limit(limit).scalar_subquery()
     rows = await connection.execute(sa.select(*_DELIVERY).where(deliveries.c.number.in_(chosen)).order_by(*order))
     return [Delivery(*row) for row in rows]
@@ -258,7 +261,7 @@ async def one(connection: AsyncConnection, delivery_id: str) -> Delivery | None:
 
 
 async def some(connection: AsyncConnection, ids: Sequence[str]) -> list[Delivery]:
-    """The deliveries with these ids; those that aren't there are left out."""
+    """The deliveries with these ids, in no particular order; unknown ids are left out."""
     found: list[Delivery] = []
     for start in range(0, len(ids), BATCH):
         which = deliveries.c.id.in_(ids[start : start + BATCH])
@@ -267,41 +270,41 @@ async def some(connection: AsyncConnection, ids: Sequence[str]) -> list[Delivery
 
 
 async def attempts_at(connection: AsyncConnection, number: int) -> list[AttemptRow]:
-    """Every attempt at the delivery with this number, in order."""
+    """All attempts of the delivery with this number, in order."""
     columns = tuple(attempts.c[name] for name in AttemptRow._fields)
     rows = await connection.execute(sa.select(*columns).where(attempts.c.delivery == number).order_by(attempts.c.n))
     return [AttemptRow(*row) for row in rows]
 
 
 async def depths(connection: AsyncConnection, endpoint_ids: Collection[str]) -> dict[str, Depth]:
-    """What waits at, and what failed for, each of these endpoints; those with neither are missing."""
+    """By endpoint id, how many deliveries wait and how many failed. Endpoints with neither are missing."""
     which = deliveries.c.endpoint_id.in_(endpoint_ids) & deliveries.c.state.in_(("waiting", "failed"))
     columns = (deliveries.c.endpoint_id, deliveries.c.state, sa.func.count(), sa.func.min(deliveries.c.number))
     grouped = sa.select(*columns).where(which).group_by(deliveries.c.endpoint_id, deliveries.c.state)
     found = {(row[0], row[1]): (row[2], row[3]) for row in await connection.execute(grouped)}
-    first = [number for (_, state), (_, number) in found.items() if state == "waiting"]
-    made_at = sa.select(deliveries.c.number, deliveries.c.created_at).where(deliveries.c.number.in_(first))
-    created = {row.number: row.created_at for row in await connection.execute(made_at)}
-    told: dict[str, Depth] = {}
+    oldest = [number for (_, state), (_, number) in found.items() if state == "waiting"]
+    statement = sa.select(deliveries.c.number, deliveries.c.created_at).where(deliveries.c.number.in_(oldest))
+    created = {row.number: row.created_at for row in await connection.execute(statement)}
+    result: dict[str, Depth] = {}
     for endpoint_id in {endpoint_id for endpoint_id, _ in found}:
         waiting, number = found.get((endpoint_id, "waiting"), (0, 0))
         failed, _ = found.get((endpoint_id, "failed"), (0, 0))
-        told[endpoint_id] = Depth(waiting, failed, created.get(number))
-    return told
+        result[endpoint_id] = Depth(waiting, failed, created.get(number))
+    return result
 
 
-# -- what people have done
+# -- used by commands that change, and by the tidying
 
 
 async def numbers(connection: AsyncConnection, endpoint_ids: Collection[str], states: Collection[str]) -> list[int]:
-    """Of all deliveries to these endpoints that are in one of these states now."""
+    """The numbers of all deliveries of these endpoints that are in one of these states."""
     which = deliveries.c.endpoint_id.in_(endpoint_ids) & deliveries.c.state.in_(states)
     return list((await connection.execute(sa.select(deliveries.c.number).where(which))).scalars())
 
 
 async def retry(connection: AsyncConnection, which: Sequence[str] | Sequence[int], now_s: float) -> int:
-    """Has failed deliveries tried anew from `now_s` on, with all their retries. `which` are ids or numbers. Returns how
-    many."""
+    """Makes failed deliveries wait again, due at `now_s`, with the full number of attempts. `which` are ids or numbers.
+    Returns the number changed."""
     values = {"state": "waiting", "at": now_s, "cycle_from": deliveries.c.attempts}
     return await _change(connection, which, deliveries.c.state == "failed", values)
 
@@ -312,7 +315,8 @@ async def discard(
     now_s: float,
     states: Collection[str] = ("failed", "waiting"),
 ) -> int:
-    """Gives up deliveries that are in one of these states. `which` are ids or numbers. Returns how many."""
+    """Discards those of the deliveries that are in one of these states. `which` are ids or numbers. Returns the number
+    changed."""
     values = {"state": "discarded", "at": now_s}
     return await _change(connection, which, deliveries.c.state.in_(states), values)
 
@@ -322,27 +326,27 @@ async def _change(
 ) -> int:
     changed = 0
     for at in range(0, len(which), BATCH):
-        some = which[at : at + BATCH]
-        column = deliveries.c.id if isinstance(some[0], str) else deliveries.c.number
-        changed += (
-            await connection.execute(sa.update(deliveries).where(column.in_(some), start).values(values))
-        ).rowcount
+        batch = which[at : at + BATCH]
+        column = deliveries.c.id if isinstance(batch[0], str) else deliveries.c.number
+        statement = sa.update(deliveries).where(column.in_(batch), start).values(values)
+        changed += (await connection.execute(statement)).rowcount
     return changed
 
 
 async def endpoints_to_prune(connection: AsyncConnection, *, keep: int, older_than: float) -> list[str]:
-    """The ids of the endpoints at which `forget_finished` may have something to do."""
-    done = deliveries.c.state.in_(("delivered", "discarded"))
-    too_much = (sa.func.count() > keep) | (sa.func.min(deliveries.c.at) <= older_than)
-    grouped = sa.select(deliveries.c.endpoint_id).where(done).group_by(deliveries.c.endpoint_id, deliveries.c.state)
-    return list(dict.fromkeys((await connection.execute(grouped.having(too_much))).scalars()))
+    """The ids of the endpoints for which `forget_finished` may find something to remove."""
+    finished = deliveries.c.state.in_(("delivered", "discarded"))
+    too_many = (sa.func.count() > keep) | (sa.func.min(deliveries.c.at) <= older_than)
+    grouped = sa.select(deliveries.c.endpoint_id).where(finished).group_by(deliveries.c.endpoint_id, deliveries.c.state)
+    return list(dict.fromkeys((await connection.execute(grouped.having(too_many))).scalars()))
 
 
 async def forget_finished(
     connection: AsyncConnection, endpoint_id: str, *, keep: int, older_than: float, before: float
 ) -> int:
-    """Removes deliveries that were delivered or discarded: those that came to that by `older_than`, and all but the
-    newest `keep` of each kind; but none that came to it behind `before`. A few thousand a call; returns how many."""
+    """Removes delivered and discarded deliveries that were finished by `older_than`, and all but the newest `keep` in
+    each state, but none that were finished after `before`. One call removes at most BATCH per state; returns the
+    number."""
     removed = 0
     for state in ("delivered", "discarded"):
         which = (deliveries.c.endpoint_id == endpoint_id) & (deliveries.c.state == state)
@@ -350,6 +354,6 @@ async def forget_finished(
         beyond: float | None = (await connection.execute(newest)).scalar_one_or_none()
         upto = min(before, older_than if beyond is None else max(older_than, beyond))
         old = sa.select(deliveries.c.number).where(which, deliveries.c.at <= upto).limit(BATCH)
-        gone = sa.delete(deliveries).where(deliveries.c.number.in_(old.scalar_subquery()))
-        removed += (await connection.execute(gone)).rowcount
+        statement = sa.delete(deliveries).where(deliveries.c.number.in_(old.scalar_subquery()))
+        removed += (await connection.execute(statement)).rowcount
     return removed

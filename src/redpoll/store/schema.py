@@ -1,4 +1,5 @@
-"""The tables of the record store, as the newest migration leaves them. No queries, no connections."""
+"""The tables of the record store in their newest version (store/README.md "Tables"). Times are Unix seconds unless a
+name ends in `_ms`."""
 
 from sqlalchemy import (
     BigInteger,
@@ -32,7 +33,7 @@ __all__ = [
 
 metadata = MetaData()
 
-# Facts about the store itself, one row each. `directory_version`: how often what workers read has changed.
+# Facts about the store itself, one per row. `directory_version` increases with every change of what workers read.
 meta = Table(
     "meta",
     metadata,
@@ -40,7 +41,7 @@ meta = Table(
     Column("value", Text, nullable=False),
 )
 
-# `settings`: JSON object of the App fields that differ from their defaults; a new field needs no migration.
+# `settings` is a JSON object of the App fields that differ from their defaults, so a new field needs no migration.
 apps = Table(
     "apps",
     metadata,
@@ -49,8 +50,8 @@ apps = Table(
     Column("settings", Text, nullable=False),
 )
 
-# `number` rises, so it tells which key of an app is the oldest. `given`: the key came with REDPOLL_APP_KEY
-# and goes when another one comes that way.
+# `number` increases, so the oldest key of an app has the lowest one. `given`: the key came from REDPOLL_APP_KEY and is
+# removed when that setting changes.
 keys = Table(
     "keys",
     metadata,
@@ -62,8 +63,9 @@ keys = Table(
     Column("given", Boolean, nullable=False),
 )
 
-# `hash`: SHA-256 of the plain form in hex; the plain form is kept nowhere. `scopes`: JSON array. `app_id` null: a
-# token for every app. Times are Unix seconds; `revoked_at` keeps the row, so that its user can be told.
+# `hash` is the SHA-256 of the token in hex; the token itself is stored nowhere. `prefix` is its first characters.
+# `scopes` is a JSON array. `app_id` null: a token for every app. A revoked token keeps its row, so that requests with
+# it get the error `token_revoked`.
 tokens = Table(
     "tokens",
     metadata,
@@ -79,8 +81,8 @@ tokens = Table(
     Column("revoked_at", Float, nullable=True),
 )
 
-# How many messages of an app counted against its plan on a UTC day (YYYYMMDD): the copy of a counter in Redis, at
-# most a minute old (cluster.md 3, key d).
+# The messages of an app on a UTC day (YYYYMMDD) that count against its daily limit: a copy of the counter in Redis, at
+# most a minute old (cluster/README.md "Idempotency and quotas").
 daily = Table(
     "daily",
     metadata,
@@ -89,9 +91,9 @@ daily = Table(
     Column("used", Integer, nullable=False),
 )
 
-# A webhook endpoint. `events` and `channels`: JSON arrays. `disabled_at` null: enabled. `failing_since`: when the first
-# of the attempts failed since which none has succeeded. `deleted_at` keeps the row for as long as there are deliveries
-# to it. `pin`: SHA-256 of the only certificate that is taken, in hex; empty: any that is valid. Times are Unix seconds.
+# Webhook endpoints. `events` and `channels` are JSON arrays. `disabled_at` null: enabled. `failing_since` is the time
+# of the first failure after the last success. A deleted endpoint keeps its row while it has deliveries. `pin` is the
+# SHA-256 of the only accepted certificate in hex; empty: any valid one.
 webhooks = Table(
     "webhooks",
     metadata,
@@ -111,10 +113,10 @@ webhooks = Table(
     Column("deleted_at", Float, nullable=True),
 )
 
-# What one endpoint is to be told of one transition. `id` is made of both, so a transition that is read twice makes no
-# second row. `at`: of a waiting one when it is due, of any other since when it has been in its state. `attempts`: how
-# many were made; `cycle_from`: how many of them before the operator had it tried anew. The order in which rows are
-# looked for is that of the index: the due ones of an endpoint, its dead letters, what is old.
+# One row per transition and endpoint. `id` is computed from both, so reading a transition twice adds no second row.
+# `at` is the due time of a waiting delivery, and the time of the last change of state of any other. `attempts` counts
+# all attempts, `cycle_from` those before the operator's last retry. The index serves all queries: due deliveries of an
+# endpoint, its dead letters, old deliveries.
 deliveries = Table(
     "deliveries",
     metadata,
@@ -136,7 +138,7 @@ deliveries = Table(
     Index("deliveries_by_state", "endpoint_id", "state", "at"),
 )
 
-# `n` counts the attempts at a delivery from 1. `response`: the first KiB of what was answered, as it came.
+# `n` counts the attempts of a delivery from 1. `response` is the first KiB of the answer's body.
 attempts = Table(
     "attempts",
     metadata,
@@ -151,8 +153,8 @@ attempts = Table(
     sqlite_with_rowid=False,
 )
 
-# Of the dashboard. `password_hash` is argon2's own text; `must_change`: the password was made up by us, and the next
-# login asks for another. Times are Unix seconds.
+# Dashboard users. `password_hash` is argon2's text form. `must_change`: the password is a one-time password, and the
+# next login asks for a new one.
 users = Table(
     "users",
     metadata,
@@ -164,7 +166,7 @@ users = Table(
     Column("last_login_at", Float, nullable=True),
 )
 
-# `hash`: SHA-256 of what the browser's cookie holds, in hex.
+# `hash` is the SHA-256 of the session cookie's value in hex.
 sessions = Table(
     "sessions",
     metadata,
@@ -174,7 +176,7 @@ sessions = Table(
     Column("used_at", Float, nullable=False),
 )
 
-# Who did what. `who` is a user's name, kept when the user is gone; `app_id` is "" where it was about no app.
+# The audit log. `who` is a user's name, which stays when the user is removed. `app_id` is "" if no app is concerned.
 audit = Table(
     "audit",
     metadata,

@@ -1,4 +1,5 @@
-"""SQLite under SQLAlchemy: connections that end well, whatever becomes of who uses them."""
+"""SQLite with SQLAlchemy: an engine whose connections are closed cleanly, also when the task that uses one is
+cancelled."""
 
 from __future__ import annotations
 
@@ -17,15 +18,16 @@ __all__ = ["Sqlite", "reason_of"]
 
 
 def reason_of(error: Exception) -> str:
-    """What the database said (`database is locked`), without the statement that it said it of."""
+    """The database's own message (`database is locked`), without the statement, which may contain secrets."""
     return str(getattr(error, "orig", None) or error)
 
 
 class _Connection(aiosqlite.Connection):
-    """May be stopped twice. When its user is cancelled, and again while it is closed for that, SQLAlchemy stops it as
-    well; the close would then wait for ever for a thread that has ended.
+    """An aiosqlite connection that may be stopped twice.
 
-    `stopped` is done when that thread asks nothing of the loop any more.
+    If a task is cancelled and then cancelled again while its connection is being closed, SQLAlchemy stops the
+    connection too. Without this class, the close would wait forever for a thread that has ended. `stopped` is done when
+    the thread uses the loop no more.
     """
 
     stopped: asyncio.Future[Any] | None = None
@@ -37,7 +39,7 @@ class _Connection(aiosqlite.Connection):
 
 
 class Sqlite:
-    """A file with an engine on it; the pragmas are set on each of its connections."""
+    """An SQLite file and its engine. `pragmas` are set on each connection."""
 
     def __init__(self, url: URL, *pragmas: str) -> None:
         self._path = str(url.database)
@@ -46,20 +48,20 @@ class Sqlite:
         self.engine: AsyncEngine = create_async_engine(
             url,
             async_creator=self._connect,
-            # An error would tell them: secrets and payloads, which no log may have.
+            # Errors must not contain parameters: these are secrets and payloads, and errors are logged.
             hide_parameters=True,
         )
         sa.event.listen(self.engine.sync_engine, "connect", self._prepare)
         sa.event.listen(self.engine.sync_engine, "invalidate", _roll_back)
 
     async def close(self) -> None:
-        """Returns when no thread of it will answer to the loop any more."""
+        """Closes all connections and waits until their threads use the loop no more."""
         await self.engine.dispose()
-        ending = [each.stopped for each in self._connections if each.stopped is not None]
-        await asyncio.gather(*ending, return_exceptions=True)
+        stopped = [connection.stopped for connection in self._connections if connection.stopped is not None]
+        await asyncio.gather(*stopped, return_exceptions=True)
 
     def _connect(self) -> _Connection:
-        # Made, used and closed in a thread of its own, except where the garbage collector closes it.
+        # It is opened, used and closed in its own thread, but the garbage collector may close it in another one.
         connection = _Connection(lambda: sqlite3.connect(self._path, check_same_thread=False), iter_chunk_size=64)
         connection._thread.daemon = True
         self._connections.add(connection)
@@ -72,14 +74,17 @@ class Sqlite:
                 cursor.execute(f"PRAGMA {pragma}")
             cursor.close()
         except Exception:
-            # It isn't in the pool yet: nobody else would close it, and its thread would stay.
+            # It isn't in the pool yet, so nothing else would close it and end its thread.
             connection.close()
             raise
 
 
 def _roll_back(connection: Any, _record: Any, _error: BaseException | None) -> None:
-    """A connection whose user was cancelled is closed; but while something holds a statement of it, as that user's
-    traceback does, SQLite keeps it and its locks, and nobody can write."""
-    # ValueError: it was closed before. Cancelled again, it is rolled back all the same, and is still to be closed.
+    """Rolls back a connection before it is closed because its task was cancelled.
+
+    While an object (such as the task's traceback) still refers to a statement, SQLite keeps the connection open with
+    its locks, and no other connection could write.
+    """
+    # ValueError: it is closed already. If this is cancelled, the rollback still happens.
     with suppress(sqlite3.Error, ValueError, asyncio.CancelledError):
         connection.rollback()

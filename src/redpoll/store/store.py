@@ -1,6 +1,7 @@
-"""Opening the record store: the database, its pragmas, its migrations. What is in it: schema.py and apps.py.
+"""Opens the record store: its database, pragmas and migrations. schema.py has the tables, the other modules the
+queries.
 
-One process at a time has it open: the control plane of a running server, or a command while none runs.
+Only one process at a time has it open: the control plane of a running server, or a command while no server runs.
 """
 
 import asyncio
@@ -29,12 +30,12 @@ class StoreError(Exception):
 
 
 def database_url(data_dir: str | Path) -> URL:
-    """Where the records are when the operator names no other place: an SQLite file in the data folder."""
+    """The default database: an SQLite file in the data folder."""
     return URL.create("sqlite+aiosqlite", database=str(Path(data_dir) / "redpoll.sqlite"))
 
 
 class Store:
-    """An open record store. Made by `open`; everything is written inside `change`."""
+    """An open record store, created by `open`. Everything is written inside `change`."""
 
     def __init__(self, database: Sqlite) -> None:
         self._database = database
@@ -43,14 +44,14 @@ class Store:
 
     @classmethod
     async def open(cls, url: URL) -> "Store":
-        """Connects and brings the schema up to date. Raises StoreError."""
-        # FULL: what a command has confirmed outlives a power loss too; records change rarely: it costs little.
+        """Connects and migrates the schema to the newest version. Raises StoreError."""
+        # FULL: a confirmed change survives a power loss. It costs little, because records change rarely.
         pragmas = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000")
         database = Sqlite(url, *pragmas)
         try:
             async with database.engine.begin() as connection:
                 await connection.run_sync(_migrate)
-                await _make_version(connection)
+                await _init_directory_version(connection)
         except CommandError as error:
             await database.close()
             raise StoreError(f"{url.database} was written by another version of redpoll: {error}") from error
@@ -65,39 +66,39 @@ class Store:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """A connection whose reads agree with each other."""
+        """A connection for reading. All its reads see the same state of the database."""
         async with self._engine.connect() as connection:
             yield connection
 
     @asynccontextmanager
     async def change(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction: all of it is on disk when the block is left, none of it when the block raises.
+        """A transaction. It is on disk when the block ends, and rolled back if the block raises.
 
-        One at a time, which is all that SQLite has: who waits here goes on in the moment that it may, who waits there
-        sleeps. So none may be begun inside another.
+        Only one runs at a time, because SQLite has one writer. Waiting for our own lock ends at once when it is free,
+        while SQLite's busy handler sleeps. Don't nest changes: the inner one would wait forever.
         """
         async with self._changing, self._engine.begin() as connection:
             yield connection
 
 
 async def directory_version(connection: AsyncConnection) -> int:
-    """The version of what the directory in Redis should hold (cluster.md 7)."""
+    """The version that the app directory in Redis should have (cluster/README.md "Directory")."""
     row = await connection.execute(sa.select(meta.c.value).where(meta.c.name == _DIRECTORY_VERSION))
     return int(row.scalar_one())
 
 
 async def raise_directory_version(connection: AsyncConnection) -> int:
-    """One more, in the transaction of the change that it counts. Returns the new version."""
+    """Increases the version, in the same transaction as the change of the records. Returns the new version."""
     version = await directory_version(connection) + 1
     await connection.execute(sa.update(meta).where(meta.c.name == _DIRECTORY_VERSION).values(value=str(version)))
     return version
 
 
-async def _make_version(connection: AsyncConnection) -> None:
-    known = await connection.execute(sa.select(meta.c.value).where(meta.c.name == _DIRECTORY_VERSION))
-    if known.first() is None:
-        # Begins with the time in ms, not with 1: beside a Redis that still holds the directory of a store
-        # since deleted, a low number could be taken for that store's.
+async def _init_directory_version(connection: AsyncConnection) -> None:
+    stored = await connection.execute(sa.select(meta.c.value).where(meta.c.name == _DIRECTORY_VERSION))
+    if stored.first() is None:
+        # Start with the time in ms, not with 1. Redis may still have the directory of a deleted store, and must not
+        # take a lower version of the new store for an old one.
         first = str(time.time_ns() // 1_000_000)
         await connection.execute(sa.insert(meta).values(name=_DIRECTORY_VERSION, value=first))
 

@@ -1,4 +1,4 @@
-"""App tokens in the store: rows in, `Token` out. Who may make or revoke one is control/records.py's."""
+"""App tokens in the record store. control/tokens.py decides which changes are allowed."""
 
 from collections.abc import Collection, Mapping
 
@@ -13,7 +13,7 @@ __all__ = ["add", "every", "forget", "revoke", "used"]
 
 
 async def every(connection: AsyncConnection) -> dict[str, Token]:
-    """All tokens by their hash, oldest first; those that ended are among them."""
+    """All tokens by hash, oldest first, including expired and revoked ones."""
     rows = await connection.execute(sa.select(tokens).order_by(tokens.c.created_at, tokens.c.id))
     found = [Token(**{**row._mapping, "scopes": tuple(msgspec.json.decode(row.scopes))}) for row in rows]
     return {token.hash: token for token in found}
@@ -26,18 +26,17 @@ async def add(connection: AsyncConnection, token: Token) -> None:
 
 
 async def revoke(connection: AsyncConnection, ids: Collection[str], now_s: float) -> None:
-    """From `now_s` on they open nothing; those that were revoked before keep their time."""
+    """Revokes tokens at `now_s`. Tokens that were revoked before keep their time."""
     chosen = tokens.c.id.in_(ids) & tokens.c.revoked_at.is_(None)
     await connection.execute(sa.update(tokens).where(chosen).values(revoked_at=now_s))
 
 
 async def used(connection: AsyncConnection, times: Mapping[str, float]) -> None:
-    """Writes when tokens, by id, were used last."""
-    which = sa.update(tokens).where(tokens.c.id == sa.bindparam("which"))
-    statement = which.values(last_used_at=sa.bindparam("at"))
-    await connection.execute(statement, [{"which": each, "at": at} for each, at in times.items()])
+    """Writes the time of last use of tokens, by token id."""
+    statement = sa.update(tokens).where(tokens.c.id == sa.bindparam("token_id")).values(last_used_at=sa.bindparam("at"))
+    await connection.execute(statement, [{"token_id": token_id, "at": at} for token_id, at in times.items()])
 
 
 async def forget(connection: AsyncConnection, ids: Collection[str]) -> None:
-    """Removes them; who still calls with one is told that nobody made it."""
+    """Removes tokens. A request with one is then refused as unknown."""
     await connection.execute(sa.delete(tokens).where(tokens.c.id.in_(ids)))

@@ -1,4 +1,4 @@
-"""Webhook endpoints in the store: rows in, `Endpoint` out. Who may make or change one is control/webhooks' business."""
+"""Webhook endpoints in the record store. control/webhooks/endpoints.py decides which changes are allowed."""
 
 from typing import Any
 
@@ -12,11 +12,12 @@ __all__ = ["Endpoint", "add", "every", "forget_deleted", "one", "put", "set_fail
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an app's transitions are told. Times are Unix seconds.
+    """A receiver of an app's transitions. Times are Unix seconds.
 
-    `events` are names, "all" among them for the spec's five (6.2); `channels` are prefixes, none for every channel.
-    `pin` is the SHA-256 of the certificate in hex, empty for none. `previous_secret` is good until `previous_until`.
-    `failing_since`: since then each attempt has failed. `deleted_at`: it is kept for the sake of its deliveries alone.
+    `events` are event names, or "all" for the five standard ones. `channels` are prefixes; empty means every channel.
+    `pin` is the SHA-256 of the only accepted certificate in hex, or empty. `previous_secret` is valid until
+    `previous_until`. Since `failing_since` every attempt has failed. A deleted endpoint is kept while it has
+    deliveries.
     """
 
     id: str
@@ -39,18 +40,18 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         return self.disabled_at is None
 
     def secrets(self, now_s: float) -> list[str]:
-        """What its deliveries may be signed with: the newest first, the one before while it is still good."""
+        """The secrets that sign its deliveries: the newest, then the previous one while it is valid."""
         return [self.secret, self.previous_secret] if now_s < self.previous_until else [self.secret]
 
 
 async def every(connection: AsyncConnection) -> dict[str, Endpoint]:
-    """All endpoints by id, oldest first; the deleted ones too, while there are deliveries to them."""
+    """All endpoints by id, oldest first, including deleted ones that still have deliveries."""
     rows = await connection.execute(sa.select(webhooks).order_by(webhooks.c.created_at, webhooks.c.id))
     return {row.id: _endpoint(row) for row in rows}
 
 
 async def one(connection: AsyncConnection, endpoint_id: str) -> Endpoint | None:
-    """The endpoint with this id, a deleted one too, or None."""
+    """The endpoint with this id, also if it is deleted; None if there is none."""
     row = (await connection.execute(sa.select(webhooks).where(webhooks.c.id == endpoint_id))).first()
     return None if row is None else _endpoint(row)
 
@@ -70,7 +71,7 @@ async def add(connection: AsyncConnection, endpoint: Endpoint) -> None:
 
 
 async def put(connection: AsyncConnection, endpoint: Endpoint) -> None:
-    """Writes everything of an endpoint anew but `failing_since`, which is the deliveries' to know."""
+    """Writes all fields of an endpoint except `failing_since`, which `set_failing_since` writes."""
     values = _values(endpoint)
     del values["failing_since"]
     await connection.execute(sa.update(webhooks).where(webhooks.c.id == endpoint.id).values(values))
@@ -81,7 +82,7 @@ async def set_failing_since(connection: AsyncConnection, endpoint_id: str, since
 
 
 async def forget_deleted(connection: AsyncConnection) -> list[str]:
-    """Removes the deleted endpoints that no delivery is left to. Returns their ids."""
-    told = sa.exists().where(deliveries.c.endpoint_id == webhooks.c.id)
-    gone = sa.delete(webhooks).where(webhooks.c.deleted_at.is_not(None), ~told).returning(webhooks.c.id)
-    return list((await connection.execute(gone)).scalars())
+    """Removes deleted endpoints that have no deliveries. Returns their ids."""
+    has_deliveries = sa.exists().where(deliveries.c.endpoint_id == webhooks.c.id)
+    statement = sa.delete(webhooks).where(webhooks.c.deleted_at.is_not(None), ~has_deliveries)
+    return list((await connection.execute(statement.returning(webhooks.c.id))).scalars())
