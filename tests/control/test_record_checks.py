@@ -15,13 +15,13 @@ def rules(count: int) -> list[HistoryRule]:
 @pytest.mark.parametrize("name", ["", " ", "a\nb", "x" * 201, "a\x1bb"])
 def test_a_name_fits_on_a_line(name):
     check_name("an app's", "Büro “7”")
-    with pytest.raises(RecordError, match="an app's name is 1 to 200 printable characters"):
+    with pytest.raises(RecordError, match="an app's name must have 1 to 200 printable characters"):
         check_name("an app's", name)
 
 
 def test_a_record_fits_into_the_directory():
     check_size(APP)
-    with pytest.raises(RecordError, match="every worker keeps 16384"):
+    with pytest.raises(RecordError, match="the maximum is 16384"):
         check_size(App(id="7", name="x" * 17_000, keys=()))
 
 

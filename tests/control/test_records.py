@@ -175,7 +175,7 @@ async def test_a_full_channels_roster_must_fit_into_half_of_what_a_connection_ma
 
 async def test_a_record_that_workers_would_not_take_is_refused(records):
     app = await records.create_app("x")
-    with pytest.raises(RecordError, match="every worker keeps 16384"):
+    with pytest.raises(RecordError, match="the maximum is 16384"):
         await records.set_app(app.id, {"allowed_origins": tuple(f"{number:0250}.example" for number in range(70))})
 
 
@@ -220,7 +220,7 @@ async def test_a_key_of_anybody_cannot_be_added(records):
     app, other = await records.create_app("x"), await records.create_app("y")
     with pytest.raises(RecordError, match=f"belongs to app {other.id}"):
         await records.add_key(app.id, other.keys[0].key)
-    with pytest.raises(RecordError, match=r"has the key .* already"):
+    with pytest.raises(RecordError, match="already has the key"):
         await records.add_key(app.id, app.keys[0].key)
     with pytest.raises(RecordError, match="there is no app"):
         await records.add_key("5")
@@ -267,7 +267,7 @@ async def test_an_app_can_have_only_as_many_keys_as_its_record_holds(records):
     for number in range(60):
         await records.add_key(app.id, f"{number:0128}")
     await records.set_app(app.id, {"allowed_origins": tuple(f"{number:040}" for number in range(50))})
-    with pytest.raises(RecordError, match="every worker keeps 16384"):
+    with pytest.raises(RecordError, match="the maximum is 16384"):
         await add_keys(records, app.id, 20)
 
 

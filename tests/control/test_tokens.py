@@ -85,7 +85,7 @@ async def test_a_token_changes_nothing_that_workers_keep(timed, app_id):
     [
         ("", ["all"], None, "a token's name is"),
         ("a\nb", ["all"], None, "a token's name is"),
-        ("n", [], None, "one scope or more out of publish, read, auth, all, not nothing"),
+        ("n", [], None, "one or more of the scopes publish, read, auth, all, not nothing"),
         ("n", ["read", "write"], None, "not 'write'"),
         ("n", ["all"], 0, "at most a hundred years"),
         ("n", ["all"], 10**12, "at most a hundred years"),

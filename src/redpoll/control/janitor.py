@@ -1,7 +1,7 @@
-"""What the control plane does because time went by: the directory kept right, dead workers reaped, deadlines.
+"""The control plane's periodic work: it keeps the app directory in Redis equal to the record store, and checks Redis.
 
-Redis may lose or be given another directory than the record store's; this puts it right within a second
-(cluster.md 6). Who is dead is the reaper's to know.
+Redis may lose the directory or have a different one; it is rewritten within a second (cluster/README.md "Directory").
+Each check also shows whether Redis still answers. Deadlines of connections are checked at the same time.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ __all__ = ["AppRecords", "Janitor"]
 log = structlog.get_logger(__name__)
 
 LOOK_EVERY_S: Final = 1.0
-# Redis has hung: as good as away, and then as good as a broken connection (cluster.md 6).
+# Redis is connected but doesn't answer: after the first time it counts as away, after the second the connection is
+# closed.
 _AWAY_AFTER_S: Final = 5.0
 _BROKEN_AFTER_S: Final = 10.0
 
 
 class AppRecords(Protocol):
-    """What is needed of control.records.Records."""
+    """The part of control.records.Records that the janitor uses."""
 
     apps: dict[str, App]
     version: int
 
 
 class Janitor:
-    """Looks once a second. `connections` are swept, `writer` and `records` compared, `health` is told."""
+    """Runs once a second: checks the deadlines of `connections`, and compares the directory (`writer`) with
+    `records`."""
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class Janitor:
         self._asking: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._expected_at = 0.0
-        # A record's change and a refill at once would leave the older version behind.
+        # Only one write at a time: a change of a record during a refill could leave an older version in Redis.
         self._writing = asyncio.Lock()
 
     def start(self) -> None:
@@ -77,16 +79,16 @@ class Janitor:
             self._asking.cancel()
 
     def redis_answers(self) -> bool:
-        """Redis is there and isn't hanging; up to 5 s old."""
+        """Whether Redis is connected and has answered within the last 5 s."""
         return self._link.up and self._clock() - self._answered_at < _AWAY_AFTER_S
 
     def link_up(self) -> None:
-        """The connection is there (again): what it leads to may be another Redis."""
+        """Redis is connected (again). It may be another Redis, so the directory is checked."""
         self._answered_at = self._clock()
         self._ask()
 
     async def record_changed(self, app_id: str, app: App | None, version: int) -> None:
-        """Tell the workers of a record's change. Without Redis the next look will, when it is back."""
+        """Writes a changed record to the directory. If Redis is away, a later check rewrites the directory."""
         try:
             async with self._writing:
                 await self._writer.put(app_id, app, version)
@@ -94,7 +96,7 @@ class Janitor:
             log.warning("directory not written", app=app_id, reason=str(error))
 
     def take_loop_lag_s(self) -> float:
-        """The greatest lateness of a look since the last call."""
+        """The greatest delay of the timer since the last call, in seconds."""
         lag_s, self.loop_lag_s = self.loop_lag_s, 0.0
         return lag_s
 
@@ -117,7 +119,7 @@ class Janitor:
             self._asking = self._loop.create_task(self._compare(), name="directory check")
 
     async def _compare(self) -> None:
-        """Is the directory in Redis the record store's? Its answer is also the proof that Redis is well."""
+        """Compares the directory's version with the record store's. An answer also shows that Redis works."""
         self._asked_at = self._clock()
         try:
             found = await self._writer.version()

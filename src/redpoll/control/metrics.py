@@ -1,7 +1,7 @@
-"""/metrics in Prometheus' text format: the workers' counters as they lie in Redis, and the control plane's own.
+"""/metrics in Prometheus' text format: the counters of the workers and of the control plane.
 
-One table says which counters there are. Workers put theirs into Redis every 5 s, since they may be on other
-machines; what is seen here of them is that old. Counts nothing itself.
+The table FAMILIES names every counter. Workers may be on other machines, so they write their counters to Redis every
+5 s, and the figures here are that old. This module only renders counters; it doesn't count.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from redpoll.control.webhooks.outcomes import Outcome
 
 __all__ = ["FAMILIES", "Family", "Metrics"]
 
-# The control plane's own counters carry this where a worker's carry its id.
+# The `worker` label of the control plane's own counters.
 CONTROL: Final = "control"
 _TYPE: Final = header_line("Content-Type", CONTENT_TYPE_LATEST)
 
 
 class Family(NamedTuple):
-    """Where a process' counter is shown. A name that ends in `_total` only grows; any other goes up and down.
+    """The metric that shows a counter. A name that ends in `_total` is a counter, any other a gauge.
 
-    `reason`: several counters are one family, told apart by this label.
+    `reason`: the value of the label `reason`, if several counters share one metric.
     """
 
     name: str
@@ -48,63 +48,72 @@ def _family(name: str, help: str) -> tuple[str, Family]:
     return name, Family(f"redpoll_{name}", help)
 
 
-_ATTEMPTS: Final = "Attempts at deliveries to webhooks, by what became of them."
-# Labels are kept by whoever reads the metrics, so there must not be any number of them.
+_ATTEMPTS: Final = "Attempts to deliver to webhooks, by outcome."
+# Prometheus stores every label value, so their number must be bounded.
 _MAX_APPS: Final = 100
 
-_DROPPED: Final = "Connections that the server gave up, by reason."
+_DROPPED: Final = "Connections that the server closed, by reason."
 
-# Every counter that a process may tell, by the name it tells it under.
+# Every counter, by the name under which a process reports it.
 FAMILIES: Final[Mapping[str, Family]] = dict(
     [
-        _family("connections", "Sockets that are open now, those still at the door included."),
+        _family("connections", "Sockets that are open now, including those in the handshake."),
         _family("connections_total", "Sockets accepted."),
         _family("handed_over_total", "HTTP connections handed to the control plane."),
-        _family("upgrades_refused_total", "WebSocket upgrades refused: not ready, full, unknown key."),
-        _family("channels", "Channels with a subscriber on this worker."),
+        _family(
+            "upgrades_refused_total",
+            "WebSocket upgrades refused because the server was not ready or full, or the key unknown.",
+        ),
+        _family("channels", "Channels with subscribers on this worker."),
         _family("subscriptions", "Subscriptions on this worker."),
-        _family("rewinds_total", "Replays begun: subscribers told of a channel's past."),
-        _family("replayed_total", "Messages told in replays."),
+        _family("rewinds_total", "Replays of a channel's history that were started."),
+        _family("replayed_total", "Messages sent in replays."),
         _family("history_pages_total", "Answers to `pusher:history`."),
-        _family("catchups_total", "Channels that a worker filled from their history after a gap."),
-        _family("history_lost_total", "Times that subscribers were told of a gap, or a cleared history."),
+        _family(
+            "catchups_total",
+            "Channels whose missed messages a worker read from their history after a reconnect to Redis.",
+        ),
+        _family("history_lost_total", "Notices to subscribers of a gap or a cleared history."),
         _family("messages_received_total", "WebSocket messages received."),
-        _family("frames_posted_total", "WebSocket frames noted for a socket."),
+        _family("frames_posted_total", "WebSocket frames queued for a socket."),
         _family("frames_written_total", "WebSocket frames written."),
         _family("bytes_received_total", "Bytes received from sockets."),
         _family("bytes_written_total", "Bytes written to sockets."),
-        _family("bytes_owed", "Bytes that sockets have yet to take."),
+        _family("bytes_owed", "Bytes that wait to be sent."),
         ("slow_consumers_closed_total", Family("redpoll_dropped_total", _DROPPED, "slow_consumer")),
         ("send_errors_total", Family("redpoll_dropped_total", _DROPPED, "send_error")),
-        _family("protocol_faults_total", "Connections closed for what RFC 6455 forbids."),
-        _family("callback_errors_total", "Errors of ours that cost one connection."),
+        _family("protocol_faults_total", "Connections closed for violations of RFC 6455."),
+        _family("callback_errors_total", "Internal errors that closed one connection."),
         _family("loop_exceptions_total", "Exceptions that reached the event loop."),
-        _family("loop_lag_seconds", "Greatest delay of a timer since the last report."),
-        _family("redis_reconnects_total", "Connections to Redis made anew."),
-        _family("redis_errors_total", "Errors that Redis answered with."),
-        _family("http_connections", "HTTP connections that the control plane has."),
-        _family("events_published_total", "Events that Redis confirmed, one a channel."),
-        _family("events_unconfirmed_total", "Events answered with 503."),
-        _family("events_unkept_total", "Events sent but not kept: their app has all the channels with history it may."),
-        _family("events_unhooked_total", "Events told to no webhook, as too many waited to be fetched."),
+        _family("loop_lag_seconds", "The greatest delay of a timer since the last report."),
+        _family("redis_reconnects_total", "Reconnects to Redis."),
+        _family("redis_errors_total", "Error replies from Redis."),
+        _family("http_connections", "HTTP connections that the control plane has open."),
+        _family("events_published_total", "Events that Redis confirmed, counted per channel."),
+        _family("events_unconfirmed_total", "Events that Redis did not confirm in time (answered with 503)."),
+        _family(
+            "events_unkept_total",
+            "Events delivered but not stored, because their app has its maximum of channels with history.",
+        ),
+        _family("events_unhooked_total", "Events without a webhook, because too many rows waited in Redis."),
         _family("apps", "Apps in the record store."),
         _family("webhook_rows_waiting", "Transitions in Redis that are not yet deliveries."),
-        _family("webhook_rows_lost_total", "Transitions told to no webhook: too many waited in Redis."),
-        _family("webhook_rows_unreadable_total", "Transitions told to no webhook: no body can be made of them."),
-        _family("webhook_transitions_total", "Transitions taken over from Redis."),
-        _family("webhook_deliveries_waiting", "Deliveries to webhooks that wait for their next attempt."),
-        _family("webhook_oldest_seconds", "Age of the oldest of them."),
-        _family("webhook_attempts_running", "Attempts that are under way."),
-        _family("webhook_failed_total", "Deliveries that became dead letters."),
+        _family("webhook_rows_lost_total", "Transitions lost for webhooks, because too many waited in Redis."),
+        _family("webhook_rows_unreadable_total", "Transitions lost for webhooks, because no body could be rendered."),
+        _family("webhook_transitions_total", "Transitions moved from Redis to the record store."),
+        _family("webhook_deliveries_waiting", "Webhook deliveries that wait for an attempt."),
+        _family("webhook_oldest_seconds", "Age of the oldest waiting webhook delivery."),
+        _family("webhook_attempts_running", "Webhook attempts that are running."),
+        _family("webhook_failed_total", "Webhook deliveries that became dead letters."),
         _family("webhook_dead_letters", "Dead letters that wait for the operator."),
-        _family("webhook_endpoints_failing", "Webhooks at which every attempt has failed for 5 minutes."),
+        _family("webhook_endpoints_failing", "Webhooks whose attempts have all failed for at least 5 minutes."),
         *(
             (f"webhook_attempts_{outcome}_total", Family("redpoll_webhook_attempts_total", _ATTEMPTS, outcome))
             for outcome in Outcome
         ),
         _family("calls_unlogged_total", "Trigger calls whose row in the event log was lost."),
         _family("calls_untraced_total", "Trigger calls beyond trace_calls_per_second: logged, not traced."),
-        _family("workers_reaped_total", "Dead workers whose counts and members were taken away."),
+        _family("workers_reaped_total", "Dead workers whose subscriptions and members were removed."),
     ]
 )
 
@@ -112,8 +121,8 @@ Counters = Mapping[str, Any]
 
 
 class Metrics:
-    """Handler of GET /metrics. `read_workers` gives each worker's counters, `own` the control plane's,
-    `published` the events that it published by app."""
+    """The handler. `read_workers` returns the counters of each worker, `own` those of the control plane, and
+    `published` the number of events published over HTTP by app."""
 
     def __init__(
         self,
@@ -128,18 +137,18 @@ class Metrics:
         self._published = published
 
     async def metrics(self, call: Request) -> Response:
-        """Without Redis the workers' counters are left out; the control plane's are always there."""
-        told = {**await self._read_workers(), CONTROL: self._own()}
+        """GET /metrics. Without Redis the workers' counters are missing."""
+        counters = {**await self._read_workers(), CONTROL: self._own()}
         registry = CollectorRegistry()
-        registry.register(_Snapshot(told, self._published(), self._routes()))
+        registry.register(_Snapshot(counters, self._published(), self._routes()))
         return Response(200, generate_latest(registry), _TYPE)
 
 
 class _Snapshot:
-    """A Collector (prometheus_client) over what was gathered for one answer."""
+    """A prometheus_client Collector for one answer."""
 
-    def __init__(self, told: Mapping[str, Counters], published: Mapping[str, int], routes: Routes) -> None:
-        self._told = told
+    def __init__(self, counters: Mapping[str, Counters], published: Mapping[str, int], routes: Routes) -> None:
+        self._counters = counters
         self._published = published
         self._routes = routes
 
@@ -154,11 +163,11 @@ class _Snapshot:
 
     def _of_processes(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
-        for worker, counters in self._told.items():
+        for worker, counters in self._counters.items():
             for name, value in counters.items():
                 row = FAMILIES.get(name)
                 if row is None:
-                    # Told by a worker of another version.
+                    # From a worker of another version.
                     continue
                 labels = {"worker": worker, "reason": row.reason} if row.reason else {"worker": worker}
                 family = families.get(row.name)
@@ -181,12 +190,12 @@ class _Snapshot:
         return family
 
     def _of_apps(self) -> Iterable[Metric]:
-        """What each process tells by app, added up; the hundred apps with most connections, then most events."""
+        """Sums over all processes, for at most _MAX_APPS apps: those with most connections, then with most events."""
         connections: Counter[str] = Counter()
         client_events: Counter[str] = Counter()
         sent: Counter[str] = Counter()
-        for counters in self._told.values():
-            # Workers of an earlier version say less.
+        for counters in self._counters.values():
+            # Workers of an earlier version report two figures only.
             for app_id, (count, events, *written) in counters.get("by_app", {}).items():
                 connections[app_id] += count
                 client_events[app_id] += events
@@ -197,7 +206,9 @@ class _Snapshot:
         families: tuple[GaugeMetricFamily | CounterMetricFamily, ...] = (
             GaugeMetricFamily("redpoll_app_connections", "Connections of an app.", labels=["app"]),
             CounterMetricFamily("redpoll_app_client_events_total", "Events that clients triggered.", labels=["app"]),
-            CounterMetricFamily("redpoll_app_events_sent_total", "Events, once for each socket.", labels=["app"]),
+            CounterMetricFamily(
+                "redpoll_app_events_sent_total", "Events sent to clients, counted per socket.", labels=["app"]
+            ),
             CounterMetricFamily("redpoll_app_events_published_total", "Events published over HTTP.", labels=["app"]),
         )
         for app_id in busiest[:_MAX_APPS]:
@@ -210,7 +221,7 @@ class _Snapshot:
             "redpoll_http_requests_total", "HTTP requests answered.", labels=["route", "status"]
         )
         seconds = HistogramMetricFamily(
-            "redpoll_http_request_seconds", "From a request's head to its answer.", labels=["route"]
+            "redpoll_http_request_seconds", "Seconds from a request's head to its answer.", labels=["route"]
         )
         for route in (*self._routes.all, self._routes.unmatched):
             if not route.answers:

@@ -1,6 +1,7 @@
-"""Who is in which channel, as Redis says: what the API's GET endpoints and `info` are answered from.
+"""Reads the occupancy of channels from Redis: subscriptions, users and cached events.
 
-Reads only, pipelined on control's one connection; the workers' scripts write (cluster.md 2 and 5).
+The API's GET endpoints, `info` and the dashboard use it. It only reads, pipelined on the control plane's one
+connection; the workers' scripts write these keys (cluster/README.md "Keys").
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from redpoll.cluster.link import Link, LinkDown
 
 __all__ = ["Occupancy"]
 
-# One SSCAN's share, and how many channels' counts are asked for in one write: big lists must not hold up publishes.
+# Names per SSCAN, and commands per write: long lists must not delay publishes.
 _SCAN_COUNT: Final = 500
-_CHANNELS_A_WRITE: Final = 500
+_COMMANDS_PER_WRITE: Final = 500
 
 
 class Occupancy:
-    """Raises Unavailable when Redis answers with an error, or not within `answer_s` (long lists: each share)."""
+    """Methods raise Unavailable if Redis answers with an error, or not within `answer_s` seconds per write."""
 
     def __init__(self, link: Link, keys: Keys, *, answer_s: float = 2.0) -> None:
         self._link = link
@@ -31,23 +32,23 @@ class Occupancy:
         self._answer_s = answer_s
 
     async def subscription_counts(self, app_id: str, channels: Sequence[str]) -> list[int]:
-        """Subscriptions of each channel, over all workers."""
+        """The number of subscriptions of each channel, over all workers."""
         counts = self._keys.counts
-        held = await self._ask_all([(b"HVALS", counts(app_id, channel)) for channel in channels])
-        return [sum(map(int, values)) for values in held]
+        per_worker = await self._ask_all([(b"HVALS", counts(app_id, channel)) for channel in channels])
+        return [sum(map(int, values)) for values in per_worker]
 
     async def user_counts(self, app_id: str, channels: Sequence[str]) -> list[int]:
-        """Distinct users of each presence channel, over all workers."""
+        """The number of distinct users of each presence channel, over all workers."""
         members = self._keys.members
         return await self._ask_all([(b"HLEN", members(app_id, channel)) for channel in channels])
 
     async def user_ids(self, app_id: str, channel: str) -> list[str]:
-        """The users of a presence channel, in no order."""
+        """The ids of the users of a presence channel, sorted."""
         (users,) = await self._ask_all([(b"HKEYS", self._keys.members(app_id, channel))])
         return sorted(user.decode() for user in users)
 
     async def members(self, app_id: str, channel: str, most: int = 500) -> list[tuple[str, bytes]]:
-        """Users of a presence channel with their user_info (JSON, b"" without), by id; about `most` of them."""
+        """At most `most` users of a presence channel with their user_info (JSON, or b""), sorted by id."""
         found: dict[bytes, bytes] = {}
         cursor: Any = b"0"
         while len(found) < most:
@@ -56,47 +57,47 @@ class Occupancy:
             found.update(zip(flat[::2], flat[1::2], strict=True))
             if not int(cursor):
                 break
-        # W W…\n<user_info> (cluster.md 2, key p).
-        return [(user.decode(), held.partition(b"\n")[2]) for user, held in sorted(found.items())[:most]]
+        # A value is `WORKER WORKER…\n<user_info>` (cluster/README.md "Keys").
+        return [(user.decode(), value.partition(b"\n")[2]) for user, value in sorted(found.items())[:most]]
 
     async def with_history(self, app_id: str, most: int = 500) -> list[str]:
-        """Channels of which messages were kept, in order of name; at most `most`, any of them where there are more."""
-        share = [(b"ZREVRANGE", self._keys.histories(at, app_id), 0, most - 1) for at in range(SHARDS)]
-        names = {name.decode() for shard in await self._ask_all(share) for name in shard}
+        """At most `most` channels with stored messages, sorted by name."""
+        commands = [(b"ZREVRANGE", self._keys.histories(shard, app_id), 0, most - 1) for shard in range(SHARDS)]
+        names = {name.decode() for found in await self._ask_all(commands) for name in found}
         return sorted(names)[:most]
 
     async def cached(self, app_id: str, channel: str) -> Cached | None:
-        """The event that a cache channel tells to whoever joins; None while there is none."""
+        """The event that new subscribers of a cache channel get; None if nothing is cached."""
         return await read_cached(self._link, self._keys, app_id, channel)
 
     async def channels(self, app_id: str, prefix: str) -> list[str]:
-        """The occupied channels whose names begin with `prefix`, in order of name."""
+        """The occupied channels whose names begin with `prefix`, sorted by name."""
         wanted = prefix.encode()
         found: set[bytes] = set()
         cursors: dict[int, Any] = dict.fromkeys(range(SHARDS), b"0")
         while cursors:
             pages = await self._ask_all(
                 [
-                    (b"SSCAN", self._keys.occupied(at, app_id), cursor, b"COUNT", _SCAN_COUNT)
-                    for at, cursor in cursors.items()
+                    (b"SSCAN", self._keys.occupied(shard, app_id), cursor, b"COUNT", _SCAN_COUNT)
+                    for shard, cursor in cursors.items()
                 ]
             )
-            for at, (cursor, names) in zip(list(cursors), pages, strict=True):
+            for shard, (cursor, names) in zip(list(cursors), pages, strict=True):
                 found.update(name for name in names if name.startswith(wanted))
                 if int(cursor):
-                    cursors[at] = cursor
+                    cursors[shard] = cursor
                 else:
-                    del cursors[at]
+                    del cursors[shard]
         return sorted(name.decode() for name in found)
 
     async def _ask_all(self, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
         commands = list(commands)
         answers: list[Any] = []
         try:
-            for at in range(0, len(commands), _CHANNELS_A_WRITE):
-                share = commands[at : at + _CHANNELS_A_WRITE]
+            for start in range(0, len(commands), _COMMANDS_PER_WRITE):
+                batch = commands[start : start + _COMMANDS_PER_WRITE]
                 async with asyncio.timeout(self._answer_s):
-                    answers += await asyncio.gather(*(self._link.ask(*command) for command in share))
+                    answers += await asyncio.gather(*(self._link.ask(*command) for command in batch))
         except (LinkDown, hiredis.ReplyError) as error:
             raise Unavailable(str(error)) from error
         except TimeoutError:

@@ -1,7 +1,7 @@
 """The OpenAPI document, rendered from the route table and from the types that the handlers use.
 
-It tells every status that a route can answer, and holds no app's data, so that anybody may read it. What it adds to
-the tables are sentences.
+It lists every status that a route can answer. It contains no app's data and needs no credentials. This module adds the
+descriptions to what routes and types define.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from redpoll.protocol.presence import MAX_USER_ID_CHARS
 
 __all__ = ["Document"]
 
-# The codes of the front (middleware.py): of every request, and of one that needs a credential.
+# Error codes of the middleware: for every request, and for requests that need credentials.
 _OF_ALL: Final = ("bad_request", "not_found", "payload_too_large", "internal")
 _OF_CREDENTIALS: Final = (
     "unauthorized",
@@ -40,13 +40,13 @@ _OF_CREDENTIALS: Final = (
     "unsupported_media_type",
     "unavailable",
 )
-# A body that doesn't come: `bad_request` with the status that HTTP has for it.
+# The status of `bad_request` if the body doesn't arrive in time.
 _BODY_TIMEOUT: Final = 408
 
 _TEXT: Final = """\
 Wire-compatible with the Pusher Channels HTTP API. Everything under `/api/v1/apps` exists under `/apps` as well, where
-Pusher's server libraries call it. The first credential present decides alone, in the order bearer token, header pair,
-signed query. Limits named "of the app" are settings of each app; the default is shown.
+Pusher's server libraries call it. If a request has several credentials, only the first one counts, in the order bearer
+token, header pair, signed query. Limits marked "of the app" are settings of each app; the default is shown.
 """
 
 _SECURITY: Final[Mapping[str, Mapping[str, str]]] = {
@@ -56,7 +56,12 @@ _SECURITY: Final[Mapping[str, Mapping[str, str]]] = {
     "auth_key": {"type": "apiKey", "in": "query", "name": "auth_key"},
     "auth_timestamp": {"type": "apiKey", "in": "query", "name": "auth_timestamp", "description": "Unix time, ±600 s."},
     "auth_version": {"type": "apiKey", "in": "query", "name": "auth_version", "description": "`1.0`."},
-    "body_md5": {"type": "apiKey", "in": "query", "name": "body_md5", "description": "Where there is a body."},
+    "body_md5": {
+        "type": "apiKey",
+        "in": "query",
+        "name": "body_md5",
+        "description": "MD5 of the body in hex; required if there is a body.",
+    },
     "auth_signature": {
         "type": "apiKey",
         "in": "query",
@@ -70,7 +75,7 @@ _WAYS: Final[list[dict[str, list[str]]]] = [{"token": []}, {"key": [], "secret":
 _PATH: Final = {
     "app_id": {"description": "The app's id, decimal digits.", "schema": {"type": "string", "pattern": "^[0-9]+$"}},
     "channel": {
-        "description": "The channel's name, percent-encoded where need be.",
+        "description": "The channel's name, percent-encoded if necessary.",
         "schema": {"type": "string", "minLength": 1, "maxLength": MAX_NAME_CHARS},
     },
     "user_id": {
@@ -78,11 +83,13 @@ _PATH: Final = {
         "schema": {"type": "string", "minLength": 1, "maxLength": MAX_USER_ID_CHARS},
     },
     "trace_id": {
-        "description": "What `X-Service-Trace-Id` of the trigger's answer said.",
+        "description": "The `X-Service-Trace-Id` of the trigger's answer.",
         "schema": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
     },
 }
-_COUNTS: Final = "Comma list of `subscription_count` and `user_count`; what doesn't apply to a channel is left out."
+_COUNTS: Final = (
+    "Comma-separated list of `subscription_count` and `user_count`; what doesn't apply to a channel is left out."
+)
 _QUERY: Final = {
     "log_trace_id": ("trace_id", "The call with this trace id."),
     "log_correlation_id": ("correlation_id", "Calls with this correlation id."),
@@ -90,27 +97,32 @@ _QUERY: Final = {
     "log_name": ("name", "Calls with an event of this name."),
     "log_since": ("since", "Calls not before this time, Unix ms."),
     "log_until": ("until", "Calls not after this time, Unix ms."),
-    "log_limit": ("limit", "How many, 1 to 1,000; 100 where it isn't given."),
-    "log_cursor": ("cursor", "`next` of an earlier answer: the older ones."),
+    "log_limit": ("limit", "The maximum number of calls, 1 to 1,000; default 100."),
+    "log_cursor": ("cursor", "`next` of an earlier answer, to get the older calls."),
     "history_limit": (
         "limit",
-        "How many, 1 to 1,000; 100 where it isn't given. Large messages may leave room for fewer.",
+        "The maximum number of messages, 1 to 1,000; default 100. With large messages, an answer has fewer.",
     ),
     "history_direction": (
         "direction",
-        "`forwards`: oldest first, as without it; `backwards`: newest first, from the newest one on also with `since`.",
+        "`forwards` (default): oldest first. `backwards`: newest first, beginning with the newest even if `since` is "
+        "given.",
     ),
-    "history_cursor": ("cursor", "`next` of an earlier answer; the other parameters as they were."),
+    "history_cursor": ("cursor", "`next` of an earlier answer; leave the other parameters unchanged."),
     "history_since": (
         "since",
-        "Only messages behind this place, `EPOCH:OFFSET`, or not before this time, Unix ms; the oldest of them.",
+        "Only messages after this position, `EPOCH:OFFSET`, or not before this time, Unix ms; the oldest of them.",
     ),
-    "history_until": ("until", "Only messages up to this place, `EPOCH:OFFSET`, or not after this time, Unix ms."),
-    "filter_by_prefix": ("filter_by_prefix", "Only channels whose names begin so."),
+    "history_until": (
+        "until",
+        "Only messages up to this position, `EPOCH:OFFSET`, or not after this time, Unix ms.",
+    ),
+    "filter_by_prefix": ("filter_by_prefix", "Only channels whose names begin with this text."),
     "info": ("info", _COUNTS),
     "channel_info": (
         "info",
-        "Comma list of `subscription_count`, `user_count` (presence channels only) and `cache` (cache channels only).",
+        "Comma-separated list of `subscription_count`, `user_count` (presence channels only) and `cache` (cache "
+        "channels only).",
     ),
 }
 
@@ -120,7 +132,7 @@ def _default(name: str) -> int:
     return value
 
 
-# What the types don't say, by type and field: which fields must be there, and a sentence each.
+# What the types don't define: required fields by type, and the description of each field.
 _REQUIRED: Final = {
     "Trigger": ["name", "data"],
     "Item": ["name", "channel", "data"],
@@ -130,26 +142,27 @@ _FIELDS: Final = {
     "name": f"1 to {_default('max_event_name_chars')} characters (of the app), not beginning with `pusher:`, "
     "`pusher_internal:` or `svc:`.",
     "data": f"At most {_default('max_data_bytes')} bytes (of the app). Never parsed.",
-    "channels": f"1 to {_default('max_channels')} names (of the app), or `channel`. An encrypted channel stands alone.",
-    "channel": f"1 to {MAX_NAME_CHARS} of letters, digits and `_-=@,.;`, or `#server-to-user-ID`.",
-    "socket_id": "Like `123.456`. In a trigger: the connection that doesn't get the event.",
+    "channels": f"1 to {_default('max_channels')} names (of the app), or `channel`. An encrypted channel must be "
+    "the only one.",
+    "channel": f"1 to {MAX_NAME_CHARS} letters, digits and `_-=@,.;`, or `#server-to-user-ID`.",
+    "socket_id": "Such as `123.456`. In a trigger: a connection that doesn't get the event.",
     "info": _COUNTS,
-    "correlation_id": f"At most {MAX_CORRELATION_ID_CHARS} printable ASCII characters, echoed in a header. Where the "
+    "correlation_id": f"At most {MAX_CORRELATION_ID_CHARS} printable ASCII characters, returned in a header. If the "
     "app has idempotency on, a repetition within 120 s gets the same answer and publishes nothing.",
     "batch": f"At most {_default('max_batch')} events (of the app).",
     "channel_name": "A private, presence or encrypted channel.",
-    "channel_data": "Presence channels: JSON text with `user_id` and, if wanted, `user_info`.",
+    "channel_data": "For presence channels: JSON text with `user_id` and, optionally, `user_info`.",
 }
 
 
 class Document:
-    """GET openapi.json. `render` it once from the whole table, which it is part of."""
+    """GET openapi.json. Call `render` once with the complete route table, which includes this route."""
 
     def __init__(self) -> None:
         self._json = b"{}"
 
     async def show(self, call: Request) -> Response:
-        """The document, without credentials."""
+        """Answers the document."""
         return call.answer(self._json)
 
     def render(self, routes: Routes) -> None:
@@ -183,7 +196,8 @@ class _Schemas:
         types: list[type] = []
         for route in routes:
             assert route.about is not None
-            types += [each for each in (route.about.body, route.about.answer) if each is not None and each not in types]
+            both = (route.about.body, route.about.answer)
+            types += [type_ for type_ in both if type_ is not None and type_ not in types]
         shapes, found = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
         self._of: dict[type, dict[str, Any]] = dict(zip(types, shapes, strict=True))
         self.components: dict[str, Any] = found
@@ -196,7 +210,7 @@ class _Schemas:
 
 
 def _explain(name: str, schema: dict[str, Any]) -> None:
-    """Adds what the type doesn't say. Schemas are named and made by msgspec."""
+    """Adds descriptions and required fields to a schema that msgspec made from a type."""
     schema["title"] = name
     required = _REQUIRED.get(name)
     if required is None and name != "Batch":
@@ -204,7 +218,7 @@ def _explain(name: str, schema: dict[str, Any]) -> None:
     for field, about in schema["properties"].items():
         about["description"] = _FIELDS[field]
         if field in (required or ()):
-            # None stands in the type for a field that is missing, which is refused with a sentence of its own.
+            # In the type, None stands for a missing field, which is refused with its own message.
             about.update(type="string")
             about.pop("anyOf", None)
             about.pop("default", None)
@@ -217,19 +231,22 @@ _ERROR: Final = {
     "type": "object",
     "required": ["error", "code", "status", "trace_id"],
     "properties": {
-        "error": {"type": "string", "description": "For people."},
+        "error": {"type": "string", "description": "A sentence for people."},
         "code": {"type": "string", "enum": list(HTTP_STATUS)},
         "status": {"type": "integer"},
         "trace_id": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
     },
 }
 _TRACE: Final = {
-    "X-Service-Trace-Id": {"schema": {"type": "string"}, "description": "32 hex digits; `traceparent`'s if sent."}
+    "X-Service-Trace-Id": {
+        "schema": {"type": "string"},
+        "description": "32 hex digits; taken from `traceparent` if sent.",
+    }
 }
 _LIMITS: Final = {
     "X-RateLimit-Policy": {
         "schema": {"type": "string", "enum": ["ip", "daily"]},
-        "description": "Which limit is told.",
+        "description": "The limit that these headers describe.",
     },
     "X-RateLimit-Limit": {"schema": {"type": "integer"}},
     "X-RateLimit-Remaining": {"schema": {"type": "integer"}},
@@ -244,7 +261,7 @@ _RETRY: Final = {"Retry-After": {"schema": {"type": "integer"}, "description": "
 def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     about = route.about
     assert about is not None
-    told: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": about.summary,
         "parameters": list(_parameters(route)),
@@ -252,21 +269,21 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
         "security": [] if route.access is Access.OPEN else _WAYS,
     }
     if route.scope:
-        told["description"] = f"A token needs the scope `{route.scope}`."
+        operation["description"] = f"A token needs the scope `{route.scope}`."
     if about.body is not None:
         content = {"application/json": {"schema": schemas.of(about.body)}}
         if about.form:
             content["application/x-www-form-urlencoded"] = content["application/json"]
-        told["requestBody"] = {"required": bool(getattr(about.body, "__struct_fields__", ())), "content": content}
-    return told
+        operation["requestBody"] = {"required": bool(getattr(about.body, "__struct_fields__", ())), "content": content}
+    return operation
 
 
 def _parameters(route: Route) -> Iterator[dict[str, Any]]:
     assert route.about is not None
     for name in re.findall(r"\{(\w+)\}", route.pattern):
         yield {"name": name, "in": "path", "required": True, **_PATH[name]}
-    for each in route.about.query:
-        name, text = _QUERY[each]
+    for parameter in route.about.query:
+        name, text = _QUERY[parameter]
         yield {"name": name, "in": "query", "description": text, "schema": {"type": "string"}}
 
 
@@ -279,21 +296,21 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
         correlation = _CORRELATION if route.limited else {}
         success["headers"] = {**_TRACE, **limits, **correlation}
         success["content"] = {"application/json": {"schema": schemas.of(about.answer)}}
-    told = {str(about.success): success}
+    responses = {str(about.success): success}
     codes: dict[int, list[str]] = {_BODY_TIMEOUT: ["bad_request"]}
     for code in dict.fromkeys((*_OF_ALL, *_codes(route), *about.faults)):
         codes.setdefault(HTTP_STATUS[code], []).append(code)
     for status, names in sorted(codes.items()):
-        told[str(status)] = {
+        responses[str(status)] = {
             "description": ", ".join(f"`{name}`" for name in names),
             "headers": {**_TRACE, **limits, **(_RETRY if status in (429, 503) else {})},
             "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
         }
-    return told
+    return responses
 
 
 def _codes(route: Route) -> tuple[str, ...]:
-    """What follows from the route's access."""
+    """The error codes that follow from the route's access."""
     if route.access is Access.OPEN:
         return ()
     return (*_OF_CREDENTIALS, "rate_limited") if route.limited else _OF_CREDENTIALS

@@ -1,8 +1,8 @@
-"""An accepted event's way to Redis, and when that way is open.
+"""Publishes accepted events to Redis and waits for their confirmation.
 
-Waits for Redis' answer, never longer than `confirm_s`: what is not confirmed by then is said to be unconfirmed.
-After a break of the connection nothing is published until the workers hear again, else an event answered with 200
-could reach nobody (cluster.md 6). Knows nothing of HTTP, and repeats nothing.
+Each publish waits for Redis' answer, at most `confirm_s`; after that it is unconfirmed. After a reconnect to Redis,
+nothing is published until the workers are subscribed again; otherwise an event answered with 200 could reach no client
+(cluster/README.md "Reconnecting"). Nothing is retried here: the publisher of the event does that.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from redpoll.protocol.apps import App
 
 __all__ = ["Publisher"]
 
-# Between two questions whether the workers hear again.
-_ASK_AGAIN_S: Final = 0.02
+# The pause between two checks whether the workers are subscribed again.
+_CHECK_EVERY_S: Final = 0.02
 
 
 def _settle(future: asyncio.Future[Any], reply: Any) -> None:
-    # Late answers come too: the future was ended by its deadline, or its request is gone.
+    # A late answer: the deadline has passed, or the request was cancelled.
     if not future.done():
         future.set_result(reply)
 
 
 class Publisher:
-    """Publishes over `bus`, through a gate. `workers()` is how many workers the supervisor says are alive.
+    """Publishes over `bus` while the gate is open. `workers()` returns the number of workers that are alive.
 
-    `confirm_s` is for gate and confirmation together, and leaves some of the 2 s that a caller waits.
-
-    `link_up` and `link_down` are to be called when the connection changes.
+    `confirm_s` is the time limit for gate and confirmation together, less than the 2 s within which a caller gets an
+    answer. The gate opens at the latest `gate_s` after a reconnect. Call `link_up` and `link_down` when the connection
+    to Redis changes.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Publisher:
         gate_s: float = 2.0,
     ) -> None:
         self.events_published = 0
-        # Events to publish, one a channel, by app id.
+        # By app id: events to publish, counted per channel.
         self.by_app: dict[str, int] = {}
         self.unconfirmed = 0
         self._bus = bus
@@ -57,35 +57,35 @@ class Publisher:
         self._gate_s = gate_s
         self._loop = asyncio.get_running_loop()
         self._open = asyncio.Event()
-        self._asking: asyncio.Task[None] | None = None
-        # All deadlines are equally far away, so the queue is in their order and one timer serves them: a timer
-        # for each publish would cost as much as the publish.
+        self._opening: asyncio.Task[None] | None = None
+        # Sorted by deadline, because all have the same time limit. One timer serves all: a timer for each publish would
+        # cost as much as the publish.
         self._awaited: deque[tuple[float, asyncio.Future[Any]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def open(self) -> bool:
-        """Publishes are taken at once: Redis is there and the workers hear."""
+        """The gate is open: Redis is connected and the workers are subscribed."""
         return self._open.is_set()
 
     def link_up(self) -> None:
-        """The connection to Redis is there (again): open as soon as every worker hears."""
-        if self._asking is not None:
-            self._asking.cancel()
-        self._asking = self._loop.create_task(self._open_when_heard(), name="publish gate")
+        """Redis is connected (again). The gate opens when every worker is subscribed."""
+        if self._opening is not None:
+            self._opening.cancel()
+        self._opening = self._loop.create_task(self._open_when_subscribed(), name="publish gate")
 
     def link_down(self) -> None:
         self._open.clear()
-        if self._asking is not None:
-            self._asking.cancel()
-            self._asking = None
+        if self._opening is not None:
+            self._opening.cancel()
+            self._opening = None
 
-    async def _open_when_heard(self) -> None:
+    async def _open_when_subscribed(self) -> None:
         deadline = self._loop.time() + self._gate_s
         while self._loop.time() < deadline and await self._bus.workers_listening() < self._workers():
-            await asyncio.sleep(_ASK_AGAIN_S)
-        # A worker that doesn't hear by now has no say: its clients are told nothing by anybody.
-        self._asking = None
+            await asyncio.sleep(_CHECK_EVERY_S)
+        # Don't wait longer for a worker that isn't subscribed by now: its clients get no events anyway.
+        self._opening = None
         self._open.set()
 
     def publish(
@@ -96,10 +96,10 @@ class Publisher:
         once: str | None = None,
         index: int = 0,
     ) -> asyncio.Future[Any]:
-        """One event to one channel, while `open`: the path that is walked twenty thousand times a second.
+        """Publishes one event to one channel; call it only while `open`. This is the hot path of the API.
 
-        `once` and `index`: as in `Bus.post`. The future's result is the number of workers that got it, or the
-        exception that is to be told (`confirmed` turns it into Unavailable).
+        `once` and `index`: see `Bus.post`. The future's result is Redis' reply or an exception; `confirmed` turns the
+        latter into Unavailable.
         """
         loop = self._loop
         future = loop.create_future()
@@ -124,10 +124,10 @@ class Publisher:
     async def publish_all(
         self, app: App, items: Sequence[Outgoing], trace: str | None, once: str | None = None
     ) -> None:
-        """Several events, adjacent and in order. Waits for the gate; raises Unavailable.
+        """Publishes several events in order, with no others between them. Waits for the gate. Raises Unavailable.
 
-        Of the events of a call that raises, some may have been delivered; the same call with the same `once`
-        delivers the others.
+        If it raises, some of the events may have been delivered. The same call with the same `once` delivers the
+        others.
         """
         if self._open.is_set():
             await self._publish_open(app, items, trace, once)
@@ -138,7 +138,7 @@ class Publisher:
                 await self._publish_open(app, items, trace, once)
         except TimeoutError:
             self.unconfirmed += len(items)
-            raise Unavailable("Redis isn't there, or the workers don't hear it yet") from None
+            raise Unavailable("Redis is not connected, or the workers are not subscribed yet") from None
 
     async def _publish_open(self, app: App, items: Sequence[Outgoing], trace: str | None, once: str | None) -> None:
         futures = [self.publish(app, item, trace, once, index) for index, item in enumerate(items)]

@@ -1,7 +1,8 @@
-"""How many triggers an address may send a minute (spec section 8), counted in this process' memory.
+"""The rate limit: how many triggers per minute an address may send. It is counted in this process' memory.
 
-A window of 60 s begins with an address' first trigger (decisions.md). A restart of the control plane forgets all of
-it: the limit protects the server from one busy address, and counts nobody's money. Daily limits are daily.py's.
+A window of 60 s begins with the first trigger of an address (protocol/README.md "Limits"). A restart resets all
+windows. That is acceptable, because this limit only protects the server from a busy address. daily_limit.py has the
+daily limits.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from redpoll.control.response import header_line
 __all__ = ["WINDOW_S", "RateLimit", "Window", "limit_lines"]
 
 WINDOW_S: Final = 60.0
-# 100,000 windows are about 30 MB. Who has that many addresses isn't held by a limit per address anyway.
+# 100,000 windows take about 30 MB. A limit per address doesn't stop a client with that many addresses anyway.
 _MAX_ADDRESSES: Final = 100_000
-# Ended windows that each new one clears away: more than one, so the table shrinks after a flood.
+# Each new window removes up to this many ended ones: more than one, so that the table shrinks after a flood.
 _CLEARED_AT_ONCE: Final = 2
 
 
 def limit_lines(policy: str, limit: int, reset_s: int) -> bytes:
-    """The header lines of a limit but for what remains (protocol.md 14.12). `reset_s` is Unix time."""
+    """The header lines of a limit, except X-RateLimit-Remaining. `reset_s` is in Unix seconds."""
     return (
         header_line("X-RateLimit-Policy", policy)
         + header_line("X-RateLimit-Limit", str(limit))
@@ -32,7 +33,7 @@ def limit_lines(policy: str, limit: int, reset_s: int) -> bytes:
 
 
 class Window:
-    """One address' running window. `ends` is on the limit's clock."""
+    """The current window of one address. `ends` is a time of RateLimit's `clock`."""
 
     __slots__ = ("_lines", "ends", "limit", "used")
 
@@ -44,16 +45,17 @@ class Window:
 
     @property
     def passed(self) -> bool:
-        """This trigger is beyond the limit."""
+        """The limit is exceeded by the last trigger."""
         return self.used > self.limit
 
     def headers(self) -> bytes:
-        """The X-RateLimit lines as of now."""
+        """The current X-RateLimit header lines."""
         return b"%bX-RateLimit-Remaining: %d\r\n" % (self._lines, max(0, self.limit - self.used))
 
 
 class RateLimit:
-    """`per_minute` triggers by address. `clock` measures windows and may not be set back; `wall_clock` is told."""
+    """`per_minute` triggers per address. `clock()` returns monotonic seconds, `wall_clock()` Unix seconds for
+    headers."""
 
     def __init__(
         self,
@@ -67,15 +69,15 @@ class RateLimit:
         self._clock = clock
         self._wall_clock = wall_clock
         self._max_addresses = max_addresses
-        # In the order in which they end, since all are equally long.
+        # Sorted by their end, because all are equally long.
         self._windows: dict[str, Window] = {}
 
     def __len__(self) -> int:
-        """How many addresses are remembered."""
+        """The number of addresses in memory."""
         return len(self._windows)
 
     def take(self, address: str) -> Window:
-        """Counts one trigger of `address`, also one that is refused for it: `passed` says which."""
+        """Counts one trigger of `address` and returns its window. The trigger must be refused if `passed` is true."""
         window = self._windows.get(address)
         if window is None or window.ends <= self._clock():
             window = self._begin(address)
@@ -83,7 +85,7 @@ class RateLimit:
         return window
 
     def left_s(self, window: Window) -> int:
-        """Whole seconds until the window has ended, at least 1."""
+        """Whole seconds until the window ends, at least 1."""
         return max(1, math.ceil(window.ends - self._clock()))
 
     def _begin(self, address: str) -> Window:

@@ -1,4 +1,4 @@
-"""What a record must be like, beyond the form of each value. Each check raises RecordError; none knows a store."""
+"""Checks of whole records: names, history rules, and sizes. Each check raises RecordError."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,17 +10,17 @@ from redpoll.protocol.presence import MAX_USER_ID_CHARS
 
 __all__ = ["RecordError", "check_name", "check_roster", "check_rules", "check_size"]
 
-# What the directory takes of one app (cluster.md 7).
+# The largest app record in the directory; every worker has a copy of it.
 _MAX_RECORD_BYTES: Final = 16 * 1024
 
 
 class RecordError(Exception):
-    """A change that can't be made. The text is a sentence for whoever asked for it."""
+    """A change of records that isn't possible. The text is a sentence for the person who requested it."""
 
 
 def check_name(whose: str, name: str) -> None:
     if not name.strip() or len(name) > 200 or not name.isprintable():
-        raise RecordError(f"{whose} name is 1 to 200 printable characters")
+        raise RecordError(f"{whose} name must have 1 to 200 printable characters")
 
 
 def check_rules(app_id: str, rules: Sequence[HistoryRule]) -> None:
@@ -35,7 +35,7 @@ def check_rules(app_id: str, rules: Sequence[HistoryRule]) -> None:
         if other is not rule:
             what = f"channels that begin with {rule.name!r}" if rule.prefix else f"the channel {rule.name!r}"
             raise RecordError(
-                f"app {app_id} has the rule {other.id} for {what} already: remove it first "
+                f"app {app_id} already has the rule {other.id} for {what}; remove it first "
                 f"(redpoll history rule remove {app_id} {other.id})"
             )
 
@@ -43,12 +43,13 @@ def check_rules(app_id: str, rules: Sequence[HistoryRule]) -> None:
 def check_size(app: App) -> None:
     size = len(msgspec.json.encode(app))
     if size > _MAX_RECORD_BYTES:
-        raise RecordError(f"with that, app {app.id} would have {size} bytes; every worker keeps {_MAX_RECORD_BYTES}")
+        raise RecordError(f"the record of app {app.id} would have {size} bytes; the maximum is {_MAX_RECORD_BYTES}")
 
 
 def check_roster(app: App, max_roster_bytes: int) -> None:
-    """A roster goes out as one message, and what is owed beyond the bound costs the client its socket. The bound is
-    half of the setting `max_owed_bytes`."""
+    """Checks that the roster of a full presence channel fits into `max_roster_bytes`, half of the setting
+    `max_owed_bytes`. A roster is sent as one message, and a client with more unsent bytes than that setting is
+    closed."""
     member_bytes = app.max_user_info_bytes + MAX_USER_ID_CHARS
     if app.max_presence_members * member_bytes > max_roster_bytes:
         raise RecordError(

@@ -1,7 +1,7 @@
-"""The records as the control plane works with them: in memory to read, through the store to change.
+"""The app records: apps, keys, history rules and settings, in memory for reading, changed through the record store.
 
-The one place that writes records, so a version is raised with every change and nobody hears of changes out of
-order. Knows nothing of Redis: `on_change` carries the news there. Tokens are a part of their own: tokens.py.
+All changes are made here, one at a time. Each increases the directory's version in the same transaction and calls
+`on_change` after the commit, so workers see all changes in order. tokens.py has the part about tokens.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ from redpoll.store.store import Store, directory_version, raise_directory_versio
 __all__ = ["HooksChange", "RecordError", "Records"]
 
 _FIRST_APP_NAME: Final = "first app"
-# What has a meaning in PUSHER_URL (`:` `/` `@`) or in a signature's `KEY:HEX` can't be in a key.
+# A key can't contain characters with a meaning in PUSHER_URL (`:`, `/`, `@`) or in a signature (`KEY:HEX`).
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,128}").fullmatch
-# Somebody who changes keys every week must not come to the end of the record.
+# Disabled keys of an app beyond this number are removed, so that regular key rotations don't fill the record.
 _KEEP_DISABLED_KEYS: Final = 10
 
 _KEEP_DAYS: Final = 31
 
 
 class HooksChange:
-    """An open transaction, and the letters of the app's `hooks` as they are to be at its end."""
+    """An open transaction, and the hook mask that the app gets at its end."""
 
     def __init__(self, connection: AsyncConnection, hooks: str) -> None:
         self.connection = connection
@@ -45,11 +45,11 @@ class HooksChange:
 
 
 class Records(TokenRecords):
-    """Every app, by id and by key, every token by the hash of its plain form, and the version of the apps.
+    """All apps by id and by key, all tokens by hash, and the directory's version.
 
-    `max_owed_bytes` is the setting of that name: half of it must hold the roster of a full presence channel.
-    `on_change(app_id, app or None where it is gone, version)` is awaited after each commit, one at a time, in
-    order. It must not raise: the change is made already, and who can't be told now reads everything later.
+    `max_owed_bytes` is the setting of that name; the roster of a full presence channel must fit into half of it.
+    `on_change(app_id, app, version)` is awaited after each commit, in order; `app` is None after a deletion. It must
+    not raise, because the change is committed already.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Records(TokenRecords):
         self._max_roster_bytes = max_owed_bytes // 2
 
     async def load(self) -> None:
-        """Reads everything; call it once before anything else."""
+        """Reads all records. Call it once, before anything else."""
         async with self._store.reading() as connection:
             self.apps.update(await app_rows.every(connection))
             self.tokens.update(await token_rows.every(connection))
@@ -74,10 +74,10 @@ class Records(TokenRecords):
         self.by_key.update({key.key: app for app in self.apps.values() for key in app.keys})
 
     async def first_app(self, settings: Settings) -> App | None:
-        """What a start does: brings the app of the settings up to date, or fills an empty store with one.
+        """At the start: creates or updates the app of the settings (`REDPOLL_APP_…`), or adds an app to an empty store.
 
-        Returns the app that was made up, for the operator to be told of; None where there was nothing to make
-        up. Raises RecordError where the settings' key is another app's.
+        Returns the added app, so that it can be printed for the operator; None if none was added. Raises RecordError if
+        the key of the settings belongs to another app.
         """
         if settings.app_id:
             await self.upsert_app(settings.app_id, settings.app_key, settings.app_secret)
@@ -87,7 +87,7 @@ class Records(TokenRecords):
         return await self.create_app(_FIRST_APP_NAME)
 
     async def create_app(self, name: str) -> App:
-        """A new app with a fresh id (7 digits), key (20 hex digits) and secret (40). Raises RecordError."""
+        """Creates an app with a new id (7 digits), key (20 hex digits) and secret (40). Raises RecordError."""
         check_name("an app's", name)
         async with self._changing:
             app_id = str(secrets.randbelow(9_000_000) + 1_000_000)
@@ -101,10 +101,10 @@ class Records(TokenRecords):
             return app
 
     async def upsert_app(self, app_id: str, key: str, secret: str) -> App:
-        """Makes sure that this app has this key with this secret; nothing is written where it has.
+        """Makes sure that this app exists and has this key with this secret.
 
-        A key that came this way before and is another now is removed; keys made by command stay.
-        Raises RecordError where the key is another app's.
+        A different key that was set this way before is removed; keys that were added by commands stay. Raises
+        RecordError if the key belongs to another app.
         """
         async with self._changing:
             owner = self.by_key.get(key)
@@ -119,23 +119,23 @@ class Records(TokenRecords):
             return app
 
     async def _read(self, connection: AsyncConnection, app_id: str) -> App:
-        """An app as the store has it now, with what the store doesn't keep of it."""
+        """The app from the store, with the fields that are only in memory."""
         app = await app_rows.one(connection, app_id)
         assert app is not None
         known = self.apps.get(app_id, app)
         return msgspec.structs.replace(app, hooks=known.hooks, console_until=known.console_until)
 
     async def _write_given(self, connection: AsyncConnection, app_id: str, key: Key) -> bool:
-        """The steps of `upsert_app` inside its transaction. Says whether anything was written."""
+        """The writes of `upsert_app` in its transaction. Returns whether anything was written."""
         known = self.apps.get(app_id)
         if known is None:
             await app_rows.add(connection, App(id=app_id, name=f"app {app_id}", keys=(key,)), given=True)
             return True
         removed = await app_rows.remove_given_keys(connection, app_id, but=key.key)
-        held = next((each for each in known.keys if each.key == key.key), None)
-        if held is None:
+        existing = _key_of(known, key.key)
+        if existing is None:
             await app_rows.add_key(connection, app_id, key, given=True)
-        elif held != msgspec.structs.replace(held, secret=key.secret):
+        elif existing != msgspec.structs.replace(existing, secret=key.secret):
             await app_rows.set_secret(connection, key.key, key.secret)
         else:
             return removed > 0
@@ -144,16 +144,16 @@ class Records(TokenRecords):
     # -- settings of an app
 
     async def set_app(self, app_id: str, values: Mapping[str, Value]) -> App:
-        """Changes settings of an app, all or none; `values` are what `parse_setting` made. Raises RecordError."""
+        """Changes settings of an app, all or none. `values` come from `parse_setting`. Raises RecordError."""
         return await self._replace(app_id, lambda app: msgspec.structs.replace(app, **values))
 
     async def rename_app(self, app_id: str, name: str) -> App:
-        """Raises RecordError."""
+        """Renames an app. Raises RecordError."""
         check_name("an app's", name)
         return await self._replace(app_id, lambda app: msgspec.structs.replace(app, name=name))
 
     async def _replace(self, app_id: str, changed: Callable[[App], App]) -> App:
-        """Makes of an app what `changed` says, which may raise RecordError; writes nothing where it is the same."""
+        """Replaces an app with `changed(app)`, which may raise RecordError. Writes nothing if they are equal."""
         async with self._changing:
             before = self._app(app_id)
             app = changed(before)
@@ -170,11 +170,11 @@ class Records(TokenRecords):
     # -- rules of history
 
     async def add_history_rule(self, app_id: str, rule: HistoryRule) -> HistoryRule:
-        """One more rule; returned with the id that it is given, whatever stands there. Raises RecordError."""
+        """Adds a rule. Returns it with a new id; the id of `rule` is ignored. Raises RecordError."""
 
         def added(app: App) -> App:
             nonlocal rule
-            taken = {each.id for each in app.history}
+            taken = {existing.id for existing in app.history}
             while (rule_id := secrets.token_hex(3)) in taken:
                 pass
             rule = msgspec.structs.replace(rule, id=rule_id)
@@ -184,7 +184,7 @@ class Records(TokenRecords):
         return (await self._replace(app_id, added)).history[-1]
 
     async def remove_history_rule(self, app_id: str, rule_id: str) -> HistoryRule:
-        """Takes a rule away; what was kept by it stays until its time is over. Raises RecordError."""
+        """Removes a rule. Messages that were stored by it stay until they expire. Raises RecordError."""
         removed: list[HistoryRule] = []
 
         def without(app: App) -> App:
@@ -196,19 +196,23 @@ class Records(TokenRecords):
         await self._replace(app_id, without)
         return removed[0]
 
-    # -- what others know of an app
+    # -- fields of an app that other modules determine
 
     def set_hooks(self, hooks: Mapping[str, str]) -> None:
-        """At the start, behind `load`: the letters (`App.hooks`) by app, as the endpoints in the store say. The
-        version stays: it was raised when they changed."""
-        for app_id, letters in hooks.items():
+        """Sets the hook masks (`App.hooks`) by app id at the start, after `load`.
+
+        The version stays as it is, because it was increased when the endpoints changed.
+        """
+        for app_id, mask in hooks.items():
             if app_id in self.apps:
-                self._put(msgspec.structs.replace(self.apps[app_id], hooks=letters))
+                self._put(msgspec.structs.replace(self.apps[app_id], hooks=mask))
 
     @asynccontextmanager
     async def change_hooks(self, app_id: str) -> AsyncIterator[HooksChange]:
-        """A transaction in which webhook endpoints of an app are changed; set `hooks` of what is given. The change of
-        the endpoints and of what workers hear of them are one. Raises RecordError."""
+        """A transaction for a change of an app's webhook endpoints. Set `hooks` of the yielded object before its end.
+
+        Endpoints and hook mask change together. Raises RecordError.
+        """
         async with self._changing:
             app = self._app(app_id)
             version = None
@@ -221,8 +225,10 @@ class Records(TokenRecords):
                 await self._changed(msgspec.structs.replace(app, hooks=change.hooks), version)
 
     async def watch_console(self, app_id: str, until: float) -> Key:
-        """Has the workers fill the console of an app until this Unix time. Returns the key that opens it, made when
-        it is first asked for. Raises RecordError."""
+        """Makes the workers send an app's events to its console until this Unix time.
+
+        Returns the key for the console's channel, which is created on first use. Raises RecordError.
+        """
 
         def watched(app: App) -> App:
             key = app.console_key or Key(key=secrets.token_hex(10), secret=secrets.token_hex(20))
@@ -235,48 +241,49 @@ class Records(TokenRecords):
     # -- keys of an app
 
     async def add_key(self, app_id: str, key: str | None = None) -> Key:
-        """One more key beside those that the app has; 20 hex digits where none is given. Raises RecordError.
+        """Adds a key to an app; by default a new one of 20 hex digits. Raises RecordError.
 
-        A disabled key of the app is enabled again, with the secret it had: the way back from a rotation. Of those
-        that stay disabled, the youngest ten are kept.
+        A disabled key of the app is enabled again with its old secret, which undoes a rotation. Of the keys that stay
+        disabled, the newest ten are kept.
         """
         if key is not None and not _KEY(key):
-            raise RecordError("a key holds letters, digits, `-` and `_` only, at most 128")
+            raise RecordError("a key must have 1 to 128 letters, digits, `-` and `_`")
         async with self._changing:
             app = self._app(app_id)
-            held = _key_of(app, key) if key is not None else None
-            if held is not None and held.enabled:
-                raise RecordError(f"app {app_id} has the key {key} already")
-            if held is None and key in self.by_key:
+            existing = _key_of(app, key) if key is not None else None
+            if existing is not None and existing.enabled:
+                raise RecordError(f"app {app_id} already has the key {key}")
+            if existing is None and key in self.by_key:
                 raise RecordError(f"key {key} belongs to app {self.by_key[key].id}")
-            made = Key(key=key or secrets.token_hex(10), secret=held.secret if held else secrets.token_hex(20))
-            if held is None:
-                check_size(msgspec.structs.replace(app, keys=(*app.keys, made)))
-            disabled = [each.key for each in app.keys if not each.enabled and each is not held]
+            secret = existing.secret if existing else secrets.token_hex(20)
+            added = Key(key=key or secrets.token_hex(10), secret=secret)
+            if existing is None:
+                check_size(msgspec.structs.replace(app, keys=(*app.keys, added)))
+            disabled = [other.key for other in app.keys if not other.enabled and other is not existing]
             async with self._store.change() as connection:
                 await app_rows.remove_keys(connection, disabled[:-_KEEP_DISABLED_KEYS])
-                if held is None:
-                    await app_rows.add_key(connection, app_id, made, given=False)
+                if existing is None:
+                    await app_rows.add_key(connection, app_id, added, given=False)
                 else:
-                    await app_rows.enable_key(connection, made.key, True)
+                    await app_rows.enable_key(connection, added.key, True)
                 version = await raise_directory_version(connection)
                 changed = await self._read(connection, app_id)
             await self._changed(changed, version)
-            return made
+            return added
 
     async def disable_key(self, app_id: str, key: str) -> Key:
-        """From now on the key opens and signs nothing new; sockets that it opened stay. Raises RecordError.
+        """Disables a key for new connections and requests; its open connections stay. Raises RecordError.
 
-        The last enabled key stays: an app that nobody can reach is one that is switched off, and says so.
+        The last enabled key can't be disabled; to close an app, switch it off.
         """
         async with self._changing:
             app = self._app(app_id)
-            held = _key_of(app, key)
-            if held is None:
+            existing = _key_of(app, key)
+            if existing is None:
                 raise RecordError(f"app {app_id} has no key {key}")
-            if not held.enabled:
-                return held
-            if not any(each.enabled for each in app.keys if each is not held):
+            if not existing.enabled:
+                return existing
+            if not any(other.enabled for other in app.keys if other is not existing):
                 raise RecordError(
                     f"{key} is the last enabled key of app {app_id}: add another one first "
                     f"(redpoll key add {app_id}), or switch the app off (redpoll app set {app_id} enabled=false)"
@@ -286,17 +293,17 @@ class Records(TokenRecords):
                 version = await raise_directory_version(connection)
                 changed = await self._read(connection, app_id)
             await self._changed(changed, version)
-            return msgspec.structs.replace(held, enabled=False)
+            return msgspec.structs.replace(existing, enabled=False)
 
     # -- daily counters
 
     async def daily_used(self, day: str) -> dict[str, int]:
-        """What each app had used on `day` (YYYYMMDD, UTC) by the copy kept here."""
+        """By app id: the messages counted on `day` (YYYYMMDD, UTC), from the copy in the record store."""
         async with self._store.reading() as connection:
             return await daily.read(connection, day)
 
     async def save_daily(self, day: str, used: Mapping[str, int]) -> None:
-        """Keeps counters of `day`, the greater of each and what stands there. Raises SQLAlchemyError."""
+        """Writes the counters of `day`, unless the stored one is greater. Raises SQLAlchemyError."""
         oldest = (datetime.strptime(day, "%Y%m%d") - timedelta(days=_KEEP_DAYS)).strftime("%Y%m%d")
         async with self._changing, self._store.change() as connection:
             await daily.put(connection, day, {app: count for app, count in used.items() if app in self.apps})
@@ -321,4 +328,4 @@ def _with_rules(app: App, rules: Sequence[HistoryRule]) -> App:
 
 
 def _key_of(app: App, key: str) -> Key | None:
-    return next((each for each in app.keys if each.key == key), None)
+    return next((existing for existing in app.keys if existing.key == key), None)

@@ -1,6 +1,6 @@
-"""The tokens of all apps: in memory to judge calls by, through the store to change. Only the control plane reads them.
+"""The token records of all apps, in memory for checking requests, changed through the record store.
 
-A part of the records (records.py), which makes it whole: the apps that tokens are of, and the lock of all changes.
+This is the base class of Records (records.py), which adds the apps. Only the control plane uses tokens.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ log = structlog.get_logger(__name__)
 
 _TOKEN_CHARACTERS: Final = string.ascii_letters + string.digits
 _TOKEN_PREFIX_CHARS: Final = 8
-# `last_used_at` is for people who wonder whether a token is still in use: a minute is near enough.
+# `last_used_at` is written at most this often: it only shows people whether a token is still in use.
 TOKEN_USE_EVERY_S: Final = 60.0
-# Who calls with a token that ended longer ago is told that there is none, not when it ended.
+# Tokens that ended longer ago are removed; requests with them then get `unauthorized` instead of `token_expired`.
 _FORGET_TOKEN_AFTER_S: Final = 90 * 86_400
 
 
 class TokenRecords:
-    """Every token by the hash of its plain form. Changes wait for `changing`, one for all of a store's records."""
+    """All tokens by the hash of their plain form. `changing` is the lock that all changes of records share."""
 
     def __init__(self, store: Store, clock: Callable[[], float], changing: asyncio.Lock) -> None:
         self.apps: dict[str, App] = {}
@@ -42,24 +42,24 @@ class TokenRecords:
         self._store = store
         self._clock = clock
         self._changing = changing
-        # Token id -> when it was used, not yet written.
+        # Token id -> time of last use that isn't written yet.
         self._used: dict[str, float] = {}
         self._writing_used: asyncio.Task[None] | None = None
 
     async def create_token(
         self, app_id: str, name: str, scopes: Sequence[str], lasts_s: float | None = None
     ) -> tuple[Token, str]:
-        """A new token and its plain form, `rp_` and 40 letters and digits, which is kept nowhere.
+        """Creates a token. Returns it and its plain form, `rp_` and 40 letters and digits, which is not stored.
 
-        `lasts_s` None: until it is revoked. Raises RecordError.
+        `lasts_s` is its lifetime in seconds, None for no end. Raises RecordError.
         """
         check_name("a token's", name)
-        wrong = [repr(scope) for scope in scopes if scope not in SCOPES]
-        if wrong or not scopes:
-            given = ", ".join(wrong) or "nothing"
-            raise RecordError(f"a token has one scope or more out of {', '.join(SCOPES)}, not {given}")
+        unknown = [repr(scope) for scope in scopes if scope not in SCOPES]
+        if unknown or not scopes:
+            given = ", ".join(unknown) or "nothing"
+            raise RecordError(f"a token needs one or more of the scopes {', '.join(SCOPES)}, not {given}")
         if lasts_s is not None and not 0 < lasts_s <= 36_500 * 86_400:
-            raise RecordError("a token lasts more than no time, and at most a hundred years")
+            raise RecordError("a token's lifetime must be more than zero and at most a hundred years")
         plain = "rp_" + "".join(secrets.choice(_TOKEN_CHARACTERS) for _ in range(40))
         async with self._changing:
             self._app(app_id)
@@ -74,47 +74,47 @@ class TokenRecords:
                 created_at=now_s,
                 expires_at=None if lasts_s is None else now_s + lasts_s,
             )
-            ended = [each for each in self.tokens.values() if _ended_at(each) < now_s - _FORGET_TOKEN_AFTER_S]
+            ended = [known for known in self.tokens.values() if _ended_at(known) < now_s - _FORGET_TOKEN_AFTER_S]
             async with self._store.change() as connection:
                 await token_rows.add(connection, token)
-                await token_rows.forget(connection, [each.id for each in ended])
-            for each in ended:
-                del self.tokens[each.hash]
+                await token_rows.forget(connection, [known.id for known in ended])
+            for known in ended:
+                del self.tokens[known.hash]
             self.tokens[token.hash] = token
             return token, plain
 
     def tokens_of(self, app_id: str) -> list[Token]:
-        """The app's tokens, oldest first, those that ended too. Raises RecordError."""
+        """The app's tokens, oldest first, including expired and revoked ones. Raises RecordError."""
         self._app(app_id)
         return [token for token in self.tokens.values() if token.app_id == app_id]
 
     async def revoke_tokens(self, ids: Collection[str]) -> list[Token]:
-        """Ends tokens at once, all or none; one that was revoked before stays as it is. Raises RecordError."""
+        """Revokes tokens, all or none. A token that was revoked before stays as it is. Raises RecordError."""
         async with self._changing:
             by_id = {token.id: token for token in self.tokens.values()}
-            unknown = [each for each in ids if each not in by_id]
+            unknown = [token_id for token_id in ids if token_id not in by_id]
             if unknown:
                 raise RecordError(f"there is no token with the id {', '.join(unknown)}; nothing was revoked")
             now_s = self._clock()
             async with self._store.change() as connection:
                 await token_rows.revoke(connection, ids, now_s)
-            for each in ids:
-                # Read anew: it may have been used while the store wrote.
-                token = self.tokens[by_id[each].hash]
+            for token_id in ids:
+                # Look it up again: its last use may have changed during the write.
+                token = self.tokens[by_id[token_id].hash]
                 if token.revoked_at is None:
                     self.tokens[token.hash] = msgspec.structs.replace(token, revoked_at=now_s)
-            return [self.tokens[by_id[each].hash] for each in ids]
+            return [self.tokens[by_id[token_id].hash] for token_id in ids]
 
     def token_used(self, token: Token, now_s: float) -> None:
-        """A call was let in with it at Unix time `now_s`; written behind the call, at most once a minute."""
-        held = self.tokens.get(token.hash)
-        if held is None:
+        """Records that a request used the token at Unix time `now_s`. It is written later, at most once a minute."""
+        current = self.tokens.get(token.hash)
+        if current is None:
             return
-        # A clock set back must not keep the time of last use in the future.
-        if held.last_used_at is not None and 0 <= now_s - held.last_used_at < TOKEN_USE_EVERY_S:
+        # A negative difference means that the clock was set back; then the time is written too.
+        if current.last_used_at is not None and 0 <= now_s - current.last_used_at < TOKEN_USE_EVERY_S:
             return
-        self.tokens[held.hash] = msgspec.structs.replace(held, last_used_at=now_s)
-        self._used[held.id] = now_s
+        self.tokens[current.hash] = msgspec.structs.replace(current, last_used_at=now_s)
+        self._used[current.id] = now_s
         if self._writing_used is None or self._writing_used.done():
             self._writing_used = asyncio.create_task(self._write_used(), name="token use")
 
@@ -126,10 +126,10 @@ class TokenRecords:
                     async with self._store.change() as connection:
                         await token_rows.used(connection, times)
                 except SQLAlchemyError as error:
-                    log.warning("last use of tokens not written", tokens=len(times), reason=reason_of(error))
+                    log.warning("token use not written", tokens=len(times), reason=reason_of(error))
 
     async def finish(self) -> None:
-        """Waits for what is written behind the calls; call it before the store is closed."""
+        """Waits until all times of last use are written. Call it before the store is closed."""
         if self._writing_used is not None:
             await self._writing_used
 
@@ -141,6 +141,6 @@ class TokenRecords:
 
 
 def _ended_at(token: Token) -> float:
-    """When it opened something for the last time; infinite while it still does, or may."""
+    """When the token expired, expires or was revoked; infinity if it has no end."""
     ends = [at for at in (token.expires_at, token.revoked_at) if at is not None]
     return min(ends, default=float("inf"))
