@@ -23,7 +23,6 @@ STILL_FOREIGN = {
     "bench",
     "ext",
     "src/redpoll/control",
-    "src/redpoll/store",
     "src/redpoll/worker/ingress/gate.py",
     "tests/control",
     "tests/ext",
@@ -31,8 +30,6 @@ STILL_FOREIGN = {
 }
 STILL_UNWRITTEN = {
     "ext/README.md",
-    "src/redpoll/control/README.md",
-    "src/redpoll/store/README.md",
     "tests/README.md",
 }
 
