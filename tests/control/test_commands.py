@@ -116,7 +116,7 @@ async def test_history_rules_are_made_listed_and_removed(records, served):
     }
     assert await served("history rule list", {"app": app}) == [made]
     assert records.apps[app].history_rule("news-1").id == made["id"]
-    with pytest.raises(CommandError, match=f"has the rule {made['id']} for channels that begin with 'news-' already"):
+    with pytest.raises(CommandError, match=f"already has the rule {made['id']} for channels that begin with 'news-'"):
         await served("history rule add", words)
     with pytest.raises(CommandError, match="seconds must be between"):
         await served("history rule add", {"app": app, "name": "a", "keep": 1})

@@ -45,5 +45,5 @@ def test_a_rule_that_contradicts_itself_is_told_in_its_own_words():
 def test_no_two_rules_are_for_the_same_channels():
     one = HistoryRule(id="00000a", name="news", keep=1, seconds=1)
     check_rules("7", [one, HistoryRule(id="00000b", name="news", prefix=True, keep=2, seconds=1)])
-    with pytest.raises(RecordError, match=r"the rule 00000a for the channel 'news' already: .* rule remove 7 00000a"):
+    with pytest.raises(RecordError, match=r"the rule 00000a for the channel 'news'; .* rule remove 7 00000a"):
         check_rules("7", [one, HistoryRule(id="00000b", name="news")])

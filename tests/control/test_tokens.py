@@ -83,8 +83,8 @@ async def test_a_token_changes_nothing_that_workers_keep(timed, app_id):
 @pytest.mark.parametrize(
     ("name", "scopes", "lasts_s", "fault"),
     [
-        ("", ["all"], None, "a token's name is"),
-        ("a\nb", ["all"], None, "a token's name is"),
+        ("", ["all"], None, "a token's name must have"),
+        ("a\nb", ["all"], None, "a token's name must have"),
         ("n", [], None, "one or more of the scopes publish, read, auth, all, not nothing"),
         ("n", ["read", "write"], None, "not 'write'"),
         ("n", ["all"], 0, "at most a hundred years"),
