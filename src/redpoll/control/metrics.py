@@ -183,7 +183,7 @@ class _Snapshot:
             "1 for the state that a worker's connection to Redis had last, 0 for the others.",
             labels=["worker", "state"],
         )
-        for worker, counters in self._told.items():
+        for worker, counters in self._counters.items():
             if present := counters.get("redis_connection_state"):
                 for state in ConnectionState:
                     family.add_metric([worker, state.value], float(state.value == present))
