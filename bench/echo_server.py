@@ -1,24 +1,26 @@
 """An echo server on the bare engine, or on picows: the target of Autobahn and the fuzzer. No channels, no Redis.
 
-`python bench/echo_server.py [--engine picows] [--port N] [--max-message-bytes N]` prints `port N` and serves until
-killed.
+`python bench/echo_server.py [--engine redpoll|transports|picows] [--port N] [--max-message-bytes N]` prints `port N`
+and serves until killed. `transports`: our engine on uvloop's transports instead of sockets of its own, as with TLS.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import socket
 
 import uvloop
 
 from redpoll import _engine, _frame
 from redpoll._fanout import Flusher
+from redpoll._sockets import Listener, Poller
 
 __all__ = ["Echo", "serve"]
 
 
 class Echo(_engine.WebSocket):
-    """Says back whatever it is told."""
+    """Sends each message back."""
 
     __slots__ = ()
 
@@ -49,10 +51,29 @@ class Echo(_engine.WebSocket):
         asyncio.get_running_loop().call_later(5.0, self.abort)
 
 
-async def serve(port: int, max_message_bytes: int) -> None:
+def _flusher(max_message_bytes: int) -> Flusher:
     loop = asyncio.get_running_loop()
     # Room for a whole echo of the largest message beside one that is on its way.
-    flusher = Flusher(lambda: loop.call_soon(flusher.flush), max(1 << 20, 4 * max_message_bytes))
+    limit = max(1 << 20, 4 * max_message_bytes)
+    flusher = Flusher(lambda: loop.call_soon(flusher.flush), limit, poller=Poller(loop))
+    return flusher
+
+
+async def serve(port: int, max_message_bytes: int) -> None:
+    flusher = _flusher(max_message_bytes)
+    assert flusher.poller is not None
+    listening = socket.create_server(("127.0.0.1", port), backlog=4096)
+    print(f"port {listening.getsockname()[1]}", flush=True)
+    listener = Listener(flusher.poller, listening.detach(), lambda: Echo(flusher, max_message_bytes), print)
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        listener.close()
+
+
+async def serve_transports(port: int, max_message_bytes: int) -> None:
+    flusher = _flusher(max_message_bytes)
+    loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Echo(flusher, max_message_bytes), "127.0.0.1", port)
     print(f"port {server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
@@ -81,9 +102,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="echo server on redpoll's engine or picows")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--max-message-bytes", type=int, default=16 << 20)
-    parser.add_argument("--engine", choices=["redpoll", "picows"], default="redpoll")
+    parser.add_argument("--engine", choices=["redpoll", "transports", "picows"], default="redpoll")
     arguments = parser.parse_args()
-    run = serve if arguments.engine == "redpoll" else serve_picows
+    run = {"redpoll": serve, "transports": serve_transports, "picows": serve_picows}[arguments.engine]
     uvloop.run(run(arguments.port, arguments.max_message_bytes))
 
 

@@ -1,10 +1,11 @@
 """Memory per idle connection of several engines: growth of resident memory / connections.
 
-`python bench/memory.py [--connections N] [--kinds uvloop redpoll picows picows-small]`: each figure is a server process
-of its own, whose clients are another process. `uvloop` is its transport with the smallest protocol; `redpoll` is an
-open WebSocket in one Audience, as redpoll's worker has it without session and app; `picows` is picows with its
-defaults, `picows-small` with a read buffer of 2 kB, its least, on uvloop's transport. Kernel memory isn't counted. The
-goal of 2 kB is for a whole worker, session and subscription included: `connections.py` measures that.
+`python bench/memory.py [--connections N] [--kinds uvloop redpoll transports picows picows-small]`: each figure is a
+server process of its own, whose clients are another process. `uvloop` is its transport with the smallest protocol;
+`redpoll` is an open WebSocket in one Audience, as redpoll's worker has it without session and app; `transports` is the
+same on uvloop's transport instead of a socket of our own; `picows` is picows with its defaults, `picows-small` with a
+read buffer of 2 kB, its least, on uvloop's transport. Kernel memory isn't counted. The goal of 500 B is for a whole
+worker, session and subscription included: `connections.py` measures that.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from picows import WSListener, ws_create_server
 
 from redpoll import _engine
 from redpoll._fanout import Audience, Flusher
+from redpoll._sockets import Listener, Poller
 from results import save
 
 HEAD = (
@@ -32,7 +34,7 @@ HEAD = (
 )
 # A first few connections grow pools and dictionaries that later ones share.
 WARM_UP = 500
-KINDS = ("uvloop", "redpoll", "picows-small", "picows")
+KINDS = ("uvloop", "redpoll", "transports", "picows-small", "picows")
 
 
 def resident_bytes() -> int:
@@ -63,10 +65,11 @@ class Least:
         return False
 
 
+@_engine.untracked
 class Connection(_engine.WebSocket):
-    """As worker/connection.py: two slots of its own."""
+    """As worker/connection.py: no fields of its own."""
 
-    __slots__ = ("gate", "session")
+    __slots__ = ()
 
     def __init__(self, flusher: Flusher, audience: Audience) -> None:
         super().__init__(flusher, 65536)
@@ -81,7 +84,8 @@ class Connection(_engine.WebSocket):
 async def serve(kind: str, count: int) -> None:
     """Prints the bytes per connection, once `count` of them have been there and were idle."""
     loop = asyncio.get_running_loop()
-    flusher = Flusher(lambda: loop.call_soon(flusher.flush))
+    poller = Poller(loop)
+    flusher = Flusher(lambda: loop.call_soon(flusher.flush), poller=poller)
     audience = Audience(flusher)
 
     if kind.startswith("picows"):
@@ -90,9 +94,14 @@ async def serve(kind: str, count: int) -> None:
         server = await ws_create_server(lambda request: WSListener(), "127.0.0.1", 0, backlog=4096, **small)
     elif kind == "uvloop":
         server = await loop.create_server(Least, "127.0.0.1", 0, backlog=4096)
+    elif kind == "redpoll":
+        listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        port = listening.getsockname()[1]
+        server = Listener(poller, listening.detach(), lambda: Connection(flusher, audience), print)
     else:
         server = await loop.create_server(lambda: Connection(flusher, audience), "127.0.0.1", 0, backlog=4096)
-    port = server.sockets[0].getsockname()[1]
+    if kind != "redpoll":
+        port = server.sockets[0].getsockname()[1]
     command = [sys.executable, __file__, "--client", str(port)]
     clients = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -106,7 +115,7 @@ async def serve(kind: str, count: int) -> None:
 
     before = await open_more(WARM_UP)
     after = await open_more(count)
-    assert kind != "redpoll" or len(audience) == WARM_UP + count
+    assert kind not in ("redpoll", "transports") or len(audience) == WARM_UP + count
     print((after - before) / count)
     clients.stdin.close()
     await clients.wait()

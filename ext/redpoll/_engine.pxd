@@ -1,5 +1,6 @@
 # A WebSocket connection's bytes: layout and ownership. Behaviour is in _engine.pyx.
 
+cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from redpoll._fanout cimport Sink
@@ -41,6 +42,7 @@ cdef struct Unfinished:
     size_t request_size
 
 
+@cython.no_gc
 cdef class WebSocket(Sink):
     # Owned heap memory, or NULL: most connections have received nothing in part.
     cdef Unfinished* unfinished
@@ -56,6 +58,11 @@ cdef class WebSocket(Sink):
     cdef uint8_t deciding
     # pong_received() is to be called for the next pong.
     cdef public uint8_t awaits_pong
+    # Owned; for the layer above. They lie here because a subclass with slots of its own would be tracked by the
+    # garbage collector: 16 bytes more, and each full collection would visit every connection.
+    cdef public object gate
+    cdef public object session
+    cdef public object arrival
 
     cdef int take(self, const uint8_t* at, Py_ssize_t size) except -1
     cdef int take_head(self, const uint8_t* at, Py_ssize_t size) except -1

@@ -41,6 +41,8 @@ __all__ = [
     "live",
     "parse_head",
     "set_tick",
+    "untrack",
+    "untracked",
     "upgrade_fault",
 ]
 
@@ -134,6 +136,51 @@ def live() -> dict:
     if not COUNTS_LIVE:
         return {}
     return _fanout.live() | {"websockets": live_websockets, "unfinished": live_unfinished}
+
+
+# -- the garbage collector -----------------------------------------------------------------------------------
+
+cdef extern from *:
+    """
+    /* Instances of a class made by a class statement are tracked by the collector since Python 3.9, also where there is
+       nothing to follow. This takes the flag away from one that adds no field to a base without it; the interpreter's
+       dealloc of such classes still handles types without the flag. */
+    static int redpoll_untrack_type(PyTypeObject *type) {
+        PyTypeObject *base = type->tp_base;
+        if (base == NULL || (base->tp_flags & Py_TPFLAGS_HAVE_GC) || type->tp_basicsize != base->tp_basicsize
+            || type->tp_itemsize || type->tp_dictoffset || type->tp_weaklistoffset) {
+            return 0;
+        }
+        type->tp_flags &= ~Py_TPFLAGS_HAVE_GC;
+        type->tp_traverse = NULL;
+        type->tp_clear = NULL;
+        type->tp_free = PyObject_Free;
+        PyType_Modified(type);
+        return 1;
+    }
+    """
+    bint redpoll_untrack_type(type cls)
+
+cdef extern from "Python.h":
+    void PyObject_GC_UnTrack(object thing)
+    bint PyObject_GC_IsTracked(object thing)
+
+
+def untracked(cls: type) -> type:
+    """A class decorator: the garbage collector never visits instances, and each takes 16 bytes less.
+
+    For a subclass of WebSocket with `__slots__ = ()` whose instances are in no cycle that outlives the connection.
+    Subclasses of it are tracked, unless they are decorated, too.
+    """
+    if not redpoll_untrack_type(cls):
+        raise TypeError(f"{cls.__name__} has fields that the garbage collector must see: use __slots__ = ()")
+    return cls
+
+
+def untrack(thing) -> None:
+    """Have the garbage collector not visit `thing`, which must be in no cycle."""
+    if PyObject_GC_IsTracked(thing):
+        PyObject_GC_UnTrack(thing)
 
 
 # -- UTF-8, in pieces (RFC 6455 8.1) -------------------------------------------------------------------------
@@ -448,7 +495,7 @@ cdef class WebSocket(Sink):
         finally:
             while self.seat_count:
                 # An audience that nobody took us out of would keep us for ever.
-                (<Audience> self.seats_at()[0].audience).vacate(self.seats_at()[0].place)
+                (<Audience> self.seats_at()[0].audience).remove_at(self.seats_at()[0].place)
         return 0
 
     def eof_received(self):

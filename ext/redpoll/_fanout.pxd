@@ -1,5 +1,6 @@
 # Who hears what and what each is still owed: layout and ownership. Behaviour is in _fanout.pyx.
 
+cimport cython
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -21,20 +22,25 @@ cdef struct Chain:
     PyObject* frame
 
 
-cdef struct Seat:
+cdef packed struct Seat:
     # Borrowed: the audience takes its seats away before it goes.
     PyObject* audience
-    # Where in the audience's places.
+    # Index into the audience's sinks.
     uint32_t place
 
 
-cdef struct Place:
-    # Owned: who is in an audience is kept alive by it.
-    PyObject* sink
-    # Where in the sink's seats.
-    uint32_t seat
+cdef enum:
+    # A connection is in the audience of all connections and, mostly, in that of one channel.
+    INLINE_SEATS = 2
 
 
+cdef union Seats:
+    # Up to INLINE_SEATS lie in the sink itself; more are heap memory, of which the sink owns `heap`.
+    Seat[INLINE_SEATS] inline
+    Seat* heap
+
+
+@cython.no_gc
 cdef class Sink(Polled):
     # Owned; shared by all sinks of the process.
     cdef Flusher flusher
@@ -46,9 +52,8 @@ cdef class Sink(Polled):
     # The socket id's two numbers; 0, 0 until it has one.
     cdef readonly uint64_t sid_hi
     cdef readonly uint64_t sid_lo
-    # Where it sits: `seat` itself for one audience, heap memory when there are more.
-    cdef Seat seat
-    cdef Seat* seats
+    # The audiences that this is in: heap memory if `seat_count` is above INLINE_SEATS.
+    cdef Seats seats
     cdef uint32_t seat_count
     # Bytes handed to the transport that it had not written when it paused us.
     cdef uint32_t buffered
@@ -88,12 +93,12 @@ cdef class Sink(Polled):
 cdef class Audience:
     # Owned.
     cdef readonly Flusher flusher
-    # Heap memory, `count` of `capacity` used; each owns its sink.
-    cdef Place* places
+    # Heap memory, `count` of `capacity` used; each is owned.
+    cdef PyObject** sinks
     cdef uint32_t count
     cdef uint32_t capacity
 
-    cdef void vacate(self, uint32_t place) noexcept
+    cdef void remove_at(self, uint32_t place) noexcept
 
 
 cdef class Flusher:

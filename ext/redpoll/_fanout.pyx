@@ -54,7 +54,6 @@ cdef enum:
     # A transport that alone may touch the socket is handed this much at a time (a frame more, to be exact): it
     # says that it is full only after it has taken whatever it was given.
     TRANSPORT_WRITE_BYTES = 65536
-    FIRST_SEATS = 4
     MAX_DISCARDS = 32
 
 # Where bytes go that are thrown away.
@@ -223,26 +222,28 @@ cdef class Sink(Polled):
         return 0
 
     cdef inline Seat* seats_at(self) noexcept:
-        return &self.seat if self.seats == NULL else self.seats
+        return &self.seats.inline[0] if self.seat_count <= INLINE_SEATS else self.seats.heap
 
     cdef int take_seat(self, PyObject* audience, uint32_t place) except -1:
         cdef:
             uint32_t count = self.seat_count
             Seat* more
-        if count == 1 and self.seats == NULL:
-            more = <Seat*> PyMem_Malloc(FIRST_SEATS * sizeof(Seat))
+        if count == INLINE_SEATS:
+            more = <Seat*> PyMem_Malloc(2 * INLINE_SEATS * sizeof(Seat))
             if more == NULL:
                 raise MemoryError()
-            more[0] = self.seat
-            self.seats = more
-        elif count >= FIRST_SEATS and count & (count - 1) == 0:
-            more = <Seat*> PyMem_Realloc(self.seats, 2 * count * sizeof(Seat))
+            memcpy(more, &self.seats.inline[0], INLINE_SEATS * sizeof(Seat))
+            self.seats.heap = more
+        elif count > INLINE_SEATS and count & (count - 1) == 0:
+            # Capacities are powers of two.
+            more = <Seat*> PyMem_Realloc(self.seats.heap, 2 * count * sizeof(Seat))
             if more == NULL:
                 raise MemoryError()
-            self.seats = more
-        self.seats_at()[count].audience = audience
-        self.seats_at()[count].place = place
+            self.seats.heap = more
         self.seat_count = count + 1
+        more = self.seats_at()
+        more[count].audience = audience
+        more[count].place = place
         if COUNTS_LIVE:
             alive.seats += 1
         return 0
@@ -254,12 +255,11 @@ cdef class Sink(Polled):
             uint32_t last = self.seat_count - 1
         if index != last:
             seats[index] = seats[last]
-            (<Audience> seats[index].audience).places[seats[index].place].seat = index
         self.seat_count = last
-        if last <= 1 and self.seats != NULL:
-            self.seat = self.seats[0]
-            PyMem_Free(self.seats)
-            self.seats = NULL
+        if last == INLINE_SEATS:
+            # `seats` was heap memory, and `inline` lies where its address was kept.
+            memcpy(&self.seats.inline[0], seats, INLINE_SEATS * sizeof(Seat))
+            PyMem_Free(seats)
         if COUNTS_LIVE:
             alive.seats -= 1
 
@@ -423,9 +423,9 @@ cdef class Sink(Polled):
 
 
 cdef class Audience:
-    """The sinks that hear one thing. Adding and discarding are O(1) in the audience's size, 32 bytes a sink.
+    """The sinks that hear one thing. Adding and discarding are O(1) in the audience's size, 8 to 12 bytes a sink.
 
-    Owns who is in it. Subclass it to give it a name; `len`, `in` and iteration work (over a copy: the caller
+    Owns its sinks. Subclass it to give it a name; `len`, `in` and iteration work (over a copy: the caller
     may add, discard and close meanwhile).
     """
 
@@ -438,8 +438,8 @@ cdef class Audience:
 
     def __dealloc__(self):
         while self.count:
-            self.vacate(self.count - 1)
-        PyMem_Free(self.places)
+            self.remove_at(self.count - 1)
+        PyMem_Free(self.sinks)
         if COUNTS_LIVE:
             alive.audiences -= 1
 
@@ -450,12 +450,12 @@ cdef class Audience:
         return isinstance(sink, Sink) and seat_of(self, <Sink> sink) >= 0
 
     def __iter__(self):
-        return iter([<Sink> self.places[i].sink for i in range(self.count)])
+        return iter([<Sink> self.sinks[i] for i in range(self.count)])
 
     def add(self, Sink sink not None) -> bool:
         """Let `sink` in; False if it was in already."""
         cdef:
-            Place* places
+            PyObject** sinks
             uint32_t capacity
         if self.flusher is None or sink.flusher is not self.flusher:
             raise ValueError("a sink and its audiences have one flusher")
@@ -464,15 +464,14 @@ cdef class Audience:
         if self.count == self.capacity:
             # Grows by a half: an audience of one is common, and one of a hundred thousand must not double.
             capacity = self.capacity + self.capacity // 2 + 1
-            places = <Place*> PyMem_Realloc(self.places, capacity * sizeof(Place))
-            if places == NULL:
+            sinks = <PyObject**> PyMem_Realloc(self.sinks, capacity * sizeof(PyObject*))
+            if sinks == NULL:
                 raise MemoryError()
-            self.places = places
+            self.sinks = sinks
             self.capacity = capacity
         sink.take_seat(<PyObject*> self, self.count)
         # The reference last, when nothing can fail.
-        self.places[self.count].sink = <PyObject*> sink
-        self.places[self.count].seat = sink.seat_count - 1
+        self.sinks[self.count] = <PyObject*> sink
         self.count += 1
         Py_INCREF(sink)
         return True
@@ -482,25 +481,27 @@ cdef class Audience:
         cdef Py_ssize_t seat = seat_of(self, sink)
         if seat < 0:
             return False
-        self.vacate(sink.seats_at()[seat].place)
+        self.remove_at(sink.seats_at()[seat].place)
         return True
 
-    cdef void vacate(self, uint32_t place) noexcept:
-        # noexcept: shrinks only, and dealloc must not fail. The last place fills the gap.
+    cdef void remove_at(self, uint32_t place) noexcept:
+        # noexcept: shrinks only, and dealloc must not fail. The last sink fills the gap; its seat is searched for,
+        # because an index kept beside each sink would double the audience's memory.
         cdef:
-            PyObject* sink = self.places[place].sink
+            PyObject* sink = self.sinks[place]
+            PyObject* moved
+            PyObject** sinks
             uint32_t last = self.count - 1
-            uint32_t seat = self.places[place].seat
-            Place* places
         if place != last:
-            self.places[place] = self.places[last]
-            (<Sink> self.places[place].sink).seats_at()[self.places[place].seat].place = place
+            moved = self.sinks[last]
+            self.sinks[place] = moved
+            (<Sink> moved).seats_at()[seat_of(self, <Sink> moved)].place = place
         self.count = last
-        (<Sink> sink).leave_seat(seat)
+        (<Sink> sink).leave_seat(seat_of(self, <Sink> sink))
         if self.capacity > 16 and last < self.capacity // 4:
-            places = <Place*> PyMem_Realloc(self.places, (self.capacity // 2) * sizeof(Place))
-            if places != NULL:
-                self.places = places
+            sinks = <PyObject**> PyMem_Realloc(self.sinks, (self.capacity // 2) * sizeof(PyObject*))
+            if sinks != NULL:
+                self.sinks = sinks
                 self.capacity //= 2
         Py_DECREF(<Sink> sink)
 
@@ -526,7 +527,7 @@ cdef class Audience:
         flusher.reserve(self.count)
         try:
             for i in range(self.count):
-                sink = self.places[i].sink
+                sink = self.sinks[i]
                 if not (<Sink> sink).writable:
                     continue
                 if skip_lo and (<Sink> sink).sid_lo == skip_lo and (<Sink> sink).sid_hi == skip_hi:

@@ -5,6 +5,8 @@ the outcome of each subscribe by `joined` or `refused`. Sections "Subscribing" t
 protocol/README.md say what each message does.
 """
 
+from collections.abc import MutableMapping
+
 import msgspec
 
 from redpoll.protocol import frames, incoming
@@ -102,8 +104,8 @@ class Session:
     """The state of one connection. `sid` is the two numbers of its socket id.
 
     The worker replaces `app` when the record changes. `channels` has pending subscriptions too; the worker reads it
-    when the connection closes. A session takes some 300 bytes with one public channel, and there may be a million, so
-    each attribute counts.
+    when the connection closes; it may pass in a mapping that is smaller than a dict. There may be a million sessions,
+    so each attribute counts.
     """
 
     __slots__ = ("_identity", "_limits", "_rates", "_sid", "app", "channels")
@@ -114,6 +116,7 @@ class Session:
         app: App,
         limits: Limits = Limits(),  # noqa: B008
         recovers: bool = False,
+        channels: MutableMapping[str, Subscription] | None = None,
     ) -> None:
         # One integer takes half the memory of two, and a third of the text's.
         self._sid = sid[0] << 64 | sid[1]
@@ -121,7 +124,7 @@ class Session:
         self._rates: _RateLimits | None = None
         self._identity = _ANONYMOUS[recovers]
         self.app = app
-        self.channels: dict[str, Subscription] = {}
+        self.channels: MutableMapping[str, Subscription] = {} if channels is None else channels
 
     @property
     def socket_id(self) -> str:

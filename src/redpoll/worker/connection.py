@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Protocol
 
 from redpoll import _frame
-from redpoll._engine import WebSocket
+from redpoll._engine import WebSocket, untracked
 from redpoll._fanout import Flusher
 from redpoll.protocol import frames
 from redpoll.protocol.effects import Effect
@@ -54,12 +54,14 @@ class Doorkeeper(Protocol):
         """It is no WebSocket any more."""
 
 
+@untracked
 class Connection(WebSocket):
     """A client's connection. `session` is set when the client is greeted; before that, and for refused clients, it is
     None, which only the gate sees."""
 
-    # Each slot costs 8 bytes per connection (ext/README.md "Ownership").
-    __slots__ = ("arrival", "gate", "session")
+    # The engine has the fields: with slots, the garbage collector would visit each connection
+    # (ext/README.md "Ownership").
+    __slots__ = ()
 
     arrival: Arrival
     gate: Doorkeeper

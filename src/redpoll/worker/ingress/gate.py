@@ -20,12 +20,13 @@ import structlog
 
 from redpoll import _engine, _frame, handover
 from redpoll._fanout import Flusher
+from redpoll._small_map import SmallMap
 from redpoll.cluster.directory import Directory
 from redpoll.config import Settings
 from redpoll.protocol import frames, handshake
 from redpoll.protocol.apps import App
 from redpoll.protocol.limits import Limits
-from redpoll.protocol.session import Session
+from redpoll.protocol.session import Session, Subscription
 from redpoll.proxies import TrustedProxies
 from redpoll.worker.client_libraries import ClientLibraries
 from redpoll.worker.connection import Connection, Introduced
@@ -210,7 +211,9 @@ class Gate:
         connection.set_sid(high + 1, low + 1)
         connection.arrival = self._arrivals.note(upgrade.query)
         recovers = handshake.recovers(upgrade.query)
-        session = Session((connection.sid_hi, connection.sid_lo), outcome, self._limits, recovers)
+        channels: SmallMap[Subscription] = SmallMap()
+        session = Session((connection.sid_hi, connection.sid_lo), outcome, self._limits, recovers, channels)
+        _engine.untrack(session)
         connection.session = session
         self.hub.everyone.add(connection)
         self.janitor.opened(connection)
