@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from redpoll.cluster.hooks import Hook
 from redpoll.control.records import RecordError, Records
 from redpoll.control.webhooks.payloads import EVENTS, FORMATS, STANDARD
 from redpoll.control.webhooks.sender import PinUnavailable, Sender
@@ -33,13 +34,13 @@ _MAX_ENDPOINTS: Final = 50
 _MAX_PREFIXES: Final = 50
 # The letter in `App.hooks` that makes workers write outbox rows for an event.
 _LETTERS: Final = {
-    "channel.occupied": "o",
-    "channel.vacated": "o",
-    "member.added": "m",
-    "member.removed": "m",
-    "client_event": "c",
-    "cache.miss": "x",
-    "subscription.count": "s",
+    "channel.occupied": Hook.OCCUPANCY,
+    "channel.vacated": Hook.OCCUPANCY,
+    "member.added": Hook.MEMBERS,
+    "member.removed": Hook.MEMBERS,
+    "client_event": Hook.CLIENT_EVENTS,
+    "cache.miss": Hook.CACHE_MISSES,
+    "subscription.count": Hook.COUNTS,
 }
 
 
