@@ -1,5 +1,6 @@
 """The event trace: the search, and the page of one publish request."""
 
+import msgspec
 import pytest
 
 from redpoll.control.dashboard.pages import _elapsed
@@ -104,6 +105,18 @@ def test_each_stage_has_a_title(stage, detail, title, kind):
 def test_slow_worker_clock_makes_no_negative_time():
     (step,) = steps_of(CALL, [span("received", -5, worker="r.1.0")])
     assert step.after_us == 0
+
+
+def test_times_are_exact_to_the_microsecond():
+    call = msgspec.structs.replace(CALL, time_us=1_000_250)
+    (step,) = steps_of(call, [SpanRow(TRACE, "3", 1_003, "received", {"worker": "r.1.0"}, 1_003_430)])
+    assert step.after_us == 3_180
+
+
+def test_call_of_an_earlier_version_counts_from_its_millisecond():
+    assert CALL.time_us == 0
+    (step,) = steps_of(CALL, [SpanRow(TRACE, "3", 1_003, "received", {"worker": "r.1.0"}, 1_003_430)])
+    assert step.after_us == 3_430
 
 
 @pytest.mark.parametrize(
