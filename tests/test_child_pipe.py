@@ -71,6 +71,19 @@ async def test_message_that_arrives_with_the_first_one_is_not_lost(ends, wait_un
     await wait_until(lambda: received.messages == [{"alive": [1], "greatest": 1}])
 
 
+async def test_attached_end_answers_a_ping_and_shows_no_message(ends, wait_until):
+    ours, theirs = ends
+    at_ours = Received(ours)
+    ours.ping()
+    ours.ping()
+    assert ours.pong_due
+    theirs_received = Received(theirs)
+    await wait_until(lambda: not ours.pong_due)
+    assert at_ours.messages == theirs_received.messages == []
+    theirs.ping()
+    await wait_until(lambda: not theirs.pong_due)
+
+
 async def test_many_messages_arrive_complete_and_in_order(ends, wait_until):
     ours, theirs = ends
     Received(ours)

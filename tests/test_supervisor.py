@@ -79,7 +79,7 @@ asyncio.run(main())
 """
 
 SUPERVISOR = """
-import sys
+import os, sys
 from redpoll import logs, supervisor
 from redpoll.config import load
 
@@ -87,6 +87,7 @@ folder = sys.argv[1]
 def command_of(role, number, fd):
     place = role if role == "control" else f"{role}{number}"
     return [sys.executable, f"{folder}/stand_in.py", folder, place, str(fd)]
+supervisor._PING_EVERY_S = float(os.environ.get("PING_EVERY_S", "1"))
 settings, _ = load(dict(word.split("=", 1) for word in sys.argv[2:]), {})
 logs.configure(settings, "supervisor")
 try:
@@ -264,6 +265,21 @@ async def test_control_gets_the_list_of_living_workers_before_a_start_and_after_
     assert first["number"] == second["number"] == 1
     assert first["run"] == second["run"]
     assert len(bytes.fromhex(first["run"])) == 6
+
+
+async def test_child_that_hangs_is_killed_and_only_then_reported_dead(tree, wait_until):
+    tree.start(workers=2, environment={"PING_EVERY_S": "0.02"})
+    await wait_until(lambda: tree.is_ready)
+    hung = tree.pids("worker1")[0]
+    os.kill(hung, signal.SIGSTOP)
+    await wait_until(lambda: len(tree.pids("worker1")) == 2 and len(tree.notes("worker1")) > 0)
+    assert not is_alive(hung)
+    assert [note["alive"] for note in tree.notes("control") if "alive" in note][-2:] == [[1], [1, 3]]
+    killed = [line for line in tree.err.splitlines() if "does not answer" in line]
+    assert len(killed) == 1
+    assert "worker 1" in killed[0]
+    assert tree.err.index("does not answer") < tree.err.index("child ended")
+    assert len(tree.pids("worker0")) == len(tree.pids("control")) == 1
 
 
 async def test_connections_waiting_at_a_dead_worker_are_served_by_its_successor(tree, wait_until):

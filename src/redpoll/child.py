@@ -59,6 +59,9 @@ class Child:
         self.quick_deaths = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
+        # For how many calls of `ping` in a row the process has not answered; None before its first answer.
+        self._silent_pings: int | None = None
+        self._was_pinged = False
 
     def spawn(self, command: Sequence[str], pass_fds: Sequence[int] = (), process_group: int | None = None) -> None:
         """Starts a process. Raises OSError."""
@@ -75,12 +78,32 @@ class Child:
         )
         self._started_at = monotonic()
         self.ready = False
+        self._silent_pings = None
+        self._was_pinged = False
         self.ended.clear()
 
     def send(self, message: dict[str, Any]) -> None:
         """Sends a message to the process; does nothing when there is none."""
         if self.child_pipe is not None:
             self.child_pipe.send(message)
+
+    def ping(self) -> int:
+        """Asks the process for an answer. Returns for how many calls in a row it has not answered.
+
+        Calls are counted, not seconds: after a stall of the supervisor, or of the whole machine, this is one late call.
+        A process that starts has as long as it needs for its first answer: it may have to migrate the record store.
+        """
+        if self.child_pipe is None:
+            return 0
+        if self.child_pipe.pong_due:
+            if self._silent_pings is not None:
+                self._silent_pings += 1
+        else:
+            if self._was_pinged:
+                self._silent_pings = 0
+            self._was_pinged = True
+            self.child_pipe.ping()
+        return self._silent_pings or 0
 
     def listening_fds(self) -> tuple[int, ...]:
         """The descriptors that each process here inherits."""

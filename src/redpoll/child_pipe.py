@@ -53,11 +53,16 @@ class ChildPipeClosed(Exception):
 
 
 class ChildPipe:
-    """One end of the connection. Reads block until `attach`, then the loop reads. Owns the descriptor it is given."""
+    """One end of the connection. Reads block until `attach`, then the loop reads. Owns the descriptor it is given.
+
+    An attached end answers the pings of the other end by itself, so an answer shows that the process's loop runs.
+    `pong_due`: the other end hasn't answered our ping yet.
+    """
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(True)
+        self.pong_due = False
         self._received = bytearray()
         self._unsent = bytearray()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -96,6 +101,12 @@ class ChildPipe:
         self._unsent += msgspec.json.encode(message) + b"\n"
         self._flush()
 
+    def ping(self) -> None:
+        """Asks the other end for an answer, unless one is due already."""
+        if not self.pong_due:
+            self.pong_due = True
+            self.send({"ping": True})
+
     def close(self) -> None:
         """Closes this end; the other end reads end of file. May be called twice."""
         if self._socket.fileno() < 0:
@@ -130,7 +141,13 @@ class ChildPipe:
         while (end := self._received.find(b"\n")) >= 0:
             line = bytes(self._received[:end])
             del self._received[: end + 1]
-            self._on_message(msgspec.json.decode(line))
+            message = msgspec.json.decode(line)
+            if "ping" in message:
+                self.send({"pong": True})
+            elif "pong" in message:
+                self.pong_due = False
+            else:
+                self._on_message(message)
 
     def _flush(self) -> None:
         if self._socket.fileno() < 0:

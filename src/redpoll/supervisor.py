@@ -1,8 +1,8 @@
 """The supervisor: the process that starts Redis, the control plane and the workers, restarts them and stops them.
 
 It serves no clients itself. It creates every listening socket, so that the accept queue of a crashed worker waits for
-the next one. It restarts children that die, with a growing delay, and turns SIGTERM and Ctrl-C into an orderly stop. It
-talks to each child over a pipe (child_pipe.py).
+the next one. It restarts children that die, with a growing delay, and kills those that hang. SIGTERM and Ctrl-C become
+an orderly stop. It talks to each child over a pipe (child_pipe.py).
 """
 
 import asyncio
@@ -40,6 +40,9 @@ _STOP_LISTENING_WITHIN_S = 1.0
 # After the grace period a worker cuts its remaining connections and signs off in Redis, within this time.
 _SIGN_OFF_WITHIN_S = 2.0
 _CONTROL_ENDS_WITHIN_S = 10.0
+# A child whose loop leaves so many pings in a row unanswered, about 30 s, hangs and is killed.
+_PING_EVERY_S = 1.0
+_MAX_SILENT_PINGS = 30
 _REDIS_ENDS_WITHIN_S = 10.0
 _MAX_SOCKET_PATH_BYTES = 107
 # Files in the data folder, which is private: the TLS pair that workers load, and the password of the dashboard's first
@@ -164,6 +167,7 @@ class Supervisor:
         log.info("starting", run=self._run, workers=len(self._workers), data_dir=str(self._folder))
         starting = asyncio.create_task(self._start())
         starting.add_done_callback(self._start_done)
+        loop.call_later(_PING_EVERY_S, self._ping_children)
         await self._stop_requested.wait()
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
@@ -314,6 +318,15 @@ class Supervisor:
         delay_s = child.restart_delay_s()
         log.error("child ended", child=child.name, code=code, restart_in_s=delay_s)
         asyncio.get_running_loop().call_later(delay_s, self._restart, child)
+
+    def _ping_children(self) -> None:
+        """Kills children that hang. Nothing else decides that a process is dead: until it is waited for, control
+        doesn't reap it, however long it stalls (cluster/README.md "Who is dead")."""
+        asyncio.get_running_loop().call_later(_PING_EVERY_S, self._ping_children)
+        for child in (self._control, *self._workers):
+            if child.ping() >= _MAX_SILENT_PINGS:
+                log.error("child killed, it does not answer", child=child.name, unanswered_pings=_MAX_SILENT_PINGS)
+                child.signal(signal.SIGKILL)
 
     def _restart(self, child: Child) -> None:
         if self._stop_requested.is_set():

@@ -69,6 +69,24 @@ def test_the_supervisors_list_decides_about_its_own_processes_only():
     assert dead == ["aa.1.0", "aa.3.1"]
 
 
+def test_missing_beats_say_nothing_about_a_process_that_the_supervisor_has_not_waited_for():
+    beats = Beats("aa")
+    beats.set_alive({1, 2}, 2)
+    # Listed, started after the list was made, and of a supervisor that is gone.
+    for now in range(5):
+        dead = look(beats, float(now), aa_1_0=7, aa_3_0=7, bb_1_0=7)
+    assert dead == ["bb.1.0"]
+    beats.set_alive({2}, 2)
+    assert look(beats, 5.0, aa_1_0=7, aa_3_0=7) == ["aa.1.0"]
+
+
+def test_earlier_name_of_a_living_process_is_dead_by_its_beats():
+    beats = Beats("aa")
+    beats.set_alive({1}, 1)
+    dead = [look(beats, float(now), aa_1_0=7, aa_1_2=7, aa_1_10=7) for now in range(5)]
+    assert dead == [[], [], [], [], ["aa.1.0", "aa.1.2"]]
+
+
 def test_before_the_first_list_no_worker_is_reported_dead():
     assert look(Beats("aa"), 0.0, aa_0_0=1) == []
 
@@ -94,13 +112,22 @@ async def test_killed_worker_is_reaped_when_the_supervisor_reports_it(reaper, st
     await wait_until(lambda: reaper.workers() == [a.registry.w])
 
 
-async def test_worker_that_stops_beating_is_reaped(reaper, start_worker, truth, wait_until):
+async def test_worker_that_stops_beating_is_reaped_only_when_the_supervisor_reports_it(
+    reaper, start_worker, truth, wait_until
+):
     reaper.set_alive({1, 2}, 2)
     a, b = await start_worker(1, beat_s=0.01), await start_worker(2, beat_s=0.01)
+    # A worker of another run that ends at the same time shows how long four reads take.
+    other = await start_worker(9, run="aaaaaaaaaaaa", beat_s=0.01)
     sockets = [a.join(ROOM, "watcher"), b.join(ROOM, "u"), b.join("news")]
     await wait_until(lambda: all(each.state == "attached" for each in sockets))
     await b.kill()
-    await wait_until(lambda: reaper.reaped >= 1)
+    await other.kill()
+    await wait_until(lambda: reaper.reaped == 1)
+    assert sorted(reaper.workers()) == [a.registry.w, b.registry.w]
+    assert sockets[0].users == {"watcher", "u"}
+    reaper.set_alive({1}, 2)
+    await wait_until(lambda: reaper.reaped == 2)
     await truth.settled([a])
     assert sockets[0].users == {"watcher"}
 
@@ -118,7 +145,7 @@ async def test_worker_of_an_earlier_supervisor_is_judged_by_its_beats(reaper, st
 
 
 async def test_hung_worker_comes_back_under_its_next_name(reaper, start_worker, truth, wait_until):
-    a, b = await start_worker(1, beat_s=0.01), await start_worker(2, beat_s=0.01)
+    a, b = [await start_worker(k, run="aaaaaaaaaaaa", beat_s=0.01) for k in (1, 2)]
     watcher, own = a.join(ROOM, "watcher"), b.join(ROOM, "u")
     await wait_until(lambda: own.state == watcher.state == "attached")
     b.registry._incarnation.close()

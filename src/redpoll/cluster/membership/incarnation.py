@@ -50,7 +50,9 @@ class Incarnation:
         self._directory = directory
         self._beat_s = timings.beat_s
         self._unanswered_s = timings.unanswered_s
-        self._asked_at: float | None = None
+        # Ticks since the beat that is unanswered was sent; None if there is none. Ticks are counted, not seconds: after
+        # a stall of this process the answer may be here, but not read yet.
+        self._unanswered_ticks: int | None = None
         self._connection_number = 0
         self._registered = False
         self._timer: asyncio.TimerHandle | None = None
@@ -75,7 +77,7 @@ class Incarnation:
 
     def connection_lost(self) -> None:
         """No answer to a beat is awaited any more."""
-        self._asked_at = None
+        self._unanswered_ticks = None
         self._registered = False
         self._connection_number += 1
 
@@ -137,17 +139,17 @@ class Incarnation:
 
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._beat_s, self._tick)
-        now = self._link.clock()
-        if self._asked_at is not None:
-            if now - self._asked_at > self._unanswered_s:
+        if self._unanswered_ticks is not None:
+            self._unanswered_ticks += 1
+            if self._unanswered_ticks * self._beat_s > self._unanswered_s:
                 self._link.drop(f"a beat was unanswered for {self._unanswered_s:g} s")
         elif self._registered and self._link.up:
-            self._asked_at = now
+            self._unanswered_ticks = 0
             w, connection_number = self.w, self._connection_number
 
             def done(reply: Any) -> None:
                 if connection_number == self._connection_number:
-                    self._asked_at = None
+                    self._unanswered_ticks = None
                 if isinstance(reply, hiredis.ReplyError):
                     self.errors += 1
                 elif isinstance(reply, list):

@@ -1,8 +1,9 @@
 """Removes dead workers from Redis: their counts, members, signed-in users and connections, and then their names.
 
-Only control runs a reaper. The supervisor reports the death of its workers at once; heartbeats show other deaths after
-four unchanged reads. A live worker that is reaped by mistake costs its members one removal and one return
-(cluster/README.md "Who is dead"). Every step can be repeated, so an interrupted reap simply starts again.
+Only control runs a reaper. The supervisor alone says which of its own workers are dead, because a worker that stalls
+doesn't beat either. Heartbeats show the death of workers of an earlier supervisor after four unchanged reads. A live
+worker that is reaped by mistake costs its members one removal and one return (cluster/README.md "Who is dead"). Every
+step can be repeated, so an interrupted reap simply starts again.
 """
 
 import asyncio
@@ -36,7 +37,8 @@ def _no_hooks(app_id: str) -> str:
 class Beats:
     """Decides which workers are dead, from the beat table and the supervisor's list. No I/O; `now` is control's clock.
 
-    A worker is dead when its beat didn't change over `max_same` further reads. A pause of more than `gap_s` between two
+    A worker of this run is dead when the supervisor has waited for its process. Its earlier names, and workers of other
+    runs, are dead when their beat didn't change over `max_same` further reads. A pause of more than `gap_s` between two
     reads restarts the count, because whatever stalled control may have stalled the workers.
     """
 
@@ -46,6 +48,8 @@ class Beats:
         self._max_same = max_same
         self._gap_s = gap_s
         self._same: dict[str, int] = {}
+        # The greatest `n` in the table by `k`, of this run.
+        self._present: dict[int, int] = {}
         self._read_at: float | None = None
         self._alive: set[int] = set()
         self._greatest = -1
@@ -63,18 +67,35 @@ class Beats:
         }
         self.table = table
         self._read_at = now
+        self._present = {}
+        for run, k, n in map(_parts, table):
+            if run == self._run:
+                self._present[k] = max(n, self._present.get(k, 0))
 
     def dead(self) -> list[str]:
         """The workers of the last table that must be reaped."""
         return [w for w, beat in self.table.items() if self._is_dead(w, beat)]
 
     def _is_dead(self, w: str, beat: bytes) -> bool:
-        return beat == _FENCED_BEAT or self._same.get(w, 0) >= self._max_same or self.is_reported_dead(w)
+        if beat == _FENCED_BEAT or self.is_reported_dead(w):
+            return True
+        return self._same.get(w, 0) >= self._max_same and not self._is_own(w)
+
+    def _is_own(self, w: str) -> bool:
+        # The present name of a process of this run. The supervisor decides about it.
+        run, k, n = _parts(w)
+        return run == self._run and self._present.get(k) == n
 
     def is_reported_dead(self, w: str) -> bool:
         """Whether the supervisor's list says that this worker ended."""
-        run, k, _ = w.split(".")
-        return run == self._run and int(k) not in self._alive and int(k) <= self._greatest
+        run, k, _ = _parts(w)
+        return run == self._run and k not in self._alive and k <= self._greatest
+
+
+def _parts(w: str) -> tuple[str, int, int]:
+    # `<run>.<k>.<n>`
+    run, k, n = w.split(".")
+    return run, int(k), int(n)
 
 
 class Reaper:
