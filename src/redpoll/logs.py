@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from redpoll import json_text
 from redpoll.config import Settings
 
 __all__ = ["configure"]
@@ -79,4 +80,4 @@ def _value(value: Any) -> str:
 
 
 def _json_line(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:
-    return msgspec.json.encode(dict(event), enc_hook=str).decode()
+    return json_text.compact(dict(event)).decode()

@@ -1,7 +1,6 @@
 """What the commands share: reading the settings, reporting faults, printing times, untrusted text and JSON."""
 
 import functools
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -10,7 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
-from redpoll import config
+from redpoll import config, json_text
 
 __all__ = [
     "fail",
@@ -85,4 +84,4 @@ def split_words(texts: Iterable[str]) -> list[str]:
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    click.echo(json_text.indented(value))
