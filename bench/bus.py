@@ -31,6 +31,7 @@ from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
 from redpoll.cluster.membership.registry import LocalChannel, Registry, Ticket
 from redpoll.protocol.apps import App
+from results import save
 
 APP = "1"
 # One call publishes so many; Redis reads and answers nobody meanwhile.
@@ -185,6 +186,9 @@ async def run(url: str, path: str, options: argparse.Namespace) -> None:
         print(f"{name:26} {rate:>10,.0f} envelopes/s   {cpu:.2f} µs of its own each")
     medians = [statistics.median(rate for rate, _ in rounds) for rounds in figures.values()]
     print(f"ratio {medians[1] / medians[0]:.2f}")
+    if options.json is not None:
+        figures = {"per_s": round(medians[1]), "bare_per_s": round(medians[0])}
+        save(options.json, "bus", {**figures, "ratio": round(medians[1] / medians[0], 2)})
 
 
 def main() -> None:
@@ -192,6 +196,7 @@ def main() -> None:
     parser.add_argument("--envelopes", type=int, default=300_000)
     parser.add_argument("--data-bytes", type=int, default=200)
     parser.add_argument("--channels", type=int, default=100)
+    parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     options.envelopes -= options.envelopes % A_CALL

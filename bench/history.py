@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from pathlib import Path
 from typing import Any
 
 import redis
 
 from publish import APP_ID, Bench
 from redpoll.control.commands import ask, socket_path
+from results import save
 
 
 def main() -> None:
@@ -24,6 +26,7 @@ def main() -> None:
     arguments.add_argument("--seconds", type=float, default=5.0)
     arguments.add_argument("--connections", type=int, default=64)
     arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--json", type=Path, help="write the figures here")
     arguments.add_argument("--keep", type=int, default=1_000)
     given = arguments.parse_args()
     with Bench() as bench:
@@ -55,6 +58,10 @@ def main() -> None:
             us = statistics.median(each["us"] for each in rounds)
             print(f"{name:9} {rates[name]:9,.0f} publishes/s, {us:6.1f} us of the control plane's processor each")
         print(f"ratio {rates['kept'] / rates['not kept']:.3f}, medians of {given.rounds} rounds of {given.seconds:g} s")
+        if given.json is not None:
+            figures = {"kept_per_s": round(rates["kept"]), "not_kept_per_s": round(rates["not kept"])}
+            figures |= {"ratio": round(rates["kept"] / rates["not kept"], 3), "redis_bytes": round(per_message)}
+            save(given.json, "history", figures)
         print(f"Redis: {per_message:,.0f} B a kept message, streams and keys of {len(streams):,} channels included")
 
 

@@ -33,6 +33,7 @@ import uvloop
 
 from redpoll.child_pipe import ChildPipe, Start
 from redpoll.config import Settings
+from results import save
 
 APP_ID, KEY, SECRET = "1", "278d425bdf160c739803", "7ad3773142a6692b25b8"
 CONTROL = (
@@ -211,6 +212,7 @@ def main() -> None:
     arguments.add_argument("--seconds", type=float, default=5.0)
     arguments.add_argument("--connections", type=int, default=64)
     arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--json", type=Path, help="write the figures here")
     arguments.add_argument("--empty", type=Path, help=argparse.SUPPRESS)
     given = arguments.parse_args()
     if given.empty:
@@ -225,23 +227,35 @@ def main() -> None:
         for _ in range(given.rounds):
             for name, server in servers.items():
                 found[name].append(bench.hammer(server, given.connections, given.seconds))
-        report(found, given.connections, bench.server_core == bench.other_core)
+        figures = report(found, given.connections, bench.server_core == bench.other_core)
+        if given.json is not None:
+            save(given.json, "publish", figures)
 
 
-def report(found: dict[str, list[dict[str, float]]], connections: int, one_core: bool) -> None:
+def report(found: dict[str, list[dict[str, float]]], connections: int, one_core: bool) -> dict[str, float]:
+    """Prints the figures and returns those that results keep."""
     print(f"{platform.machine()}, CPython {platform.python_version()}, {connections} connections, keep-alive")
     if one_core:
         print("one core only: client, Redis and server share it, and the figures say little")
     print(f"{'':36}{'requests/s':>12}{'per CPU s':>12}{'p50 us':>9}{'p99 us':>9}")
-    rates, per_cpu_s = [], []
+    rates, per_cpu_s, latencies = [], [], []
     for name, rounds in found.items():
         rates.append(statistics.median(each["requests"] / each["seconds"] for each in rounds))
         per_cpu_s.append(1e6 / statistics.median(each["us"] for each in rounds))
         p50, p99 = (statistics.median(each[key] for each in rounds) for key in ("p50_us", "p99_us"))
+        latencies.append((p50, p99))
         print(f"{name:36}{rates[-1]:12,.0f}{per_cpu_s[-1]:12,.0f}{p50:9,.0f}{p99:9,.0f}")
     # The second is what counts on a machine that has other things to do.
     print(f"ratio {rates[0] / rates[1]:.2f}, by processor time {per_cpu_s[0] / per_cpu_s[1]:.2f}")
     print(f"each figure is the median of {len(rounds)} rounds")
+    return {
+        "per_s": round(rates[0]),
+        "empty_per_s": round(rates[1]),
+        "ratio": round(rates[0] / rates[1], 2),
+        "processor_ratio": round(per_cpu_s[0] / per_cpu_s[1], 2),
+        "p50_ms": round(latencies[0][0] / 1000, 1),
+        "p99_ms": round(latencies[0][1] / 1000, 1),
+    }
 
 
 if __name__ == "__main__":

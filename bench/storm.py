@@ -96,7 +96,7 @@ def main() -> None:
     print("times count from the cut; the first second is the clients' own wait")
     if options.json is not None:
         about = {"server": options.name, "profile": options.profile, "processes": plan.processes}
-        save(options.json, "storm", {**about, **figures}, swarm.command_line(options), runs=runs, samples=samples)
+        save(options.json, "storm", {**about, **figures}, swarm.public_command(options), runs=runs, samples=samples)
     if options.png is not None:
         swarm.draw(options.png, title, samples)
     if not figures["all_back"]:

@@ -20,7 +20,6 @@ import itertools
 import math
 import os
 import resource
-import shlex
 import signal
 import socket
 import subprocess
@@ -40,7 +39,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from load import Address
-from results import save
+from results import command_line, save
 from swarm_process import bucket_ms
 
 HERE = Path(__file__).parent
@@ -604,10 +603,9 @@ def prepare(options: argparse.Namespace, stack: contextlib.ExitStack) -> Plan:
     return plan
 
 
-def command_line(options: argparse.Namespace) -> str:
+def public_command(options: argparse.Namespace) -> str:
     """The command as it can be repeated, without the URL's secret."""
-    words = [word.replace(options.url, "$PUSHER_URL") for word in sys.argv[1:]]
-    return shlex.join(["python", f"bench/{Path(sys.argv[0]).name}", *words]).replace("'$PUSHER_URL'", "$PUSHER_URL")
+    return command_line().replace(options.url, "$PUSHER_URL")
 
 
 def main() -> None:
@@ -632,7 +630,7 @@ def main() -> None:
     )
     about = {"server": options.name, "profile": options.profile, "processes": plan.processes}
     if options.json is not None:
-        save(options.json, "swarm", {**about, **figures}, command_line(options), samples=samples)
+        save(options.json, "swarm", {**about, **figures}, public_command(options), samples=samples)
     if options.png is not None:
         draw(options.png, title, samples)
     if figures["failed"] or figures["lost_connections"] or figures.get("overtaken") or figures.get("lost_events"):

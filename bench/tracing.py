@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from pathlib import Path
 
 from publish import Bench
+from results import save
 
 
 def main() -> None:
@@ -20,6 +22,7 @@ def main() -> None:
     arguments.add_argument("--seconds", type=float, default=5.0)
     arguments.add_argument("--connections", type=int, default=64)
     arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--json", type=Path, help="write the figures here")
     arguments.add_argument("--rate", type=int, default=2_000)
     given = arguments.parse_args()
     with Bench() as bench:
@@ -28,6 +31,7 @@ def main() -> None:
             "with": bench.start_control(redis_url, "with"),
             "without": bench.start_control(redis_url, "without", event_log_calls=0),
         }
+        figures: dict[str, dict[str, float]] = {}
         for what, rate in ((f"at {given.rate:,} calls/s", given.rate), ("as fast as answers come", 0)):
             found: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
             for _ in range(given.rounds):
@@ -44,8 +48,18 @@ def main() -> None:
             for name, (per_s, us) in told.items():
                 print(f"  {name:8} event log: {per_s:9,.0f} publishes/s, {us:6.1f} us of processor each")
             per_s, us = (told["with"][at] / told["without"][at] for at in (0, 1))
+            figures["paced" if rate else "full"] = {
+                "with_per_s": round(told["with"][0]),
+                "without_per_s": round(told["without"][0]),
+                "with_us": round(told["with"][1], 1),
+                "without_us": round(told["without"][1], 1),
+                "throughput_ratio": round(per_s, 3),
+                "processor_ratio": round(us, 3),
+            }
             print(f"  ratio: throughput {per_s:.3f}, processor time {us:.3f}")
         print(f"medians of {given.rounds} rounds of {given.seconds:g} s, {given.connections} connections")
+        if given.json is not None:
+            save(given.json, "tracing", {"rate": given.rate, **figures})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,289 @@
+"""Renders the tables of figures in README.md and bench/README.md from the results in bench/results.
+
+    python bench/render.py            writes them
+    python bench/render.py --check    exit code 1 where a page doesn't match the results
+
+A result is what a bench writes with `--json` (results.py says what it carries). To renew a figure, run the command that
+its row shows, with `--json bench/results/NAME.json`, and then this. A table is the text between
+`<!-- figures: NAME -->` and `<!-- end -->` of a page; everything else on a page is written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+PAGES = (HERE.parent / "README.md", HERE / "README.md")
+_REGION = re.compile(r"(<!-- figures: ([a-z-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+Result = dict[str, Any]
+Summary = Callable[[dict[str, Any]], str]
+
+
+def read_results() -> dict[str, Result]:
+    """File name without suffix -> result."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def rounded(number: float, digits: int = 3) -> str:
+    """`digits` significant digits, with commas: 179,000."""
+    if number == 0:
+        return "0"
+    text = f"{float(f'{number:.{digits}g}'):,.10g}"
+    return text if "e" not in text else f"{number:,.0f}"
+
+
+# -- README.md -------------------------------------------------------------------------------------------------------
+
+
+def main_figures(results: dict[str, Result]) -> str:
+    """What README.md promises, each beside the limit that a release must keep."""
+    figures = {name: result["figures"] for name, result in results.items()}
+    end, publish, tracing = figures["end_to_end"], figures["publish"], figures["tracing"]
+    serial, batch = end["throughput"]["serial"]["1000"], end["throughput"]["batch of 10"]["1000"]
+    fanout, latency = figures["fanout"]["redpoll"], end["latency"]["1000 at 100"]
+    history, webhooks, bus = figures["history"], figures["webhooks"], figures["bus"]
+    connections, killed = figures["connections"], figures["worker_killed"]
+    least = min(row["per_s"] for row in connections.values())
+    hook = webhooks["latency_ms"]
+    p50, p99 = max(row["p50"] for row in hook.values()), max(row["p99"] for row in hook.values())
+    picows = figures["fanout"].get("picows")
+    recovery = figures["recovery"]
+    rows = [
+        [
+            "published by HTTP, received by 1,000 subscribers, one event at a time",
+            f"{rounded(serial['deliveries_per_s'])} deliveries/s, {serial['ratio']:.2f} × the loop",
+            "130,000, 0.6",
+        ],
+        [
+            "the same in batches of ten",
+            f"{rounded(batch['deliveries_per_s'], 4)}/s, {batch['ratio']:.2f} × a loop that joins ten",
+            "700,000, 0.45",
+        ],
+        [
+            "fan-out alone, one frame a tick, and ten",
+            f"{fanout['1']['ratio']:.2f} and {fanout['10']['ratio']:.2f} × the loop"
+            + (f"; picows {picows['1']['ratio']:.2f} and {picows['10']['ratio']:.2f}" if picows else ""),
+            "0.95, 0.9",
+        ],
+        [
+            "signed publishes over HTTP on one core, keep-alive, each with its row in the event log",
+            f"{rounded(publish['per_s'])} requests/s; {rounded(tracing['full']['without_per_s'])} without the log; "
+            f"aiohttp's server with an empty handler {rounded(publish['empty_per_s'])}",
+            "20,000/s",
+        ],
+        [
+            f"the same at {tracing['rate']:,} calls/s: processor time with the event log and trace",
+            f"{tracing['paced']['processor_ratio']:.2f} × that without",
+            "1.1",
+        ],
+        [
+            "the same into channels that keep history",
+            f"{rounded(history['kept_per_s'])} requests/s, {history['ratio']:.2f} × that of others; "
+            f"{history['redis_bytes']} B of Redis for each message of 130 B",
+            "none",
+        ],
+        [
+            "latency from HTTP request to receipt, 1,000 subscribers, 100 events/s",
+            f"p50 {latency['p50_ms']:.1f} ms, p99 {latency['p99_ms']:.1f} ms",
+            "p99 15 ms",
+        ],
+        [
+            f"webhooks, {webhooks['per_s']:,.0f} transitions/s beside an endpoint that never answers",
+            f"{webhooks['transitions']:,}: {webhooks['missing'] or 'none'} missing, "
+            f"{webhooks['repeated'] or 'none'} repeated; p50 {p50:.0f} ms, p99 {p99:.0f} ms",
+            "p99 250 ms at 200/s",
+        ],
+        [
+            "memory of a worker for each idle connection with one subscription",
+            f"{rounded(connections['10000']['bytes_per_connection'])} B at 10,000 connections",
+            "2,000 B",
+        ],
+        [
+            "connect and subscribe into one channel",
+            f"{rounded(connections['1000']['per_s'], 2)}/s up to 1,000 subscribers, "
+            f"{rounded(connections['10000']['per_s'], 2)}/s up to 10,000 (least {rounded(least, 2)})",
+            "6,000/s",
+        ],
+        ["events received from Redis by one worker", f"{rounded(bus['per_s'])}/s", "300,000/s"],
+        [
+            "worker killed with -9: members removed, counts right",
+            ", ".join(f"{found['max']:.2f} s" for found in killed.values()),
+            "1 s",
+        ],
+        [
+            f"{recovery['messages']:,} messages, a recovering client cut {recovery['cuts']} times; "
+            "Redis, workers, control killed",
+            "each once, in order" if not recovery["lost"] else f"{recovery['lost']} lost",
+            "each once",
+        ],
+    ]
+    return table(["what", "seen", "limit"], rows)
+
+
+# -- bench/README.md -------------------------------------------------------------------------------------------------
+
+
+def engines(results: dict[str, Result]) -> str:
+    """The worker's engine beside picows, bare uvloop and the C loop."""
+    fanout, memory = results["fanout"]["figures"], results["memory"]["figures"]
+    suites = {"redpoll": results.get("autobahn"), "picows": results.get("autobahn-picows")}
+    names = {
+        "redpoll": "redpoll's engine",
+        "picows": "picows, its defaults",
+        "picows-small": "picows, 2 kB read buffer on uvloop's transport",
+        "uvloop": "uvloop's transport, no WebSocket",
+    }
+    rows = []
+    for engine, name in names.items():
+        found = fanout.get(engine)
+        suite = suites.get(engine)
+        rows.append(
+            [
+                name,
+                f"{memory[engine]:,} B" if engine in memory else "–",
+                *(
+                    f"{rounded(found[frames]['per_s'])}/s ({found[frames]['ratio']:.2f})" if found else "–"
+                    for frames in ("1", "10")
+                ),
+                f"{suite['figures']['failed']} of {suite['figures']['cases']}" if suite else "–",
+            ]
+        )
+    heads = ["engine", "memory of an idle connection", "1 frame a tick (× C loop)", "10 frames a tick"]
+    return table([*heads, "Autobahn: failed"], rows)
+
+
+def _end_to_end(figures: dict[str, Any]) -> str:
+    parts = []
+    for mode, rows in figures["throughput"].items():
+        for subscribers, row in rows.items():
+            ratio = f" ({row['ratio']:.2f} × the loop)" if row["ratio"] is not None else ""
+            parts.append(f"{int(subscribers):,} subscribers, {mode}: {rounded(row['deliveries_per_s'], 4)}/s{ratio}")
+    for row in figures["latency"].values():
+        parts.append(
+            f"{row['subscribers']:,} at {row['events_per_s']:.0f}/s: "
+            f"p50 {row['p50_ms']:.1f}, p99 {row['p99_ms']:.1f} ms"
+        )
+    return "; ".join(parts)
+
+
+def _fanout(figures: dict[str, Any]) -> str:
+    found = [name for name, rows in figures.items() if isinstance(rows, dict)]
+    return f"{figures['connections']:,} connections; " + "; ".join(
+        f"{name} {rounded(figures[name]['1']['per_s'])}/s ({figures[name]['1']['ratio']:.3f}) and "
+        f"{rounded(figures[name]['10']['per_s'])}/s ({figures[name]['10']['ratio']:.3f})"
+        for name in found
+    )
+
+
+def _swarm(figures: dict[str, Any]) -> str:
+    text = (
+        f"{figures['server']}: {figures['connections']:,} connections at {figures['connected_per_s']:,.0f}/s, "
+        f"{figures['failed']} failed; {figures['server_bytes_per_connection']:,} B and "
+        f"{figures['server_us_per_connection']:,.0f} µs of the server each"
+    )
+    if "events" in figures:
+        latency = figures["latency"]
+        text += (
+            f"; {figures['events_per_s']:,.0f} events/s, {figures['lost_events']} lost, "
+            f"{figures['overtaken']} overtaken, "
+            f"p50 {latency['p50_ms']}, p99 {latency['p99_ms']}, p99.9 {latency['p999_ms']} ms"
+        )
+    own = f"{figures['swarm_us_per_connection']:,.0f} µs and {figures['swarm_bytes_per_connection']:,} B a connection"
+    return f"{text}; swarm itself: {own}, {figures.get('swarm_us_per_event', '–')} µs an event"
+
+
+def _storm(figures: dict[str, Any]) -> str:
+    back = figures["back"]
+    return (
+        f"{figures['server']}: {figures['connections']:,} cut {figures['storms']} times; back after "
+        f"p50 {back['p50_ms']:,.0f}, p99 {back['p99_ms']:,.0f}, at most {back['max_ms']:,.0f} ms (worst storm), "
+        f"{figures['failed_attempts']} failed attempts"
+    )
+
+
+def _plain(figures: dict[str, Any]) -> str:
+    """Any figures: names and values."""
+    parts = []
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            value = f"({_plain(value)})"
+        elif isinstance(value, list):
+            value = " to ".join(map(str, value))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            value = f"{value:,}"
+        parts.append(f"{name.replace('_', ' ')} {value}")
+    return ", ".join(parts)
+
+
+_SUMMARIES: dict[str, Summary] = {
+    "end_to_end": _end_to_end,
+    "fanout": _fanout,
+    "swarm": _swarm,
+    "storm": _storm,
+}
+
+
+def seen(results: dict[str, Result]) -> str:
+    """Every result: command, date, commit, figures."""
+    rows = []
+    for result in results.values():
+        text = _SUMMARIES.get(result["bench"], _plain)(result["figures"])
+        if "note" in result:
+            text += f" ({result['note']})"
+        rows.append([f"`{result['command']}`", result["date"], result["commit"], text])
+    return table(["command", "date", "commit", "figures"], rows)
+
+
+def machines(results: dict[str, Result]) -> str:
+    """Which machines the results are from."""
+    found = sorted(
+        {
+            f"{machine['cores']} cores {machine['cpu']}, Linux {machine['kernel']}, Python {machine['python']}"
+            for machine in (result["machine"] for result in results.values())
+        }
+    )
+    return "".join(f"- {line}\n" for line in found)
+
+
+TABLES: dict[str, Callable[[dict[str, Result]], str]] = {
+    "main": main_figures,
+    "engines": engines,
+    "seen": seen,
+    "machines": machines,
+}
+
+
+def rendered(text: str, results: dict[str, Result]) -> str:
+    """A page with its tables made from `results`. Raises KeyError for a table that nobody makes."""
+    return _REGION.sub(lambda found: f"{found[1]}{TABLES[found[2]](results)}{found[4]}", text)
+
+
+def main() -> None:
+    results = read_results()
+    stale = []
+    for page in PAGES:
+        text = page.read_text()
+        new = rendered(text, results)
+        if new != text:
+            stale.append(page.name if page.parent != HERE else f"bench/{page.name}")
+            if "--check" not in sys.argv:
+                page.write_text(new)
+    if "--check" in sys.argv and stale:
+        sys.exit(f"{', '.join(stale)} don't match bench/results: run python bench/render.py")
+
+
+if __name__ == "__main__":
+    main()

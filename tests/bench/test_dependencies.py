@@ -1,0 +1,103 @@
+"""Declared packages are used, and used packages are declared: pyproject.toml beside the imports of the tree."""
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# What a package is imported as, where its name differs.
+IMPORTED_AS = {"argon2-cffi": "argon2", "websocket-client": "websocket"}
+# Packages that are used without an import in this tree; how.
+USED_BY_NAME = {
+    "cython": "setup.py imports Cython, which compiles ext/",
+    "setuptools": "setup.py",
+    "greenlet": "SQLAlchemy's asyncio extra",
+    "ruff": "a command of .ci/run",
+    "mypy": "a command of .ci/run",
+    "pytest-asyncio": "pytest loads it",
+    "pytest-xdist": "pytest loads it",
+    "pytest-benchmark": "pytest loads it: the fixture `benchmark`",
+}
+# Part of a declared package's own interface, and installed with it.
+COMES_WITH = {"yarl": "aiohttp", "multidict": "aiohttp", "markupsafe": "jinja2", "gevent": "locust", "nacl": "pusher"}
+# Modules of the tree itself, imported from scripts and tests by their file names or folders.
+OWN = {"redpoll"}.union(
+    *({path.stem, path.parent.name} for folder in ("bench", "tests") for path in (ROOT / folder).rglob("*.py"))
+)
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {
+        re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0].lower().replace("_", "-") for requirement in requirements
+    }
+
+
+def imports(*folders: str) -> dict[str, Path]:
+    """Top-level module -> a file that imports it."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for path in (ROOT / folder).rglob("*.py"):
+            if "node_modules" in path.parts:
+                continue
+            for node in ast.walk(ast.parse(path.read_text())):
+                modules = []
+                if isinstance(node, ast.Import):
+                    modules = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                    modules = [node.module]
+                for module in modules:
+                    found.setdefault(module.partition(".")[0], path)
+    return found
+
+
+def declared() -> tuple[set[str], dict[str, set[str]]]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {name: names(packages) - {"redpoll"} for name, packages in project["optional-dependencies"].items()}
+    return names(project["dependencies"]), extras
+
+
+def is_imported(package: str, modules: dict[str, Path]) -> bool:
+    return IMPORTED_AS.get(package, package.replace("-", "_")).lower() in {module.lower() for module in modules}
+
+
+def test_every_dependency_of_the_server_is_imported_by_it():
+    required, _ = declared()
+    modules = imports("src")
+    assert [package for package in sorted(required) if not is_imported(package, modules)] == []
+
+
+def test_every_extra_is_imported_somewhere():
+    _, extras = declared()
+    modules = imports("src", "bench", "tests")
+    unused = [
+        f"{package} of {extra}"
+        for extra, packages in extras.items()
+        for package in sorted(packages)
+        if package not in USED_BY_NAME and not is_imported(package, modules)
+    ]
+    assert unused == []
+
+
+@pytest.mark.parametrize("folder", ["src", "bench", "tests"])
+def test_everything_imported_is_declared(folder):
+    required, extras = declared()
+    allowed = required | (set() if folder == "src" else set().union(*extras.values()))
+    if folder == "src":
+        # Optional at run time: found when the extra is installed.
+        allowed |= set().union(*(packages for extra, packages in extras.items() if extra not in ("dev", "bench")))
+    known = {IMPORTED_AS.get(package, package.replace("-", "_")).lower() for package in allowed}
+    known |= {module for module, package in COMES_WITH.items() if package in allowed}
+    undeclared = {
+        module: str(path.relative_to(ROOT))
+        for module, path in imports(folder).items()
+        if module.lower() not in known
+        and module not in sys.stdlib_module_names
+        and module not in OWN
+        # `_engine` and its like are redpoll's own.
+        and not module.startswith("_")
+    }
+    assert undeclared == {}
