@@ -32,6 +32,7 @@ from redpoll.protocol.apps import App
 from redpoll.protocol.handshake import Refusal
 from redpoll.worker import connection_list
 from redpoll.worker.backpressure import Backpressure
+from redpoll.worker.collector import Collector
 from redpoll.worker.connection import Connection
 from redpoll.worker.hub import Hub
 from redpoll.worker.ingress.gate import Gate
@@ -75,6 +76,7 @@ class Worker:
         self._to_close: deque[tuple[Connection, int, str]] = deque()
 
         self.poller = Poller(self.loop)
+        self.collector = Collector(self.loop)
         self.flusher = Flusher(self._schedule_flush, settings.max_owed_bytes, poller=self.poller)
         self.hub = Hub(self.flusher)
         keys = Keys(settings.redis_prefix)
@@ -132,6 +134,7 @@ class Worker:
         while not self.registry.ready:
             await asyncio.sleep(0.02)
         self._write_stats()
+        self.collector.start()
         self.ready.set()
         self.child_pipe.send({"ready": True})
         log.info("worker ready", worker=self.start_message.number, w=self.registry.w)
@@ -168,6 +171,7 @@ class Worker:
         await self.registry.finish()
         await self.link.close()
         self.poller.close()
+        self.collector.stop()
         self.child_pipe.close()
         self.ended.set()
 
