@@ -32,7 +32,7 @@ cdef struct Unfinished:
     uint64_t left
     # A control frame's payload.
     uint8_t[125] control
-    # The message under way (opcode 0: none), or the request head and what came behind it. Owned heap memory.
+    # The message under way (opcode 0: none), or the request head and what came after it. Owned heap memory.
     uint8_t opcode
     Utf8 utf8
     uint8_t* data
@@ -51,12 +51,12 @@ cdef class WebSocket(Sink):
     cdef uint32_t discarded
     # HEAD, OPEN, CLOSING, CLOSED, HANDED, HTTP.
     cdef readonly uint8_t state
-    # Flags: was OPEN; closed() or gone() was called; frames are still looked at; head_received() is running.
+    # Flags: was OPEN; closed() or gone() was called; frames are still parsed; head_received() is running.
     cdef uint8_t opened
     cdef uint8_t told
     cdef uint8_t listening
     cdef uint8_t deciding
-    # pong_received() is to be called for the next pong.
+    # pong_received() is called for the next pong.
     cdef public uint8_t awaits_pong
     # Owned; for the layer above. They lie here because a subclass with slots of its own would be tracked by the
     # garbage collector: 16 bytes more, and each full collection would visit every connection.

@@ -67,7 +67,7 @@ cdef extern from "<sys/socket.h>" nogil:
 
 cdef enum State:
     # Before the request head is answered; frames both ways; a Close was sent or the last HTTP answer given;
-    # the socket is gone; the descriptor belongs to somebody else; HTTP requests and responses (serve_http).
+    # the socket is gone; the descriptor was given away; HTTP requests and responses (serve_http).
     STATE_HEAD
     STATE_OPEN
     STATE_CLOSING
@@ -95,8 +95,8 @@ cdef enum:
     READ_BUFFER_BYTES = 65536
     MAX_HEAD_BYTES = 16384
     MAX_CONTROL_BYTES = 125
-    # What is still read and thrown away after our last word, so that it isn't lost to a reset (a kernel sends
-    # one for what nobody read). A peer that goes on beyond this may miss it.
+    # What is still read and thrown away after our last word, so that it isn't lost to a reset (the kernel sends
+    # one if bytes are left unread). A peer that sends more than this may miss it.
     LINGER_BYTES = 2097152
     # Pongs are written at once from here on, not at the end of the tick: a read may bring 10,000 pings.
     PROMPT_URGENT_BYTES = 16384
@@ -323,13 +323,13 @@ cdef bint is_close_code(int code) noexcept nogil:
 
 @cython.no_gc
 cdef class WebSocket(Sink):
-    """One client's connection, from accept to close. Override what you want to hear of:
+    """One client's connection, from accept to close. Override what you need:
 
     connected(), head_received(head), head_too_large(), message_received(message), binary_received(),
     pong_received(), closing(), closed(code, reason), gone(), http_received(data), http_ended().
 
     An exception that escapes one of them closes this socket (1011), is counted and told to the loop's
-    exception handler; others don't notice. `max_message_bytes` bounds a message, in one frame or in many.
+    exception handler; other connections don't notice. `max_message_bytes` bounds a message, in one frame or in many.
     """
 
     def __cinit__(self):
@@ -367,7 +367,7 @@ cdef class WebSocket(Sink):
         """A complete text message; valid UTF-8."""
 
     def binary_message_received(self, message: bytes):
-        """A complete binary message. Unless overridden the bytes are dropped and `binary_received` told."""
+        """A complete binary message. Unless overridden, drops the bytes and calls `binary_received`."""
         self.binary_received()
 
     def binary_received(self):
@@ -384,7 +384,7 @@ cdef class WebSocket(Sink):
         return False
 
     def closing(self):
-        """A close has begun, whoever began it. The caller's timer is to abort() if it doesn't end."""
+        """A close has begun, on either side. The caller sets a timer that calls abort() if it doesn't end."""
 
     def closed(self, code: int, reason: str):
         """It is no WebSocket any more; called once, for each that was accepted, whatever the cause.
@@ -448,7 +448,7 @@ cdef class WebSocket(Sink):
         self.take(<const uint8_t*> PyByteArray_AS_STRING(read_buffer), size)
         if size == READ_BUFFER_BYTES and self.transport is not None and not self.held:
             # There is more, and libuv would go on reading it, up to 32 times: 2 MiB of one client's small
-            # messages before anybody else's turn. The others first (failures.md row 18).
+            # messages before the others' turn (deploy/failures.md "Hostile input").
             self.transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._read_on)
 
@@ -494,7 +494,7 @@ cdef class WebSocket(Sink):
             self.callback_failed(error)
         finally:
             while self.seat_count:
-                # An audience that nobody took us out of would keep us for ever.
+                # An audience that still has this connection would keep it alive for ever.
                 (<Audience> self.seats_at()[0].audience).remove_at(self.seats_at()[0].place)
         return 0
 
@@ -517,14 +517,14 @@ cdef class WebSocket(Sink):
     # -- what the caller does --------------------------------------------------------------------------------
 
     def feed(self, bytes data not None):
-        """Take bytes that somebody else read from this connection; keep them until connection_made."""
+        """Take bytes that were read from this connection elsewhere; keep them until the socket is open."""
         if not self.is_attached() and self.state == STATE_HEAD:
             append(self.part(), <const uint8_t*> PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
         else:
             self.take(<const uint8_t*> PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
     def accept(self, bytes key not None):
-        """Answer the upgrade (RFC 6455 4.2.2): 101, OPEN. What came behind the head is parsed next."""
+        """Answer the upgrade (RFC 6455 4.2.2): 101, OPEN. What came after the head is parsed next."""
         if self.state != STATE_HEAD or self.unfinished == NULL or self.unfinished.request_size == 0:
             raise RuntimeError("no request head to accept")
         proof = binascii.b2a_base64(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
@@ -568,7 +568,7 @@ cdef class WebSocket(Sink):
                 self.be_flushed()
 
     def end_http(self, bytes response not None=b""):
-        """Close after what is to be written, `response` last; what else the peer sends is thrown away."""
+        """Close after everything is written, `response` last; what else the peer sends is thrown away."""
         if (self.state != STATE_HTTP and self.state != STATE_HEAD) or not self.is_attached():
             return
         self.state = STATE_HTTP
@@ -633,7 +633,7 @@ cdef class WebSocket(Sink):
         return self.state == STATE_OPEN and self.note(frame, True) == 1
 
     def close(self, int code=1000, str reason not None=""):
-        """Send a Close frame behind what is owed and await the peer's; closed() is called when it comes.
+        """Send a Close frame after all waiting frames; closed() is called when the peer's Close comes.
 
         closing() is called now. Before the upgrade: abort. Later calls do nothing.
         """
@@ -665,7 +665,7 @@ cdef class WebSocket(Sink):
             self.flusher.poller.watch(self)
 
     def abort(self):
-        """Drop the connection and what it is owed. closed() or gone() follow from the loop."""
+        """Drop the connection and the frames that wait for it. closed() or gone() follows from the loop."""
         if self.is_attached():
             self.broke()
 
@@ -750,7 +750,7 @@ cdef class WebSocket(Sink):
             self.take_pending()
 
     cdef int take_pending(self) except -1:
-        """Parse what came behind the request head."""
+        """Parse what came after the request head."""
         cdef Unfinished* part = self.unfinished
         if part == NULL or part.request_size == 0:
             return 0
@@ -830,7 +830,7 @@ cdef class WebSocket(Sink):
             size_t offset
             uint8_t* to
         if not part.in_payload:
-            # Byte by byte: a header is small, and a fault is to be found at its first byte.
+            # Byte by byte: a header is small, and a fault must be found at its first byte.
             while used < size:
                 part.head[part.head_size] = at[used]
                 part.head_size += 1
@@ -967,7 +967,7 @@ cdef class WebSocket(Sink):
         return 0
 
     cdef int fail(self, int code, str reason) except -1:
-        """RFC 6455 7.1.7: say why, half-close, listen no more. What is owed goes first."""
+        """RFC 6455 7.1.7: send the reason, half-close, parse no more. Waiting frames go first."""
         global protocol_faults
         protocol_faults += 1
         self.listening = False
@@ -988,7 +988,7 @@ cdef class WebSocket(Sink):
         return 0
 
     cdef int callback_failed(self, fault) except -1:
-        """An override raised: this socket goes, the others stay (failures.md row 40)."""
+        """An override raised: this socket is closed, the others stay."""
         global callback_errors
         callback_errors += 1
         _fanout.report(fault, self)
@@ -1008,7 +1008,7 @@ cdef class WebSocket(Sink):
         return 0
 
     cdef int overran(self) except -1:
-        """The client reads slower than we write to it: 4100 (decisions.md, "Frames")."""
+        """The client reads slower than we write to it: 4100 (protocol/README.md "Close codes")."""
         if self.state != STATE_OPEN:
             return self.broke()
         self.forget_owed()

@@ -1,4 +1,4 @@
-# Who hears what and what each is still owed: layout and ownership. Behaviour is in _fanout.pyx.
+# Sinks, audiences, and the frames that wait for each sink: layout and ownership. Behaviour is in _fanout.pyx.
 
 cimport cython
 from cpython.ref cimport PyObject
@@ -8,7 +8,8 @@ from redpoll._sockets cimport Polled, Poller
 
 
 cdef struct Chain:
-    # What a sink is owed: a frame, and the chain of those before it. Sinks that are owed the same share one.
+    # Frames that wait for a sink (that it is "owed"): the last one, and the chain of those before it. Sinks with the
+    # same frames share one chain.
     # Sinks, longer chains and calls under way that point here; freed at 0.
     uint32_t holders
     # Of this chain, `before` included.
@@ -62,7 +63,7 @@ cdef class Sink(Polled):
     cdef uint8_t writable
     # In the flusher's list.
     cdef uint8_t dirty
-    # Owed more than is allowed; told so at the next flush.
+    # Owed more than is allowed; closed at the next flush.
     cdef uint8_t overrun
     # Half-close as soon as nothing is owed.
     cdef uint8_t finishing
@@ -110,7 +111,7 @@ cdef class Flusher:
     cdef public double slice_s
     # A sink with fewer unsent bytes counts as drained.
     cdef public uint32_t drained_bytes
-    # Owned: called with a list of sinks at the end of a flush; None until somebody sets it.
+    # Owned: called with a list of sinks at the end of a flush; None until it is set.
     cdef public object on_drained
     # Sinks to report at the end of this flush or the next; None while there are none.
     cdef list drained
@@ -121,7 +122,7 @@ cdef class Flusher:
     cdef Py_ssize_t capacity
     cdef bint scheduled
     cdef bint flushing
-    # Frames of `joined` (held, or NULL) one behind another.
+    # The frames of `joined` (held, or NULL), one after another.
     cdef char* scratch
     cdef size_t scratch_size
     cdef Chain* joined

@@ -1,4 +1,4 @@
-"""Fan-out: notes frames on the sinks of an audience, and writes each sink once, whatever it is owed.
+"""Fan-out: notes frames on the sinks of an audience, and writes each sink once with all that waits for it.
 
 `post` notes a reference and copies nothing; `flush`, once a loop tick, makes one send(2) of all that a sink
 is owed. Knows bytes and descriptors; nothing of WebSockets, channels or JSON. One thread, one loop.
@@ -105,7 +105,7 @@ cdef Chain* grow(Chain* before, PyObject* frame) except NULL:
 
 
 cdef void drop_unheld(Chain* chain) noexcept:
-    """Free `chain` if nobody holds it, and those before it that are left alone."""
+    """Free `chain` if it has no holder, and those before it that then have none."""
     global single
     cdef Chain* before
     while chain != NULL and chain.holders == 0:
@@ -140,10 +140,10 @@ cdef inline uint64_t weight(Chain* chain) noexcept nogil:
 
 @cython.no_gc
 cdef class Sink(Polled):
-    """Something that frames are written to: a transport and what it is still owed.
+    """Something that frames are written to: a socket and the frames that wait for it.
 
     Base class of the WebSocket. On its own it takes any bytes: `attach_to(transport)`, then `send`.
-    One that takes nothing is aborted when it is owed `Flusher.max_owed_bytes` (a WebSocket says 4100 first).
+    A sink that takes nothing is aborted when it is owed `Flusher.max_owed_bytes` (a WebSocket says 4100 first).
     """
 
     def __cinit__(self):
@@ -154,7 +154,7 @@ cdef class Sink(Polled):
         self.flusher = flusher
 
     def __dealloc__(self):
-        # No seat is left here: an audience owns whoever sits in it.
+        # No seat is left here: an audience owns its sinks.
         release(self.owed, 1)
         release(self.urgent, 1)
         if COUNTS_LIVE:
@@ -339,13 +339,13 @@ cdef class Sink(Polled):
         if self.writable:
             noted = self.owe(frame, urgent)
             if urgent and noted and not self.paused and self.flusher.end - self.flusher.start > LONG_QUEUE:
-                # A pong behind a large channel's fan-out would wait for all of it (failures.md row 19).
+                # After a large channel's fan-out, a pong would wait for all of it (deploy/failures.md "Hostile input").
                 self.flusher.write_now(self)
             self.flusher.wake()
         return noted
 
     cdef int owe(self, bytes frame, bint urgent) except -1:
-        """As `note`, for one that is writable; whoever calls this wakes the flusher."""
+        """As `note`, for a sink that is writable; the caller wakes the flusher."""
         cdef:
             Flusher flusher = self.flusher
             uint64_t size = PyBytes_GET_SIZE(frame) + LINK_BYTES
@@ -359,7 +359,7 @@ cdef class Sink(Polled):
             if self.paused and self.weight_owed() + size > flusher.max_owed_bytes:
                 self.forget_owed()
                 self.writable = False
-                # Acted on at the flush: whoever posts may be walking over an audience.
+                # Acted on at the flush: the caller may be walking over an audience.
                 self.overrun = True
                 if not self.dirty:
                     flusher.mark(<PyObject*> self)
@@ -371,7 +371,7 @@ cdef class Sink(Polled):
         return 1
 
     cdef int lengthen(self, bytes frame, bint urgent) except -1:
-        """Put `frame` behind the others, whatever the bound says."""
+        """Add `frame` after the others; the bound doesn't matter here."""
         cdef:
             Chain* was = self.urgent if urgent else self.owed
             Chain* now = grow(was, <PyObject*> frame)
@@ -387,7 +387,7 @@ cdef class Sink(Polled):
         return self.buffered + weight(self.owed) + weight(self.urgent)
 
     cdef int finish(self) except -1:
-        """Take no more frames, and half-close when those that are owed are written."""
+        """Take no more frames, and half-close when the waiting ones are written."""
         self.writable = False
         if not self.is_attached():
             return 0
@@ -405,7 +405,7 @@ cdef class Sink(Polled):
         return 0
 
     cdef int overran(self) except -1:
-        """Owed too much; whatever was owed is dropped already."""
+        """Too much waited for this sink; it is dropped already."""
         return self.broke()
 
     cdef int broke(self) except -1:
@@ -518,7 +518,7 @@ cdef class Audience:
             uint32_t moved = 0
             uint32_t i
             PyObject* sink
-            # Neighbours are owed the same as a rule: what one's chain grew from and to is the next one's too.
+            # As a rule, neighbours have the same frames waiting, so the chain that one's grew to serves the next, too.
             Chain* was = NULL
             Chain* now = NULL
         if self.count == 0:
@@ -610,7 +610,7 @@ cdef class Flusher:
         return self.end - self.start
 
     def flush(self) -> bool:
-        """Write every sink that is owed something once, all that it is owed; True if the slice was too short.
+        """Write each sink that has frames waiting once, all of them; True if the slice was too short.
 
         What is left is scheduled. A sink that fails is closed and counted; the others don't notice.
         """
@@ -706,7 +706,7 @@ cdef class Flusher:
         return 0
 
     cdef int write_now(self, Sink sink) except -1:
-        """What `sink` is owed, without waiting for the flush. Calls nobody but its transport."""
+        """Write what waits for `sink` now, not at the flush. Calls nothing but its transport."""
         try:
             self.write_owed(sink)
         except Exception as fault:
@@ -731,8 +731,8 @@ cdef class Flusher:
             sink.overrun = False
             self.overruns += 1
             sink.overran()
-        # Urgent, owed, and one more for what a first write cut short. Frames noted by whoever is called from
-        # here wait for the next flush, or a callback that sends would hold us.
+        # Urgent, owed, and one more for what a first write cut short. Frames that are noted by callbacks called from
+        # here wait for the next flush: a callback that always sends must not hold us here.
         for i in range(3):
             if sink.paused or not sink.is_attached():
                 return 0
@@ -790,7 +790,7 @@ cdef class Flusher:
         return 0
 
     cdef int close_written(self, Sink sink) except -1:
-        """All that a socket of our own was owed is written: stop waiting for room, and end it if it is to end."""
+        """Nothing waits for a socket of our own any more: stop asking for room, and end it if it is to end."""
         cdef int reads = MAX_DISCARDS
         if sink.ended:
             # What is left unread would turn the close into a reset, which may overtake our last bytes.
@@ -939,7 +939,7 @@ cdef class Flusher:
         return 0
 
     cdef char* join(self, Chain* chain) except NULL:
-        """The frames of `chain` one behind another, in the scratch; often they are there already."""
+        """The frames of `chain` joined in the scratch buffer; often they are there already."""
         cdef:
             char* scratch
             char* at
@@ -966,7 +966,7 @@ cdef class Flusher:
 
 
 def report(fault: BaseException, protocol) -> None:
-    """Tell the loop's exception handler of a fault that closed one socket (failures.md row 40)."""
+    """Tell the loop's exception handler of a fault of ours that closed one socket."""
     asyncio.get_running_loop().call_exception_handler(
         {
             "message": f"a socket was closed by a fault of ours: {type(fault).__name__}",

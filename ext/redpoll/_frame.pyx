@@ -99,7 +99,7 @@ cdef bytes control(uint8_t first, bytes payload):
     return frame(first, payload)
 
 
-# -- events (protocol.md 2.1) --------------------------------------------------------------------------------
+# -- events (protocol/README.md "Frames") --------------------------------------------------------------------
 
 
 cdef inline uint64_t needs_escape(const uint8_t* at) noexcept nogil:
@@ -235,7 +235,7 @@ cdef bytes encode_event(Span event, Span channel, Span data, Span user, bint has
 def event_frame(
     bytes event not None, bytes channel not None, bytes data not None, bytes user_id=None
 ) -> bytes:
-    """The text frame of an event on a channel (protocol.md 2.1); arguments are UTF-8, unescaped."""
+    """The text frame of an event on a channel (protocol/README.md "Frames"); arguments are UTF-8, unescaped."""
     cdef Span user
     user.at = NULL
     user.size = 0
@@ -244,7 +244,7 @@ def event_frame(
     return encode_event(span_of(event), span_of(channel), span_of(data), user, user_id is not None, 0)
 
 
-# -- the bus envelope (cluster.md 3) -------------------------------------------------------------------------
+# -- the bus envelope (cluster/README.md "Topics and envelopes") ---------------------------------------------
 
 
 cdef struct Envelope:
@@ -325,7 +325,7 @@ cdef int read_envelope(bytes payload, Envelope* found) except -1:
         dot = <const uint8_t*> memchr(word.at, c'.', word.size)
         if dot == NULL:
             malformed("socket id")
-        # An id of digits that none of our sockets can have skips nobody; the event is still to be delivered.
+        # No socket of ours can have this id, so nothing is skipped; the event is delivered all the same.
         if not (
             to_number(word.at, dot - word.at, &found.skip_hi)
             and to_number(dot + 1, word.at + word.size - dot - 1, &found.skip_lo)
@@ -354,7 +354,7 @@ cdef bytes bytes_of(Span span):
 
 
 def envelope(bytes payload not None) -> tuple:
-    """`(offset, prev, skip_hi, skip_lo, trace, user, event, data)` of an `e` envelope (cluster.md 3).
+    """`(offset, prev, skip_hi, skip_lo, trace, user, event, data)` of an `e` envelope (cluster/README.md "Topics and envelopes").
 
     trace and user are bytes or None, skip is 0, 0 where nobody is skipped. ValueError where it is malformed.
     """
@@ -395,7 +395,7 @@ def frame_of(bytes payload not None, bytes channel not None, bint with_offset=Fa
 
 
 cdef int read_offsets(bytes payload, uint64_t* offset, uint64_t* prev, const uint8_t** at, const uint8_t** end) except -1:
-    """The start of the header line; `at` is left behind it, `end` at the line's end."""
+    """The start of the header line; on return `at` is after it, `end` at the line's end."""
     cdef:
         const uint8_t* line
         Span word
@@ -428,7 +428,7 @@ def offsets(bytes payload not None) -> tuple:
 
 
 def trace_of(bytes payload not None) -> bytes | None:
-    """The trace id of an `e` envelope, None where nobody wants to know what becomes of it. ValueError as `offsets`."""
+    """The trace id of an `e` envelope, None for an event that isn't traced. ValueError as `offsets`."""
     cdef:
         uint64_t offset = 0
         uint64_t prev = 0

@@ -1,4 +1,4 @@
-# Deadlines of many things, kept for O(1): layout and ownership. Behaviour is in _wheel.pyx.
+# Many deadlines, O(1) each: layout and ownership. Behaviour is in _wheel.pyx.
 
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint32_t
@@ -10,7 +10,7 @@ cdef class Timed:
     cdef PyObject* next
     # The tick at which the wheel gives this back; 0 while it is in no wheel.
     cdef uint32_t due
-    # The tick at which this last showed life. Lies here because it fills the padding behind `due`.
+    # The tick at which this last showed life. Lies here because it fills the padding after `due`.
     cdef public uint32_t heard_tick
 
 

@@ -1,6 +1,6 @@
 """A timer wheel: one deadline for each of many connections, at 24 bytes and O(1) each.
 
-Knows ticks only. What a tick lasts, and what happens to what is due, is the caller's.
+It knows ticks only. How long a tick lasts, and what happens when a deadline is due, is the caller's decision.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -14,7 +14,7 @@ __all__ = ["Timed", "Wheel"]
 cdef class Timed:
     """Something with one deadline. Base class: the links of the wheel lie in the object itself.
 
-    `heard_tick` is for the owner: when this last showed life.
+    `heard_tick` is for the owner: when bytes last came.
     """
 
     @property
@@ -24,9 +24,9 @@ cdef class Timed:
 
 
 cdef class Wheel:
-    """Deadlines of any distance; those beyond `slots` ticks cost one look more for each turn of the wheel.
+    """Deadlines of any distance; those further away than `slots` ticks are looked at once per turn of the wheel.
 
-    The wheel owns a reference to whatever is in it. A Timed is in one wheel at most.
+    The wheel owns a reference to each Timed in it. A Timed is in one wheel at most.
     """
 
     def __cinit__(self, uint32_t slots):
@@ -50,7 +50,7 @@ cdef class Wheel:
         return self.linked
 
     def put(self, Timed timed not None, uint32_t due_tick):
-        """Give `timed` back at `due_tick`, whatever deadline it had before; a tick gone by means the next."""
+        """Return `timed` from advance() at `due_tick`; replaces its deadline. A past tick means the next one."""
         if timed.due:
             self.unlink(<PyObject*> timed)
         self.link(<PyObject*> timed, due_tick if due_tick > self.now else self.now + 1)
@@ -61,7 +61,7 @@ cdef class Wheel:
             self.unlink(<PyObject*> timed)
 
     def advance(self, uint32_t now_tick):
-        """Everything that is due up to and with `now_tick`, taken out of the wheel. Ticks only grow."""
+        """Take out and return everything that is due at or before `now_tick`. Ticks only grow."""
         cdef:
             list due = []
             uint32_t steps, tick

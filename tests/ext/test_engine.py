@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import socket
 import struct
 import sys
@@ -416,7 +417,7 @@ def test_a_message_of_the_limit_is_taken_and_one_more_byte_is_not(connect, refer
     assert ws.heard[1:] == [("closed", 1009, "message too big")]
 
 
-# -- hostile input (failures.md rows 18, 20 to 22) -----------------------------------------------------------
+# -- hostile input (deploy/failures.md "Hostile input") ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -674,7 +675,7 @@ def test_closed_is_said_once_whatever_happens(recorder, fake_transport, referenc
     assert ws.buffered == 0
 
 
-# -- slow consumers (failures.md row 13) ---------------------------------------------------------------------
+# -- slow consumers (deploy/failures.md "Slow clients") ------------------------------------------------------
 
 
 async def test_one_who_does_not_read_is_closed_with_4100_and_the_others_do_not_notice(served, reference, wait_until):
@@ -705,7 +706,7 @@ async def test_one_who_does_not_read_is_closed_with_4100_and_the_others_do_not_n
         audience.discard(connection)
 
 
-# -- faults of ours (failures.md row 40) ---------------------------------------------------------------------
+# -- faults of ours ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["connected", "head", "text", "binary", "closing", "closed"])
@@ -821,9 +822,11 @@ def test_a_lost_connection_leaves_every_audience(connect, flusher):
 
 
 def test_an_idle_connection_is_small(connect, flusher):
-    # design.md 7: 2 kB with the transport, the session and a subscription.
+    # Everything the engine keeps of an idle connection (ext/README.md "Ownership").
     ws, _ = connect()
-    assert sys.getsizeof(_engine.WebSocket(flusher, 1)) <= 224
+    idle = _engine.WebSocket(flusher, 1)
+    assert sys.getsizeof(idle) <= 192
+    assert not gc.is_tracked(idle)
     assert ws.buffered == 0
 
 
