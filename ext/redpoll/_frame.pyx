@@ -354,7 +354,8 @@ cdef bytes bytes_of(Span span):
 
 
 def envelope(bytes payload not None) -> tuple:
-    """`(offset, prev, skip_hi, skip_lo, trace, user, event, data)` of an `e` envelope (cluster/README.md "Topics and envelopes").
+    """`(offset, prev, skip_hi, skip_lo, trace, user, event, data)` of an `e` envelope
+    (cluster/README.md "Topics and envelopes").
 
     trace and user are bytes or None, skip is 0, 0 where nobody is skipped. ValueError where it is malformed.
     """
@@ -394,7 +395,9 @@ def frame_of(bytes payload not None, bytes channel not None, bint with_offset=Fa
     )
 
 
-cdef int read_offsets(bytes payload, uint64_t* offset, uint64_t* prev, const uint8_t** at, const uint8_t** end) except -1:
+cdef int read_offsets(
+    bytes payload, uint64_t* offset, uint64_t* prev, const uint8_t** at, const uint8_t** end
+) except -1:
     """The start of the header line; on return `at` is after it, `end` at the line's end."""
     cdef:
         const uint8_t* line
