@@ -1,4 +1,4 @@
-"""What every test may use: uvloop as the loop, waiting without sleeping, a real Redis."""
+"""Fixtures for all tests: uvloop as the event loop, `wait_until`, and a real Redis."""
 
 import asyncio
 import shutil
@@ -34,7 +34,7 @@ def wait_until():
 
 @dataclass
 class RedisServer:
-    """A real Redis on a Unix socket of its own. `kill` and `start` are for tests of failure."""
+    """A real Redis on its own Unix socket. `kill`, `start`, `pause` and `resume` are for failure tests."""
 
     folder: Path
     process: subprocess.Popen | None = None
@@ -94,7 +94,7 @@ class RedisServer:
 
 
 def _running_redis() -> Iterator[RedisServer]:
-    # A short folder: the path of a Unix socket may have 107 bytes.
+    # The path must be short: a Unix socket's path has at most 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="rp"))
     server = RedisServer(folder)
     server.start()
@@ -109,7 +109,7 @@ def _running_redis() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
-    """One Redis for the whole session; take `redis` to have it empty."""
+    """One Redis for the whole session. Use `redis` to get it empty."""
     yield from _running_redis()
 
 
@@ -122,5 +122,5 @@ def redis(redis_server: RedisServer) -> RedisServer:
 
 @pytest.fixture
 def own_redis() -> Iterator[RedisServer]:
-    """A Redis of the test's own, to kill, pause and start again."""
+    """A Redis for this test only, which it may kill, pause and start again."""
     yield from _running_redis()

@@ -1,6 +1,6 @@
-"""Listeners of a test's own into a running worker: a plain and a TLS port, with whatever settings the test wants.
+"""Further listeners of a running worker for tests: a plain and a TLS port, with their own settings.
 
-Not a test. The worker is the one of tests/worker/conftest.py; its own port stays as it is.
+The worker is the one of tests/worker/conftest.py. Its own port doesn't change.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from redpoll.worker.ingress.listeners import Listeners
 
 
 class Edge:
-    """`doors` of `worker`; clients to them. `close()` when done."""
+    """`doors` are the listeners of `worker`; `connect` opens connections to them. Call `close()` at the end."""
 
     def __init__(self, worker, folder, *, tls: bool = True, **settings) -> None:
         self.worker = worker
@@ -33,20 +33,20 @@ class Edge:
         self.writers: list[asyncio.StreamWriter] = []
 
     def certify(self, name: str) -> bytes:
-        """Put a new certificate where the doors read it; its DER form."""
+        """Writes a new certificate for the listeners and returns it in DER form."""
         cert, key = self_signed(self.folder, name)
         os.replace(cert, self.cert)
         os.replace(key, self.key)
         return ssl.PEM_cert_to_DER_cert(self.cert.read_text())
 
     def trusting(self) -> ssl.SSLContext:
-        """A client's context that takes the certificate of now and no other."""
+        """A client's context that trusts only the present certificate."""
         return ssl.create_default_context(cafile=str(self.cert))
 
     async def connect(
         self, *, tls: bool = True, before: bytes = b""
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection; `before` goes out in the clear, ahead of the handshake."""
+        """Opens a connection. `before` is sent without TLS, before the handshake."""
         port = self.doors.tls_port if tls else self.doors.port
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         self.writers.append(writer)
@@ -57,7 +57,7 @@ class Edge:
         return reader, writer
 
     async def ask(self, request: bytes, **how) -> bytes:
-        """Everything that comes back until the end, of whatever kind."""
+        """Sends a request and returns everything until the connection ends or is reset."""
         reader, writer = await self.connect(**how)
         writer.write(request)
         return await until_end(reader)
@@ -70,7 +70,7 @@ class Edge:
 
 
 async def until_end(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the connection ends; a reset is an end too (the kernel's word for bytes that nobody read)."""
+    """Reads until the connection ends or is reset. The kernel resets it if the server leaves bytes unread."""
     received = b""
     try:
         while piece := await asyncio.wait_for(reader.read(65536), 10):
@@ -81,7 +81,7 @@ async def until_end(reader: asyncio.StreamReader) -> bytes:
 
 
 def upgrade(path: str, extra: str = "") -> bytes:
-    """The head of a WebSocket upgrade; `extra` is whole header lines."""
+    """The head of a WebSocket upgrade. `extra` has further header lines, each with CRLF at its end."""
     return (
         f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
         f"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n{extra}\r\n"
@@ -89,7 +89,7 @@ def upgrade(path: str, extra: str = "") -> bytes:
 
 
 async def first_frame(reader: asyncio.StreamReader) -> bytes:
-    """The head of the answer is 101; the payload of the frame behind it."""
+    """Checks that the response is 101 and returns the payload of the first frame."""
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
     assert head.startswith(b"HTTP/1.1 101 "), head
     start = await asyncio.wait_for(reader.readexactly(2), 10)

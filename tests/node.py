@@ -1,9 +1,8 @@
-"""The Python end of clients/driver.mjs: official JavaScript clients, one Node process a test, as awaitable
-calls.
+"""Controls the official JavaScript clients in a Node process, through clients/driver.mjs.
 
-`await node.connect("anna")` is pusher-js with stock options; `await node.seen(client="anna", event="x")`
-waits for what a client was told. Auth endpoints for the clients are `auth_endpoint()`: a small HTTP server as
-an application's backend would have one.
+`await node.connect("anna")` connects a pusher-js with default options. `await node.seen(client="anna", event="x")`
+waits for an event of that client. `auth_endpoint()` is a small HTTP server that signs subscriptions, as an
+application's backend does.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ News = dict[str, Any]
 
 
 class NodeError(RuntimeError):
-    """A library threw, or its promise was refused; the text is JavaScript's."""
+    """A library threw an exception or rejected a promise. The text is the one from JavaScript."""
 
 
 class Node:
-    """`async with Node(server) as node:`. `news` is everything the clients were told, in order."""
+    """`async with Node(server) as node:`. `news` has every event and state change of all clients, in order."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -80,7 +79,7 @@ class Node:
             future.set_exception(NodeError("the Node driver ended"))
 
     async def call(self, command: str, **parameters: object) -> Any:
-        """One command of driver.mjs; its answer, or NodeError."""
+        """Runs a command of driver.mjs and returns its result. Raises NodeError."""
         assert self._process.stdin is not None
         self._numbers += 1
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -90,22 +89,22 @@ class Node:
         async with asyncio.timeout(15):
             return await future
 
-    # -- what was told to whom
+    # -- events and states of the clients
 
-    def told(self, **fields: object) -> list[News]:
+    def matching(self, **fields: object) -> list[News]:
         """All news with these fields."""
-        return [one for one in self.news if all(one.get(name) == value for name, value in fields.items())]
+        return [item for item in self.news if all(item.get(name) == value for name, value in fields.items())]
 
     async def seen(self, count: int = 1, timeout_s: float = 10.0, **fields: object) -> News:
-        """Waits until there are at least `count` pieces of news with these fields; the last of them."""
+        """Waits for `count` pieces of news with these fields and returns the last of them."""
         try:
             async with asyncio.timeout(timeout_s):
-                while len(self.told(**fields)) < count:
+                while len(self.matching(**fields)) < count:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
             raise TimeoutError(f"not within {timeout_s} s: {count} × {fields}; last: {self.news[-5:]}") from None
-        return self.told(**fields)[count - 1]
+        return self.matching(**fields)[count - 1]
 
     # -- the libraries, with the options that README.md recommends
 
@@ -123,7 +122,7 @@ class Node:
         return options
 
     async def connect(self, client: str, auth_url: str | None = None, *, key: str | None = None) -> str:
-        """pusher-js, connected; its socket id."""
+        """Connects a pusher-js and returns its socket id."""
         await self.call("connect", client=client, key=key or self._server.app_key, options=self.options(auth_url))
         await self.seen(client=client, state="connected")
         socket_id = await self.call("socket_id", client=client)
@@ -131,14 +130,14 @@ class Node:
         return socket_id
 
     async def subscribe(self, client: str, channel: str, *events: str) -> News:
-        """pusher-js subscribes; returns what came with the success."""
+        """Subscribes a pusher-js and returns its success event."""
         name = "pusher:subscription_succeeded"
-        before = len(self.told(client=client, channel=channel, event=name))
+        before = len(self.matching(client=client, channel=channel, event=name))
         await self.call("subscribe", client=client, channel=channel, events=list(events))
         return await self.seen(before + 1, client=client, channel=channel, event=name)
 
     async def echo(self, client: str, auth_url: str | None = None) -> str:
-        """laravel-echo with its `reverb` broadcaster, connected; its socket id."""
+        """Connects a laravel-echo with its `reverb` broadcaster and returns its socket id."""
         options = self.options(None, broadcaster="reverb", key=self._server.app_key)
         if auth_url is not None:
             options["authEndpoint"] = auth_url
@@ -153,7 +152,7 @@ Signer = Callable[[Mapping[str, str], Mapping[str, object] | None], Awaitable[Ma
 
 
 def local_signer(server: Server) -> Signer:
-    """Signs as a backend with the app's secret does, without asking anybody."""
+    """A signer that uses the app's secret itself, without a request to the server."""
 
     async def sign(form: Mapping[str, str], member: Mapping[str, object] | None) -> Mapping[str, Any]:
         if member is None:
@@ -167,13 +166,12 @@ def local_signer(server: Server) -> Signer:
 
 @contextlib.asynccontextmanager
 async def auth_endpoint(sign: Signer) -> AsyncIterator[str]:
-    """The address of an application's auth endpoint; `?user=ID` in it says who the visitor is (a session,
-    elsewhere).
+    """Runs an application's auth endpoint and yields its address. `?user=ID` in the address replaces a login session.
 
-    Without a user, presence channels are refused with 403, as backends do.
+    Without a user it refuses presence channels with 403, as backends do.
     """
 
-    async def answer(request: web.Request) -> web.Response:
+    async def authorize(request: web.Request) -> web.Response:
         form = {name: str(value) for name, value in (await request.post()).items()}
         member: dict[str, object] | None = None
         if form["channel_name"].startswith("presence-"):
@@ -184,7 +182,7 @@ async def auth_endpoint(sign: Signer) -> AsyncIterator[str]:
         return web.json_response(await sign(form, member))
 
     application = web.Application()
-    application.router.add_post("/auth", answer)
+    application.router.add_post("/auth", authorize)
     runner = web.AppRunner(application)
     await runner.setup()
     try:

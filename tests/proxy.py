@@ -1,8 +1,8 @@
-"""Stands between redpoll and its Redis (or any two that speak over a stream), and fails on demand.
+"""A proxy for failure tests, between redpoll and its Redis or any other client and server.
 
-It passes bytes on unchanged. On demand it cuts every connection, or stalls: takes nothing
-and says nothing, like a host that hangs. Between a client and Redis it can also note the commands. It runs in
-a thread of its own, so that it goes on while a test blocks; the test calls plain methods.
+It forwards bytes unchanged. A test can make it cut all connections, or stall: then it neither reads nor writes, like a
+host that hangs. Between a client and Redis it can also record the commands. It runs in its own thread, so that it works
+while a test blocks.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ CHUNK_BYTES = 1 << 18
 
 
 class Proxy:
-    """`with Proxy(upstream) as proxy:` listens on a Unix socket, `proxy.path`, `proxy.url`, and on `proxy.port` of
-    127.0.0.1.
+    """`with Proxy(upstream) as proxy:` listens on the Unix socket `proxy.path` (`proxy.url`) and on 127.0.0.1,
+    `proxy.port`.
 
-    `upstream` is the path of a Unix socket, or (host, port). `accepted` counts the connections made to the proxy.
-    `commands` holds what clients asked of Redis since `note_commands()`, each a list of its words as bytes.
+    `upstream` is the path of a Unix socket, or (host, port). `accepted` counts the connections to the proxy. `commands`
+    has the Redis commands since `note_commands()`, each as a list of bytes.
     """
 
     def __init__(self, upstream: str | tuple[str, int]) -> None:
@@ -49,7 +49,7 @@ class Proxy:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._listening.wait(10), "the proxy did not come up"
+        assert self._listening.wait(10), "the proxy did not start"
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -57,26 +57,26 @@ class Proxy:
         self._thread.join(10)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # -- what a test may do to it
+    # -- called by tests
 
     def cut(self) -> None:
-        """Closes every connection, both ends, at once. New ones are accepted."""
+        """Aborts all connections at both ends. New ones are accepted."""
         self._do(self._cut)
 
     def stall(self) -> None:
-        """Everything stays open; no byte passes, in either direction, until `resume`."""
+        """Forwards nothing in either direction until `resume`. Connections stay open."""
         self._do(self._flow().clear)
 
     def resume(self) -> None:
-        """Back to passing bytes on; what waited goes first."""
+        """Forwards bytes again, first those that waited."""
         self._do(self._flow().set)
 
     def note_commands(self) -> None:
-        """From now on, on connections made from now on or before, commands are kept in `commands`."""
+        """Records the commands of all connections in `commands` from now on."""
         self.commands.clear()
         self._noting = True
 
-    # -- in the thread
+    # -- in the proxy's thread
 
     def _do(self, action: Callable[[], Result]) -> Result:
         async def inside() -> Result:
@@ -131,8 +131,8 @@ class Proxy:
             pass
         finally:
             self._open -= both
-            for one in both:
-                one.transport.abort()
+            for end in both:
+                end.transport.abort()
 
     async def _pass(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, commands: hiredis.Reader | None
@@ -146,7 +146,7 @@ class Proxy:
                         if self._noting:
                             self.commands.append(command)
                 except hiredis.ProtocolError:
-                    commands = None  # a client of ours and not of Redis
+                    commands = None  # this client doesn't speak the Redis protocol
             writer.write(data)
             await writer.drain()
         raise EOFError

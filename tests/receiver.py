@@ -1,7 +1,7 @@
-"""A webhook's receiver on loopback: answers as it is told, and keeps what it was sent. Not a test.
+"""A webhook receiver on loopback that records its requests and answers as the test chooses.
 
-`async with Receiver() as receiver:` answers 200 to everything at `receiver.url`. What else it may do, slow or broken,
-is a function that is given the request and the connection: `Receiver(answer=hang)`.
+`async with Receiver() as receiver:` answers 200 to every request at `receiver.url`. To change this, pass a response or
+a function of the request and the connection: `Receiver(answer=hang)`.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 @dataclass
 class Request:
-    """One request. Header names are in lower case; `connection` numbers the connection it came over, from 1."""
+    """One request. Header names are in lower case. `connection` is the number of its connection, from 1."""
 
     method: str
     target: str
@@ -34,9 +34,9 @@ Answer = bytes | Callable[[Request, asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass
 class Receiver:
-    """`answer` may be changed at any time. `tls`: certificate and key, changed by `show()`.
+    """`answer` may change at any time. `tls` is the certificate and its key; `show()` changes them.
 
-    `connections` counts what was accepted, over TLS only after the handshake; `bytes_read` what was sent in them.
+    `connections` counts accepted connections, with TLS after the handshake. `bytes_read` counts all bytes read.
     """
 
     answer: Answer = OK
@@ -65,11 +65,11 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        """By address where it is plain, by name where it is TLS."""
+        """The URL, with the address or, with TLS, the name `localhost`."""
         return f"http://{self.host}:{self.port}/hook" if self.tls is None else f"https://localhost:{self.port}/hook"
 
     def show(self, pair: tuple[Path, Path]) -> None:
-        """The certificate of connections to come."""
+        """Uses this certificate and key for new connections."""
         assert self._context is not None
         self._context.load_cert_chain(*pair)
 
@@ -90,7 +90,7 @@ class Receiver:
                     await self.answer(request, writer)
                 await writer.drain()
         except (asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
-            # The client is done with it, or the test.
+            # The client closed the connection, or the test ended.
             pass
         finally:
             writer.close()
@@ -112,11 +112,11 @@ async def hang(_request: Request, _writer: asyncio.StreamWriter) -> None:
 
 
 async def reset(_request: Request, writer: asyncio.StreamWriter) -> None:
-    """Resets the connection (RST) once it has the request."""
+    """Resets the connection (RST) after the request."""
     writer.transport.abort()
 
 
 def status(code: int, phrase: str = "", body: bytes = b"", *more_headers: str) -> bytes:
-    """An answer, whole."""
+    """A complete response."""
     lines = [f"HTTP/1.1 {code} {phrase}", f"Content-Length: {len(body)}", *more_headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

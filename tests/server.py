@@ -1,8 +1,7 @@
-"""A whole redpoll under test: the real command, its real processes, started and judged from outside.
+"""Runs a whole redpoll server for tests: the real command with its real processes.
 
-Not a test and not a client: it starts `python -m redpoll serve`, waits for the line that says it is ready,
-tells which process is who, kills what a test wants killed, and at the end holds the supervisor to a clean
-exit. It knows redpoll only as an operator does: by its command line, its ports, /proc and the log.
+`Server` starts `python -m redpoll serve`, waits for the ready line, finds and kills its processes, and checks at the
+end that the server stopped cleanly. Like an operator, it uses only the command line, the ports, /proc and the log.
 """
 
 from __future__ import annotations
@@ -33,15 +32,14 @@ APP_KEY = "278d425bdf160c739803"
 APP_SECRET = "7ad3773142a6692b25b8"
 
 READY_WITHIN_S = 30.0
-# The grace period of a stop is set shorter than the default, so that a hanging socket fails a test and not
-# the run.
+# Server sets a shorter grace period than the default, so that a hanging connection fails one test in time.
 STOPPED_WITHIN_S = 20.0
 _READY_LINE = re.compile(r"^ready public=(\S+) control=(\S+)(?: tls=(\S+))?", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
 
 
 class ServerFailed(AssertionError):
-    """The server did not start, did not stop cleanly, or printed a traceback. Carries its output."""
+    """The server did not start, did not stop cleanly, or printed a traceback. The text has its output."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Process:
 
 
 def processes() -> Iterator[Process]:
-    """Every process of the machine that we may look at; those that end meanwhile are left out."""
+    """All processes of this machine that we may inspect, except those that end meanwhile."""
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
@@ -63,7 +61,7 @@ def processes() -> Iterator[Process]:
             command = Path(entry.path, "cmdline").read_bytes()
         except OSError:
             continue
-        # The name in brackets may hold spaces and brackets: what counts begins behind the last one.
+        # The name in brackets may contain spaces and brackets: the other fields begin after the last bracket.
         state, parent = stat.rpartition(")")[2].split()[:2]
         if state not in "ZX":
             words = tuple(word.decode(errors="replace") for word in command.split(b"\0") if word)
@@ -71,27 +69,27 @@ def processes() -> Iterator[Process]:
 
 
 def rss_bytes(pid: int) -> int:
-    """Resident memory of a process."""
+    """The resident memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time a process has used, its own and the kernel's for it."""
+    """The processor time that a process has used, in user and kernel mode."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def open_files(pid: int) -> int:
-    """How many descriptors a process has open."""
+    """The number of open descriptors of a process."""
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 class Server:
-    """`with Server(workers=4, activity_timeout_s=2) as server:` a running redpoll with one app.
+    """A running redpoll with one app: `with Server(workers=4, activity_timeout_s=2) as server:`.
 
-    Keyword arguments are settings by their names in the settings table, handed over as REDPOLL_… variables.
-    `redis_url` None means the embedded Redis. `files` is (soft, hard) for RLIMIT_NOFILE. Leaving the block stops
-    the server, and fails unless it ended with 0, without a traceback, a counted exception or an orphan.
+    Keyword arguments are settings, passed as REDPOLL_… variables. `redis_url` None means the embedded Redis. `files` is
+    (soft, hard) for RLIMIT_NOFILE. The end of the block stops the server. It fails unless the server ended with exit
+    code 0, without a traceback, a counted exception or a process that survived.
     """
 
     def __init__(
@@ -107,14 +105,14 @@ class Server:
         self.app_id, self.app_key, self.app_secret = APP_ID, APP_KEY, APP_SECRET
         self.public_url = self.control_url = self.tls_url = ""
         self.port = self.control_port = 0
-        # Everything here publishes from one address; the tests of the rate limit switch it on.
+        # All tests publish from one address, so the rate limit is off; its own tests set it.
         self.settings = {"shutdown_grace_s": 5, "trigger_rate_per_minute": 0, **settings}
         self._files = files
         self._process: subprocess.Popen[bytes] | None = None
-        # Short: the path of a Unix socket may have 107 bytes.
+        # The path must be short: a Unix socket's path has at most 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="rp"))
 
-    # -- life
+    # -- start and stop
 
     def __enter__(self) -> Self:
         try:
@@ -129,7 +127,7 @@ class Server:
         try:
             self.stop()
         except ServerFailed as failure:
-            # The test's own failure is the news; what the server said beside it still helps to read it.
+            # Report the failure of the test itself, and print the server's for context.
             if error is None:
                 raise
             print(failure, file=sys.stderr)
@@ -138,7 +136,7 @@ class Server:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self) -> None:
-        """Starts the command and waits for the ready line; again after `stop`, on the same data folder."""
+        """Starts the command and waits for the ready line. After `stop`, starts it again with the same data folder."""
         command = [sys.executable, "-m", "redpoll", "serve", "--host", "127.0.0.1", "--port", "0"]
         command += [
             "--control-port",
@@ -167,14 +165,14 @@ class Server:
         self.control_port = int(self.control_url.rpartition(":")[2])
 
     def environment(self) -> dict[str, str]:
-        """Ours, without the settings of whoever runs the tests, and with those of this server."""
-        ours = ("REDPOLL_", "PUSHER_", "SOKETI_")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        """The environment of the tests without settings of redpoll, plus the settings of this server."""
+        prefixes = ("REDPOLL_", "PUSHER_", "SOKETI_")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
         environment.pop("REDIS_URL", None)
         package = importlib.util.find_spec("redpoll")
         assert package is not None, "redpoll cannot be imported here"
         assert package.origin is not None
-        # The server runs from another folder: it must find the same redpoll as the tests do.
+        # The server runs in another folder, but must import the same redpoll as the tests.
         environment["PYTHONPATH"] = str(Path(package.origin).parents[1])
         environment["REDPOLL_APP_ID"] = self.app_id
         environment["REDPOLL_APP_KEY"] = self.app_key
@@ -199,7 +197,7 @@ class Server:
         raise ServerFailed(f"serve was not ready within {READY_WITHIN_S} s\n{self.output()}")
 
     def stop(self) -> None:
-        """SIGTERM to the supervisor; raises ServerFailed unless everything then ends as it should."""
+        """Sends SIGTERM to the supervisor. Raises ServerFailed unless every process ends cleanly."""
         if self._process is None:
             return
         faults = self._counted_errors()
@@ -213,7 +211,7 @@ class Server:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if code is None:
-            faults.append(f"serve was still there {STOPPED_WITHIN_S} s after SIGTERM")
+            faults.append(f"serve was still running {STOPPED_WITHIN_S} s after SIGTERM")
         elif code != 0:
             faults.append(f"serve ended with {code}")
         faults += [f"{pid} survived its supervisor" for pid in family if pid != process.pid and _alive(pid)]
@@ -222,12 +220,12 @@ class Server:
             raise ServerFailed("\n".join([*faults, self.output()]))
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the supervisor alone."""
+        """Sends a signal to the supervisor only."""
         assert self._process is not None
         self._process.send_signal(number)
 
     def wait(self, timeout_s: float = STOPPED_WITHIN_S) -> int:
-        """Waits for the supervisor's end and returns its exit code. `stop` then has nothing left to do."""
+        """Waits until the supervisor ends and returns its exit code. A later `stop` does nothing."""
         assert self._process is not None
         code = self._process.wait(timeout_s)
         self._process = None
@@ -240,10 +238,10 @@ class Server:
             self._process.wait()
             self._process = None
 
-    # -- what it says
+    # -- output and metrics
 
     def output(self) -> str:
-        """What the server printed and logged so far, the end of it where it is long."""
+        """The last 6,000 characters of stdout and of stderr."""
         texts = [(self.folder / name).read_text(errors="replace")[-6000:] for name in ("out", "err")]
         return "--- stdout\n{}\n--- stderr\n{}".format(*texts)
 
@@ -257,12 +255,12 @@ class Server:
         return found
 
     def _counted_errors(self) -> list[str]:
-        """Exceptions that escaped a callback or a task, as the processes counted them (row 41). May be 5 s old."""
+        """Exceptions that escaped a callback or a task, from the counters of the processes. They may be 5 s old."""
         counters = ("redpoll_callback_errors_total", "redpoll_loop_exceptions_total")
         try:
             metrics = self.metrics()
         except OSError:
-            return []  # a supervisor that is just being stopped by the test itself
+            return []  # the test itself has stopped the server
         return [
             f"{name}{{{labels}}} is {value:g}"
             for (name, labels), value in metrics.items()
@@ -271,8 +269,8 @@ class Server:
 
     def metrics(self) -> dict[tuple[str, str], float]:
         """(name, labels as text) → value, from /metrics on the control port."""
-        with urllib.request.urlopen(f"{self.control_url}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
+        with urllib.request.urlopen(f"{self.control_url}/metrics", timeout=10) as response:
+            text = response.read().decode()
         values = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -280,27 +278,27 @@ class Server:
                 values[sample.name, labels] = sample.value
         return values
 
-    # -- who is who
+    # -- processes
 
     @property
     def pid(self) -> int:
-        """The supervisor."""
+        """The process id of the supervisor."""
         assert self._process is not None
         return self._process.pid
 
     def _family(self) -> list[Process]:
-        """The supervisor and everything below it."""
-        everyone = list(processes())
-        found = [process for process in everyone if process.pid == self.pid]
-        for process in found:  # grows while it is walked
-            found += [other for other in everyone if other.parent == process.pid]
+        """The supervisor and all its descendants."""
+        running = list(processes())
+        found = [process for process in running if process.pid == self.pid]
+        for process in found:  # the list grows during the loop
+            found += [other for other in running if other.parent == process.pid]
         return found
 
     def _role(self, word: str) -> list[Process]:
         return [process for process in self._family()[1:] if word in process.command]
 
     def worker_pids(self) -> list[int]:
-        """The living workers, by the number on their command line."""
+        """The process ids of the workers, ordered by the number on their command line."""
 
         def number(process: Process) -> int:
             digits = re.search(r"\d+", " ".join(process.command[process.command.index("worker") + 1 :]))
@@ -315,7 +313,7 @@ class Server:
 
     @property
     def redis_pid(self) -> int:
-        """The embedded Redis."""
+        """The process id of the embedded Redis."""
         (process,) = [
             process
             for process in self._family()[1:]
@@ -324,28 +322,28 @@ class Server:
         return process.pid
 
     def kill_worker(self, index: int) -> int:
-        """`kill -9` for one worker; returns the pid it had."""
+        """Kills a worker with SIGKILL and returns its process id."""
         pid = self.worker_pids()[index]
         os.kill(pid, signal.SIGKILL)
         return pid
 
     def worker_of(self, client_port: int) -> int:
-        """The pid of the worker that holds the connection coming from this local port of ours."""
+        """The process id of the worker that has the connection from this local port."""
         inode = self._inodes_by_client_port().get(client_port)
         for pid in self.worker_pids():
             if inode in _socket_inodes(pid):
                 return pid
-        raise AssertionError(f"no worker holds a connection from port {client_port}")
+        raise AssertionError(f"no worker has a connection from port {client_port}")
 
     def client_ports(self) -> dict[int, set[int]]:
-        """pid of each worker → the client ports of the connections it holds on the public port."""
+        """The client ports of the connections on the public port, by the process id of the worker."""
         by_inode = {inode: port for port, inode in self._inodes_by_client_port().items()}
         return {
             pid: {by_inode[inode] for inode in _socket_inodes(pid) if inode in by_inode} for pid in self.worker_pids()
         }
 
     def _inodes_by_client_port(self) -> dict[int, int]:
-        """Client port → inode of the server's end, of established connections on the public port."""
+        """The inode of the server's socket by client port, for established connections on the public port."""
         found = {}
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
             fields = line.split()
@@ -366,11 +364,11 @@ class Server:
         finally:
             client.close()
 
-    # -- how to reach it
+    # -- address
 
     @property
     def pusher_url(self) -> str:
-        """`http://KEY:SECRET@HOST:PORT/apps/ID`, as server libraries and bench/ take it."""
+        """`http://KEY:SECRET@HOST:PORT/apps/ID`, the form that server libraries and bench/ accept."""
         return f"http://{self.app_key}:{self.app_secret}@127.0.0.1:{self.port}/apps/{self.app_id}"
 
 
@@ -394,7 +392,7 @@ def _socket_inodes(pid: int) -> set[int]:
 
 
 def _unix_socket_of(pid: int) -> str:
-    """The path of the Unix socket on which a process listens."""
+    """The path of the Unix socket on which the process listens."""
     inodes = _socket_inodes(pid)
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         fields = line.split()

@@ -1,8 +1,7 @@
-"""The Pusher protocol as tests speak it: a bare WebSocket client, a bare HTTP client, and the signatures.
+"""A small client of the Pusher protocol for tests: WebSocket, HTTP API and signatures.
 
-For tests that need many connections, a look at every byte, or to misbehave. What a real library does with
-redpoll is shown in tests/clients. Nothing here is shared with src/redpoll: an error common to both would not
-be seen.
+Tests use it if they need many connections, every byte, or wrong behaviour; tests/clients uses real libraries. It shares
+no code with src/redpoll, because a common error would not show.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class UpgradeRefused(ConnectionError):
 
 
 class Target(Protocol):
-    """What a client must know of a server: `tests/server.py` gives it."""
+    """The server and the app to connect to. `server.Server` has these attributes."""
 
     port: int
     app_id: str
@@ -85,7 +84,7 @@ def frame(
     mask: bytes | None = b"\x37\xfa\x21\x3d",
     claimed_bytes: int | None = None,
 ) -> bytes:
-    """A client frame, correct unless told otherwise. `claimed_bytes` replaces the length in the header."""
+    """A client frame. The keyword arguments make it invalid; `claimed_bytes` replaces the length in the header."""
     length = len(payload) if claimed_bytes is None else claimed_bytes
     masked = 0x80 if mask is not None else 0
     head = bytes([(0x80 if fin else 0) | rsv << 4 | opcode])
@@ -104,7 +103,7 @@ def frame(
 
 
 def upgrade_request(target: Target, *, key: str | None = None, query: str = "protocol=7", extra: str = "") -> bytes:
-    """The head of a WebSocket upgrade. `extra` is further header lines, each ended by CRLF."""
+    """The head of a WebSocket upgrade. `extra` has further header lines, each with CRLF at its end."""
     nonce = base64.b64encode(os.urandom(16)).decode()
     path = f"/app/{target.app_key if key is None else key}?{query}"
     return (
@@ -115,9 +114,9 @@ def upgrade_request(target: Target, *, key: str | None = None, query: str = "pro
 
 
 class Socket(asyncio.Protocol):
-    """One client connection. Everything it received is kept, in order, in `frames` (decoded JSON).
+    """One client connection. `frames` has all text frames received so far, in order, as decoded JSON.
 
-    `next(event, channel)` gives one frame after another, waiting where necessary, and skips what doesn't fit.
+    `next(event, channel)` waits for the next frame that matches and skips the others.
     """
 
     def __init__(self) -> None:
@@ -135,7 +134,7 @@ class Socket(asyncio.Protocol):
         self._cursor = 0
         self._changed = asyncio.Event()
 
-    # -- life
+    # -- connect and close
 
     @classmethod
     async def connect(
@@ -174,13 +173,13 @@ class Socket(asyncio.Protocol):
         return self
 
     async def close(self) -> None:
-        """A clean end: close frame, the server's close frame, TCP."""
+        """Closes cleanly: sends a close frame, then waits for the server's and for the end of TCP."""
         if not self.lost:
             self.write(frame(CLOSE, (1000).to_bytes(2, "big")))
             await self.until(lambda: self.lost, what="the end of the connection")
 
     def reset(self) -> None:
-        """Ends the connection by RST, as a crashed machine's kernel does."""
+        """Ends the connection with RST, as the kernel of a crashed machine does."""
         assert self._transport is not None
         raw = self._transport.get_extra_info("socket")
         raw.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, struct.pack("ii", 1, 0))
@@ -192,7 +191,7 @@ class Socket(asyncio.Protocol):
         self._transport.abort()
 
     def pause(self) -> None:
-        """Stops reading: the kernel's buffers fill, then the server's."""
+        """Stops reading, so that the buffers of the kernel fill, then those of the server."""
         assert self._transport is not None
         self._transport.pause_reading()
 
@@ -200,7 +199,7 @@ class Socket(asyncio.Protocol):
         assert self._transport is not None
         self._transport.resume_reading()
 
-    # -- asyncio's side
+    # -- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -252,20 +251,20 @@ class Socket(asyncio.Protocol):
             self.write(frame(CLOSE, payload[:2]))
         return True
 
-    # -- the test's side
+    # -- called by tests
 
     def write(self, data: bytes) -> None:
-        """Bytes as they are."""
+        """Sends raw bytes."""
         assert self._transport is not None
         if not self.lost:
             self._transport.write(data)
 
     def send(self, message: object) -> None:
-        """One text message, JSON."""
+        """Sends a message as a JSON text frame."""
         self.write(frame(TEXT, json.dumps(message).encode()))
 
     async def until(self, predicate: Callable[[], object], timeout_s: float = 10.0, what: str = "it") -> None:
-        """Waits until the predicate holds; looks whenever something arrives."""
+        """Waits until the predicate is true. Checks it after each arrival."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not predicate():
@@ -278,12 +277,12 @@ class Socket(asyncio.Protocol):
             raise TimeoutError(f"not within {timeout_s} s: {what}; last frames: {self.frames[-3:]}") from None
 
     async def until_closed(self, timeout_s: float = 10.0) -> int | None:
-        """Waits for the end of the connection; the close code, or None when no close frame came."""
+        """Waits for the end of the connection. Returns the close code, or None without a close frame."""
         await self.until(lambda: self.lost, timeout_s, "the server to close")
         return self.close_code
 
     async def next(self, event: str | None = None, channel: str | None = None, timeout_s: float = 10.0) -> Frame:
-        """The next frame with this event and channel; frames before it are passed over for good."""
+        """Waits for the next frame with this event and channel. The frames before it are skipped for good."""
 
         def found() -> bool:
             while self._cursor < len(self.frames):
@@ -298,8 +297,8 @@ class Socket(asyncio.Protocol):
         return self.frames[self._cursor - 1]
 
     def all(self, event: str, channel: str | None = None) -> list[Frame]:
-        """Every frame so far with this event and channel."""
-        return [one for one in self.frames if one["event"] == event and channel in (None, one.get("channel"))]
+        """All frames so far with this event and channel."""
+        return [seen for seen in self.frames if seen["event"] == event and channel in (None, seen.get("channel"))]
 
     def subscribe_request(self, channel: str, user_id: object = None, user_info: object = None) -> Frame:
         assert self._target is not None
@@ -324,9 +323,9 @@ class Socket(asyncio.Protocol):
         self.send({"event": "pusher:unsubscribe", "data": {"channel": channel}})
 
     async def ping(self, timeout_s: float = 10.0) -> float:
-        """Seconds until a `pusher:ping` was answered: everything sent before it has been handled then.
+        """Sends `pusher:ping` and returns the seconds until its pong. The server has then handled everything before it.
 
-        Its pong overtakes frames that still wait; `settle` when those count.
+        The pong can overtake frames that are still queued; use `settle` if they matter.
         """
         pongs = len(self.all("pusher:pong"))
         began = time.perf_counter()
@@ -335,16 +334,16 @@ class Socket(asyncio.Protocol):
         return time.perf_counter() - began
 
     async def settle(self) -> None:
-        """Afterwards whatever was answered to what was sent so far is in `frames`, what wasn't never comes.
+        """Waits until `frames` has every response to what was sent so far.
 
-        The first pong says that all was handled; frames of the same tick are right behind it, before the second.
+        After the first pong, the server has handled everything. Frames of the same tick arrive before the second pong.
         """
         await self.ping()
         await self.ping()
 
 
 async def connect_patiently(target: Target, within_s: float = 30.0) -> Socket:
-    """Connects as often as it takes: a connection may fall to a worker that just dies or isn't ready."""
+    """Connects, and tries again if it fails: a worker may be dying or not ready yet."""
     deadline = time.monotonic() + within_s
     while True:
         try:
@@ -356,35 +355,35 @@ async def connect_patiently(target: Target, within_s: float = 30.0) -> Socket:
 
 
 async def connect_many(target: Target, count: int, *, at_once: int = 100, **options: Any) -> list[Socket]:
-    """`count` established connections."""
-    turn = asyncio.Semaphore(at_once)
+    """Opens `count` connections and returns them."""
+    limit = asyncio.Semaphore(at_once)
 
-    async def one() -> Socket:
-        async with turn:
+    async def connect() -> Socket:
+        async with limit:
             return await Socket.connect(target, **options)
 
-    return list(await asyncio.gather(*(one() for _ in range(count))))
+    return list(await asyncio.gather(*(connect() for _ in range(count))))
 
 
 async def end_all(sockets_: Sequence[Socket]) -> None:
-    """Ends the connections without ceremony, so that a server that stops next has nobody to wait for."""
-    for one in sockets_:
-        if not one.lost:
-            one.abort()
-    for one in sockets_:
-        await one.until(lambda: one.lost, what="the end of a connection")  # noqa: B023
+    """Aborts all connections, so that a server that stops next needn't wait for them."""
+    for client in sockets_:
+        if not client.lost:
+            client.abort()
+    for client in sockets_:
+        await client.until(lambda: client.lost, what="the end of a connection")  # noqa: B023
 
 
 async def subscribe_all(sockets_: Sequence[Socket], channel: str) -> None:
-    """Subscribes every one of them to a public or private channel and waits for all success frames."""
-    for one in sockets_:
-        one.send(one.subscribe_request(channel))
-    for one in sockets_:
-        await one.next("pusher_internal:subscription_succeeded", channel, 30.0)
+    """Subscribes all connections to a public or private channel and waits for their success frames."""
+    for client in sockets_:
+        client.send(client.subscribe_request(channel))
+    for client in sockets_:
+        await client.next("pusher_internal:subscription_succeeded", channel, 30.0)
 
 
 async def eventually(ask: Callable[[], Awaitable[object]], expected: object, within_s: float = 30.0) -> None:
-    """Asks until the answer is the expected one."""
+    """Calls `ask` until it returns the expected value."""
     deadline = time.monotonic() + within_s
     while (seen := await ask()) != expected:
         assert time.monotonic() < deadline, f"after {within_s} s still {seen}, not {expected}"
@@ -392,7 +391,7 @@ async def eventually(ask: Callable[[], Awaitable[object]], expected: object, wit
 
 
 class Api:
-    """The HTTP API with signed requests over one kept-alive session. `async with Api(server) as api`."""
+    """A client of the HTTP API: signed requests over keep-alive connections. `async with Api(server) as api:`."""
 
     def __init__(self, target: Target, *, prefix: str = "", connections: int = 20) -> None:
         self._target = target
@@ -411,24 +410,24 @@ class Api:
     async def ask(
         self, method: str, path: str, body: object = None, params: Mapping[str, str] | None = None
     ) -> tuple[int, Any]:
-        """(status, decoded body); `path` is relative to the app: `/events`."""
+        """Sends a request and returns (status, decoded body). `path` is relative to the app: `/events`."""
         path = f"{self._prefix}/apps/{self._target.app_id}{path}"
         payload = b"" if body is None else json.dumps(body).encode()
         target = signed_path(self._target, method, path, payload, params)
         url = f"http://127.0.0.1:{self._target.port}{target}"
         headers = {"Content-Type": "application/json"} if payload else {}
-        async with self._session.request(method, url, data=payload or None, headers=headers) as answer:
-            text = await answer.text()
-            return answer.status, json.loads(text)
+        async with self._session.request(method, url, data=payload or None, headers=headers) as response:
+            text = await response.text()
+            return response.status, json.loads(text)
 
     async def publish(self, channel: str | Sequence[str], name: str, data: str, **more: object) -> None:
-        """Triggers one event and insists on 200."""
+        """Triggers an event and checks for 200."""
         channels = [channel] if isinstance(channel, str) else list(channel)
-        answer = await self.ask("POST", "/events", {"name": name, "channels": channels, "data": data, **more})
-        assert answer[0] == 200, answer
+        response = await self.ask("POST", "/events", {"name": name, "channels": channels, "data": data, **more})
+        assert response[0] == 200, response
 
     async def get(self, path: str, **params: str) -> Any:
-        """A read that must succeed."""
+        """Sends a GET, checks for 200 and returns the body."""
         status, body = await self.ask("GET", path, params=params)
         assert status == 200, (status, body)
         return body

@@ -102,11 +102,12 @@ class Page:
     async def hears(self, channel: str, numbers: range, client: str = "page") -> None:
         """These and no others, in this order, however often it was connected."""
         await self.node.seen(len(numbers), client=client, channel=channel, event="news")
-        assert [news["data"] for news in self.node.told(client=client, channel=channel, event="news")] == list(numbers)
+        received = [news["data"] for news in self.node.matching(client=client, channel=channel, event="news")]
+        assert received == list(numbers)
 
     async def positions(self, channel: str, count: int) -> list[Any]:
         await self.node.seen(count, client="page", channel=channel, event="pusher:position")
-        return [news["data"] for news in self.node.told(client="page", channel=channel, event="pusher:position")]
+        return [news["data"] for news in self.node.matching(client="page", channel=channel, event="pusher:position")]
 
     @asynccontextmanager
     async def cut_off(self, channel: str) -> AsyncIterator[None]:
@@ -235,7 +236,7 @@ async def test_pages_of_history_lead_through_all_of_it_in_either_direction(page:
         asked = {"limit": 4, "since": told["next"]}
     assert forward == list(range(10))
     assert set(told["messages"][0]) == {"offset", "event", "data", "time_ms"}
-    assert not page.node.told(client="page", channel=channel, event="news"), "pages are no events"
+    assert not page.node.matching(client="page", channel=channel, event="news"), "pages are no events"
 
 
 async def test_a_refused_page_is_a_refused_promise(page: Page) -> None:

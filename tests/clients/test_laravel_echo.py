@@ -46,7 +46,7 @@ async def test_to_others_leaves_out_the_page_that_acted(server: Server, node: No
         await api.publish("board", "end", "{}")
     await other.next("moved", "board")
     await node.seen(client="acting", event=".end")
-    assert not node.told(client="acting", event=".moved")
+    assert not node.matching(client="acting", event=".moved")
     await other.close()
 
 
@@ -71,7 +71,7 @@ async def test_whisper_reaches_the_others_only(server: Server, node: Node, auth_
     assert (await node.seen(client="bert", event="whisper typing"))["data"] == {"name": "anna"}
     await node.call("echo_whisper", client="bert", channel="chat", event="answer", data={})
     await node.seen(client="anna", event="whisper answer")
-    assert not node.told(client="anna", event="whisper typing")
+    assert not node.matching(client="anna", event="whisper typing")
 
 
 async def test_refused_private_channel_calls_error(server: Server, node: Node, auth_url: str) -> None:
@@ -105,8 +105,8 @@ async def test_second_tab_of_a_user_is_not_announced(server: Server, node: Node,
     assert [one["event"] for one in told] == ["pusher_internal:member_added"]
     assert '"last"' in told[0]["data"]
     await node.seen(2, client="anna", event="joining")  # the observer and the last one
-    assert len(node.told(client="anna", event="joining")) == 2
-    assert not node.told(client="anna", event="leaving")
+    assert len(node.matching(client="anna", event="joining")) == 2
+    assert not node.matching(client="anna", event="leaving")
     async with Api(server) as api:
         assert await api.users(room) == ["anna", "last", "observer"]
     await observer.close()

@@ -40,8 +40,8 @@ async def test_published_event_reaches_every_client_but_the_excluded_one(server:
         await api.publish("news", "to-all", '{"n":2}')
     for name in names:
         assert (await node.seen(client=name, event="to-all"))["data"] == {"n": 2}
-    told = {one["client"] for one in node.told(event="to-all-but-one")}
-    assert told == set(names) - {"client-3"}
+    receivers = {one["client"] for one in node.matching(event="to-all-but-one")}
+    assert receivers == set(names) - {"client-3"}
 
 
 async def test_data_arrives_as_it_was_given(server: Server, node: Node) -> None:
@@ -137,7 +137,7 @@ async def test_members_come_and_go_across_workers(server: Server, node: Node, au
     await node.seen(2, client=first, channel=channel, event="pusher:member_added")
     await node.call("disconnect", client=second)
     await node.seen(2, client=first, channel=channel, event="pusher:member_removed")
-    assert not node.told(client=second, event="pusher:member_added")
+    assert not node.matching(client=second, event="pusher:member_added")
     async with Api(server) as api:
         assert await api.users(channel) == [first]
 
@@ -155,7 +155,7 @@ async def test_client_event_reaches_the_others_with_the_senders_id(server: Serve
     # The answer of the second says that whatever the first might have been sent is there.
     await node.call("trigger", client=second, channel="private-typing", event="client-typing", data="back")
     await node.seen(client=first, channel="private-typing", event="client-typing", data="back")
-    assert len(node.told(client=first, event="client-typing")) == 1
+    assert len(node.matching(client=first, event="client-typing")) == 1
 
 
 async def test_client_event_on_a_public_channel_is_refused_in_band(server: Server, node: Node) -> None:
@@ -169,7 +169,7 @@ async def test_client_event_on_a_public_channel_is_refused_in_band(server: Serve
 async def test_unknown_key_makes_pusher_js_give_up_for_good(node: Node) -> None:
     await node.call("connect", client="lost", key="0" * 20, options=node.options())
     await node.seen(client="lost", state="disconnected")
-    assert {one["error_code"] for one in node.told(client="lost") if "error" in one} == {4001}
+    assert {one["error_code"] for one in node.matching(client="lost") if "error" in one} == {4001}
 
 
 async def test_requests_in_turn_and_batches_arrive_in_order_at_every_page(server: Server, node: Node) -> None:
@@ -192,7 +192,7 @@ async def test_requests_in_turn_and_batches_arrive_in_order_at_every_page(server
     await asyncio.to_thread(publish)
     for name in names:
         await node.seen(100, client=name, event="n")
-        assert [one["data"] for one in node.told(client=name, event="n")] == list(range(100))
+        assert [one["data"] for one in node.matching(client=name, event="n")] == list(range(100))
 
 
 async def test_unsubscribed_client_hears_nothing_more(server: Server, node: Node) -> None:
@@ -204,7 +204,7 @@ async def test_unsubscribed_client_hears_nothing_more(server: Server, node: Node
         await eventually(lambda: api.subscription_count("left"), 0)
         await api.publish(["left", "kept"], "word", "{}")
     await node.seen(client="leaver", channel="kept", event="word")
-    assert not node.told(client="leaver", channel="left", event="word")
+    assert not node.matching(client="leaver", channel="left", event="word")
 
 
 @pytest.mark.parametrize("prefix", ["", "/api/v1"])

@@ -134,4 +134,4 @@ async def test_clients_of_a_killed_worker_come_back_and_are_served(
         await api.publish("private-return", "again", "{}")
         for name in names:
             await node.seen(client=name, channel="private-return", event="again")
-            assert len(node.told(client=name, event="again")) == 1
+            assert len(node.matching(client=name, event="again")) == 1

@@ -191,7 +191,7 @@ class PusherJs(Client):
         return await self.node.seen(count, client=self.name, channel=channel, event=event, **fields)
 
     def heard_so_far(self, channel: str, event: str) -> list[Any]:
-        return [news["data"] for news in self.node.told(client=self.name, channel=channel, event=event)]
+        return [news["data"] for news in self.node.matching(client=self.name, channel=channel, event=event)]
 
     async def trigger(self, channel: str, event: str, data: object) -> None:
         await self.call("trigger", channel=channel, event=event, data=data)
@@ -286,7 +286,7 @@ class Echo(PusherJs):
     async def ask(self, channel: str, *events: str) -> None:
         kind, name = self._echo_name(channel)
         # Two channels that differ in the prefix alone are one name to a listener: which was meant, the news can't tell.
-        assert not self.node.told(client=self.name, channel=name)
+        assert not self.node.matching(client=self.name, channel=name)
         listened = [f".{event}" for event in events if not event.startswith("client-")]
         whispers = [event.removeprefix("client-") for event in events if event.startswith("client-")]
         await self.call("echo_listen", channel=name, kind=kind, events=listened, whispers=whispers)
