@@ -95,6 +95,8 @@ def foreign_in(path: Path) -> list[str]:
     return [
         f"{name_of(path)}:{text.count(chr(10), 0, match.start()) + 1} cites {match[0].strip()!r}"
         for match in FOREIGN.finditer(text)
+        # Markdown may name a page beside it, such as deploy/failures.md from deploy/README.md.
+        if not (path.suffix == ".md" and (path.parent / match[0]).is_file())
     ]
 
 
