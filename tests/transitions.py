@@ -1,4 +1,4 @@
-"""What the tests of webhooks share beside fixtures: a clock, transitions, an outbox in memory, a kill. Not a test."""
+"""Helpers for the tests of webhooks: a clock, transitions, an outbox in memory, a kill. Not a test."""
 
 import asyncio
 import itertools
@@ -8,12 +8,12 @@ from receiver import Request
 from redpoll.cluster.outbox import Drained, Transition
 
 APP, OTHER = "1", "2"
-# Long ago, so that a real time in a test is seen.
+# Long ago, so that a test notices a use of the real time.
 NOW_S = 1_000_000_000.0
 
 
 class Clock:
-    """Unix seconds, as the test says."""
+    """Unix seconds that the test sets."""
 
     def __init__(self):
         self.now_s = NOW_S
@@ -30,7 +30,7 @@ class Clock:
         self.now_s += seconds
 
     def set(self, by_s):
-        """Somebody sets the clock, so much ahead."""
+        """Moves the wall clock by `by_s` seconds, as an administrator may."""
         self.set_by_s += by_s
 
 
@@ -49,7 +49,7 @@ def transition(event="channel.occupied", channel="room", app_id=APP, user=None, 
 
 
 class Box:
-    """Rows that stay until they were committed and the next drain, as in Redis. `fault` is raised by `drain`."""
+    """Rows that stay until the first drain after they were committed, as in Redis. `fault` is raised by `drain`."""
 
     def __init__(self, *rows):
         self.rows = list(rows)
@@ -77,10 +77,10 @@ class Box:
 
 
 async def kill(webhooks):
-    """Ends it as kill -9 does, as far as the store can tell: nothing is written any more."""
+    """Ends it as kill -9 does: nothing more is written to the store."""
     schedule = webhooks._schedule
     tasks = [*webhooks._tasks, *schedule._tasks, schedule._writing]
-    # Otherwise the end of one would begin the next.
+    # Otherwise the end of one attempt would start the next.
     schedule._finishing = True
     for task in tasks:
         task.cancel()
@@ -88,7 +88,7 @@ async def kill(webhooks):
     webhooks._tasks, webhooks._schedule = [], None
 
 
-def told(request: Request):
+def content_of(request: Request):
     """`(event, channel, user)` of a delivery in the service's format."""
     body = json.loads(request.body)
     return body["event"], body["data"]["channel"], body["data"].get("user_id")

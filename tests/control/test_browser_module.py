@@ -1,9 +1,9 @@
-"""The module for pages: served as a file that any page may load and a browser may keep."""
+"""The JavaScript module for pages: a file that any page may load and a browser may cache."""
 
 from importlib import resources
 
 
-async def test_anybody_may_load_it_from_any_origin(plane):
+async def test_module_is_served_without_credentials_to_any_origin(plane):
     reply = await plane.ask("GET", "/api/v1/redpoll.js", headers={"Origin": "https://page.example"})
     assert reply.status == 200
     assert reply.body == resources.files("redpoll.control").joinpath("static/redpoll.js").read_bytes()
@@ -12,7 +12,7 @@ async def test_anybody_may_load_it_from_any_origin(plane):
     assert reply.headers["cache-control"] == "public, max-age=3600"
 
 
-async def test_a_browser_that_has_it_is_told_so(plane):
+async def test_request_with_the_current_etag_gets_304(plane):
     first = await plane.ask("GET", "/api/v1/redpoll.js")
     tag = first.headers["etag"]
     for known in (tag, f'"other", W/{tag}'):

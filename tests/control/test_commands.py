@@ -1,4 +1,4 @@
-"""The operator's commands, run here and asked of a running server."""
+"""The operator's commands, executed in this process and by a running server over its socket."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from redpoll.store.store import Store, database_url
 
 @pytest.fixture
 async def context(tmp_path):
-    """What a command works on where no server runs."""
+    """The context of a command while no server runs."""
     store = await Store.open(database_url(tmp_path))
     made = Context(store, Records(store), Settings())
     await made.records.load()
@@ -35,7 +35,7 @@ def records(context):
 
 @pytest.fixture
 async def served(context, tmp_path):
-    """`await served(verb, args)` asks over the socket, as the command line does."""
+    """`await served(verb, args)` sends a command over the socket, as the command line does."""
     path = commands.socket_path(tmp_path)
     server = await commands.serve_commands(context, path)
 
@@ -47,7 +47,7 @@ async def served(context, tmp_path):
     server.close()
 
 
-async def test_an_app_has_one_shape_everywhere(context):
+async def test_app_create_show_and_list_return_the_same_fields(context):
     made = await commands.run(context, "app create", {"name": "demo"})
     assert list(made) == ["id", "name", "key", "secret", "keys"]
     assert made["keys"] == [{"key": made["key"], "secret": made["secret"], "enabled": True}]
@@ -55,7 +55,7 @@ async def test_an_app_has_one_shape_everywhere(context):
     assert await commands.run(context, "app list", {}) == [made]
 
 
-async def test_settings_are_taken_as_text_and_shown_with_their_values(context, records):
+async def test_settings_are_set_as_text_and_shown_as_values(context, records):
     made = await commands.run(context, "app create", {"name": "demo"})
     args = {"id": made["id"], "settings": {"plan": "free", "allowed_origins": "a.example, *.b.example"}}
     shown = await commands.run(context, "app set", args)
@@ -66,7 +66,7 @@ async def test_settings_are_taken_as_text_and_shown_with_their_values(context, r
     assert await commands.run(context, "app set", {"id": made["id"], "settings": {}}) == shown
 
 
-async def test_one_wrong_setting_keeps_all_from_being_changed(context, records):
+async def test_one_wrong_setting_prevents_all_changes(context, records):
     made = await commands.run(context, "app create", {"name": "demo"})
     before = records.apps[made["id"]]
     settings = {"plan": "free", "enabled": "perhaps", "colour": "red"}
@@ -78,7 +78,7 @@ async def test_one_wrong_setting_keeps_all_from_being_changed(context, records):
     assert records.apps[made["id"]] is before
 
 
-async def test_keys_and_tokens_have_their_shapes(records, served):
+async def test_commands_for_keys_and_tokens_return_documented_fields(records, served):
     app = await served("app create", {"name": "demo"})
     added = await served("key add", {"app": app["id"], "key": None})
     assert list(added) == ["key", "secret"]
@@ -106,7 +106,7 @@ async def test_keys_and_tokens_have_their_shapes(records, served):
     assert records.tokens[held.hash].revoked_at is not None
 
 
-async def test_history_rules_are_made_listed_and_removed(records, served):
+async def test_history_rules_are_created_listed_and_removed(records, served):
     app = (await served("app create", {"name": "x"}))["id"]
     words = {"app": app, "name": "news-", "prefix": True, "keep": 100, "seconds": 60, "replay": 10}
     made = await served("history rule add", words)
@@ -126,7 +126,7 @@ async def test_history_rules_are_made_listed_and_removed(records, served):
     assert await served("history rule list", {"app": app}) == []
 
 
-async def test_what_is_kept_can_be_seen_only_while_a_server_runs(context):
+async def test_history_commands_need_a_running_server(context):
     app = await context.records.create_app("x")
     args = {"app": app.id, "channel": "c", "query": {}}
     for verb in ("history show", "history clear"):
@@ -134,14 +134,14 @@ async def test_what_is_kept_can_be_seen_only_while_a_server_runs(context):
             await commands.run(context, verb, args)
 
 
-async def test_a_server_does_the_same_over_its_socket(records, served):
+async def test_running_server_executes_commands_over_its_socket(records, served):
     made = await served("app create", {"name": "Büro"})
     assert made["name"] == "Büro"
     assert records.apps[made["id"]].name == "Büro"
     assert await served("app list", {}) == [made]
 
 
-async def test_what_cannot_be_done_is_told_in_words(served):
+async def test_impossible_commands_are_refused_with_a_reason(served):
     with pytest.raises(CommandError, match="there is no app with the id 5"):
         await served("app show", {"id": "5"})
     for verb, more in (
@@ -163,11 +163,11 @@ async def test_what_cannot_be_done_is_told_in_words(served):
         await served("app destroy", {})
 
 
-async def test_the_socket_is_for_its_owner_only(served):
+async def test_only_the_owner_may_use_the_socket(served):
     assert served.path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_the_socket_of_a_dead_server_is_taken_over(context, tmp_path):
+async def test_socket_of_a_dead_server_is_replaced(context, tmp_path):
     path = commands.socket_path(tmp_path)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
@@ -176,7 +176,7 @@ async def test_the_socket_of_a_dead_server_is_taken_over(context, tmp_path):
     server.close()
 
 
-async def test_a_folder_too_deep_for_a_socket_path_still_has_one(context, tmp_path):
+async def test_data_folder_with_a_long_path_has_a_socket(context, tmp_path):
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     server = await commands.serve_commands(context, commands.socket_path(deep))
@@ -185,7 +185,7 @@ async def test_a_folder_too_deep_for_a_socket_path_still_has_one(context, tmp_pa
 
 
 @pytest.mark.parametrize("request_line", [b"hello\n", b"{}\n", b"[1]\n", b'{"verb": 1, "args": 2}\n', b"\n", b'{"verb'])
-async def test_garbage_is_answered_and_harms_nobody(served, request_line):
+async def test_invalid_request_gets_an_error_and_the_socket_keeps_working(served, request_line):
     reader, writer = await asyncio.open_unix_connection(str(served.path))
     writer.write(request_line)
     writer.write_eof()
@@ -194,12 +194,12 @@ async def test_garbage_is_answered_and_harms_nobody(served, request_line):
     assert await served("app list", {}) == []
 
 
-async def test_no_server_is_an_error_of_the_connection(tmp_path):
+async def test_asking_without_a_server_raises_file_not_found(tmp_path):
     with pytest.raises(FileNotFoundError):
         commands.ask(commands.socket_path(tmp_path), "app list", {})
 
 
-async def test_a_server_that_ends_before_it_answers_is_not_asked_again_in_silence(tmp_path):
+async def test_command_is_not_repeated_if_the_server_ends_before_it_answers(tmp_path):
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
         writer.close()
@@ -209,7 +209,7 @@ async def test_a_server_that_ends_before_it_answers_is_not_asked_again_in_silenc
             await asyncio.to_thread(commands.ask, commands.socket_path(tmp_path), "app create", {"name": "x"})
 
 
-async def test_a_store_that_takes_nothing_is_named(context, served, tmp_path):
+async def test_locked_record_store_is_named_in_the_error(context, served, tmp_path):
     made = await commands.run(context, "app create", {"name": "demo"})
     async with context.store.reading() as connection:
         await connection.execute(sa.text("PRAGMA busy_timeout=10"))
@@ -219,6 +219,6 @@ async def test_a_store_that_takes_nothing_is_named(context, served, tmp_path):
             await served("key add", {"app": made["id"], "key": "k" * 20})
 
 
-async def test_a_request_may_be_as_long_as_a_command_line(context, served):
+async def test_request_may_be_as_long_as_a_command_line(context, served):
     with pytest.raises(CommandError, match="the server is still starting"):
         await served("dead-letter retry", {"ids": [f"{number:036}" for number in range(50_000)]})

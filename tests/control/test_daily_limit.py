@@ -1,4 +1,4 @@
-"""The daily limit and the copy of its counters, on a real Redis that loses its data and a real store."""
+"""The daily limit and the copy of its counters, with a real store and a real Redis that loses its data."""
 
 import asyncio
 
@@ -65,7 +65,7 @@ async def make(link, records, clock):
         await daily.finish()
 
 
-async def test_what_would_pass_the_limit_is_refused_whole_and_not_counted(make, records):
+async def test_messages_beyond_the_limit_are_refused_as_a_whole_and_not_counted(make, records):
     daily, quota = make()
     daily.link_up()
     app = records.apps["3"]
@@ -76,7 +76,7 @@ async def test_what_would_pass_the_limit_is_refused_whole_and_not_counted(make, 
     assert await quota.used("4") == 0
 
 
-async def test_the_headers_count_down_to_midnight_utc(make, records):
+async def test_headers_show_the_rest_and_the_reset_at_midnight_utc(make, records):
     daily, _ = make()
     daily.link_up()
     spent = await daily.spend(records.apps["3"], 7, 10)
@@ -89,25 +89,25 @@ async def test_the_headers_count_down_to_midnight_utc(make, records):
     assert daily.left_s() == 42_800
 
 
-async def test_the_counters_are_copied_to_the_store(make, records, wait_until):
+async def test_counters_are_copied_to_the_store(make, records, wait_until):
     daily, quota = make(copy_every_s=0.01)
     daily.link_up()
     daily.start()
     await daily.spend(records.apps["3"], 5, 10)
-    # A worker's client event.
+    # As a worker counts client events.
     await quota.spend("4", 2, 10)
-    kept = {}
+    stored = {}
 
     async def copied():
-        while kept != {"3": 5, "4": 2}:
-            kept.clear()
-            kept.update(await records.daily_used(TODAY))
+        while stored != {"3": 5, "4": 2}:
+            stored.clear()
+            stored.update(await records.daily_used(TODAY))
             await asyncio.sleep(0.005)
 
     await asyncio.wait_for(copied(), 10)
 
 
-async def test_at_the_end_there_is_a_last_copy(make, records):
+async def test_counters_are_copied_at_shutdown(make, records):
     daily, _quota = make()
     daily.link_up()
     daily.start()
@@ -116,7 +116,7 @@ async def test_at_the_end_there_is_a_last_copy(make, records):
     assert await records.daily_used(TODAY) == {"3": 5}
 
 
-async def test_at_start_the_greater_of_redis_and_the_copy_counts(make, records):
+async def test_start_uses_the_larger_of_redis_counter_and_copy(make, records):
     await records.save_daily(TODAY, {"3": 8, "4": 1})
     daily, quota = make()
     await quota.spend("3", 2, 10)
@@ -126,7 +126,7 @@ async def test_at_start_the_greater_of_redis_and_the_copy_counts(make, records):
     assert await daily.spend(records.apps["4"], 1, 10) == (True, 7)
 
 
-async def test_after_redis_lost_its_data_nothing_is_spent_before_it_is_put_back(make, records, redis):
+async def test_spending_waits_until_lost_counters_are_restored(make, records, redis):
     daily, quota = make()
     daily.link_up()
     await daily.spend(records.apps["3"], 9, 10)
@@ -140,7 +140,7 @@ async def test_after_redis_lost_its_data_nothing_is_spent_before_it_is_put_back(
     assert await quota.used("3") == 9
 
 
-async def test_a_redis_emptied_without_a_break_is_noticed_by_the_next_copy(make, records, redis, wait_until):
+async def test_copy_notices_a_redis_that_was_flushed_without_a_reconnect(make, records, redis, wait_until):
     daily, quota = make(copy_every_s=0.01)
     daily.link_up()
     await daily.spend(records.apps["3"], 9, 10)
@@ -154,7 +154,7 @@ async def test_a_redis_emptied_without_a_break_is_noticed_by_the_next_copy(make,
     await asyncio.wait_for(put_back(), 10)
 
 
-async def test_a_new_day_begins_at_nothing(make, records, clock):
+async def test_counter_starts_at_zero_on_a_new_day(make, records, clock):
     daily, quota = make()
     daily.link_up()
     app = records.apps["3"]
@@ -167,7 +167,7 @@ async def test_a_new_day_begins_at_nothing(make, records, clock):
     assert await quota.used("3", TOMORROW) == 2
 
 
-async def test_a_store_that_fails_keeps_spending_closed_until_it_answers(make, records, monkeypatch, wait_until):
+async def test_spending_waits_while_the_store_fails(make, records, monkeypatch, wait_until):
     from sqlalchemy.exc import OperationalError
 
     daily, _ = make()
@@ -187,7 +187,7 @@ async def test_a_store_that_fails_keeps_spending_closed_until_it_answers(make, r
     assert reads == 3
 
 
-async def test_while_redis_is_away_a_spend_is_unavailable(make, records, link, redis):
+async def test_spending_is_unavailable_while_redis_is_away(make, records, link, redis):
     daily, _quota = make()
     daily.link_up()
     await daily.spend(records.apps["3"], 1, 10)

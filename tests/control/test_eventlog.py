@@ -1,4 +1,4 @@
-"""The event log and traces over HTTP, as an app's back end asks for them."""
+"""The event log and traces over HTTP."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 async def flushed(plane):
-    """`await flushed()`: what was called so far can be read."""
+    """`await flushed()` writes all calls so far to the event log."""
     await plane.plane.tracer.flush()
     return plane.plane.tracer.flush
 
@@ -16,7 +16,7 @@ async def search(plane, **params):
     return await plane.call("GET", "/apps/3/events/log", params=params)
 
 
-async def test_a_trigger_is_found_by_its_trace_id_with_its_stages(plane, flushed):
+async def test_trigger_is_found_by_trace_id_with_its_stages(plane, flushed):
     reply = await plane.trigger(name="order", channels=["a", "b"], data="12345", correlation_id="c-1")
     trace_id = reply.headers["x-service-trace-id"]
     await flushed()
@@ -36,44 +36,44 @@ async def test_a_trigger_is_found_by_its_trace_id_with_its_stages(plane, flushed
         "status": 200,
         "sampled": True,
     }
-    assert [each["trace_id"] for each in (await search(plane, correlation_id="c-1")).json()["events"]] == [trace_id]
+    assert [event["trace_id"] for event in (await search(plane, correlation_id="c-1")).json()["events"]] == [trace_id]
 
 
-async def test_refused_triggers_have_rows_too(plane, flushed):
+async def test_refused_triggers_are_logged(plane, flushed):
     bad = await plane.trigger(name="pusher:no", channels=["a"])
     large = await plane.trigger(name="large", channels=["a"], data="x" * 11_000)
     await flushed()
-    told = {each["trace_id"]: each for each in (await search(plane, channel="a")).json()["events"]}
-    assert told[bad.headers["x-service-trace-id"]]["status"] == 400
-    assert told[large.headers["x-service-trace-id"]]["status"] == 413
-    assert told[large.headers["x-service-trace-id"]]["size"] == 11_000
+    by_trace_id = {event["trace_id"]: event for event in (await search(plane, channel="a")).json()["events"]}
+    assert by_trace_id[bad.headers["x-service-trace-id"]]["status"] == 400
+    assert by_trace_id[large.headers["x-service-trace-id"]]["status"] == 413
+    assert by_trace_id[large.headers["x-service-trace-id"]]["size"] == 11_000
 
 
-async def test_one_refused_for_its_rate_has_its_row(make_plane, redis):
+async def test_rate_limited_trigger_is_logged(make_plane, redis):
     plane = await make_plane(redis.url, trigger_rate_per_minute=1)
     assert [(await plane.trigger()).status for _ in range(2)] == [200, 429]
     await plane.plane.tracer.flush()
-    assert [each["status"] for each in (await search(plane)).json()["events"]] == [429, 200]
+    assert [event["status"] for event in (await search(plane)).json()["events"]] == [429, 200]
 
 
-async def test_what_asks_nobody_logs(plane, flushed):
+async def test_reads_and_unsigned_requests_are_not_logged(plane, flushed):
     await plane.call("GET", "/apps/3/channels")
     await plane.call("POST", "/apps/3/events", {"name": "e"}, secret="0" * 20)
     await flushed()
     assert (await search(plane)).json() == {"events": [], "next": None}
 
 
-async def test_a_long_answer_is_read_in_pages(plane, flushed):
+async def test_search_results_are_paged(plane, flushed):
     for number in range(5):
         await plane.trigger(name=f"n{number}")
     await flushed()
     first = (await search(plane, limit="3")).json()
     second = (await search(plane, limit="3", cursor=first["next"])).json()
-    assert [each["name"] for each in first["events"] + second["events"]] == ["n4", "n3", "n2", "n1", "n0"]
+    assert [event["name"] for event in first["events"] + second["events"]] == ["n4", "n3", "n2", "n1", "n0"]
     assert second["next"] is None
 
 
-async def test_another_apps_call_is_not_found(plane, flushed):
+async def test_calls_of_another_app_are_not_found(plane, flushed):
     trace_id = (await plane.trigger()).headers["x-service-trace-id"]
     await flushed()
     _, token = await plane.records.create_token("4", "t", ["read"])
@@ -94,36 +94,36 @@ async def test_another_apps_call_is_not_found(plane, flushed):
         ({"cursor": "x"}, "invalid_cursor"),
     ],
 )
-async def test_what_makes_no_sense_is_refused_with_its_name(plane, params, code):
+async def test_invalid_parameter_is_refused_by_name(plane, params, code):
     reply = await search(plane, **params)
     assert (reply.status, reply.json()["code"]) == (400, code)
     assert next(iter(params)) in reply.json()["error"]
 
 
-async def test_a_call_that_is_refused_before_anybody_reads_it_has_its_row(make_plane, redis, connect):
+async def test_call_refused_before_its_body_is_parsed_is_logged(make_plane, redis, connect):
     plane = await make_plane(redis.url)
     pair = {"X-Service-Key": "278d425bdf160c739803", "X-Service-Secret": "7ad3773142a6692b25b8"}
     large = b"x" * (1024 * 1024 + 1)
 
-    async def told(ask):
-        # Behind such a refusal the connection ends.
+    async def outcome_of(ask):
+        # The server closes the connection after such a refusal.
         plane.wire = await connect(plane.port)
         reply = await ask
         return reply.headers["x-service-trace-id"], reply.status
 
     compressed = {**pair, "Content-Encoding": "gzip"}
-    wanted = [
-        await told(plane.call("POST", "/apps/3/events", large)),
-        await told(plane.ask("POST", "/apps/3/events", large, pair)),
-        await told(plane.ask("POST", "/apps/3/events", b"{}", compressed)),
+    expected = [
+        await outcome_of(plane.call("POST", "/apps/3/events", large)),
+        await outcome_of(plane.ask("POST", "/apps/3/events", large, pair)),
+        await outcome_of(plane.ask("POST", "/apps/3/events", b"{}", compressed)),
     ]
-    # Of one with a wrong signature nobody knows whose it is.
-    assert (await told(plane.call("POST", "/apps/3/events", large, secret="0" * 20)))[1] == 413
+    # A call with a wrong signature belongs to no app, so it is not logged.
+    assert (await outcome_of(plane.call("POST", "/apps/3/events", large, secret="0" * 20)))[1] == 413
     await plane.records.set_app("3", {"enabled": False})
-    wanted.append(await told(plane.call("POST", "/apps/3/events", {"name": "e", "channel": "c", "data": ""})))
-    assert [status for _, status in wanted] == [413, 413, 415, 403]
+    expected.append(await outcome_of(plane.call("POST", "/apps/3/events", {"name": "e", "channel": "c", "data": ""})))
+    assert [status for _, status in expected] == [413, 413, 415, 403]
     await plane.plane.tracer.flush()
     await plane.records.set_app("3", {"enabled": True})
     plane.wire = await connect(plane.port)
     rows = (await search(plane)).json()["events"]
-    assert [(row["trace_id"], row["status"]) for row in reversed(rows)] == wanted
+    assert [(row["trace_id"], row["status"]) for row in reversed(rows)] == expected

@@ -1,4 +1,4 @@
-"""Alive, ready, and why not."""
+"""The endpoints for liveness and readiness."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from redpoll.control.health import Health
 from redpoll.protocol.errors import ApiError
 
 
-async def test_ready_only_when_everything_is():
+async def test_ready_only_if_redis_directory_and_workers_are_ready():
     answers = {"redis": False}
     health = Health(lambda: answers["redis"])
     assert health.obstacle() == "Redis doesn't answer"
@@ -21,14 +21,14 @@ async def test_ready_only_when_everything_is():
     assert health.obstacle() == "this server is stopping"
 
 
-async def test_not_ready_is_503_with_its_reason():
+async def test_not_ready_is_503_with_a_reason():
     with pytest.raises(ApiError) as error:
         await Health(lambda: False).ready(None)
     assert error.value.status == 503
     assert "Redis" in error.value.message
 
 
-async def test_alive_whatever_is_wrong():
+async def test_live_is_200_even_without_redis():
     health = Health(lambda: False)
     assert (await health.live(None)).status == 200
     assert (await health.root(None)).body == b"OK"

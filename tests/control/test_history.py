@@ -1,4 +1,4 @@
-"""A channel's history over HTTP: pages either way, bounds, and what is told to who asks for what isn't there."""
+"""A channel's history over HTTP: pages in both directions, bounds, and errors for unknown positions."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ HISTORY = "/apps/3/channels/{}/history"
 
 @pytest.fixture
 async def keeping(plane):
-    """The plane, whose app 3 keeps ten messages of every channel but `nothing`."""
+    """The plane. Its app 3 keeps ten messages of every channel except `nothing`."""
     await plane.records.add_history_rule("3", HistoryRule(id="", name="", prefix=True, keep=10, seconds=60))
     await plane.records.add_history_rule("3", HistoryRule(id="", name="nothing"))
     return plane
@@ -28,7 +28,7 @@ async def publish(plane, *numbers, channel="news"):
 
 
 async def ask(plane, channel="news", **params):
-    """The answer to a GET, which is good."""
+    """The body of a GET, which must succeed."""
     reply = await plane.call("GET", HISTORY.format(channel), params=params)
     assert reply.status == 200, reply.body
     answer = reply.json()
@@ -45,7 +45,7 @@ async def fault(plane, **params) -> tuple[int, str]:
     return reply.status, reply.json().get("code")
 
 
-async def test_messages_are_told_oldest_first_with_offset_and_time(keeping):
+async def test_messages_are_oldest_first_with_offset_and_time(keeping):
     before_ms = int(time.time() * 1000)
     await publish(keeping, 1, 2, 3)
     answer = await ask(keeping)
@@ -60,14 +60,14 @@ async def test_messages_are_told_oldest_first_with_offset_and_time(keeping):
     assert offsets == sorted(set(offsets))
 
 
-async def test_as_many_are_kept_as_the_rule_says_and_none_where_it_says_none(keeping):
+async def test_history_keeps_as_many_messages_as_the_rule_allows(keeping):
     await publish(keeping, *range(12))
     assert numbers(await ask(keeping)) == list(range(2, 12))
     await publish(keeping, 1, channel="nothing")
     assert await ask(keeping, "nothing") == {"epoch": "", "messages": [], "next": None}
 
 
-async def test_without_bounds_pages_lead_from_the_newest_to_the_oldest(keeping):
+async def test_pages_without_bounds_go_from_newest_to_oldest(keeping):
     await publish(keeping, *range(7))
     pages, cursor = [], {}
     while cursor is not None:
@@ -78,7 +78,7 @@ async def test_without_bounds_pages_lead_from_the_newest_to_the_oldest(keeping):
 
 
 @pytest.mark.parametrize("word", ["backwards", "newest_first"])
-async def test_backwards_the_newest_comes_first(keeping, word):
+async def test_backwards_lists_the_newest_first(keeping, word):
     await publish(keeping, *range(5))
     first = await ask(keeping, limit="3", direction=word)
     assert numbers(first) == [4, 3, 2]
@@ -86,13 +86,13 @@ async def test_backwards_the_newest_comes_first(keeping, word):
     assert numbers(await ask(keeping, limit="3", direction="forwards")) == [2, 3, 4]
 
 
-async def test_behind_a_place_pages_lead_to_the_newest(keeping):
+async def test_pages_after_a_position_go_to_the_newest(keeping):
     await publish(keeping, *range(7))
     everything = await ask(keeping)
     place = f"{everything['epoch']}:{everything['messages'][1]['offset']}"
     first = await ask(keeping, since=place, limit="3")
     assert numbers(first) == [2, 3, 4]
-    # The cursor alone goes on in the same direction, and so it does beside what was asked at first.
+    # The cursor continues in the same direction, with or without the first request's parameters.
     for more in ({}, {"since": place}):
         second = await ask(keeping, limit="3", cursor=first["next"], **more)
         assert (numbers(second), second["next"]) == ([5, 6], None)
@@ -101,7 +101,7 @@ async def test_behind_a_place_pages_lead_to_the_newest(keeping):
     assert await ask(keeping, since=last) == {"epoch": everything["epoch"], "messages": [], "next": None}
 
 
-async def test_up_to_a_place_and_between_two(keeping):
+async def test_pages_up_to_a_position_and_between_two_positions(keeping):
     await publish(keeping, *range(7))
     everything = await ask(keeping)
     places = [f"{everything['epoch']}:{message['offset']}" for message in everything["messages"]]
@@ -113,10 +113,10 @@ async def test_up_to_a_place_and_between_two(keeping):
     assert numbers(await ask(keeping, since=places[4], until=places[1])) == []
 
 
-async def test_times_are_in_ms_and_include_their_own(keeping):
+async def test_bounds_in_ms_are_inclusive(keeping):
     for number in range(3):
         await publish(keeping, number)
-        # Each in a millisecond of its own.
+        # Gives each message its own millisecond.
         begin = time.time_ns() // 1_000_000
         while time.time_ns() // 1_000_000 - begin < 2:
             await asyncio.sleep(0)
@@ -129,11 +129,11 @@ async def test_times_are_in_ms_and_include_their_own(keeping):
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "1001", "999999999999", "x", "1.5", "", "١"])
-async def test_a_limit_is_1_to_1000(keeping, limit):
+async def test_limit_outside_1_to_1000_is_refused(keeping, limit):
     assert await fault(keeping, limit=limit) == (400, "bad_request")
 
 
-async def test_what_cannot_be_meant_is_a_fault(keeping):
+async def test_invalid_parameters_are_refused(keeping):
     assert await fault(keeping, direction="up") == (400, "bad_request")
     for name in ("since", "until"):
         for text in ("-1", "soon", "1e3", "99999999999999999999", ""):
@@ -144,15 +144,15 @@ async def test_what_cannot_be_meant_is_a_fault(keeping):
         assert await fault(keeping, cursor=cursor) == (400, "invalid_cursor")
 
 
-async def test_an_epoch_that_is_not_the_channels_is_unknown(keeping):
-    # There is none at all yet.
+async def test_epoch_of_another_history_is_refused(keeping):
+    # The channel has no epoch yet.
     assert await fault(keeping, since="abc:5") == (400, "unknown_epoch")
     await publish(keeping, 1)
     for name in ("since", "until", "cursor"):
         assert await fault(keeping, **{name: "abc:5"}) == (400, "unknown_epoch")
 
 
-async def test_an_offset_of_the_future_is_refused(keeping):
+async def test_offset_beyond_the_newest_is_refused(keeping):
     await publish(keeping, 1)
     answer = await ask(keeping)
     ahead = f"{answer['epoch']}:{answer['messages'][0]['offset'] + 1}"
@@ -160,7 +160,7 @@ async def test_an_offset_of_the_future_is_refused(keeping):
         assert await fault(keeping, **{name: ahead}) == (400, "invalid_offset")
 
 
-async def test_a_cleared_history_has_a_new_epoch_and_forgets_cursors(keeping):
+async def test_cleared_history_has_a_new_epoch_and_refuses_old_cursors(keeping):
     await publish(keeping, *range(4))
     before = await ask(keeping, limit="2")
     reply = await keeping.call("DELETE", HISTORY.format("news"))
@@ -175,17 +175,17 @@ async def test_a_cleared_history_has_a_new_epoch_and_forgets_cursors(keeping):
     assert numbers(await ask(keeping)) == [9]
 
 
-async def test_there_may_be_nothing_to_clear(keeping):
+async def test_clearing_an_empty_history_succeeds(keeping):
     assert (await keeping.call("DELETE", HISTORY.format("never"))).json() == {"epoch": ""}
 
 
-async def test_no_channel_has_such_a_name(keeping):
+async def test_invalid_channel_name_is_refused(keeping):
     for method in ("GET", "DELETE"):
         reply = await keeping.call(method, HISTORY.format("a%20b"))
         assert (reply.status, reply.json()["code"]) == (400, "invalid_channel")
 
 
-async def test_the_history_of_one_app_is_not_anothers(keeping):
+async def test_histories_of_apps_are_separate(keeping):
     await publish(keeping, 1)
     other = {"key": "1111111111111111aaaa", "secret": "2222222222222222bbbb"}
     reply = await keeping.call("GET", "/apps/4/channels/news/history", **other)
@@ -194,7 +194,7 @@ async def test_the_history_of_one_app_is_not_anothers(keeping):
     assert numbers(await ask(keeping)) == [1]
 
 
-async def test_a_page_holds_no_more_than_fits_and_leads_on(keeping, monkeypatch):
+async def test_page_is_limited_in_bytes_and_has_a_cursor(keeping, monkeypatch):
     monkeypatch.setattr("redpoll.control.history._MAX_BYTES", 20_000)
     for number in range(6):
         reply = await keeping.trigger(channels=["news"], name="e", data=f"{number:>9000}")
@@ -208,12 +208,12 @@ async def test_a_page_holds_no_more_than_fits_and_leads_on(keeping, monkeypatch)
     assert found == list(range(6))
 
 
-async def test_without_redis_it_is_503(make_plane, tmp_path):
+async def test_history_without_redis_is_503(make_plane, tmp_path):
     plane = await make_plane(f"unix://{tmp_path}/nowhere.sock", ready=False)
     assert await fault(plane) == (503, "unavailable")
 
 
-async def test_the_command_line_asks_the_same(keeping):
+async def test_commands_return_the_same_history_as_http(keeping):
     store = keeping.plane.dashboard.accounts.store
     context = Context(store, keeping.records, Settings(), cluster=keeping.plane.cluster)
     await publish(keeping, *range(3))

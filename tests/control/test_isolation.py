@@ -1,5 +1,4 @@
-"""Nothing of one app is ever usable on another, or visible to it: every credential on every route, and every name
-that both apps may use."""
+"""Apps cannot use or see each other: every kind of credential on every route, and every name that both may use."""
 
 import asyncio
 import json
@@ -19,7 +18,7 @@ BODIES = {"events": EVENT, "batch_events": b'{"batch":[{"name":"e","channel":"c"
 
 
 def routes_with_an_app(plane, app_id):
-    """(method, path, body) of each, at both mounts."""
+    """(method, path, body) of every route, under both prefixes."""
     for route in plane.plane.routes.all:
         if route.scope and "{app_id}" in route.pattern:
             path = route.pattern.format(app_id=app_id, channel="presence-c", user_id="u", trace_id="1" * 32)
@@ -28,43 +27,43 @@ def routes_with_an_app(plane, app_id):
 
 
 async def shown_by_4(plane, sign, method, path, body):
-    """(what, target, headers): app 4's credentials, each way of showing them."""
+    """(kind, target, headers) for every way to send credentials of app 4."""
     _, plain = await plane.records.create_token("4", "t", ["all"])
     yield "token", path, {"Authorization": f"Bearer {plain}"}
     yield "pair", path, {"X-Service-Key": OTHER_KEY, "X-Service-Secret": OTHER_SECRET}
     yield "signature", sign(method, path, body, key=OTHER_KEY, secret=OTHER_SECRET), {}
-    # With names of app 3 among them.
+    # Credentials that mix keys and secrets of both apps.
     yield "our key, their secret", path, {"X-Service-Key": KEY, "X-Service-Secret": OTHER_SECRET}
     yield "their key, our secret", path, {"X-Service-Key": OTHER_KEY, "X-Service-Secret": SECRET}
     yield "our key, signed by them", sign(method, path, body, key=KEY, secret=OTHER_SECRET), {}
 
 
-async def test_no_credential_of_another_app_opens_any_route_and_none_tells_that_the_app_exists(
+async def test_credentials_of_another_app_are_refused_on_every_route_without_revealing_the_app(
     plane, sign, hear, wait_until
 ):
     listener = await hear("c")
     tried = 0
     for method, path, body in routes_with_an_app(plane, "3"):
-        nobodys = path.replace("/apps/3/", "/apps/999/")
-        unknown = [each async for each in shown_by_4(plane, sign, method, nobodys, body)]
+        unknown_path = path.replace("/apps/3/", "/apps/999/")
+        unknown = [credential async for credential in shown_by_4(plane, sign, method, unknown_path, body)]
         async for what, target, headers in shown_by_4(plane, sign, method, path, body):
             reply = await plane.ask(method, target, body, headers)
             assert reply.status == 401, (what, path)
-            _, unknown_target, unknown_headers = next(each for each in unknown if each[0] == what)
-            to_nobody = await plane.ask(method, unknown_target, body, unknown_headers)
-            # Keys are public, and whose one is may be told: every page shows it. Whether there is an app may not.
+            _, unknown_target, unknown_headers = next(credential for credential in unknown if credential[0] == what)
+            unknown_reply = await plane.ask(method, unknown_target, body, unknown_headers)
+            # Keys are public, so an answer may reveal whose key it is. It must not reveal whether an app exists.
             if what != "our key, signed by them":
-                assert to_nobody.json()["code"] == reply.json()["code"]
-                assert to_nobody.json()["error"] == reply.json()["error"]
+                assert unknown_reply.json()["code"] == reply.json()["code"]
+                assert unknown_reply.json()["error"] == reply.json()["error"]
             assert SECRET not in reply.body.decode()
             tried += 1
     assert tried == 6 * 2 * sum(1 for route in plane.plane.routes.all if "{app_id}" in route.pattern and route.scope)
     assert (await plane.trigger(name="ours")).status == 200
     await wait_until(lambda: listener.heard)
-    assert [_frame.envelope(each)[6] for each in listener.heard] == [b"ours"]
+    assert [_frame.envelope(message)[6] for message in listener.heard] == [b"ours"]
 
 
-async def test_a_path_that_is_bent_leads_to_no_other_app(plane):
+async def test_manipulated_paths_reach_no_other_app(plane):
     pair = {"X-Service-Key": OTHER_KEY, "X-Service-Secret": OTHER_SECRET}
     assert (await plane.ask("GET", "/apps/4/channels", headers=pair)).status == 200
     for path in ("/apps/4%2F..%2F3/channels", "/apps/3%00/channels", "/apps/4:3/channels", "/apps/%34%20/channels"):
@@ -77,7 +76,7 @@ async def as_4(plane, method, path, body=None, params=None):
     return await plane.call(method, path, body, params, key=OTHER_KEY, secret=OTHER_SECRET)
 
 
-async def test_channels_members_and_cached_events_of_the_same_name_are_each_apps_own(plane, occupy, hear, wait_until):
+async def test_channels_members_and_cached_events_are_separate_per_app(plane, occupy, hear, wait_until):
     ours, theirs = await hear("presence-cache-a"), await hear("presence-cache-a", app_id="4")
     await occupy("presence-cache-a", {"w1": 3}, users=["u1", "u2"])
     assert (await plane.trigger(channels=["presence-cache-a"], data="secret")).status == 200
@@ -94,13 +93,13 @@ async def test_channels_members_and_cached_events_of_the_same_name_are_each_apps
         assert listed.json() == {"channels": {}}
     await wait_until(lambda: ours.heard)
     body = {"name": "theirs", "channels": ["presence-cache-a"], "data": "", "info": "user_count,subscription_count"}
-    told = await as_4(plane, "POST", "/apps/4/events", body)
-    assert told.json() == {"channels": {"presence-cache-a": {"user_count": 0, "subscription_count": 0}}}
+    answer = await as_4(plane, "POST", "/apps/4/events", body)
+    assert answer.json() == {"channels": {"presence-cache-a": {"user_count": 0, "subscription_count": 0}}}
     await wait_until(lambda: theirs.heard)
     assert (len(ours.heard), len(theirs.heard)) == (1, 1)
 
 
-async def test_correlation_ids_are_each_apps_own(plane):
+async def test_correlation_ids_are_separate_per_app(plane):
     for app_id in ("3", "4"):
         await plane.records.set_app(app_id, {"idempotency": True})
     event = {"name": "e", "channel": "c", "data": "ours", "correlation_id": "1", "info": "subscription_count"}
@@ -109,7 +108,7 @@ async def test_correlation_ids_are_each_apps_own(plane):
     assert (reply.status, reply.body) == (200, b"{}")
 
 
-async def test_messages_of_the_day_are_each_apps_own(plane, monkeypatch):
+async def test_daily_limits_are_separate_per_app(plane, monkeypatch):
     from redpoll.protocol import apps
 
     monkeypatch.setitem(apps.DAILY_LIMITS, "free", 2)
@@ -120,7 +119,7 @@ async def test_messages_of_the_day_are_each_apps_own(plane, monkeypatch):
     assert (reply.status, reply.headers["x-ratelimit-remaining"]) == (200, "1")
 
 
-async def test_connections_of_a_user_are_ended_in_the_app_of_the_credential_alone(plane, redis, wait_until):
+async def test_terminating_a_users_connections_affects_only_the_app_of_the_credential(plane, redis, wait_until):
     asked, keys = [], Keys("rp")
     link = Link(redis.url)
     link.on_push = lambda topic, payload: asked.append(msgspec.json.decode(payload))
@@ -136,23 +135,23 @@ async def test_connections_of_a_user_are_ended_in_the_app_of_the_credential_alon
     shown = {"Authorization": f"Bearer {plain}"}
     assert (await plane.ask("POST", f"{target}?auth_key={KEY}", b"{}", {**shown, "X-Service-Key": KEY})).status == 200
     assert (await plane.ask("POST", "/apps/3" + target, b"{}", shown)).status == 401
-    # No worker lives, so none is waited for; what they would have heard came over the same topic.
-    await wait_until(lambda: len([each for each in asked if "ask" in each]) == 3)
-    assert [each["app"] for each in asked if "ask" in each] == ["4", "3", "4"]
+    # No worker runs, so no answer is awaited. The test reads the topic that workers would read.
+    await wait_until(lambda: len([message for message in asked if "ask" in message]) == 3)
+    assert [message["app"] for message in asked if "ask" in message] == ["4", "3", "4"]
     await link.close()
 
 
-async def test_auth_signs_with_keys_of_the_callers_app_only(plane):
+async def test_auth_signs_only_with_keys_of_the_callers_app(plane):
     _, plain = await plane.records.create_token("4", "t", ["auth"])
     for headers in (
         {"X-Service-Key": OTHER_KEY, "X-Service-Secret": OTHER_SECRET},
         {"Authorization": f"Bearer {plain}", "X-Service-Key": KEY},
     ):
-        told = (await plane.ask("POST", f"/apps/4/auth?auth_key={KEY}", SUBSCRIPTION, headers)).json()
-        assert told["auth"].startswith(OTHER_KEY + ":")
+        answer = (await plane.ask("POST", f"/apps/4/auth?auth_key={KEY}", SUBSCRIPTION, headers)).json()
+        assert answer["auth"].startswith(OTHER_KEY + ":")
 
 
-async def test_a_trace_id_that_another_app_used_tells_nothing_of_it(plane, sign):
+async def test_trace_id_of_another_app_reveals_nothing(plane, sign):
     reply = await plane.trigger(data="secret")
     trace = reply.headers["x-service-trace-id"]
     pair = {"X-Service-Key": OTHER_KEY, "X-Service-Secret": OTHER_SECRET}
@@ -164,8 +163,8 @@ async def test_a_trace_id_that_another_app_used_tells_nothing_of_it(plane, sign)
 
 
 @pytest.mark.parametrize("credential", ["token", "pair"])
-async def test_credentials_of_both_apps_at_once_on_many_connections_never_mix(plane, connect, hear, credential):
-    """Each connection goes on switching between the apps; what an answer says is of the app that asked."""
+async def test_credentials_of_two_apps_on_the_same_connections_never_mix(plane, connect, hear, credential):
+    """Every connection alternates between the apps. An answer must belong to the app of its request."""
     await plane.records.set_app("4", {"max_batch": 3})
 
     async def shown(app_id, key, secret):

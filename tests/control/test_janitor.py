@@ -1,4 +1,4 @@
-"""What happens by itself: the directory kept right in a real Redis, and Redis watched."""
+"""Periodic work: the directory in a real Redis is kept up to date, and a hanging Redis is noticed."""
 
 import asyncio
 
@@ -45,7 +45,7 @@ async def parts(link):
     janitor.stop()
 
 
-async def test_the_directory_is_written_as_soon_as_redis_is_there(parts, link, wait_until):
+async def test_directory_is_written_when_redis_connects(parts, link, wait_until):
     janitor, _records, health, writer, connections = parts
     janitor.start()
     assert connections.swept == 1
@@ -57,7 +57,7 @@ async def test_the_directory_is_written_as_soon_as_redis_is_there(parts, link, w
     assert janitor.redis_answers()
 
 
-async def test_a_directory_that_was_lost_is_written_again(parts, link, wait_until):
+async def test_lost_directory_is_written_again(parts, link, wait_until):
     janitor, _records, health, writer, _connections = parts
     janitor.start()
     link.start()
@@ -70,7 +70,7 @@ async def test_a_directory_that_was_lost_is_written_again(parts, link, wait_unti
     assert b"one" in await link.ask(b"HGET", Keys("rp").directory, "1")
 
 
-async def test_a_changed_record_goes_out_at_once(parts, link, wait_until):
+async def test_changed_record_is_written_at_once(parts, link, wait_until):
     janitor, records, health, writer, _connections = parts
     janitor.start()
     link.start()
@@ -81,7 +81,7 @@ async def test_a_changed_record_goes_out_at_once(parts, link, wait_until):
     assert b"renamed" in await link.ask(b"HGET", Keys("rp").directory, "1")
 
 
-async def test_a_change_without_redis_fails_nobody_and_is_made_up_for(parts, link, wait_until):
+async def test_change_without_redis_succeeds_and_is_written_later(parts, link, wait_until):
     janitor, records, health, writer, _connections = parts
     records.version = 8
     await janitor.record_changed("1", records.apps["1"], 8)
@@ -92,7 +92,7 @@ async def test_a_change_without_redis_fails_nobody_and_is_made_up_for(parts, lin
 
 
 class Hanging:
-    """A link to a Redis that takes commands and says nothing."""
+    """A link to a Redis that takes commands and never answers."""
 
     def __init__(self):
         self.up = True
@@ -101,8 +101,8 @@ class Hanging:
 
     def drop(self, reason):
         self.dropped.append(reason)
-        for each in self.waiting:
-            each.set_exception(LinkDown(sent=True))
+        for future in self.waiting:
+            future.set_exception(LinkDown(sent=True))
 
     async def version(self):
         future = asyncio.get_running_loop().create_future()
@@ -110,7 +110,7 @@ class Hanging:
         return await future
 
 
-async def test_a_redis_that_hangs_is_away_after_5_s_and_dropped_after_10():
+async def test_hanging_redis_counts_as_away_after_5_s_and_is_dropped_after_10_s():
     now = 100.0
     link = Hanging()
     janitor = Janitor(link, link, Records(), Connections(), Health(lambda: True), clock=lambda: now)
@@ -128,7 +128,7 @@ async def test_a_redis_that_hangs_is_away_after_5_s_and_dropped_after_10():
     janitor.stop()
 
 
-async def test_the_greatest_lag_is_told_once(parts):
+async def test_largest_loop_lag_is_reported_once(parts):
     janitor, *_ = parts
     janitor.start()
     janitor._expected_at -= 1.5

@@ -1,4 +1,4 @@
-"""/metrics, read back with Prometheus' own parser."""
+"""/metrics, parsed with Prometheus' own parser."""
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -37,28 +37,28 @@ async def scraped(routes, workers, own=None):
     return samples(answer.body)
 
 
-async def test_every_known_counter_of_a_worker_is_shown_with_its_worker(routes):
-    told = {name: float(number) for number, name in enumerate(FAMILIES, 1)}
-    found = await scraped(routes, {"run.1.1": told, "run.2.1": told})
+async def test_every_known_counter_is_shown_per_worker(routes):
+    counters = {name: float(number) for number, name in enumerate(FAMILIES, 1)}
+    found = await scraped(routes, {"run.1.1": counters, "run.2.1": counters})
     for name, family in FAMILIES.items():
         labels = {"worker": "run.1.1"} | ({"reason": family.reason} if family.reason else {})
-        assert found[family.name, tuple(sorted(labels.items()))] == told[name]
-    assert found["redpoll_connections", (("worker", "run.2.1"),)] == told["connections"]
+        assert found[family.name, tuple(sorted(labels.items()))] == counters[name]
+    assert found["redpoll_connections", (("worker", "run.2.1"),)] == counters["connections"]
 
 
-async def test_drops_are_one_family_told_apart_by_their_reason(routes):
+async def test_drops_are_one_family_with_a_reason_label(routes):
     found = await scraped(routes, {"w": {"slow_consumers_closed_total": 3, "send_errors_total": 4}})
     assert found["redpoll_dropped_total", (("reason", "slow_consumer"), ("worker", "w"))] == 3
     assert found["redpoll_dropped_total", (("reason", "send_error"), ("worker", "w"))] == 4
 
 
-async def test_a_counter_that_nobody_knows_is_left_out(routes):
+async def test_unknown_counters_are_left_out(routes):
     found = await scraped(routes, {"w": {"of_another_version": 1, "connections": 2}})
     assert found["redpoll_connections", (("worker", "w"),)] == 2
     assert not any("another_version" in name for name, _ in found)
 
 
-async def test_state_of_each_workers_redis_connection_is_one_among_zeros(routes):
+async def test_redis_connection_state_is_1_for_the_current_state_and_0_for_others(routes):
     found = await scraped(routes, {"w": {"redis_connection_state": "reasserting"}, "of_another_version": {}})
     states = {labels: value for (name, labels), value in found.items() if name == "redpoll_redis_connection_state"}
     assert {dict(labels)["state"]: value for labels, value in states.items()} == {
@@ -89,7 +89,7 @@ async def test_requests_are_counted_by_route_and_status_and_timed(routes):
     assert not any(("route", "b") in labels for _, labels in found)
 
 
-async def test_the_control_port_shows_workers_through_redis_and_the_control_plane_itself(plane):
+async def test_metrics_over_http_include_workers_and_the_control_plane(plane):
     link = plane.plane.link
     await link.ask(b"HSET", Keys("rp").beat, "0123456789ab.1.1", 1)
     Stats(link, Keys("rp")).write("0123456789ab.1.1", {"connections": 7})
@@ -104,7 +104,7 @@ async def test_the_control_port_shows_workers_through_redis_and_the_control_plan
     assert found["redpoll_loop_exceptions_total", (("worker", "control"),)] == 0
 
 
-async def test_apps_have_figures_of_their_own_and_not_more_than_a_hundred(routes):
+async def test_metrics_per_app_are_limited_to_100_apps(routes):
     by_app = {str(app_id): [app_id, 2 * app_id, 3 * app_id] for app_id in range(150)}
 
     async def workers():

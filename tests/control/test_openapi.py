@@ -1,4 +1,4 @@
-"""The OpenAPI document: that it tells what the handlers do, tried by schemathesis on a running server."""
+"""The OpenAPI document matches the handlers. schemathesis checks it on a running server."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
 from redpoll.protocol.errors import HTTP_STATUS
 from server import Server
 
-# Of the API, but of no route's own: a method that an address doesn't know. And one of the dashboard's alone.
+# `method_not_allowed` belongs to no route of its own, and only the dashboard uses `forbidden`.
 ELSEWHERE = {"method_not_allowed", "forbidden"}
 
 
@@ -29,27 +29,27 @@ async def document(plane):
     return reply.json()
 
 
-async def test_every_route_of_the_api_is_in_it_and_no_other(plane, document):
-    told = {(method.upper(), path) for path, operations in document["paths"].items() for method in operations}
+async def test_document_lists_exactly_the_routes_of_the_api(plane, document):
+    documented = {(method.upper(), path) for path, operations in document["paths"].items() for method in operations}
     served = {
         (route.method, pattern)
         for route in plane.plane.routes.all
         for pattern in ("/api/v1" + route.pattern, route.pattern)
         if route.pattern.startswith(("/apps/", "/users/"))
     }
-    assert told <= served
-    assert {path.removeprefix("/api/v1") for _, path in told} == {
+    assert documented <= served
+    assert {path.removeprefix("/api/v1") for _, path in documented} == {
         path for _, path in served if path.startswith(("/apps/", "/users/"))
     }
 
 
-async def test_every_route_that_wants_a_credential_names_a_scope(plane):
+async def test_every_route_with_credentials_names_a_scope(plane):
     for route in plane.plane.routes.all:
         assert (route.access.name in ("OPEN", "SESSION")) is (route.scope == "")
         assert (route.pattern.startswith(("/apps/", "/users/"))) is (route.about is not None)
 
 
-def test_every_field_of_a_body_has_its_sentence(document_schemas):
+def test_every_field_of_a_body_has_a_description(document_schemas):
     for name in ("Trigger", "Batch", "Item", "Auth"):
         for field in document_schemas[name]["properties"].values():
             assert field["description"]
@@ -60,19 +60,19 @@ def document_schemas(document):
     return document["components"]["schemas"]
 
 
-async def test_every_error_code_stands_at_some_route_and_has_its_status(document):
-    told = set()
+async def test_every_error_code_is_documented_with_its_status(document):
+    documented = set()
     for operations in document["paths"].values():
         for operation in operations.values():
             for status, response in operation["responses"].items():
                 if int(status) >= 400 and status != "408":
                     codes = {word.strip("`") for word in response["description"].split(", ")}
                     assert {HTTP_STATUS[code] for code in codes} == {int(status)}
-                    told |= codes
-    assert told == set(HTTP_STATUS) - ELSEWHERE
+                    documented |= codes
+    assert documented == set(HTTP_STATUS) - ELSEWHERE
 
 
-async def test_it_is_the_same_for_everybody_and_holds_no_apps_data(plane, document):
+async def test_document_is_the_same_for_everybody_and_contains_no_data_of_apps(plane, document):
     text = json.dumps(document)
     assert "278d425bdf160c739803" not in text
     with_credential = await plane.ask("GET", "/api/v1/openapi.json", headers={"Authorization": "Bearer x"})
@@ -94,8 +94,8 @@ def server():
     ("shows_its_key", "mode", "examples"),
     [(True, GenerationMode.POSITIVE, 40), (True, GenerationMode.NEGATIVE, 25), (False, GenerationMode.POSITIVE, 10)],
 )
-def test_no_call_has_an_answer_that_the_document_does_not_know(server, shows_its_key, mode, examples):
-    """Bodies and parameters as the document wants them, and as it doesn't; signatures are made up, so 401 then."""
+def test_answers_match_the_document(server, shows_its_key, mode, examples):
+    """Valid and invalid bodies and parameters. Generated signatures are wrong, so those calls get 401."""
     credentials = {"X-Service-Key": server.app_key, "X-Service-Secret": server.app_secret} if shows_its_key else {}
     seen = set()
 
@@ -110,9 +110,9 @@ def test_no_call_has_an_answer_that_the_document_does_not_know(server, shows_its
         operation = found.ok()
         bounded = settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         with contextlib.suppress(Unsatisfiable):
-            # Negative: an operation that takes nothing can't be called wrongly.
+            # In negative mode: an operation without parameters has no invalid call.
             bounded(given(case=operation.as_strategy(generation_mode=mode))(check))()
     if mode is GenerationMode.POSITIVE and shows_its_key:
-        # The calls were no empty ones.
+        # Some calls succeeded, so the checks saw real answers.
         reached = {label for label, status in seen if status in (200, 204)}
         assert len(reached) > 4, seen

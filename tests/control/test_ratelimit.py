@@ -1,4 +1,4 @@
-"""Triggers by address: windows on a clock that the test turns, and a table that stays small."""
+"""The rate limit by address: windows, headers and the bounded table, on a clock that the test sets."""
 
 import pytest
 
@@ -18,12 +18,12 @@ def clock():
     return Clock()
 
 
-def told(window):
+def headers_of(window):
     lines = (line.split(": ") for line in window.headers().decode().splitlines())
     return {name.removeprefix("X-RateLimit-"): value for name, value in lines}
 
 
-def test_a_window_lasts_a_minute_from_the_first_trigger_however_they_are_spread(clock):
+def test_window_lasts_a_minute_from_the_first_trigger(clock):
     rate = RateLimit(3, clock=clock)
     passed = []
     for at in (0.0, 30.0, 59.9, 59.95, 60.0, 119.9):
@@ -37,19 +37,19 @@ def test_addresses_do_not_share_a_window(clock):
     assert [rate.take(address).passed for address in "abab"] == [False, False, True, True]
 
 
-def test_the_headers_say_what_is_left_and_when_the_window_ends(clock):
+def test_headers_show_the_rest_and_the_end_of_the_window(clock):
     rate = RateLimit(2, clock=clock, wall_clock=lambda: 1_700_000_000.4)
-    assert told(rate.take("a")) == {"Policy": "ip", "Limit": "2", "Remaining": "1", "Reset": "1700000061"}
+    assert headers_of(rate.take("a")) == {"Policy": "ip", "Limit": "2", "Remaining": "1", "Reset": "1700000061"}
     clock.now += 10.5
-    assert told(rate.take("a"))["Remaining"] == "0"
+    assert headers_of(rate.take("a"))["Remaining"] == "0"
     refused = rate.take("a")
-    assert told(refused) == {"Policy": "ip", "Limit": "2", "Remaining": "0", "Reset": "1700000061"}
+    assert headers_of(refused) == {"Policy": "ip", "Limit": "2", "Remaining": "0", "Reset": "1700000061"}
     assert rate.left_s(refused) == 50
     clock.now += 49.4
     assert rate.left_s(rate.take("a")) == 1
 
 
-def test_the_servers_clock_set_back_or_forward_lengthens_no_window(clock):
+def test_clock_change_does_not_lengthen_a_window(clock):
     wall = Clock(1_700_000_000.0)
     rate = RateLimit(1, clock=clock, wall_clock=wall)
     rate.take("a")
@@ -59,7 +59,7 @@ def test_the_servers_clock_set_back_or_forward_lengthens_no_window(clock):
     assert not rate.take("a").passed
 
 
-def test_ended_windows_are_forgotten_as_new_ones_begin(clock):
+def test_ended_windows_are_removed_when_new_ones_start(clock):
     rate = RateLimit(1, clock=clock)
     for number in range(1000):
         rate.take(f"old {number}")
@@ -69,7 +69,7 @@ def test_ended_windows_are_forgotten_as_new_ones_begin(clock):
     assert len(rate) == 999
 
 
-def test_the_table_is_bounded_and_the_oldest_windows_go_first(clock):
+def test_table_is_bounded_and_drops_the_oldest_windows_first(clock):
     rate = RateLimit(1, clock=clock, max_addresses=10)
     for number in range(1000):
         clock.now += 0.001

@@ -1,4 +1,4 @@
-"""What the answers look like on the wire: what doesn't apply is left out, and never null but where it says so."""
+"""Answers as JSON: fields without a value are left out, except the few that are null."""
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ from redpoll.control import schemas
             schemas.BatchAnswer([schemas.Attributes(), schemas.Attributes(1)]),
             b'{"batch":[{},{"subscription_count":1}]}',
         ),
-        # PHP wants an object here, also an empty one (protocol.md 14.3).
+        # The PHP library needs an object here, even if it is empty.
         (schemas.ChannelsAnswer({}), b'{"channels":{}}'),
         (schemas.ChannelAnswer(False, 0), b'{"occupied":false,"subscription_count":0}'),
         (
@@ -36,5 +36,5 @@ from redpoll.control import schemas
         (schemas.AuthAnswer("k:h", "{}", "s"), b'{"auth":"k:h","channel_data":"{}","shared_secret":"s"}'),
     ],
 )
-def test_each_shape_is_encoded_as_the_libraries_expect_it(shape, expected):
+def test_answers_are_encoded_as_the_libraries_expect(shape, expected):
     assert msgspec.json.encode(shape) == expected

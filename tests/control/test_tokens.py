@@ -1,4 +1,4 @@
-"""The tokens of the records: shown once, judged by from that moment, forgotten long after their end."""
+"""Tokens in the records: creation, last use, revocation, and removal long after their end."""
 
 import asyncio
 import re
@@ -39,7 +39,7 @@ def clock():
 
 @pytest.fixture
 async def timed(store, clock):
-    """Records whose time is `clock`'s, with an app "x"."""
+    """Records that use `clock`, with an app "x"."""
     made = Records(store, clock=clock)
     await made.load()
     await made.create_app("x")
@@ -52,7 +52,7 @@ def app_id(timed):
     return next(iter(timed.apps))
 
 
-async def test_a_token_is_shown_once_and_found_by_its_hash(store, timed, app_id):
+async def test_token_is_shown_once_and_found_by_its_hash(store, timed, app_id):
     token, plain = await timed.create_token(app_id, "CI", ["read", "publish", "read"], 3_600)
     assert re.fullmatch("rp_[A-Za-z0-9]{40}", plain)
     assert timed.tokens[token_hash(plain)] is token
@@ -61,23 +61,23 @@ async def test_a_token_is_shown_once_and_found_by_its_hash(store, timed, app_id)
     assert (await loaded(store)).tokens == timed.tokens
 
 
-async def test_the_plain_form_is_nowhere_in_the_store(store, timed, app_id, tmp_path):
+async def test_plain_token_is_not_in_the_store(store, timed, app_id, tmp_path):
     _, plain = await timed.create_token(app_id, "CI", ["all"])
     await store.close()
     for path in tmp_path.iterdir():
         assert plain.encode() not in path.read_bytes()
 
 
-async def test_a_token_changes_nothing_that_workers_keep(timed, app_id):
-    told, before = [], timed.version
+async def test_token_changes_are_not_reported_to_workers(timed, app_id):
+    changes, before = [], timed.version
 
     async def hear(*change):
-        told.append(change)
+        changes.append(change)
 
     timed.on_change = hear
     token, _ = await timed.create_token(app_id, "CI", ["all"])
     await timed.revoke_tokens([token.id])
-    assert (told, timed.version) == ([], before)
+    assert (changes, timed.version) == ([], before)
 
 
 @pytest.mark.parametrize(
@@ -91,27 +91,27 @@ async def test_a_token_changes_nothing_that_workers_keep(timed, app_id):
         ("n", ["all"], 10**12, "at most a hundred years"),
     ],
 )
-async def test_what_is_no_token_is_refused(timed, app_id, name, scopes, lasts_s, fault):
+async def test_invalid_token_is_refused(timed, app_id, name, scopes, lasts_s, fault):
     with pytest.raises(RecordError, match=fault):
         await timed.create_token(app_id, name, scopes, lasts_s)
     assert timed.tokens == {}
 
 
-async def test_a_token_of_no_app_is_refused(timed):
+async def test_token_of_an_unknown_app_is_refused(timed):
     with pytest.raises(RecordError, match="there is no app with the id 5"):
         await timed.create_token("5", "n", ["all"])
     with pytest.raises(RecordError, match="there is no app with the id 5"):
         timed.tokens_of("5")
 
 
-async def test_an_app_lists_its_own_tokens(timed, app_id):
+async def test_app_lists_its_own_tokens(timed, app_id):
     other = await timed.create_app("y")
     mine = [(await timed.create_token(app_id, name, ["all"]))[0] for name in ("a", "b")]
     await timed.create_token(other.id, "c", ["all"])
     assert timed.tokens_of(app_id) == mine
 
 
-async def test_a_revoked_token_opens_nothing_from_that_moment_on(store, timed, app_id, clock):
+async def test_revoked_token_is_refused_at_once(store, timed, app_id, clock):
     token, plain = await timed.create_token(app_id, "n", ["all"])
     assert fault_of_token(timed.tokens[token_hash(plain)], "read", app_id, clock()) is None
     clock.now_s += 5
@@ -121,7 +121,7 @@ async def test_a_revoked_token_opens_nothing_from_that_moment_on(store, timed, a
         assert fault_of_token(records.tokens[token_hash(plain)], "read", app_id, clock()).code == "token_revoked"
 
 
-async def test_revoking_is_all_or_none_and_once(timed, app_id, clock):
+async def test_revoking_affects_all_or_none_and_keeps_earlier_times(timed, app_id, clock):
     first, _ = await timed.create_token(app_id, "a", ["all"])
     second, _ = await timed.create_token(app_id, "b", ["all"])
     with pytest.raises(RecordError, match="no token with the id nix, nada; nothing was revoked"):
@@ -130,10 +130,10 @@ async def test_revoking_is_all_or_none_and_once(timed, app_id, clock):
     await timed.revoke_tokens([first.id])
     clock.now_s += 10
     revoked = await timed.revoke_tokens([first.id, second.id])
-    assert [each.revoked_at for each in revoked] == [1_000_000.0, 1_000_010.0]
+    assert [found.revoked_at for found in revoked] == [1_000_000.0, 1_000_010.0]
 
 
-async def test_use_is_seen_at_once_and_written_at_most_once_a_minute(store, timed, app_id, clock):
+async def test_last_use_is_updated_at_once_and_written_at_most_once_a_minute(store, timed, app_id, clock):
     token, _ = await timed.create_token(app_id, "n", ["all"])
     writes = Counter(store)
     for passed_s in (0, 1, 59, 60, 61, 119.9, 120):
@@ -158,24 +158,24 @@ class Counter:
         store.change = counted
 
 
-async def test_uses_at_one_time_are_written_together(store, timed, app_id, clock):
+async def test_uses_at_the_same_time_are_written_together(store, timed, app_id, clock):
     tokens = [(await timed.create_token(app_id, "n", ["all"]))[0] for _ in range(20)]
     writes = Counter(store)
     for token in tokens:
         timed.token_used(token, clock())
     await timed.finish()
     assert writes.count <= 2
-    assert {each.last_used_at for each in (await loaded(store)).tokens.values()} == {clock()}
+    assert {found.last_used_at for found in (await loaded(store)).tokens.values()} == {clock()}
 
 
-async def test_a_clock_set_back_does_not_leave_the_last_use_in_the_future(timed, app_id, clock):
+async def test_clock_set_back_moves_the_last_use_back(timed, app_id, clock):
     token, _ = await timed.create_token(app_id, "n", ["all"])
     timed.token_used(token, clock())
     timed.token_used(token, clock() - 3_600)
     assert timed.tokens[token.hash].last_used_at == clock() - 3_600
 
 
-async def test_a_use_during_a_revocation_does_not_undo_it(store, timed, app_id, clock):
+async def test_use_during_a_revocation_does_not_undo_it(store, timed, app_id, clock):
     token, _ = await timed.create_token(app_id, "n", ["all"])
     revoking = asyncio.create_task(timed.revoke_tokens([token.id]))
     while not revoking.done():
@@ -189,14 +189,14 @@ async def test_a_use_during_a_revocation_does_not_undo_it(store, timed, app_id, 
     assert (await loaded(store)).tokens == timed.tokens
 
 
-async def test_a_token_that_is_not_ours_any_more_is_not_used(timed, app_id, clock):
+async def test_use_of_a_removed_token_is_ignored(timed, app_id, clock):
     token, _ = await timed.create_token(app_id, "n", ["all"])
     del timed.tokens[token.hash]
     timed.token_used(token, clock())
     assert timed.tokens == {}
 
 
-async def test_tokens_that_ended_long_ago_are_forgotten_when_the_next_is_made(store, timed, app_id, clock):
+async def test_tokens_that_ended_long_ago_are_removed_when_one_is_created(store, timed, app_id, clock):
     expired, _ = await timed.create_token(app_id, "expired", ["all"], 60)
     revoked, _ = await timed.create_token(app_id, "revoked", ["all"], 200 * 86_400)
     lasting, _ = await timed.create_token(app_id, "lasting", ["all"])

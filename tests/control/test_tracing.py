@@ -1,4 +1,4 @@
-"""What is told of calls, turned into rows: as the front and the API tell it, on a real log and a real stream."""
+"""Calls and spans become rows of a real event log. Spans of workers come from a real Redis stream."""
 
 import pytest
 
@@ -12,8 +12,8 @@ from redpoll.store.eventlog import CallBatch, CallRow, EventLog, Query
 NOW_S = 1_700_000_000.0
 
 
-class Asked:
-    """What the tracer needs of a control.call.Call."""
+class FakeRequest:
+    """The part of `control.request.Request` that the tracer uses."""
 
     def __init__(self, number: int, said: Event | list[Event] | None = None, body: bytes = b"") -> None:
         self.trace_id = f"{int(NOW_S * 1000):012x}{number:020x}"
@@ -55,12 +55,12 @@ async def rows(log: EventLog) -> list[CallRow]:
     return (await log.find("3", Query(), 1_000)).calls
 
 
-async def test_a_call_becomes_a_row_with_the_time_at_which_it_came(tracer, event_log):
-    tracer.ended(Asked(1, event(data="ü", correlation_id="order-1")), 200, 0.25)
+async def test_call_becomes_a_row_with_its_time_of_arrival(tracer, event_log):
+    tracer.ended(FakeRequest(1, event(data="ü", correlation_id="order-1")), 200, 0.25)
     await tracer.flush()
     assert await rows(event_log) == [
         CallRow(
-            Asked(1).trace_id,
+            FakeRequest(1).trace_id,
             "3",
             "order-1",
             1_699_999_999_750,
@@ -75,24 +75,24 @@ async def test_a_call_becomes_a_row_with_the_time_at_which_it_came(tracer, event
     ]
 
 
-async def test_a_batch_is_one_row_with_all_its_names_and_channels(tracer, event_log):
+async def test_batch_is_one_row_with_all_its_names_and_channels(tracer, event_log):
     batch = [event("a", ("x",), "12"), event("b", ("y",), "345"), event("a", ("y",), "")]
-    tracer.ended(Asked(1, batch), 200, 0)
+    tracer.ended(FakeRequest(1, batch), 200, 0)
     await tracer.flush()
     (row,) = await rows(event_log)
     assert (row.name, row.channels, row.size) == ("a, b", ["x", "y"], 5)
 
 
-async def test_spans_are_in_the_log_with_the_stages_of_the_workers(tracer, event_log, link):
+async def test_log_contains_the_spans_of_workers(tracer, event_log, link):
     await tracer.flush()
-    asked = Asked(1, event())
-    assert tracer.sample(asked) == asked.trace_id
-    tracer.span(asked.trace_id, "3", "accepted")
+    request = FakeRequest(1, event())
+    assert tracer.sample(request) == request.trace_id
+    tracer.span(request.trace_id, "3", "accepted")
     worker = TraceWriter(link, Keys())
     at_ms = int(NOW_S * 1000) + 7
     worker.note(
         Span(
-            asked.trace_id,
+            request.trace_id,
             "3",
             at_ms,
             "written",
@@ -101,9 +101,9 @@ async def test_spans_are_in_the_log_with_the_stages_of_the_workers(tracer, event
         )
     )
     worker.flush()
-    tracer.ended(asked, 200, 0)
+    tracer.ended(request, 200, 0)
     await tracer.flush()
-    row, spans = await event_log.trace("3", asked.trace_id)
+    row, spans = await event_log.trace("3", request.trace_id)
     assert row.sampled
     assert [span.time_us for span in spans] == [at_ms * 1000 - 7_000] * 2 + [at_ms * 1000 + 250]
     assert [(span.stage, span.detail) for span in spans] == [
@@ -112,10 +112,10 @@ async def test_spans_are_in_the_log_with_the_stages_of_the_workers(tracer, event
         ("written", {"worker": "r.1.0", "channel": "room", "sockets": 2}),
     ]
     await tracer.flush()
-    assert len((await event_log.trace("3", asked.trace_id))[1]) == 3
+    assert len((await event_log.trace("3", request.trace_id))[1]) == 3
 
 
-async def test_a_client_event_with_a_trace_id_has_its_row(tracer, event_log, link):
+async def test_client_event_with_a_trace_id_is_logged(tracer, event_log, link):
     await tracer.flush()
     worker = TraceWriter(link, Keys())
     worker.note_triggered(Triggered("c" * 32, "3", 1_700_000_000_000, "client-x", "private-room", 12, "1.2"))
@@ -126,20 +126,20 @@ async def test_a_client_event_with_a_trace_id_has_its_row(tracer, event_log, lin
     assert (row.caller, row.status, row.sampled) == ("client 1.2", 200, True)
 
 
-async def test_beyond_the_rate_calls_have_a_row_and_no_spans(tracer, event_log):
-    calls = [Asked(number, event()) for number in range(30)]
-    sampled = [tracer.sample(each) is not None for each in calls]
+async def test_calls_beyond_the_sampling_rate_have_a_row_but_no_spans(tracer, event_log):
+    calls = [FakeRequest(number, event()) for number in range(30)]
+    sampled = [tracer.sample(call) is not None for call in calls]
     assert sampled == [True] * 10 + [False] * 20
     assert tracer.sampled_out == 20
-    for each in calls:
-        tracer.ended(each, 200, 0)
+    for call in calls:
+        tracer.ended(call, 200, 0)
     await tracer.flush()
     assert sum(row.sampled for row in await rows(event_log)) == 10
     assert len(await rows(event_log)) == 30
-    assert tracer.sample(Asked(31, event())) is not None
+    assert tracer.sample(FakeRequest(31, event())) is not None
 
 
-async def test_a_new_tracer_goes_on_reading_where_the_last_one_stopped(link, event_log):
+async def test_new_tracer_continues_where_the_last_one_stopped(link, event_log):
     worker = TraceWriter(link, Keys())
     for number in range(3):
         worker.note(Span("a" * 32, "3", number, "received", {}))
@@ -152,25 +152,25 @@ async def test_a_new_tracer_goes_on_reading_where_the_last_one_stopped(link, eve
     assert [span.time_ms for span in spans] == [0, 1, 2]
 
 
-async def test_while_the_log_cant_be_written_rows_wait(tracer, event_log, monkeypatch):
+async def test_rows_wait_while_the_log_cannot_be_written(tracer, event_log, monkeypatch):
     async def full(*args) -> None:
         raise sa_error()
 
     monkeypatch.setattr(event_log, "write", full)
-    tracer.ended(Asked(1, event()), 200, 0)
+    tracer.ended(FakeRequest(1, event()), 200, 0)
     await tracer.flush()
     monkeypatch.undo()
-    tracer.ended(Asked(2, event()), 200, 0)
+    tracer.ended(FakeRequest(2, event()), 200, 0)
     await tracer.flush()
     assert [int(row.trace_id[12:], 16) for row in await rows(event_log)] == [2, 1]
 
 
-async def test_what_was_written_isnt_written_again_when_the_tidying_behind_it_fails(tracer, event_log, monkeypatch):
+async def test_rows_are_not_written_again_if_pruning_fails(tracer, event_log, monkeypatch):
     async def full(*args) -> None:
         raise sa_error()
 
     monkeypatch.setattr(event_log, "prune", full)
-    tracer.ended(Asked(1, event()), 200, 0)
+    tracer.ended(FakeRequest(1, event()), 200, 0)
     await tracer.flush()
     monkeypatch.undo()
     await tracer.flush()
@@ -183,7 +183,7 @@ def sa_error() -> Exception:
     return OperationalError("INSERT", None, OSError("database or disk is full"))
 
 
-def test_of_a_refused_call_is_told_what_can_be_read():
+def test_readable_fields_of_a_refused_call_are_logged():
     assert describe_call(b'{"name":"n","channels":["a","b"],"data":"123","correlation_id":"c"}') == (
         "n",
         ["a", "b"],
@@ -199,12 +199,12 @@ def test_of_a_refused_call_is_told_what_can_be_read():
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff", b"[" * 5_000, b'{"name":7,"channels":{},"data":[]}'])
-def test_of_nonsense_nothing_is_told_and_nothing_raised(body):
+def test_invalid_body_is_described_as_empty(body):
     name, channels, _, correlation_id = describe_call(body)
     assert (name, channels, correlation_id) == ("", [], None)
 
 
-def test_what_a_refused_call_says_is_cut():
+def test_fields_of_a_refused_call_are_truncated():
     name, channels, _, _ = describe_call(
         b'{"name":"%b","channels":[%b]}' % (b"n" * 10_000, b",".join([b'"c"'] * 5_000))
     )

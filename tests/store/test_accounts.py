@@ -1,4 +1,4 @@
-"""Users and sessions as rows."""
+"""Users and sessions in the record store: written, changed, removed."""
 
 import pytest
 import sqlalchemy as sa
@@ -21,7 +21,7 @@ def user(name="vera", **changed):
     )
 
 
-async def test_a_user_comes_back_as_it_was_written(store):
+async def test_user_is_read_back_as_written(store):
     async with store.change() as connection:
         await rows.add(connection, user())
         await rows.set_password(connection, "vera", "other", must_change=False)
@@ -29,19 +29,19 @@ async def test_a_user_comes_back_as_it_was_written(store):
         await rows.set_login(connection, "vera", 2.5)
     expected = user(password_hash="other", must_change=False, role="admin", last_login_at=2.5)
     async with store.reading() as connection:
-        assert await rows.every(connection) == [expected]
-        assert await rows.one(connection, "vera") == expected
-        assert await rows.one(connection, "nobody") is None
+        assert await rows.list_users(connection) == [expected]
+        assert await rows.find_user(connection, "vera") == expected
+        assert await rows.find_user(connection, "nobody") is None
 
 
-async def test_a_name_is_there_once(store):
+async def test_user_names_are_unique(store):
     async with store.change() as connection:
         await rows.add(connection, user())
         with pytest.raises(sa.exc.IntegrityError):
             await rows.add(connection, user())
 
 
-async def test_sessions_end_one_by_one_by_user_by_age_and_with_their_user(store):
+async def test_sessions_end_by_hash_by_user_by_age_and_with_their_user(store):
     async with store.change() as connection:
         for name in ("vera", "anna"):
             await rows.add(connection, user(name))
@@ -53,15 +53,15 @@ async def test_sessions_end_one_by_one_by_user_by_age_and_with_their_user(store)
             ("e", "anna", 40),
         ):
             await rows.add_session(connection, hash, name, float(at))
-        found = await rows.session(connection, "b")
+        found = await rows.find_session(connection, "b")
         assert (found.user.name, found.created_at, found.used_at) == ("vera", 10.0, 10.0)
         await rows.touch_session(connection, "b", 50.0)
-        await rows.forget_sessions(connection, used_before=5.0)
-        assert await rows.session(connection, "a") is None
-        await rows.forget_sessions(connection, begun_before=15.0)
-        assert await rows.session(connection, "b") is None
+        await rows.end_matching_sessions(connection, used_before=5.0)
+        assert await rows.find_session(connection, "a") is None
+        await rows.end_matching_sessions(connection, begun_before=15.0)
+        assert await rows.find_session(connection, "b") is None
         await rows.end_sessions(connection, ("c",))
-        await rows.forget_sessions(connection, user_name="anna", but="e")
-        assert await rows.session(connection, "d") is None
+        await rows.end_matching_sessions(connection, user_name="anna", but="e")
+        assert await rows.find_session(connection, "d") is None
         await rows.remove(connection, "anna")
-        assert await rows.session(connection, "e") is None
+        assert await rows.find_session(connection, "e") is None

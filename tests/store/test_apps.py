@@ -1,4 +1,4 @@
-"""App records: what goes in comes out."""
+"""Apps and their keys in the record store: written, changed, read back."""
 
 import msgspec
 import pytest
@@ -22,35 +22,35 @@ async def store(tmp_path):
 
 async def read(store: Store) -> dict[str, App]:
     async with store.reading() as connection:
-        return await app_rows.every(connection)
+        return await app_rows.all_by_id(connection)
 
 
-async def test_an_app_comes_back_as_it_went_in(store):
+async def test_app_is_read_back_as_written(store):
     plain = App(id="10", name="plain", keys=())
     async with store.change() as connection:
         await app_rows.add(connection, APP)
         await app_rows.add(connection, plain)
     assert await read(store) == {"7": APP, "10": plain}
     async with store.reading() as connection:
-        assert await app_rows.one(connection, "7") == APP
-        assert await app_rows.one(connection, "8") is None
+        assert await app_rows.find_by_id(connection, "7") == APP
+        assert await app_rows.find_by_id(connection, "8") is None
 
 
-async def test_only_what_differs_from_the_default_is_written(store):
+async def test_only_settings_that_differ_from_the_default_are_stored(store):
     async with store.change() as connection:
         await app_rows.add(connection, APP)
         text = (await connection.execute(sa.select(schema.apps.c.settings))).scalar_one()
     assert text == '{"client_events":false,"allowed_origins":["*.x.example"],"max_batch":3}'
 
 
-async def test_keys_stay_oldest_first(store):
+async def test_keys_are_sorted_oldest_first(store):
     async with store.change() as connection:
         await app_rows.add(connection, APP)
         await app_rows.add_key(connection, "7", Key(key="00", secret="s3"), given=False)
     assert [key.key for key in (await read(store))["7"].keys] == ["aa", "bb", "00"]
 
 
-async def test_given_keys_are_removed_and_made_ones_stay(store):
+async def test_removing_keys_from_settings_keeps_created_keys(store):
     async with store.change() as connection:
         await app_rows.add(connection, APP)
         for name in ("g1", "g2"):
@@ -59,7 +59,7 @@ async def test_given_keys_are_removed_and_made_ones_stay(store):
     assert [key.key for key in (await read(store))["7"].keys] == ["aa", "bb", "g2"]
 
 
-async def test_name_and_settings_are_written_anew_and_keys_stay(store):
+async def test_update_writes_name_and_settings_but_not_keys(store):
     changed = App(id="7", name="other", keys=(), plan="free", user_authentication_timeout_s=1.5)
     async with store.change() as connection:
         await app_rows.add(connection, APP)
@@ -68,17 +68,17 @@ async def test_name_and_settings_are_written_anew_and_keys_stay(store):
     assert found == App(id="7", name="other", keys=KEYS, plan="free", user_authentication_timeout_s=1.5)
 
 
-async def test_rules_and_the_consoles_key_are_kept_and_what_is_made_anew_is_not(store):
+async def test_history_rules_and_console_key_are_stored_but_computed_fields_are_not(store):
     rule = HistoryRule(id="0a1b2c", name="news-", prefix=True, keep=10, seconds=60, replay=5)
     console = Key(key="cc", secret="c1")
-    kept = App(id="7", name="demo", keys=KEYS, history=(rule,), console_key=console)
+    expected = App(id="7", name="demo", keys=KEYS, history=(rule,), console_key=console)
     async with store.change() as connection:
         await app_rows.add(connection, APP)
-        await app_rows.update(connection, msgspec.structs.replace(kept, hooks="om", console_until=5.0))
-    assert (await read(store))["7"] == kept
+        await app_rows.update(connection, msgspec.structs.replace(expected, hooks="om", console_until=5.0))
+    assert (await read(store))["7"] == expected
 
 
-async def test_a_key_is_disabled_and_enabled_in_its_place(store):
+async def test_enabling_or_disabling_a_key_keeps_its_position(store):
     async with store.change() as connection:
         await app_rows.add(connection, APP)
         await app_rows.enable_key(connection, "aa", False)
@@ -87,7 +87,7 @@ async def test_a_key_is_disabled_and_enabled_in_its_place(store):
     assert [(key.key, key.enabled) for key in keys] == [("aa", False), ("bb", True)]
 
 
-async def test_a_secret_can_be_replaced(store):
+async def test_secret_of_a_key_is_replaced(store):
     async with store.change() as connection:
         await app_rows.add(connection, APP)
         await app_rows.set_secret(connection, "aa", "new")

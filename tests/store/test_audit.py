@@ -1,4 +1,4 @@
-"""The audit log as rows."""
+"""The audit log in the record store: filters, order and the maximum of rows."""
 
 import pytest
 
@@ -19,22 +19,22 @@ def entry(at, **changed):
     return Entry(**{"at": float(at), "who": "admin", "address": "::1", "action": "did", "target": f"t{at}", **changed})
 
 
-async def test_the_newest_come_first_and_are_chosen_by_app_user_and_word(connection):
+async def test_entries_are_newest_first_and_filtered_by_app_user_and_text(connection):
     for at in range(4):
         await audit.add(connection, entry(at, app_id="3" if at % 2 else "", who="vera" if at == 3 else "admin"))
-    assert [each.target for each in await audit.find(connection)] == ["t3", "t2", "t1", "t0"]
-    assert [each.target for each in await audit.find(connection, app_id="3")] == ["t3", "t1"]
-    assert [each.target for each in await audit.find(connection, app_id="3", who="vera")] == ["t3"]
-    assert [each.target for each in await audit.find(connection, text="T2")] == ["t2"]
+    assert [row.target for row in await audit.find(connection)] == ["t3", "t2", "t1", "t0"]
+    assert [row.target for row in await audit.find(connection, app_id="3")] == ["t3", "t1"]
+    assert [row.target for row in await audit.find(connection, app_id="3", who="vera")] == ["t3"]
+    assert [row.target for row in await audit.find(connection, text="T2")] == ["t2"]
     assert await audit.find(connection, text="%") == []
     third = (await audit.find(connection))[1]
-    assert [each.target for each in await audit.find(connection, before=third.number, limit=1)] == ["t1"]
+    assert [row.target for row in await audit.find(connection, before=third.number, limit=1)] == ["t1"]
 
 
-async def test_the_oldest_are_dropped_when_they_are_too_many(connection, monkeypatch):
+async def test_oldest_entries_are_removed_at_the_maximum(connection, monkeypatch):
     monkeypatch.setattr(audit, "MAX_ROWS", 50)
     for at in range(200):
         await audit.add(connection, entry(at))
-    kept = await audit.find(connection, limit=1_000)
-    assert len(kept) == 50
-    assert kept[0].target == "t199"
+    rows = await audit.find(connection, limit=1_000)
+    assert len(rows) == 50
+    assert rows[0].target == "t199"

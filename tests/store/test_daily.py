@@ -1,4 +1,4 @@
-"""The copies of the daily counters: they never go down."""
+"""Copies of the daily counters: they never decrease."""
 
 import pytest
 
@@ -28,7 +28,7 @@ async def read(store: Store, day: str) -> dict[str, int]:
         return await daily.read(connection, day)
 
 
-async def test_each_app_has_a_counter_for_each_day(store):
+async def test_counters_are_separate_per_app_and_day(store):
     await put(store, "20261120", app7=5)
     await put(store, "20261121", app7=1, app8=2)
     assert await read(store, "20261120") == {"7": 5}
@@ -36,25 +36,25 @@ async def test_each_app_has_a_counter_for_each_day(store):
     assert await read(store, "20261122") == {}
 
 
-async def test_the_greater_number_stands(store):
+async def test_smaller_count_does_not_replace_a_larger_one(store):
     await put(store, "20261121", app7=10, app8=10)
     await put(store, "20261121", app7=9, app8=11)
     assert await read(store, "20261121") == {"7": 10, "8": 11}
 
 
-async def test_a_count_beyond_32_bits_is_kept(store):
+async def test_count_may_exceed_32_bits(store):
     await put(store, "20261121", app7=1 << 40)
     assert await read(store, "20261121") == {"7": 1 << 40}
 
 
-async def test_nothing_to_write_is_fine(store):
+async def test_writing_no_counters_changes_nothing(store):
     await put(store, "20261121")
     assert await read(store, "20261121") == {}
 
 
-async def test_old_days_are_forgotten(store):
+async def test_counters_of_old_days_are_removed(store):
     for day in ("20251231", "20261120", "20261121"):
         await put(store, day, app7=1)
     async with store.change() as connection:
-        await daily.forget_before(connection, "20261120")
+        await daily.remove_before(connection, "20261120")
     assert [bool(await read(store, day)) for day in ("20251231", "20261120", "20261121")] == [False, True, True]

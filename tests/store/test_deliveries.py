@@ -1,4 +1,4 @@
-"""Deliveries and their attempts: what each change starts from, what it leaves, and in what order they are found."""
+"""Deliveries and their attempts: allowed changes of state, order, pages and removal."""
 
 import pytest
 import sqlalchemy as sa
@@ -15,7 +15,7 @@ PLAIN = {"app_id": "1", "url": "https://e.com", "secret": "s", "events": ("all",
 
 @pytest.fixture
 async def connection(tmp_path):
-    """One transaction, in a store with the endpoints e1 and e2."""
+    """One transaction, in a store that has the endpoints e1 and e2."""
     store = await Store.open(database_url(tmp_path))
     async with store.change() as opened:
         await opened.execute(sa.insert(apps).values(id="1", name="a", settings="{}"))
@@ -35,70 +35,70 @@ def result(number, state, at, n=1):
 
 
 async def put(connection, *added):
-    return {each.id: each.number for each in await rows.add(connection, added)}
+    return {delivery.id: delivery.number for delivery in await rows.add(connection, added)}
 
 
 async def state(connection, delivery_id):
-    found = await rows.one(connection, delivery_id)
+    found = await rows.find_by_id(connection, delivery_id)
     return found.state, found.at, found.attempts
 
 
-# -- intake
+# -- adding
 
 
-async def test_a_new_delivery_waits_from_its_time_on(connection):
+async def test_new_delivery_is_due_from_its_time_on(connection):
     (written,) = await rows.add(connection, [row("d1")])
     assert (written.id, written.endpoint_id, written.attempts, written.cycle_from) == ("d1", "e1", 0, 0)
     assert await rows.due(connection, "e1", 10.0, 9) == [written]
     assert await rows.due(connection, "e1", 9.9, 9) == []
     assert await rows.due(connection, "e2", 10.0, 9) == []
-    found = await rows.one(connection, "d1")
+    found = await rows.find_by_id(connection, "d1")
     assert (found.stamp, found.time_ms, found.trace, found.user, found.body) == (17, 170, "t", "u", b"{}")
 
 
-async def test_one_that_is_there_already_stays_as_it_is(connection):
+async def test_adding_an_existing_delivery_changes_nothing(connection):
     numbers = await put(connection, row("d1"))
     await rows.put_results(connection, [result(numbers["d1"], "delivered", 11.0)])
     again = await rows.add(connection, [row("d1"), row("d2"), row("d2")])
-    assert [each.id for each in again] == ["d2"]
+    assert [delivery.id for delivery in again] == ["d2"]
     assert await state(connection, "d1") == ("delivered", 11.0, 1)
     assert await rows.add(connection, [row("d1")]) == []
 
 
-async def test_thousands_at_once_are_no_matter(connection):
+async def test_twelve_thousand_deliveries_are_added_and_found_in_one_call(connection):
     many = [row(f"d{number}") for number in range(12_000)]
     assert len(await rows.add(connection, many)) == 12_000
     assert await rows.add(connection, many) == []
-    assert len(await rows.some(connection, [each["id"] for each in many])) == 12_000
+    assert len(await rows.find_by_ids(connection, [delivery["id"] for delivery in many])) == 12_000
 
 
 # -- the schedule
 
 
-async def test_the_most_overdue_come_first_and_those_of_one_time_in_their_order(connection):
+async def test_due_deliveries_are_sorted_by_time_then_by_number(connection):
     await put(connection, row("late", at=9.0), row("a"), row("b"), row("first", at=3.0), row("future", at=30.0))
-    assert [each.id for each in await rows.due(connection, "e1", 20.0, 9)] == ["first", "late", "a", "b"]
-    assert [each.id for each in await rows.due(connection, "e1", 20.0, 2)] == ["first", "late"]
+    assert [delivery.id for delivery in await rows.due(connection, "e1", 20.0, 9)] == ["first", "late", "a", "b"]
+    assert [delivery.id for delivery in await rows.due(connection, "e1", 20.0, 2)] == ["first", "late"]
     assert await rows.next_due(connection, "e1", 20.0) == 30.0
     assert await rows.next_due(connection, "e1", 30.0) is None
 
 
-async def test_a_result_moves_a_waiting_delivery_and_is_kept(connection):
+async def test_result_changes_a_waiting_delivery_and_stores_the_attempt(connection):
     numbers = await put(connection, row("retried"), row("done"), row("failed"))
     outcome = {"retried": ("waiting", 70.0), "done": ("delivered", 11.0), "failed": ("failed", 12.0)}
-    await rows.put_results(connection, [result(numbers[name], *each) for name, each in outcome.items()])
+    await rows.put_results(connection, [result(numbers[name], *change) for name, change in outcome.items()])
     for name, (became, at) in outcome.items():
         assert await state(connection, name) == (became, at, 1)
     made = await rows.attempts_at(connection, numbers["done"])
     assert made == [AttemptRow(1, 10.5, 500, 12, "status", "answered 500", b"\xff")]
 
 
-async def test_a_result_that_comes_late_or_twice_changes_nothing(connection):
+async def test_late_or_repeated_result_does_not_change_the_delivery(connection):
     numbers = await put(connection, row("d1"), row("d2"))
     await rows.discard(connection, ["d1"], 11.0)
     await rows.put_results(connection, [result(numbers["d1"], "waiting", 70.0)])
     assert await state(connection, "d1") == ("discarded", 11.0, 0)
-    # The attempt was made for all that, and is shown.
+    # The attempt was made, so it is shown.
     assert len(await rows.attempts_at(connection, numbers["d1"])) == 1
     for _ in range(2):
         await rows.put_results(connection, [result(numbers["d2"], "waiting", 70.0)])
@@ -106,61 +106,61 @@ async def test_a_result_that_comes_late_or_twice_changes_nothing(connection):
     assert len(await rows.attempts_at(connection, numbers["d2"])) == 1
 
 
-async def test_an_attempt_at_what_has_been_forgotten_holds_up_no_other(connection):
+async def test_result_of_a_removed_delivery_does_not_block_other_results(connection):
     numbers = await put(connection, row("d1"), row("d2"))
     await connection.execute(sa.delete(rows.deliveries).where(rows.deliveries.c.id == "d1"))
-    await rows.put_results(connection, [result(each, "delivered", 11.0) for each in numbers.values()])
+    await rows.put_results(connection, [result(number, "delivered", 11.0) for number in numbers.values()])
     assert await state(connection, "d2") == ("delivered", 11.0, 1)
     assert await rows.attempts_at(connection, numbers["d1"]) == []
 
 
 @pytest.mark.parametrize(("before_s", "now_s"), [(1_000.0, 4_600.0), (4_600.0, 1_000.0)])
-async def test_when_the_clock_is_set_pauses_stay_as_long_as_they_are(connection, before_s, now_s):
+async def test_clock_change_keeps_the_length_of_pauses(connection, before_s, now_s):
     numbers = await put(connection, *(row(name, at=before_s) for name in ("paused", "due", "failed")))
     await rows.put_results(connection, [result(numbers["paused"], "waiting", before_s + 7)])
     await rows.put_results(connection, [result(numbers["due"], "waiting", before_s - 7)])
     await rows.put_results(connection, [result(numbers["failed"], "failed", before_s)])
-    # Written by who saw the new time first, and the old one last.
+    # `new` was written with the time after the change, `old` with the time before it.
     await put(connection, row("new", at=now_s), row("old", at=before_s))
-    await rows.keep_pauses(connection, before_s=before_s, now_s=now_s, longest_s=300.0)
+    await rows.move_due_times(connection, before_s=before_s, now_s=now_s, longest_s=300.0)
     assert (await state(connection, "paused"))[1] == now_s + 7
-    assert {each.id for each in await rows.due(connection, "e1", now_s, 9)} == {"due", "new", "old"}
+    assert {delivery.id for delivery in await rows.due(connection, "e1", now_s, 9)} == {"due", "new", "old"}
     assert await state(connection, "failed") == ("failed", before_s, 1)
 
 
-async def test_after_the_clock_was_set_back_unseen_nothing_is_due_later_than_behind_the_longest_pause(connection):
+async def test_unnoticed_clock_change_delays_no_delivery_beyond_the_longest_pause(connection):
     numbers = await put(connection, row("paused", at=5_000.0), row("soon", at=5_000.0), row("untried", at=5_000.0))
     await rows.put_results(connection, [result(numbers["paused"], "waiting", 5_010.0)])
     await rows.put_results(connection, [result(numbers["soon"], "waiting", 1_010.0)])
-    await rows.keep_pauses(connection, before_s=1_000.0, now_s=1_000.0, longest_s=300.0)
+    await rows.move_due_times(connection, before_s=1_000.0, now_s=1_000.0, longest_s=300.0)
     assert [(await state(connection, name))[1] for name in numbers] == [1_300.0, 1_010.0, 1_000.0]
 
 
 # -- dead letters
 
 
-async def test_only_what_failed_is_retried_and_its_next_attempt_is_the_first_of_a_cycle(connection):
+async def test_retry_affects_only_failed_deliveries_and_starts_a_new_cycle(connection):
     numbers = await put(connection, row("d1"), row("d2"))
     await rows.put_results(connection, [result(numbers["d1"], "waiting", 20.0)])
     await rows.put_results(connection, [result(numbers["d1"], "failed", 21.0, n=2)])
-    assert (await rows.one(connection, "d1")).dead_letter == "pending"
+    assert (await rows.find_by_id(connection, "d1")).dead_letter == "pending"
     assert await rows.retry(connection, ["d1", "d2"], 50.0) == 1
-    again = await rows.one(connection, "d1")
+    again = await rows.find_by_id(connection, "d1")
     assert (again.state, again.at, again.attempts, again.cycle_from) == ("waiting", 50.0, 2, 2)
     assert again.dead_letter == "retrying"
     await rows.put_results(connection, [result(numbers["d1"], "delivered", 51.0, n=3)])
-    assert (await rows.one(connection, "d1")).dead_letter == "delivered"
-    assert [each.n for each in await rows.attempts_at(connection, numbers["d1"])] == [1, 2, 3]
+    assert (await rows.find_by_id(connection, "d1")).dead_letter == "delivered"
+    assert [attempt.n for attempt in await rows.attempts_at(connection, numbers["d1"])] == [1, 2, 3]
 
 
-async def test_what_never_failed_is_no_dead_letter(connection):
+async def test_delivery_that_never_failed_is_no_dead_letter(connection):
     numbers = await put(connection, row("d1"))
-    assert (await rows.one(connection, "d1")).dead_letter is None
+    assert (await rows.find_by_id(connection, "d1")).dead_letter is None
     await rows.put_results(connection, [result(numbers["d1"], "delivered", 11.0)])
-    assert (await rows.one(connection, "d1")).dead_letter is None
+    assert (await rows.find_by_id(connection, "d1")).dead_letter is None
 
 
-async def test_what_was_delivered_or_discarded_is_discarded_no_more(connection):
+async def test_delivered_or_discarded_deliveries_are_not_discarded_again(connection):
     numbers = await put(connection, row("d1"), row("d2"))
     await rows.put_results(connection, [result(numbers["d1"], "delivered", 11.0)])
     assert await rows.discard(connection, ["d1", "d2"], 12.0) == 1
@@ -168,7 +168,7 @@ async def test_what_was_delivered_or_discarded_is_discarded_no_more(connection):
     assert (await state(connection, "d2"))[:2] == ("discarded", 12.0)
 
 
-async def test_in_bulk_only_what_is_in_a_state_is_changed(connection):
+async def test_bulk_changes_affect_only_deliveries_in_the_given_states(connection):
     numbers = await put(connection, row("a"), row("b", "e2"), row("waits"))
     await rows.put_results(connection, [result(numbers["a"], "failed", 20.0), result(numbers["b"], "failed", 21.0)])
     assert set(await rows.numbers(connection, ("e1", "e2"), ("failed",))) == {numbers["a"], numbers["b"]}
@@ -179,31 +179,31 @@ async def test_in_bulk_only_what_is_in_a_state_is_changed(connection):
     assert await rows.discard(connection, list(numbers.values()), 31.0, ("waiting",)) == 3
 
 
-# -- looking
+# -- reading
 
 
-async def test_a_list_is_paged_from_the_newest_on(connection):
+async def test_deliveries_are_paged_newest_first(connection):
     await put(connection, *(row(f"d{number}", f"e{number % 2 + 1}", at=float(number // 2)) for number in range(7)))
     seen, before = [], None
     while page := await rows.find(connection, ("e1", "e2"), rows.STATES, 2, before):
-        seen += [each.id for each in page]
+        seen += [delivery.id for delivery in page]
         before = (page[-1].at, page[-1].number)
     assert seen == ["d6", "d5", "d4", "d3", "d2", "d1", "d0"]
-    assert [each.id for each in await rows.find(connection, ("e2",), ("waiting",), 9)] == ["d5", "d3", "d1"]
+    assert [delivery.id for delivery in await rows.find(connection, ("e2",), ("waiting",), 9)] == ["d5", "d3", "d1"]
     assert await rows.find(connection, ("e1",), ("failed",), 9) == []
 
 
-async def test_depths_count_what_waits_and_what_failed(connection):
+async def test_depths_count_waiting_and_failed_deliveries(connection):
     numbers = await put(connection, row("a", at=5.0), row("b", at=6.0), row("c", at=7.0), row("d", "e2"))
     await rows.put_results(connection, [result(numbers["a"], "failed", 20.0), result(numbers["d"], "failed", 20.0)])
     assert await rows.depths(connection, ("e1", "e2")) == {"e1": Depth(2, 1, 6.0), "e2": Depth(0, 1, None)}
     assert await rows.depths(connection, ()) == {}
 
 
-# -- forgetting
+# -- removal
 
 
-async def test_the_old_and_the_many_are_forgotten_but_nothing_that_is_to_be_done(connection):
+async def test_old_and_excess_deliveries_are_removed_but_not_unfinished_ones(connection):
     numbers = await put(connection, *(row(f"d{number}") for number in range(8)), row("other", "e2"))
     done = [result(numbers[f"d{number}"], "delivered", 20.0 + number) for number in range(6)]
     await rows.put_results(
@@ -215,13 +215,13 @@ async def test_the_old_and_the_many_are_forgotten_but_nothing_that_is_to_be_done
     assert await rows.endpoints_to_prune(connection, keep=6, older_than=0.5) == []
 
     async def left():
-        return [each.id for each in await rows.find(connection, ("e1", "e2"), rows.STATES, 99)][::-1]
+        return [delivery.id for delivery in await rows.find(connection, ("e1", "e2"), rows.STATES, 99)][::-1]
 
-    # The newest two of the delivered, but nothing that came to it behind 22.
-    await rows.forget_finished(connection, "e1", keep=2, older_than=0.0, before=22.0)
+    # The newest two of the delivered stay, and everything that was finished after 22.
+    await rows.remove_finished(connection, "e1", keep=2, older_than=0.0, before=22.0)
     assert await left() == ["d6", "other", "d7", "d3", "d4", "d5"]
-    # None of before 24, however many there may be.
-    await rows.forget_finished(connection, "e1", keep=9, older_than=24.0, before=99.0)
+    # Everything that was finished by 24 is removed, even if there are few.
+    await rows.remove_finished(connection, "e1", keep=9, older_than=24.0, before=99.0)
     assert await left() == ["d6", "other", "d7", "d5"]
     assert await rows.attempts_at(connection, numbers["d3"]) == []
     assert len(await rows.attempts_at(connection, numbers["d5"])) == 1

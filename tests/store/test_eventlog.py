@@ -1,4 +1,4 @@
-"""The event log on a real file: what is written is found, by each of its marks, and only so much is kept."""
+"""The event log in a real file: writing, searching by every field, pruning, upgrades."""
 
 import contextlib
 import sqlite3
@@ -18,12 +18,12 @@ async def log(tmp_path):
 
 
 def tid(number: int) -> str:
-    """A trace id of ours, of the time at which `call` comes."""
+    """A trace id as the server generates it, with the time of `call(number)`."""
     return f"{1_000_000 + number:012x}{number:020x}"
 
 
 def call(number: int, **fields) -> CallRow:
-    told = {
+    values = {
         "trace_id": tid(number),
         "app_id": "1",
         "correlation_id": None,
@@ -35,7 +35,7 @@ def call(number: int, **fields) -> CallRow:
         "status": 200,
         "sampled": False,
     }
-    return CallRow(**{**told, **fields})
+    return CallRow(**{**values, **fields})
 
 
 def span_of(trace_id: str, app_id: str, time_ms: int, stage: str, detail: dict, us: int = 0) -> SpanRow:
@@ -50,13 +50,13 @@ async def numbers(log: EventLog, query: Query | None = None, limit: int = 100, a
     return [int(row.trace_id[12:], 16) for row in (await log.find(app_id, query or Query(), limit)).calls]
 
 
-async def test_a_call_is_read_as_it_was_written(log):
+async def test_call_is_read_back_as_written(log):
     row = call(1, correlation_id="order-7", channels=["a", "private-b;c"], status=429, sampled=True)
     await log.write(batch(row), [])
     assert (await log.find("1", Query(), 10)).calls == [row]
 
 
-async def test_spans_come_with_their_call_in_order_of_time(log):
+async def test_trace_returns_the_call_and_its_spans_sorted_by_time(log):
     late = span_of(tid(1), "1", 30, "written", {"worker": "r.1.0", "channel": "room", "sockets": 7})
     early = span_of(tid(1), "1", 20, "accepted", {})
     await log.write(batch(call(1), call(2)), [late, early, span_of(tid(2), "1", 10, "accepted", {})])
@@ -66,13 +66,13 @@ async def test_spans_come_with_their_call_in_order_of_time(log):
     assert found[1] == [early, late]
 
 
-async def test_spans_of_one_millisecond_are_in_order_of_their_microseconds(log):
+async def test_spans_within_a_millisecond_are_sorted_by_microsecond(log):
     late, early = span_of(tid(1), "1", 20, "written", {}, us=900), span_of(tid(1), "1", 20, "received", {}, us=150)
     await log.write(batch(call(1)), [late, early])
     assert (await log.trace("1", tid(1)))[1] == [early, late]
 
 
-async def test_a_log_of_version_1_is_upgraded_and_keeps_its_rows(tmp_path):
+async def test_log_of_version_1_is_upgraded_and_keeps_its_rows(tmp_path):
     path = tmp_path / "events.sqlite"
     log = await EventLog.open(path, 10, DAY_S)
     await log.write(batch(call(1)), [])
@@ -96,14 +96,14 @@ async def test_spans_may_be_written_before_their_call(log):
     assert await log.trace("1", tid(1)) == (call(1), [span])
 
 
-async def test_another_apps_call_is_not_there(log):
+async def test_calls_of_another_app_are_not_found(log):
     await log.write(batch(call(1, app_id="2", correlation_id="c")), [])
     assert await log.trace("1", tid(1)) is None
     assert await numbers(log) == []
     assert await numbers(log, Query(correlation_id="c")) == []
 
 
-async def test_a_trace_id_that_another_app_used_too_shows_each_its_own(log):
+async def test_trace_id_used_by_two_apps_shows_each_app_its_own_call(log):
     trace_id = "a" * 32
     ours, theirs = (span_of(trace_id, app_id, 5, "accepted", {}) for app_id in "12")
     await log.write(batch(call(1, trace_id=trace_id), call(2, trace_id=trace_id, app_id="2", size=9)), [ours, theirs])
@@ -111,7 +111,7 @@ async def test_a_trace_id_that_another_app_used_too_shows_each_its_own(log):
     assert await log.trace("2", trace_id) == (call(2, trace_id=trace_id, app_id="2", size=9), [theirs])
 
 
-async def test_calls_are_found_by_each_of_their_marks(log):
+async def test_calls_are_found_by_trace_id_correlation_id_channel_name_and_time(log):
     await log.write(
         batch(
             call(1, correlation_id="one"),
@@ -131,7 +131,7 @@ async def test_calls_are_found_by_each_of_their_marks(log):
     assert await numbers(log, Query(channel="room", name="weather")) == [3]
 
 
-async def test_a_search_goes_on_where_it_stopped(log):
+async def test_search_continues_at_the_returned_position(log):
     for start in (0, 3, 17):
         await log.write(batch(*[call(number) for number in range(start, {0: 3, 3: 17, 17: 25}[start])]), [])
     seen, query = [], Query()
@@ -144,14 +144,14 @@ async def test_a_search_goes_on_where_it_stopped(log):
     assert seen == list(range(24, -1, -1))
 
 
-async def test_what_a_name_or_channel_holds_is_no_pattern(log):
+async def test_names_and_channels_are_not_used_as_patterns(log):
     await log.write(batch(call(1, name="100%"), call(2, name="1000"), call(3, name='a"b', channels=["x_y"])), [])
     assert await numbers(log, Query(name="100%")) == [1]
     assert await numbers(log, Query(name='a"b')) == [3]
     assert await numbers(log, Query(channel="xzy")) == []
 
 
-async def test_the_newest_are_kept_and_spans_go_with_their_calls(tmp_path):
+async def test_pruning_keeps_the_newest_calls_and_removes_spans_of_removed_calls(tmp_path):
     log = await EventLog.open(tmp_path / "events.sqlite", 10, DAY_S)
     for number in range(30):
         span = span_of(tid(number), "1", 1_000_000 + number, "accepted", {})
@@ -166,7 +166,7 @@ async def test_the_newest_are_kept_and_spans_go_with_their_calls(tmp_path):
     await log.close()
 
 
-async def test_what_is_too_old_goes_however_little_there_is(log):
+async def test_pruning_removes_old_calls_even_if_there_are_few(log):
     for number in range(3):
         await log.write(batch(call(number)), [])
     assert await log.prune(1_000_001 + int(DAY_S * 1000)) == 1
@@ -175,7 +175,7 @@ async def test_what_is_too_old_goes_however_little_there_is(log):
     assert await log.prune(1_000_100 + int(DAY_S * 1000)) == 0
 
 
-async def test_a_trace_id_of_the_callers_own_is_found_among_many(log):
+async def test_call_is_found_by_a_trace_id_that_its_caller_chose(log):
     for number in range(50):
         await log.write(
             batch(call(number), call(number, trace_id=f"{number:02x}" * 16, time_ms=5_000_000 + number)), []
@@ -185,7 +185,7 @@ async def test_a_trace_id_of_the_callers_own_is_found_among_many(log):
     assert await numbers(log, Query(trace_id="no hex at all")) == []
 
 
-async def test_the_position_in_the_stream_is_kept_with_what_was_read(tmp_path):
+async def test_position_in_the_stream_is_stored_with_the_rows(tmp_path):
     log = await EventLog.open(tmp_path / "events.sqlite", 10, DAY_S)
     assert await log.position() == "0-0"
     await log.write([], [span_of("t", "1", 1, "received", {})], "17-3")
@@ -195,7 +195,7 @@ async def test_the_position_in_the_stream_is_kept_with_what_was_read(tmp_path):
     await log.close()
 
 
-async def test_a_file_that_is_no_log_of_ours_is_put_aside(tmp_path):
+async def test_unreadable_file_is_renamed_to_old(tmp_path):
     path = tmp_path / "events.sqlite"
     path.write_bytes(b"not a database, but long enough to be looked at" * 100)
     log = await EventLog.open(path, 10, DAY_S)
@@ -205,7 +205,7 @@ async def test_a_file_that_is_no_log_of_ours_is_put_aside(tmp_path):
     assert (tmp_path / "events.sqlite.old").read_bytes().startswith(b"not a database")
 
 
-async def test_batches_that_waited_go_in_as_one_and_every_call_is_found_by_its_trace_id(log):
+async def test_joined_batches_are_written_as_one_and_every_call_is_found_by_trace_id(log):
     foreign = "ab" * 16
     first = CallBatch([call(1, correlation_id="one"), call(2, trace_id=foreign)])
     second = CallBatch()

@@ -1,4 +1,4 @@
-"""What the tables themselves refuse."""
+"""Constraints of the tables: unique columns, foreign keys, cascades."""
 
 import pytest
 import sqlalchemy as sa
@@ -20,14 +20,14 @@ def key(**more) -> sa.Insert:
     return sa.insert(keys).values({"key": "k", "secret": "s", "app_id": "1", "enabled": True, "given": False, **more})
 
 
-async def test_a_key_opens_one_app_only(store):
+async def test_keys_are_unique_across_apps(store):
     async with store.change() as connection:
         await connection.execute(key())
         with pytest.raises(sa.exc.IntegrityError):
             await connection.execute(key(secret="other"))
 
 
-async def test_a_key_has_an_app_and_goes_with_it(store):
+async def test_key_needs_an_app_and_is_removed_with_it(store):
     async with store.change() as connection:
         with pytest.raises(sa.exc.IntegrityError):
             await connection.execute(key(app_id="2"))
@@ -41,14 +41,14 @@ def token(**more) -> sa.Insert:
     return sa.insert(tokens).values({**values, **more})
 
 
-async def test_two_tokens_never_have_one_hash(store):
+async def test_hashes_of_tokens_are_unique(store):
     async with store.change() as connection:
         await connection.execute(token())
         with pytest.raises(sa.exc.IntegrityError):
             await connection.execute(token(id="u"))
 
 
-async def test_tokens_and_counters_go_with_their_app(store):
+async def test_tokens_and_counters_are_removed_with_their_app(store):
     async with store.change() as connection:
         await connection.execute(token())
         await connection.execute(sa.insert(daily).values(app_id="1", day="20261121", used=1))

@@ -1,4 +1,4 @@
-"""Connections whose users go away."""
+"""Connections whose task is cancelled, and what errors reveal."""
 
 import asyncio
 from contextlib import suppress
@@ -29,8 +29,8 @@ async def test_every_connection_has_the_pragmas(database):
     assert await read(database, "PRAGMA journal_mode") == "wal"
 
 
-async def test_a_user_cancelled_twice_leaves_nothing_that_never_ends(database):
-    """Again while its connection is closed for the first time, as at the end of a process."""
+async def test_task_cancelled_twice_leaves_no_unfinished_task(database):
+    """The second cancellation comes while the connection is being closed, as at the end of a process."""
     before = asyncio.all_tasks()
     for moment in range(10):
         reader = asyncio.create_task(read(database, SLOW))
@@ -45,7 +45,7 @@ async def test_a_user_cancelled_twice_leaves_nothing_that_never_ends(database):
     assert not left or not (await asyncio.wait(left, timeout=10))[1]
 
 
-async def test_closing_waits_for_what_nobody_waits_for_any_more(database):
+async def test_closing_waits_for_connections_whose_task_was_cancelled(database):
     await read(database, "SELECT 1")
     reader = asyncio.create_task(read(database, SLOW))
     await asyncio.sleep(0.01)
@@ -59,7 +59,7 @@ async def test_closing_waits_for_what_nobody_waits_for_any_more(database):
     assert connection.stopped.done()
 
 
-async def test_an_error_tells_what_went_wrong_and_nothing_of_what_was_written(database):
+async def test_errors_give_the_reason_but_no_parameters(database):
     await read(database, "SELECT 1")
     with pytest.raises(SQLAlchemyError) as caught:
         async with database.engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""Opening the record store: schema, versions, durability, what goes wrong."""
+"""Opening the record store, migrations, versions, transactions and errors."""
 
 import asyncio
 import os
@@ -31,13 +31,13 @@ async def test_migrations_end_at_the_schema(store):
         assert await connection.run_sync(differences) == []
 
 
-async def test_a_confirmed_change_is_on_disk_and_readers_do_not_wait_for_writers(store):
+async def test_connections_use_wal_full_sync_and_foreign_keys(store):
     async with store.reading() as connection:
         for pragma, value in (("journal_mode", "wal"), ("synchronous", 2), ("foreign_keys", 1)):
             assert (await connection.exec_driver_sql(f"PRAGMA {pragma}")).scalar_one() == value
 
 
-async def test_the_version_rises_with_each_change_and_is_kept(store, tmp_path):
+async def test_version_increases_with_each_change_and_survives_reopening(store, tmp_path):
     async with store.change() as connection:
         first = await directory_version(connection)
         assert await raise_directory_version(connection) == first + 1
@@ -48,19 +48,19 @@ async def test_the_version_rises_with_each_change_and_is_kept(store, tmp_path):
     await again.close()
 
 
-async def test_a_new_store_does_not_begin_with_the_version_of_one_before_it(store, tmp_path):
+async def test_new_store_starts_with_a_higher_version_than_a_deleted_one(store, tmp_path):
     async with store.change() as connection:
         before = await raise_directory_version(connection)
     await store.close()
     os.unlink(tmp_path / "redpoll.sqlite")
-    # As long as it is not made more often than once a millisecond, which nobody does by hand.
+    # Versions start with the time in ms, so this needs at most one new store per ms.
     again = await Store.open(database_url(tmp_path))
     async with again.reading() as connection:
         assert await directory_version(connection) > before
     await again.close()
 
 
-async def test_a_change_that_fails_leaves_nothing(store):
+async def test_failed_change_is_rolled_back(store):
     async def fail_half_way() -> None:
         async with store.change() as connection:
             await connection.execute(sa.insert(meta).values(name="x", value="1"))
@@ -72,7 +72,7 @@ async def test_a_change_that_fails_leaves_nothing(store):
         assert (await connection.execute(sa.select(meta).where(meta.c.name == "x"))).first() is None
 
 
-async def test_a_store_of_the_first_version_keeps_what_is_in_it(store, tmp_path):
+async def test_store_of_the_first_version_is_upgraded_and_keeps_its_rows(store, tmp_path):
     await store.close()
     later = [name for name in metadata.tables if name not in ("meta", "apps", "keys")]
     with sqlite3.connect(tmp_path / "redpoll.sqlite") as connection:
@@ -85,9 +85,9 @@ async def test_a_store_of_the_first_version_keeps_what_is_in_it(store, tmp_path)
     connection.close()
     again = await Store.open(database_url(tmp_path))
     async with again.reading() as connection:
-        (app,) = (await app_rows.every(connection)).values()
+        (app,) = (await app_rows.all_by_id(connection)).values()
         assert (app.id, app.name, app.secret_of("k")) == ("7", "old", "s")
-        assert await token_rows.every(connection) == {}
+        assert await token_rows.all_by_hash(connection) == {}
     await again.close()
 
 
@@ -96,7 +96,7 @@ async def test_changes_wait_for_each_other(store):
         await raise_directory_version(connection)
         other = asyncio.create_task(raise_version(store))
         await asyncio.sleep(0)
-        # What it reads here holds until it is done.
+        # No other change runs until this one ends, so the version that it reads stays valid.
         before = await directory_version(connection)
         await raise_directory_version(connection)
     assert await other == before + 2
@@ -107,14 +107,14 @@ async def raise_version(store):
         return await raise_directory_version(connection)
 
 
-async def test_a_change_that_is_cancelled_at_any_moment_leaves_no_lock_behind(store):
+async def test_change_cancelled_at_any_moment_leaves_no_lock(store):
     async def change() -> None:
         async with store.change() as connection:
             await connection.execute(sa.insert(meta), [{"name": f"{number}", "value": "x"} for number in range(300)])
             await connection.execute(sa.update(meta).where(meta.c.name == "0").values(value="y"))
             raise RuntimeError
 
-    # They hold their tracebacks, and those what the change was doing.
+    # The list keeps the tasks, and with them tracebacks that refer to statements of the change.
     changes = []
     for moment in range(60):
         changes.append(asyncio.create_task(change()))
@@ -124,7 +124,7 @@ async def test_a_change_that_is_cancelled_at_any_moment_leaves_no_lock_behind(st
         await asyncio.wait_for(raise_version(store), 2.5)
 
 
-async def test_a_store_of_a_newer_redpoll_is_refused_in_words(store, tmp_path):
+async def test_store_of_a_newer_redpoll_is_refused(store, tmp_path):
     await store.close()
     with sqlite3.connect(tmp_path / "redpoll.sqlite") as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
@@ -133,15 +133,15 @@ async def test_a_store_of_a_newer_redpoll_is_refused_in_words(store, tmp_path):
         await Store.open(database_url(tmp_path))
 
 
-async def test_a_file_that_is_no_database_is_refused_in_words(tmp_path):
+async def test_file_that_is_not_a_database_is_refused(tmp_path):
     (tmp_path / "redpoll.sqlite").write_text("hello " * 1000)
     with pytest.raises(StoreError, match="can't be opened: file is not a database"):
         await Store.open(database_url(tmp_path))
 
 
-async def test_a_folder_that_is_missing_is_refused_in_words(tmp_path, wait_until):
+async def test_missing_folder_is_refused(tmp_path, wait_until):
     threads = threading.active_count()
     with pytest.raises(StoreError, match="can't be opened: unable to open database file"):
         await Store.open(database_url(tmp_path / "none"))
-    # aiosqlite doesn't wait for the thread of a connection that failed; ours must not outlive the loop.
+    # aiosqlite doesn't wait for the thread of a connection that failed. The thread must not outlive the loop.
     await wait_until(lambda: threading.active_count() <= threads)

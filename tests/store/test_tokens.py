@@ -1,4 +1,4 @@
-"""App tokens: what goes in comes out, and only its hash."""
+"""App tokens in the record store, which holds only their hashes."""
 
 import pytest
 
@@ -25,44 +25,44 @@ async def store(tmp_path):
 
 async def read(store: Store) -> dict[str, Token]:
     async with store.reading() as connection:
-        return await token_rows.every(connection)
+        return await token_rows.all_by_hash(connection)
 
 
 async def put(store: Store, *tokens: Token) -> None:
     async with store.change() as connection:
-        for each in tokens:
-            await token_rows.add(connection, each)
+        for added in tokens:
+            await token_rows.add(connection, added)
 
 
-async def test_a_token_comes_back_as_it_went_in_found_by_its_hash(store):
+async def test_tokens_are_read_back_by_hash_as_written(store):
     whole = token(1, expires_at=5.25, last_used_at=6.5, revoked_at=7.75)
     every_app = token(2, app_id=None, scopes=("all",))
     await put(store, whole, every_app)
     assert await read(store) == {whole.hash: whole, every_app.hash: every_app}
 
 
-async def test_they_are_oldest_first(store):
+async def test_tokens_are_sorted_oldest_first(store):
     await put(store, token(3), token(1), token(2))
-    assert [each.id for each in (await read(store)).values()] == ["t1", "t2", "t3"]
+    assert [found.id for found in (await read(store)).values()] == ["t1", "t2", "t3"]
 
 
-async def test_a_revocation_is_for_those_named_and_keeps_the_time_of_one_before(store):
+async def test_revoking_affects_only_the_given_tokens_and_keeps_earlier_times(store):
     await put(store, token(1), token(2, revoked_at=50.0), token(3))
     async with store.change() as connection:
         await token_rows.revoke(connection, ["t1", "t2"], 99.0)
-    assert [each.revoked_at for each in (await read(store)).values()] == [99.0, 50.0, None]
+    assert [found.revoked_at for found in (await read(store)).values()] == [99.0, 50.0, None]
 
 
-async def test_times_of_use_are_written_for_many_at_once(store):
+async def test_last_use_is_written_for_several_tokens_at_once(store):
     await put(store, token(1), token(2), token(3))
     async with store.change() as connection:
-        await token_rows.used(connection, {"t1": 10.0, "t3": 30.0})
-    assert [each.last_used_at for each in (await read(store)).values()] == [10.0, None, 30.0]
+        await token_rows.set_last_used(connection, {"t1": 10.0, "t3": 30.0})
+    assert [found.last_used_at for found in (await read(store)).values()] == [10.0, None, 30.0]
 
 
-async def test_forgotten_ones_are_gone(store):
+async def test_removed_tokens_are_gone(store):
     await put(store, token(1), token(2))
     async with store.change() as connection:
-        await token_rows.forget(connection, ["t1"])
-        await token_rows.forget(connection, [])
-    assert [each.id for each in (await read(store)).values()] == ["t2"]
+        await token_rows.remove(connection, ["t1"])
+        await token_rows.remove(connection, [])
+    assert [found.id for found in (await read(store)).values()] == ["t2"]

@@ -1,4 +1,4 @@
-"""Webhook endpoints, written and read back."""
+"""Webhook endpoints in the record store: written, changed, removed."""
 
 import msgspec
 import pytest
@@ -35,63 +35,63 @@ async def store(tmp_path):
     await opened.close()
 
 
-async def every(store):
+async def all_endpoints(store):
     async with store.reading() as connection:
-        return await endpoint_rows.every(connection)
+        return await endpoint_rows.all_by_id(connection)
 
 
-async def test_an_endpoint_comes_back_as_it_was(store):
+async def test_endpoint_is_read_back_as_written(store):
     async with store.change() as connection:
         await endpoint_rows.add(connection, ENDPOINT)
-    assert await every(store) == {"e1": ENDPOINT}
+    assert await all_endpoints(store) == {"e1": ENDPOINT}
     assert not ENDPOINT.enabled
     async with store.reading() as connection:
-        assert await endpoint_rows.one(connection, "e1") == ENDPOINT
-        assert await endpoint_rows.one(connection, "e2") is None
+        assert await endpoint_rows.find_by_id(connection, "e1") == ENDPOINT
+        assert await endpoint_rows.find_by_id(connection, "e2") is None
 
 
-async def test_they_come_oldest_first(store):
+async def test_endpoints_are_sorted_oldest_first(store):
     async with store.change() as connection:
         for name, created_at in (("b", 2.0), ("c", 1.0), ("a", 3.0)):
             await endpoint_rows.add(connection, msgspec.structs.replace(ENDPOINT, id=name, created_at=created_at))
-    assert list(await every(store)) == ["c", "b", "a"]
+    assert list(await all_endpoints(store)) == ["c", "b", "a"]
 
 
-async def test_a_change_leaves_alone_what_the_deliveries_say(store):
+async def test_changing_an_endpoint_keeps_failing_since(store):
     async with store.change() as connection:
         await endpoint_rows.add(connection, ENDPOINT)
         await endpoint_rows.set_failing_since(connection, "e1", 5.0)
         await endpoint_rows.put(connection, msgspec.structs.replace(ENDPOINT, url="https://example.com/2"))
-    (changed,) = (await every(store)).values()
+    (changed,) = (await all_endpoints(store)).values()
     assert (changed.url, changed.failing_since) == ("https://example.com/2", 5.0)
 
 
-async def test_the_secret_before_is_good_until_its_time(store):
+async def test_previous_secret_is_valid_until_its_end(store):
     assert ENDPOINT.secrets(99.0) == ["s" * 40, "o" * 40]
     assert ENDPOINT.secrets(99.5) == ["s" * 40]
 
 
-async def test_an_endpoint_goes_with_its_app_and_its_deliveries_with_it(store):
+async def test_endpoints_and_their_deliveries_are_removed_with_the_app(store):
     async with store.change() as connection:
         await endpoint_rows.add(connection, ENDPOINT)
         with pytest.raises(sa.exc.IntegrityError):
             await endpoint_rows.add(connection, msgspec.structs.replace(ENDPOINT, id="e2", app_id="9"))
         await delivery_rows.add(connection, [row("d1")])
         await connection.execute(sa.delete(apps))
-        assert await delivery_rows.one(connection, "d1") is None
-    assert await every(store) == {}
+        assert await delivery_rows.find_by_id(connection, "d1") is None
+    assert await all_endpoints(store) == {}
 
 
-async def test_a_deleted_endpoint_is_forgotten_when_no_delivery_is_left(store):
+async def test_deleted_endpoint_is_removed_after_its_last_delivery(store):
     async with store.change() as connection:
         await endpoint_rows.add(connection, msgspec.structs.replace(ENDPOINT, deleted_at=8.0))
         await endpoint_rows.add(connection, msgspec.structs.replace(ENDPOINT, id="e2"))
         await delivery_rows.add(connection, [row("d1")])
-        assert await endpoint_rows.forget_deleted(connection) == []
+        assert await endpoint_rows.remove_deleted(connection) == []
         await delivery_rows.discard(connection, ["d1"], 9.0)
-        await delivery_rows.forget_finished(connection, "e1", keep=0, older_than=99.0, before=99.0)
-        assert await endpoint_rows.forget_deleted(connection) == ["e1"]
-    assert list(await every(store)) == ["e2"]
+        await delivery_rows.remove_finished(connection, "e1", keep=0, older_than=99.0, before=99.0)
+        assert await endpoint_rows.remove_deleted(connection) == ["e1"]
+    assert list(await all_endpoints(store)) == ["e2"]
 
 
 def row(delivery_id):

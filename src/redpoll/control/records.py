@@ -68,8 +68,8 @@ class Records(TokenRecords):
     async def load(self) -> None:
         """Reads all records. Call it once, before anything else."""
         async with self._store.reading() as connection:
-            self.apps.update(await app_rows.every(connection))
-            self.tokens.update(await token_rows.every(connection))
+            self.apps.update(await app_rows.all_by_id(connection))
+            self.tokens.update(await token_rows.all_by_hash(connection))
             self.version = await directory_version(connection)
         self.by_key.update({key.key: app for app in self.apps.values() for key in app.keys})
 
@@ -120,7 +120,7 @@ class Records(TokenRecords):
 
     async def _read(self, connection: AsyncConnection, app_id: str) -> App:
         """The app from the store, with the fields that are only in memory."""
-        app = await app_rows.one(connection, app_id)
+        app = await app_rows.find_by_id(connection, app_id)
         assert app is not None
         known = self.apps.get(app_id, app)
         return msgspec.structs.replace(app, hooks=known.hooks, console_until=known.console_until)
@@ -307,7 +307,7 @@ class Records(TokenRecords):
         oldest = (datetime.strptime(day, "%Y%m%d") - timedelta(days=_KEEP_DAYS)).strftime("%Y%m%d")
         async with self._changing, self._store.change() as connection:
             await daily.put(connection, day, {app: count for app, count in used.items() if app in self.apps})
-            await daily.forget_before(connection, oldest)
+            await daily.remove_before(connection, oldest)
 
     async def _changed(self, app: App, version: int) -> None:
         self._put(app)

@@ -77,7 +77,7 @@ class TokenRecords:
             ended = [known for known in self.tokens.values() if _ended_at(known) < now_s - _FORGET_TOKEN_AFTER_S]
             async with self._store.change() as connection:
                 await token_rows.add(connection, token)
-                await token_rows.forget(connection, [known.id for known in ended])
+                await token_rows.remove(connection, [known.id for known in ended])
             for known in ended:
                 del self.tokens[known.hash]
             self.tokens[token.hash] = token
@@ -124,7 +124,7 @@ class TokenRecords:
                 times, self._used = self._used, {}
                 try:
                     async with self._store.change() as connection:
-                        await token_rows.used(connection, times)
+                        await token_rows.set_last_used(connection, times)
                 except SQLAlchemyError as error:
                     log.warning("token use not written", tokens=len(times), reason=reason_of(error))
 

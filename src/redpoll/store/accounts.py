@@ -17,12 +17,12 @@ __all__ = [
     "User",
     "add",
     "add_session",
+    "end_matching_sessions",
     "end_sessions",
-    "every",
-    "forget_sessions",
-    "one",
+    "find_session",
+    "find_user",
+    "list_users",
     "remove",
-    "session",
     "set_login",
     "set_password",
     "set_role",
@@ -54,13 +54,13 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     used_at: float
 
 
-async def every(connection: AsyncConnection) -> list[User]:
+async def list_users(connection: AsyncConnection) -> list[User]:
     """All users, sorted by name."""
     rows = await connection.execute(sa.select(users).order_by(users.c.name))
     return [User(**row._mapping) for row in rows]
 
 
-async def one(connection: AsyncConnection, name: str) -> User | None:
+async def find_user(connection: AsyncConnection, name: str) -> User | None:
     row = (await connection.execute(sa.select(users).where(users.c.name == name))).first()
     return None if row is None else User(**row._mapping)
 
@@ -91,7 +91,7 @@ async def remove(connection: AsyncConnection, name: str) -> None:
 # -- sessions
 
 
-async def session(connection: AsyncConnection, hash: str) -> SessionRow | None:
+async def find_session(connection: AsyncConnection, hash: str) -> SessionRow | None:
     """The session with this hash, whatever its age, with its user; None if there is none."""
     joined = sa.join(sessions, users, sessions.c.user_name == users.c.name)
     statement = sa.select(sessions.c.created_at.label("begun_at"), sessions.c.used_at, users).select_from(joined)
@@ -116,7 +116,7 @@ async def end_sessions(connection: AsyncConnection, hashes: Collection[str]) -> 
     await connection.execute(sa.delete(sessions).where(sessions.c.hash.in_(hashes)))
 
 
-async def forget_sessions(
+async def end_matching_sessions(
     connection: AsyncConnection,
     *,
     user_name: str | None = None,

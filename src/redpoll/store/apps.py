@@ -13,9 +13,9 @@ from redpoll.store.schema import apps, keys
 __all__ = [
     "add",
     "add_key",
+    "all_by_id",
     "enable_key",
-    "every",
-    "one",
+    "find_by_id",
     "remove_given_keys",
     "remove_keys",
     "set_secret",
@@ -27,7 +27,7 @@ __all__ = [
 _NOT_IN_SETTINGS = {"id", "name", "keys", "hooks", "console_until"}
 
 
-async def every(connection: AsyncConnection) -> dict[str, App]:
+async def all_by_id(connection: AsyncConnection) -> dict[str, App]:
     """All apps by id, each with its keys, oldest first."""
     rows = (await connection.execute(sa.select(apps).order_by(apps.c.id))).all()
     app_keys: dict[str, list[Key]] = {row.id: [] for row in rows}
@@ -36,7 +36,7 @@ async def every(connection: AsyncConnection) -> dict[str, App]:
     return {row.id: _app(row, app_keys[row.id]) for row in rows}
 
 
-async def one(connection: AsyncConnection, app_id: str) -> App | None:
+async def find_by_id(connection: AsyncConnection, app_id: str) -> App | None:
     """The app with this id, or None."""
     row = (await connection.execute(sa.select(apps).where(apps.c.id == app_id))).first()
     if row is None:

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.schema import daily
 
-__all__ = ["forget_before", "put", "read"]
+__all__ = ["put", "read", "remove_before"]
 
 
 async def read(connection: AsyncConnection, day: str) -> dict[str, int]:
@@ -32,6 +32,6 @@ async def put(connection: AsyncConnection, day: str, used: Mapping[str, int]) ->
     await connection.execute(statement, [{"app_id": app, "day": day, "used": count} for app, count in used.items()])
 
 
-async def forget_before(connection: AsyncConnection, day: str) -> None:
+async def remove_before(connection: AsyncConnection, day: str) -> None:
     """Removes the counters of all days before `day`."""
     await connection.execute(sa.delete(daily).where(daily.c.day < day))

@@ -32,14 +32,14 @@ __all__ = [
     "endpoints_to_prune",
     "endpoints_with_waiting",
     "find",
-    "forget_finished",
-    "keep_pauses",
+    "find_by_id",
+    "find_by_ids",
+    "move_due_times",
     "next_due",
     "numbers",
-    "one",
     "put_results",
+    "remove_finished",
     "retry",
-    "some",
 ]
 
 STATES: Final = ("waiting", "delivered", "failed", "discarded")
@@ -177,7 +177,7 @@ async def endpoints_with_waiting(connection: AsyncConnection) -> set[str]:
     return set((await connection.execute(sa.select(webhooks.c.id).where(has_waiting))).scalars())
 
 
-async def keep_pauses(connection: AsyncConnection, *, before_s: float, now_s: float, longest_s: float) -> None:
+async def move_due_times(connection: AsyncConnection, *, before_s: float, now_s: float, longest_s: float) -> None:
     """Moves due times after the clock was set from `before_s` to `now_s`.
 
     A pending retry keeps its remaining pause. Deliveries without an attempt are due now. No retry is due later than
@@ -254,13 +254,13 @@ async def find(
     return [Delivery(*row) for row in rows]
 
 
-async def one(connection: AsyncConnection, delivery_id: str) -> Delivery | None:
+async def find_by_id(connection: AsyncConnection, delivery_id: str) -> Delivery | None:
     """The delivery with this id, or None."""
-    found = await some(connection, [delivery_id])
+    found = await find_by_ids(connection, [delivery_id])
     return found[0] if found else None
 
 
-async def some(connection: AsyncConnection, ids: Sequence[str]) -> list[Delivery]:
+async def find_by_ids(connection: AsyncConnection, ids: Sequence[str]) -> list[Delivery]:
     """The deliveries with these ids, in no particular order; unknown ids are left out."""
     found: list[Delivery] = []
     for start in range(0, len(ids), BATCH):
@@ -334,14 +334,14 @@ async def _change(
 
 
 async def endpoints_to_prune(connection: AsyncConnection, *, keep: int, older_than: float) -> list[str]:
-    """The ids of the endpoints for which `forget_finished` may find something to remove."""
+    """The ids of the endpoints for which `remove_finished` may find something to remove."""
     finished = deliveries.c.state.in_(("delivered", "discarded"))
     too_many = (sa.func.count() > keep) | (sa.func.min(deliveries.c.at) <= older_than)
     grouped = sa.select(deliveries.c.endpoint_id).where(finished).group_by(deliveries.c.endpoint_id, deliveries.c.state)
     return list(dict.fromkeys((await connection.execute(grouped.having(too_many))).scalars()))
 
 
-async def forget_finished(
+async def remove_finished(
     connection: AsyncConnection, endpoint_id: str, *, keep: int, older_than: float, before: float
 ) -> int:
     """Removes delivered and discarded deliveries that were finished by `older_than`, and all but the newest `keep` in

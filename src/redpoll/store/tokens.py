@@ -9,10 +9,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from redpoll.protocol.tokens import Token
 from redpoll.store.schema import tokens
 
-__all__ = ["add", "every", "forget", "revoke", "used"]
+__all__ = ["add", "all_by_hash", "remove", "revoke", "set_last_used"]
 
 
-async def every(connection: AsyncConnection) -> dict[str, Token]:
+async def all_by_hash(connection: AsyncConnection) -> dict[str, Token]:
     """All tokens by hash, oldest first, including expired and revoked ones."""
     rows = await connection.execute(sa.select(tokens).order_by(tokens.c.created_at, tokens.c.id))
     found = [Token(**{**row._mapping, "scopes": tuple(msgspec.json.decode(row.scopes))}) for row in rows]
@@ -31,12 +31,12 @@ async def revoke(connection: AsyncConnection, ids: Collection[str], now_s: float
     await connection.execute(sa.update(tokens).where(chosen).values(revoked_at=now_s))
 
 
-async def used(connection: AsyncConnection, times: Mapping[str, float]) -> None:
+async def set_last_used(connection: AsyncConnection, times: Mapping[str, float]) -> None:
     """Writes the time of last use of tokens, by token id."""
     statement = sa.update(tokens).where(tokens.c.id == sa.bindparam("token_id")).values(last_used_at=sa.bindparam("at"))
     await connection.execute(statement, [{"token_id": token_id, "at": at} for token_id, at in times.items()])
 
 
-async def forget(connection: AsyncConnection, ids: Collection[str]) -> None:
+async def remove(connection: AsyncConnection, ids: Collection[str]) -> None:
     """Removes tokens. A request with one is then refused as unknown."""
     await connection.execute(sa.delete(tokens).where(tokens.c.id.in_(ids)))

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.schema import deliveries, webhooks
 
-__all__ = ["Endpoint", "add", "every", "forget_deleted", "one", "put", "set_failing_since"]
+__all__ = ["Endpoint", "add", "all_by_id", "find_by_id", "put", "remove_deleted", "set_failing_since"]
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,13 +44,13 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         return [self.secret, self.previous_secret] if now_s < self.previous_until else [self.secret]
 
 
-async def every(connection: AsyncConnection) -> dict[str, Endpoint]:
+async def all_by_id(connection: AsyncConnection) -> dict[str, Endpoint]:
     """All endpoints by id, oldest first, including deleted ones that still have deliveries."""
     rows = await connection.execute(sa.select(webhooks).order_by(webhooks.c.created_at, webhooks.c.id))
     return {row.id: _endpoint(row) for row in rows}
 
 
-async def one(connection: AsyncConnection, endpoint_id: str) -> Endpoint | None:
+async def find_by_id(connection: AsyncConnection, endpoint_id: str) -> Endpoint | None:
     """The endpoint with this id, also if it is deleted; None if there is none."""
     row = (await connection.execute(sa.select(webhooks).where(webhooks.c.id == endpoint_id))).first()
     return None if row is None else _endpoint(row)
@@ -81,7 +81,7 @@ async def set_failing_since(connection: AsyncConnection, endpoint_id: str, since
     await connection.execute(sa.update(webhooks).where(webhooks.c.id == endpoint_id).values(failing_since=since))
 
 
-async def forget_deleted(connection: AsyncConnection) -> list[str]:
+async def remove_deleted(connection: AsyncConnection) -> list[str]:
     """Removes deleted endpoints that have no deliveries. Returns their ids."""
     has_deliveries = sa.exists().where(deliveries.c.endpoint_id == webhooks.c.id)
     statement = sa.delete(webhooks).where(webhooks.c.deleted_at.is_not(None), ~has_deliveries)

@@ -1,4 +1,4 @@
-"""What the tests of webhooks share: a clock, a store with two apps, the whole on them, and a receiver."""
+"""Fixtures for the tests of webhooks: a clock, a store with two apps, `Webhooks`, and a receiver."""
 
 import contextlib
 
@@ -38,7 +38,7 @@ LOOPBACK = {"webhook_allow_http": True, "webhook_allow_addresses": ("127.0.0.0/8
 
 @pytest.fixture
 async def make_webhooks(monkeypatch, store, records, clock):
-    """`await make_webhooks(box, **settings)`: a Webhooks, started where there is a box; ended behind the test."""
+    """`await make_webhooks(box, **settings)`: a Webhooks, started if a box is given, and ended after the test."""
     monkeypatch.setenv("SSL_CERT_FILE", "/dev/null")
     async with contextlib.AsyncExitStack() as stack:
 

@@ -1,4 +1,4 @@
-"""What operators' commands about webhooks take and answer (decisions.md)."""
+"""The commands for webhooks and dead letters: arguments, results and errors."""
 
 import json
 
@@ -13,7 +13,7 @@ from transitions import APP, NOW_S, Box, transition
 
 
 class Operator:
-    """`await operator("webhook list", app=…)`: the answer, as it goes over the socket."""
+    """`await operator("webhook list", app=…)`: the result, encoded as for the socket."""
 
     def __init__(self, context):
         self.context = context
@@ -35,7 +35,7 @@ async def make_operator(make_webhooks, store, records):
     return make
 
 
-async def test_an_endpoint_is_made_listed_and_changed(make_operator, receiver):
+async def test_endpoint_is_created_listed_changed_tested_and_deleted(make_operator, receiver):
     operator = await make_operator()
     made = await operator.create(receiver.url, events=["client_event"], format="pusher", channels=["room-"])
     secret = made.pop("secret")
@@ -62,7 +62,7 @@ async def test_an_endpoint_is_made_listed_and_changed(make_operator, receiver):
     assert await operator("webhook list", app=APP) == []
 
 
-async def test_a_certificate_is_pinned_and_let_go(make_operator, tmp_path):
+async def test_certificate_is_pinned_and_unpinned(make_operator, tmp_path):
     ca = authority(tmp_path)
     operator = await make_operator(webhook_ca_file=str(ca[0]), webhook_allow_addresses=("127.0.0.0/8", "::1/128"))
     async with Receiver(tls=issued(tmp_path, ca)) as receiver:
@@ -80,13 +80,13 @@ async def test_dead_letters_are_listed_shown_retried_and_discarded(make_operator
     box.put(transition(channel="a"), transition("channel.vacated", "b"))
     operator.context.webhooks._clock.advance(1)
     await wait_until(lambda: len(receiver.requests) == 2)
-    # The clock stands: it is told that the time has come.
+    # The clock of the test stands still, so it is advanced to the time of the retry.
     operator.context.webhooks._clock.advance(1)
     await wait_until(lambda: operator.context.webhooks.counters()["webhook_failed_total"] == 2)
     found = []
     while len(found) < 2:
         found = (await operator("dead-letter list", app=APP))["letters"]
-    by_channel = {each.pop("channel"): each for each in found}
+    by_channel = {letter.pop("channel"): letter for letter in found}
     one, two = by_channel["a"], by_channel["b"]
     assert {**one, "id": ""} == {
         "id": "",
@@ -107,7 +107,7 @@ async def test_dead_letters_are_listed_shown_retried_and_discarded(make_operator
         "state": "pending",
         "failed_at": int(NOW_S) + 2,
     }
-    assert [(each["at"], each["status"], each["reason"], each["response"]) for each in attempts] == [
+    assert [(made["at"], made["status"], made["reason"], made["response"]) for made in attempts] == [
         (NOW_S + 1, 503, "answered 503 Service Unavailable", "come \N{REPLACEMENT CHARACTER} later"),
         (NOW_S + 2, 503, "answered 503 Service Unavailable", "come \N{REPLACEMENT CHARACTER} later"),
     ]
@@ -118,7 +118,7 @@ async def test_dead_letters_are_listed_shown_retried_and_discarded(make_operator
     assert await operator("dead-letter list", app=APP) == {"letters": [], "total": 0}
 
 
-async def test_what_is_wrong_is_said_in_a_sentence(make_operator, store, records):
+async def test_commands_refuse_wrong_arguments_with_a_reason(make_operator, store, records):
     operator = await make_operator()
     with pytest.raises(CommandError, match="the URL must begin with https://"):
         await operator.create("ftp://example.com")

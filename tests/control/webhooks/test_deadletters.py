@@ -1,4 +1,4 @@
-"""Dead letters: tried anew or given up, one by one and in bulk."""
+"""Dead letters: retried or discarded, alone or several at once."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from transitions import APP, NOW_S
 
 
 class Known:
-    """What DeadLetters asks of Endpoints."""
+    """The part of Endpoints that DeadLetters uses."""
 
     def __init__(self):
         self.endpoints = {}
@@ -43,7 +43,7 @@ class World:
                 endpoint = Endpoint(id=name, app_id=APP, created_at=0.0, deleted_at=deleted_at, **fields)
                 self.known.endpoints[name] = endpoint
                 await endpoint_rows.add(connection, endpoint)
-            numbers = {each.id: each.number for each in await delivery_rows.add(connection, rows)}
+            numbers = {delivery.id: delivery.number for delivery in await delivery_rows.add(connection, rows)}
             made = AttemptRow(1, NOW_S, 500, 1, "status", "answered 500", b"")
             became = {"f1": "failed", "f2": "failed", "f3": "failed", "delivered": "delivered"}
             results = [Result(numbers[name], state, NOW_S, made) for name, state in became.items()]
@@ -51,7 +51,7 @@ class World:
 
     async def states(self, *names):
         async with self.store.reading() as connection:
-            return [(await delivery_rows.one(connection, name)).state for name in names]
+            return [(await delivery_rows.find_by_id(connection, name)).state for name in names]
 
 
 @pytest.fixture
@@ -61,10 +61,10 @@ async def world(store, records, clock):
     return made
 
 
-async def test_a_retry_is_due_at_once(world, clock):
+async def test_retried_delivery_is_due_at_once(world, clock):
     clock.advance(100)
     two, one = await world.letters.retry(["f2", "f1"])
-    assert [(each.id, each.state, each.at, each.dead_letter) for each in (two, one)] == [
+    assert [(letter.id, letter.state, letter.at, letter.dead_letter) for letter in (two, one)] == [
         ("f2", "waiting", NOW_S + 100, "retrying"),
         ("f1", "waiting", NOW_S + 100, "retrying"),
     ]
@@ -80,24 +80,24 @@ async def test_a_retry_is_due_at_once(world, clock):
         ("f3", "f3 can't be retried: its webhook e2 was deleted"),
     ],
 )
-async def test_a_retry_that_is_not_possible_changes_none_of_them(world, wrong, sentence):
+async def test_impossible_retry_changes_none_of_the_deliveries(world, wrong, sentence):
     with pytest.raises(RecordError, match=sentence):
         await world.letters.retry(["f1", wrong])
     assert await world.states("f1", "f2", "f3") == ["failed"] * 3
     assert world.due == []
 
 
-async def test_what_is_discarded_is_done_with(world):
+async def test_discarded_delivery_cannot_be_retried_or_discarded_again(world):
     (gone,) = await world.letters.discard(["f3"])
     assert gone.dead_letter == "discarded"
-    assert [each.id for each in world.given_up] == ["f3"]
+    assert [letter.id for letter in world.given_up] == ["f3"]
     for attempt in (world.letters.discard, world.letters.retry):
         with pytest.raises(RecordError, match="f3 is not a failed delivery: it is discarded"):
             await attempt(["f1", "f3"])
     assert await world.states("f1", "f3") == ["failed", "discarded"]
 
 
-async def test_what_is_being_tried_anew_can_be_given_up_but_not_what_is_tried_for_the_first_time(world):
+async def test_retried_delivery_can_be_discarded_but_a_new_one_cannot(world):
     await world.letters.retry(["f1"])
     await world.letters.discard(["f1"])
     with pytest.raises(RecordError, match="waiting is not a failed delivery"):

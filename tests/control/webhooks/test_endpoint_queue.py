@@ -1,4 +1,4 @@
-"""One endpoint's deliveries in memory."""
+"""The deliveries of one endpoint in memory."""
 
 from redpoll.control.webhooks.endpoint_queue import ChangesDuringRead, EndpointQueue
 from redpoll.store.deliveries import Waiting
@@ -20,18 +20,18 @@ def waiting(number: int) -> Waiting:
     )
 
 
-def test_what_the_store_tells_twice_stands_in_line_once():
+def test_delivery_loaded_twice_is_queued_once():
     queue = EndpointQueue("e")
     queue.load(waiting(1))
     queue.load(waiting(1))
     assert len(queue.ready) == 1
     assert queue.ready.take() == waiting(1)
-    # It is under way, and waits in the store still.
+    # It is under way, but in the store it still waits.
     queue.load(waiting(1))
     assert queue.ready.take() is None
 
 
-def test_what_is_over_while_the_store_is_read_is_remembered_until_then():
+def test_delivery_finished_during_a_read_is_remembered_for_that_read():
     queue = EndpointQueue("e")
     queue.load(waiting(1))
     queue.withdrawn.add(1)

@@ -1,4 +1,4 @@
-"""Webhook endpoints: what they may be, who wants what, and what workers hear of them."""
+"""Webhook endpoints: allowed values, chosen events and channels, changes and what workers learn of them, pins."""
 
 import asyncio
 
@@ -40,10 +40,10 @@ def plain(events=("all",), channels=(), **more):
     return Endpoint(events=tuple(events), channels=tuple(channels), **fields)
 
 
-# -- who wants what
+# -- chosen events and channels
 
 
-def test_all_are_the_specs_five_and_extras_come_by_name():
+def test_all_means_the_five_standard_events_and_extras_are_chosen_by_name():
     five = ("channel.occupied", "channel.vacated", "member.added", "member.removed", "client_event")
     extras = ("cache.miss", "subscription.count")
     assert all(wants(plain(), event, "c") for event in five)
@@ -53,25 +53,27 @@ def test_all_are_the_specs_five_and_extras_come_by_name():
     assert [event for event in (*five, *extras) if wants(plain(("client_event",)), event, "c")] == ["client_event"]
 
 
-def test_prefixes_choose_channels():
+def test_endpoint_gets_only_channels_with_its_prefixes():
     of_rooms = plain(channels=("room-", "presence-"))
     chosen = [
-        each for each in ("room-1", "presence-x", "room", "private-room-1") if wants(of_rooms, "client_event", each)
+        channel
+        for channel in ("room-1", "presence-x", "room", "private-room-1")
+        if wants(of_rooms, "client_event", channel)
     ]
     assert chosen == ["room-1", "presence-x"]
 
 
-def test_the_letters_are_those_of_enabled_endpoints():
+def test_hooks_of_an_app_include_only_enabled_endpoints():
     assert hooks_of([]) == ""
     assert hooks_of([plain()]) == "omc"
     assert hooks_of([plain(("subscription.count",)), plain(("cache.miss", "channel.vacated"))]) == "oxs"
     assert hooks_of([plain(disabled_at=1.0), plain(("member.added",))]) == "m"
 
 
-# -- changing
+# -- changes
 
 
-async def test_a_new_endpoint_is_enabled_has_a_secret_and_is_kept(endpoints, store, records, sender, clock):
+async def test_new_endpoint_is_enabled_has_a_secret_and_is_stored(endpoints, store, records, sender, clock):
     made = await create(endpoints, events=("client_event", "client_event"), channels=("room-",), format="pusher")
     assert (made.enabled, made.events, made.channels, made.created_at) == (True, ("client_event",), ("room-",), NOW_S)
     assert len(made.secret) == 40
@@ -81,7 +83,7 @@ async def test_a_new_endpoint_is_enabled_has_a_secret_and_is_kept(endpoints, sto
     assert endpoints.of_app(OTHER) == ()
 
 
-async def test_the_workers_hear_of_each_change_and_of_nothing_else(endpoints, records, store):
+async def test_workers_get_an_update_only_if_the_hooks_change(endpoints, records, store):
     heard = []
 
     async def on_change(app_id, app, version):
@@ -108,11 +110,11 @@ async def test_the_workers_hear_of_each_change_and_of_nothing_else(endpoints, re
     assert (again.apps[APP].hooks, again.apps[OTHER].hooks, again.version) == ("m", "x", version + 6)
 
 
-async def test_an_endpoint_is_known_before_workers_write_rows_for_it(endpoints, records):
+async def test_endpoint_is_known_before_workers_write_rows_for_it(endpoints, records):
     seen = []
 
     async def on_change(app_id, _app, _version):
-        seen.append([wants(each, "cache.miss", "c") for each in endpoints.of_app(app_id)])
+        seen.append([wants(endpoint, "cache.miss", "c") for endpoint in endpoints.of_app(app_id)])
 
     records.on_change = on_change
     made = await create(endpoints, events=("cache.miss",))
@@ -120,14 +122,14 @@ async def test_an_endpoint_is_known_before_workers_write_rows_for_it(endpoints, 
     assert seen == [[True], [True]]
 
 
-async def test_a_change_that_fails_or_is_cut_off_leaves_what_the_store_has(endpoints, store, records, monkeypatch):
+async def test_failed_or_cancelled_change_leaves_memory_equal_to_the_store(endpoints, store, records, monkeypatch):
     made = await create(endpoints)
 
     async def fail(_app, _version):
         raise RuntimeError
 
     with monkeypatch.context() as broken:
-        # Behind the commit.
+        # Fails after the commit.
         broken.setattr(records, "_changed", fail)
         with pytest.raises(RuntimeError):
             await endpoints.set_enabled(made.id, False)
@@ -144,7 +146,7 @@ async def test_a_change_that_fails_or_is_cut_off_leaves_what_the_store_has(endpo
         assert endpoints.of_app(APP) == again.of_app(APP)
 
 
-async def test_the_old_secret_is_good_for_a_day(endpoints, clock):
+async def test_previous_secret_is_valid_for_a_day(endpoints, clock):
     made = await create(endpoints)
     changed = await endpoints.rotate(made.id)
     assert changed.secret != made.secret
@@ -153,7 +155,7 @@ async def test_the_old_secret_is_good_for_a_day(endpoints, clock):
     assert changed.secrets(clock()) == [changed.secret]
 
 
-async def test_a_deleted_endpoint_is_gone_but_for_its_deliveries(endpoints):
+async def test_deleted_endpoint_is_known_only_until_it_is_removed(endpoints):
     made = await create(endpoints)
     deleted = await endpoints.delete(made.id)
     assert (deleted.secret, deleted.enabled) == ("", False)
@@ -167,7 +169,7 @@ async def test_a_deleted_endpoint_is_gone_but_for_its_deliveries(endpoints):
     assert endpoints.known(made.id) is None
 
 
-async def test_what_waits_for_a_deleted_endpoint_is_discarded(endpoints, store):
+async def test_deleting_an_endpoint_discards_its_waiting_deliveries(endpoints, store):
     made = await create(endpoints)
     row = {"event": "cache.miss", "channel": "c", "user": None, "stamp": 1, "time_ms": 1, "trace": None, "body": b""}
     rows = [{**row, "id": f"d{n}", "endpoint_id": made.id, "at": NOW_S + n, "created_at": 0.0} for n in range(6_000)]
@@ -180,7 +182,7 @@ async def test_what_waits_for_a_deleted_endpoint_is_discarded(endpoints, store):
     assert endpoints.known(made.id) is not None
 
 
-# -- what is refused
+# -- invalid values
 
 
 @pytest.mark.parametrize(
@@ -197,7 +199,7 @@ async def test_what_waits_for_a_deleted_endpoint_is_discarded(endpoints, store):
         ({"app_id": "99"}, "there is no app with the id 99"),
     ],
 )
-async def test_what_makes_no_sense_is_refused_in_words(endpoints, wrong, sentence):
+async def test_invalid_fields_are_refused_with_a_reason(endpoints, wrong, sentence):
     with pytest.raises(RecordError, match=sentence):
         await create(endpoints, **wrong)
     assert endpoints.every() == []
@@ -209,7 +211,7 @@ async def test_what_makes_no_sense_is_refused_in_words(endpoints, wrong, sentenc
         assert endpoints.get(made.id) == made
 
 
-async def test_an_app_has_fifty_at_most(endpoints):
+async def test_app_has_at_most_50_endpoints(endpoints):
     for _ in range(50):
         await create(endpoints)
     with pytest.raises(RecordError, match="has 50 webhooks"):
@@ -230,18 +232,18 @@ async def tls(tmp_path, sender, endpoints, monkeypatch):
     await trusting.close()
 
 
-async def test_a_pin_is_the_certificate_that_is_shown_now(endpoints, tls):
+async def test_pinning_takes_the_certificate_that_the_receiver_shows_now(endpoints, tls):
     async with Receiver(tls=tls[0]) as receiver:
         made = await create(endpoints, url=receiver.url, pin=True)
         assert len(made.pin) == 64
         receiver.show(tls[1])
-        anew = await endpoints.pin(made.id)
-        assert len({made.pin, anew.pin, ""}) == 3
+        new_pin = await endpoints.pin(made.id)
+        assert len({made.pin, new_pin.pin, ""}) == 3
         assert (await endpoints.unpin(made.id)).pin == ""
         assert receiver.requests == []
 
 
-async def test_a_new_url_of_a_pinned_endpoint_is_pinned_anew(endpoints, tls):
+async def test_changing_the_url_of_a_pinned_endpoint_pins_the_new_certificate(endpoints, tls):
     async with Receiver(tls=tls[0]) as receiver, Receiver(tls=tls[1]) as moved:
         made = await create(endpoints, url=receiver.url, pin=True)
         assert (await endpoints.change(made.id, receiver.url, ("cache.miss",), None, None)).pin == made.pin
@@ -249,16 +251,16 @@ async def test_a_new_url_of_a_pinned_endpoint_is_pinned_anew(endpoints, tls):
         assert changed.pin not in (made.pin, "")
 
 
-async def test_without_a_connection_there_is_no_pin_and_no_change(endpoints, tls):
-    nobody = "https://localhost:1/"
+async def test_endpoint_is_unchanged_if_its_certificate_cannot_be_read(endpoints, tls):
+    closed_port = "https://localhost:1/"
     with pytest.raises(RecordError, match="the certificate can't be pinned: no connection to localhost:1"):
-        await create(endpoints, url=nobody, pin=True)
+        await create(endpoints, url=closed_port, pin=True)
     assert endpoints.every() == []
-    made = await create(endpoints, url=nobody)
+    made = await create(endpoints, url=closed_port)
     with pytest.raises(RecordError, match="can't be pinned"):
         await endpoints.pin(made.id)
     async with Receiver(tls=tls[0]) as receiver:
         pinned = await create(endpoints, url=receiver.url, pin=True)
         with pytest.raises(RecordError, match="can't be pinned"):
-            await endpoints.change(pinned.id, nobody, None, None, None)
+            await endpoints.change(pinned.id, closed_port, None, None, None)
     assert endpoints.of_app(APP) == (made, pinned)

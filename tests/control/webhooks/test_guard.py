@@ -1,5 +1,5 @@
-"""Where deliveries may go: every form of every address that isn't public, names that change their mind, and a listener
-on loopback that must see no connection (failures.md row 27)."""
+"""Addresses that deliveries may go to. Every form of every non-public address is refused, also if a name resolves to
+one only later. A listener on loopback checks that no connection is opened."""
 
 import asyncio
 import ipaddress
@@ -23,8 +23,8 @@ from redpoll.control.webhooks.sender import PinUnavailable, Sender, Target
 
 PUBLIC = "93.184.215.14"
 
-# Hosts that are this machine, or are near it, in the forms that guards were seen to miss. `fault` is at save; what
-# can't be known there (names) is refused at the attempt.
+# Hosts that are this machine or its network, in forms that other guards have missed. `check_url` refuses addresses when
+# an endpoint is saved. Names are resolved, and refused, only at an attempt.
 HOSTS = [
     "127.0.0.1",
     "127.1",
@@ -69,7 +69,7 @@ HOSTS = [
     "255.255.255.255",
     "240.0.0.1",
 ]
-# Resolved by a resolver of ours, as an attacker's name servers would answer.
+# Answers of the test's resolver, such as an attacker's name servers might give.
 NAMES = {
     "localhost": ["127.0.0.1", "::1"],
     "localhost.": ["127.0.0.1"],
@@ -132,11 +132,11 @@ async def names(host):
     return NAMES[host]
 
 
-# -- the forms of addresses
+# -- forms of addresses
 
 
 @pytest.mark.parametrize("host", HOSTS)
-async def test_an_address_that_is_not_public_is_refused_in_every_form_and_nobody_is_connected_to(make_sender, host):
+async def test_non_public_address_is_refused_in_every_form_without_a_connection(make_sender, host):
     sender = make_sender()
     async with Receiver() as receiver:
         url = f"http://{host}:{receiver.port}/"
@@ -151,8 +151,8 @@ async def test_an_address_that_is_not_public_is_refused_in_every_form_and_nobody
 
 
 @pytest.mark.parametrize("host", HOSTS)
-async def test_the_last_door_holds_where_the_url_was_not_looked_at(make_sender, host, monkeypatch):
-    """aiohttp asks no resolver for addresses, so this is the socket factory's, or the real resolver's for `127.1`."""
+async def test_connecting_is_refused_even_if_the_url_was_not_checked(make_sender, host, monkeypatch):
+    """aiohttp resolves no literal addresses, so the socket factory refuses them. `127.1` goes to the real resolver."""
     sender = make_sender()
     monkeypatch.setattr(sender, "check_url", lambda _url: None)
     async with Receiver() as receiver:
@@ -163,11 +163,11 @@ async def test_the_last_door_holds_where_the_url_was_not_looked_at(make_sender, 
 
 
 @pytest.mark.parametrize("host", NAMES)
-async def test_a_name_is_refused_for_any_of_its_addresses(make_sender, host):
+async def test_name_is_refused_if_any_of_its_addresses_is_not_public(make_sender, host):
     sender = make_sender(resolve=names)
     async with Receiver() as receiver:
         url = f"http://{host}:{receiver.port}/"
-        # A name is good at save: what it resolves to is known when it is connected to.
+        # A name is accepted when it is saved. Its addresses are checked at every connection.
         assert sender.check_url(url) is None
         attempt = await sender.attempt(Target(url), b"{}", {})
         with pytest.raises(PinUnavailable, match="public addresses only"):
@@ -178,12 +178,12 @@ async def test_a_name_is_refused_for_any_of_its_addresses(make_sender, host):
     assert receiver.connections == 0
 
 
-async def test_the_sentence_names_the_host_its_address_and_what_that_is(make_sender):
+async def test_refusal_names_the_host_its_address_and_the_kind_of_address(make_sender):
     attempt = await make_sender(resolve=names).attempt(Target("http://inside.example/"), b"{}", {})
     assert attempt.reason == "inside.example is 10.1.2.3, a private address; deliveries go to public addresses only"
 
 
-async def test_a_redirect_to_this_machine_is_not_followed(make_sender):
+async def test_redirect_to_this_machine_is_not_followed(make_sender):
     sender = make_sender(allow_addresses=["127.0.0.2/32"])
     async with Receiver() as inside:
         location = f"Location: http://127.0.0.1:{inside.port}/"
@@ -193,23 +193,23 @@ async def test_a_redirect_to_this_machine_is_not_followed(make_sender):
     assert (len(outside.requests), inside.connections) == (1, 0)
 
 
-# -- what is allowed
+# -- allowed addresses
 
 
 @pytest.mark.parametrize("address", [PUBLIC, "8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "2a00:1450:4001::200e"])
-def test_public_addresses_are_good(address):
+def test_public_addresses_are_accepted(address):
     assert Guard().fault(address) is None
 
 
 @pytest.mark.parametrize(
     "url", ["https://example.com/hook", "https://example.com./", "https://bücher.example:8443/?a=b"]
 )
-async def test_urls_of_public_hosts_are_good(make_sender, url):
+async def test_urls_of_public_hosts_are_accepted(make_sender, url):
     assert make_sender(allow_http=False).check_url(url) is None
 
 
 @pytest.mark.parametrize("url", BAD_URLS)
-async def test_a_url_that_is_none_or_is_not_https_has_its_sentence(make_sender, url):
+async def test_invalid_and_plain_http_urls_are_refused_with_a_printable_reason(make_sender, url):
     sender = make_sender(allow_http=False)
     fault = sender.check_url(url)
     assert fault
@@ -219,7 +219,7 @@ async def test_a_url_that_is_none_or_is_not_https_has_its_sentence(make_sender, 
     assert (attempt.ok, attempt.reason, attempt.outcome) == (False, fault, Outcome.REFUSED)
 
 
-async def test_no_text_makes_the_check_of_a_url_raise(make_sender):
+async def test_checking_a_url_never_raises(make_sender):
     sender = make_sender(allow_http=False)
     piece = st.sampled_from(
         ["https://", "http:", "//", "/", "@", ":", "[", "]", "%", "\\", "?", "#", ".", "::1", "127.1"]
@@ -236,7 +236,7 @@ async def test_no_text_makes_the_check_of_a_url_raise(make_sender):
     check()
 
 
-async def test_an_operator_allows_networks_and_nothing_beside_them(make_sender):
+async def test_allowed_networks_open_no_other_addresses(make_sender):
     sender = make_sender(allow_addresses=["127.0.0.1/32", "fd00::/8"])
     async with Receiver() as receiver:
         assert (await sender.attempt(Target(receiver.url), b"{}", {})).ok
@@ -249,8 +249,8 @@ async def test_an_operator_allows_networks_and_nothing_beside_them(make_sender):
     assert guard.fault("169.254.169.254") == "a cloud's metadata address"
 
 
-def test_no_address_outside_the_table_is_let_through_that_python_calls_private():
-    """The table held against `ipaddress`, which has holes of its own but none of these."""
+def test_every_address_that_ipaddress_calls_non_global_is_refused():
+    """Compares the table with `ipaddress`, which misses some addresses but none of these."""
     guard = Guard()
     for first in range(256):
         for second in (0, 1, 16, 31, 88, 100, 168, 254, 255):
@@ -263,7 +263,7 @@ def test_no_address_outside_the_table_is_let_through_that_python_calls_private()
             assert guard.fault(str(address)) is not None, address
 
 
-def test_the_forms_of_an_address_are_known_for_what_they_are():
+def test_literal_addresses_are_recognized_in_every_form():
     assert literal_address("127.1") == "127.0.0.1"
     assert (
         literal_address("0x7f000001") == literal_address("2130706433") == literal_address("127.0.0.1.") == "127.0.0.1"
@@ -273,7 +273,7 @@ def test_the_forms_of_an_address_are_known_for_what_they_are():
     assert literal_address("1.2.3.4.5") is None
 
 
-def test_a_refusal_is_an_error_of_connecting():
+def test_refusal_is_an_oserror():
     with pytest.raises(OSError, match=r"^a is 10\.0\.0\.1, a private address; deliveries go to public addresses only$"):
         Guard().check("a", ["8.8.8.8", "10.0.0.1"])
     assert str(AddressRefused("10.0.0.1", "10.0.0.1", "a private address")).startswith("10.0.0.1 is a private address;")
@@ -282,8 +282,8 @@ def test_a_refusal_is_an_error_of_connecting():
 # -- names
 
 
-async def test_a_name_is_asked_for_again_with_every_connection_and_goes_where_it_was_checked(make_sender):
-    """Rebinding at the resolver's seam: allowed first, then not; the real one is below."""
+async def test_name_is_resolved_for_every_connection_and_only_checked_addresses_are_used(make_sender):
+    """Rebinding with the test's resolver: first an allowed address, then another. A test below uses the real one."""
     answers = [["127.0.0.2"], ["127.0.0.1"]]
     asked = []
 
@@ -305,8 +305,8 @@ async def test_a_name_is_asked_for_again_with_every_connection_and_goes_where_it
     assert outside.requests[0].headers["host"] == f"rebinding.example:{outside.port}"
 
 
-async def test_lookups_are_in_threads_of_their_own_that_hold_up_nothing(monkeypatch):
-    """As many silent names as would fill the loop's own pool, and one that answers."""
+async def test_lookups_run_in_daemon_threads_and_do_not_block_each_other(monkeypatch):
+    """Silent names, enough to fill the thread pool of the loop, and one name that answers."""
     release = threading.Event()
     daemons = []
     real = socket.getaddrinfo
@@ -326,12 +326,12 @@ async def test_lookups_are_in_threads_of_their_own_that_hold_up_nothing(monkeypa
     assert {type(error) for error in await asyncio.gather(*silent, return_exceptions=True)} == {socket.gaierror}
 
 
-async def test_a_name_that_no_resolver_takes_has_no_address():
+async def test_name_with_a_label_that_is_too_long_has_no_address():
     with pytest.raises(socket.gaierror):
         await look_up("x" * 64 + ".example")
 
 
-# -- rebinding, with the system's own resolver: a DNS server on loopback, named by a resolv.conf of a mount namespace
+# -- rebinding with the system's resolver: a DNS server on loopback and a resolv.conf in a mount namespace
 
 NAME_SERVER = """
     import asyncio, json, socket, struct, sys, threading
@@ -340,7 +340,7 @@ NAME_SERVER = """
     from receiver import Receiver, status
     from redpoll.control.webhooks.sender import Sender, Target
 
-    # The receiver's address first, this machine's from then on, as an attacker's server would answer with a TTL of 0.
+    # First the receiver's address, then always this machine's, as an attacker's server would answer with a TTL of 0.
     answers, asked = ["127.0.0.2"], []
     server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     server.bind(("127.0.0.53", 53))
@@ -367,21 +367,21 @@ NAME_SERVER = """
             url = f"http://rebinding.example:{outside.port}/"
             attempts = [await sender.attempt(Target(url), b"{}", {}) for _ in range(3)]
         await sender.close()
-        told = {"ok": [a.ok for a in attempts], "reasons": [a.reason for a in attempts], "asked": asked,
+        report = {"ok": [a.ok for a in attempts], "reasons": [a.reason for a in attempts], "asked": asked,
                 "outside": len(outside.requests), "inside": inside.connections}
-        print(json.dumps(told))
+        print(json.dumps(report))
 
     uvloop.run(main())
 """
 
 
 def may_mount() -> bool:
-    """Whether this user may have a mount namespace, as root has and some kernels give to all."""
+    """Whether this user may create a mount namespace. Root may, and on some kernels everybody."""
     return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.skipif(not may_mount(), reason="no mount namespace here: rebinding is shown at the resolver's seam alone")
-def test_a_name_that_is_rebound_between_attempts_is_refused_by_the_real_resolver(tmp_path):
+@pytest.mark.skipif(not may_mount(), reason="no mount namespace: rebinding is tested only with the test's resolver")
+def test_rebound_name_is_refused_with_the_system_resolver(tmp_path):
     (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.53\noptions timeout:1 attempts:1\n")
     (tmp_path / "nsswitch.conf").write_text("hosts: files dns\n")
     tests = str(Path(__file__).parents[2])
@@ -397,8 +397,8 @@ def test_a_name_that_is_rebound_between_attempts_is_refused_by_the_real_resolver
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert found.returncode == 0, found.stderr
-    told = json.loads(found.stdout)
-    assert told["asked"] == ["127.0.0.2", "127.0.0.1", "127.0.0.1"]
-    assert told["ok"] == [True, False, False]
-    assert (told["outside"], told["inside"]) == (1, 0)
-    assert told["reasons"][1].startswith("rebinding.example is 127.0.0.1, a loopback address")
+    report = json.loads(found.stdout)
+    assert report["asked"] == ["127.0.0.2", "127.0.0.1", "127.0.0.1"]
+    assert report["ok"] == [True, False, False]
+    assert (report["outside"], report["inside"]) == (1, 0)
+    assert report["reasons"][1].startswith("rebinding.example is 127.0.0.1, a loopback address")

@@ -1,4 +1,4 @@
-"""From the outbox into the store: who is told of what, and that no transition is lost or told twice."""
+"""From the outbox into the store: which endpoints get a delivery. No transition is lost or stored twice."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from transitions import APP, NOW_S, OTHER, Box, transition
 
 @pytest.fixture
 def endpoints():
-    """App id -> its endpoints, as intake sees them."""
+    """The endpoints by app id, as intake sees them."""
     return {}
 
 
@@ -49,7 +49,7 @@ def make_intake(store, endpoints, clock):
             (traced if traced is not None else []).append((row.trace, row.app_id, delivery, endpoint))
 
         def any_enabled():
-            return any(each.enabled for of_app in endpoints.values() for each in of_app)
+            return any(endpoint.enabled for of_app in endpoints.values() for endpoint in of_app)
 
         return Intake(box, store, lambda app_id: endpoints.get(app_id, ()), any_enabled, on_new, on_traced, clock)
 
@@ -57,15 +57,15 @@ def make_intake(store, endpoints, clock):
 
 
 async def written(store):
-    """Every delivery, oldest first."""
+    """All deliveries, oldest first."""
     async with store.reading() as connection:
         return (await delivery_rows.find(connection, ("e1", "e2", "e3"), delivery_rows.STATES, 10_000))[::-1]
 
 
-# -- who is told of what
+# -- which endpoints get a delivery
 
 
-async def test_each_endpoint_that_wants_a_transition_gets_a_delivery(store, add_endpoint, make_intake):
+async def test_every_endpoint_that_wants_a_transition_gets_a_delivery(store, add_endpoint, make_intake):
     await add_endpoint("e1", events=("channel.occupied", "cache.miss"))
     await add_endpoint("e2", channels=("private-", "room"))
     await add_endpoint("e3", app_id=OTHER)
@@ -83,17 +83,17 @@ async def test_each_endpoint_that_wants_a_transition_gets_a_delivery(store, add_
         ("e1", "channel.occupied", "room-1"),
         ("e2", "channel.occupied", "room-1"),
         ("e2", "channel.vacated", "room-1"),
-        # An extra comes by name only: `all` are the spec's five.
+        # Extra events must be chosen by name. `all` means the five standard events.
         ("e1", "cache.miss", "room-2"),
         ("e3", "member.added", "private-x"),
     ]
     found = await written(store)
-    assert [(each.endpoint_id, each.event, each.channel) for each in found] == expected
-    assert [each.id for each in heard] == [each.id for each in found]
+    assert [(delivery.endpoint_id, delivery.event, delivery.channel) for delivery in found] == expected
+    assert [delivery.id for delivery in heard] == [delivery.id for delivery in found]
     assert (found[-1].user, found[-1].state, found[-1].at) == ("ann", "waiting", NOW_S)
 
 
-async def test_the_body_is_rendered_once_in_the_endpoints_format(store, add_endpoint, make_intake):
+async def test_body_is_rendered_in_the_format_of_the_endpoint(store, add_endpoint, make_intake):
     await add_endpoint("e1")
     await add_endpoint("e2", format="pusher")
     row = transition("channel.occupied", "room", trace="tr", detail=b"3")
@@ -104,28 +104,28 @@ async def test_the_body_is_rendered_once_in_the_endpoints_format(store, add_endp
     assert (service.stamp, service.time_ms, service.trace) == (row.stamp, row.time_ms, "tr")
 
 
-async def test_a_disabled_endpoint_is_told_of_what_happened_before(store, add_endpoint, make_intake):
+async def test_disabled_endpoint_gets_transitions_from_before_it_was_disabled(store, add_endpoint, make_intake):
     await add_endpoint("e1", disabled_at=NOW_S)
     before = transition(time_ms=int(NOW_S * 1000) - 1)
     await make_intake(Box(before, transition(time_ms=int(NOW_S * 1000)))).drain_once()
-    assert [each.stamp for each in await written(store)] == [before.stamp]
+    assert [delivery.stamp for delivery in await written(store)] == [before.stamp]
 
 
-async def test_a_row_that_cannot_be_read_holds_up_nothing(store, add_endpoint, make_intake):
+async def test_unreadable_row_is_counted_and_skipped(store, add_endpoint, make_intake):
     await add_endpoint("e1")
     good = transition("client_event")
     box = Box(transition("client_event", detail=b"{not json"), good)
     intake = make_intake(box)
     await intake.drain_once()
     await intake.drain_once()
-    assert [each.stamp for each in await written(store)] == [good.stamp]
+    assert [delivery.stamp for delivery in await written(store)] == [good.stamp]
     assert (intake.unreadable_total, intake.taken_total, box.rows) == (1, 2, [])
 
 
-# -- nothing lost, nothing twice
+# -- no loss, no repetition
 
 
-async def test_redis_forgets_a_row_only_behind_the_commit(store, add_endpoint, make_intake, monkeypatch):
+async def test_row_is_removed_from_redis_only_after_the_commit(store, add_endpoint, make_intake, monkeypatch):
     await add_endpoint("e1")
     box = Box(transition())
     full = sa.exc.OperationalError("INSERT", None, OSError("database or disk is full"))
@@ -145,7 +145,7 @@ async def test_redis_forgets_a_row_only_behind_the_commit(store, add_endpoint, m
     assert box.rows == []
 
 
-async def test_without_redis_it_asks_again(store, add_endpoint, make_intake):
+async def test_drain_is_repeated_after_redis_was_away(store, add_endpoint, make_intake):
     await add_endpoint("e1")
     box = Box(transition())
     box.fault = LinkDown(False)
@@ -156,7 +156,7 @@ async def test_without_redis_it_asks_again(store, add_endpoint, make_intake):
     assert len(await written(store)) == 1
 
 
-async def test_where_more_waits_it_asks_at_once(store, add_endpoint, make_intake):
+async def test_drain_is_repeated_at_once_if_more_rows_wait(store, add_endpoint, make_intake):
     await add_endpoint("e1")
     box = Box(*(transition() for _ in range(5)))
     box.page = 2
@@ -165,23 +165,23 @@ async def test_where_more_waits_it_asks_at_once(store, add_endpoint, make_intake
     assert len(await written(store)) == 5
 
 
-async def test_a_row_that_is_read_again_makes_no_second_delivery(store, add_endpoint, make_intake):
+async def test_repeated_row_creates_no_second_delivery(store, add_endpoint, make_intake):
     await add_endpoint("e1")
     row = transition()
     heard = []
     for _ in range(3):
-        # A control plane that died before Redis was told.
+        # As if the control plane had been killed before it removed the row from Redis.
         await make_intake(Box(row), heard=heard).drain_once()
-    assert [each.id for each in await written(store)] == [delivery_id(row.shard, row.stamp, "e1")]
+    assert [delivery.id for delivery in await written(store)] == [delivery_id(row.shard, row.stamp, "e1")]
     assert len(heard) == 1
 
 
-async def test_the_id_is_made_of_shard_stamp_and_endpoint():
+async def test_delivery_id_is_derived_from_shard_stamp_and_endpoint():
     assert delivery_id(7, 12, "e1") == delivery_id(7, 12, "e1")
-    assert len({delivery_id(*each) for each in ((7, 12, "e1"), (71, 2, "e1"), (7, 12, "e2"), (8, 12, "e1"))}) == 4
+    assert len({delivery_id(*parts) for parts in ((7, 12, "e1"), (71, 2, "e1"), (7, 12, "e2"), (8, 12, "e1"))}) == 4
 
 
-async def test_killed_at_any_moment_it_loses_nothing(store, add_endpoint, make_intake):
+async def test_no_transition_is_lost_if_intake_is_killed_at_any_moment(store, add_endpoint, make_intake):
     await add_endpoint("e1")
     await add_endpoint("e2")
     box = Box()
@@ -195,7 +195,7 @@ async def test_killed_at_any_moment_it_loses_nothing(store, add_endpoint, make_i
         for _ in range(moment):
             await asyncio.sleep(0)
         if moment % 2:
-            # Where the database's thread is in the middle of it.
+            # Gives the thread of the database time to start.
             await asyncio.sleep(moment * 0.0001)
         look.cancel()
         await asyncio.gather(look, return_exceptions=True)
@@ -203,22 +203,22 @@ async def test_killed_at_any_moment_it_loses_nothing(store, add_endpoint, make_i
     while box.rows:
         await intake.drain_once()
     expected = {delivery_id(row.shard, row.stamp, name) for row in rows for name in ("e1", "e2")}
-    found = [each.id for each in await written(store)]
+    found = [delivery.id for delivery in await written(store)]
     assert len(found) == len(expected)
     assert set(found) == expected
 
 
-# -- what may be forgotten
+# -- what may be removed
 
 
-async def test_what_redis_may_bring_again_is_not_to_be_forgotten(store, add_endpoint, make_intake, clock):
+async def test_forgotten_before_excludes_rows_that_redis_may_return_again(store, add_endpoint, make_intake, clock):
     await add_endpoint("e1")
     box = Box(transition(), transition())
     box.page = 1
     intake = make_intake(box)
     assert intake.forgotten_before() == 0.0
     await intake.drain_once()
-    # Nothing is known of what an earlier process may have left there, until the end was reached and let go.
+    # An earlier process may have left rows in Redis, until all rows were read and removed once.
     assert intake.forgotten_before() == 0.0
     await intake.drain_once()
     assert intake.forgotten_before() == 0.0
@@ -235,7 +235,7 @@ async def test_what_redis_may_bring_again_is_not_to_be_forgotten(store, add_endp
     assert intake.forgotten_before() == NOW_S + 60
 
 
-async def test_rows_that_the_store_did_not_take_are_not_forgotten(store, add_endpoint, make_intake, monkeypatch):
+async def test_forgotten_before_does_not_advance_while_the_store_fails(store, add_endpoint, make_intake, monkeypatch):
     await add_endpoint("e1")
     intake = make_intake(Box(transition()))
 
@@ -248,7 +248,7 @@ async def test_rows_that_the_store_did_not_take_are_not_forgotten(store, add_end
     assert intake.forgotten_before() == 0.0
 
 
-# -- rest
+# -- how often the outbox is read
 
 
 async def drains_in(box, seconds):
@@ -259,7 +259,7 @@ async def drains_in(box, seconds):
 
 @pytest.fixture
 async def running(make_intake):
-    """`running(box)`: an intake that runs until the test ends."""
+    """`running(box)`: runs an intake until the test ends."""
     tasks = []
 
     def run(box):
@@ -271,7 +271,7 @@ async def running(make_intake):
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_without_an_endpoint_redis_is_asked_once_a_second(running, wait_until):
+async def test_outbox_is_read_once_a_second_without_endpoints(running, wait_until):
     box = Box()
     running(box)
     await wait_until(lambda: box.drains)
@@ -279,17 +279,17 @@ async def test_without_an_endpoint_redis_is_asked_once_a_second(running, wait_un
 
 
 @pytest.mark.parametrize("wanted", ["endpoint", "leave", "row"])
-async def test_while_somebody_is_to_be_told_or_something_waits_it_is_asked_ten_times(
+async def test_outbox_is_read_ten_times_a_second_with_endpoints_or_waiting_rows(
     running, wait_until, add_endpoint, endpoints, wanted
 ):
     box = Box()
     running(box)
     await wait_until(lambda: box.drains)
     if wanted == "endpoint":
-        # From the next 100 ms on, not from the next second.
+        # Within the next 100 ms, not in the next second.
         await add_endpoint("e1")
         await wait_until(lambda: box.drains >= 3, 0.8)
-        # Disabled, nothing is to be told any more.
+        # A disabled endpoint gets nothing more.
         endpoints[APP] = [msgspec.structs.replace(endpoints[APP][0], disabled_at=NOW_S)]
         await asyncio.sleep(0.2)
         assert await drains_in(box, 0.8) <= 1

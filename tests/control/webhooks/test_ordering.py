@@ -1,4 +1,4 @@
-"""In what order deliveries of one endpoint may go."""
+"""The order in which the deliveries of one endpoint may be sent."""
 
 import random
 
@@ -18,30 +18,30 @@ class Items:
 
 
 def ready_of(*items):
-    line = ReadyDeliveries()
+    ready = ReadyDeliveries()
     for item in items:
-        line.add(item)
-    return line
+        ready.add(item)
+    return ready
 
 
-def take_all(line):
+def take_all(ready):
     taken = []
-    while (item := line.take()) is not None:
+    while (item := ready.take()) is not None:
         taken.append(item)
     return taken
 
 
-def test_a_member_who_comes_waits_for_the_channel_to_be_occupied():
+def test_member_added_waits_for_channel_occupied():
     new = Items()
     occupied, ann, bob = new("channel.occupied"), new("member.added", user="a"), new("member.added", user="b")
-    line = ready_of(occupied, ann, bob)
-    assert take_all(line) == [occupied]
-    line.done(occupied)
-    assert take_all(line) == [ann, bob]
-    assert len(line) == 0
+    ready = ready_of(occupied, ann, bob)
+    assert take_all(ready) == [occupied]
+    ready.done(occupied)
+    assert take_all(ready) == [ann, bob]
+    assert len(ready) == 0
 
 
-def test_a_channel_is_vacated_when_everything_before_has_arrived():
+def test_channel_vacated_waits_for_all_earlier_deliveries_of_the_channel():
     new = Items()
     gone, event, vacated, occupied = (
         new("member.removed", user="a"),
@@ -49,28 +49,28 @@ def test_a_channel_is_vacated_when_everything_before_has_arrived():
         new("channel.vacated"),
         new("channel.occupied"),
     )
-    line = ready_of(gone, event, vacated, occupied)
-    assert take_all(line) == [gone, event]
-    line.done(gone)
-    assert take_all(line) == []
-    line.done(event)
-    assert take_all(line) == [vacated]
-    line.done(vacated)
-    assert take_all(line) == [occupied]
+    ready = ready_of(gone, event, vacated, occupied)
+    assert take_all(ready) == [gone, event]
+    ready.done(gone)
+    assert take_all(ready) == []
+    ready.done(event)
+    assert take_all(ready) == [vacated]
+    ready.done(vacated)
+    assert take_all(ready) == [occupied]
 
 
-def test_one_members_comings_and_goings_wait_for_each_other():
+def test_member_events_of_one_user_are_sent_in_order():
     new = Items()
     came, other, went = new("member.added", user="a"), new("member.added", user="b"), new("member.removed", user="a")
-    line = ready_of(came, other, went)
-    assert take_all(line) == [came, other]
-    line.done(other)
-    assert take_all(line) == []
-    line.done(came)
-    assert take_all(line) == [went]
+    ready = ready_of(came, other, went)
+    assert take_all(ready) == [came, other]
+    ready.done(other)
+    assert take_all(ready) == []
+    ready.done(came)
+    assert take_all(ready) == [went]
 
 
-def test_channels_do_not_wait_for_each_other_and_take_turns():
+def test_channels_take_turns_and_do_not_wait_for_each_other():
     new = Items()
     items = [new("client_event", channel) for channel in ("a", "a", "a", "b", "c")]
     assert [item.channel for item in take_all(ready_of(*items))] == ["a", "b", "c", "a", "a"]
@@ -82,24 +82,24 @@ def test_client_events_do_not_wait_for_each_other():
     assert take_all(ready_of(*items)) == items
 
 
-def test_a_line_that_is_cleared_gives_back_what_stood_there_and_goes_on_with_the_rest():
+def test_clear_returns_the_queued_deliveries_and_keeps_the_ones_under_way():
     new = Items()
     under_way, waits, other = new("channel.occupied"), new("channel.vacated"), new("channel.occupied", "d")
-    line = ready_of(under_way, waits)
-    assert line.take() == under_way
-    line.add(other)
-    assert line.clear() == [waits, other]
-    assert len(line) == 0
-    assert take_all(line) == []
-    line.add(waits)
-    assert take_all(line) == []
-    line.done(under_way)
-    assert take_all(line) == [waits]
+    ready = ready_of(under_way, waits)
+    assert ready.take() == under_way
+    ready.add(other)
+    assert ready.clear() == [waits, other]
+    assert len(ready) == 0
+    assert take_all(ready) == []
+    ready.add(waits)
+    assert take_all(ready) == []
+    ready.done(under_way)
+    assert take_all(ready) == [waits]
 
 
-def test_at_random_nothing_is_lost_or_overtaken():
+def test_random_deliveries_are_neither_lost_nor_reordered():
     chance = random.Random(7)
-    new, line = Items(), ReadyDeliveries()
+    new, ready = Items(), ReadyDeliveries()
     added, under_way, ended = [], [], []
     kinds = ("channel.occupied", "channel.vacated", "member.added", "member.removed", "client_event", "cache.miss")
     for _ in range(4_000):
@@ -108,8 +108,8 @@ def test_at_random_nothing_is_lost_or_overtaken():
             event = chance.choice(kinds)
             user = chance.choice("xyz") if event.startswith("member") else None
             added.append(new(event, chance.choice("ab"), user))
-            line.add(added[-1])
-        elif what < 0.7 and (item := line.take()) is not None:
+            ready.add(added[-1])
+        elif what < 0.7 and (item := ready.take()) is not None:
             for other in under_way:
                 if other.channel == item.channel:
                     assert not {item.event, other.event} & {"channel.occupied", "channel.vacated"}
@@ -117,13 +117,13 @@ def test_at_random_nothing_is_lost_or_overtaken():
             under_way.append(item)
         elif under_way:
             ended.append(under_way.pop(chance.randrange(len(under_way))))
-            line.done(ended[-1])
-    while under_way or len(line):
-        if (item := line.take()) is not None:
+            ready.done(ended[-1])
+    while under_way or len(ready):
+        if (item := ready.take()) is not None:
             under_way.append(item)
         else:
             ended.append(under_way.pop())
-            line.done(ended[-1])
+            ready.done(ended[-1])
     assert sorted(ended) == sorted(added)
     for channel in "ab":
         for user in "xyz":

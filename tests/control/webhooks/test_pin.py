@@ -1,4 +1,4 @@
-"""The pin in the handshake itself, without HTTP: test_sender.py has deliveries."""
+"""Pinned certificates in a TLS handshake without HTTP. test_sender.py tests whole deliveries."""
 
 import contextlib
 import hashlib
@@ -22,7 +22,7 @@ def pair(tmp_path_factory):
 
 
 def shake_hands(client_context, pair):
-    """Both ends of a handshake in memory; raises what the client's end raises."""
+    """Performs a handshake in memory between both ends. Raises the error of the client."""
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_context.load_cert_chain(*pair)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -39,30 +39,30 @@ def leaf_of(pair):
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pair[0].read_text())).hexdigest()
 
 
-def test_the_pinned_certificate_passes(pair):
+def test_pinned_certificate_is_accepted(pair):
     context = PinnedContext(trusted_context(str(pair[0])), leaf_of(pair))
     assert shake_hands(context, pair).version() is not None
 
 
-def test_another_certificate_fails_the_handshake_and_is_named(pair):
+def test_another_certificate_fails_the_handshake_and_is_named_in_the_error(pair):
     with pytest.raises(CertificateChanged) as refused:
         shake_hands(PinnedContext(trusted_context(str(pair[0])), "0" * 64), pair)
     assert refused.value.shown == leaf_of(pair)
     assert str(refused.value) == f"the certificate changed: {'0' * 64} is pinned, {leaf_of(pair)} was shown"
 
 
-def test_the_check_of_the_chain_comes_first(pair):
+def test_chain_is_verified_before_the_pin(pair):
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(PinnedContext(trusted_context(), leaf_of(pair)), pair)
 
 
-def test_a_look_checks_nothing_and_ends_in_the_handshake(pair):
+def test_unchecked_context_reads_the_certificate_and_ends_the_handshake(pair):
     with pytest.raises(CertificateChanged) as looked:
         shake_hands(PinnedContext(unchecked_context(), MATCHES_NONE), pair)
     assert looked.value.shown == leaf_of(pair)
 
 
-def test_a_pin_leaves_the_shared_context_as_it_was(pair):
+def test_pinning_does_not_change_the_shared_context(pair):
     shared = trusted_context(str(pair[0]))
     with pytest.raises(CertificateChanged):
         shake_hands(PinnedContext(shared, "0" * 64), pair)

@@ -1,4 +1,4 @@
-"""Results of attempts, written many at a time and never dropped."""
+"""Results of attempts are written in batches and never dropped."""
 
 import asyncio
 
@@ -22,7 +22,7 @@ async def numbers(store, records):
     async with store.change() as connection:
         await endpoint_rows.add(connection, Endpoint(id="e1", app_id=APP, created_at=0.0, **fields))
         written = await delivery_rows.add(connection, [{**row, "id": f"d{number}"} for number in range(2_500)])
-    return [each.number for each in written]
+    return [delivery.number for delivery in written]
 
 
 def delivered(number):
@@ -34,27 +34,27 @@ async def count(store, state):
         return len(await delivery_rows.find(connection, ("e1",), (state,), 9_999))
 
 
-async def test_they_are_written_in_few_transactions_and_told_behind_the_commit(store, numbers, wait_until):
-    told = []
+async def test_results_are_written_in_batches_and_reported_after_the_commit(store, numbers, wait_until):
+    reported = []
 
     def on_written(results):
-        told.append(len(results))
+        reported.append(len(results))
 
     results = Results(store, on_written)
     writing = asyncio.create_task(results.run())
     for number in numbers:
         results.put(delivered(number))
-    assert (results.unwritten, told) == (2_500, [])
+    assert (results.unwritten, reported) == (2_500, [])
     await wait_until(lambda: not results.unwritten)
-    assert told == [1_000, 1_000, 500]
+    assert reported == [1_000, 1_000, 500]
     assert await count(store, "delivered") == 2_500
     results.stop()
     await writing
 
 
-async def test_what_the_store_does_not_take_is_kept(store, numbers, monkeypatch):
-    told = []
-    results = Results(store, told.extend)
+async def test_results_are_kept_while_the_store_fails(store, numbers, monkeypatch):
+    reported = []
+    results = Results(store, reported.extend)
     for number in numbers[:3]:
         results.put(delivered(number))
     results.put_failing("e1", 7.0)
@@ -65,14 +65,14 @@ async def test_what_the_store_does_not_take_is_kept(store, numbers, monkeypatch)
 
         broken.setattr(delivery_rows, "put_results", put)
         assert not await results.write()
-    assert (results.unwritten, told) == (3, [])
+    assert (results.unwritten, reported) == (3, [])
     assert await results.write()
-    assert (results.unwritten, len(told)) == (0, 3)
+    assert (results.unwritten, len(reported)) == (0, 3)
     async with store.reading() as connection:
-        assert (await endpoint_rows.one(connection, "e1")).failing_since == 7.0
+        assert (await endpoint_rows.find_by_id(connection, "e1")).failing_since == 7.0
 
 
-async def test_a_stop_writes_all_that_is_there(store, numbers):
+async def test_stop_writes_all_results(store, numbers):
     results = Results(store, lambda _results: None)
     writing = asyncio.create_task(results.run())
     for number in numbers:
@@ -82,7 +82,7 @@ async def test_a_stop_writes_all_that_is_there(store, numbers):
     assert await count(store, "delivered") == 2_500
 
 
-async def test_a_stop_does_not_wait_for_a_store_that_fails(store, numbers, monkeypatch):
+async def test_stop_does_not_wait_for_a_failing_store(store, numbers, monkeypatch):
     async def put(_connection, _results):
         raise sa.exc.OperationalError("UPDATE", None, OSError("database or disk is full"))
 
@@ -94,11 +94,11 @@ async def test_a_stop_does_not_wait_for_a_store_that_fails(store, numbers, monke
     assert results.unwritten == 1
 
 
-async def test_of_an_endpoint_that_fails_and_recovers_the_last_is_written(store, numbers):
+async def test_last_failing_state_of_an_endpoint_is_written(store, numbers):
     results = Results(store, lambda _results: None)
     results.put_failing("e1", 7.0)
     results.put_failing("e1", None)
     results.put_failing("e1", 9.0)
     assert await results.write()
     async with store.reading() as connection:
-        assert (await endpoint_rows.one(connection, "e1")).failing_since == 9.0
+        assert (await endpoint_rows.find_by_id(connection, "e1")).failing_since == 9.0

@@ -1,4 +1,4 @@
-"""When deliveries are tried, on a fake clock: the setting's times, the bounds, fairness; and what a kill costs."""
+"""When deliveries are attempted, on a fake clock: retries, limits, fairness, clock changes and restarts."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ BROKEN = status(500, "Internal Server Error")
 
 
 class World:
-    """A schedule on the store, with endpoints and what is to be delivered."""
+    """A schedule with its store, endpoints and deliveries."""
 
     def __init__(self, store, records, clock):
         self.store, self.records, self.clock = store, records, clock
@@ -48,7 +48,7 @@ class World:
         return await self.endpoints.create(APP, url, ["all"], "service", [], False)
 
     async def put(self, endpoint, *channels, event="channel.occupied", user=None, add=True):
-        """New deliveries, one on each channel; returns their ids."""
+        """Adds one delivery per channel and returns their ids."""
         rows = []
         for channel in channels:
             self.count += 1
@@ -75,11 +75,11 @@ class World:
 
     async def read(self, delivery_id):
         async with self.store.reading() as connection:
-            found = await delivery_rows.one(connection, delivery_id)
+            found = await delivery_rows.find_by_id(connection, delivery_id)
             return found, await delivery_rows.attempts_at(connection, found.number)
 
     async def wait_state(self, delivery_id, state, attempts):
-        """The delivery, when it has come to this state by so many attempts, and these."""
+        """Waits until the delivery has this state and number of attempts. Returns it and its attempts."""
         deadline = time.monotonic() + 10
         while True:
             found, made = await self.read(delivery_id)
@@ -107,10 +107,10 @@ def numbers(receiver):
     return [request.json()["n"] for request in receiver.requests]
 
 
-# -- the times
+# -- times of attempts
 
 
-async def test_a_delivery_is_tried_at_once(world, receiver):
+async def test_delivery_is_attempted_at_once(world, receiver):
     endpoint = await world.endpoint(receiver.url)
     (one,) = await world.put(endpoint, "room")
     found, (attempt,) = await world.wait_state(one, "delivered", 1)
@@ -121,7 +121,7 @@ async def test_a_delivery_is_tried_at_once(world, receiver):
     assert {name: request.headers[f"x-service-{name}"] for name in expected} == expected
 
 
-async def test_failures_are_tried_again_behind_10_60_and_300_seconds_and_then_are_dead_letters(world, receiver):
+async def test_failures_are_retried_after_10_60_and_300_seconds_then_become_dead_letters(world, receiver):
     receiver.answer = BROKEN
     endpoint = await world.endpoint(receiver.url)
     (one,) = await world.put(endpoint, "room")
@@ -129,14 +129,14 @@ async def test_failures_are_tried_again_behind_10_60_and_300_seconds_and_then_ar
     for n, pause in enumerate(RETRIES, 1):
         found, made = await world.wait_state(one, "waiting", n)
         assert (found.at, made[-1].at, made[-1].reason) == (due + pause, due, "answered 500 Internal Server Error")
-        # Not a moment too soon.
+        # Not a millisecond too early.
         world.later(endpoint, pause - 0.001)
         await world.schedule.step()
         assert len(receiver.requests) == n
         world.later(endpoint, 0.001)
         due += pause
     found, made = await world.wait_state(one, "failed", 4)
-    assert [each.at - NOW_S for each in made] == [0, 10, 70, 370]
+    assert [attempt.at - NOW_S for attempt in made] == [0, 10, 70, 370]
     assert found.dead_letter == "pending"
     assert [request.headers["x-service-attempt"] for request in receiver.requests] == ["1", "2", "3", "4"]
     assert {request.headers["x-service-delivery"] for request in receiver.requests} == {one}
@@ -148,7 +148,7 @@ async def test_failures_are_tried_again_behind_10_60_and_300_seconds_and_then_ar
     assert world.schedule.attempts == {"status": 4}
 
 
-async def test_a_retry_that_succeeds_ends_it(world, receiver):
+async def test_successful_retry_ends_the_delivery(world, receiver):
     receiver.answer = BROKEN
     endpoint = await world.endpoint(receiver.url)
     (one,) = await world.put(endpoint, "room")
@@ -156,10 +156,10 @@ async def test_a_retry_that_succeeds_ends_it(world, receiver):
     receiver.answer = OK
     world.later(endpoint, 10)
     _, made = await world.wait_state(one, "delivered", 2)
-    assert [each.status for each in made] == [500, 200]
+    assert [attempt.status for attempt in made] == [500, 200]
 
 
-async def test_what_is_retried_by_hand_has_all_its_retries_again(world, receiver):
+async def test_manual_retry_starts_a_full_cycle_of_retries(world, receiver):
     receiver.answer = BROKEN
     endpoint = await world.endpoint(receiver.url)
     (one,) = await world.put(endpoint, "room")
@@ -176,21 +176,21 @@ async def test_what_is_retried_by_hand_has_all_its_retries_again(world, receiver
         assert found.dead_letter == "retrying"
         world.later(endpoint, pause)
     _, made = await world.wait_state(one, "failed", 8)
-    assert [each.at - begun for each in made[4:]] == [0, 10, 70, 370]
+    assert [attempt.at - begun for attempt in made[4:]] == [0, 10, 70, 370]
     assert [request.headers["x-service-attempt"] for request in receiver.requests] == list("12345678")
 
 
-# -- clocks that are set
+# -- clock changes
 
 
 @pytest.mark.parametrize("by_s", [3_600.0, -3_600.0])
-async def test_a_clock_that_is_set_makes_no_retry_come_sooner_or_later(world, receiver, wait_until, by_s):
+async def test_clock_change_does_not_move_retries(world, receiver, wait_until, by_s):
     receiver.answer = BROKEN
     endpoint = await world.endpoint(receiver.url)
     (one,) = await world.put(endpoint, "room")
     await world.wait_state(one, "waiting", 1)
     world.clock.set(by_s)
-    # One that was written in the moment before that was seen.
+    # A delivery that was written before the schedule noticed the change.
     (two,) = await world.put(endpoint, "lobby", add=False)
     world.later(endpoint, 9.75)
     await wait_until(lambda: world.schedule._clock_offset_s == by_s)
@@ -203,7 +203,7 @@ async def test_a_clock_that_is_set_makes_no_retry_come_sooner_or_later(world, re
     assert (await world.read(two))[0].attempts == 1
 
 
-async def test_a_result_that_is_written_behind_the_clocks_change_is_of_the_new_time(world, receiver, wait_until):
+async def test_result_written_after_a_clock_change_uses_the_new_time(world, receiver, wait_until):
     go_on = asyncio.Event()
 
     async def slow(_request, writer):
@@ -215,7 +215,7 @@ async def test_a_result_that_is_written_behind_the_clocks_change_is_of_the_new_t
     (one,) = await world.put(endpoint, "room")
     await wait_until(lambda: receiver.requests)
     async with world.store.change():
-        # Nobody else can write: neither of the clock nor, behind that, of the attempt.
+        # This change blocks the schedule's writes, first the adjusted times and then the result of the attempt.
         world.clock.set(-3_600.0)
         world.schedule.endpoint_changed(endpoint.id)
         await wait_until(lambda: world.store._changing._waiters)
@@ -225,7 +225,7 @@ async def test_a_result_that_is_written_behind_the_clocks_change_is_of_the_new_t
     assert found.at == NOW_S - 3_600 + 10
 
 
-async def test_a_clock_that_was_set_back_while_no_server_ran_leaves_nothing_waiting(world, receiver):
+async def test_clock_set_back_while_stopped_does_not_block_deliveries(world, receiver):
     receiver.answer = BROKEN
     endpoint = await world.endpoint(receiver.url)
     (one,) = await world.put(endpoint, "a")
@@ -239,10 +239,10 @@ async def test_a_clock_that_was_set_back_while_no_server_ran_leaves_nothing_wait
     assert (await world.read(one))[0].at == world.clock() + RETRIES[-1]
 
 
-# -- endpoints that change
+# -- changes of endpoints
 
 
-async def test_a_disabled_endpoints_deliveries_wait_until_it_is_enabled(world, receiver):
+async def test_deliveries_of_a_disabled_endpoint_wait_until_it_is_enabled(world, receiver):
     receiver.answer = BROKEN
     endpoint = await world.endpoint(receiver.url)
     (one,) = await world.put(endpoint, "room")
@@ -259,7 +259,7 @@ async def test_a_disabled_endpoints_deliveries_wait_until_it_is_enabled(world, r
     await world.wait_state(two, "delivered", 1)
 
 
-async def test_the_next_attempt_goes_to_the_new_url_with_the_new_secret(world, receiver):
+async def test_next_attempt_uses_the_new_url_and_secret(world, receiver):
     receiver.answer = BROKEN
     endpoint = await world.endpoint(receiver.url)
     (one,) = await world.put(endpoint, "room")
@@ -274,7 +274,7 @@ async def test_the_next_attempt_goes_to_the_new_url_with_the_new_secret(world, r
         assert before.headers["x-service-signature"] != after.headers["x-service-signature"]
 
 
-async def test_an_endpoint_is_failing_since_its_first_failure_until_a_success(world, receiver):
+async def test_failing_since_is_set_by_the_first_failure_and_reset_by_a_success(world, receiver):
     receiver.answer = BROKEN
     endpoint = await world.endpoint(receiver.url)
     (one,) = await world.put(endpoint, "room")
@@ -293,10 +293,10 @@ async def test_an_endpoint_is_failing_since_its_first_failure_until_a_success(wo
     assert again.get(endpoint.id).failing_since is None
 
 
-# -- many
+# -- many deliveries
 
 
-async def test_a_hanging_endpoint_has_32_attempts_under_way_and_delays_no_other(world, receiver, wait_until):
+async def test_hanging_endpoint_has_32_attempts_under_way_and_delays_no_other(world, receiver, wait_until):
     async with Receiver(answer=hang) as hanging:
         dead, quick = await world.endpoint(hanging.url), await world.endpoint(receiver.url)
         await world.put(dead, *(f"c{number}" for number in range(200)))
@@ -308,13 +308,13 @@ async def test_a_hanging_endpoint_has_32_attempts_under_way_and_delays_no_other(
         await world.end(0.0)
 
 
-async def test_an_endpoint_that_keeps_failing_is_tried_a_few_at_a_time(world, receiver, wait_until):
+async def test_failing_endpoint_gets_fewer_attempts_at_a_time(world, receiver, wait_until):
     receiver.answer = BROKEN
     endpoint = await world.endpoint(receiver.url)
     begun = time.monotonic()
     await world.put(endpoint, *(f"c{number}" for number in range(150)))
     await wait_until(lambda: len(receiver.requests) == 150)
-    # The first of them as fast as they go, the rest 5 ms apart.
+    # The first attempts run without pauses, the rest 5 ms apart.
     assert time.monotonic() - begun > (150 - 20 - 32) * 0.005
     receiver.answer = OK
     world.later(endpoint, 10)
@@ -322,7 +322,7 @@ async def test_an_endpoint_that_keeps_failing_is_tried_a_few_at_a_time(world, re
     assert world.endpoints.get(endpoint.id).failing_since is None
 
 
-async def test_more_than_memory_takes_lie_in_the_store_and_all_arrive_once(world, receiver, wait_until):
+async def test_deliveries_beyond_the_memory_limit_all_arrive_once(world, receiver, wait_until):
     endpoint = await world.endpoint(receiver.url)
     total = 0
     for _ in range(4):
@@ -332,9 +332,9 @@ async def test_more_than_memory_takes_lie_in_the_store_and_all_arrive_once(world
     assert sorted(numbers(receiver)) == list(range(1, total + 1))
 
 
-async def test_one_channel_is_told_in_order(world, wait_until):
+async def test_deliveries_of_one_channel_arrive_in_order(world, wait_until):
     async def slower_and_slower(request, writer):
-        # The earlier, the longer it takes.
+        # The earlier the delivery, the longer its answer takes.
         await asyncio.sleep(0.02 / request.json()["n"])
         done.append(request.json()["n"])
         writer.write(OK)
@@ -349,10 +349,10 @@ async def test_one_channel_is_told_in_order(world, wait_until):
     assert done == list(range(1, 21))
 
 
-# -- the operator gives it up
+# -- discarded deliveries
 
 
-async def test_what_is_given_up_while_it_stands_ready_is_not_tried(world, wait_until):
+async def test_discarded_delivery_is_not_attempted(world, wait_until):
     async with Receiver(answer=hang) as hanging:
         endpoint = await world.endpoint(hanging.url)
         ids = await world.put(endpoint, *(f"c{number}" for number in range(33)))
@@ -363,7 +363,7 @@ async def test_what_is_given_up_while_it_stands_ready_is_not_tried(world, wait_u
         world.schedule.withdraw(endpoint.id, [found.number])
         hanging.answer = OK
         (more,) = await world.put(endpoint, "room")
-        # Ends those under way, so that there is room.
+        # Ends the attempts under way to make room for others.
         for task in hanging._open:
             task.cancel()
         await world.wait_state(more, "delivered", 1)
@@ -371,10 +371,10 @@ async def test_what_is_given_up_while_it_stands_ready_is_not_tried(world, wait_u
         assert (await world.read(ids[-1]))[0].state == "discarded"
 
 
-# -- ends and beginnings
+# -- stops and starts
 
 
-async def test_what_waits_in_the_store_is_taken_up_by_the_next_process(world, receiver):
+async def test_next_process_continues_with_the_waiting_deliveries(world, receiver):
     receiver.answer = BROKEN
     endpoint = await world.endpoint(receiver.url)
     (retried,) = await world.put(endpoint, "a")
@@ -391,7 +391,7 @@ async def test_what_waits_in_the_store_is_taken_up_by_the_next_process(world, re
     await world.wait_state(retried, "delivered", 2)
 
 
-async def test_a_beginning_reads_only_what_waits_and_misses_nothing_that_comes_meanwhile(world, receiver, monkeypatch):
+async def test_start_reads_only_endpoints_with_waiting_deliveries_and_misses_no_new_one(world, receiver, monkeypatch):
     endpoints = [await world.endpoint(receiver.url) for _ in range(4)]
     await world.end()
     before = await world.put(endpoints[0], "a", "b", add=False)
@@ -412,17 +412,17 @@ async def test_a_beginning_reads_only_what_waits_and_misses_nothing_that_comes_m
     monkeypatch.setattr(delivery_rows, "endpoints_with_waiting", slow)
     monkeypatch.setattr(delivery_rows, "due", due)
     world.start()
-    for each in (*before, *meanwhile[:2]):
-        await world.wait_state(each, "delivered", 1)
+    for delivery_id in (*before, *meanwhile[:2]):
+        await world.wait_state(delivery_id, "delivered", 1)
     assert set(filled) == {endpoints[0].id}
-    # In their order, where some waited before.
-    on_a = [each for each in numbers(receiver) if each in (1, 3)]
+    # Deliveries of a channel stay in order if some of them waited before.
+    on_a = [number for number in numbers(receiver) if number in (1, 3)]
     assert on_a == [1, 3]
     await world.endpoints.set_enabled(endpoints[3].id, True)
     await world.wait_state(meanwhile[2], "delivered", 1)
 
 
-async def test_an_end_waits_for_attempts_under_way_and_keeps_what_became_of_them(world, wait_until):
+async def test_finish_waits_for_attempts_under_way_and_stores_their_results(world, wait_until):
     async def slow(_request, writer):
         await asyncio.sleep(0.2)
         writer.write(OK)
@@ -432,11 +432,11 @@ async def test_an_end_waits_for_attempts_under_way_and_keeps_what_became_of_them
         ids = await world.put(endpoint, *(f"c{number}" for number in range(40)))
         await wait_until(lambda: len(receiver.requests) == 32)
         await world.end()
-        states = [(await world.read(each))[0].state for each in ids]
+        states = [(await world.read(delivery_id))[0].state for delivery_id in ids]
     assert states == ["delivered"] * 32 + ["waiting"] * 8
 
 
-async def test_an_end_does_not_wait_for_ever_and_what_it_cut_off_is_tried_again(world, wait_until):
+async def test_finish_has_a_time_limit_and_cancelled_attempts_are_repeated(world, wait_until):
     async with Receiver(answer=hang) as receiver:
         endpoint = await world.endpoint(receiver.url)
         (one,) = await world.put(endpoint, "room")

@@ -1,4 +1,4 @@
-"""One attempt at a time, at receivers of every kind, over real sockets."""
+"""Single attempts at correct, slow, broken and hostile receivers, over real sockets and TLS."""
 
 import asyncio
 import gzip
@@ -24,7 +24,7 @@ HEADERS = {"Content-Type": "application/json", "X-Service-Delivery": "d1"}
 
 @pytest.fixture
 async def make_sender(monkeypatch):
-    """`make_sender(**settings)`: a Sender that may send to loopback, with and without TLS; closed behind the test."""
+    """`make_sender(**settings)`: a Sender that may send to loopback, with or without TLS. Closed after the test."""
     # The system's CAs take 20 ms to read and are not needed here.
     monkeypatch.setenv("SSL_CERT_FILE", "/dev/null")
     senders = []
@@ -47,10 +47,10 @@ async def send(sender, url, pin=""):
     return await sender.attempt(Target(url, pin), BODY, HEADERS)
 
 
-# -- what is sent
+# -- requests
 
 
-async def test_the_body_and_the_headers_arrive_as_given(sender):
+async def test_body_and_headers_arrive_unchanged(sender):
     async with Receiver() as receiver:
         attempt = await send(sender, receiver.url + "/a%2Fb?c=%2F&d=+")
     (request,) = receiver.requests
@@ -63,7 +63,7 @@ async def test_the_body_and_the_headers_arrive_as_given(sender):
     assert request.headers["content-length"] == str(len(BODY))
 
 
-async def test_nothing_from_the_environment_goes_with_it(make_sender, monkeypatch, tmp_path):
+async def test_proxies_and_netrc_of_the_environment_are_ignored(make_sender, monkeypatch, tmp_path):
     async with Receiver() as proxy, Receiver() as receiver:
         (tmp_path / ".netrc").write_text("machine 127.0.0.1 login me password secret\n")
         monkeypatch.setenv("HOME", str(tmp_path))
@@ -75,7 +75,7 @@ async def test_nothing_from_the_environment_goes_with_it(make_sender, monkeypatc
     assert "authorization" not in receiver.requests[0].headers
 
 
-async def test_a_cookie_is_not_brought_back(sender):
+async def test_cookies_are_not_sent_back(sender):
     async with Receiver(status(200, "OK", b"", "Set-Cookie: a=b")) as receiver:
         await send(sender, receiver.url)
         await send(sender, receiver.url)
@@ -89,7 +89,7 @@ async def test_deliveries_share_a_connection(sender):
     assert (receiver.connections, len(receiver.requests)) == (1, 3)
 
 
-async def test_receivers_that_hang_hold_up_no_other(make_sender):
+async def test_hanging_receivers_do_not_delay_others(make_sender):
     sender = make_sender(timeout_s=5.0)
     async with Receiver(hang) as hanging, Receiver() as receiver:
         waiting = [asyncio.create_task(send(sender, hanging.url)) for _ in range(150)]
@@ -103,10 +103,10 @@ async def test_receivers_that_hang_hold_up_no_other(make_sender):
     assert attempt.duration_ms < 1000
 
 
-async def test_a_pooled_connection_that_was_closed_as_it_was_used_costs_no_attempt(sender):
+async def test_request_is_repeated_if_a_pooled_connection_was_closed(sender):
     async def once(request, writer):
         if request.connection == 1 and len(receiver.requests) > 1:
-            # The second request meets a connection that is closed without an answer.
+            # The second request gets no answer: the receiver closes the connection.
             writer.transport.abort()
         else:
             writer.write(OK)
@@ -117,7 +117,7 @@ async def test_a_pooled_connection_that_was_closed_as_it_was_used_costs_no_attem
     assert [request.connection for request in receiver.requests] == [1, 1, 2]
 
 
-# -- what the receiver answers
+# -- answers
 
 
 @pytest.mark.parametrize("code", [200, 201, 202, 204, 299])
@@ -136,7 +136,7 @@ async def test_any_2xx_is_success(sender, code):
         (599, "answered 599"),
     ],
 )
-async def test_another_status_is_a_failure_in_our_words(sender, code, reason):
+async def test_other_status_is_a_failure_with_a_standard_phrase(sender, code, reason):
     async with Receiver(status(code, "<b>believe me</b>", b"why")) as receiver:
         attempt = await send(sender, receiver.url)
     assert attempt[:3] == (False, code, reason)
@@ -144,7 +144,7 @@ async def test_another_status_is_a_failure_in_our_words(sender, code, reason):
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
-async def test_a_redirect_is_not_followed(sender, code):
+async def test_redirects_are_not_followed(sender, code):
     async with Receiver() as elsewhere, Receiver(status(code, "", b"", f"Location: {elsewhere.url}")) as receiver:
         attempt = await send(sender, receiver.url)
     assert elsewhere.connections == 0
@@ -152,7 +152,7 @@ async def test_a_redirect_is_not_followed(sender, code):
     assert attempt.reason.endswith("redirects are not followed")
 
 
-async def test_a_kib_of_the_answer_is_kept_and_its_connection_with_it(sender):
+async def test_first_kib_of_the_answer_is_stored_and_the_connection_reused(sender):
     async with Receiver(status(500, "", b"x" * 5000)) as receiver:
         attempt = await send(sender, receiver.url)
         await send(sender, receiver.url)
@@ -160,7 +160,7 @@ async def test_a_kib_of_the_answer_is_kept_and_its_connection_with_it(sender):
     assert receiver.connections == 1
 
 
-async def test_a_packed_answer_is_kept_as_it_came(sender):
+async def test_compressed_answer_is_not_decompressed(sender):
     bomb = gzip.compress(bytes(1 << 24))
     async with Receiver(status(200, "", bomb, "Content-Encoding: gzip")) as receiver:
         attempt = await send(sender, receiver.url)
@@ -169,7 +169,7 @@ async def test_a_packed_answer_is_kept_as_it_came(sender):
 
 
 @pytest.mark.parametrize("head", [b"Transfer-Encoding: chunked\r\n\r\n", b"\r\n"], ids=["chunked", "until the end"])
-async def test_an_endless_body_is_cut_and_the_status_stands(sender, head):
+async def test_endless_body_is_cut_and_the_status_counts(sender, head):
     async def endless(_request, writer):
         writer.write(b"HTTP/1.1 200 OK\r\n" + head)
         while True:
@@ -185,7 +185,7 @@ async def test_an_endless_body_is_cut_and_the_status_stands(sender, head):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16_384
 
 
-async def test_a_body_that_never_ends_in_drops_takes_a_second_of_the_time(sender):
+async def test_slow_endless_body_is_read_for_at_most_a_second(sender):
     async def dripping(_request, writer):
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
         while True:
@@ -198,10 +198,10 @@ async def test_a_body_that_never_ends_in_drops_takes_a_second_of_the_time(sender
     assert 900 < attempt.duration_ms < 2000
 
 
-# -- receivers that don't answer as they should
+# -- broken receivers
 
 
-async def test_a_receiver_that_never_answers_is_cut(make_sender):
+async def test_attempt_times_out_if_the_receiver_never_answers(make_sender):
     async with Receiver(hang) as receiver:
         attempt = await send(make_sender(timeout_s=0.3), receiver.url)
     assert (attempt.ok, attempt.status, attempt.outcome) == (False, None, Outcome.TIMEOUT)
@@ -209,7 +209,7 @@ async def test_a_receiver_that_never_answers_is_cut(make_sender):
     assert 290 <= attempt.duration_ms < 600
 
 
-async def test_an_answer_just_within_the_time_is_success(make_sender):
+async def test_answer_just_within_the_time_limit_is_a_success(make_sender):
     async def late(_request, writer):
         await asyncio.sleep(0.5)
         writer.write(OK)
@@ -220,7 +220,7 @@ async def test_an_answer_just_within_the_time_is_success(make_sender):
     assert attempt.duration_ms >= 490
 
 
-async def test_the_time_is_ten_seconds_over_all_of_an_attempt(make_sender, monkeypatch):
+async def test_default_time_limit_of_an_attempt_is_ten_seconds(make_sender, monkeypatch):
     asked = []
     real = asyncio.timeout
     monkeypatch.setattr(asyncio, "timeout", lambda delay: asked.append(delay) or real(delay))
@@ -229,7 +229,7 @@ async def test_the_time_is_ten_seconds_over_all_of_an_attempt(make_sender, monke
     assert asked[0] == 10.0
 
 
-async def test_a_receiver_that_reads_nothing_is_cut(make_sender):
+async def test_attempt_times_out_if_the_receiver_reads_nothing(make_sender):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
         attempt = await make_sender(timeout_s=0.3).attempt(Target(url), bytes(1 << 24), HEADERS)
@@ -237,14 +237,14 @@ async def test_a_receiver_that_reads_nothing_is_cut(make_sender):
     assert attempt.duration_ms < 600
 
 
-async def test_a_tls_handshake_that_never_ends_is_cut(make_sender):
+async def test_attempt_times_out_in_an_endless_tls_handshake(make_sender):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         attempt = await send(make_sender(timeout_s=0.3), f"https://localhost:{port}/")
     assert (attempt.outcome, attempt.reason) == (Outcome.TIMEOUT, f"no connection to localhost:{port} within 0.3 s")
 
 
-async def test_a_name_that_never_resolves_is_cut(make_sender):
+async def test_attempt_times_out_if_the_name_never_resolves(make_sender):
     asked = []
 
     async def never(host):
@@ -258,7 +258,7 @@ async def test_a_name_that_never_resolves_is_cut(make_sender):
     assert asked == ["a.test"]
 
 
-async def test_a_name_without_an_address_is_told_as_such(make_sender):
+async def test_name_without_an_address_has_its_own_outcome(make_sender):
     async def unknown(_host):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -267,7 +267,7 @@ async def test_a_name_without_an_address_is_told_as_such(make_sender):
     assert attempt.reason == "no address of a.test is known: Name or service not known"
 
 
-async def test_a_refused_connection_is_told_as_such(sender):
+async def test_refused_connection_has_its_own_outcome(sender):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     attempt = await send(sender, f"http://127.0.0.1:{port}/")
@@ -275,7 +275,7 @@ async def test_a_refused_connection_is_told_as_such(sender):
     assert attempt.reason == f"no connection to 127.0.0.1:{port}: Connection refused"
 
 
-async def test_a_reset_is_one_failed_attempt(sender):
+async def test_connection_reset_is_one_failed_attempt(sender):
     async with Receiver(reset) as receiver:
         attempt = await send(sender, receiver.url)
     assert (attempt.status, attempt.outcome) == (None, Outcome.BROKEN)
@@ -283,7 +283,7 @@ async def test_a_reset_is_one_failed_attempt(sender):
     assert len(receiver.requests) == 1
 
 
-async def test_a_receiver_that_closes_without_an_answer_has_failed(sender):
+async def test_connection_closed_without_an_answer_is_a_failure(sender):
     async def close(_request, writer):
         writer.close()
 
@@ -305,7 +305,7 @@ async def test_a_receiver_that_closes_without_an_answer_has_failed(sender):
         (b"HTTP/1.1 200 O", "the receiver closed the connection without an answer"),
     ],
 )
-async def test_garbage_is_a_failure_and_is_not_quoted(sender, garbage, reason):
+async def test_invalid_http_is_a_failure_and_is_not_quoted(sender, garbage, reason):
     async def answer(_request, writer):
         writer.write(garbage)
         await writer.drain()
@@ -318,7 +318,7 @@ async def test_garbage_is_a_failure_and_is_not_quoted(sender, garbage, reason):
 
 
 @pytest.mark.parametrize("flood", [b"HTTP/1.1 100 Continue\r\n\r\n" * 1000, b"X: y\r\n" * 1000, b"\r\n" * 4096])
-async def test_a_flood_of_heads_is_cut_in_time_and_memory(make_sender, flood):
+async def test_endless_head_is_limited_in_time_and_memory(make_sender, flood):
     async def answer(_request, writer):
         if flood.startswith(b"X"):
             writer.write(b"HTTP/1.1 200 OK\r\n")
@@ -334,7 +334,7 @@ async def test_a_flood_of_heads_is_cut_in_time_and_memory(make_sender, flood):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32_768
 
 
-async def test_a_fault_of_ours_is_told_and_raises_nothing(sender, monkeypatch):
+async def test_internal_error_becomes_an_outcome(sender, monkeypatch):
     async def broken(*_arguments):
         raise LookupError("a bug")
 
@@ -343,7 +343,7 @@ async def test_a_fault_of_ours_is_told_and_raises_nothing(sender, monkeypatch):
     assert (attempt.ok, attempt.outcome) == (False, Outcome.INTERNAL)
 
 
-async def test_a_cancelled_attempt_is_cancelled_and_leaves_its_connection(sender):
+async def test_cancelled_attempt_raises_and_its_connection_is_not_reused(sender):
     async with Receiver(hang) as receiver:
         task = asyncio.create_task(send(sender, receiver.url))
         while not receiver.requests:
@@ -361,7 +361,7 @@ async def test_a_cancelled_attempt_is_cancelled_and_leaves_its_connection(sender
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    """Certificates: an authority, two it issued for localhost, one for another name, an expired one, a stranger's."""
+    """An authority, certificates of it (two for localhost, one for another name, one expired), a self-signed one."""
     folder = tmp_path_factory.mktemp("certs")
     ca = authority(folder)
     return {
@@ -376,7 +376,7 @@ def pairs(tmp_path_factory):
 
 @pytest.fixture
 async def tls_sender(make_sender, pairs):
-    """As operators have it: no plain http, the intranet's CA in a file."""
+    """A production configuration: no plain http, and a private CA in a file."""
     return make_sender(allow_http=False, ca_file=str(pairs["ca"][0]))
 
 
@@ -384,29 +384,29 @@ def sha256_of(pair):
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pair[0].read_text())).hexdigest()
 
 
-async def test_a_delivery_over_tls_names_the_host(tls_sender, pairs):
+async def test_host_header_over_tls_is_the_name(tls_sender, pairs):
     async with Receiver(tls=pairs["first"]) as receiver:
         assert (await send(tls_sender, receiver.url)).ok
     assert receiver.requests[0].headers["host"] == f"localhost:{receiver.port}"
 
 
 @pytest.mark.parametrize(
-    ("shown", "said"),
+    ("shown", "reason"),
     [
         ("stranger", "self-signed certificate"),
         ("expired", "certificate has expired"),
         ("elsewhere", "Hostname mismatch, certificate is not valid for 'localhost'"),
     ],
 )
-async def test_a_certificate_that_is_not_accepted_gets_no_byte(tls_sender, pairs, shown, said):
+async def test_nothing_is_sent_if_the_certificate_is_not_accepted(tls_sender, pairs, shown, reason):
     async with Receiver(tls=pairs[shown]) as receiver:
         attempt = await send(tls_sender, receiver.url)
     assert attempt.outcome is Outcome.TLS
-    assert attempt.reason == f"the certificate of localhost is not accepted: {said}; nothing was sent"
+    assert attempt.reason == f"the certificate of localhost is not accepted: {reason}; nothing was sent"
     assert receiver.bytes_read == 0
 
 
-async def test_a_server_that_speaks_no_tls_gets_no_byte_of_the_body(tls_sender):
+async def test_nothing_is_sent_if_the_server_does_not_speak_tls(tls_sender):
     async def answer(_request, writer):
         writer.write(OK)
 
@@ -420,20 +420,20 @@ async def test_a_server_that_speaks_no_tls_gets_no_byte_of_the_body(tls_sender):
     assert attempt.reason == f"no TLS connection to localhost:{port}: wrong version number; nothing was sent"
 
 
-async def test_the_fingerprint_is_the_leafs_and_no_request_is_made_for_it(tls_sender, pairs):
+async def test_fingerprint_is_that_of_the_leaf_and_needs_no_request(tls_sender, pairs):
     async with Receiver(tls=pairs["first"]) as receiver:
         assert await tls_sender.fingerprint(receiver.url) == sha256_of(pairs["first"])
     assert receiver.bytes_read == 0
 
 
 @pytest.mark.parametrize("shown", ["stranger", "expired", "elsewhere"])
-async def test_no_fingerprint_is_taken_of_a_certificate_that_is_not_accepted(tls_sender, pairs, shown):
+async def test_fingerprint_is_refused_if_the_certificate_is_not_accepted(tls_sender, pairs, shown):
     async with Receiver(tls=pairs[shown]) as receiver:
         with pytest.raises(PinUnavailable, match="the certificate of localhost is not accepted"):
             await tls_sender.fingerprint(receiver.url)
 
 
-async def test_no_fingerprint_is_taken_where_there_is_none(make_sender):
+async def test_fingerprint_is_refused_if_no_certificate_can_be_read(make_sender):
     sender = make_sender(timeout_s=0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -447,7 +447,7 @@ async def test_no_fingerprint_is_taken_where_there_is_none(make_sender):
         await sender.fingerprint("https://10.0.0.1/")
 
 
-async def test_the_pinned_certificate_is_delivered_to(tls_sender, pairs):
+async def test_delivery_succeeds_with_the_pinned_certificate(tls_sender, pairs):
     async with Receiver(tls=pairs["first"]) as receiver:
         pin = await tls_sender.fingerprint(receiver.url)
         assert (await send(tls_sender, receiver.url, pin)).ok
@@ -455,7 +455,7 @@ async def test_the_pinned_certificate_is_delivered_to(tls_sender, pairs):
     assert {request.connection for request in receiver.requests} == {receiver.requests[0].connection}
 
 
-async def test_a_changed_certificate_is_refused_with_its_own_reason_and_no_byte_is_sent(tls_sender, pairs):
+async def test_nothing_is_sent_if_the_pinned_certificate_changed(tls_sender, pairs):
     async with Receiver(tls=pairs["first"], answer=status(200, "", b"", "Connection: close")) as receiver:
         pin = await tls_sender.fingerprint(receiver.url)
         assert (await send(tls_sender, receiver.url, pin)).ok
@@ -463,7 +463,7 @@ async def test_a_changed_certificate_is_refused_with_its_own_reason_and_no_byte_
         receiver.show(pairs["second"])
         refused = await send(tls_sender, receiver.url, pin)
         assert receiver.bytes_read == before
-        # Re-pinned, it is delivered again.
+        # After the new certificate is pinned, delivery succeeds.
         again = await send(tls_sender, receiver.url, await tls_sender.fingerprint(receiver.url))
     new = sha256_of(pairs["second"])
     assert (refused.ok, refused.status, refused.outcome) == (False, None, Outcome.PIN)
@@ -472,7 +472,7 @@ async def test_a_changed_certificate_is_refused_with_its_own_reason_and_no_byte_
 
 
 @pytest.mark.parametrize("shown", ["stranger", "elsewhere"])
-async def test_a_changed_certificate_is_told_as_such_where_it_is_not_accepted_either(tls_sender, pairs, shown):
+async def test_changed_certificate_is_reported_as_changed_even_if_it_is_untrusted(tls_sender, pairs, shown):
     async with Receiver(tls=pairs["first"], answer=status(200, "", b"", "Connection: close")) as receiver:
         pin = await tls_sender.fingerprint(receiver.url)
         receiver.show(pairs[shown])
@@ -483,7 +483,7 @@ async def test_a_changed_certificate_is_told_as_such_where_it_is_not_accepted_ei
     assert receiver.bytes_read == 0
 
 
-async def test_a_pin_does_not_stand_in_for_the_check(tls_sender, pairs):
+async def test_pin_does_not_replace_verification(tls_sender, pairs):
     async with Receiver(tls=pairs["expired"]) as receiver:
         attempt = await send(tls_sender, receiver.url, sha256_of(pairs["expired"]))
     assert attempt.outcome is Outcome.TLS
@@ -491,24 +491,24 @@ async def test_a_pin_does_not_stand_in_for_the_check(tls_sender, pairs):
     assert receiver.bytes_read == 0
 
 
-async def test_a_connection_made_without_the_pin_is_not_used_with_it(tls_sender, pairs):
+async def test_connection_made_without_a_pin_is_not_used_with_one(tls_sender, pairs):
     async with Receiver(tls=pairs["first"]) as receiver:
         assert (await send(tls_sender, receiver.url)).ok
-        # The connection from before is open, and its certificate isn't the pinned one.
+        # The first connection is still open, but its certificate is not the pinned one.
         attempt = await send(tls_sender, receiver.url, sha256_of(pairs["second"]))
         assert attempt.outcome is Outcome.PIN
         assert (await send(tls_sender, receiver.url)).ok
     assert len(receiver.requests) == 2
 
 
-async def test_an_attempts_time_is_what_it_took(make_sender):
+async def test_duration_of_an_attempt_is_measured(make_sender):
     async with Receiver(hang) as receiver:
         begun = time.monotonic()
         attempt = await send(make_sender(timeout_s=0.1), receiver.url)
     assert attempt.duration_ms == pytest.approx((time.monotonic() - begun) * 1000, abs=50)
 
 
-async def test_a_bad_ca_file_or_network_is_said_at_once(tmp_path):
+async def test_wrong_ca_file_or_network_raises_at_construction(tmp_path):
     with pytest.raises(OSError, match="No such file"):
         Sender(ca_file=str(tmp_path / "none.pem"))
     with pytest.raises(ValueError, match=r"10\.0\.0\.0/33"):

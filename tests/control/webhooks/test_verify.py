@@ -1,4 +1,4 @@
-"""Whether a signature is one of ours, for whoever asks."""
+"""The HTTP endpoint that verifies the signature of a delivery."""
 
 import hashlib
 import hmac
@@ -39,9 +39,9 @@ def signature(secret, payload=PAYLOAD):
 
 
 @pytest.mark.parametrize(("secret", "endpoint"), [("new", "first"), ("old", "first"), ("other", "second")])
-async def test_a_signature_of_any_good_secret_is_valid_and_names_its_endpoint(secret, endpoint):
-    told = await ask({"payload": PAYLOAD, "signature": signature(secret)})
-    assert told == {"valid": True, "endpoint_id": endpoint}
+async def test_signature_with_any_valid_secret_is_valid_and_names_the_endpoint(secret, endpoint):
+    answer = await ask({"payload": PAYLOAD, "signature": signature(secret)})
+    assert answer == {"valid": True, "endpoint_id": endpoint}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ async def test_a_signature_of_any_good_secret_is_valid_and_names_its_endpoint(se
         {"endpoint_id": ""},
     ],
 )
-async def test_anything_else_is_not_and_what_would_be_is_not_told(wrong):
+async def test_wrong_signature_payload_or_endpoint_is_invalid_without_details(wrong):
     asked = {"payload": PAYLOAD, "signature": signature("new"), "endpoint_id": "first"}
     assert await ask(asked) == {"valid": True, "endpoint_id": "first"}
     assert await ask(asked | wrong) == {"valid": False}
@@ -81,14 +81,14 @@ async def test_anything_else_is_not_and_what_would_be_is_not_told(wrong):
         b'{"payload":"\\ud83d","signature":"00"}',
     ],
 )
-async def test_a_body_that_lacks_either_is_refused_in_a_sentence(body):
+async def test_body_without_payload_and_signature_is_refused(body):
     with pytest.raises(ApiError, match="the body is not what this endpoint takes") as refused:
         await ask(body)
     assert refused.value.code == "bad_request"
 
 
 @pytest.mark.parametrize("mount", ["/apps", "/api/v1/apps"])
-async def test_over_http_it_takes_the_secrets_that_are_in_force(plane, mount):
+async def test_verification_over_http_uses_current_and_previous_secrets(plane, mount):
     webhooks = plane.plane._webhooks
     endpoint = await webhooks.endpoints.create("3", "https://example.com/hook")
     await webhooks.endpoints.create("4", "https://example.com/hook")

@@ -1,4 +1,4 @@
-"""The whole: from a row in the outbox to a receiver, through a kill, an end, a deletion; and what people are shown."""
+"""Webhooks from a row of the outbox to the receiver, with kills, stops, deletions, and the operator's actions."""
 
 import asyncio
 import random
@@ -16,13 +16,13 @@ from redpoll.control.metrics import FAMILIES
 from redpoll.control.records import RecordError
 from redpoll.control.webhooks import webhooks as module
 from redpoll.control.webhooks.webhooks import FAILING_AFTER_S
-from transitions import APP, NOW_S, OTHER, Box, kill, told, transition
+from transitions import APP, NOW_S, OTHER, Box, content_of, kill, transition
 
 BROKEN = status(500, "Internal Server Error")
 
 
 async def seen(webhooks, state, count, app_id=APP):
-    """The deliveries in this state, when they are so many."""
+    """Waits until `count` deliveries have this state, and returns them."""
     deadline = time.monotonic() + 10
     while True:
         found = await webhooks.deliveries(app_id, states=(state,), limit=10_000)
@@ -33,7 +33,7 @@ async def seen(webhooks, state, count, app_id=APP):
 
 
 async def failed(make_webhooks, receiver, *rows):
-    """A started Webhooks whose deliveries have all failed for good, and the endpoint."""
+    """A started Webhooks whose deliveries are all dead letters, and their endpoint."""
     receiver.answer = BROKEN
     box = Box()
     webhooks = await make_webhooks(box, webhook_retry_after_s=())
@@ -46,7 +46,7 @@ async def failed(make_webhooks, receiver, *rows):
 # -- from the outbox to a receiver
 
 
-async def test_what_happens_is_told_to_those_who_want_it(make_webhooks, receiver):
+async def test_transitions_are_delivered_to_the_endpoints_that_want_them(make_webhooks, receiver):
     box = Box()
     webhooks = await make_webhooks(box)
     await webhooks.endpoints.create(APP, receiver.url, events=["member.added"], channels=["presence-"])
@@ -56,13 +56,13 @@ async def test_what_happens_is_told_to_those_who_want_it(make_webhooks, receiver
     await seen(webhooks, "delivered", 1)
     await seen(webhooks, "delivered", 1, OTHER)
     expected = [("channel.vacated", "x", None), ("member.added", "presence-a", "ann")]
-    assert sorted(map(told, receiver.requests)) == expected
+    assert sorted(map(content_of, receiver.requests)) == expected
     counters = webhooks.counters()
     assert counters.keys() <= FAMILIES.keys()
     assert (counters["webhook_transitions_total"], counters["webhook_attempts_delivered_total"]) == (3, 2)
 
 
-async def test_without_a_server_everything_but_sending_can_be_done(make_webhooks, receiver, clock):
+async def test_dead_letters_and_tests_work_without_a_running_server(make_webhooks, receiver, clock):
     before, endpoint = await failed(make_webhooks, receiver, transition(), transition())
     await kill(before)
     receiver.answer = OK
@@ -72,16 +72,16 @@ async def test_without_a_server_everything_but_sending_can_be_done(make_webhooks
     await alone.dead_letters.discard([two.id])
     assert (await alone.test(endpoint.id)).ok
     assert alone.counters() == {}
-    # The next server does the rest.
+    # The next server sends the retried delivery.
     after = await make_webhooks(Box())
     (delivered,) = await seen(after, "delivered", 1)
     assert (delivered.id, delivered.dead_letter) == (one.id, "delivered")
 
 
-# -- kills and ends
+# -- kills and stops
 
 
-async def test_killed_between_the_steps_everything_arrives_and_a_repeat_has_the_same_id(make_webhooks, wait_until):
+async def test_everything_arrives_despite_kills_and_repeats_have_the_same_id(make_webhooks, wait_until):
     box, rows = Box(), []
     async with Receiver(answer=hang) as receiver:
         webhooks = await make_webhooks()
@@ -98,7 +98,7 @@ async def test_killed_between_the_steps_everything_arrives_and_a_repeat_has_the_
         await seen(webhooks, "delivered", len(rows))
         by_channel = {}
         for request in receiver.requests:
-            by_channel.setdefault(told(request)[1], set()).add(request.headers["x-service-delivery"])
+            by_channel.setdefault(content_of(request)[1], set()).add(request.headers["x-service-delivery"])
     assert set(by_channel) == {row.channel for row in rows}
     assert {len(ids) for ids in by_channel.values()} == {1}
 
@@ -128,7 +128,7 @@ PROCESS = textwrap.dedent("""
 """)
 
 
-async def test_a_process_killed_with_9_again_and_again_loses_nothing(make_webhooks, receiver, redis, store, tmp_path):
+async def test_no_transition_is_lost_by_repeated_kill_9(make_webhooks, receiver, redis, store, tmp_path):
     await (await make_webhooks()).endpoints.create(APP, receiver.url)
     await store.close()
     chance = random.Random(3)
@@ -160,7 +160,7 @@ async def test_a_process_killed_with_9_again_and_again_loses_nothing(make_webhoo
     process = start()
     try:
         deadline = time.monotonic() + 15
-        while len({told(request)[1] for request in receiver.requests}) < sent:
+        while len({content_of(request)[1] for request in receiver.requests}) < sent:
             assert time.monotonic() < deadline, (sent, len(receiver.requests))
             await asyncio.sleep(0.02)
     finally:
@@ -169,13 +169,13 @@ async def test_a_process_killed_with_9_again_and_again_loses_nothing(make_webhoo
     await client.aclose()
     ids = {}
     for request in receiver.requests:
-        ids.setdefault(told(request)[1], set()).add(request.headers["x-service-delivery"])
-    assert {len(each) for each in ids.values()} == {1}
-    # What was under way at a kill, and what was not yet written.
+        ids.setdefault(content_of(request)[1], set()).add(request.headers["x-service-delivery"])
+    assert {len(delivery_ids) for delivery_ids in ids.values()} == {1}
+    # Only deliveries that were under way at a kill, or whose result was not written yet, are repeated.
     assert len(receiver.requests) - sent <= 4 * 64
 
 
-async def test_an_end_is_over_in_time_whatever_a_receiver_does(make_webhooks, wait_until, monkeypatch):
+async def test_finish_is_bounded_even_if_a_receiver_hangs(make_webhooks, wait_until, monkeypatch):
     monkeypatch.setattr(module, "_FINISH_WITHIN_S", 0.1)
     async with Receiver(answer=hang) as receiver:
         box = Box()
@@ -188,23 +188,23 @@ async def test_an_end_is_over_in_time_whatever_a_receiver_does(make_webhooks, wa
         assert (waiting.state, waiting.attempts) == ("waiting", 0)
 
 
-# -- what people do
+# -- the operator's actions
 
 
-async def test_a_deleted_endpoints_deliveries_are_discarded_and_its_dead_letters_stay(make_webhooks, receiver):
+async def test_deleting_an_endpoint_discards_deliveries_but_keeps_dead_letters(make_webhooks, receiver):
     webhooks, endpoint = await failed(make_webhooks, receiver, transition())
     disabled = await webhooks.endpoints.create(APP, receiver.url)
     await webhooks.endpoints.set_enabled(disabled.id, False)
     await webhooks.endpoints.set_enabled(endpoint.id, False)
-    # It happened while both were enabled.
+    # The time of this transition is before both were disabled.
     webhooks._intake._outbox.put(transition(time_ms=0))
     await seen(webhooks, "waiting", 2)
-    for each in (endpoint, disabled):
-        await webhooks.endpoints.delete(each.id)
+    for deleted in (endpoint, disabled):
+        await webhooks.endpoints.delete(deleted.id)
     assert webhooks.endpoints.of_existing_app(APP) == []
     discarded = await seen(webhooks, "discarded", 2)
-    assert {each.endpoint_id for each in discarded} == {endpoint.id, disabled.id}
-    assert {each.dead_letter for each in discarded} == {"discarded"}
+    assert {delivery.endpoint_id for delivery in discarded} == {endpoint.id, disabled.id}
+    assert {delivery.dead_letter for delivery in discarded} == {"discarded"}
     (letter,) = await seen(webhooks, "failed", 1)
     shown, of, attempts = await webhooks.delivery(letter.id)
     assert (shown, of.deleted_at, len(attempts)) == (letter, NOW_S, 1)
@@ -212,13 +212,13 @@ async def test_a_deleted_endpoints_deliveries_are_discarded_and_its_dead_letters
         await webhooks.dead_letters.retry([shown.id])
 
 
-async def test_a_test_is_one_signed_attempt_of_which_nothing_is_kept(make_webhooks, receiver):
+async def test_test_of_an_endpoint_is_one_signed_attempt_and_is_not_stored(make_webhooks, receiver):
     webhooks = await make_webhooks()
     events = {"all": "channel.occupied", "member.removed": "member.removed", "client_event": "client_event"}
     for chosen, event in events.items():
         endpoint = await webhooks.endpoints.create(APP, receiver.url, events=[chosen])
         assert (await webhooks.test(endpoint.id)).ok
-        assert told(receiver.requests[-1])[0] == event
+        assert content_of(receiver.requests[-1])[0] == event
         assert receiver.requests[-1].headers["x-service-attempt"] == "1"
     pusher = await webhooks.endpoints.create(APP, receiver.url, events=["subscription.count"], format="pusher")
     await webhooks.endpoints.set_enabled(pusher.id, False)
@@ -232,7 +232,7 @@ async def test_a_test_is_one_signed_attempt_of_which_nothing_is_kept(make_webhoo
     assert webhooks.endpoints.get(pusher.id).failing_since is None
 
 
-async def test_failing_is_shown_when_it_lasts(make_webhooks, receiver, clock):
+async def test_failing_is_shown_after_a_while(make_webhooks, receiver, clock):
     webhooks, endpoint = await failed(make_webhooks, receiver, transition())
     assert webhooks.failing_since(webhooks.endpoints.get(endpoint.id)) is None
     clock.advance(FAILING_AFTER_S)
@@ -240,7 +240,7 @@ async def test_failing_is_shown_when_it_lasts(make_webhooks, receiver, clock):
     assert webhooks.counters()["webhook_endpoints_failing"] == 1
 
 
-async def test_secrets_of_an_app_are_those_that_may_have_signed(make_webhooks, receiver):
+async def test_secrets_of_an_app_include_previous_ones(make_webhooks, receiver):
     webhooks = await make_webhooks()
     one = await webhooks.endpoints.create(APP, receiver.url)
     await webhooks.endpoints.create(OTHER, receiver.url)
@@ -249,7 +249,7 @@ async def test_secrets_of_an_app_are_those_that_may_have_signed(make_webhooks, r
     assert await webhooks.secrets_of("99") == {}
 
 
-async def test_what_there_is_not_is_refused_in_words(make_webhooks):
+async def test_unknown_apps_webhooks_and_deliveries_are_refused(make_webhooks):
     webhooks = await make_webhooks()
     with pytest.raises(RecordError, match="there is no app with the id 99"):
         webhooks.endpoints.of_existing_app("99")
@@ -261,7 +261,7 @@ async def test_what_there_is_not_is_refused_in_words(make_webhooks):
         await webhooks.delivery("d")
 
 
-async def test_settings_that_cannot_be_are_said_in_words(make_webhooks, tmp_path):
+async def test_invalid_settings_are_refused_with_a_reason(make_webhooks, tmp_path):
     missing = str(tmp_path / "none.pem")
     with pytest.raises(RecordError, match=f"webhook_ca_file {missing} can't be used: No such file"):
         await make_webhooks(Box(), webhook_ca_file=missing)
@@ -269,10 +269,10 @@ async def test_settings_that_cannot_be_are_said_in_words(make_webhooks, tmp_path
         await make_webhooks(Box(), webhook_allow_addresses=("10.0.0.0/33",))
 
 
-# -- tidying
+# -- removal of old deliveries
 
 
-async def test_what_is_old_is_forgotten_and_a_deleted_endpoint_with_its_last_delivery(
+async def test_old_deliveries_are_removed_and_a_deleted_endpoint_with_its_last_one(
     make_webhooks, receiver, clock, monkeypatch, wait_until
 ):
     monkeypatch.setattr(module, "_MAX_FINISHED", 2)
@@ -285,11 +285,11 @@ async def test_what_is_old_is_forgotten_and_a_deleted_endpoint_with_its_last_del
         clock.advance(1)
     await wait_until(lambda: not box.rows and webhooks._intake.forgotten_before() == clock())
     await webhooks._tidy()
-    # Not in the first minute.
+    # Nothing is removed in the first minute.
     await seen(webhooks, "delivered", 5)
     clock.advance(61)
     await webhooks._tidy()
-    assert {each.channel for each in await seen(webhooks, "delivered", 2)} == {"c4", "c5"}
+    assert {delivery.channel for delivery in await seen(webhooks, "delivered", 2)} == {"c4", "c5"}
     await webhooks.endpoints.delete(endpoint.id)
     clock.advance(7 * 86_400)
     await webhooks._tidy()
@@ -298,7 +298,7 @@ async def test_what_is_old_is_forgotten_and_a_deleted_endpoint_with_its_last_del
         await webhooks.deliveries(APP, endpoint_id=endpoint.id)
 
 
-async def test_the_next_process_completes_a_deletion_that_a_kill_interrupted(make_webhooks, receiver, monkeypatch):
+async def test_next_process_completes_an_interrupted_deletion(make_webhooks, receiver, monkeypatch):
     async def killed(_endpoint_id):
         raise asyncio.CancelledError
 
@@ -314,5 +314,5 @@ async def test_the_next_process_completes_a_deletion_that_a_kill_interrupted(mak
     await kill(webhooks)
     again = await make_webhooks(Box())
     await again._tidy()
-    assert {each.state for each in await again.deliveries(APP)} == {"discarded"}
+    assert {delivery.state for delivery in await again.deliveries(APP)} == {"discarded"}
     assert receiver.requests == []

@@ -85,7 +85,7 @@ class Accounts:
     async def users(self) -> list[User]:
         """All users, sorted by name."""
         async with self.store.reading() as connection:
-            return await rows.every(connection)
+            return await rows.list_users(connection)
 
     async def create(self, name: str, role: str) -> str:
         """Creates a user and returns the one-time password, of which only a hash is stored. Raises AccountError."""
@@ -120,7 +120,7 @@ class Accounts:
         hashed = await self._passwords.hash(password)
         async with self.store.change() as connection:
             await rows.set_password(connection, name, hashed, must_change=True)
-            await rows.forget_sessions(connection, user_name=name)
+            await rows.end_matching_sessions(connection, user_name=name)
         return password
 
     async def set_role(self, name: str, role: str) -> None:
@@ -145,7 +145,7 @@ class Accounts:
     async def user(self, name: str) -> User:
         """The user with this name. Raises AccountError."""
         async with self.store.reading() as connection:
-            user = await rows.one(connection, name)
+            user = await rows.find_user(connection, name)
         if user is None:
             raise AccountError(f"There is no user {name}.")
         return user
@@ -155,13 +155,13 @@ class Accounts:
     async def log_in(self, name: str, password: str) -> str | None:
         """Checks name and password and returns the id of a new session, for the cookie; None if they are wrong."""
         async with self.store.reading() as connection:
-            user = await rows.one(connection, name)
+            user = await rows.find_user(connection, name)
         if not await self._passwords.matches(password, None if user is None else user.password_hash):
             return None
         now_s = self._clock()
         plain = secrets.token_urlsafe(32)
         async with self.store.change() as connection:
-            await rows.forget_sessions(connection, used_before=now_s - IDLE_S, begun_before=now_s - ABSOLUTE_S)
+            await rows.end_matching_sessions(connection, used_before=now_s - IDLE_S, begun_before=now_s - ABSOLUTE_S)
             await rows.add_session(connection, _hash(plain), name, now_s)
             await rows.set_login(connection, name, now_s)
         return plain
@@ -171,7 +171,7 @@ class Accounts:
         if not plain or len(plain) > 100:
             return None
         async with self.store.reading() as connection:
-            row = await rows.session(connection, _hash(plain))
+            row = await rows.find_session(connection, _hash(plain))
         now_s = self._clock()
         if row is None or now_s - row.used_at > IDLE_S or now_s - row.created_at > ABSOLUTE_S:
             return None
@@ -198,7 +198,7 @@ class Accounts:
         hashed = await self._passwords.hash(new)
         async with self.store.change() as connection:
             await rows.set_password(connection, user.name, hashed, must_change=False)
-            await rows.forget_sessions(connection, user_name=user.name, but=session.hash)
+            await rows.end_matching_sessions(connection, user_name=user.name, but=session.hash)
         changed = msgspec.structs.replace(user, password_hash=hashed, must_change=False)
         return session._replace(user=changed)
 

@@ -68,7 +68,7 @@ class DeadLetters:
 
 async def _deliveries(connection: AsyncConnection, ids: Sequence[str]) -> list[Delivery]:
     """The deliveries with these ids, in their order. Raises RecordError if one is unknown."""
-    found = {delivery.id: delivery for delivery in await delivery_rows.some(connection, ids)}
+    found = {delivery.id: delivery for delivery in await delivery_rows.find_by_ids(connection, ids)}
     for delivery_id in ids:
         if delivery_id not in found:
             raise RecordError(f"there is no delivery with the id {delivery_id}")

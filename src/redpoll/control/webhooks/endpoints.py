@@ -83,7 +83,7 @@ class Endpoints:
     async def load(self) -> None:
         """Reads all endpoints and sets the hook mask of each app. Call it after `Records.load`."""
         async with self._store.reading() as connection:
-            self._all = await endpoint_rows.every(connection)
+            self._all = await endpoint_rows.all_by_id(connection)
         by_app: dict[str, list[Endpoint]] = {}
         for endpoint in self._all.values():
             of_app = by_app.setdefault(endpoint.app_id, [])
@@ -265,7 +265,7 @@ class Endpoints:
         except BaseException:
             # The transaction may have been rolled back or committed. Take what the store has.
             async with self._store.reading() as connection:
-                stored = await endpoint_rows.one(connection, endpoint_id)
+                stored = await endpoint_rows.find_by_id(connection, endpoint_id)
             if stored is not None:
                 self._put_in_memory(stored)
             elif endpoint_id in self._all:
@@ -288,7 +288,7 @@ class Endpoints:
         if not any(endpoint.deleted_at is not None for endpoint in self._all.values()):
             return
         async with self._store.change() as connection:
-            removed = await endpoint_rows.forget_deleted(connection)
+            removed = await endpoint_rows.remove_deleted(connection)
         for endpoint_id in removed:
             del self._all[endpoint_id]
 

@@ -206,7 +206,7 @@ class Webhooks:
     async def delivery(self, delivery_id: str) -> tuple[Delivery, Endpoint, list[AttemptRow]]:
         """A delivery, its endpoint (which may be deleted) and all attempts in order."""
         async with self._store.reading() as connection:
-            found = await delivery_rows.one(connection, delivery_id)
+            found = await delivery_rows.find_by_id(connection, delivery_id)
             attempts = [] if found is None else await delivery_rows.attempts_at(connection, found.number)
         endpoint = None if found is None else self.endpoints.known(found.endpoint_id)
         if found is None or endpoint is None:
@@ -300,7 +300,7 @@ class Webhooks:
             removed = 1
             while removed:
                 async with self._store.change() as connection:
-                    removed = await delivery_rows.forget_finished(
+                    removed = await delivery_rows.remove_finished(
                         connection, endpoint_id, keep=_MAX_FINISHED, older_than=older_than, before=before
                     )
 
