@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -436,9 +437,12 @@ async def test_a_broken_pipe_is_counted_and_kept_to_its_sink():
 
 
 class TlsTransport:
-    """A transport that has a descriptor which is not for others, as uvloop's of TLS; full behind `room` bytes."""
+    """A transport that has a descriptor which only it may use, as uvloop's of TLS; full after `room` bytes."""
+
+    made: ClassVar[list["TlsTransport"]] = []
 
     def __init__(self, room: int) -> None:
+        self.made.append(self)
         self.writes = []
         self.room = room
         self.limits = None
@@ -457,6 +461,15 @@ class TlsTransport:
 
     def abort(self) -> None:
         self.writes.clear()
+
+
+@pytest.fixture(autouse=True)
+def no_cycles(nothing_stays_alive):
+    """The garbage collector doesn't look into sinks, so it can't break their cycles with transports."""
+    yield
+    for transport in TlsTransport.made:
+        transport.sink = None
+    TlsTransport.made.clear()
 
 
 def tls_sink(flusher, room=1 << 30):
