@@ -141,7 +141,7 @@ class Bench:
             k=0,
             redis_url=redis_url,
             listen_fd=listener.fileno(),
-            handover_path=str(folder / "handover.sock"),
+            requests_path=str(folder / "requests.sock"),
             data_dir=str(folder),
             settings=Settings(
                 app_id=APP_ID,

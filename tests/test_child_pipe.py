@@ -21,7 +21,7 @@ START = Start(
     k=3,
     redis_url="unix:///tmp/r.sock",
     listen_fd=7,
-    handover_path="/tmp/h.sock",
+    requests_path="/tmp/c.sock",
     data_dir="/tmp/data",
     settings=Settings(port=0, app_id="1", app_key="k", app_secret="s", tls_port=0, trusted_proxies=("::1",)),
     tls_fd=8,

@@ -25,7 +25,7 @@ ROOMS = {
     "host": {"worker", "control", "store", "protocol", "base"},
 }
 # Modules at the top of src/redpoll that any room but protocol may import.
-BASE = {"config", "settings", "certificate", "logs", "child_pipe", "handover", "json_text", "proxies", "redpoll"}
+BASE = {"config", "settings", "certificate", "logs", "child_pipe", "http_messages", "json_text", "proxies", "redpoll"}
 # Modules that only declare types. Their tests would repeat them.
 DECLARATIONS = {
     "redpoll.cluster.membership.membership_events",

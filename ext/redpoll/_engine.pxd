@@ -49,7 +49,7 @@ cdef class WebSocket(Sink):
     cdef readonly uint32_t max_message_bytes
     # Bytes thrown away since we stopped listening.
     cdef uint32_t discarded
-    # HEAD, OPEN, CLOSING, CLOSED, HANDED, HTTP.
+    # HEAD, OPEN, CLOSING, CLOSED, HTTP.
     cdef readonly uint8_t state
     # Flags: was OPEN; closed() or gone() was called; frames are still parsed; head_received() is running.
     cdef uint8_t opened

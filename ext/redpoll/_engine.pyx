@@ -22,19 +22,16 @@ from redpoll._sockets cimport peer_of
 import asyncio
 import binascii
 import hashlib
-import os
 import re
-import socket
 
 from redpoll import _fanout, _frame
 
 __all__ = [
     "CLOSED",
     "CLOSING",
-    "HANDED",
     "HEAD",
-    "OPEN",
     "HTTP",
+    "OPEN",
     "Head",
     "WebSocket",
     "counters",
@@ -67,19 +64,17 @@ cdef extern from "<sys/socket.h>" nogil:
 
 cdef enum State:
     # Before the request head is answered; frames both ways; a Close was sent or the last HTTP answer given;
-    # the socket is gone; the descriptor was given away; HTTP requests and responses (serve_http).
+    # the socket is gone; HTTP requests and responses (serve_http).
     STATE_HEAD
     STATE_OPEN
     STATE_CLOSING
     STATE_CLOSED
-    STATE_HANDED
     STATE_HTTP
 
 HEAD = STATE_HEAD
 OPEN = STATE_OPEN
 CLOSING = STATE_CLOSING
 CLOSED = STATE_CLOSED
-HANDED = STATE_HANDED
 HTTP = STATE_HTTP
 
 cdef enum Opcode:
@@ -355,8 +350,8 @@ cdef class WebSocket(Sink):
         """The socket is open; nothing was received yet."""
 
     def head_received(self, head: bytes):
-        """A complete request head, with its blank line. Answer by accept(), answer(), serve_http() or
-        detach(), now or later; until then nothing more is read."""
+        """A complete request head, with its blank line. Answer by accept(), answer() or serve_http(),
+        now or later; until then nothing more is read."""
         self.abort()
 
     def head_too_large(self):
@@ -393,7 +388,7 @@ cdef class WebSocket(Sink):
         """
 
     def gone(self):
-        """The connection is lost, was answered or handed over, and was never accepted."""
+        """The connection is lost or was answered, and was never accepted as a WebSocket."""
 
     # -- what the poller calls -------------------------------------------------------------------------------
 
@@ -480,8 +475,7 @@ cdef class WebSocket(Sink):
 
     cdef int lose(self) except -1:
         self.detach_transport()
-        if self.state != STATE_HANDED:
-            self.state = STATE_CLOSED
+        self.state = STATE_CLOSED
         self.listening = False
         self.drop_part()
         try:
@@ -504,7 +498,8 @@ cdef class WebSocket(Sink):
         if self.transport is not None:
             self.flusher.write_now(self)
         self.ended = True
-        return self.state == STATE_HTTP and self.stays_open()
+        # TLS can't be closed on one side alone.
+        return self.fd >= 0 and self.state == STATE_HTTP and self.stays_open()
 
     cdef bint stays_open(self) except -1:
         """Whether an HTTP connection is to stay open although its client sends no more."""
@@ -588,42 +583,6 @@ cdef class WebSocket(Sink):
         self.state = STATE_HEAD
         self.take_head(<const uint8_t*> PyBytes_AS_STRING(received), PyBytes_GET_SIZE(received))
 
-    def detach(self) -> tuple:
-        """Give the connection away: `(descriptor, bytes)`, a duplicate and all that was received so far.
-
-        The peer notices nothing. RuntimeError if there is no descriptor (TLS) or no request head.
-        """
-        if self.state != STATE_HEAD or self.fd < 0 or self.unfinished == NULL:
-            raise RuntimeError("nothing to hand over")
-        descriptor = self.fd if self.watched else os.dup(self.fd)
-        received = PyBytes_FromStringAndSize(<const char*> self.unfinished.data, self.unfinished.size)
-        transport = self.transport
-        self.state = STATE_HANDED
-        self.listening = False
-        self.drop_part()
-        if self.watched:
-            self.flusher.poller.release(self)
-        self.detach_transport()
-        if transport is not None:
-            transport.abort()
-        return descriptor, received
-
-    def give_transport(self) -> tuple:
-        """As detach(), where there is no descriptor to give (TLS): `(transport, bytes)`, all received so far.
-
-        The caller sets a protocol of its own on the transport at once. gone() is not called: nothing has gone.
-        """
-        if self.state != STATE_HEAD or self.transport is None or self.unfinished == NULL:
-            raise RuntimeError("nothing to hand over")
-        received = PyBytes_FromStringAndSize(<const char*> self.unfinished.data, self.unfinished.size)
-        transport = self.transport
-        self.state = STATE_HANDED
-        self.listening = False
-        self.told = True
-        self.drop_part()
-        self.detach_transport()
-        return transport, received
-
     def send(self, bytes frame not None) -> bool:
         """Note a frame for this client alone; False where it takes no more (closing, or not yet open)."""
         return self.state == STATE_OPEN and self.note(frame, False) == 1
@@ -678,11 +637,6 @@ cdef class WebSocket(Sink):
             return None
         address = self.transport.get_extra_info("peername")
         return tuple(address[:2]) if isinstance(address, (tuple, list)) else None
-
-    @property
-    def has_descriptor(self) -> bool:
-        """Whether detach() can give it away; a TLS connection is more than its descriptor."""
-        return self.fd >= 0
 
     @property
     def buffered(self) -> int:

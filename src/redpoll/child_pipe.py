@@ -42,7 +42,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     k: int
     redis_url: str
     listen_fd: int
-    handover_path: str
+    requests_path: str
     data_dir: str
     settings: Settings
     tls_fd: int | None = None

@@ -234,7 +234,7 @@ class Supervisor:
                 redis_url=self._redis_url,
                 listen_fd=child.listening.fileno(),
                 tls_fd=child.tls.fileno() if child.tls is not None else None,
-                handover_path=str(self._run_dir / "handover.sock"),
+                requests_path=str(self._run_dir / "requests.sock"),
                 data_dir=str(self._folder),
                 settings=self._children_settings,
             )

@@ -23,6 +23,7 @@ from redpoll.control.dashboard.passwords import Passwords
 from redpoll.control.main import ControlPlane
 from redpoll.control.records import Records
 from redpoll.control.webhooks.webhooks import Webhooks
+from redpoll.http_messages import FIELDS, SIZE_BYTES, pack_fields, pack_request, size_of, unpack_answer
 from redpoll.store.eventlog import EventLog
 from redpoll.store.store import Store, database_url
 
@@ -168,7 +169,7 @@ async def make_plane(tmp_path, connect, wait_until):
                 k=0,
                 redis_url=redis_url,
                 listen_fd=listener.fileno(),
-                handover_path=str(tmp_path / "handover.sock"),
+                requests_path=str(tmp_path / "requests.sock"),
                 data_dir=str(tmp_path),
                 settings=settings,
             )
@@ -200,6 +201,62 @@ async def make_plane(tmp_path, connect, wait_until):
 async def plane(make_plane, redis):
     """A ready Plane on the session's Redis, emptied."""
     return await make_plane(redis.url)
+
+
+class WorkersEnd:
+    """A worker's connection to control: requests as messages, in any order."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self.reader = reader
+        self.writer = writer
+        self.number = 0
+
+    def send(self, method, target, body=b"", *, fields=(), flags=0, client="203.0.113.9", announced=0, refusal=0):
+        """Send a request; returns its number."""
+        self.number += 1
+        packed = pack_fields(
+            (FIELDS.index(name), value.encode("utf-8", "surrogateescape")) for name, value in dict(fields).items()
+        )
+        self.writer.write(
+            pack_request(
+                self.number,
+                flags,
+                method.encode(),
+                client.encode(),
+                target.encode("utf-8", "surrogateescape"),
+                packed,
+                body,
+                announced,
+                refusal,
+            )
+        )
+        return self.number
+
+    async def next(self):
+        """The next answer that isn't a heartbeat."""
+        async with asyncio.timeout(10):
+            while True:
+                head = await self.reader.readexactly(SIZE_BYTES)
+                answer = unpack_answer(head + await self.reader.readexactly(size_of(head, 0) - SIZE_BYTES))
+                if answer.number:
+                    return answer
+
+    async def __call__(self, method, target, body=b"", **more):
+        number = self.send(method, target, body, **more)
+        answer = await self.next()
+        assert answer.number == number
+        head, _, content = answer.response.partition(b"\r\n\r\n")
+        status_line, *lines = head.decode().split("\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in lines)
+        return Reply(int(status_line.split(" ")[1]), headers, content)
+
+
+@pytest.fixture
+async def workers_request(plane, tmp_path):
+    """`await workers_request(method, target, body)`: a Reply; or WorkersEnd for single messages."""
+    reader, writer = await asyncio.open_unix_connection(str(tmp_path / "requests.sock"))
+    yield WorkersEnd(reader, writer)
+    writer.close()
 
 
 class Listener:

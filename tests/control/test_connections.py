@@ -1,12 +1,11 @@
 """aiohttp's server with our connections, over real sockets."""
 
 import asyncio
-import os
-import socket
 
 import pytest
 
 from redpoll.control.connections import Connections
+from redpoll.control.request import CutOff
 from redpoll.control.response import Response
 from redpoll.proxies import TrustedProxies
 
@@ -17,8 +16,8 @@ def error_page(status, code, text):
 
 async def echo(call):
     """The request as the handler saw it."""
-    body = await call.content.read()
-    seen = f"{call.method} {call.message.path} {len(body)} {call.remote}"
+    await call.read_body(10.0)
+    seen = f"{call.method} {call.target} {len(call.body)} {call.remote}"
     return Response(200, seen.encode())
 
 
@@ -102,8 +101,8 @@ async def test_an_ambiguous_request_is_refused_and_what_is_behind_it_never_read(
     seen = []
 
     async def handler(call):
-        await call.content.read()
-        seen.append(call.message.path)
+        await call.read_body(10.0)
+        seen.append(call.path)
         return Response(200, b"")
 
     _, port = await serve(handler)
@@ -244,14 +243,6 @@ async def test_finish_lets_a_body_that_is_on_its_way_arrive(serve, connect, wait
     await finishing
 
 
-async def test_finish_takes_in_what_was_on_its_way_and_closes_behind_it(serve):
-    connections, _ = await serve()
-    connections.finishing = True
-    reader, writer = await taken(connections, b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n")
-    assert b"Connection: close" in await reader.read()
-    writer.close()
-
-
 async def test_finish_cuts_what_outlasts_the_grace(serve, connect, wait_until):
     connections, port = await serve()
     wire = await connect(port)
@@ -262,97 +253,57 @@ async def test_finish_cuts_what_outlasts_the_grace(serve, connect, wait_until):
     await wait_until(lambda: not connections.connections)
 
 
-async def taken(connections, data, hand_back=lambda *_: False, peer=("203.0.113.9", 4711)):
-    """A connection that a worker accepted: our end of it as a StreamReader and StreamWriter."""
-    client, accepted = socket.socketpair()
-    accepted.setblocking(False)
-    await connections.take(accepted, peer, data, hand_back)
-    return await asyncio.open_connection(sock=client)
-
-
-async def test_a_taken_connection_shows_the_clients_address_and_goes_on(serve):
-    connections, _ = await serve()
-    reader, writer = await taken(connections, b"GET /a HTTP/1.1\r\nHost: h\r\n\r\nGET /b HT")
-    assert b"GET /a 0 203.0.113.9" in await reader.readuntil(b"203.0.113.9")
-    writer.write(b"TP/1.1\r\nHost: h\r\n\r\n")
-    assert b"GET /b 0 203.0.113.9" in await reader.readuntil(b"203.0.113.9")
-    writer.close()
-
-
-UPGRADE = (
-    b"GET /app/k?protocol=7 HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nX-A: \xc3\xa9\r\n\r\n"
-)
-
-
-async def test_an_upgrade_behind_other_requests_leaves_with_every_byte(serve):
-    handed = []
+async def test_a_client_that_leaves_within_its_body_is_cut_off(serve, connect, wait_until):
+    faults = []
 
     async def handler(call):
-        if "Upgrade" in call.headers:
-            assert await call.protocol.leave(call.message)
-            return Response(503, b"")
-        return Response(200, b"first")
+        try:
+            await call.read_body(10.0)
+        except CutOff as fault:
+            faults.append((fault.status, str(fault)))
+        return Response(200, b"")
 
-    def hand_back(descriptor, peer, data):
-        handed.append((descriptor, peer, data))
-        return True
-
-    connections, _ = await serve(handler)
-    first = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
-    reader, writer = await taken(connections, first + UPGRADE + b"\x81\x80frame", hand_back)
-    assert (await reader.readuntil(b"first")).startswith(b"HTTP/1.1 200 OK")
-    while not handed:
-        await asyncio.sleep(0)
-    descriptor, peer, data = handed[0]
-    assert peer == ("203.0.113.9", 4711)
-    assert data == UPGRADE + b"\x81\x80frame"
-    # Still open, and ours no more: what is written to the descriptor is what the client reads next.
-    os.write(descriptor, b"HTTP/1.1 101 ")
-    assert await reader.readexactly(13) == b"HTTP/1.1 101 "
-    os.close(descriptor)
-    assert await reader.read() == b""
-    writer.close()
+    _, port = await serve(handler)
+    wire = await connect(port)
+    wire.send(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nab")
+    wire.writer.close()
+    await wait_until(lambda: faults)
+    assert faults == [(400, "the client went away before its body was whole")]
 
 
-async def test_behind_a_trusted_proxy_each_request_has_a_client_of_its_own(serve):
-    connections, _ = await serve()
-    connections.trusted = TrustedProxies(["10.0.0.0/8"])
-    reader, writer = await taken(connections, b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n", peer=("10.1.1.1", 4711))
-    assert b"GET /a 0 10.1.1.1" in await reader.readuntil(b"10.1.1.1")
-    for client in (b"198.51.100.1", b"198.51.100.2"):
-        writer.write(b"GET /b HTTP/1.1\r\nHost: h\r\nX-Forwarded-For: 1.2.3.4, %b\r\n\r\n" % client)
-        assert b"GET /b 0 " + client in await reader.readuntil(client)
-    writer.close()
+async def test_each_request_has_its_own_client_where_a_trusted_proxy_says_so(serve, connect):
+    async def whose(call):
+        return Response(200, f"{call.remote} {call.secure}".encode())
+
+    connections, port = await serve(whose)
+    plain = b"GET / HTTP/1.1\r\nHost: h\r\n%b\r\n"
+    forwarded = b"X-Forwarded-For: 1.2.3.4, 198.51.100.1\r\nX-Forwarded-Proto: https\r\n"
+    assert (await (await connect(port)).ask(plain % forwarded)).body == b"127.0.0.1 False"
+    connections.trusted = TrustedProxies(["127.0.0.0/8"])
+    wire = await connect(port)
+    assert (await wire.ask(plain % b"")).body == b"127.0.0.1 False"
+    assert (await wire.ask(plain % forwarded)).body == b"198.51.100.1 True"
 
 
-async def test_what_a_relayed_client_asked_is_answered_behind_its_end_of_file(serve, wait_until):
-    """A worker ends its relays so (worker/ingress/relay.py)."""
+async def test_beyond_the_bound_idle_connections_close_and_busy_ones_stay(serve, connect, wait_until):
     proceed = asyncio.Event()
 
     async def waits(call):
-        await proceed.wait()
-        return Response(200, await call.content.read())
+        if call.path == "/waits":
+            await proceed.wait()
+        return Response(200, b"")
 
-    connections, _ = await serve(waits)
-    reader, writer = await taken(connections, b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nabcd")
-    await wait_until(lambda: connections.requests_count)
-    writer.write_eof()
-    await asyncio.sleep(0.05)
+    connections, port = await serve(waits)
+    connections.max_connections = 2
+    busy, idle = await connect(port), await connect(port)
+    busy.send(b"GET /waits HTTP/1.1\r\nHost: h\r\n\r\n")
+    await idle.ask(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+    third = await connect(port)
+    assert await idle.wait_closed() == b""
+    third.send(b"GET /waits HTTP/1.1\r\nHost: h\r\n\r\n")
+    await wait_until(lambda: connections.requests_count == 3)
+    fourth = await connect(port)
+    assert (await fourth.receive()).status == 503
+    assert connections.refused == 1
     proceed.set()
-    answer = await asyncio.wait_for(reader.read(), 5)
-    assert answer.startswith(b"HTTP/1.1 200 OK")
-    assert answer.endswith(b"abcd")
-    await wait_until(lambda: not connections.connections)
-    writer.close()
-
-
-@pytest.mark.parametrize("rest", [b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nab", b"GET / HT", b""])
-async def test_a_relayed_client_that_ends_half_way_is_not_waited_for(serve, wait_until, rest):
-    connections, _ = await serve()
-    reader, writer = await taken(connections, b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n")
-    await reader.readuntil(b"203.0.113.9")
-    writer.write(rest)
-    writer.write_eof()
-    await asyncio.wait_for(reader.read(), 5)
-    await wait_until(lambda: not connections.connections, 2)
-    writer.close()
+    assert (await busy.receive()).status == (await third.receive()).status == 200

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -11,7 +10,6 @@ import sys
 import pytest
 import redis.asyncio
 
-from redpoll import handover as passages
 from redpoll.child_pipe import ChildPipe, Start
 from redpoll.cluster.keys import Keys
 from redpoll.config import Settings
@@ -94,30 +92,12 @@ async def test_a_new_app_is_usable_at_once(plane, sign):
     assert await plane.plane.link.ask(b"HEXISTS", Keys("rp").directory, app.id)
 
 
-async def test_the_public_side_has_the_api_and_health_and_no_metrics(plane, tmp_path, sign):
-    listener = socket.create_server(("127.0.0.1", 0))
-    reader, writer = await asyncio.open_connection(*listener.getsockname())
-    accepted, _ = listener.accept()
-    listener.close()
-    passage = passages.connect(str(tmp_path / "handover.sock"), lambda *_: None, lambda: None)
-    passage.send(os.dup(accepted.fileno()), ("203.0.113.9", 1), b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
-    accepted.close()
-
-    async def answered():
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        length = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
-        return int(head.split(" ")[1]), await reader.readexactly(length)
-
-    assert (await answered())[0] == 200
-    for path, status in (("/", 200), ("/readyz", 200), ("/metrics", 404), ("/dashboard", 404)):
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
-        assert (await answered())[0] == status
+async def test_the_public_side_has_the_api_and_health_and_no_metrics(plane, workers_request, sign):
+    for path, status in (("/healthz", 200), ("/", 200), ("/readyz", 200), ("/metrics", 404), ("/dashboard", 404)):
+        assert (await workers_request("GET", path)).status == status
     body = b'{"name":"e","channel":"c","data":""}'
-    target = sign("POST", "/api/v1/apps/3/events", body)
-    writer.write(f"POST {target} HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-    assert await answered() == (200, b"{}")
-    writer.close()
-    passage.close()
+    reply = await workers_request("POST", sign("POST", "/api/v1/apps/3/events", body), body)
+    assert (reply.status, reply.body) == (200, b"{}")
 
 
 async def test_an_exception_in_the_loop_is_counted(plane, wait_until):
@@ -186,7 +166,7 @@ class Process:
             k=0,
             redis_url=redis_url,
             listen_fd=listener.fileno(),
-            handover_path=str(folder / "handover.sock"),
+            requests_path=str(folder / "requests.sock"),
             data_dir=str(folder),
             settings=Settings(**settings),
         )

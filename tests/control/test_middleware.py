@@ -1,13 +1,9 @@
 """What every request passes, through real sockets: routes, bodies, credentials, errors."""
 
-import asyncio
 import json
-import socket
 import time
 
 import pytest
-
-from redpoll import handover as passages
 
 KEY, SECRET = "278d425bdf160c739803", "7ad3773142a6692b25b8"
 OTHER_KEY, OTHER_SECRET = "1111111111111111aaaa", "2222222222222222bbbb"
@@ -190,7 +186,8 @@ async def test_an_announced_body_that_is_too_large_is_refused_before_it_comes(pl
 
 
 async def test_chunks_without_end_are_cut_at_the_limit(plane, connect):
-    plane.wire.send(b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n")
+    credentials = f"X-Service-Key: {KEY}\r\nX-Service-Secret: {SECRET}\r\n".encode()
+    plane.wire.send(b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\n%bTransfer-Encoding: chunked\r\n\r\n" % credentials)
     for _ in range(17):
         plane.wire.send(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
     assert code_of(await plane.wire.receive()) == (413, "payload_too_large")
@@ -217,9 +214,17 @@ async def test_a_compressed_body_is_415(plane, sign):
     assert (await plane.ask("POST", target, BODY, {"Content-Encoding": "identity"})).status == 200
 
 
+async def test_without_credentials_a_body_is_not_awaited(plane):
+    plane.wire.send(b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n")
+    reply = await plane.wire.receive()
+    assert code_of(reply) == (401, "unauthorized")
+    assert reply.headers["connection"] == "close"
+
+
 async def test_a_body_that_trickles_is_cut_at_its_deadline(make_plane, redis):
     plane = await make_plane(redis.url, body_timeout_s=0.2)
-    plane.wire.send(b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n")
+    credentials = f"X-Service-Key: {KEY}\r\nX-Service-Secret: {SECRET}\r\n".encode()
+    plane.wire.send(b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\n%bContent-Length: 100\r\n\r\n" % credentials)
     began = time.monotonic()
     plane.wire.send(b"{")
     reply = await plane.wire.receive()
@@ -238,31 +243,6 @@ async def test_a_client_that_leaves_half_way_through_its_body_is_no_error(plane,
     await wait_until(lambda: len(plane.plane.connections.connections) == before - 1)
     assert 500 not in plane.plane.routes.unmatched.answers
     assert 500 not in plane.plane.routes.find("/apps/3/events")[0]["POST"].answers
-
-
-async def test_an_upgrade_that_no_worker_takes_is_503_and_ends_the_connection(plane, tmp_path):
-    reader, writer = await asyncio.open_unix_connection(sock=await handed_over(plane, tmp_path))
-    writer.write(b"GET /app/k HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nframes")
-    everything = await asyncio.wait_for(reader.read(), 10)
-    assert everything.count(b"HTTP/1.1 ") == 2
-    assert b"HTTP/1.1 503" in everything
-    assert b"Retry-After: 1" in everything
-    writer.close()
-
-
-async def handed_over(plane, tmp_path):
-    """The client's end of a connection whose worker has gone since."""
-    client, accepted = socket.socketpair()
-    client.setblocking(False)
-    passage = passages.connect(str(tmp_path / "handover.sock"), lambda *_: None, lambda: None)
-    passage.send(accepted.detach(), ("203.0.113.9", 1), b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
-    async with asyncio.timeout(10):
-        while not plane.plane.handover.received_total:
-            await asyncio.sleep(0.005)
-        passage.close()
-        while plane.plane.handover.workers:
-            await asyncio.sleep(0.005)
-    return client
 
 
 async def test_on_the_control_port_an_upgrade_is_an_ordinary_request(plane):

@@ -25,7 +25,7 @@ class FakeBus:
         self.listening = 0
         self.asked = 0
 
-    def post(self, app, item, trace, *, once, index, done):
+    def post(self, app, item, trace, *, once=None, index=0, done):
         self.sent.append((app.id, *item[:4], trace, once, index))
         self.done = done
         self.waiting.append(done)
@@ -58,6 +58,13 @@ async def publisher(bus):
         each.close()
 
 
+class Answers(list):
+    """Takes what `publish` tells: None, or the fault."""
+
+    def __call__(self, fault):
+        self.append(fault)
+
+
 async def opened(publisher, wait_until):
     publisher.link_up()
     await wait_until(lambda: publisher.open)
@@ -66,42 +73,51 @@ async def opened(publisher, wait_until):
 
 async def test_a_publish_ends_with_redis_answer(publisher, bus, wait_until):
     it = await opened(publisher(), wait_until)
-    future = it.publish(APP, event("e", skip="1.2"), "t")
+    told = Answers()
+    it.publish(APP, [event("e", skip="1.2")], "t", told)
     assert bus.sent == [("1", "c", "e", "d", "1.2", "t", None, 0)]
-    assert not future.done()
+    assert not told
     bus.done(3)
-    it.confirmed(await future)
+    assert told == [None]
     assert it.events_published == 1
+    assert it.by_app == {"1": 1}
 
 
 async def test_an_error_of_redis_is_unavailable(publisher, bus, wait_until):
     it = await opened(publisher(), wait_until)
-    future = it.publish(APP, event("e"), "t")
-    bus.done(LinkDown(sent=True))
-    with pytest.raises(Unavailable, match="not confirmed: Redis went away"):
-        it.confirmed(await future)
-    assert it.unconfirmed == 1
+    told = Answers()
+    it.publish(APP, [event("e"), event("f")], "t", told)
+    bus.waiting[0](1)
+    bus.waiting[1](LinkDown(sent=True))
+    (fault,) = told
+    assert isinstance(fault, Unavailable)
+    assert str(fault).startswith("not confirmed: the connection to Redis broke")
+    assert (it.unconfirmed, it.events_published) == (2, 0)
 
 
 async def test_what_is_not_confirmed_in_time_is_unavailable_and_a_late_answer_harms_nothing(publisher, bus, wait_until):
     it = await opened(publisher(confirm_s=0.05), wait_until)
-    first, second = (it.publish(APP, event(name), "t") for name in "ab")
+    first, second, later = Answers(), Answers(), Answers()
+    it.publish(APP, [event("a")], "t", first)
+    it.publish(APP, [event("b")], "t", second)
     bus.waiting[1](1)
-    with pytest.raises(Unavailable, match=r"within 0\.05 s"):
-        it.confirmed(await first)
-    it.confirmed(await second)
+    await wait_until(lambda: first)
+    assert "within 0.05 s" in str(first[0])
+    assert second == [None]
     bus.waiting[0](1)
-    later = it.publish(APP, event("c"), "t")
-    with pytest.raises(Unavailable):
-        it.confirmed(await later)
+    it.publish(APP, [event("c")], "t", later)
+    await wait_until(lambda: later)
+    assert isinstance(later[0], Unavailable)
+    assert (len(first), len(second)) == (1, 1)
 
 
 async def test_confirmed_ones_are_forgotten_while_others_come(publisher, bus, wait_until):
     it = await opened(publisher(), wait_until)
+    told = Answers()
     for _ in range(1000):
-        future = it.publish(APP, event("e"), "t")
+        it.publish(APP, [event("e")], "t", told)
         bus.done(1)
-        await future
+    assert told == [None] * 1000
     assert len(it._awaited) <= 1
 
 
@@ -177,7 +193,7 @@ async def test_against_a_real_redis_the_workers_are_those_that_subscribed(redis,
     worker.on_push = lambda topic, payload: heard.append(topic)
     worker.subscribe([keys.sys, keys.topic("1", "c")])
     await wait_until(lambda: it.open)
-    it.confirmed(await it.publish(APP, event("e"), "t"))
+    await it.publish_all(APP, [event("e")], "t")
     await wait_until(lambda: keys.topic("1", "c") in heard)
     it.close()
     await ours.close()

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import socket
 import struct
 import sys
 
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redpoll import _engine, _frame
-from redpoll._engine import CLOSED, CLOSING, HANDED, HEAD, OPEN, parse_head, upgrade_fault
+from redpoll._engine import CLOSED, CLOSING, HEAD, HTTP, OPEN, parse_head, upgrade_fault
 from redpoll._fanout import Audience, Flusher
 
 TEXT, BINARY, CONTINUATION, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10
@@ -180,51 +179,58 @@ def test_a_connection_aborted_on_arrival_hears_no_head(recorder, fake_transport,
     assert ws.heard == [("gone",)]
 
 
+def test_an_http_connection_answers_again_and_again_and_may_become_a_websocket(
+    recorder, fake_transport, flusher, head, reference
+):
+    ws, transport = recorder(flusher), fake_transport()
+    received = []
+    ws.on["head"] = lambda _head: received.append(ws.serve_http())
+    ws.on["data"] = received.append
+    ws.connection_made(transport)
+    ws.hear(b"GET / HTTP/1.1\r\n\r\nGET /more")
+    assert ws.state == HTTP
+    ws.hear(b" HTTP/1.1\r\n\r\n")
+    assert received == [b"GET / HTTP/1.1\r\n\r\nGET /more", b" HTTP/1.1\r\n\r\n"]
+    ws.write_http(b"first")
+    ws.write_http(b"x" * (flusher.max_owed_bytes + 1))
+    flusher.flush()
+    assert transport.take() == b"first" + b"x" * (flusher.max_owed_bytes + 1)
+    del ws.on["head"]
+    ws.upgrade(head + reference.client_frame(TEXT, b"hello"))
+    flusher.flush()
+    assert transport.take().startswith(b"HTTP/1.1 101 ")
+    assert ws.state == OPEN
+    assert ws.heard == [("text", b"hello")]
+    with pytest.raises(RuntimeError):
+        ws.upgrade(head)
+    ws.write_http(b"nothing")
+    flusher.flush()
+    assert transport.take() == b""
+    ws.connection_lost(None)
+
+
+def test_an_http_connection_ends_after_its_last_answer(recorder, fake_transport, flusher):
+    ws, transport = recorder(flusher), fake_transport()
+    ws.on["head"] = lambda _head: ws.serve_http()
+    ws.connection_made(transport)
+    ws.hear(b"GET / HTTP/1.1\r\n\r\n")
+    ws.end_http(b"last")
+    assert ws.state == CLOSING
+    flusher.flush()
+    assert transport.take() == b"last"
+    ws.end_http(b"again")
+    flusher.flush()
+    assert transport.take() == b""
+    ws.connection_lost(None)
+    assert ("gone",) in ws.heard
+
+
 def test_bytes_fed_before_the_transport_come_first(recorder, fake_transport, flusher, head, reference):
     ws, transport = recorder(flusher), fake_transport()
     ws.feed(head[:50])
     ws.feed(head[50:] + reference.client_frame(TEXT, b"fed"))
     ws.connection_made(transport)
     assert ws.heard == [("text", b"fed")]
-    ws.connection_lost(None)
-
-
-async def test_a_detached_connection_goes_on_elsewhere(served, wait_until):
-    request = b"POST /apps/1/events HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\n"
-    loop = asyncio.get_running_loop()
-    client = await served.client(upgrade=False)
-    await wait_until(lambda: served.connections)
-    [connection] = served.connections
-    taken = []
-    connection.on["head"] = lambda _head: taken.append(connection.detach())
-    await loop.sock_sendall(client, request + b"body")
-    await wait_until(lambda: served.lost == 1)
-    [(descriptor, received)] = taken
-    assert received == request + b"body"
-    assert connection.state == HANDED
-    assert connection.heard == [("gone",)]
-    with socket.socket(fileno=descriptor) as elsewhere:
-        elsewhere.setblocking(False)
-        assert elsewhere.getpeername() == client.getsockname()
-        await loop.sock_sendall(elsewhere, b"answer")
-        assert await served.read(client, 6) == b"answer"
-        await loop.sock_sendall(client, b"again")
-        assert await served.read(elsewhere, 5) == b"again"
-
-
-def test_nothing_is_handed_over_without_a_descriptor(connect, recorder, fake_transport, flusher, head):
-    ws, transport = recorder(flusher), fake_transport()
-    refused = []
-
-    def hand_over(_head):
-        with pytest.raises(RuntimeError, match="nothing to hand over"):
-            ws.detach()
-        refused.append(True)
-
-    ws.on["head"] = hand_over
-    ws.connection_made(transport)
-    ws.hear(head)
-    assert refused
     ws.connection_lost(None)
 
 
@@ -925,40 +931,3 @@ def test_upgrades_that_are_accepted(head, old, new):
 def test_any_bytes_are_parsed_or_refused(data):
     with contextlib.suppress(ValueError):
         parse_head(data)
-
-
-def test_a_connection_without_a_descriptor_gives_its_transport_away(recorder, fake_transport, flusher, head):
-    given = []
-    ws, transport = recorder(flusher), fake_transport()
-    ws.on["head"] = lambda _head: given.append(ws.give_transport())
-    ws.connection_made(transport)
-    assert not ws.has_descriptor
-    ws.hear(head + b"behind")
-    assert given == [(transport, head + b"behind")]
-    assert ws.state == HANDED
-    assert not transport.aborted
-    assert not ws.send(b"frame")
-    ws.abort()
-    assert not transport.aborted
-    with pytest.raises(RuntimeError):
-        ws.give_transport()
-    # Nothing has gone: somebody else has it now.
-    ws.connection_lost(None)
-    assert ws.heard == []
-
-
-def test_before_its_head_is_whole_no_transport_is_given_away(recorder, fake_transport, flusher):
-    ws, transport = recorder(flusher), fake_transport()
-    ws.connection_made(transport)
-    with pytest.raises(RuntimeError):
-        ws.give_transport()
-    ws.connection_lost(None)
-
-
-async def test_a_plain_connection_has_a_descriptor(served):
-    seen = []
-    served.prepare = lambda ws: ws.on.update(head=lambda _head: seen.append(ws.has_descriptor) or ws.abort())
-    client = await served.client(upgrade=False)
-    await asyncio.get_running_loop().sock_sendall(client, b"GET / HTTP/1.1\r\n\r\n")
-    await served.read_to_end(client)
-    assert seen == [True]

@@ -154,7 +154,7 @@ class Bench:
             k=number + 1,
             redis_url=self.redis.url,
             listen_fd=listening.detach(),
-            handover_path=str(self.tmp_path / "handover.sock"),
+            requests_path=str(self.tmp_path / "requests.sock"),
             data_dir=str(self.tmp_path),
             settings=Settings(**settings),
         )

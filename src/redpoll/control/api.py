@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
 
 import msgspec
 
@@ -33,6 +34,7 @@ from redpoll.control.schemas import (
     UsersAnswer,
 )
 from redpoll.control.tracing import Tracer
+from redpoll.protocol.apps import App
 from redpoll.protocol.auth import AUTH_NAMES, encryption_secret, sign_channel
 from redpoll.protocol.channels import Kind, is_encrypted, kind_of
 from redpoll.protocol.errors import ApiError
@@ -56,6 +58,8 @@ _FORM: Final = "application/x-www-form-urlencoded"
 # For a publish with all that goes before it; the caller is to have its answer within 2 s.
 _PUBLISHED_WITHIN_S: Final = 1.9
 
+# What a handler returns that doesn't always need a task (router.Handler).
+Handling = Coroutine[Any, Any, Response] | None
 # Tells what `info` asked for, as the answer's body.
 _Tell = Callable[[], Awaitable[bytes]]
 
@@ -84,31 +88,40 @@ class Api:
         self._questions = questions
         self._master_key = master_key
         self._tracer = tracer
+        # Front.conclude.
+        self.conclude: Callable[[Request, Response | Exception], None]
 
     # -- publishing
 
-    async def trigger(self, call: Request) -> Response:
+    def trigger(self, call: Request) -> Handling:
         """POST events: `{}`, or with `info` `{"channels": {name: {…}}}`, one entry per distinct channel."""
-        app, publisher = call.app, self._publisher
+        app = call.app
         call.said = event = decode_event(call.body, call.params, app)
         correlation_id = event.correlation_id
         if correlation_id is not None:
             call.more_headers += header_line("X-Service-Correlation-Id", correlation_id)
-        if (
-            publisher.open
-            and len(event.channels) == 1
-            and not event.info
-            and app.daily_limit is None
-            and (correlation_id is None or not app.idempotency)
-        ):
-            # Nearly every event, so nothing is made here that it doesn't need.
-            item = (event.channels[0], event.name, event.data, event.socket_id, None)
-            trace = self._sample(call)
-            publisher.confirmed(await publisher.publish(app, item, trace))
-            if trace is not None:
-                self._accepted(call, trace)
-            return call.answer(EMPTY_OBJECT)
-        return await self.publish(call, event)
+        if event.info or not self._is_plain(app, correlation_id):
+            return self.publish(call, event)
+        name, data, skip = event.name, event.data, event.socket_id
+        self._publish_plainly(call, [(channel, name, data, skip, None) for channel in event.channels])
+        return None
+
+    def _is_plain(self, app: App, correlation_id: str | None) -> bool:
+        """Nothing is asked of Redis but to publish, and nothing has to be awaited before."""
+        return self._publisher.open and app.daily_limit is None and (correlation_id is None or not app.idempotency)
+
+    def _publish_plainly(self, call: Request, items: Sequence[tuple[str, str, str, str | None, None]]) -> None:
+        """Nearly every call comes this way: no task, no future, and the response follows from Redis' last reply."""
+        trace = self._sample(call)
+        self._publisher.publish(call.app, items, trace, partial(self._published, call, trace))
+
+    def _published(self, call: Request, trace: str | None, fault: Unavailable | None) -> None:
+        if fault is not None:
+            self.conclude(call, fault)
+            return
+        if trace is not None:
+            self._accepted(call, trace)
+        self.conclude(call, call.answer(EMPTY_OBJECT))
 
     async def publish(self, call: Request, event: Event) -> Response:
         """The trigger's way for any event: counted, traced, confirmed. The dashboard's console goes it too; of the call
@@ -123,13 +136,21 @@ class Api:
 
         return call.answer(await self._publish(call, "events", items, event.correlation_id, tell))
 
-    async def trigger_batch(self, call: Request) -> Response:
+    def trigger_batch(self, call: Request) -> Handling:
         """POST batch_events: `{}`, or with any `info` `{"batch": [{…}, …]}`, by index."""
         app = call.app
         call.said = events = decode_batch(call.body, app)
         correlation_id = events[0].correlation_id if events else None
         if correlation_id is not None:
             call.more_headers += header_line("X-Service-Correlation-Id", correlation_id)
+        if events and not any(event.info for event in events) and self._is_plain(app, correlation_id):
+            plain = [(event.channels[0], event.name, event.data, event.socket_id, None) for event in events]
+            self._publish_plainly(call, plain)
+            return None
+        return self._publish_batch(call, events, correlation_id)
+
+    async def _publish_batch(self, call: Request, events: Sequence[Event], correlation_id: str | None) -> Response:
+        app = call.app
         items = [Outgoing(event.channels[0], event.name, event.data, event.socket_id) for event in events]
 
         async def tell() -> bytes:

@@ -1,29 +1,31 @@
-"""HTTP connections: aiohttp's server, with what it lacks on a public port.
+"""The control port's HTTP connections: aiohttp's server, with what it lacks.
 
-The client's true address on connections that a worker accepted, an absolute deadline for heads, errors of the
-parser in our own shape, and Upgrades that come late. Private names of aiohttp are used here and nowhere else:
-tests/control/test_connections.py fails where a new aiohttp means something else by them.
+An absolute deadline for heads and bodies, errors of the parser in our own shape, and a bound on connections. Private
+names of aiohttp are used here and nowhere else: tests/control/test_connections.py fails where a new aiohttp means
+something else by them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
+import resource
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import structlog
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.helpers import set_exception
 from aiohttp.http import RawRequestMessage
 from aiohttp.streams import StreamReader
-from aiohttp.web import Server
+from aiohttp.web import RequestPayloadError, Server
 from aiohttp.web_protocol import RequestHandler
 
-from redpoll.control.request import Request
+from redpoll.control.request import CutOff, Request, too_large
 from redpoll.control.response import Response
+from redpoll.http_messages import MAX_BODY_BYTES
 from redpoll.proxies import NO_PROXIES, TrustedProxies
 
-__all__ = ["Connection", "Connections", "ErrorPage", "HandBack"]
+__all__ = ["Connection", "Connections", "ErrorPage", "PortRequest"]
 
 log = structlog.get_logger(__name__)
 
@@ -31,60 +33,119 @@ log = structlog.get_logger(__name__)
 _KEEPALIVE_S: Final = 75.0
 # A client that is refused half-way through its body gets this long to stop sending and read why.
 _LINGER_S: Final = 2.0
-# As in the worker's gate: request line and any one header.
+# As in the worker: request line and any one header.
 _MAX_LINE_BYTES: Final = 16 * 1024
-# An Upgrade is handed back when the answers before it are written; a client that leaves them unread is cut.
-_WRITTEN_WITHIN_S: Final = 2.0
-# What is still there behind the grace period is cut; handlers have this long to notice.
+# What is still open after the grace period is cut; handlers have this long to notice.
 _CUT_WITHIN_S: Final = 0.1
+# The control port is for people, metrics and scripts of the operator. The other descriptors are for Redis, the record
+# store and webhook deliveries.
+_MAX_CONNECTIONS: Final = 1024
+_MAX_SHARE_OF_DESCRIPTORS: Final = 4
 
 # (status, code, text) -> the answer in the API's error shape.
 ErrorPage = Callable[[int, str, str], Response]
-# (descriptor, peer, bytes read so far) -> whether a worker took the connection; the descriptor is closed anyway.
-HandBack = Callable[[int, tuple[str, int], bytes], bool]
 
 
-class Connection(RequestHandler):
-    """One HTTP connection. `peer` is the client's address as the worker knows it, None on the control port.
+class PortRequest(Request):
+    """A request to the control port. aiohttp's server makes it in place of its own request class."""
 
-    `half_head_since`: since when (loop time) a request head is incomplete; 0 while none is. `hand_back` is None
-    where the connection didn't come from a worker. `trusted`: the proxies whose word is taken; one of them may be
-    the peer, and then each request has a client of its own. `takes_no_more`: closes behind the answer under way.
-    """
-
-    __slots__ = (
-        "_error_page",
-        "_read_before",
-        "half_head_since",
-        "hand_back",
-        "peer",
-        "takes_no_more",
-        "trusted",
-    )
+    __slots__ = ("_payload", "_task", "answered", "message", "protocol", "writer")
 
     def __init__(
         self,
-        connections: Connections,
-        peer: tuple[str, int] | None = None,
-        hand_back: HandBack | None = None,
-        read_before: bytes = b"",
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: Connection,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
     ) -> None:
-        super().__init__(connections, **connections.options)
-        # Kept here: aiohttp forgets its server when the peer is gone, and may still have a fault to render.
-        self._error_page = connections.error_page
-        self.peer = peer
-        self.hand_back = hand_back
-        self.trusted = connections.trusted
-        self._read_before = read_before
-        self.half_head_since = 0.0
-        # One that was on its way here when the end began.
-        self.takes_no_more = connections.finishing
+        super().__init__(message.method, message.path, message.headers, b"")
+        self.message = message
+        self.protocol = protocol
+        self.writer = writer
+        self._payload = payload
+        self._task = task
+        # The response, once there is one.
+        self.answered: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        peer = protocol.peername
+        host: str = (peer[0] if isinstance(peer, tuple) else peer) or ""
+        trusted = protocol.trusted
+        self.remote = trusted.client_of(host, message.headers.getall("X-Forwarded-For", ())) if trusted else host
+        self.secure = trusted.is_secure(host, self.headers.get("X-Forwarded-Proto"), False)
+
+    def respond(self, response: Response) -> None:
+        # The client may be gone, and its task with it.
+        if not self.answered.done():
+            self.answered.set_result(response)
 
     @property
-    def peername(self) -> Any:
-        if self.peer is None and self.transport is not None:
-            self.peer = self.transport.get_extra_info("peername")
-        return self.peer
+    def body_is_whole(self) -> bool:
+        return self._payload.is_eof()
+
+    @property
+    def announced(self) -> int | None:
+        """Bytes of the body by its Content-Length; None: chunked. The parser has refused what is no number."""
+        length = self.headers.get("Content-Length")
+        return int(length) if length is not None else None if "Transfer-Encoding" in self.headers else 0
+
+    async def read_body(self, timeout_s: float) -> None:
+        """Read the whole body within that time, however it trickles. Raises CutOff."""
+        content = self._payload
+        if content.is_eof():
+            self.body = content.read_nowait()
+            return
+        transport = self.protocol.transport
+        if self.headers.get("Expect", "").lower() == "100-continue" and transport is not None:
+            transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not content.at_eof():
+                    part = await content.readany()
+                    parts.append(part)
+                    size += len(part)
+                    if size > MAX_BODY_BYTES:
+                        raise too_large()
+        except TimeoutError:
+            raise CutOff(408, "bad_request", f"no complete body within {timeout_s:g} s") from None
+        except RequestPayloadError:
+            raise CutOff(400, "bad_request", "the body isn't what its header announced") from None
+        except ConnectionError:
+            # No client reads this; it is counted.
+            raise CutOff(400, "bad_request", "the client went away before its body was whole") from None
+        self.body = b"".join(parts)
+
+    # -- what aiohttp's server asks of a request -----------------------------------------------------------
+
+    def _cancel(self, reason: BaseException) -> None:
+        """The client is gone: a reader of the body is told."""
+        set_exception(self._payload, reason)
+
+    def _finish(self) -> None:
+        """The handler is done; there is nothing to put away."""
+
+
+class Connection(RequestHandler):
+    """One HTTP connection.
+
+    `half_head_since`: since when (loop time) a request head is incomplete; 0 while none is. `trusted`: the proxies
+    whose word is taken; one of them may be the peer, and then each request has a client of its own. `takes_no_more`:
+    closes after the answer under way.
+    """
+
+    __slots__ = ("_connections", "_error_page", "half_head_since", "peername", "takes_no_more", "trusted")
+
+    def __init__(self, connections: Connections) -> None:
+        super().__init__(connections, **connections.options)
+        self._connections = connections
+        # Stored: aiohttp forgets its server when the peer is gone, and may still have a fault to render.
+        self._error_page = connections.error_page
+        self.trusted = connections.trusted
+        self.peername: Any = None
+        self.half_head_since = 0.0
+        # One that was accepted when the end had begun.
+        self.takes_no_more = connections.finishing
 
     @property
     def waits_for_a_head(self) -> bool:
@@ -92,10 +153,10 @@ class Connection(RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if self._read_before:
-            # Here and not later: from the next tick on the transport reads what came behind it.
-            self.data_received(self._read_before)
-            self._read_before = b""
+        self.peername = transport.get_extra_info("peername")
+        if not self._connections.make_room():
+            text = "the control port has as many connections as it takes"
+            self.refuse(self._error_page(503, "unavailable", text))
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -133,71 +194,27 @@ class Connection(RequestHandler):
         answer.keep_alive = False
         return answer
 
-    async def leave(self, upgrade: RawRequestMessage) -> bool:
-        """Hand this connection, with the Upgrade that was its last request, back to a worker.
-
-        False: nobody took it.
-        """
-        transport = self.transport
-        if self.hand_back is None or transport is None or not self._upgraded:
-            return False
-        transport.pause_reading()
-        deadline = self._loop.time() + _WRITTEN_WITHIN_S
-        while transport.get_write_buffer_size():
-            if self._loop.time() > deadline:
-                return False
-            await asyncio.sleep(0.005)
-        sock: socket.socket = transport.get_extra_info("socket")
-        descriptor = os.dup(sock.fileno())
-        taken = self.hand_back(descriptor, self.peername[:2], _head_of(upgrade) + self._message_tail)
-        if taken:
-            transport.abort()
-        return taken
-
-
-class RelayedConnection(Connection):
-    """A client of the TLS port: a worker has the TLS, this is one end of a socket pair (worker/ingress/relay.py)."""
-
-    __slots__ = ("_last_body",)
-
-    def __init__(
-        self, connections: Connections, peer: tuple[str, int], hand_back: HandBack, read_before: bytes
-    ) -> None:
-        super().__init__(connections, peer, hand_back, read_before)
-        # Of the request that came last.
-        self._last_body: StreamReader | None = None
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._messages:
-            self._last_body = self._messages[-1][1]
-
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """The worker is being stopped, or the client has gone: nothing more comes.
-
-        What was asked whole is answered first; where a head or a body is incomplete nobody waits for the rest.
-        """
-        if self.waits_for_a_head or self._last_body is None or not self._last_body.is_eof():
-            return False
-        self.close()
-        return True
-
 
 class Connections(Server):
-    """Makes the connections of one control plane, whichever way they come, and looks after them.
+    """Makes the connections of the control port, and looks after them.
 
-    `handler` answers requests, `error_page` renders what never became one.
+    `handler` answers requests, `error_page` renders what never became one. `refused` counts connections beyond
+    `max_connections`.
     """
 
     def __init__(
         self,
-        handler: Callable[[Request], Awaitable[Response]],
+        handler: Callable[[PortRequest], Awaitable[Response]],
         error_page: ErrorPage,
         *,
         head_timeout_s: float,
         trusted: TrustedProxies = NO_PROXIES,
+        max_connections: int = 0,
     ) -> None:
-        super().__init__(handler, request_factory=Request)  # type: ignore[arg-type]
+        super().__init__(handler, request_factory=PortRequest)  # type: ignore[arg-type]
+        self.refused = 0
+        self.max_connections = max_connections or _default_max_connections()
+        self._refusing = False
         self.error_page = error_page
         self.trusted = trusted
         self.finishing = False
@@ -217,10 +234,23 @@ class Connections(Server):
         """A connection of the control port; asyncio's servers call this."""
         return Connection(self)
 
-    async def take(self, sock: socket.socket, peer: tuple[str, int], data: bytes, hand_back: HandBack) -> None:
-        """Go on with a connection that a worker accepted, and of which it has read `data`."""
-        make = RelayedConnection if sock.family == socket.AF_UNIX else Connection
-        await self._loop.connect_accepted_socket(lambda: make(self, peer, hand_back, data), sock)
+    def make_room(self) -> bool:
+        """Close an idle connection where there are too many. False: all of them are busy."""
+        if len(self.connections) <= self.max_connections:
+            self._refusing = False
+            return True
+        for connection in self.connections:
+            assert isinstance(connection, Connection)
+            # The last one is new: it has had no time to be busy.
+            idle = connection.waits_for_a_head and not connection.half_head_since
+            if idle and connection is not self.connections[-1]:
+                connection.force_close()
+                return True
+        self.refused += 1
+        if not self._refusing:
+            self._refusing = True
+            log.warning("control port full", connections=self.max_connections)
+        return False
 
     def sweep(self) -> None:
         """Close connections whose next head isn't complete in time (failures.md row 24); once a second."""
@@ -256,9 +286,6 @@ class Connections(Server):
         return busy
 
 
-def _head_of(message: RawRequestMessage) -> bytes:
-    """A parsed head as it came, but for spaces around values."""
-    target = message.path.encode("utf-8", "surrogateescape")
-    lines = [b"%b %b HTTP/%d.%d" % (message.method.encode(), target, *message.version)]
-    lines += [b"%b: %b" % header for header in message.raw_headers]
-    return b"\r\n".join(lines) + b"\r\n\r\n"
+def _default_max_connections() -> int:
+    limit, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(_MAX_CONNECTIONS, max(1, limit // _MAX_SHARE_OF_DESCRIPTORS))

@@ -56,6 +56,6 @@ class Health:
 
     async def root(self, call: Request) -> Response:
         """GET /: `OK`, for load balancers; on the control port, the dashboard."""
-        if self._enter is not None and call.protocol.hand_back is None:
+        if self._enter is not None and not call.from_worker:
             return await self._enter(call)
         return Response(200, b"OK", _TEXT)

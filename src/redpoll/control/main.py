@@ -45,7 +45,6 @@ from redpoll.control.daily_limit import DailyLimit
 from redpoll.control.dashboard.accounts import Accounts
 from redpoll.control.dashboard.dashboard import Dashboard, Dependencies
 from redpoll.control.eventlog import EventTrace
-from redpoll.control.handover import Handover
 from redpoll.control.health import Health
 from redpoll.control.history import ChannelHistory
 from redpoll.control.janitor import Janitor
@@ -59,6 +58,7 @@ from redpoll.control.routes import routes_of
 from redpoll.control.tracing import Tracer
 from redpoll.control.webhooks.verify import Verify
 from redpoll.control.webhooks.webhooks import Webhooks
+from redpoll.control.worker_requests import WorkerRequests
 from redpoll.proxies import TrustedProxies
 from redpoll.store.eventlog import EventLog
 from redpoll.store.store import Store, StoreError, database_url
@@ -76,7 +76,7 @@ class ControlPlane:
     """The rooms of the control plane and how they are tied: `start()`, then `finish()`.
 
     `records` and `webhooks` are loaded; who made them closes their store. `tell` goes to the supervisor. The handler
-    table serves the control port (`listener`) and what workers hand over (`handover_path`) alike.
+    table serves the control port (`listener`) and the workers' requests (`requests_path`).
     """
 
     def __init__(
@@ -168,13 +168,14 @@ class ControlPlane:
         rate = RateLimit(per_minute) if per_minute else None
         self.front = Front(self.routes, records, rate=rate, tracer=self.tracer, body_timeout_s=body_timeout_s)
         self.front.fault_page = self.dashboard.fault
+        api.conclude = self.front.conclude
         self.connections = Connections(
             self.front.handle,
             self.front.error_page,
             head_timeout_s=settings.head_timeout_s,
             trusted=TrustedProxies(settings.trusted_proxies),
         )
-        self.handover = Handover(start.handover_path, self.connections)
+        self.worker_requests = WorkerRequests(start.requests_path, self.front.received)
         writer = DirectoryWriter(self.link, self._keys)
         self.janitor = Janitor(self.link, writer, records, self.connections, self.health)
         records.on_change = self.janitor.record_changed
@@ -196,7 +197,7 @@ class ControlPlane:
             self.tracer.start()
         self._reaping = self.loop.create_task(self.reaper.run(), name="reaper")
         self._server = await self.loop.create_server(self.connections, sock=self._listener, backlog=_BACKLOG)
-        self.handover.start()
+        await self.worker_requests.start()
         self._tell({"ready": True})
 
     def told(self, message: Mapping[str, Any]) -> None:
@@ -219,12 +220,11 @@ class ControlPlane:
     async def finish(self) -> None:
         """Take nothing more, let what is under way be answered, and let go of Redis.
 
-        A worker that still has a connection to hand over finds nobody, and answers 503 itself.
+        A worker that still has a request finds no socket, and answers 503 itself.
         """
         if self._server is not None:
             self._server.close()
-        self.handover.close()
-        await self.connections.finish(_FINISH_WITHIN_S)
+        await asyncio.gather(self.worker_requests.finish(_FINISH_WITHIN_S), self.connections.finish(_FINISH_WITHIN_S))
         for task in (self._reaping, self._examining):
             if task is not None:
                 task.cancel()
@@ -282,7 +282,7 @@ class ControlPlane:
         return {
             "apps": len(self._records.apps),
             "http_connections": len(self.connections.connections),
-            "handed_over_total": self.handover.received_total,
+            "http_refused_connections_total": self.connections.refused,
             "events_published_total": self.publisher.events_published,
             "events_unconfirmed_total": self.publisher.unconfirmed,
             "events_unkept_total": self.bus.unkept,

@@ -52,6 +52,7 @@ _ATTEMPTS: Final = "Attempts to deliver to webhooks, by outcome."
 # Prometheus stores every label value, so their number must be bounded.
 _MAX_APPS: Final = 100
 
+_REFUSED: Final = "HTTP requests and connections refused with 503, by the limit that was reached."
 _DROPPED: Final = "Connections that the server closed, by reason."
 
 # Every counter, by the name under which a process reports it.
@@ -59,7 +60,11 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
     [
         _family("connections", "Sockets that are open now, including those in the handshake."),
         _family("connections_total", "Sockets accepted."),
-        _family("handed_over_total", "HTTP connections handed to the control plane."),
+        _family("http_requests_total", "HTTP requests of the public port that were sent to the control plane."),
+        _family("http_requests_unconfirmed_total", "HTTP requests that the control plane took and didn't answer."),
+        ("http_refused_connections_total", Family("redpoll_http_refused_total", _REFUSED, "connections")),
+        ("http_refused_requests_total", Family("redpoll_http_refused_total", _REFUSED, "requests")),
+        ("http_refused_bodies_total", Family("redpoll_http_refused_total", _REFUSED, "bodies")),
         _family(
             "upgrades_refused_total",
             "WebSocket upgrades refused because the server was not ready or full, or the key unknown.",
@@ -88,7 +93,7 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
         _family("loop_lag_seconds", "The greatest delay of a timer since the last report."),
         _family("redis_reconnects_total", "Reconnects to Redis."),
         _family("redis_errors_total", "Error replies from Redis."),
-        _family("http_connections", "HTTP connections that the control plane has open."),
+        _family("http_connections", "HTTP connections that are open; of control, those of its own port."),
         _family("events_published_total", "Events that Redis confirmed, counted per channel."),
         _family("events_unconfirmed_total", "Events that Redis did not confirm in time (answered with 503)."),
         _family(

@@ -8,49 +8,38 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
-from aiohttp.web import RequestPayloadError
 
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.traces import new_trace_id
+from redpoll.control.connections import PortRequest
 from redpoll.control.ratelimit import WINDOW_S, RateLimit
-from redpoll.control.request import Request, error_answer
+from redpoll.control.request import CutOff, Request, error_answer, too_large
 from redpoll.control.response import Response, header_line
 from redpoll.control.router import Access, Place, Route, Routes, no_times, slot_of
 from redpoll.control.tracing import Tracer
+from redpoll.control.worker_requests import ReceivedRequest
+from redpoll.http_messages import MAX_BODY_BYTES
 from redpoll.protocol import auth, handshake
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.tokens import Token, fault_of_token
 
-__all__ = ["MAX_BODY_BYTES", "Front"]
+__all__ = ["Front"]
 
 log = structlog.get_logger(__name__)
 
-MAX_BODY_BYTES: Final = 1024 * 1024
 _VARY: Final = b"Vary: Origin\r\n"
 _EXPOSED: Final = b"Access-Control-Expose-Headers: X-Service-Trace-Id\r\n"
-
-
-class _CutOff(Exception):
-    """A refusal behind which the connection ends: what follows can't be told from what was refused."""
-
-    def __init__(self, status: int, code: str, text: str) -> None:
-        super().__init__(status, code, text)
-        self.status = status
-        self.code = code
-        self.text = text
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def _too_large() -> _CutOff:
-    return _CutOff(413, "payload_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes")
+# Refusals of a body that a worker began to read: of an answer's status, its code and text.
+_BODY_REFUSALS: Final = {
+    400: ("bad_request", "the client went away before its body was whole"),
+    408: ("bad_request", "no complete body in time"),
+}
 
 
 class Credentials(Protocol):
@@ -66,7 +55,7 @@ class Credentials(Protocol):
 
 
 class Front:
-    """The handler under aiohttp's server. `records` are looked into at every request, so that changes count at once.
+    """Takes every request. `records` are looked into at every request, so that changes count at once.
 
     `rate`: None where triggers aren't limited; `tracer`: None where they aren't logged.
     `clock` is Unix time, for signatures' timestamps. `body_timeout_s` is for a whole body, however it trickles.
@@ -91,51 +80,121 @@ class Front:
         self._tracer = tracer
         self._clock = clock
         self._body_timeout_s = body_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
         # How long triggers took, by app, as Route.times counts them.
         self.times_by_app: dict[str, list[int]] = {}
         # Tells people of a fault, where the error shape is for programs; None for what isn't theirs.
         self.fault_page: Callable[[Request, ApiError, int], Response | None] | None = None
 
-    async def handle(self, call: Request) -> Response:
-        """Answers any request; nothing but a cancellation gets out."""
-        began = time.perf_counter()
-        route = self._routes.unmatched
+    # -- a request's way -----------------------------------------------------------------------------------
+
+    def received(self, call: ReceivedRequest) -> None:
+        """A worker's request: execute it, judge its head alone, or log why its body wasn't read."""
+        call.began = time.perf_counter()
+        call.route = self._routes.unmatched
         try:
-            if "Upgrade" in call.headers and await self._handed_back(call):
-                # Never written: the connection is a worker's now.
-                return Response(503, b"")
-            route = self._find(call)
-            if route.cross_origin:
-                call.more_headers = self._cross_origin(call)
-            content = call.content
-            call.body = content.read_nowait() if content.is_eof() else await self._read_body(call)
-            if route.wants_credential:
-                self._authenticate(call, route, call.body)
-                if route.limited and self._rate is not None:
-                    self._limit(call, self._rate)
-            answer = await route.handler(call)
-        except ApiError as error:
-            answer = self._fault(call, error)
-        except _CutOff as error:
-            if route.limited:
-                self._recognise(call, route)
-            answer = self._fault(call, ApiError(error.code, error.text), error.status)
-            answer.keep_alive = False
-        except Unavailable as error:
-            answer = self._fault(call, ApiError("unavailable", str(error)))
+            if call.refusal:
+                self._find(call)
+                if call.refusal == 413:
+                    raise too_large()
+                raise CutOff(call.refusal, *_BODY_REFUSALS[call.refusal])
+            if not call.head_only:
+                self._execute(call)
+                return
+            self._check_head(call, call.announced)
         except Exception as error:
-            log.error("request failed", route=route.name, trace_id=call.trace_id, exc_info=error)
-            answer = self._fault(call, ApiError("internal", "internal error; the log has it under this trace id"))
-        took_s = time.perf_counter() - began
-        route.count(answer.status, took_s)
+            response = self._rendered(call, error)
+            if call.head_only:
+                response.keep_alive = False
+            self._end(call, response)
+        else:
+            call.let_body_in()
+
+    async def handle(self, call: PortRequest) -> Response:
+        """A request to the control port, whose body may still be on its way."""
+        call.began = time.perf_counter()
+        call.route = self._routes.unmatched
+        try:
+            if not call.body_is_whole:
+                self._check_head(call, call.announced)
+            await call.read_body(self._body_timeout_s)
+            self._execute(call)
+        except Exception as error:
+            response = self._rendered(call, error)
+            if not call.body_is_whole:
+                response.keep_alive = False
+            self._end(call, response)
+        return await call.answered
+
+    def conclude(self, call: Request, result: Response | Exception) -> None:
+        """End a request whose handler returned None: with its response, or with what went wrong."""
+        self._end(call, self._rendered(call, result) if isinstance(result, Exception) else result)
+
+    def _check_head(self, call: Request, announced: int | None) -> None:
+        """Raise what the head alone is reason enough for."""
+        self._find(call)
+        if announced is not None and announced > MAX_BODY_BYTES:
+            raise too_large()
+        if call.route.wants_credential:
+            self._authenticate(call, call.route, None)
+            call.caller_known = False
+
+    def _execute(self, call: Request) -> None:
+        """Call the handler of a whole request. Raises what it raises at once."""
+        self._find(call)
+        route = call.route
+        if route.wants_credential:
+            self._authenticate(call, route, call.body)
+            if route.limited and self._rate is not None:
+                self._limit(call, self._rate)
+        result = route.handler(call)
+        if result is None:
+            return
+        if isinstance(result, Response):
+            self._end(call, result)
+            return
+        task = self._loop.create_task(self._finish(call, result))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _finish(self, call: Request, handling: Coroutine[Any, Any, Response]) -> None:
+        try:
+            response = await handling
+        except Exception as error:
+            response = self._rendered(call, error)
+        self._end(call, response)
+
+    def _end(self, call: Request, response: Response) -> None:
+        """Count and log the request, and send its response."""
+        route, status = call.route, response.status
+        took_s = time.perf_counter() - call.began
+        route.count(status, took_s)
         if route.limited and call.caller_known:
             times = self.times_by_app.get(call.app.id)
             if times is None:
                 times = self.times_by_app[call.app.id] = no_times()
             times[slot_of(took_s)] += 1
             if self._tracer is not None:
-                self._tracer.ended(call, answer.status, took_s)
-        return answer
+                self._tracer.ended(call, status, took_s)
+        call.respond(response)
+
+    def _rendered(self, call: Request, error: Exception) -> Response:
+        """The response that says what went wrong."""
+        if isinstance(error, ApiError):
+            return self._fault(call, error)
+        if isinstance(error, CutOff):
+            if call.route.limited:
+                self._recognise(call, call.route)
+            response = self._fault(call, ApiError(error.code, error.text), error.status)
+            response.keep_alive = False
+            return response
+        if isinstance(error, Unavailable):
+            return self._fault(call, ApiError("unavailable", str(error)))
+        if isinstance(error, UnicodeError):
+            return self._fault(call, ApiError("bad_request", "a header, or the query, has bytes that are not UTF-8"))
+        log.error("request failed", route=call.route.name, trace_id=call.trace_id, exc_info=error)
+        return self._fault(call, ApiError("internal", "internal error; the log has it under this trace id"))
 
     def _fault(self, call: Request, error: ApiError, status: int = 0) -> Response:
         page = self.fault_page(call, error, status) if self.fault_page is not None else None
@@ -146,18 +205,12 @@ class Front:
         self._routes.unmatched.count(status, 0.0)
         return error_answer(ApiError(code, text), new_trace_id(), status)
 
-    async def _handed_back(self, call: Request) -> bool:
-        """A WebSocket behind other requests of its connection, as proxies make them, is a worker's."""
-        if call.protocol.hand_back is None or call.headers["Upgrade"].lower() != "websocket":
-            return False
-        if not await call.protocol.leave(call.message):
-            raise _CutOff(503, "unavailable", "no worker can take this WebSocket now")
-        return True
-
-    def _find(self, call: Request) -> Route:
+    def _find(self, call: Request) -> None:
+        """Set the request's route and its parameters."""
         if call.path[:1] != "/":
             # A proxy's form, http://host/path (RFC 9112 3.2.2).
-            call.path = call.message.url.raw_path
+            _, scheme_end, rest = call.path.partition("://")
+            call.path = "/" + rest.partition("/")[2] if scheme_end else call.path
         try:
             by_method, call.parameters = self._routes.find(call.path)
         except UnicodeDecodeError:
@@ -169,37 +222,11 @@ class Front:
             allowed = ", ".join(sorted(by_method))
             call.more_headers = header_line("Allow", allowed)
             raise ApiError("method_not_allowed", f"this address knows {allowed} only")
-        if route.place is Place.CONTROL and call.protocol.hand_back is not None:
+        if route.place is Place.CONTROL and call.from_worker:
             raise ApiError("not_found", "there is no such address")
-        return route
-
-    async def _read_body(self, call: Request) -> bytes:
-        """A body that isn't all there yet. The deadline is for the whole: a byte now and then buys no time."""
-        # The parser has refused what is no number.
-        if int(call.headers.get("Content-Length", "0")) > MAX_BODY_BYTES:
-            raise _too_large()
-        transport = call.protocol.transport
-        if call.headers.get("Expect", "").lower() == "100-continue" and transport is not None:
-            transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        content = call.content
-        parts: list[bytes] = []
-        size = 0
-        try:
-            async with asyncio.timeout(self._body_timeout_s):
-                while not content.at_eof():
-                    part = await content.readany()
-                    parts.append(part)
-                    size += len(part)
-                    if size > MAX_BODY_BYTES:
-                        raise _too_large()
-        except TimeoutError:
-            raise _CutOff(408, "bad_request", f"no complete body within {self._body_timeout_s:g} s") from None
-        except RequestPayloadError:
-            raise _CutOff(400, "bad_request", "the body isn't what its header announced") from None
-        except ConnectionError:
-            # Told to nobody; it is counted.
-            raise _CutOff(400, "bad_request", "the client went away before its body was whole") from None
-        return b"".join(parts)
+        call.route = route
+        if route.cross_origin:
+            call.more_headers = self._cross_origin(call)
 
     def _recognise(self, call: Request, route: Route) -> None:
         """Whose call was refused with its body unread, as far as its head says: it has its row in the event log too."""

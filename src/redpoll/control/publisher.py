@@ -23,10 +23,42 @@ __all__ = ["Publisher"]
 _CHECK_EVERY_S: Final = 0.02
 
 
-def _settle(future: asyncio.Future[Any], reply: Any) -> None:
-    # A late answer: the deadline has passed, or the request was cancelled.
-    if not future.done():
-        future.set_result(reply)
+# Takes None, or why the events are not confirmed.
+Published = Callable[[Unavailable | None], None]
+
+
+class _Awaited:
+    """The replies that one call waits for: called with each, it calls `published` after the last or the first error."""
+
+    __slots__ = ("left", "published", "publisher", "size")
+
+    def __init__(self, publisher: Publisher, size: int, published: Published) -> None:
+        self.publisher = publisher
+        self.size = self.left = size
+        self.published = published
+
+    def __call__(self, reply: Any) -> None:
+        # Replies come late, too: 0 is left after the deadline.
+        if not self.left:
+            return
+        if isinstance(reply, Exception):
+            self.left = 0
+            self.publisher.unconfirmed += self.size
+            self.published(Unavailable(str(reply)))
+            return
+        self.left -= 1
+        if not self.left:
+            self.publisher.events_published += self.size
+            self.published(None)
+
+
+def _settle(future: asyncio.Future[None], fault: Unavailable | None) -> None:
+    if future.done():
+        return
+    if fault is None:
+        future.set_result(None)
+    else:
+        future.set_exception(fault)
 
 
 class Publisher:
@@ -60,7 +92,7 @@ class Publisher:
         self._opening: asyncio.Task[None] | None = None
         # Sorted by deadline, because all have the same time limit. One timer serves all: a timer for each publish would
         # cost as much as the publish.
-        self._awaited: deque[tuple[float, asyncio.Future[Any]]] = deque()
+        self._awaited: deque[tuple[float, _Awaited]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -91,68 +123,56 @@ class Publisher:
     def publish(
         self,
         app: App,
-        item: Outgoing | tuple[str, str, str, str | None, str | None],
+        items: Sequence[Outgoing | tuple[str, str, str, str | None, str | None]],
         trace: str | None,
+        published: Published,
         once: str | None = None,
-        index: int = 0,
-    ) -> asyncio.Future[Any]:
-        """Publishes one event to one channel; call it only while `open`. This is the hot path of the API.
+    ) -> None:
+        """Publish events, adjacent and in order, while `open`. `published` is called once, later.
 
-        `once` and `index`: see `Bus.post`. The future's result is Redis' reply or an exception; `confirmed` turns the
-        latter into Unavailable.
+        `once` is as in `Bus.post`. Of the events of a call that isn't confirmed some may have been delivered; the same
+        call with the same `once` delivers the others.
         """
-        loop = self._loop
-        future = loop.create_future()
+        loop, size = self._loop, len(items)
         counts = self.by_app
-        counts[app.id] = counts.get(app.id, 0) + 1
-        self._bus.post(app, item, trace, once=once, index=index, done=partial(_settle, future))
+        counts[app.id] = counts.get(app.id, 0) + size
+        waiting = _Awaited(self, size, published)
+        if size == 1:
+            self._bus.post(app, items[0], trace, once=once, done=waiting)
+        else:
+            for index, item in enumerate(items):
+                self._bus.post(app, item, trace, once=once, index=index, done=waiting)
         awaited = self._awaited
-        while awaited and awaited[0][1].done():
+        while awaited and not awaited[0][1].left:
             awaited.popleft()
-        awaited.append((loop.time() + self._confirm_s, future))
+        awaited.append((loop.time() + self._confirm_s, waiting))
         if self._timer is None:
             self._timer = loop.call_later(self._confirm_s, self._expire)
-        return future
-
-    def confirmed(self, reply: Any, count: int = 1) -> None:
-        """Raises Unavailable unless `reply` says that Redis took the event."""
-        if isinstance(reply, Exception):
-            self.unconfirmed += count
-            raise Unavailable(str(reply))
-        self.events_published += count
 
     async def publish_all(
         self, app: App, items: Sequence[Outgoing], trace: str | None, once: str | None = None
     ) -> None:
-        """Publishes several events in order, with no others between them. Waits for the gate. Raises Unavailable.
-
-        If it raises, some of the events may have been delivered. The same call with the same `once` delivers the
-        others.
-        """
-        if self._open.is_set():
-            await self._publish_open(app, items, trace, once)
+        """As `publish`, but waits until publishes are taken and for the confirmation. Raises Unavailable."""
+        if not items:
             return
-        try:
-            async with asyncio.timeout(self._confirm_s):
-                await self._open.wait()
-                await self._publish_open(app, items, trace, once)
-        except TimeoutError:
-            self.unconfirmed += len(items)
-            raise Unavailable("Redis is not connected, or the workers are not subscribed yet") from None
-
-    async def _publish_open(self, app: App, items: Sequence[Outgoing], trace: str | None, once: str | None) -> None:
-        futures = [self.publish(app, item, trace, once, index) for index, item in enumerate(items)]
-        for future in futures:
-            self.confirmed(await future)
+        if not self._open.is_set():
+            try:
+                async with asyncio.timeout(self._confirm_s):
+                    await self._open.wait()
+            except TimeoutError:
+                self.unconfirmed += len(items)
+                raise Unavailable("Redis isn't there, or the workers don't hear it yet") from None
+        future: asyncio.Future[None] = self._loop.create_future()
+        self.publish(app, items, trace, partial(_settle, future), once)
+        await future
 
     def _expire(self) -> None:
         self._timer = None
         now = self._loop.time()
         awaited = self._awaited
-        while awaited and (awaited[0][1].done() or awaited[0][0] <= now):
-            _, future = awaited.popleft()
-            if not future.done():
-                future.set_result(TimeoutError(f"no answer from Redis within {self._confirm_s:g} s"))
+        while awaited and (not awaited[0][1].left or awaited[0][0] <= now):
+            _, waiting = awaited.popleft()
+            waiting(TimeoutError(f"no answer from Redis within {self._confirm_s:g} s"))
         if awaited:
             self._timer = self._loop.call_at(awaited[0][0], self._expire)
 

@@ -1,32 +1,27 @@
-"""One request on its way through the control plane, and the answers that carry its trace id.
+"""One HTTP request on its way through the control plane, and the responses that carry its trace id.
 
-aiohttp's server makes one for each head it has parsed, in place of its own request class: that one gathers what
-few handlers ask for. Reads and judges nothing; the front does.
+A worker's message (worker_requests.py) and a request to the control port (connections.py) both become one of these, so
+that one table of handlers serves both. It holds what was received and what the front found out; it judges nothing.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.helpers import set_exception
-from aiohttp.http import RawRequestMessage
-from aiohttp.streams import StreamReader
 
 from redpoll.cluster.traces import new_trace_id
-from redpoll.control.response import JSON, Outlet, Response
+from redpoll.control.response import JSON, Response
+from redpoll.http_messages import MAX_BODY_BYTES
 from redpoll.protocol import auth
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.messages import Event
 from redpoll.protocol.tokens import Token
-from redpoll.proxies import TrustedProxies
 
-__all__ = ["Carrier", "Request", "error_answer"]
+__all__ = ["CutOff", "Request", "error_answer", "too_large"]
 
 _RETRY_AFTER: Final = b"Retry-After: 1\r\n"
 # RFC 9110 15.5.2 wants a challenge on every 401; this is the one scheme of ours that has a name (RFC 6750).
@@ -42,102 +37,89 @@ _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class Carrier(Outlet, Protocol):
-    """What is known of the connection that a request came by. `hand_back` is None where it didn't come from a worker;
-    `trusted` are the proxies whose word is taken."""
+class CutOff(Exception):
+    """A refusal after which the connection closes: what follows can't be told from what was refused."""
 
-    @property
-    def peername(self) -> Any: ...
-    @property
-    def trusted(self) -> TrustedProxies: ...
-    @property
-    def hand_back(self) -> object: ...
-    async def leave(self, upgrade: RawRequestMessage) -> bool:
-        """Hands it, with the Upgrade that was its last request, to a worker; False: nobody took it."""
+    def __init__(self, status: int, code: str, text: str) -> None:
+        super().__init__(status, code, text)
+        self.status = status
+        self.code = code
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def too_large() -> CutOff:
+    return CutOff(413, "payload_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes")
 
 
 class Request:
-    """A request. `path` and `query` are as requested, since they are signed; `body` is set once it is read.
+    """A request. `path` and `query` are as received, since they are signed; `body` is empty until it is read.
+
+    `headers` are looked up by the names in http_messages.FIELDS; on the control port by any name. `remote` is the
+    client's address, as a trusted proxy names it where there is one; `secure`: the client came by TLS; `from_worker`:
+    it came to the public port.
 
     Where the route wants a credential, `app` and `params` (the query's) are set before its handler is called;
-    `caller_known`: they are, whatever was refused behind that. `token`: the caller showed one; None where it showed a
+    `caller_known`: they are, whatever was refused after that. `token`: the caller showed one; None where it showed a
     key. `parameters` are the decoded segments of the path; `more_headers` are header lines that go with any answer.
-    `said`: the events that a trigger call brought, once they are decoded; `sampled`: its spans are wanted.
+    `said`: the events that a trigger call brought, once they are decoded; `sampled`: its spans are wanted. `began`:
+    when the front received it (time.perf_counter).
     """
 
     __slots__ = (
-        "_payload",
-        "_task",
         "_trace_id",
         "app",
+        "began",
         "body",
         "caller_known",
+        "from_worker",
         "headers",
-        "message",
         "method",
         "more_headers",
         "parameters",
         "params",
         "path",
-        "protocol",
         "query",
+        "remote",
+        "route",
         "said",
         "sampled",
+        "secure",
         "token",
-        "writer",
     )
 
     app: App
     params: auth.Params
     parameters: tuple[str, ...]
+    # The router.Route, which names this class and so can't be named here.
+    route: Any
+    began: float
 
-    def __init__(
-        self,
-        message: RawRequestMessage,
-        payload: StreamReader,
-        protocol: Carrier,
-        writer: AbstractStreamWriter,
-        task: asyncio.Task[None],
-    ) -> None:
-        self.message = message
-        self.method = message.method
-        self.headers = message.headers
-        self.protocol = protocol
-        self.writer = writer
-        self.path, _, self.query = message.path.partition("?")
-        self.body = b""
+    def __init__(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> None:
+        self.method = method
+        self.path, _, self.query = target.partition("?")
+        self.headers = headers
+        self.body = body
+        self.remote = ""
+        self.secure = False
+        self.from_worker = False
         self.more_headers = b""
         self.token: Token | None = None
         self.said: Event | Sequence[Event] | None = None
         self.sampled = False
         self.caller_known = False
-        self._payload = payload
-        self._task = task
         self._trace_id: str | None = None
 
-    # -- what aiohttp's server asks of a request -----------------------------------------------------------
-
-    def _cancel(self, reason: BaseException) -> None:
-        """The client is gone: whoever waits for the rest of the body is told."""
-        set_exception(self._payload, reason)
-
-    def _finish(self) -> None:
-        """The handler is done; there is nothing to put away."""
-
-    # -- what ours ask ------------------------------------------------------------------------------------
+    def respond(self, response: Response) -> None:
+        """Send the response to the client. The front calls this once for each request."""
+        raise NotImplementedError
 
     @property
-    def content(self) -> StreamReader:
-        return self._payload
-
-    @property
-    def remote(self) -> str:
-        """The client's address, as the worker knows it where the connection came from one, or as a trusted proxy
-        names it: many clients may share one connection there."""
-        peer = self.protocol.peername
-        host: str = (peer[0] if isinstance(peer, tuple) else peer) or ""
-        trusted = self.protocol.trusted
-        return trusted.client_of(host, self.headers.getall("X-Forwarded-For", ())) if trusted else host
+    def target(self) -> str:
+        """Path and query, as received."""
+        return f"{self.path}?{self.query}" if self.query else self.path
 
     @property
     def trace_id(self) -> str:
@@ -188,5 +170,8 @@ def error_answer(error: ApiError, trace_id: str, status: int = 0) -> Response:
     """
     told: dict[str, Any] = error.body(trace_id)
     told["status"] = status = status or error.status
+    if not told["error"].isascii():
+        # A text may quote the caller, whose bytes need not be UTF-8.
+        told["error"] = told["error"].encode("utf-8", "replace").decode()
     more = _RETRY_AFTER if status == 503 else _CHALLENGES.get(error.code, _CHALLENGE if status == 401 else b"")
     return Response(status, _encode(told), b"%b%b\r\n%b" % (_TRACE_HEAD, trace_id.encode(), more))

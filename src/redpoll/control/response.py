@@ -11,7 +11,7 @@ import asyncio
 import time
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.client_exceptions import ClientConnectionResetError
@@ -102,15 +102,15 @@ class Response:
             raise ClientConnectionResetError("the client went away before its answer")
         if asked.message.should_close or connection.takes_no_more:
             self.keep_alive = False
-        transport.write(self.render(asked.method, asked.message.version))
+        transport.write(self.render(asked.method, http_1_0=asked.message.version < HttpVersion11))
         if connection.writing_paused:
             await asked.writer.drain()
 
-    def render(self, method: str, version: Any = HttpVersion11) -> bytes:
-        """The answer's bytes to a request of `method` in HTTP `version`."""
+    def render(self, method: str, *, http_1_0: bool = False) -> bytes:
+        """The answer's bytes to a request of `method`; `http_1_0`: its client speaks HTTP/1.0."""
         if not self.keep_alive:
             connection = b"Connection: close\r\n"
-        elif version < HttpVersion11:
+        elif http_1_0:
             connection = b"Connection: keep-alive\r\n"
         else:
             connection = b""

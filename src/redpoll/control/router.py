@@ -7,10 +7,10 @@ spec) and `/apps/…` (what existing server libraries call).
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ API_PREFIX: Final = "/api/v1"
 # The last but one slot ends at 2^24 µs, about 17 s: longer than any deadline of ours.
 _SLOTS: Final = 26
 
-Handler = Callable[["Request"], Awaitable["Response"]]
+# A coroutine runs as a task. None: the handler calls Front.conclude when the response is known.
+Handler = Callable[["Request"], "Coroutine[Any, Any, Response] | Response | None"]
 
 
 class Place(Enum):

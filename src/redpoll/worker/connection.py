@@ -39,7 +39,13 @@ class Doorkeeper(Protocol):
         """16 KiB came without the end of a request head."""
 
     def gone(self, connection: Connection) -> None:
-        """The connection ended without having been a WebSocket: lost, answered or handed over."""
+        """The connection ended without having been a WebSocket: lost or answered."""
+
+    def http_received(self, connection: Connection, data: bytes) -> None:
+        """The next bytes of an HTTP connection."""
+
+    def http_ended(self, connection: Connection) -> bool:
+        """The client of an HTTP connection sends no more. True: answers are still to be written."""
 
     def perform(self, connection: Connection, effects: Sequence[Effect]) -> None:
         """Carry out its session's effects."""
@@ -86,6 +92,12 @@ class Connection(WebSocket):
 
     def gone(self) -> None:
         self.gate.gone(self)
+
+    def http_received(self, data: bytes) -> None:
+        self.gate.http_received(self, data)
+
+    def http_ended(self) -> bool:
+        return self.gate.http_ended(self)
 
     def message_received(self, message: bytes) -> None:
         effects = self.session.receive(message, monotonic())

@@ -60,6 +60,7 @@ class Janitor:
         self._expected_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.head_timeout_s = settings.head_timeout_s
         self._head_ticks = _ticks(settings.head_timeout_s)
         self._silent_ticks = _ticks(settings.activity_timeout_s)
         self._pong_ticks = _ticks(settings.pong_timeout_s)
@@ -71,6 +72,7 @@ class Janitor:
         self._pings: dict[Connection, list[_Ping]] = {}
         self.loop_lag_s = 0.0
         self.head_late: Callable[[Connection], None]
+        self.http_late: Callable[[Connection], None]
         self.on_tick: Callable[[], None]
 
     def start(self) -> None:
@@ -92,6 +94,10 @@ class Janitor:
 
     def arrived(self, connection: Connection) -> None:
         self._wheel.put(connection, self._tick + self._head_ticks)
+
+    def http_waits(self, connection: Connection, seconds: float) -> None:
+        """Call `http_late` for this HTTP connection after that long."""
+        self._wheel.put(connection, self._tick + _ticks(seconds))
 
     def opened(self, connection: Connection) -> None:
         self._wheel.put(connection, self._tick + self._silent_ticks)
@@ -193,6 +199,8 @@ class Janitor:
         state = connection.state
         if state == _engine.OPEN:
             self._check_idle(connection)
+        elif state == _engine.HTTP:
+            self.http_late(connection)
         elif state == _engine.HEAD:
             self.head_late(connection)
         elif state == _engine.CLOSING:

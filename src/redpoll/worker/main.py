@@ -46,7 +46,7 @@ __all__ = ["Worker", "main"]
 
 log = structlog.get_logger()
 
-# Descriptors that stay free for Redis, the control plane, logs and the hand-over (deploy/failures.md "Out of
+# Descriptors that stay free for Redis, the control plane and logs (deploy/failures.md "Out of
 # descriptors").
 _RESERVED_DESCRIPTORS = 64
 # Connections closed at a time when the worker drains or an app is disabled; other clients are served in between.
@@ -96,7 +96,7 @@ class Worker:
             debounced=settings.webhook_debounce_s > 0,
         )
         self.tracing = Tracing(TraceWriter(self.link, keys), lambda: self.registry.w)
-        self.janitor.on_tick = self.tracing.flush
+        self.janitor.on_tick = self._on_tick
         resume = UserResume(self.registry, self.link, keys, self.janitor)
         self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing)
         self.survey = Survey(self.link, keys)
@@ -107,11 +107,12 @@ class Worker:
             self.hub,
             self.janitor,
             self.directory,
-            start.handover_path,
+            start.requests_path,
             lambda: self.registry.ready and not self.backpressure.on,
             _max_connections(),
         )
         self.janitor.head_late = self.gate.head_late
+        self.janitor.http_late = self.gate.http.late
         self.listeners = Listeners(start, self.gate)
         self.port, self.tls_port = self.listeners.port, self.listeners.tls_port
 
@@ -166,7 +167,7 @@ class Worker:
             log.warning("connections aborted", count=self.gate.connections, grace_s=grace_s)
         self.janitor.stop()
         self.listeners.finish()
-        self.gate.close()
+        self.gate.http.close()
         await self.hub.user_resume.finish()
         await self.registry.finish()
         await self.link.close()
@@ -247,6 +248,10 @@ class Worker:
         self.loop_exceptions_total += 1
         log.error("unhandled exception", what=context.get("message"), exc_info=context.get("exception"))
 
+    def _on_tick(self) -> None:
+        self.tracing.flush()
+        self.gate.http.beat()
+
     def _schedule_flush(self) -> None:
         self.loop.call_soon(self.flusher.flush)
 
@@ -284,7 +289,10 @@ class Worker:
                 "brakes_total": self.backpressure.times_on,
                 "handshakes_failed_total": self.listeners.handshakes_failed_total,
                 "upgrades_refused_total": gate.upgrades_refused_total,
-                "handed_over_total": gate.handed_over_total,
+                "http_connections": len(gate.http.connections),
+                "http_requests_total": gate.http.link.requests_total,
+                "http_requests_unconfirmed_total": gate.http.link.unconfirmed_total,
+                **{f"http_refused_{limit}_total": count for limit, count in gate.http.refused.items()},
                 "rewinds_total": self.hub.replayer.begun,
                 "replayed_total": self.hub.replayer.replayed,
                 "history_pages_total": self.hub.history_requests.answered,

@@ -1,14 +1,11 @@
-"""The public port's door: what becomes a WebSocket, what is refused and how, what is handed over."""
+"""The public port's door: what becomes a WebSocket, what is refused and how, what the worker answers itself."""
 
 import asyncio
 import json
-import socket
 
 import msgspec
 import pytest
 import websockets
-
-from redpoll import handover
 
 KEY = "278d425bdf160c739803"
 UPGRADE = (
@@ -127,7 +124,7 @@ class TestUpgrades:
 class TestPlainHttp:
     async def test_the_websocket_address_without_an_upgrade_is_426(self, bench):
         worker = await bench.start()
-        status, error = error_of(await exchange(worker, f"GET /app/{KEY} HTTP/1.1\r\nHost: x\r\n\r\n".encode()))
+        status, error = error_of(await exchange(worker, f"GET /app/{KEY} HTTP/1.0\r\n\r\n".encode()))
         assert status == 426
         assert set(error) == {"error", "code", "status", "trace_id"}
 
@@ -169,62 +166,11 @@ class TestPlainHttp:
 
     async def test_without_a_control_plane_the_worker_answers_503_itself(self, bench):
         worker = await bench.start()
-        answer = await exchange(worker, b"GET /apps/1/channels HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = await exchange(worker, b"GET /apps/1/channels HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert error_of(answer)[0] == 503
         assert b"Retry-After: 1\r\n" in answer
 
     async def test_without_a_control_plane_the_worker_is_alive_and_not_ready(self, bench):
         worker = await bench.start()
-        assert b" 200 OK" in await exchange(worker, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert b" 503 " in await exchange(worker, b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
-
-
-class ControlPlane:
-    """The other end of the hand-over: keeps what arrives."""
-
-    def __init__(self, path: str) -> None:
-        self.arrived: asyncio.Queue = asyncio.Queue()
-        self.lost = 0
-        self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.listening.bind(path)
-        self.listening.listen()
-        self.listening.setblocking(False)
-
-    async def accept(self) -> handover.Passage:
-        sock, _ = await asyncio.get_running_loop().sock_accept(self.listening)
-        return handover.Passage(sock, lambda *what: self.arrived.put_nowait(what), self._lose)
-
-    def _lose(self) -> None:
-        self.lost += 1
-
-
-class TestHandOver:
-    async def test_a_request_travels_as_the_same_tcp_connection(self, bench):
-        worker = await bench.start()
-        control = ControlPlane(worker.start_message.handover_path)
-        reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
-        writer.write(b"POST /apps/1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nbeginning")
-        passage = await control.accept()
-        descriptor, peer, data, _secure = await asyncio.wait_for(control.arrived.get(), 5)
-        assert peer == writer.get_extra_info("sockname")
-        assert data.startswith(b"POST /apps/1/events ")
-        assert data.endswith(b"\r\n\r\nbeginning")
-        with socket.socket(fileno=descriptor) as sock:
-            sock.sendall(b"HTTP/1.1 200 OK\r\n\r\nfrom control")
-        assert (await reader.read()).endswith(b"from control")
-        writer.close()
-        passage.close()
-
-    async def test_an_upgrade_that_comes_later_is_handed_back(self, bench):
-        worker = await bench.start()
-        control = ControlPlane(worker.start_message.handover_path)
-        reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        passage = await control.accept()
-        descriptor, peer, _data, _secure = await asyncio.wait_for(control.arrived.get(), 5)
-        assert passage.send(descriptor, peer, UPGRADE.format(path=f"/app/{KEY}?protocol=7").encode())
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
-        assert head.startswith(b"HTTP/1.1 101 ")
-        assert b"pusher:connection_established" in await asyncio.wait_for(reader.read(300), 5)
-        writer.close()
-        passage.close()
+        assert b" 200 OK" in await exchange(worker, b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert b" 503 " in await exchange(worker, b"GET /readyz HTTP/1.0\r\n\r\n")

@@ -12,7 +12,7 @@ import ssl
 import pytest
 
 from edge import Edge, first_frame, until_end, upgrade
-from redpoll import handover
+from redpoll.http_messages import SECURE
 from redpoll.worker.ingress.listeners import Introduced
 
 KEY = "278d425bdf160c739803"
@@ -43,57 +43,25 @@ async def edges(bench, tmp_path):
         edge.close()
 
 
-class Control:
-    """The other end of the hand-over: notes what arrives and answers it with who it is from."""
-
-    def __init__(self, path: str) -> None:
-        self.peers = []
-        self.passage = None
-        self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.listening.bind(path)
-        self.listening.listen()
-        self.listening.setblocking(False)
-
-    async def accept(self) -> None:
-        sock, _ = await asyncio.get_running_loop().sock_accept(self.listening)
-        self.passage = handover.Passage(sock, self._received, lambda: None)
-
-    def _received(self, descriptor, peer, data, secure) -> None:
-        self.peers.append((peer, secure))
-        with socket.socket(fileno=descriptor) as sock:
-            sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-
-    def close(self) -> None:
-        self.listening.close()
-        if self.passage is not None:
-            self.passage.close()
-
-
-@pytest.fixture
-async def control(tmp_path):
-    control = Control(str(tmp_path / "handover.sock"))
-    accepting = asyncio.create_task(control.accept())
-    yield control
-    accepting.cancel()
-    control.close()
-
-
-GET = b"GET /apps/1/channels HTTP/1.1\r\nHost: x\r\n\r\n"
+GET = b"GET /apps/1/channels HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
 class TestProxyHeaders:
     @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
     @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
-    async def test_the_hand_over_tells_the_client_that_the_proxy_named(self, edges, control, header, tls):
+    async def test_control_is_told_the_client_that_the_proxy_named(self, edges, control, header, tls):
         edge = await edges(proxy_protocol=True)
         assert b" 200 OK" in await edge.ask(GET, tls=tls, before=header)
-        assert control.peers == [(("203.0.113.9", 4711), tls or header is V2_TLS)]
+        (request,) = control.requests
+        assert request.client == "203.0.113.9"
+        assert bool(request.flags & SECURE) == (tls or header is V2_TLS)
 
     async def test_a_proxy_that_speaks_for_itself_is_the_client(self, edges, control):
         edge = await edges(proxy_protocol=True)
         reader, writer = await edge.connect(tls=False, before=V2_LOCAL + GET)
         assert b" 200 OK" in await reader.read()
-        assert control.peers == [(writer.get_extra_info("sockname"), False)]
+        (request,) = control.requests
+        assert (request.client, request.flags & SECURE) == (writer.get_extra_info("sockname")[0], 0)
 
     async def test_a_header_may_come_byte_by_byte_and_in_one_piece_with_what_is_behind(self, edges):
         edge = await edges(proxy_protocol=True)

@@ -151,7 +151,7 @@ class AccessControl:
             return Response(204, b"", header_line("HX-Redirect", _login_path(shown)))
         if request.method == "POST":
             return await self.expired(request, _typed(request))
-        return redirect(_login_path(request.message.path))
+        return redirect(_login_path(request.target))
 
     def _offer_form(self, request: Request, session: Session) -> Response:
         """Handles a form without the session's CSRF token, which changes nothing. The page may have been opened in an
@@ -220,9 +220,7 @@ def own_path(path: str) -> str:
 
 def is_secure(request: Request) -> bool:
     """Whether the browser uses https, according to a trusted proxy. The control port itself has no TLS."""
-    peer = request.protocol.peername
-    host = peer[0] if isinstance(peer, tuple) else ""
-    return request.protocol.trusted.is_secure(host, request.headers.get("X-Forwarded-Proto"), False)
+    return request.secure
 
 
 def cookie_name(request: Request) -> str:

@@ -1,24 +1,20 @@
-"""The public port's door: reads the head of a request and says where it goes.
+"""What becomes of a connection to the public port: reads the head of its first request and decides.
 
-An Upgrade becomes a WebSocket here, or is refused with the protocol's own code; any other request is handed
-to the control plane as the same TCP connection, or relayed where the TLS ends here. Knows HTTP heads and nothing
-of channels.
+An Upgrade to a WebSocket is accepted here, or refused with the protocol's own code. Any other request makes an HTTP
+connection of it (http_requests.py), which may become a WebSocket by a later request. Knows HTTP heads and nothing of
+channels.
 """
 
 from __future__ import annotations
 
-import os
+import re
 import secrets
-import socket
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-import msgspec
-import structlog
-
-from redpoll import _engine, _frame, handover
+from redpoll import _engine, _frame
 from redpoll._fanout import Flusher
 from redpoll._small_map import SmallMap
 from redpoll.cluster.directory import Directory
@@ -31,22 +27,13 @@ from redpoll.proxies import TrustedProxies
 from redpoll.worker.client_libraries import ClientLibraries
 from redpoll.worker.connection import Connection, Introduced
 from redpoll.worker.hub import Hub
-from redpoll.worker.ingress.relay import Relay
+from redpoll.worker.ingress.http_errors import error_response
+from redpoll.worker.ingress.http_requests import HttpRequests
 from redpoll.worker.janitor import Janitor
 
 __all__ = ["Gate"]
 
-log = structlog.get_logger()
-
-_REASONS = {
-    400: "Bad Request",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    426: "Upgrade Required",
-    431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
-}
-_ALIVE = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\nConnection: close\r\n\r\nOK"
+_NAMES_UPGRADE = re.compile(rb"\nupgrade[ \t]*:", re.IGNORECASE).search
 # Connections that haven't shown a head may use the descriptors between the two bounds (failures.md row 14).
 _HEADROOM = 48
 
@@ -62,8 +49,8 @@ class _Upgrade(NamedTuple):
 class Gate:
     """Lets connections in. `ready()` says whether this worker may: directory loaded, Redis there.
 
-    `max_connections` counts sockets of this worker, open or still at the door. `relays`: by the inode of the end that
-    control has, so that one handed back is known again.
+    `max_connections` counts sockets of this worker, whatever they have become; half of them may be HTTP connections.
+    Those go to control at `requests_path`.
     """
 
     def __init__(
@@ -73,7 +60,7 @@ class Gate:
         hub: Hub,
         janitor: Janitor,
         directory: Directory,
-        handover_path: str,
+        requests_path: str,
         ready: Callable[[], bool],
         max_connections: int,
     ) -> None:
@@ -85,26 +72,23 @@ class Gate:
         self.hub = hub
         self.janitor = janitor
         self._directory = directory
-        self._handover_path = handover_path
-        self._passage: handover.Passage | None = None
         self._ready = ready
         self._max_connections = max_connections
         self._trusted = TrustedProxies(settings.trusted_proxies)
-        self.relays: dict[int, Relay] = {}
+        self.http = HttpRequests(settings, janitor, requests_path, max(1, max_connections // 2))
         self._limits = Limits(settings.max_channels_per_connection, settings.client_events_per_second)
         self._arrivals = ClientLibraries()
         self.draining = False
         self.connections = 0
         self.connections_total = 0
         self.upgrades_refused_total = 0
-        self.handed_over_total = 0
 
     # -- a connection's way in and out ---------------------------------------------------------------------
 
     def connected(self, connection: Connection) -> None:
         self.connections += 1
         self.connections_total += 1
-        if self.is_crowded(-1):
+        if self.is_crowded(-1) and not self.http.make_room():
             connection.abort()
         else:
             self.janitor.arrived(connection)
@@ -114,8 +98,9 @@ class Gate:
         return self.connections + entering >= self._max_connections + _HEADROOM
 
     def gone(self, connection: Connection) -> None:
-        """A connection that never became a WebSocket is lost, answered or handed over."""
+        """A connection that never became a WebSocket is lost or was answered."""
         self.connections -= 1
+        self.http.gone(connection)
         self.janitor.departed(connection)
         self.hub.admission.withdraw(connection)
 
@@ -134,19 +119,27 @@ class Gate:
             self.hub.closed(connection)
 
     def head_received(self, connection: Connection, head: bytes) -> None:
+        # An Upgrade to something else (curl offers h2c) is a request like any other: no server must follow it.
+        if _NAMES_UPGRADE(head) is None or b"websocket" not in head.lower():
+            peer, secure = self._introduction(connection)
+            self.http.adopt(connection, peer[0], secure)
+            return
         try:
             request = _engine.parse_head(head)
         except ValueError as fault:
             self._answer(connection, 400, "bad_request", f"not an HTTP request: {fault}")
             return
-        # An Upgrade to something else (curl offers h2c) is a request like any other: nobody must follow it.
         if b"websocket" in request.headers.get(b"upgrade", b"").lower():
             self._upgrade(connection, request)
-        elif _is_websocket_path(request.target):
-            text = "this is a WebSocket address; connect with an Upgrade"
-            self._answer(connection, 426, "bad_request", text, "Upgrade: websocket\r\n")
         else:
-            self._hand_over(connection, request.target)
+            peer, secure = self._introduction(connection)
+            self.http.adopt(connection, peer[0], secure)
+
+    def http_received(self, connection: Connection, data: bytes) -> None:
+        self.http.connections[connection].received(data)
+
+    def http_ended(self, connection: Connection) -> bool:
+        return self.http.connections[connection].ended()
 
     def head_too_large(self, connection: Connection) -> None:
         self._answer(connection, 431, "bad_request", "the request head is larger than 16 KiB")
@@ -220,68 +213,6 @@ class Gate:
         timeout_s = self.settings.activity_timeout_s
         connection.send(_frame.text(frames.connection_established(session.socket_id, timeout_s, recovers)))
 
-    # -- everything else -----------------------------------------------------------------------------------
-
-    def _hand_over(self, connection: Connection, target: bytes) -> None:
-        if self._passage is None:
-            self._passage = handover.connect(self._handover_path, self._handed_back, self._passage_lost)
-        if self._passage is None:
-            if target in (b"/", b"/healthz"):
-                connection.answer(_ALIVE)  # this process is, whatever the other one does
-                return
-            text = "the control plane isn't there; send the request again"
-            self._answer(connection, 503, "unavailable", text, "Retry-After: 1\r\n")
-            return
-        peer, secure = self._introduction(connection)
-        self.handed_over_total += 1
-        if connection.has_descriptor:
-            descriptor, data = connection.detach()
-            self._passage.send(descriptor, peer, data, secure)
-        else:
-            self._relay(connection, self._passage, peer)
-
-    def _relay(self, connection: Connection, passage: handover.Passage, peer: tuple[str, int]) -> None:
-        """TLS ends here, so control gets one end of a socket pair, and what is decrypted goes through the other."""
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        inode = os.fstat(theirs.fileno()).st_ino
-        transport, data = connection.give_transport()
-        self.janitor.departed(connection)
-        # It stays counted, and the pair's end is one more.
-        self.connections += 1
-
-        def ended(relay: Relay) -> None:
-            self.connections -= 2
-            del self.relays[inode]
-
-        relay = self.relays[inode] = Relay(transport, ours, ended)
-        # Where control can't take it the other end closes, and so does the client's.
-        passage.send(theirs.detach(), peer, data, secure=True)
-        self.janitor.spawn(relay.open())
-
-    def end_relays(self) -> None:
-        """Those that carry requests: control answers what it has been asked. WebSockets are sent away otherwise."""
-        for relay in list(self.relays.values()):
-            if not relay.carries_websocket:
-                relay.end()
-
-    def _handed_back(self, descriptor: int, peer: tuple[str, int], data: bytes, secure: bool) -> None:
-        sock = socket.socket(fileno=descriptor)
-        sock.setblocking(False)
-        relay = self.relays.get(os.fstat(descriptor).st_ino)
-        if relay is not None:
-            relay.carries_websocket = True
-        self.janitor.spawn(self._take_back(sock, peer, data, secure))
-
-    async def _take_back(self, sock: socket.socket, peer: tuple[str, int], data: bytes, secure: bool) -> None:
-        def connection() -> Connection:
-            # Fed before the transport is there, so that nothing read later can come before it.
-            made = Introduced(self, peer, secure)
-            made.feed(data)
-            return made
-
-        await self.janitor.loop.connect_accepted_socket(connection, sock)
-
     # -- who is there --------------------------------------------------------------------------------------
 
     def _introduction(self, connection: Connection) -> tuple[tuple[str, int], bool]:
@@ -294,33 +225,15 @@ class Gate:
         peer, secure = self._introduction(connection)
         return self._trusted.is_secure(peer[0], _text(request.headers.get(b"x-forwarded-proto")), secure)
 
-    def _passage_lost(self) -> None:
-        self._passage = None
-
     def _answer(self, connection: Connection, status: int, code: str, text: str, extra_headers: str = "") -> None:
-        """A last word in HTTP, in the API's error shape (protocol.md 14.11), and the connection ends."""
-        body = msgspec.json.encode({"error": text, "code": code, "status": status, "trace_id": secrets.token_hex(16)})
-        head = (
-            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n{extra_headers}\r\n"
-        )
-        connection.answer(head.encode() + body)
-
-    def close(self) -> None:
-        if self._passage is not None:
-            self._passage.close()
-        for relay in list(self.relays.values()):
-            relay.abort()
+        """A last answer in HTTP, and the connection ends."""
+        connection.answer(error_response(status, code, text, extra_headers))
 
 
 def _read(request: _engine.Head) -> _Upgrade:
     parts = urlsplit(request.target.decode("latin-1"))
     query = parse_qs(parts.query, keep_blank_values=True)
     return _Upgrade(request, parts.path, {name: values[-1] for name, values in query.items()})
-
-
-def _is_websocket_path(target: bytes) -> bool:
-    return target.startswith(b"/app/")
 
 
 def _text(value: bytes | None) -> str | None:

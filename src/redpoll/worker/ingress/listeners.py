@@ -90,7 +90,7 @@ class Listeners:
         return self._certificate is not None and self._certificate.reload()
 
     def close(self) -> bool:
-        """Accept nothing more, and let requests on the TLS port end. Who is entering comes in and is told there.
+        """Accept nothing more, and let HTTP requests under way end. Who is entering comes in and is told there.
 
         False: it was done before.
         """
@@ -105,7 +105,7 @@ class Listeners:
         self._plain.close()
         if self._tls is not None:
             self._tls.close()
-        self._gate.end_relays()
+        self._gate.http.drain()
         return True
 
     def finish(self) -> None:

@@ -1,0 +1,213 @@
+"""The workers' HTTP requests: they arrive as messages, and their answers leave as messages.
+
+Listens on a Unix socket; each worker has one connection. Requests run as soon as they are read, answers leave in one
+write for each loop pass. Knows messages (http_messages.py) and nothing of what a request means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, cast
+
+import structlog
+
+from redpoll.control.request import Request
+from redpoll.control.response import Response
+from redpoll.http_messages import (
+    CLOSES,
+    CONTINUE,
+    HEAD_ONLY,
+    HEARTBEAT_S,
+    HTTP_1_0,
+    LAST,
+    SECURE,
+    SIZE_BYTES,
+    WorkerRequest,
+    pack_answer,
+    size_of,
+    unpack_request,
+)
+
+__all__ = ["ReceivedRequest", "WorkerRequests"]
+
+log = structlog.get_logger(__name__)
+
+_BACKLOG: Final = 128
+_READ_BYTES: Final = 256 * 1024
+
+
+class ReceivedRequest(Request):
+    """A request that a worker sent. Its response goes back to that worker, as bytes."""
+
+    __slots__ = ("announced", "closes", "head_only", "http_1_0", "link", "number", "refusal")
+
+    def __init__(self, link: _WorkerLink, message: WorkerRequest) -> None:
+        flags = message.flags
+        super().__init__(message.method, message.target, message.fields, message.body)
+        self.link = link
+        self.number = message.number
+        self.remote = message.client
+        self.secure = flags & SECURE != 0
+        self.from_worker = True
+        self.head_only = flags & HEAD_ONLY != 0
+        self.closes = flags & CLOSES != 0
+        self.http_1_0 = flags & HTTP_1_0 != 0
+        self.announced = message.announced
+        self.refusal = message.refusal
+
+    def respond(self, response: Response) -> None:
+        if self.closes:
+            response.keep_alive = False
+        flags = 0 if response.keep_alive else LAST
+        self.link.answer(self.number, flags, response.render(self.method, http_1_0=self.http_1_0))
+
+    def let_body_in(self) -> None:
+        """The head is good: the worker may read the body, and will send the request again as a whole."""
+        self.link.answer(self.number, CONTINUE, b"")
+
+
+class _WorkerLink(asyncio.BufferedProtocol):
+    """The connection of one worker."""
+
+    def __init__(self, owner: WorkerRequests) -> None:
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        # [0, filled) is a message that isn't whole.
+        self._buffer = bytearray(_READ_BYTES)
+        self._filled = 0
+        self._out: list[bytes] = []
+        self.unanswered = 0
+        self.ended = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._owner.links[self] = None
+
+    def connection_lost(self, fault: Exception | None) -> None:
+        self._transport = None
+        self.ended = True
+        self._owner.links.pop(self, None)
+        self._owner.idle_changed()
+
+    def eof_received(self) -> bool:
+        # After goodbye(): the worker has sent all; close when all of it is answered.
+        self.ended = True
+        self._owner.idle_changed()
+        return True
+
+    def get_buffer(self, size_hint: int) -> memoryview:
+        return memoryview(self._buffer)[self._filled :]
+
+    def buffer_updated(self, size: int) -> None:
+        buffer = self._buffer
+        end = self._filled + size
+        at = 0
+        received = self._owner.received
+        while end - at >= SIZE_BYTES:
+            message_size = size_of(buffer, at)
+            if message_size > end - at:
+                break
+            message = unpack_request(bytes(memoryview(buffer)[at : at + message_size]))
+            at += message_size
+            self.unanswered += 1
+            received(ReceivedRequest(self, message))
+        left = end - at
+        wanted = _READ_BYTES
+        if left >= SIZE_BYTES:
+            wanted = max(wanted, size_of(buffer, at))
+        if wanted != len(buffer):
+            self._buffer = bytearray(wanted)
+            self._buffer[:left] = memoryview(buffer)[at:end]
+        elif at and left:
+            buffer[:left] = buffer[at:end]
+        self._filled = left
+
+    def answer(self, number: int, flags: int, response: bytes) -> None:
+        """Queue an answer for the end of this loop pass."""
+        self.unanswered -= 1
+        self._queue(pack_answer(number, flags, response))
+
+    def beat(self) -> None:
+        self._queue(pack_answer(0, 0, b""))
+
+    def goodbye(self) -> None:
+        """Ask the worker to send no more."""
+        self._queue(pack_answer(0, LAST, b""))
+
+    def _queue(self, message: bytes) -> None:
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(message)
+
+    def _flush(self) -> None:
+        if self._transport is not None:
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+        if self._owner.finishing:
+            self._owner.idle_changed()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+class WorkerRequests:
+    """Takes requests at the Unix socket `path`; `received` is called with each, and sees to its answer."""
+
+    def __init__(self, path: str, received: Callable[[ReceivedRequest], None]) -> None:
+        self.received = received
+        self.links: dict[_WorkerLink, None] = {}
+        self.finishing = False
+        self._path = path
+        self._loop = asyncio.get_running_loop()
+        self._server: Any = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle = asyncio.Event()
+
+    async def start(self) -> None:
+        """Listen. What a killed predecessor left at the path is replaced."""
+        self._unlink()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        listener.bind(self._path)
+        os.chmod(self._path, 0o600)
+        self._server = await self._loop.create_unix_server(lambda: _WorkerLink(self), sock=listener, backlog=_BACKLOG)
+        self._beat()
+
+    async def finish(self, grace_s: float) -> None:
+        """Take no more, and answer what has come, within `grace_s`."""
+        if self._server is None:
+            return
+        self.finishing = True
+        self._server.close()
+        self._unlink()
+        for link in self.links:
+            link.goodbye()
+        self.idle_changed()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("requests not answered", count=sum(link.unanswered for link in self.links))
+        if self._timer is not None:
+            self._timer.cancel()
+        for link in list(self.links):
+            link.close()
+
+    def _unlink(self) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+    def idle_changed(self) -> None:
+        """Something ended that finish() may wait for."""
+        if self.finishing and all(link.ended and not link.unanswered for link in self.links):
+            self._idle.set()
+
+    def _beat(self) -> None:
+        for link in self.links:
+            link.beat()
+        self._timer = self._loop.call_later(HEARTBEAT_S, self._beat)

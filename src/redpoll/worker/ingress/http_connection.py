@@ -1,0 +1,495 @@
+"""One HTTP connection of a client: bytes in, requests to control, answers out in the order of the requests.
+
+llhttp (httptools) parses; this class adds what llhttp leaves to its user: limits on sizes and counts, one request
+under way at a time, and refusals of heads that two readers could understand differently. A request for a WebSocket goes
+back to the engine, any other to control. A large body isn't read before control has checked the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import httptools
+
+from redpoll._engine import HTTP
+from redpoll.http_messages import CLOSES, CONTINUE, FIELDS, HEAD_ONLY, HTTP_1_0, LAST, MAX_BODY_BYTES, pack_fields
+from redpoll.worker.ingress.http_errors import closing, error_response
+
+if TYPE_CHECKING:
+    from redpoll.worker.connection import Connection
+    from redpoll.worker.ingress.control_link import ControlLink
+
+__all__ = ["MAX_HEADERS", "MAX_HEAD_BYTES", "HttpConnection"]
+
+MAX_HEAD_BYTES: Final = 16 * 1024
+MAX_HEADERS: Final = 100
+# A body announced as no larger than this is read without asking control.
+_MAX_UNASKED_BODY_BYTES: Final = 16 * 1024
+# Many tiny chunks cost far more than their bytes: so many are free, from there on they need this size on average.
+_FREE_CHUNKS: Final = 1024
+_MIN_CHUNK_BYTES: Final = 64
+# While this much of earlier answers is unread, the next pipelined request waits.
+MAX_UNREAD_BYTES: Final = 256 * 1024
+
+# What the reader of a head has to do with a header field: pass it to control (its place in FIELDS), or one of these.
+_IGNORE, _HOST, _LENGTH, _ENCODING, _EXPECT, _UPGRADE, _FORWARDED = -1, 100, 101, 102, 103, 104, 105
+_CONTENT_TYPE: Final = FIELDS.index("Content-Type")
+_KINDS: Final[dict[bytes, int]] = {
+    **{name.lower().encode(): place for place, name in enumerate(FIELDS)},
+    b"host": _HOST,
+    b"content-length": _LENGTH,
+    b"transfer-encoding": _ENCODING,
+    b"expect": _EXPECT,
+    b"upgrade": _UPGRADE,
+    b"x-forwarded-for": _FORWARDED,
+}
+# The same by names as clients spell them. Clients choose these, so their number is bounded.
+_SPELLINGS: Final[dict[bytes, int]] = {}
+_MAX_SPELLINGS: Final = 1024
+
+_CONTINUE_LINE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_HEAD_TOO_LARGE: Final = f"the request head is larger than {MAX_HEAD_BYTES // 1024} KiB"
+
+# Where the reader is: between requests, in a head, in a body.
+_BETWEEN, _IN_HEAD, _IN_BODY = range(3)
+
+
+class _Refused(Exception):
+    """Raised inside the parser's callbacks: the request is refused, and nothing after it is read."""
+
+
+class Shared(Protocol):
+    """What all HTTP connections of a worker share (http_requests.py)."""
+
+    link: ControlLink
+    draining: bool
+    reading_bytes: int
+    max_reading_bytes: int
+    idle: dict[HttpConnection, None]
+    stalled: dict[HttpConnection, None]
+
+    def wait_for_head(self, connection: Connection) -> None: ...
+    def wait_for_body(self, connection: Connection) -> None: ...
+    def limit_reached(self, limit: str) -> None: ...
+    def refusal(self, target: bytes) -> bytes | None: ...
+    def upgrade(self, http: HttpConnection, received: bytes) -> None: ...
+    def client_of(self, peer: str, forwarded_for: Sequence[str]) -> str: ...
+
+
+class HttpConnection:
+    """Reads requests from `connection` and answers them. `http` is what all HTTP connections of the worker share.
+
+    `busy`: the number of the request that control has, 0 while it has none.
+    """
+
+    __slots__ = (
+        "_announced",
+        "_asked",
+        "_backlog",
+        "_body",
+        "_chunks",
+        "_counted_bytes",
+        "_ended",
+        "_expects",
+        "_fault",
+        "_feed_bytes",
+        "_fields",
+        "_flags",
+        "_forwarded",
+        "_head_bytes",
+        "_headers",
+        "_http",
+        "_method",
+        "_parser",
+        "_peer",
+        "_phase",
+        "_requests",
+        "_secure",
+        "_size",
+        "_switching",
+        "_target",
+        "busy",
+        "connection",
+    )
+
+    def __init__(self, http: Shared, connection: Connection, peer: str, secure: int) -> None:
+        self.connection = connection
+        self.busy = 0
+        self._http = http
+        self._peer = peer
+        self._secure = secure
+        self._parser = httptools.HttpRequestParser(self)
+        self._phase = _BETWEEN
+        # Whole requests that wait for their turn: arguments of ControlLink.send, or the head of an Upgrade.
+        self._requests: list[tuple[Any, ...] | bytes] = []
+        # How the connection ends after the requests before it are answered: status, code, text.
+        self._fault: tuple[int, str, str] | None = None
+        # Bytes that came while a request was under way.
+        self._backlog = b""
+        # The client has closed its side.
+        self._ended = False
+        # Of the request that is being read.
+        self._target = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._fields: list[tuple[int, bytes]] = []
+        self._body: list[bytes] = []
+        self._size = 0
+        self._announced: int | None = 0
+        self._chunks = 0
+        self._counted_bytes = 0
+        self._asked = False
+        self._expects = False
+        self._switching = b""
+        self._forwarded: list[str] = []
+        self._feed_bytes = 0
+        self._head_bytes = 0
+        self._flags = 0
+        self._method = b""
+
+    @property
+    def reads_head(self) -> bool:
+        return self._phase == _IN_HEAD and not self.busy
+
+    @property
+    def reads_body(self) -> bool:
+        return self._phase == _IN_BODY and not self.busy
+
+    # -- bytes in ------------------------------------------------------------------------------------------
+
+    def received(self, data: bytes) -> None:
+        """The next bytes of the client."""
+        if self.busy or self._requests:
+            self._backlog += data
+            self.connection.pause_reading()
+            return
+        if self._phase == _BETWEEN:
+            self._http.idle.pop(self, None)
+        self._parse(data)
+
+    def ended(self) -> bool:
+        """The client sends no more. True: there are requests to answer before the connection closes."""
+        self._ended = self.busy > 0 or bool(self._requests)
+        return self._ended
+
+    def _parse(self, data: bytes) -> None:
+        self._feed_bytes = len(data)
+        if self._phase == _IN_HEAD:
+            self._head_bytes += len(data)
+        else:
+            self._head_bytes = len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._switch(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserCallbackError as error:
+            if self._fault is None and self._size <= MAX_BODY_BYTES:
+                raise error.__context__ or error from None
+        except httptools.HttpParserError as error:
+            self._fault = 400, "bad_request", f"not an HTTP request: {str(error).lower()}"
+        if self._phase == _IN_HEAD and self._head_bytes > MAX_HEAD_BYTES and self._fault is None:
+            self._refusal(431, _HEAD_TOO_LARGE)
+        self._go_on()
+
+    def on_message_begin(self) -> None:
+        self._phase = _IN_HEAD
+        self._target = b""
+        self._headers = []
+
+    def on_url(self, part: bytes) -> None:
+        self._target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Trailers of a chunked body come here, too: nobody reads them.
+        if self._phase == _IN_HEAD:
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        parser, headers = self._parser, self._headers
+        if self._head_bytes + self._feed_bytes > MAX_HEAD_BYTES:
+            self._check_head_size()
+        if len(headers) > MAX_HEADERS:
+            raise self._refusal(431, f"more than {MAX_HEADERS} header fields")
+        self._phase = _IN_BODY
+        self._body = []
+        self._size = 0
+        self._announced = 0
+        self._asked = self._expects = False
+        if self._forwarded:
+            self._forwarded = []
+        fields: list[tuple[int, bytes]] = []
+        hosts = 0
+        chunked = upgrades = False
+        for name, value in headers:
+            kind = _SPELLINGS.get(name)
+            if kind is None:
+                kind = _kind_of(name)
+            if kind < 0:
+                continue
+            if kind < _HOST:
+                if kind != _CONTENT_TYPE or value != b"application/json":
+                    fields.append((kind, value))
+            elif kind == _HOST:
+                hosts += 1
+            elif kind == _LENGTH:
+                self._announced = int(value)
+            elif kind == _ENCODING:
+                if chunked or value.lower() != b"chunked":
+                    raise self._refusal(400, "the only transfer coding is chunked, once")
+                chunked = True
+            elif kind == _EXPECT:
+                self._expects = value.lower() == b"100-continue"
+            elif kind == _UPGRADE:
+                upgrades = b"websocket" in value.lower()
+            else:
+                self._forwarded.append(value.decode("latin-1"))
+        self._fields = fields
+        flags = self._secure
+        if parser.get_http_version() == "1.1":
+            if hosts != 1:
+                raise self._refusal(400, "not an HTTP request: HTTP/1.1 needs one Host header")
+        elif parser.get_http_version() == "1.0" and not chunked and hosts < 2:
+            flags |= HTTP_1_0
+        else:
+            raise self._refusal(400, "not an HTTP request: HTTP/1.1 is spoken here, and HTTP/1.0 without chunks")
+        if not parser.should_keep_alive():
+            flags |= CLOSES
+        self._flags = flags
+        self._method = parser.get_method()
+        if chunked:
+            self._announced = None
+            self._chunks = 0
+        if parser.should_upgrade():
+            if self._method == b"CONNECT":
+                raise self._refusal(405, "this server is no proxy")
+            self._switching = self._head(upgrades)
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+        if self._chunks > _FREE_CHUNKS + self._size // _MIN_CHUNK_BYTES:
+            raise self._refusal(400, "the body comes in too many small chunks")
+
+    def on_body(self, part: bytes) -> None:
+        self._body.append(part)
+        self._size += len(part)
+        if self._size > MAX_BODY_BYTES:
+            raise _Refused
+
+    def on_message_complete(self) -> None:
+        if self._switching:
+            return
+        body = self._body
+        self._requests.append(self._request(b"".join(body) if len(body) != 1 else body[0]))
+        self._phase = _BETWEEN
+        # Of the next head, as far as it is known where it begins.
+        self._head_bytes = 0
+        self._drop_body()
+
+    def _drop_body(self) -> None:
+        self._body = []
+        if self._counted_bytes:
+            self._http.reading_bytes -= self._counted_bytes
+            self._counted_bytes = 0
+
+    def _request(self, body: bytes, flags: int = 0, announced: int | None = 0, refusal: int = 0) -> tuple[Any, ...]:
+        client = self._http.client_of(self._peer, self._forwarded) if self._forwarded else self._peer
+        fields = pack_fields(self._fields) if self._fields else b""
+        return (
+            self._flags | flags,
+            self._method,
+            client.encode("ascii", "replace"),
+            self._target,
+            fields,
+            body,
+            announced,
+            refusal,
+        )
+
+    def _check_head_size(self) -> None:
+        size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+        if size > MAX_HEAD_BYTES:
+            raise self._refusal(431, _HEAD_TOO_LARGE)
+
+    def _refusal(self, status: int, text: str) -> _Refused:
+        self._fault = status, "bad_request", text
+        return _Refused()
+
+    # -- upgrades ------------------------------------------------------------------------------------------
+
+    def _head(self, websocket: bool) -> bytes:
+        """The head as it came, up to spaces; without its Upgrade where that names no WebSocket."""
+        lines = [b"%b %b HTTP/1.1" % (self._method, self._target)]
+        lines += [b"%b: %b" % header for header in self._headers if websocket or header[0].lower() != b"upgrade"]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    def _switch(self, rest: bytes) -> None:
+        """The parser stopped at the end of a head with an Upgrade, and has read no body."""
+        head, self._switching = self._switching, b""
+        websocket = any(name.lower() == b"upgrade" and b"websocket" in value.lower() for name, value in self._headers)
+        self._parser = httptools.HttpRequestParser(self)
+        self._phase = _BETWEEN
+        if not websocket:
+            # Another protocol: the request is answered in this one (RFC 9110 7.8).
+            self._parse(head + rest)
+            return
+        self._requests.append(head + rest)
+        self._go_on()
+
+    # -- bodies that come later than their head ------------------------------------------------------------
+
+    def _wait_for_body(self) -> None:
+        self._count_body()
+        if self._fault is not None:
+            self._refuse()
+        elif self._size > MAX_BODY_BYTES:
+            self.refuse_body(413)
+        elif self._backlog:
+            self._read_on()
+        elif not self._asked and (
+            self._expects or self._announced is None or self._announced > _MAX_UNASKED_BODY_BYTES
+        ):
+            self._asked = True
+            self.connection.pause_reading()
+            self._send(self._request(b"", HEAD_ONLY, self._announced))
+        else:
+            self.connection.resume_reading()
+            self._http.wait_for_body(self.connection)
+
+    def _count_body(self) -> None:
+        self._http.reading_bytes += self._size - self._counted_bytes
+        self._counted_bytes = self._size
+        if self._http.reading_bytes > self._http.max_reading_bytes:
+            self._http.limit_reached("bodies")
+            self._fault = 503, "unavailable", "this server is reading too many request bodies; send the request again"
+
+    def refuse_body(self, status: int) -> None:
+        """The rest of the body isn't read. Control answers, since it logs whose request it was."""
+        self._phase = _BETWEEN
+        self._drop_body()
+        self.connection.pause_reading()
+        self._send(self._request(b"", HEAD_ONLY | CLOSES, None, status))
+
+    # -- requests and answers ------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """What comes next: a request that is complete, a refusal, bytes that wait, or the client."""
+        connection, requests = self.connection, self._requests
+        while requests:
+            if connection.bytes_owed > MAX_UNREAD_BYTES:
+                self._http.stalled[self] = None
+                return
+            request = requests.pop(0)
+            if isinstance(request, bytes):
+                self._http.upgrade(self, request + self._backlog)
+                return
+            self._send(request)
+            if self.busy or connection.state != HTTP:
+                return
+        if self._fault is not None:
+            self._refuse()
+        elif self._phase == _IN_BODY:
+            self._wait_for_body()
+        elif self._backlog:
+            self._read_on()
+        elif self._ended:
+            connection.end_http()
+        elif self._phase == _IN_HEAD:
+            connection.resume_reading()
+            self._http.wait_for_head(connection)
+        elif self._http.draining:
+            connection.end_http()
+        else:
+            self._http.idle[self] = None
+            connection.resume_reading()
+
+    def _read_on(self) -> None:
+        data, self._backlog = self._backlog, b""
+        self.connection.resume_reading()
+        if data:
+            self._parse(data)
+
+    def _send(self, request: tuple[Any, ...]) -> None:
+        """To control, or answer here what needs no control and what can't reach it."""
+        http = self._http
+        if request[3].startswith(b"/app/"):
+            text = "this is a WebSocket address; connect with an Upgrade"
+            answer = error_response(426, "bad_request", text, "Upgrade: websocket\r\n")
+        else:
+            refusal = http.refusal(request[3])
+            if refusal is None:
+                self.busy = http.link.send(self, *request)
+                return
+            answer = refusal
+        if request[1] == b"HEAD":
+            answer = answer[: answer.index(b"\r\n\r\n") + 4]
+        if request[0] & (CLOSES | HEAD_ONLY | HTTP_1_0):
+            answer = closing(answer)
+        if b"\r\nConnection: close\r\n" in answer:
+            self.connection.end_http(answer)
+        else:
+            self.connection.write_http(answer)
+
+    def answered(self, flags: int, response: bytes) -> None:
+        """Control has answered the request that it had, or lets its body in."""
+        self.busy = 0
+        if flags & CONTINUE:
+            if self._expects and not self._size:
+                self.connection.write_http(_CONTINUE_LINE)
+            self._go_on()
+        elif flags & LAST:
+            self.connection.end_http(response)
+        elif self._http.draining:
+            self.connection.end_http(closing(response))
+        else:
+            self.connection.write_http(response)
+            self._go_on()
+
+    def unanswered(self, sent: bool) -> None:
+        """Control went away with the request, or before it saw it."""
+        self.busy = 0
+        text = (
+            "not confirmed: the control plane went away before it answered"
+            if sent
+            else "the control plane isn't there; send the request again"
+        )
+        answer = error_response(503, "unavailable", text, "Retry-After: 1\r\n")
+        # The flags are of the request that was read last; several are rare enough to close for.
+        if self._phase != _BETWEEN or self._flags & (CLOSES | HTTP_1_0) or self._method == b"HEAD":
+            self.connection.end_http(answer if self._method != b"HEAD" else answer[: answer.index(b"\r\n\r\n") + 4])
+        else:
+            self.connection.write_http(answer.replace(b"Connection: close\r\n", b"", 1))
+            self._go_on()
+
+    def go_on(self) -> None:
+        """The client may have read what it left unread."""
+        if self.connection.bytes_owed > MAX_UNREAD_BYTES:
+            return
+        self._http.stalled.pop(self, None)
+        self._go_on()
+
+    def _refuse(self) -> None:
+        assert self._fault is not None
+        self._drop_body()
+        status, code, text = self._fault
+        more = "Retry-After: 1\r\n" if status == 503 else ""
+        self.connection.end_http(error_response(status, code, text, more))
+
+    def gone(self) -> None:
+        """The connection is lost, or became a WebSocket."""
+        http = self._http
+        http.idle.pop(self, None)
+        http.stalled.pop(self, None)
+        self._drop_body()
+        if self.busy:
+            http.link.forget(self.busy)
+        # The parser holds this object's methods: without this both would wait for the garbage collector.
+        self._parser = None  # type: ignore[assignment]
+
+
+def _kind_of(name: bytes) -> int:
+    kind = _KINDS.get(name.lower(), _IGNORE)
+    if len(_SPELLINGS) < _MAX_SPELLINGS:
+        _SPELLINGS[name] = kind
+    return kind

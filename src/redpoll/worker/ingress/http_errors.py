@@ -1,0 +1,30 @@
+"""HTTP responses of the worker's own, in the API's error shape (protocol/README.md "Errors")."""
+
+from __future__ import annotations
+
+import secrets
+from http import HTTPStatus
+
+import msgspec
+
+__all__ = ["closing", "error_response"]
+
+
+def error_response(status: int, code: str, text: str, more_headers: str = "", *, keep_alive: bool = False) -> bytes:
+    """A whole response. `more_headers` are whole lines."""
+    body = msgspec.json.encode({"error": text, "code": code, "status": status, "trace_id": secrets.token_hex(16)})
+    connection = "" if keep_alive else "Connection: close\r\n"
+    head = (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n{connection}{more_headers}\r\n"
+    )
+    return head.encode() + body
+
+
+def closing(response: bytes) -> bytes:
+    """`response`, which says that the connection closes after it."""
+    head, _, body = response.partition(b"\r\n\r\n")
+    if b"\r\nConnection: close" in head:
+        return response
+    head = head.replace(b"\r\nConnection: keep-alive", b"", 1)
+    return head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1) + b"\r\n\r\n" + body

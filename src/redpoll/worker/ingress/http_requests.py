@@ -1,0 +1,161 @@
+"""What all HTTP connections of a worker share: the link to control, limits, deadlines, and the worker's own answers.
+
+A connection becomes one of these when its first request is no WebSocket's. Requests go to control (control_link.py).
+At each limit a request is answered 503 with Retry-After, or an idle connection is closed to make room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from redpoll.http_messages import SECURE
+from redpoll.proxies import TrustedProxies
+from redpoll.worker.ingress.control_link import ControlLink
+from redpoll.worker.ingress.http_connection import HttpConnection
+from redpoll.worker.ingress.http_errors import error_response
+
+if TYPE_CHECKING:
+    from redpoll.config import Settings
+    from redpoll.worker.connection import Connection
+    from redpoll.worker.janitor import Janitor
+
+__all__ = ["HttpRequests"]
+
+log = structlog.get_logger()
+
+# Requests that control has, and bytes of bodies that are being read, of one worker.
+MAX_REQUESTS: Final = 4096
+MAX_READING_BYTES: Final = 32 * 1024 * 1024
+# For a whole body, however it trickles.
+BODY_TIMEOUT_S: Final = 15.0
+# Longer than the 60 s after which proxies commonly drop an idle connection, so that they close first.
+IDLE_TIMEOUT_S: Final = 75.0
+# A limit's next log line comes after this long without reaching it.
+_EPISODE_S: Final = 10.0
+
+_ALIVE: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\nOK"
+
+
+class HttpRequests:
+    """The HTTP side of a worker. `max_connections` bounds its HTTP connections.
+
+    `idle`: connections between two requests, the longest idle first. `stalled`: those whose client leaves answers
+    unread. `refused` counts refusals by the limit that was reached.
+    """
+
+    def __init__(self, settings: Settings, janitor: Janitor, path: str, max_connections: int) -> None:
+        self.link = ControlLink(path)
+        self.draining = False
+        self.max_reading_bytes = MAX_READING_BYTES
+        self.reading_bytes = 0
+        self.idle: dict[HttpConnection, None] = {}
+        self.stalled: dict[HttpConnection, None] = {}
+        self.refused: dict[str, int] = {"connections": 0, "requests": 0, "bodies": 0}
+        self.connections: dict[Connection, HttpConnection] = {}
+        self._max_connections = max_connections
+        self._trusted = TrustedProxies(settings.trusted_proxies)
+        self._janitor = janitor
+        self._reached_at: dict[str, float] = {}
+
+    # -- connections ---------------------------------------------------------------------------------------
+
+    def adopt(self, connection: Connection, peer: str, secure: bool) -> None:
+        """Serve a connection whose first request head has just come and is no WebSocket's."""
+        if len(self.connections) >= self._max_connections and not self.make_room():
+            self.limit_reached("connections")
+            text = "this server has as many HTTP connections as it takes; send the request again"
+            connection.answer(error_response(503, "unavailable", text, "Retry-After: 1\r\n"))
+            return
+        data = connection.serve_http()
+        self.connections[connection] = made = HttpConnection(self, connection, peer, SECURE if secure else 0)
+        made.received(data)
+
+    def make_room(self) -> bool:
+        """Close the connection that has been idle for the longest time. False: none is idle."""
+        for idle in self.idle:
+            idle.connection.abort()
+            return True
+        return False
+
+    def upgrade(self, http: HttpConnection, received: bytes) -> None:
+        """A request asks for a WebSocket: `received` is its head and what follows."""
+        self.gone(http.connection)
+        http.connection.upgrade(received)
+
+    def gone(self, connection: Connection) -> None:
+        """`connection` is lost or no HTTP connection any more. Idempotent."""
+        http = self.connections.pop(connection, None)
+        if http is not None:
+            http.gone()
+
+    def drain(self) -> None:
+        """Take no more: idle connections close now, others after the answer to what they have sent."""
+        self.draining = True
+        for http in list(self.idle):
+            http.connection.end_http()
+
+    def close(self) -> None:
+        for connection in list(self.connections):
+            connection.abort()
+        self.link.close()
+
+    # -- deadlines -----------------------------------------------------------------------------------------
+
+    def wait_for_head(self, connection: Connection) -> None:
+        self._janitor.http_waits(connection, self._janitor.head_timeout_s)
+
+    def wait_for_body(self, connection: Connection) -> None:
+        self._janitor.http_waits(connection, BODY_TIMEOUT_S)
+
+    def late(self, connection: Connection) -> None:
+        """A deadline of the connection has passed."""
+        http = self.connections.get(connection)
+        if http is None:
+            return
+        if http.reads_head:
+            text = f"no complete request within {self._janitor.head_timeout_s:g} s"
+            connection.end_http(error_response(408, "bad_request", text))
+        elif http.reads_body:
+            http.refuse_body(408)
+        elif http.busy or self._janitor.silent_s(connection) < IDLE_TIMEOUT_S:
+            self._janitor.http_waits(connection, IDLE_TIMEOUT_S)
+        else:
+            connection.end_http()
+
+    def beat(self) -> None:
+        """Four times a second."""
+        self.link.beat()
+        for http in list(self.stalled):
+            http.go_on()
+
+    # -- limits and answers --------------------------------------------------------------------------------
+
+    def refusal(self, target: bytes) -> bytes | None:
+        """Why control can't be asked now, as an answer; None: it can."""
+        link = self.link
+        if link.requests >= MAX_REQUESTS:
+            self.limit_reached("requests")
+            text = "this server has as many requests under way as it takes; send the request again"
+        elif link.is_open():
+            return None
+        elif target in (b"/", b"/healthz"):
+            # This process is alive, whatever control does.
+            return _ALIVE
+        else:
+            text = "the control plane isn't there; send the request again"
+        return error_response(503, "unavailable", text, "Retry-After: 1\r\n", keep_alive=True)
+
+    def limit_reached(self, limit: str) -> None:
+        """Count a refusal; one log line for each time that the limit is reached and left again."""
+        self.refused[limit] += 1
+        now = self._janitor.loop.time()
+        if now - self._reached_at.get(limit, -_EPISODE_S) >= _EPISODE_S:
+            log.warning("limit reached", limit=f"HTTP {limit}")
+        self._reached_at[limit] = now
+
+    def client_of(self, peer: str, forwarded_for: Sequence[str]) -> str:
+        """The client's address, as a trusted proxy in front names it."""
+        return self._trusted.client_of(peer, forwarded_for) if self._trusted else peer

@@ -1,0 +1,132 @@
+"""A worker's way to control: one write for each pass, and exactly one end for each request."""
+
+import asyncio
+
+import pytest
+
+from redpoll.http_messages import CLOSES, pack_answer
+from redpoll.worker.ingress.control_link import ControlLink
+
+
+class Requester:
+    def __init__(self):
+        self.ends = []
+
+    def answered(self, flags, response):
+        self.ends.append(("answered", flags, response))
+
+    def unanswered(self, sent):
+        self.ends.append(("unanswered", sent))
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+async def link(tmp_path):
+    clock = Clock()
+    link = ControlLink(str(tmp_path / "requests.sock"), clock=clock)
+    link.clock = clock
+    yield link
+    link.close()
+
+
+def send(link, body=b"", flags=0):
+    requester = Requester()
+    requester.number = link.send(requester, flags, b"POST", b"192.0.2.1", b"/a", b"", body)
+    return requester
+
+
+async def test_without_control_no_request_is_taken(link):
+    assert not link.is_open()
+
+
+async def test_each_request_gets_its_own_answer_in_any_order(link, control, wait_until):
+    assert link.is_open()
+    control.answer = lambda request: None
+    first, second = send(link, b"one"), send(link, b"two")
+    await wait_until(lambda: len(control.requests) == 2)
+    assert [request.body for request in control.requests] == [b"one", b"two"]
+    for request in reversed(control.requests):
+        control.send(request, b"to " + request.body)
+    await wait_until(lambda: first.ends and second.ends)
+    assert (first.ends, second.ends) == ([("answered", 0, b"to one")], [("answered", 0, b"to two")])
+    assert link.requests == 0
+
+
+async def test_an_answer_may_come_in_pieces(link, control, wait_until):
+    control.answer = lambda request: None
+    assert link.is_open()
+    requester = send(link, flags=CLOSES)
+    await wait_until(lambda: control.requests)
+    for byte in pack_answer(requester.number, 1, b"response"):
+        control.writers[0].write(bytes([byte]))
+        await asyncio.sleep(0.001)
+    await wait_until(lambda: requester.ends)
+    assert requester.ends == [("answered", 1, b"response")]
+
+
+async def test_large_requests_wait_until_control_reads(link, control, wait_until):
+    assert link.is_open()
+    requesters = [send(link, bytes([n]) * 900_000) for n in range(8)]
+    await wait_until(lambda: all(requester.ends for requester in requesters))
+    assert [request.body[:1] for request in control.requests] == [bytes([n]) for n in range(8)]
+    assert all(len(request.body) == 900_000 for request in control.requests)
+
+
+async def test_where_control_dies_sent_requests_are_unconfirmed_and_the_others_unsent(link, control, wait_until):
+    control.answer = lambda request: None
+    assert link.is_open()
+    sent, forgotten = send(link), send(link)
+    link.forget(forgotten.number)
+    await wait_until(lambda: len(control.requests) == 2)
+    unsent = send(link)
+    link._drop("as when the socket breaks within this pass")
+    assert (sent.ends, unsent.ends, forgotten.ends) == ([("unanswered", True)], [("unanswered", False)], [])
+    assert link.unconfirmed_total == 1
+    assert link.is_open()
+    again = send(link)
+    await wait_until(lambda: len(control.requests) == 3)
+    control.kill()
+    await wait_until(lambda: again.ends)
+    assert again.ends == [("unanswered", True)]
+
+
+async def test_a_late_answer_goes_to_no_one(link, control, wait_until):
+    control.answer = lambda request: None
+    assert link.is_open()
+    gone = send(link)
+    await wait_until(lambda: control.requests)
+    link.forget(gone.number)
+    control.send(control.requests[0], b"late")
+    control.answer = lambda request: b"now"
+    other = send(link)
+    await wait_until(lambda: other.ends)
+    assert gone.ends == []
+
+
+async def test_silent_control_confirms_nothing_and_takes_nothing(link, control, wait_until):
+    control.answer = lambda request: None
+    assert link.is_open()
+    old = send(link)
+    await wait_until(lambda: control.requests)
+    link.clock.now += 1.0
+    link.beat()
+    young = send(link)
+    link.clock.now += 0.6
+    link.beat()
+    assert (old.ends, young.ends) == ([("unanswered", True)], [])
+    assert not link.is_open()
+    await wait_until(lambda: len(control.requests) == 2)
+    control.beat()
+    await wait_until(link.is_open)
+    link.beat()
+    assert young.ends == []
+    control.send(control.requests[1], b"at last")
+    await wait_until(lambda: young.ends)
+    assert young.ends == [("answered", 0, b"at last")]

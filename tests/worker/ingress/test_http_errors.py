@@ -1,0 +1,24 @@
+"""The worker's own HTTP responses."""
+
+import json
+
+from redpoll.worker.ingress.http_errors import closing, error_response
+
+
+def test_an_error_has_the_apis_shape():
+    head, _, body = error_response(503, "unavailable", "later", "Retry-After: 1\r\n").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    assert b"\r\nRetry-After: 1" in head
+    assert b"\r\nConnection: close" in head
+    assert b"\r\nContent-Length: %d" % len(body) in head
+    error = json.loads(body)
+    assert (error["error"], error["code"], error["status"], len(error["trace_id"])) == ("later", "unavailable", 503, 32)
+    assert b"Connection" not in error_response(503, "unavailable", "later", keep_alive=True)
+
+
+def test_a_response_is_told_to_close_once():
+    for connection in (b"", b"Connection: keep-alive\r\n", b"Connection: close\r\n"):
+        told = closing(b"HTTP/1.1 200 OK\r\n%bContent-Length: 2\r\n\r\n\r\n" % connection)
+        assert told.count(b"Connection: ") == 1
+        assert b"Connection: close\r\n" in told
+        assert told.endswith(b"Content-Length: 2\r\n\r\n\r\n")

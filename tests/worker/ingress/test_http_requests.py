@@ -1,0 +1,46 @@
+"""What the HTTP connections of a worker share. How it looks to clients: test_http_connection.py."""
+
+import asyncio
+
+import pytest
+
+from redpoll.config import Settings
+from redpoll.worker.ingress import http_requests
+from redpoll.worker.ingress.http_requests import HttpRequests
+
+
+class FakeJanitor:
+    head_timeout_s = 10.0
+
+    def __init__(self):
+        self.loop = asyncio.get_running_loop()
+
+
+@pytest.fixture
+async def http(tmp_path):
+    return HttpRequests(Settings(trusted_proxies=["10.0.0.0/8"]), FakeJanitor(), str(tmp_path / "none.sock"), 10)
+
+
+async def test_a_limit_is_logged_once_for_each_time_it_is_reached(http, monkeypatch):
+    logged = []
+    monkeypatch.setattr(http_requests.log, "warning", lambda event, **fields: logged.append((event, fields)))
+    for _ in range(100):
+        http.limit_reached("bodies")
+    http.limit_reached("requests")
+    assert http.refused == {"connections": 0, "requests": 1, "bodies": 100}
+    assert logged == [("limit reached", {"limit": "HTTP bodies"}), ("limit reached", {"limit": "HTTP requests"})]
+
+
+async def test_while_control_is_away_only_this_process_is_well(http):
+    assert http.refusal(b"/healthz").startswith(b"HTTP/1.1 200 ")
+    assert http.refusal(b"/").startswith(b"HTTP/1.1 200 ")
+    assert http.refusal(b"/readyz").startswith(b"HTTP/1.1 503 ")
+
+
+async def test_the_client_is_the_one_that_a_trusted_proxy_names(http):
+    assert http.client_of("10.0.0.1", ["198.51.100.7"]) == "198.51.100.7"
+    assert http.client_of("192.0.2.1", ["198.51.100.7"]) == "192.0.2.1"
+
+
+async def test_there_is_no_room_where_no_connection_is_idle(http):
+    assert not http.make_room()
