@@ -133,6 +133,16 @@ def main_figures(results: dict[str, Result]) -> str:
     return table(["what", "seen", "limit"], rows)
 
 
+def peers(results: dict[str, Result]) -> str:
+    """redpoll beside Centrifugo and soketi, measured in one run."""
+    figures = results["peers"]["figures"]
+    servers = list(figures["versions"])
+    heads = ["", *(f"{server} {figures['versions'][server]}" for server in servers)]
+    return table(
+        heads, [[what, *(row.get(server, "–") for server in servers)] for what, row in figures["rows"].items()]
+    )
+
+
 # -- bench/README.md -------------------------------------------------------------------------------------------------
 
 
@@ -228,7 +238,12 @@ def _plain(figures: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def _peers(figures: dict[str, Any]) -> str:
+    return "redpoll, Centrifugo and soketi side by side: the first table of README.md"
+
+
 _SUMMARIES: dict[str, Summary] = {
+    "peers": _peers,
     "end_to_end": _end_to_end,
     "fanout": _fanout,
     "swarm": _swarm,
@@ -260,6 +275,7 @@ def machines(results: dict[str, Result]) -> str:
 
 TABLES: dict[str, Callable[[dict[str, Result]], str]] = {
     "main": main_figures,
+    "peers": peers,
     "engines": engines,
     "seen": seen,
     "machines": machines,
