@@ -553,6 +553,8 @@ def test_an_awaited_sink_is_reported_once_when_little_is_unsent():
     assert [count for owed, count in unsent if owed >= 100_000] == [0] * sum(owed >= 100_000 for owed, _ in unsent)
     assert [count for owed, count in unsent if owed < 100_000] == [1] * sum(owed < 100_000 for owed, _ in unsent)
     assert reported == [sink]
+    # The flusher refers to this list, and each sink to the flusher.
+    reported.clear()
 
 
 def test_drained_sinks_are_not_reported_while_an_audience_is_posted_to():
@@ -574,6 +576,8 @@ def test_drained_sinks_are_not_reported_while_an_audience_is_posted_to():
         pass
     assert reported == [sink]
     assert scheduled
+    # The flusher refers to this list, and each sink to the flusher.
+    reported.clear()
 
 
 def test_a_sink_that_is_lost_is_not_reported():
