@@ -164,26 +164,26 @@
       const status = by("publish-state");
       for (const old of form.querySelectorAll(".fault")) old.remove();
       for (const field of form.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
-      message.textContent = "Publishing…";
+      status.textContent = "Publishing…";
       try {
         const answer = await fetch(`${root.dataset.base}/publish`, { method: "POST", headers, body: new URLSearchParams(new FormData(form)) });
         const result = answer.headers.get("Content-Type")?.startsWith("application/json") ? await answer.json() : {};
         if (answer.ok && !result.fault && !answer.redirected) {
-          message.textContent = "Published. ";
-          message.append(link("Trace", `${root.dataset.trace}?trace_id=${result.trace_id}`));
+          status.textContent = "Published. ";
+          status.append(link("Trace", `${root.dataset.trace}?trace_id=${result.trace_id}`));
           return;
         }
         if (!result.fault && SESSION_ENDED.includes(answer.status)) {
-          message.textContent = "Not published: your session has ended. ";
-          message.append(link("Log in again", `/dashboard/login?next=${encodeURIComponent(location.pathname)}`));
+          status.textContent = "Not published: your session has ended. ";
+          status.append(link("Log in again", `/dashboard/login?next=${encodeURIComponent(location.pathname)}`));
           ended();
           return;
         }
-        message.textContent = result.fault ? "" : `Not published (${answer.status}).`;
+        status.textContent = result.fault ? "" : `Not published (${answer.status}).`;
         for (const [name, text] of Object.entries(result.fault ?? {})) {
           const field = form.elements[name];
           if (!field) {
-            message.textContent = text;
+            status.textContent = text;
             continue;
           }
           const fault = create("p", text, "fault");
@@ -194,7 +194,7 @@
           field.focus();
         }
       } catch {
-        message.textContent = "The server doesn't respond.";
+        status.textContent = "The server doesn't respond.";
       }
     });
   });
