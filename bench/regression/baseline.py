@@ -29,7 +29,7 @@ CALIBRATION = "calibration"
 MAX_GROWTH = 0.02
 # The same calibration code gives the same count in the same environment.
 MAX_CALIBRATION_DRIFT = 0.01
-# Times can't show 10 % on a shared machine. They show what instructions don't: more system calls, waiting.
+# Times can't show 10 % on a shared machine. They show what instructions don't: more system calls.
 MAX_TIME_GROWTH = 1.0
 
 Counts = dict[str, dict[str, Any]]
