@@ -21,9 +21,16 @@ FOLDERS = ("src", "ext", "tests", "bench", "deploy")
 # Remove an entry as soon as the tests below say that it has nothing left to allow.
 STILL_FOREIGN = {
     "bench",
-    "src/redpoll/control",
+    "src/redpoll/control/api.py",
+    "src/redpoll/control/connections.py",
+    "src/redpoll/control/middleware.py",
+    "src/redpoll/control/request.py",
+    "src/redpoll/control/router.py",
     "src/redpoll/worker/ingress/gate.py",
-    "tests/control",
+    "tests/control/conftest.py",
+    "tests/control/test_api.py",
+    "tests/control/test_connections.py",
+    "tests/control/test_routes.py",
     "tests/worker",
 }
 STILL_UNWRITTEN = {

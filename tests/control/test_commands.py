@@ -108,16 +108,16 @@ async def test_commands_for_keys_and_tokens_return_documented_fields(records, se
 
 async def test_history_rules_are_created_listed_and_removed(records, served):
     app = (await served("app create", {"name": "x"}))["id"]
-    words = {"app": app, "name": "news-", "prefix": True, "keep": 100, "seconds": 60, "replay": 10}
-    made = await served("history rule add", words)
+    fields = {"app": app, "name": "news-", "prefix": True, "keep": 100, "seconds": 60, "replay": 10}
+    made = await served("history rule add", fields)
     assert list(made) == [name for name in HistoryRule.__struct_fields__ if name != "era"]
     assert made == {"id": made["id"], "replay_seconds": 0, "client_events": False} | {
-        name: value for name, value in words.items() if name != "app"
+        name: value for name, value in fields.items() if name != "app"
     }
     assert await served("history rule list", {"app": app}) == [made]
     assert records.apps[app].history_rule("news-1").id == made["id"]
     with pytest.raises(CommandError, match=f"already has the rule {made['id']} for channels that begin with 'news-'"):
-        await served("history rule add", words)
+        await served("history rule add", fields)
     with pytest.raises(CommandError, match="seconds must be between"):
         await served("history rule add", {"app": app, "name": "a", "keep": 1})
     with pytest.raises(CommandError, match="no history rule with the id 123456"):

@@ -55,7 +55,7 @@ async def test_removing_keys_from_settings_keeps_created_keys(store):
         await app_rows.add(connection, APP)
         for name in ("g1", "g2"):
             await app_rows.add_key(connection, "7", Key(key=name, secret="s"), given=True)
-        assert await app_rows.remove_given_keys(connection, "7", but="g2") == 1
+        assert await app_rows.remove_given_keys(connection, "7", except_key="g2") == 1
     assert [key.key for key in (await read(store))["7"].keys] == ["aa", "bb", "g2"]
 
 

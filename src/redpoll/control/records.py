@@ -131,7 +131,7 @@ class Records(TokenRecords):
         if known is None:
             await app_rows.add(connection, App(id=app_id, name=f"app {app_id}", keys=(key,)), given=True)
             return True
-        removed = await app_rows.remove_given_keys(connection, app_id, but=key.key)
+        removed = await app_rows.remove_given_keys(connection, app_id, except_key=key.key)
         existing = _key_of(known, key.key)
         if existing is None:
             await app_rows.add_key(connection, app_id, key, given=True)

@@ -87,7 +87,7 @@ async def remove_keys(connection: AsyncConnection, names: Collection[str]) -> No
     await connection.execute(sa.delete(keys).where(keys.c.key.in_(names)))
 
 
-async def remove_given_keys(connection: AsyncConnection, app_id: str, but: str) -> int:
-    """Removes the app's keys that came from the settings, except the key `but`. Returns the number removed."""
-    stale = (keys.c.app_id == app_id) & keys.c.given & (keys.c.key != but)
+async def remove_given_keys(connection: AsyncConnection, app_id: str, except_key: str) -> int:
+    """Removes the app's keys that came from the settings, except the key `except_key`. Returns the number removed."""
+    stale = (keys.c.app_id == app_id) & keys.c.given & (keys.c.key != except_key)
     return (await connection.execute(sa.delete(keys).where(stale))).rowcount

@@ -74,36 +74,41 @@ def test_hooks_of_an_app_include_only_enabled_endpoints():
 
 
 async def test_new_endpoint_is_enabled_has_a_secret_and_is_stored(endpoints, store, records, sender, clock):
-    made = await create(endpoints, events=("client_event", "client_event"), channels=("room-",), format="pusher")
-    assert (made.enabled, made.events, made.channels, made.created_at) == (True, ("client_event",), ("room-",), NOW_S)
-    assert len(made.secret) == 40
+    endpoint = await create(endpoints, events=("client_event", "client_event"), channels=("room-",), format="pusher")
+    assert (endpoint.enabled, endpoint.events, endpoint.channels, endpoint.created_at) == (
+        True,
+        ("client_event",),
+        ("room-",),
+        NOW_S,
+    )
+    assert len(endpoint.secret) == 40
     again = Endpoints(store, records, lambda: sender, clock)
     await again.load()
-    assert again.of_app(APP) == (made,)
+    assert again.of_app(APP) == (endpoint,)
     assert endpoints.of_app(OTHER) == ()
 
 
 async def test_workers_get_an_update_only_if_the_hooks_change(endpoints, records, store):
-    heard = []
+    updates = []
 
     async def on_change(app_id, app, version):
-        heard.append((app_id, app.hooks, version))
+        updates.append((app_id, app.hooks, version))
 
     records.on_change = on_change
     version = records.version
-    made = await create(endpoints, events=("member.added",))
+    endpoint = await create(endpoints, events=("member.added",))
     await create(endpoints, events=("member.removed",))
     await create(endpoints, app_id=OTHER, events=("cache.miss",))
-    assert heard == [(APP, "m", version + 1), (OTHER, "x", version + 2)]
-    await endpoints.change(made.id, None, ("client_event",), None, None)
-    assert heard[2:] == [(APP, "mc", version + 3)]
-    await endpoints.set_enabled(made.id, False)
-    await endpoints.set_enabled(made.id, False)
-    await endpoints.rotate(made.id)
-    assert heard[3:] == [(APP, "m", version + 4)]
-    await endpoints.set_enabled(made.id, True)
-    await endpoints.delete(made.id)
-    assert heard[4:] == [(APP, "mc", version + 5), (APP, "m", version + 6)]
+    assert updates == [(APP, "m", version + 1), (OTHER, "x", version + 2)]
+    await endpoints.change(endpoint.id, None, ("client_event",), None, None)
+    assert updates[2:] == [(APP, "mc", version + 3)]
+    await endpoints.set_enabled(endpoint.id, False)
+    await endpoints.set_enabled(endpoint.id, False)
+    await endpoints.rotate(endpoint.id)
+    assert updates[3:] == [(APP, "m", version + 4)]
+    await endpoints.set_enabled(endpoint.id, True)
+    await endpoints.delete(endpoint.id)
+    assert updates[4:] == [(APP, "mc", version + 5), (APP, "m", version + 6)]
     again = Records(store)
     await again.load()
     await Endpoints(store, again, lambda: None, lambda: 0.0).load()
@@ -117,13 +122,13 @@ async def test_endpoint_is_known_before_workers_write_rows_for_it(endpoints, rec
         seen.append([wants(endpoint, "cache.miss", "c") for endpoint in endpoints.of_app(app_id)])
 
     records.on_change = on_change
-    made = await create(endpoints, events=("cache.miss",))
-    await endpoints.change(made.id, None, ("cache.miss", "client_event"), None, None)
+    endpoint = await create(endpoints, events=("cache.miss",))
+    await endpoints.change(endpoint.id, None, ("cache.miss", "client_event"), None, None)
     assert seen == [[True], [True]]
 
 
 async def test_failed_or_cancelled_change_leaves_memory_equal_to_the_store(endpoints, store, records, monkeypatch):
-    made = await create(endpoints)
+    endpoint = await create(endpoints)
 
     async def fail(_app, _version):
         raise RuntimeError
@@ -132,10 +137,10 @@ async def test_failed_or_cancelled_change_leaves_memory_equal_to_the_store(endpo
         # Fails after the commit.
         broken.setattr(records, "_changed", fail)
         with pytest.raises(RuntimeError):
-            await endpoints.set_enabled(made.id, False)
-    assert not endpoints.get(made.id).enabled
+            await endpoints.set_enabled(endpoint.id, False)
+    assert not endpoints.get(endpoint.id).enabled
     for turns in range(12):
-        change = asyncio.create_task(endpoints.change(made.id, f"{URL}/{turns}", ("cache.miss",), None, None))
+        change = asyncio.create_task(endpoints.change(endpoint.id, f"{URL}/{turns}", ("cache.miss",), None, None))
         for _ in range(turns):
             await asyncio.sleep(0.0005)
         change.cancel()
@@ -147,39 +152,41 @@ async def test_failed_or_cancelled_change_leaves_memory_equal_to_the_store(endpo
 
 
 async def test_previous_secret_is_valid_for_a_day(endpoints, clock):
-    made = await create(endpoints)
-    changed = await endpoints.rotate(made.id)
-    assert changed.secret != made.secret
-    assert changed.secrets(clock()) == [changed.secret, made.secret]
+    endpoint = await create(endpoints)
+    changed = await endpoints.rotate(endpoint.id)
+    assert changed.secret != endpoint.secret
+    assert changed.secrets(clock()) == [changed.secret, endpoint.secret]
     clock.advance(OVERLAP_S)
     assert changed.secrets(clock()) == [changed.secret]
 
 
 async def test_deleted_endpoint_is_known_only_until_it_is_removed(endpoints):
-    made = await create(endpoints)
-    deleted = await endpoints.delete(made.id)
+    endpoint = await create(endpoints)
+    deleted = await endpoints.delete(endpoint.id)
     assert (deleted.secret, deleted.enabled) == ("", False)
     assert endpoints.of_app(APP) == ()
-    assert endpoints.known(made.id) == deleted
-    assert endpoints.ids_of(APP) == [made.id]
+    assert endpoints.known(endpoint.id) == deleted
+    assert endpoints.ids_of(APP) == [endpoint.id]
     for attempt in (endpoints.rotate, endpoints.pin, endpoints.unpin, endpoints.delete):
-        with pytest.raises(RecordError, match=f"there is no webhook with the id {made.id}"):
-            await attempt(made.id)
+        with pytest.raises(RecordError, match=f"there is no webhook with the id {endpoint.id}"):
+            await attempt(endpoint.id)
     await endpoints.forget_deleted()
-    assert endpoints.known(made.id) is None
+    assert endpoints.known(endpoint.id) is None
 
 
 async def test_deleting_an_endpoint_discards_its_waiting_deliveries(endpoints, store):
-    made = await create(endpoints)
+    endpoint = await create(endpoints)
     row = {"event": "cache.miss", "channel": "c", "user": None, "stamp": 1, "time_ms": 1, "trace": None, "body": b""}
-    rows = [{**row, "id": f"d{n}", "endpoint_id": made.id, "at": NOW_S + n, "created_at": 0.0} for n in range(6_000)]
+    rows = [
+        {**row, "id": f"d{n}", "endpoint_id": endpoint.id, "at": NOW_S + n, "created_at": 0.0} for n in range(6_000)
+    ]
     async with store.change() as connection:
         await delivery_rows.add(connection, rows)
-    await endpoints.delete(made.id)
+    await endpoints.delete(endpoint.id)
     async with store.reading() as connection:
-        assert len(await delivery_rows.find(connection, [made.id], ("discarded",), 9_999)) == 6_000
+        assert len(await delivery_rows.find(connection, [endpoint.id], ("discarded",), 9_999)) == 6_000
     await endpoints.forget_deleted()
-    assert endpoints.known(made.id) is not None
+    assert endpoints.known(endpoint.id) is not None
 
 
 # -- invalid values
@@ -204,11 +211,11 @@ async def test_invalid_fields_are_refused_with_a_reason(endpoints, wrong, senten
         await create(endpoints, **wrong)
     assert endpoints.every() == []
     if "app_id" not in wrong:
-        made = await create(endpoints)
+        endpoint = await create(endpoints)
         changes = {"url": None, "events": None, "channels": None, "format": None, **wrong}
         with pytest.raises(RecordError, match=sentence):
-            await endpoints.change(made.id, **changes)
-        assert endpoints.get(made.id) == made
+            await endpoints.change(endpoint.id, **changes)
+        assert endpoints.get(endpoint.id) == endpoint
 
 
 async def test_app_has_at_most_50_endpoints(endpoints):
@@ -234,21 +241,21 @@ async def tls(tmp_path, sender, endpoints, monkeypatch):
 
 async def test_pinning_takes_the_certificate_that_the_receiver_shows_now(endpoints, tls):
     async with Receiver(tls=tls[0]) as receiver:
-        made = await create(endpoints, url=receiver.url, pin=True)
-        assert len(made.pin) == 64
+        endpoint = await create(endpoints, url=receiver.url, pin=True)
+        assert len(endpoint.pin) == 64
         receiver.show(tls[1])
-        new_pin = await endpoints.pin(made.id)
-        assert len({made.pin, new_pin.pin, ""}) == 3
-        assert (await endpoints.unpin(made.id)).pin == ""
+        new_pin = await endpoints.pin(endpoint.id)
+        assert len({endpoint.pin, new_pin.pin, ""}) == 3
+        assert (await endpoints.unpin(endpoint.id)).pin == ""
         assert receiver.requests == []
 
 
 async def test_changing_the_url_of_a_pinned_endpoint_pins_the_new_certificate(endpoints, tls):
     async with Receiver(tls=tls[0]) as receiver, Receiver(tls=tls[1]) as moved:
-        made = await create(endpoints, url=receiver.url, pin=True)
-        assert (await endpoints.change(made.id, receiver.url, ("cache.miss",), None, None)).pin == made.pin
-        changed = await endpoints.change(made.id, moved.url, None, None, None)
-        assert changed.pin not in (made.pin, "")
+        endpoint = await create(endpoints, url=receiver.url, pin=True)
+        assert (await endpoints.change(endpoint.id, receiver.url, ("cache.miss",), None, None)).pin == endpoint.pin
+        changed = await endpoints.change(endpoint.id, moved.url, None, None, None)
+        assert changed.pin not in (endpoint.pin, "")
 
 
 async def test_endpoint_is_unchanged_if_its_certificate_cannot_be_read(endpoints, tls):
@@ -256,11 +263,11 @@ async def test_endpoint_is_unchanged_if_its_certificate_cannot_be_read(endpoints
     with pytest.raises(RecordError, match="the certificate can't be pinned: no connection to localhost:1"):
         await create(endpoints, url=closed_port, pin=True)
     assert endpoints.every() == []
-    made = await create(endpoints, url=closed_port)
+    endpoint = await create(endpoints, url=closed_port)
     with pytest.raises(RecordError, match="can't be pinned"):
-        await endpoints.pin(made.id)
+        await endpoints.pin(endpoint.id)
     async with Receiver(tls=tls[0]) as receiver:
         pinned = await create(endpoints, url=receiver.url, pin=True)
         with pytest.raises(RecordError, match="can't be pinned"):
             await endpoints.change(pinned.id, closed_port, None, None, None)
-    assert endpoints.of_app(APP) == (made, pinned)
+    assert endpoints.of_app(APP) == (endpoint, pinned)

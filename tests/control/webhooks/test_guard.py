@@ -285,10 +285,10 @@ def test_refusal_is_an_oserror():
 async def test_name_is_resolved_for_every_connection_and_only_checked_addresses_are_used(make_sender):
     """Rebinding with the test's resolver: first an allowed address, then another. A test below uses the real one."""
     answers = [["127.0.0.2"], ["127.0.0.1"]]
-    asked = []
+    lookups = []
 
     async def rebinding(host):
-        asked.append(host)
+        lookups.append(host)
         return answers.pop(0)
 
     sender = make_sender(resolve=rebinding, allow_addresses=["127.0.0.2/32"])
@@ -300,7 +300,7 @@ async def test_name_is_resolved_for_every_connection_and_only_checked_addresses_
     assert first.ok
     assert (second.ok, second.outcome) == (False, Outcome.REFUSED)
     assert "rebinding.example is 127.0.0.1, a loopback address" in second.reason
-    assert asked == ["rebinding.example"] * 2
+    assert lookups == ["rebinding.example"] * 2
     assert inside.connections == 0
     assert outside.requests[0].headers["host"] == f"rebinding.example:{outside.port}"
 

@@ -42,8 +42,8 @@ async def add_endpoint(store, records, endpoints):
 
 @pytest.fixture
 def make_intake(store, endpoints, clock):
-    def make(box, heard=None, traced=None):
-        on_new = [].extend if heard is None else heard.extend
+    def make(box, added=None, traced=None):
+        on_new = [].extend if added is None else added.extend
 
         def on_traced(row, delivery, endpoint):
             (traced if traced is not None else []).append((row.trace, row.app_id, delivery, endpoint))
@@ -77,8 +77,8 @@ async def test_every_endpoint_that_wants_a_transition_gets_a_delivery(store, add
         transition("member.added", "private-x", app_id=OTHER, user="ann"),
         transition("channel.occupied", "room-1", app_id="77"),
     ]
-    heard = []
-    await make_intake(Box(*rows), heard=heard).drain_once()
+    added = []
+    await make_intake(Box(*rows), added=added).drain_once()
     expected = [
         ("e1", "channel.occupied", "room-1"),
         ("e2", "channel.occupied", "room-1"),
@@ -89,7 +89,7 @@ async def test_every_endpoint_that_wants_a_transition_gets_a_delivery(store, add
     ]
     found = await written(store)
     assert [(delivery.endpoint_id, delivery.event, delivery.channel) for delivery in found] == expected
-    assert [delivery.id for delivery in heard] == [delivery.id for delivery in found]
+    assert [delivery.id for delivery in added] == [delivery.id for delivery in found]
     assert (found[-1].user, found[-1].state, found[-1].at) == ("ann", "waiting", NOW_S)
 
 
@@ -168,12 +168,12 @@ async def test_drain_is_repeated_at_once_if_more_rows_wait(store, add_endpoint, 
 async def test_repeated_row_creates_no_second_delivery(store, add_endpoint, make_intake):
     await add_endpoint("e1")
     row = transition()
-    heard = []
+    added = []
     for _ in range(3):
         # As if the control plane had been killed before it removed the row from Redis.
-        await make_intake(Box(row), heard=heard).drain_once()
+        await make_intake(Box(row), added=added).drain_once()
     assert [delivery.id for delivery in await written(store)] == [delivery_id(row.shard, row.stamp, "e1")]
-    assert len(heard) == 1
+    assert len(added) == 1
 
 
 async def test_delivery_id_is_derived_from_shard_stamp_and_endpoint():

@@ -43,15 +43,15 @@ def test_member_added_waits_for_channel_occupied():
 
 def test_channel_vacated_waits_for_all_earlier_deliveries_of_the_channel():
     new = Items()
-    gone, event, vacated, occupied = (
+    removed, event, vacated, occupied = (
         new("member.removed", user="a"),
         new("client_event"),
         new("channel.vacated"),
         new("channel.occupied"),
     )
-    ready = ready_of(gone, event, vacated, occupied)
-    assert take_all(ready) == [gone, event]
-    ready.done(gone)
+    ready = ready_of(removed, event, vacated, occupied)
+    assert take_all(ready) == [removed, event]
+    ready.done(removed)
     assert take_all(ready) == []
     ready.done(event)
     assert take_all(ready) == [vacated]
@@ -61,13 +61,17 @@ def test_channel_vacated_waits_for_all_earlier_deliveries_of_the_channel():
 
 def test_member_events_of_one_user_are_sent_in_order():
     new = Items()
-    came, other, went = new("member.added", user="a"), new("member.added", user="b"), new("member.removed", user="a")
-    ready = ready_of(came, other, went)
-    assert take_all(ready) == [came, other]
+    added, other, removed = (
+        new("member.added", user="a"),
+        new("member.added", user="b"),
+        new("member.removed", user="a"),
+    )
+    ready = ready_of(added, other, removed)
+    assert take_all(ready) == [added, other]
     ready.done(other)
     assert take_all(ready) == []
-    ready.done(came)
-    assert take_all(ready) == [went]
+    ready.done(added)
+    assert take_all(ready) == [removed]
 
 
 def test_channels_take_turns_and_do_not_wait_for_each_other():

@@ -183,19 +183,19 @@ VALIDATE = """
 
 async def test_official_node_library_validates_the_pusher_format():
     assert (CLIENTS / "node_modules" / "pusher").is_dir(), "run `npm ci` in tests/clients first"
-    asked = []
+    deliveries = []
     for event, row in SAMPLES.items():
         body = render("pusher", row)
         fields = {name.lower(): value for name, value in sent("pusher", body, event).items()}
-        asked += [(fields, body.decode()), (fields, body.decode() + " ")]
+        deliveries += [(fields, body.decode()), (fields, body.decode() + " ")]
     process = await asyncio.create_subprocess_exec(
         *("node", "--input-type=module", "-e", VALIDATE, KEY.key, KEY.secret),
         cwd=CLIENTS,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
-    out, _ = await process.communicate(json.dumps(asked).encode())
+    out, _ = await process.communicate(json.dumps(deliveries).encode())
     answers = json.loads(out)
-    for (_, body), answer in zip(asked[::2], answers[::2], strict=True):
+    for (_, body), answer in zip(deliveries[::2], answers[::2], strict=True):
         assert answer == [json.loads(body)["events"], TIME_MS]
     assert answers[1::2] == [None] * len(SAMPLES)

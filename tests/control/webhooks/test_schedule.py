@@ -127,16 +127,20 @@ async def test_failures_are_retried_after_10_60_and_300_seconds_then_become_dead
     (one,) = await world.put(endpoint, "room")
     due = NOW_S
     for n, pause in enumerate(RETRIES, 1):
-        found, made = await world.wait_state(one, "waiting", n)
-        assert (found.at, made[-1].at, made[-1].reason) == (due + pause, due, "answered 500 Internal Server Error")
+        found, attempts = await world.wait_state(one, "waiting", n)
+        assert (found.at, attempts[-1].at, attempts[-1].reason) == (
+            due + pause,
+            due,
+            "answered 500 Internal Server Error",
+        )
         # Not a millisecond too early.
         world.later(endpoint, pause - 0.001)
         await world.schedule.step()
         assert len(receiver.requests) == n
         world.later(endpoint, 0.001)
         due += pause
-    found, made = await world.wait_state(one, "failed", 4)
-    assert [attempt.at - NOW_S for attempt in made] == [0, 10, 70, 370]
+    found, attempts = await world.wait_state(one, "failed", 4)
+    assert [attempt.at - NOW_S for attempt in attempts] == [0, 10, 70, 370]
     assert found.dead_letter == "pending"
     assert [request.headers["x-service-attempt"] for request in receiver.requests] == ["1", "2", "3", "4"]
     assert {request.headers["x-service-delivery"] for request in receiver.requests} == {one}
@@ -155,8 +159,8 @@ async def test_successful_retry_ends_the_delivery(world, receiver):
     await world.wait_state(one, "waiting", 1)
     receiver.answer = OK
     world.later(endpoint, 10)
-    _, made = await world.wait_state(one, "delivered", 2)
-    assert [attempt.status for attempt in made] == [500, 200]
+    _, attempts = await world.wait_state(one, "delivered", 2)
+    assert [attempt.status for attempt in attempts] == [500, 200]
 
 
 async def test_manual_retry_starts_a_full_cycle_of_retries(world, receiver):
@@ -175,8 +179,8 @@ async def test_manual_retry_starts_a_full_cycle_of_retries(world, receiver):
         found, _ = await world.wait_state(one, "waiting", n)
         assert found.dead_letter == "retrying"
         world.later(endpoint, pause)
-    _, made = await world.wait_state(one, "failed", 8)
-    assert [attempt.at - begun for attempt in made[4:]] == [0, 10, 70, 370]
+    _, attempts = await world.wait_state(one, "failed", 8)
+    assert [attempt.at - begun for attempt in attempts[4:]] == [0, 10, 70, 370]
     assert [request.headers["x-service-attempt"] for request in receiver.requests] == list("12345678")
 
 

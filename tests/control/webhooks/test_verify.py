@@ -59,9 +59,9 @@ async def test_signature_with_any_valid_secret_is_valid_and_names_the_endpoint(s
     ],
 )
 async def test_wrong_signature_payload_or_endpoint_is_invalid_without_details(wrong):
-    asked = {"payload": PAYLOAD, "signature": signature("new"), "endpoint_id": "first"}
-    assert await ask(asked) == {"valid": True, "endpoint_id": "first"}
-    assert await ask(asked | wrong) == {"valid": False}
+    body = {"payload": PAYLOAD, "signature": signature("new"), "endpoint_id": "first"}
+    assert await ask(body) == {"valid": True, "endpoint_id": "first"}
+    assert await ask(body | wrong) == {"valid": False}
 
 
 @pytest.mark.parametrize(

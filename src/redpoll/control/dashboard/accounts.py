@@ -198,7 +198,7 @@ class Accounts:
         hashed = await self._passwords.hash(new)
         async with self.store.change() as connection:
             await rows.set_password(connection, user.name, hashed, must_change=False)
-            await rows.end_matching_sessions(connection, user_name=user.name, but=session.hash)
+            await rows.end_matching_sessions(connection, user_name=user.name, except_hash=session.hash)
         changed = msgspec.structs.replace(user, password_hash=hashed, must_change=False)
         return session._replace(user=changed)
 
