@@ -1,4 +1,4 @@
-"""The way of an event to Redis, and its gate: with a bus that answers when it is told to."""
+"""Publishing to Redis, and the gate that waits for workers. A fake bus answers when the test says so."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ def event(name, channel="c", skip=None):
 
 
 class FakeBus:
-    """Keeps what is published; `listening` is how many workers hear."""
+    """Records what is published. `listening` is the number of workers that listen."""
 
     def __init__(self):
         self.sent = []
@@ -54,12 +54,12 @@ async def publisher(bus):
         return made[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for opened_publisher in made:
+        opened_publisher.close()
 
 
 class Answers(list):
-    """Takes what `publish` tells: None, or the fault."""
+    """The callback of `publish`: collects None for success, or the error."""
 
     def __call__(self, fault):
         self.append(fault)
@@ -71,31 +71,31 @@ async def opened(publisher, wait_until):
     return publisher
 
 
-async def test_a_publish_ends_with_redis_answer(publisher, bus, wait_until):
+async def test_publish_ends_with_the_answer_of_redis(publisher, bus, wait_until):
     it = await opened(publisher(), wait_until)
-    told = Answers()
-    it.publish(APP, [event("e", skip="1.2")], "t", told)
+    answers = Answers()
+    it.publish(APP, [event("e", skip="1.2")], "t", answers)
     assert bus.sent == [("1", "c", "e", "d", "1.2", "t", None, 0)]
-    assert not told
+    assert not answers
     bus.done(3)
-    assert told == [None]
+    assert answers == [None]
     assert it.events_published == 1
     assert it.by_app == {"1": 1}
 
 
-async def test_an_error_of_redis_is_unavailable(publisher, bus, wait_until):
+async def test_error_of_redis_is_unavailable(publisher, bus, wait_until):
     it = await opened(publisher(), wait_until)
-    told = Answers()
-    it.publish(APP, [event("e"), event("f")], "t", told)
+    answers = Answers()
+    it.publish(APP, [event("e"), event("f")], "t", answers)
     bus.waiting[0](1)
     bus.waiting[1](LinkDown(sent=True))
-    (fault,) = told
+    (fault,) = answers
     assert isinstance(fault, Unavailable)
     assert str(fault).startswith("not confirmed: the connection to Redis broke")
     assert (it.unconfirmed, it.events_published) == (2, 0)
 
 
-async def test_what_is_not_confirmed_in_time_is_unavailable_and_a_late_answer_harms_nothing(publisher, bus, wait_until):
+async def test_unconfirmed_publish_is_unavailable_and_a_late_answer_is_ignored(publisher, bus, wait_until):
     it = await opened(publisher(confirm_s=0.05), wait_until)
     first, second, later = Answers(), Answers(), Answers()
     it.publish(APP, [event("a")], "t", first)
@@ -111,17 +111,17 @@ async def test_what_is_not_confirmed_in_time_is_unavailable_and_a_late_answer_ha
     assert (len(first), len(second)) == (1, 1)
 
 
-async def test_confirmed_ones_are_forgotten_while_others_come(publisher, bus, wait_until):
+async def test_confirmed_publishes_are_not_kept_in_memory(publisher, bus, wait_until):
     it = await opened(publisher(), wait_until)
-    told = Answers()
+    answers = Answers()
     for _ in range(1000):
-        it.publish(APP, [event("e")], "t", told)
+        it.publish(APP, [event("e")], "t", answers)
         bus.done(1)
-    assert told == [None] * 1000
+    assert answers == [None] * 1000
     assert len(it._awaited) <= 1
 
 
-async def test_several_events_are_adjacent_and_all_awaited(publisher, bus, wait_until):
+async def test_events_of_a_batch_are_sent_in_a_row_and_all_awaited(publisher, bus, wait_until):
     it = await opened(publisher(), wait_until)
     items = [Outgoing("a", "e1", "d"), Outgoing("b", "e2", "d", "1.2")]
     publishing = asyncio.create_task(it.publish_all(APP, items, "t"))
@@ -136,7 +136,7 @@ async def test_several_events_are_adjacent_and_all_awaited(publisher, bus, wait_
     assert it.events_published == 2
 
 
-async def test_the_gate_opens_when_every_worker_hears(publisher, bus, wait_until):
+async def test_gate_opens_when_every_worker_listens(publisher, bus, wait_until):
     it = publisher(workers=2, gate_s=60)
     bus.listening = 1
     it.link_up()
@@ -150,21 +150,21 @@ async def test_the_gate_opens_when_every_worker_hears(publisher, bus, wait_until
     await waiting
 
 
-async def test_the_gate_opens_at_last_although_a_worker_is_deaf(publisher, bus, wait_until):
+async def test_gate_opens_after_its_time_limit_without_all_workers(publisher, bus, wait_until):
     it = publisher(workers=2, gate_s=0.05)
     bus.listening = 1
     it.link_up()
     await wait_until(lambda: it.open)
 
 
-async def test_a_closed_gate_is_unavailable_in_time(publisher, bus):
+async def test_publish_at_a_closed_gate_is_unavailable_within_the_limit(publisher, bus):
     it = publisher(confirm_s=0.02)
     with pytest.raises(Unavailable):
         await it.publish_all(APP, [Outgoing("c", "e", "d")], "t")
     assert bus.sent == []
 
 
-async def test_every_break_closes_the_gate_anew(publisher, bus, wait_until):
+async def test_every_disconnect_closes_the_gate(publisher, bus, wait_until):
     it = publisher(workers=1, gate_s=60)
     bus.listening = 1
     it.link_up()
@@ -179,7 +179,7 @@ async def test_every_break_closes_the_gate_anew(publisher, bus, wait_until):
     await wait_until(lambda: it.open)
 
 
-async def test_against_a_real_redis_the_workers_are_those_that_subscribed(redis, wait_until):
+async def test_gate_counts_subscribed_workers_in_a_real_redis(redis, wait_until):
     keys = Keys("rp")
     ours, worker = Link(redis.url), Link(redis.url)
     it = Publisher(Bus(ours, keys), ours, lambda: 1, gate_s=60)
