@@ -68,10 +68,10 @@ def count(tree: Path | None = None) -> dict[str, dict]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     # Equal hashes give equal dictionaries, and so equal counts.
     environment |= {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-    script = FOLDER / "counting.py"
-    if tree is not None:
-        environment["PYTHONPATH"] = str(tree / "src")
-        script = tree / "bench" / "regression" / "counting.py"
+    # The code beside this script, not the one that happens to be installed.
+    tree = FOLDER.parent.parent if tree is None else tree
+    environment["PYTHONPATH"] = str(tree / "src")
+    script = tree / "bench" / "regression" / "counting.py"
     with tempfile.TemporaryDirectory(prefix="rpcount") as folder:
         out = Path(folder) / "callgrind.out"
         command = [valgrind, "--quiet", "--tool=callgrind", f"--callgrind-out-file={out}", "--instr-atstart=no"]
