@@ -3,7 +3,7 @@
 `python bench/bus.py [--envelopes N] [--data-bytes N] [--channels N] [--rounds N]` starts a Redis of its own,
 has it publish from a script (so that neither a publisher's process nor parsing of commands takes part), and
 receives on the path of a worker: Link, Registry, and a listener that makes the WebSocket frame. Sockets are
-not part of it. Goal: 300,000 envelopes/s (design.md 7).
+not part of it. Goal: 300,000 envelopes/s.
 """
 
 from __future__ import annotations

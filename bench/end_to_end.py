@@ -5,7 +5,7 @@ loop.
     PUSHER_URL=http://KEY:SECRET@HOST:PORT/apps/ID python bench/end_to_end.py      any Pusher-compatible
     server
 
-Three ways to publish, as design.md 7 names them: one event at a time (the next when all have the last),
+Three ways to publish: one event at a time (the next when all have the last),
 batches of ten, and over ten connections at once. The reference runs in between, with the same client and as
 many sockets. Not measured here: processor time, more than one machine, TLS.
 """
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1, help="of the redpoll that is started here")
     parser.add_argument("--latency-seconds", type=float, default=10.0, help="0 leaves the latencies out")
-    parser.add_argument("--pin", action="store_true", help="server on core 0, client on core 1, as peers.md has it")
+    parser.add_argument("--pin", action="store_true", help="server on core 0, client on core 1")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
     core = 0 if options.pin else None

@@ -1,4 +1,4 @@
-"""What TLS leaves behind (failures.md row 38): handshakes cut half-way, and then everything at once for a while.
+"""Whether TLS leaks memory or descriptors: handshakes cut half-way, and then everything at once for a while.
 
     python bench/tls_soak.py [--handshakes 50000] [--seconds 600] [--json FILE]
 

@@ -5,8 +5,7 @@
 The whole path: sockets join and leave channels of one server, so that each channel is occupied and, after a second,
 vacated; both endpoints want all of it. Latency is from the time of the transition that stands in the body, for leaves
 plus the debounce, to the receiver's hearing of it. The receiver is a process of its own that does nothing else; client,
-receiver and server share the machine. Goal: every transition delivered, once (exit code 1), p99 below 250 ms as in row
-35 of failures.md, which asks it of 200 a second.
+receiver and server share the machine. Goal: every transition delivered, once (exit code 1), p99 below 250 ms.
 """
 
 from __future__ import annotations
@@ -149,7 +148,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         create_endpoint(server, receiver.fast_port)
         if not options.no_dead:
             create_endpoint(server, receiver.dead_port)
-        # Known to every process within a second of the command's return (decisions.md).
+        # Every process knows a changed record within a second of the command's return.
         await asyncio.sleep(1)
         used_s = cpu_s(server.control_pid)
         channels = await transitions(server, options.rate, options.seconds)

@@ -4,7 +4,7 @@ service.
     python bench/worker_killed.py [--repeat 20] [--members 50] [--json FILE]
 
 Four workers; the members sit on one, observers on the others. The clock runs from just before the signal.
-Goal: all removals seen and counts right within a second (design.md 7).
+Goal: all removals seen and counts right within a second.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from redpoll.worker.ingress.listeners import Listeners
 
 
 class Edge:
-    """`doors` are the listeners of `worker`; `connect` opens connections to them. Call `close()` at the end."""
+    """`listeners` accept connections for `worker`; `connect` opens connections to them. Call `close()` at the end."""
 
     def __init__(self, worker, folder, *, tls: bool = True, **settings) -> None:
         self.worker = worker
@@ -29,7 +29,7 @@ class Edge:
         start = msgspec.structs.replace(
             worker.start_message, listen_fd=plain.detach(), tls_fd=encrypted.detach() if tls else None, settings=changed
         )
-        self.doors = Listeners(start, worker.gate)
+        self.listeners = Listeners(start, worker.gate)
         self.writers: list[asyncio.StreamWriter] = []
 
     def certify(self, name: str) -> bytes:
@@ -47,7 +47,7 @@ class Edge:
         self, *, tls: bool = True, before: bytes = b""
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Opens a connection. `before` is sent without TLS, before the handshake."""
-        port = self.doors.tls_port if tls else self.doors.port
+        port = self.listeners.tls_port if tls else self.listeners.port
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         self.writers.append(writer)
         writer.write(before)
@@ -65,8 +65,8 @@ class Edge:
     def close(self) -> None:
         for writer in self.writers:
             writer.transport.abort()
-        self.doors.close()
-        self.doors.finish()
+        self.listeners.close()
+        self.listeners.finish()
 
 
 async def until_end(reader: asyncio.StreamReader) -> bytes:

@@ -38,16 +38,15 @@ MAX_BODY_BYTES: Final = 1024 * 1024
 HEARTBEAT_S: Final = 0.5
 SIZE_BYTES: Final = 4
 
-# Flags of a request. The client came by TLS; the message has no body yet: may the worker read it?; the connection
-# closes after the answer; the client speaks HTTP/1.0.
-SECURE: Final = 1
-HEAD_ONLY: Final = 2
-CLOSES: Final = 4
-HTTP_1_0: Final = 8
+# Flags of a request.
+SECURE: Final = 1  # the client used TLS
+HEAD_ONLY: Final = 2  # the body isn't read yet; the worker asks whether to read it
+CLOSES: Final = 4  # the connection closes after the answer
+HTTP_1_0: Final = 8  # the client speaks HTTP/1.0
 
-# Flags of an answer. The connection closes after it; no answer: the body may be read.
-LAST: Final = 1
-CONTINUE: Final = 2
+# Flags of an answer.
+LAST: Final = 1  # the connection closes after it; of request 0: control is stopping
+CONTINUE: Final = 2  # the worker may read the body; the answer to the request follows later
 
 # The header fields that control reads; the worker leaves out all others, and a Content-Type of JSON, which is usual.
 FIELDS: Final = (
@@ -114,8 +113,8 @@ def pack_request(
 ) -> bytes:
     """A request's message; `fields` are made by pack_fields."""
     size = _REQUEST.size - SIZE_BYTES + len(method) + len(client) + len(target) + len(fields) + len(body)
-    told = 0xFFFF_FFFF if announced is None else min(announced, 0xFFFF_FFFE)
-    head = _REQUEST.pack(size, number, flags, refusal, len(method), len(client), len(target), len(fields), told)
+    body_size = 0xFFFF_FFFF if announced is None else min(announced, 0xFFFF_FFFE)
+    head = _REQUEST.pack(size, number, flags, refusal, len(method), len(client), len(target), len(fields), body_size)
     return b"".join((head, method, client, target, fields, body))
 
 
@@ -127,7 +126,9 @@ def size_of(buffer: bytes | bytearray, at: int) -> int:
 
 def unpack_request(message: bytes) -> WorkerRequest:
     """The request of a whole message. Bytes that aren't UTF-8 become lone surrogates."""
-    _, number, flags, refusal, method_size, client_size, target_size, fields_size, told = _REQUEST.unpack_from(message)
+    _, number, flags, refusal, method_size, client_size, target_size, fields_size, body_size = _REQUEST.unpack_from(
+        message
+    )
     at = _REQUEST.size + method_size
     method = message[_REQUEST.size : at].decode("ascii")
     client = message[at : at + client_size].decode("ascii")
@@ -135,7 +136,7 @@ def unpack_request(message: bytes) -> WorkerRequest:
     target = message[at : at + target_size].decode("utf-8", "surrogateescape")
     at += target_size
     fields = _unpack_fields(message[at : at + fields_size]) if fields_size else _NO_FIELDS
-    announced = None if told == 0xFFFF_FFFF else told
+    announced = None if body_size == 0xFFFF_FFFF else body_size
     return WorkerRequest(number, flags, refusal, method, client, target, fields, announced, message[at + fields_size :])
 
 

@@ -1,4 +1,4 @@
-"""A control plane for tests of a worker's HTTP side: it takes requests as messages and answers as it is told."""
+"""A fake control plane for tests of a worker's HTTP side. Tests choose its answers to the worker's messages."""
 
 import asyncio
 
@@ -17,8 +17,8 @@ from redpoll.http_messages import (
 
 
 class FakeControl:
-    """Listens where workers look for control. `requests` are all that came; `answer(request)` gives the response, or
-    None for none yet (`send` gives it later). Heads are let in unless `on_head` says otherwise."""
+    """Listens at a worker's `requests_path`. `requests` holds all requests that came. `answer(request)` returns the
+    response, or None if the test calls `send` later. `on_head` decides about heads; by default it allows the body."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -41,7 +41,7 @@ async def test_a_client_of_a_full_app_is_closed_with_4004(bench, quick):
     assert len(workers[0].hub.admission) == 0
 
 
-async def test_the_documented_code_comes_when_all_workers_live(bench):
+async def test_a_full_app_is_refused_with_4004_when_all_workers_live(bench):
     """With the real times: the heartbeats of all other workers were seen, so their connections count."""
     workers = [await bench.start(), await bench.start()]
     await bench.change(max_connections=1)
@@ -52,7 +52,7 @@ async def test_the_documented_code_comes_when_all_workers_live(bench):
     assert time.monotonic() - began < 7.5
 
 
-async def test_of_many_clients_at_once_exactly_as_many_are_admitted(bench, quick):
+async def test_of_many_clients_at_once_exactly_max_connections_are_admitted(bench, quick):
     workers = [await bench.start(), await bench.start()]
     for worker in workers:
         quick(worker)
@@ -98,7 +98,7 @@ async def test_a_client_that_closes_while_waiting_keeps_no_place(bench):
     assert worker.loop_exceptions_total == 0
 
 
-async def test_turned_on_it_counts_open_connections_and_closes_none(bench, quick):
+async def test_a_new_limit_counts_open_connections_and_closes_none(bench, quick):
     workers = [await bench.start(), await bench.start()]
     for worker in workers:
         quick(worker)
@@ -111,7 +111,7 @@ async def test_turned_on_it_counts_open_connections_and_closes_none(bench, quick
     assert await outcome(await bench.open(workers[0])) in (4004, 4100)
 
 
-async def test_turned_off_waiting_clients_are_admitted(bench):
+async def test_waiting_clients_are_admitted_when_the_limit_is_removed(bench):
     worker = await bench.start()
     await bench.change(max_connections=1)
     await bench.client(worker)
@@ -121,7 +121,7 @@ async def test_turned_off_waiting_clients_are_admitted(bench):
     await (await asyncio.wait_for(second, 5)).nothing_more()
 
 
-async def test_an_app_that_is_disabled_meanwhile_admits_nobody(bench):
+async def test_a_waiting_client_is_refused_when_its_app_is_disabled(bench):
     worker = await bench.start()
     await bench.change(max_connections=1)
     first = await bench.client(worker)
@@ -134,7 +134,7 @@ async def test_an_app_that_is_disabled_meanwhile_admits_nobody(bench):
     await (await bench.client(worker)).nothing_more()
 
 
-async def test_without_redis_it_is_4100_and_not_4004(own_redis, bench_on, quick):
+async def test_without_redis_clients_are_closed_with_4100_and_not_4004(own_redis, bench_on, quick):
     bench = await bench_on(own_redis)
     worker = await bench.start()
     quick(worker)

@@ -1,4 +1,4 @@
-"""A worker's way to control: one write for each pass, and exactly one end for each request."""
+"""Requests of a worker to control: one write per loop pass, and exactly one outcome per request."""
 
 import asyncio
 
@@ -79,7 +79,7 @@ async def test_large_requests_wait_until_control_reads(link, control, wait_until
     assert all(len(request.body) == 900_000 for request in control.requests)
 
 
-async def test_where_control_dies_sent_requests_are_unconfirmed_and_the_others_unsent(link, control, wait_until):
+async def test_when_control_dies_sent_requests_are_unconfirmed_and_queued_ones_unsent(link, control, wait_until):
     control.answer = lambda request: None
     assert link.is_open()
     sent, forgotten = send(link), send(link)
@@ -97,7 +97,7 @@ async def test_where_control_dies_sent_requests_are_unconfirmed_and_the_others_u
     assert again.ends == [("unanswered", True)]
 
 
-async def test_a_late_answer_goes_to_no_one(link, control, wait_until):
+async def test_an_answer_to_a_forgotten_request_is_dropped(link, control, wait_until):
     control.answer = lambda request: None
     assert link.is_open()
     gone = send(link)
@@ -110,7 +110,7 @@ async def test_a_late_answer_goes_to_no_one(link, control, wait_until):
     assert gone.ends == []
 
 
-async def test_silent_control_confirms_nothing_and_takes_nothing(link, control, wait_until):
+async def test_requests_to_a_silent_control_plane_fail_and_no_more_are_sent(link, control, wait_until):
     control.answer = lambda request: None
     assert link.is_open()
     old = send(link)

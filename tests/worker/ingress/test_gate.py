@@ -1,4 +1,4 @@
-"""The public port's door: what becomes a WebSocket, what is refused and how, what the worker answers itself."""
+"""The gate: which requests become WebSockets, which are refused and how, and what the worker answers itself."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ async def refusal(bench, worker, path: str, **more) -> tuple[dict, int, str]:
 
 
 class TestUpgrades:
-    async def test_a_known_key_is_greeted_first_of_all(self, bench):
+    async def test_a_known_key_gets_connection_established_as_its_first_frame(self, bench):
         worker = await bench.start(activity_timeout_s=77)
         client = await bench.open(worker)
         frame = await client.next()
@@ -50,11 +50,11 @@ class TestUpgrades:
         assert first.isdecimal()
         assert second.isdecimal()
 
-    async def test_who_asks_to_recover_is_told_so_and_nobody_else(self, bench):
+    async def test_only_clients_that_ask_to_recover_get_recover_true(self, bench):
         worker = await bench.start()
-        for query, told in (("&recover=1", True), ("", None), ("&recover=0", None), ("&recovery=1", None)):
+        for query, expected in (("&recover=1", True), ("", None), ("&recover=0", None), ("&recovery=1", None)):
             client = await bench.open(worker, f"/app/{KEY}?protocol=7{query}")
-            assert json.loads((await client.next())["data"]).get("recover") is told
+            assert json.loads((await client.next())["data"]).get("recover") is expected
 
     async def test_no_two_connections_share_a_socket_id(self, bench):
         worker = await bench.start()
@@ -72,7 +72,7 @@ class TestUpgrades:
             (f"/app/{KEY}?protocol=8", 4007),
         ],
     )
-    async def test_a_refusal_says_its_code_in_a_frame_and_in_the_close(self, bench, path, code):
+    async def test_a_refusal_has_its_code_in_an_error_frame_and_in_the_close(self, bench, path, code):
         worker = await bench.start()
         frame, close_code, close_reason = await refusal(bench, worker, path)
         assert frame["event"] == "pusher:error"
@@ -113,7 +113,7 @@ class TestUpgrades:
         assert b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" in head  # RFC 6455 section 1.3
         writer.close()
 
-    async def test_before_the_directory_is_loaded_upgrades_are_503(self, bench):
+    async def test_upgrades_are_503_until_the_directory_is_loaded(self, bench):
         worker = await bench.start()
         worker.directory.complete = False
         status, error = error_of(await exchange(worker, UPGRADE.format(path=f"/app/{KEY}").encode()))
@@ -143,7 +143,7 @@ class TestPlainHttp:
             b"GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
         ],
     )
-    async def test_garbage_is_answered_400_and_the_worker_lives(self, bench, garbage):
+    async def test_garbage_is_answered_400_and_the_worker_goes_on(self, bench, garbage):
         worker = await bench.start()
         status, error = error_of(await exchange(worker, garbage))
         assert status == 400
@@ -155,12 +155,12 @@ class TestPlainHttp:
         request = b"GET / HTTP/1.1\r\nHost: x\r\nX-Large: " + b"a" * 20_000
         assert error_of(await exchange(worker, request))[0] == 431
 
-    async def test_half_a_head_is_cut_after_its_time(self, bench):
+    async def test_an_incomplete_head_is_answered_408(self, bench):
         worker = await bench.start(head_timeout_s=0.5)
         status, _error = error_of(await exchange(worker, b"GET / HTTP/1.1\r\nHost:"))
         assert status == 408
 
-    async def test_a_silent_connection_is_cut_after_its_time(self, bench):
+    async def test_a_silent_connection_is_answered_408(self, bench):
         worker = await bench.start(head_timeout_s=0.5)
         assert b" 408 " in await exchange(worker, b"")
 

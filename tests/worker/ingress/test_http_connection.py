@@ -1,4 +1,4 @@
-"""HTTP on the public port, against a control plane that the test plays."""
+"""HTTP on the public port, with a fake control plane."""
 
 import asyncio
 import contextlib
@@ -137,7 +137,7 @@ async def test_http_1_0_closes_unless_it_asks_to_stay(open_wire, control):
     assert [request.flags for request in control.requests] == [HTTP_1_0, HTTP_1_0 | CLOSES]
 
 
-async def test_connection_close_is_obeyed(open_wire, control):
+async def test_connection_close_closes_the_connection_after_the_answer(open_wire, control):
     wire = await open_wire()
     wire.send(b"GET /a HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\nGET /b HTTP/1.1\r\nHost: h\r\n\r\n")
     assert (await wire.next())[0] == 200
@@ -245,7 +245,7 @@ async def test_limits_of_a_head(open_wire, control):
     assert (await wire.next())[0] == 431
 
 
-async def test_a_large_body_is_read_only_when_control_lets_it_in(open_wire, control):
+async def test_a_large_body_is_read_only_after_control_allows_it(open_wire, control):
     wire = await open_wire()
     wire.send(b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 1048576\r\n\r\n" + b"x" * 1_048_576)
     assert (await wire.next())[2] == b"POST /a 1048576 127.0.0.1"
@@ -259,7 +259,7 @@ async def test_a_large_body_is_read_only_when_control_lets_it_in(open_wire, cont
     assert len(control.requests) == 3
 
 
-async def test_100_continue_is_said_when_control_lets_the_body_in(open_wire, control):
+async def test_100_continue_is_sent_when_control_allows_the_body(open_wire, control):
     wire = await open_wire()
     wire.send(b"POST /a HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
     assert (await wire.next())[1] == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -303,7 +303,7 @@ async def test_a_million_tiny_chunks_are_refused_early(open_wire, control):
     assert "too many small chunks" in json.loads(body)["error"]
 
 
-async def test_bodies_that_are_being_read_have_a_bound(open_wire, control, wait_until):
+async def test_bytes_of_unfinished_bodies_are_bounded(open_wire, control, wait_until):
     first = await open_wire()
     http = first.worker.gate.http
     http.max_reading_bytes = 100_000
@@ -319,7 +319,7 @@ async def test_bodies_that_are_being_read_have_a_bound(open_wire, control, wait_
         task.cancel()
 
 
-async def test_requests_under_way_have_a_bound(open_wire, control, wait_until, monkeypatch):
+async def test_requests_under_way_are_bounded(open_wire, control, wait_until, monkeypatch):
     monkeypatch.setattr(http_requests, "MAX_REQUESTS", 1)
     control.answer = lambda request: None
     first = await open_wire()
@@ -358,7 +358,7 @@ async def test_idle_connections_make_room_and_busy_ones_do_not(open_wire, contro
     assert [(await wire.next())[0] for wire in busy[:2]] == [200, 200]
 
 
-async def test_half_a_later_head_and_half_a_body_are_cut_after_their_time(open_wire, control, monkeypatch):
+async def test_an_incomplete_later_head_or_body_times_out(open_wire, control, monkeypatch):
     monkeypatch.setattr(http_requests, "BODY_TIMEOUT_S", 0.5)
     control.answer = lambda request: (
         b"HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n" % request.refusal if request.refusal else control.echo(request)
@@ -376,7 +376,7 @@ async def test_half_a_later_head_and_half_a_body_are_cut_after_their_time(open_w
     assert control.requests[-1].refusal == 408
 
 
-async def test_an_idle_connection_is_closed_after_its_time(open_wire, control, monkeypatch):
+async def test_an_idle_connection_is_closed_after_the_idle_timeout(open_wire, control, monkeypatch):
     monkeypatch.setattr(http_requests, "IDLE_TIMEOUT_S", 0.5)
     wire = await open_wire(head_timeout_s=0.25)
     wire.send(GET % 1)
@@ -398,7 +398,7 @@ async def test_a_client_that_closes_its_side_gets_the_answers_to_what_it_sent(op
 
 
 @pytest.mark.parametrize("part", [b"GET / HT", b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nab"])
-async def test_a_client_that_closes_half_way_is_not_waited_for(open_wire, control, part, wait_until):
+async def test_a_client_that_closes_within_a_request_is_closed(open_wire, control, part, wait_until):
     wire = await open_wire()
     wire.send(GET % 1)
     await wire.next()
@@ -409,7 +409,7 @@ async def test_a_client_that_closes_half_way_is_not_waited_for(open_wire, contro
     assert wire.worker.gate.http.reading_bytes == 0
 
 
-async def test_a_client_that_left_gets_no_answer_and_costs_nothing(open_wire, control, wait_until):
+async def test_a_client_that_left_gets_no_answer_and_leaves_nothing_behind(open_wire, control, wait_until):
     control.answer = lambda request: None
     wire = await open_wire()
     wire.send(GET % 1)
@@ -425,7 +425,7 @@ async def test_a_client_that_left_gets_no_answer_and_costs_nothing(open_wire, co
     assert (await other.next())[0] == 200
 
 
-async def test_a_client_that_reads_nothing_is_not_answered_without_end(open_wire, control, wait_until):
+async def test_answers_to_a_client_that_does_not_read_are_bounded(open_wire, control, wait_until):
     control.answer = lambda request: b"HTTP/1.1 200 OK\r\nContent-Length: 500000\r\n\r\n" + b"x" * 500_000
     wire = await open_wire()
     wire.writer.transport.pause_reading()
@@ -454,7 +454,7 @@ async def test_a_later_upgrade_becomes_a_websocket_in_place(open_wire, control, 
     assert (await other.next())[0] == 426
 
 
-async def test_an_upgrade_to_another_protocol_is_answered_in_this_one(open_wire, control):
+async def test_an_upgrade_to_another_protocol_is_answered_in_http_1_1(open_wire, control):
     wire = await open_wire()
     h2c = b"POST /h2c HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 4\r\n\r\n"
     for before in (b"", GET % 0):
@@ -465,7 +465,7 @@ async def test_an_upgrade_to_another_protocol_is_answered_in_this_one(open_wire,
         assert (await wire.next())[2] == b"GET /1 0 127.0.0.1"
 
 
-async def test_this_server_is_no_proxy(open_wire, control):
+async def test_connect_is_refused_with_405(open_wire, control):
     wire = await open_wire()
     wire.send(b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com:443\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n")
     assert (await wire.next())[0] == 405
@@ -473,7 +473,7 @@ async def test_this_server_is_no_proxy(open_wire, control):
     assert control.requests == []
 
 
-async def test_where_control_dies_each_request_is_answered_once(open_wire, control, wait_until):
+async def test_when_control_dies_each_request_is_answered_once(open_wire, control, wait_until):
     control.answer = lambda request: None
     wires = [await open_wire()]
     wires += [await open_wire(wires[0].worker) for _ in range(3)]

@@ -16,7 +16,7 @@ def test_an_error_has_the_apis_shape():
     assert b"Connection" not in error_response(503, "unavailable", "later", keep_alive=True)
 
 
-def test_a_response_is_told_to_close_once():
+def test_closing_adds_connection_close_once():
     for connection in (b"", b"Connection: keep-alive\r\n", b"Connection: close\r\n"):
         told = closing(b"HTTP/1.1 200 OK\r\n%bContent-Length: 2\r\n\r\n\r\n" % connection)
         assert told.count(b"Connection: ") == 1

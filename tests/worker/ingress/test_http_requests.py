@@ -1,4 +1,4 @@
-"""What the HTTP connections of a worker share. How it looks to clients: test_http_connection.py."""
+"""What the HTTP connections of a worker share. test_http_connection.py tests what clients see."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ async def test_a_limit_is_logged_once_for_each_time_it_is_reached(http, monkeypa
     assert logged == [("limit reached", {"limit": "HTTP bodies"}), ("limit reached", {"limit": "HTTP requests"})]
 
 
-async def test_while_control_is_away_only_this_process_is_well(http):
+async def test_without_control_only_the_health_check_is_answered_200(http):
     assert http.refusal(b"/healthz").startswith(b"HTTP/1.1 200 ")
     assert http.refusal(b"/").startswith(b"HTTP/1.1 200 ")
     assert http.refusal(b"/readyz").startswith(b"HTTP/1.1 503 ")
@@ -42,5 +42,5 @@ async def test_the_client_is_the_one_that_a_trusted_proxy_names(http):
     assert http.client_of("192.0.2.1", ["198.51.100.7"]) == "192.0.2.1"
 
 
-async def test_there_is_no_room_where_no_connection_is_idle(http):
+async def test_make_room_closes_nothing_if_no_connection_is_idle(http):
     assert not http.make_room()

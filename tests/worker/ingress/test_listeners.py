@@ -1,4 +1,4 @@
-"""What stands before the first byte of HTTP: PROXY headers, handshakes, and clients that leave half-way."""
+"""PROXY headers, TLS handshakes, and clients that leave before their first byte of HTTP."""
 
 import asyncio
 import contextlib
@@ -29,13 +29,13 @@ HEADERS = {"version 1": V1, "version 2": V2, "version 2 after TLS": V2_TLS}
 
 @pytest.fixture
 async def edges(bench, tmp_path):
-    """`await edges(**settings)`: doors with these settings, into a worker that has them too."""
+    """`await edges(**settings)`: an Edge with these settings, for a worker with `worker_settings`."""
     made = []
 
     async def make(worker_settings=(), **settings) -> Edge:
         edge = Edge(await bench.start(**dict(worker_settings)), tmp_path, **settings)
         made.append(edge)
-        await edge.doors.open()
+        await edge.listeners.open()
         return edge
 
     yield make
@@ -49,21 +49,21 @@ GET = b"GET /apps/1/channels HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 class TestProxyHeaders:
     @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
     @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
-    async def test_control_is_told_the_client_that_the_proxy_named(self, edges, control, header, tls):
+    async def test_control_gets_the_address_that_the_proxy_named(self, edges, control, header, tls):
         edge = await edges(proxy_protocol=True)
         assert b" 200 OK" in await edge.ask(GET, tls=tls, before=header)
         (request,) = control.requests
         assert request.client == "203.0.113.9"
         assert bool(request.flags & SECURE) == (tls or header is V2_TLS)
 
-    async def test_a_proxy_that_speaks_for_itself_is_the_client(self, edges, control):
+    async def test_a_proxy_that_connects_for_itself_is_the_client(self, edges, control):
         edge = await edges(proxy_protocol=True)
         reader, writer = await edge.connect(tls=False, before=V2_LOCAL + GET)
         assert b" 200 OK" in await reader.read()
         (request,) = control.requests
         assert (request.client, request.flags & SECURE) == (writer.get_extra_info("sockname")[0], 0)
 
-    async def test_a_header_may_come_byte_by_byte_and_in_one_piece_with_what_is_behind(self, edges):
+    async def test_a_header_may_come_byte_by_byte_or_together_with_the_request(self, edges):
         edge = await edges(proxy_protocol=True)
         for header in HEADERS.values():
             reader, writer = await edge.connect(tls=False, before=header + upgrade(PATH))
@@ -80,46 +80,46 @@ class TestProxyHeaders:
         "garbage",
         [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"PROXY TCP4 a b c d\r\n", SIGNATURE + b"\x31", V2[:20] + b"\0"],
     )
-    async def test_without_a_good_header_the_connection_is_dropped(self, edges, garbage, wait_until):
+    async def test_a_connection_without_a_valid_header_is_dropped(self, edges, garbage, wait_until):
         edge = await edges({"head_timeout_s": 0.5}, proxy_protocol=True, head_timeout_s=0.5)
         assert await edge.ask(garbage, tls=False) == b""
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await edge.connect(before=garbage)
-        assert edge.doors.handshakes_failed_total == 2
+        assert edge.listeners.handshakes_failed_total == 2
         assert edge.worker.gate.connections == 0
 
-    async def test_a_header_that_never_ends_is_not_waited_for(self, edges):
+    async def test_an_incomplete_header_times_out(self, edges):
         edge = await edges(proxy_protocol=True, head_timeout_s=0.3)
         assert await edge.ask(b"PROXY TCP4 203.", tls=False) == b""
         assert await edge.ask(b"", tls=False) == b""
-        assert edge.doors.entering == 0
+        assert edge.listeners.entering == 0
 
-    async def test_with_trusted_proxies_others_come_without_a_header(self, edges):
+    async def test_clients_that_are_no_trusted_proxies_connect_without_a_header(self, edges):
         edge = await edges(proxy_protocol=True, trusted_proxies=("10.0.0.0/8",))
         reader, _ = await edge.connect(tls=False, before=upgrade(PATH))
         assert b"connection_established" in await first_frame(reader)
-        # And what they write there is not believed, but taken for the bad HTTP that it is.
+        # A header of theirs isn't parsed: it is an invalid HTTP request.
         assert b" 400 Bad Request" in await edge.ask(V1 + upgrade(PATH), tls=False)
         reader, writer = await edge.connect()
         writer.write(upgrade(PATH))
         assert b"connection_established" in await first_frame(reader)
 
-    async def test_with_trusted_proxies_those_have_to_bring_one(self, edges):
+    async def test_a_trusted_proxy_must_send_a_header(self, edges):
         edge = await edges(proxy_protocol=True, trusted_proxies=("127.0.0.1",))
         assert await edge.ask(upgrade(PATH), tls=False) == b""
         reader, _ = await edge.connect(tls=False, before=V1 + upgrade(PATH))
         assert b"connection_established" in await first_frame(reader)
 
-    async def test_where_it_is_off_a_header_is_no_http(self, edges):
+    async def test_with_proxy_protocol_off_a_header_is_an_invalid_request(self, edges):
         edge = await edges()
         assert b" 400 Bad Request" in await edge.ask(V1 + upgrade(PATH), tls=False)
 
 
 class TestTlsRequired:
-    """4000 (decisions.md): never to a client that came by TLS, whoever had the TLS."""
+    """4000 is never sent to a client that used TLS, to this server or to a proxy (protocol/README.md "Close codes")."""
 
     @pytest.mark.parametrize(
-        ("tls", "before", "extra", "told"),
+        ("tls", "before", "extra", "expected"),
         [
             (False, V1, "", b"4000"),
             (False, V2, "", b"4000"),
@@ -128,20 +128,20 @@ class TestTlsRequired:
             (False, V2_LOCAL, "X-Forwarded-Proto: https\r\n", b"connection_established"),
             (False, V2_LOCAL, "X-Forwarded-Proto: http\r\n", b"4000"),
             (True, V2_LOCAL, "X-Forwarded-Proto: http\r\n", b"4000"),
-            # The proxy names a client that is none of the trusted: what that one writes is its own.
+            # The proxy names a client that isn't trusted, so the client's own X-Forwarded-Proto doesn't count.
             (False, V1, "X-Forwarded-Proto: https\r\n", b"4000"),
             (False, V2_TLS, "X-Forwarded-Proto: http\r\n", b"connection_established"),
         ],
     )
-    async def test_it_is_the_clients_own_hop_that_counts(self, bench, edges, tls, before, extra, told):
+    async def test_only_the_clients_own_connection_must_use_tls(self, bench, edges, tls, before, extra, expected):
         trusted = {"trusted_proxies": ("127.0.0.1",)}
         edge = await edges(trusted, proxy_protocol=True, **trusted)
         await bench.change(tls_required=True)
         reader, writer = await edge.connect(tls=tls, before=before)
         writer.write(upgrade(PATH, extra))
-        assert told in await first_frame(reader)
+        assert expected in await first_frame(reader)
 
-    async def test_plain_is_refused_and_tls_is_not(self, bench, edges):
+    async def test_a_plain_client_is_refused_and_a_tls_client_is_not(self, bench, edges):
         edge = await edges()
         await bench.change(tls_required=True)
         reader, _ = await edge.connect(tls=False, before=upgrade(PATH, "X-Forwarded-Proto: https\r\n"))
@@ -167,16 +167,16 @@ def descriptors() -> int:
 
 def alive() -> int:
     gc.collect()
-    return sum(isinstance(each, Introduced) for each in gc.get_objects())
+    return sum(isinstance(item, Introduced) for item in gc.get_objects())
 
 
-class TestHandshakesThatDoNotEnd:
-    async def test_fifty_cut_half_way_leave_nothing(self, edges, wait_until):
+class TestUnfinishedHandshakes:
+    async def test_fifty_aborted_handshakes_leave_no_descriptors_or_objects(self, edges, wait_until):
         edge = await edges()
         hello = client_hello()
         before, connections = descriptors(), alive()
         for turn in range(50):
-            _, writer = await asyncio.open_connection("127.0.0.1", edge.doors.tls_port)
+            _, writer = await asyncio.open_connection("127.0.0.1", edge.listeners.tls_port)
             # Cut at many places, by an end of file and by a reset; some before, some after the server's answer.
             writer.write(hello[: 1 + turn * len(hello) // 49])
             if turn % 3:
@@ -187,69 +187,69 @@ class TestHandshakesThatDoNotEnd:
                     socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
                 )
             writer.transport.abort()
-        await wait_until(lambda: edge.doors.handshakes_failed_total == 50)
+        await wait_until(lambda: edge.listeners.handshakes_failed_total == 50)
         await wait_until(lambda: descriptors() <= before)
-        assert edge.doors.entering == 0
+        assert edge.listeners.entering == 0
         assert edge.worker.gate.connections == 0
         assert alive() == connections
         assert len(asyncio.all_tasks()) < 20
 
-    async def test_a_handshake_has_the_time_of_a_request_head(self, edges, wait_until):
+    async def test_a_handshake_times_out_after_head_timeout_s(self, edges, wait_until):
         edge = await edges(head_timeout_s=0.4)
         before = descriptors()
-        silent = [await asyncio.open_connection("127.0.0.1", edge.doors.tls_port) for _ in range(3)]
+        silent = [await asyncio.open_connection("127.0.0.1", edge.listeners.tls_port) for _ in range(3)]
         silent[0][1].write(client_hello()[:100])
         for reader, writer in silent:
             assert await until_end(reader) == b""
             writer.transport.abort()
         await wait_until(lambda: descriptors() <= before)
-        assert edge.doors.entering == 0
+        assert edge.listeners.entering == 0
 
-    async def test_silence_behind_the_handshake_is_cut_like_any_other(self, edges):
+    async def test_silence_after_the_handshake_is_answered_408(self, edges):
         edge = await edges({"head_timeout_s": 0.5})
         assert b" 408 " in await edge.ask(b"")
 
     async def test_plain_http_on_the_tls_port_is_dropped(self, edges):
         edge = await edges()
-        reader, writer = await asyncio.open_connection("127.0.0.1", edge.doors.tls_port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", edge.listeners.tls_port)
         writer.write(upgrade(PATH))
         assert await until_end(reader) == b""
         writer.transport.abort()
 
-    async def test_those_who_are_entering_count_against_the_room_there_is(self, edges, wait_until):
+    async def test_connections_in_tls_setup_count_toward_the_limit(self, edges, wait_until):
         edge = await edges()
         gate = edge.worker.gate
-        gate._max_connections = 0  # 48 may be at the door all the same
+        gate._max_connections = 0  # 48 more may be in setup
         before = descriptors()
-        waiting = [await asyncio.open_connection("127.0.0.1", edge.doors.tls_port) for _ in range(60)]
+        waiting = [await asyncio.open_connection("127.0.0.1", edge.listeners.tls_port) for _ in range(60)]
         await wait_until(lambda: sum(reader.at_eof() for reader, _ in waiting) == 12)
-        assert edge.doors.entering == 48
+        assert edge.listeners.entering == 48
         for _, writer in waiting:
             writer.transport.abort()
         await wait_until(lambda: descriptors() <= before)
 
-    async def test_finish_cuts_them(self, edges, wait_until):
+    async def test_finish_cancels_connections_in_tls_setup(self, edges, wait_until):
         edge = await edges()
         before = descriptors()
-        reader, writer = await asyncio.open_connection("127.0.0.1", edge.doors.tls_port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", edge.listeners.tls_port)
         writer.write(client_hello()[:50])
-        await wait_until(lambda: edge.doors.entering == 1)
-        assert edge.doors.close()
-        assert not edge.doors.close()
-        assert edge.doors.entering == 1
-        edge.doors.finish()
+        await wait_until(lambda: edge.listeners.entering == 1)
+        assert edge.listeners.close()
+        assert not edge.listeners.close()
+        assert edge.listeners.entering == 1
+        edge.listeners.finish()
         assert await until_end(reader) == b""
         writer.transport.abort()
-        await wait_until(lambda: edge.doors.entering == 0)
+        await wait_until(lambda: edge.listeners.entering == 0)
         # The two listening sockets are gone as well.
         await wait_until(lambda: descriptors() <= before - 2)
 
 
-async def test_out_of_descriptors_the_doors_rest_and_open_again(edges, wait_until):
+async def test_without_descriptors_accepting_pauses_and_resumes(edges, wait_until):
     edge = await edges()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    knocking = socket.socket()
-    knocking.setblocking(False)
+    client = socket.socket()
+    client.setblocking(False)
     taken = [os.dup(0)]
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, hard))
@@ -257,20 +257,20 @@ async def test_out_of_descriptors_the_doors_rest_and_open_again(edges, wait_unti
             while True:
                 taken.append(os.dup(0))
         with pytest.raises(BlockingIOError):
-            knocking.connect(("127.0.0.1", edge.doors.tls_port))
-        listening = edge.doors._tls
-        await wait_until(lambda: listening not in edge.doors._accepting)
-        assert edge.doors.entering == 0
+            client.connect(("127.0.0.1", edge.listeners.tls_port))
+        listening = edge.listeners._tls
+        await wait_until(lambda: listening not in edge.listeners._accepting)
+        assert edge.listeners.entering == 0
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for each in taken:
-            os.close(each)
-    await wait_until(lambda: edge.doors.entering == 1)
-    knocking.close()
-    await wait_until(lambda: edge.doors.entering == 0)
+        for descriptor in taken:
+            os.close(descriptor)
+    await wait_until(lambda: edge.listeners.entering == 1)
+    client.close()
+    await wait_until(lambda: edge.listeners.entering == 0)
 
 
 async def test_without_a_certificate_there_is_nothing_to_reload(edges):
     edge = await edges(tls=False)
-    assert edge.doors.tls_port is None
-    assert not edge.doors.reload()
+    assert edge.listeners.tls_port is None
+    assert not edge.listeners.reload()

@@ -23,14 +23,14 @@ PATH = f"/app/{KEY}?protocol=7"
 async def edge(bench, tmp_path):
     """A TLS port of a worker that queues no more than 256 KiB for one client."""
     edge = Edge(await bench.start(max_owed_bytes=262_144), tmp_path)
-    await edge.doors.open()
+    await edge.listeners.open()
     yield edge
     edge.close()
 
 
 async def secure_client(bench, edge, path: str = PATH):
     """A client over wss: greeted, or with nothing read yet if another path is given."""
-    url = f"wss://localhost:{edge.doors.tls_port}{path}"
+    url = f"wss://localhost:{edge.listeners.tls_port}{path}"
     connection = await websockets.connect(
         url, ssl=edge.trusting(), ping_interval=None, compression=None, max_queue=None
     )
@@ -79,7 +79,7 @@ async def test_a_certificate_is_changed_while_connections_are_open(bench, edge):
     await before.subscribe("news")
     old = shown(before)
     new = edge.certify("second")
-    assert edge.doors.reload()
+    assert edge.listeners.reload()
     after = await secure_client(bench, edge)
     await after.subscribe("news")
     assert shown(after) == new != old
@@ -93,11 +93,11 @@ async def test_a_certificate_that_cannot_be_used_changes_nothing(bench, edge):
     trusting = edge.trusting()
     for content in (b"", b"no PEM", edge.key.read_bytes()):
         edge.cert.write_bytes(content)
-        assert not edge.doors.reload()
+        assert not edge.listeners.reload()
     edge.cert.unlink()
-    assert not edge.doors.reload()
+    assert not edge.listeners.reload()
     reader, writer = await asyncio.open_connection(
-        "127.0.0.1", edge.doors.tls_port, ssl=trusting, server_hostname="localhost"
+        "127.0.0.1", edge.listeners.tls_port, ssl=trusting, server_hostname="localhost"
     )
     edge.writers.append(writer)
     assert writer.get_extra_info("ssl_object").getpeercert(binary_form=True) == old
@@ -157,14 +157,14 @@ async def test_tls_before_1_2_is_refused(edge):
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
     with pytest.raises((ssl.SSLError, ConnectionResetError)):
-        await asyncio.open_connection("127.0.0.1", edge.doors.tls_port, ssl=context, server_hostname="localhost")
+        await asyncio.open_connection("127.0.0.1", edge.listeners.tls_port, ssl=context, server_hostname="localhost")
 
 
 async def test_a_client_that_offers_http_2_gets_http_1_1(edge):
     context = edge.trusting()
     context.set_alpn_protocols(["h2", "http/1.1"])
     _, writer = await asyncio.open_connection(
-        "127.0.0.1", edge.doors.tls_port, ssl=context, server_hostname="localhost"
+        "127.0.0.1", edge.listeners.tls_port, ssl=context, server_hostname="localhost"
     )
     assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
     writer.transport.abort()

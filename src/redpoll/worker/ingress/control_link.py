@@ -22,15 +22,15 @@ __all__ = ["ControlLink", "Requester"]
 log = structlog.get_logger()
 
 _READ_BYTES: Final = 256 * 1024
-# Control beats twice a second. After this long without a byte from it, what it was asked is unconfirmed, so that
-# a client has its answer within 2 s.
+# Control sends a heartbeat twice a second. After this long without a byte from it, requests count as unconfirmed, so
+# that each client has an answer within 2 s.
 _SILENCE_S: Final = 1.5
-# What control leaves unread: beyond this it is as good as away.
+# With more than this unread by control, no further requests are sent.
 _MAX_UNSENT_BYTES: Final = 32 * 1024 * 1024
 
 
 class Requester(Protocol):
-    """Whose request it is."""
+    """The sender of a request; exactly one of its methods is called."""
 
     def answered(self, flags: int, response: bytes) -> None:
         """Control's answer: the whole HTTP response, or CONTINUE in `flags`."""
@@ -96,11 +96,11 @@ class ControlLink:
         return number
 
     def forget(self, number: int) -> None:
-        """The requester is gone: its answer is dropped when it comes."""
+        """The requester is gone: drop the answer when it comes."""
         self._awaited.pop(number, None)
 
     def beat(self) -> None:
-        """Look at the clock: control that has been silent for too long confirms nothing."""
+        """Fail the requests that have waited for too long while control was silent."""
         self._now = now = self._clock()
         if not self._awaited or now - self._heard_at < _SILENCE_S:
             return
@@ -198,7 +198,7 @@ class ControlLink:
             self._received += memoryview(data)[at:]
 
     def _leave(self) -> None:
-        """Control is being stopped: send what is queued and no more, and read its answers until it closes."""
+        """Control is stopping: send what is queued and nothing after it, and read the answers until control closes."""
         self._leaving = True
         if self._socket is not None and not self._queued and not self._unsent:
             self._socket.shutdown(socket.SHUT_WR)

@@ -1,8 +1,8 @@
-"""What becomes of a connection to the public port: reads the head of its first request and decides.
+"""The gate reads the first request head of each connection and decides what the connection becomes.
 
-An Upgrade to a WebSocket is accepted here, or refused with the protocol's own code. Any other request makes an HTTP
-connection of it (http_requests.py), which may become a WebSocket by a later request. Knows HTTP heads and nothing of
-channels.
+It accepts a WebSocket upgrade, or refuses it with a close code of the protocol. Any other request makes the connection
+an HTTP connection (http_requests.py); a later request may still upgrade that to a WebSocket. The gate knows HTTP heads
+and nothing of channels.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ from redpoll.worker.janitor import Janitor
 __all__ = ["Gate"]
 
 _NAMES_UPGRADE = re.compile(rb"\nupgrade[ \t]*:", re.IGNORECASE).search
-# Connections that haven't shown a head may use the descriptors between the two bounds (failures.md row 14).
+# Upgrades are refused at `max_connections`, connections are dropped at this many more. Between the two bounds a client
+# still gets 503 instead of a reset (deploy/failures.md "Out of descriptors").
 _HEADROOM = 48
 
 
 class _Upgrade(NamedTuple):
-    """A request for a WebSocket, with what its target says: the path as requested, the query decoded."""
+    """A request for a WebSocket. `path` is as requested, `query` is decoded, with the last value of each name."""
 
     request: _engine.Head
     path: str
@@ -47,10 +48,10 @@ class _Upgrade(NamedTuple):
 
 
 class Gate:
-    """Lets connections in. `ready()` says whether this worker may: directory loaded, Redis there.
+    """Decides about every connection of a worker. `ready()`: the directory is loaded and Redis is connected.
 
-    `max_connections` counts sockets of this worker, whatever they have become; half of them may be HTTP connections.
-    Those go to control at `requests_path`.
+    `max_connections` counts all sockets of this worker; at most half of them may be HTTP connections. HTTP requests go
+    to the control plane at the Unix socket `requests_path`.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Gate:
         self.connections_total = 0
         self.upgrades_refused_total = 0
 
-    # -- a connection's way in and out ---------------------------------------------------------------------
+    # -- what the engine reports ---------------------------------------------------------------------------
 
     def connected(self, connection: Connection) -> None:
         self.connections += 1
@@ -94,24 +95,24 @@ class Gate:
             self.janitor.arrived(connection)
 
     def is_crowded(self, entering: int) -> bool:
-        """Whether there is no room for one more at the door, besides `entering` that haven't got that far."""
+        """Whether no descriptor is left for another connection. `entering` counts those still in PROXY or TLS setup."""
         return self.connections + entering >= self._max_connections + _HEADROOM
 
     def gone(self, connection: Connection) -> None:
-        """A connection that never became a WebSocket is lost or was answered."""
+        """A connection that never became a WebSocket has ended."""
         self.connections -= 1
         self.http.gone(connection)
         self.janitor.departed(connection)
         self.hub.admission.withdraw(connection)
 
     def closing(self, connection: Connection) -> None:
-        """Our last word is queued: channels are left now, the socket has a little time for its goodbye."""
+        """The close frame is queued: leave the channels now, and give the socket a few seconds to close."""
         self.janitor.closing(connection)
         if connection.session is not None:
             self.hub.closed(connection)
 
     def closed(self, connection: Connection) -> None:
-        """It is no WebSocket any more, whatever the cause: FIN, RST, silence, a fault, ourselves."""
+        """A WebSocket has ended, whatever the cause: FIN, RST, timeout, protocol error, or a close by this server."""
         self.connections -= 1
         if connection.state == _engine.CLOSED:
             self.janitor.departed(connection)
@@ -119,7 +120,7 @@ class Gate:
             self.hub.closed(connection)
 
     def head_received(self, connection: Connection, head: bytes) -> None:
-        # An Upgrade to something else (curl offers h2c) is a request like any other: no server must follow it.
+        # A server may ignore an Upgrade to another protocol, such as curl's h2c, and answer in HTTP/1.1.
         if _NAMES_UPGRADE(head) is None or b"websocket" not in head.lower():
             peer, secure = self._introduction(connection)
             self.http.adopt(connection, peer[0], secure)
@@ -145,7 +146,7 @@ class Gate:
         self._answer(connection, 431, "bad_request", "the request head is larger than 16 KiB")
 
     def head_late(self, connection: Connection) -> None:
-        """The head isn't complete in time (failures.md row 24)."""
+        """The head wasn't complete within `head_timeout_s`."""
         text = f"no complete request within {self.settings.head_timeout_s:g} s"
         self._answer(connection, 408, "bad_request", text)
 
@@ -159,7 +160,8 @@ class Gate:
             self._answer(connection, status, "bad_request", text, extra)
             return
         if self.draining or not self._ready() or self.connections > self._max_connections:
-            # Refused here, never by a 42xx close: pusher-js would come back at once (protocol.md 4.1).
+            # 503 and no close code from 4200 to 4299: with those, pusher-js would reconnect at once
+            # (protocol/README.md "Close codes").
             self.upgrades_refused_total += 1
             text = "this server is full" if self._ready() and not self.draining else "this server isn't ready"
             self._answer(connection, 503, "unavailable", text, "Retry-After: 1\r\n")
@@ -169,7 +171,7 @@ class Gate:
         if isinstance(outcome, handshake.Refusal):
             self._settle(connection, upgrade, outcome)
             return
-        # The request is complete, and the registry answers in its own time; at once where the app has no limit.
+        # The head's deadline is met. Redis may take a while; in apps without a limit the answer comes at once.
         self.janitor.departed(connection)
         self.hub.admission.ask(connection, outcome, partial(self._place_found, connection, upgrade, outcome))
 
@@ -187,7 +189,7 @@ class Gate:
     ) -> None:
         outcome: App | handshake.Refusal = refusal or app
         if refusal is None and self._directory.by_id.get(app.id) is not app:
-            # The record changed while it waited.
+            # The app's record changed while the connection waited.
             outcome = self._check(connection, upgrade)
             if isinstance(outcome, handshake.Refusal):
                 self.hub.admission.give_back(app.id)
@@ -199,7 +201,7 @@ class Gate:
             self.upgrades_refused_total += 1
             connection.shut(outcome.code, outcome.message)
             return
-        # Asking the kernel is dear, so it is asked once.
+        # Each call of randbits is a system call, so one call yields both halves.
         high, low = divmod(secrets.randbits(80), 1 << 40)
         connection.set_sid(high + 1, low + 1)
         connection.arrival = self._arrivals.note(upgrade.query)
@@ -213,10 +215,10 @@ class Gate:
         timeout_s = self.settings.activity_timeout_s
         connection.send(_frame.text(frames.connection_established(session.socket_id, timeout_s, recovers)))
 
-    # -- who is there --------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------
 
     def _introduction(self, connection: Connection) -> tuple[tuple[str, int], bool]:
-        """Whoever is in front of us, and whether they came by TLS, as far as the connection tells."""
+        """The peer's address and whether it used TLS, from the PROXY header or TLS port if there was one."""
         if isinstance(connection, Introduced):
             return connection.peer_address, connection.secure
         return connection.peer or ("", 0), False
@@ -226,7 +228,7 @@ class Gate:
         return self._trusted.is_secure(peer[0], _text(request.headers.get(b"x-forwarded-proto")), secure)
 
     def _answer(self, connection: Connection, status: int, code: str, text: str, extra_headers: str = "") -> None:
-        """A last answer in HTTP, and the connection ends."""
+        """Send a last HTTP response and close the connection."""
         connection.answer(error_response(status, code, text, extra_headers))
 
 

@@ -26,13 +26,13 @@ MAX_HEAD_BYTES: Final = 16 * 1024
 MAX_HEADERS: Final = 100
 # A body announced as no larger than this is read without asking control.
 _MAX_UNASKED_BODY_BYTES: Final = 16 * 1024
-# Many tiny chunks cost far more than their bytes: so many are free, from there on they need this size on average.
+# Tiny chunks cost far more than their bytes. Beyond this many, chunks must have this size on average.
 _FREE_CHUNKS: Final = 1024
 _MIN_CHUNK_BYTES: Final = 64
 # While this much of earlier answers is unread, the next pipelined request waits.
 MAX_UNREAD_BYTES: Final = 256 * 1024
 
-# What the reader of a head has to do with a header field: pass it to control (its place in FIELDS), or one of these.
+# The kind of a header field: its place in FIELDS if it is passed to control, else one of these.
 _IGNORE, _HOST, _LENGTH, _ENCODING, _EXPECT, _UPGRADE, _FORWARDED = -1, 100, 101, 102, 103, 104, 105
 _CONTENT_TYPE: Final = FIELDS.index("Content-Type")
 _KINDS: Final[dict[bytes, int]] = {
@@ -44,7 +44,7 @@ _KINDS: Final[dict[bytes, int]] = {
     b"upgrade": _UPGRADE,
     b"x-forwarded-for": _FORWARDED,
 }
-# The same by names as clients spell them. Clients choose these, so their number is bounded.
+# A cache of kinds by the spelling on the wire. Bounded: clients choose the spellings.
 _SPELLINGS: Final[dict[bytes, int]] = {}
 _MAX_SPELLINGS: Final = 1024
 
@@ -52,7 +52,7 @@ _CONTINUE_LINE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _HEAD_TOO_LARGE: Final = f"the request head is larger than {MAX_HEAD_BYTES // 1024} KiB"
 
-# Where the reader is: between requests, in a head, in a body.
+# What the parser reads next: the start of a request, the rest of a head, the rest of a body.
 _BETWEEN, _IN_HEAD, _IN_BODY = range(3)
 
 
@@ -202,7 +202,7 @@ class HttpConnection:
         self._target += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers of a chunked body come here, too: nobody reads them.
+        # Trailers of a chunked body come here, too, and are ignored.
         if self._phase == _IN_HEAD:
             self._headers.append((name, value))
 
@@ -283,7 +283,7 @@ class HttpConnection:
         body = self._body
         self._requests.append(self._request(b"".join(body) if len(body) != 1 else body[0]))
         self._phase = _BETWEEN
-        # Of the next head, as far as it is known where it begins.
+        # Counts the next head, which begins somewhere in the bytes after this request.
         self._head_bytes = 0
         self._drop_body()
 
@@ -331,7 +331,7 @@ class HttpConnection:
         self._parser = httptools.HttpRequestParser(self)
         self._phase = _BETWEEN
         if not websocket:
-            # Another protocol: the request is answered in this one (RFC 9110 7.8).
+            # Another protocol: answer the request in HTTP/1.1 (RFC 9110, section 7.8).
             self._parse(head + rest)
             return
         self._requests.append(head + rest)
@@ -365,7 +365,7 @@ class HttpConnection:
             self._fault = 503, "unavailable", "this server is reading too many request bodies; send the request again"
 
     def refuse_body(self, status: int) -> None:
-        """The rest of the body isn't read. Control answers, since it logs whose request it was."""
+        """Stop reading the body. Control sends the refusal, because it authenticates and logs the request."""
         self._phase = _BETWEEN
         self._drop_body()
         self.connection.pause_reading()
@@ -374,7 +374,7 @@ class HttpConnection:
     # -- requests and answers ------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """What comes next: a request that is complete, a refusal, bytes that wait, or the client."""
+        """Take the next step: send a complete request, refuse, parse the backlog, or read on."""
         connection, requests = self.connection, self._requests
         while requests:
             if connection.bytes_owed > MAX_UNREAD_BYTES:
@@ -411,7 +411,7 @@ class HttpConnection:
             self._parse(data)
 
     def _send(self, request: tuple[Any, ...]) -> None:
-        """To control, or answer here what needs no control and what can't reach it."""
+        """Send a request to control, or answer it here if it doesn't need control or can't reach it."""
         http = self._http
         if request[3].startswith(b"/app/"):
             text = "this is a WebSocket address; connect with an Upgrade"
@@ -432,7 +432,7 @@ class HttpConnection:
             self.connection.write_http(answer)
 
     def answered(self, flags: int, response: bytes) -> None:
-        """Control has answered the request that it had, or lets its body in."""
+        """Control has answered the request, or allows its body to be read."""
         self.busy = 0
         if flags & CONTINUE:
             if self._expects and not self._size:
@@ -447,7 +447,7 @@ class HttpConnection:
             self._go_on()
 
     def unanswered(self, sent: bool) -> None:
-        """Control went away with the request, or before it saw it."""
+        """Control went away before it answered. `sent` False: it never saw the request."""
         self.busy = 0
         text = (
             "not confirmed: the control plane went away before it answered"
@@ -455,7 +455,7 @@ class HttpConnection:
             else "the control plane isn't there; send the request again"
         )
         answer = error_response(503, "unavailable", text, "Retry-After: 1\r\n")
-        # The flags are of the request that was read last; several are rare enough to close for.
+        # `_flags` and `_method` belong to the request that was read last, which may be a later, pipelined one.
         if self._phase != _BETWEEN or self._flags & (CLOSES | HTTP_1_0) or self._method == b"HEAD":
             self.connection.end_http(answer if self._method != b"HEAD" else answer[: answer.index(b"\r\n\r\n") + 4])
         else:
@@ -463,7 +463,7 @@ class HttpConnection:
             self._go_on()
 
     def go_on(self) -> None:
-        """The client may have read what it left unread."""
+        """Continue if the client has read enough of the earlier answers."""
         if self.connection.bytes_owed > MAX_UNREAD_BYTES:
             return
         self._http.stalled.pop(self, None)
@@ -484,7 +484,7 @@ class HttpConnection:
         self._drop_body()
         if self.busy:
             http.link.forget(self.busy)
-        # The parser holds this object's methods: without this both would wait for the garbage collector.
+        # The parser refers to this object's methods. Breaking the cycle frees both without the garbage collector.
         self._parser = None  # type: ignore[assignment]
 
 

@@ -1,7 +1,8 @@
 """What all HTTP connections of a worker share: the link to control, limits, deadlines, and the worker's own answers.
 
-A connection becomes one of these when its first request is no WebSocket's. Requests go to control (control_link.py).
-At each limit a request is answered 503 with Retry-After, or an idle connection is closed to make room.
+A connection becomes an HTTP connection when its first request doesn't ask for a WebSocket. Requests go to control
+(control_link.py). At each limit a request is answered 503 with Retry-After, or an idle connection is closed to make
+room.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ __all__ = ["HttpRequests"]
 
 log = structlog.get_logger()
 
-# Requests that control has, and bytes of bodies that are being read, of one worker.
+# Per worker: requests that wait for control's answer, and bytes of bodies that are still being read.
 MAX_REQUESTS: Final = 4096
 MAX_READING_BYTES: Final = 32 * 1024 * 1024
-# For a whole body, however it trickles.
+# For a whole body, however slowly it comes.
 BODY_TIMEOUT_S: Final = 15.0
 # Longer than the 60 s after which proxies commonly drop an idle connection, so that they close first.
 IDLE_TIMEOUT_S: Final = 75.0
-# A limit's next log line comes after this long without reaching it.
+# A limit is logged again only after it wasn't reached for this long.
 _EPISODE_S: Final = 10.0
 
 _ALIVE: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\nOK"
@@ -63,7 +64,7 @@ class HttpRequests:
     # -- connections ---------------------------------------------------------------------------------------
 
     def adopt(self, connection: Connection, peer: str, secure: bool) -> None:
-        """Serve a connection whose first request head has just come and is no WebSocket's."""
+        """Serve a connection whose first request head has just come and doesn't ask for a WebSocket."""
         if len(self.connections) >= self._max_connections and not self.make_room():
             self.limit_reached("connections")
             text = "this server has as many HTTP connections as it takes; send the request again"
@@ -86,7 +87,7 @@ class HttpRequests:
         http.connection.upgrade(received)
 
     def gone(self, connection: Connection) -> None:
-        """`connection` is lost or no HTTP connection any more. Idempotent."""
+        """`connection` has ended or became a WebSocket. Idempotent."""
         http = self.connections.pop(connection, None)
         if http is not None:
             http.gone()
@@ -134,7 +135,7 @@ class HttpRequests:
     # -- limits and answers --------------------------------------------------------------------------------
 
     def refusal(self, target: bytes) -> bytes | None:
-        """Why control can't be asked now, as an answer; None: it can."""
+        """The response to a request that can't be sent to control now; None: it can be sent."""
         link = self.link
         if link.requests >= MAX_REQUESTS:
             self.limit_reached("requests")
@@ -142,14 +143,14 @@ class HttpRequests:
         elif link.is_open():
             return None
         elif target in (b"/", b"/healthz"):
-            # This process is alive, whatever control does.
+            # These ask whether this process is alive, which doesn't depend on control.
             return _ALIVE
         else:
             text = "the control plane isn't there; send the request again"
         return error_response(503, "unavailable", text, "Retry-After: 1\r\n", keep_alive=True)
 
     def limit_reached(self, limit: str) -> None:
-        """Count a refusal; one log line for each time that the limit is reached and left again."""
+        """Count a refusal. Log one line per period in which the limit is reached."""
         self.refused[limit] += 1
         now = self._janitor.loop.time()
         if now - self._reached_at.get(limit, -_EPISODE_S) >= _EPISODE_S:
@@ -157,5 +158,5 @@ class HttpRequests:
         self._reached_at[limit] = now
 
     def client_of(self, peer: str, forwarded_for: Sequence[str]) -> str:
-        """The client's address, as a trusted proxy in front names it."""
+        """The client's address: from X-Forwarded-For if a trusted proxy sent it, else `peer`."""
         return self._trusted.client_of(peer, forwarded_for) if self._trusted else peer

@@ -1,8 +1,8 @@
 """The worker's listening sockets, and what happens to a connection before its first byte of HTTP.
 
-The plain port has a Listener of the engine as a rule. Where a PROXY header comes first, and on the TLS port,
-connections are accepted here: the header is read, then TLS is agreed on, both within the time that a request head has,
-and what comes out is a Connection that knows more of its client than the kernel does.
+The engine accepts the plain port's connections, unless `proxy_protocol` is set. This module accepts the others: it
+reads the PROXY header, then does the TLS handshake, both within `head_timeout_s`. The result is an `Introduced`
+connection, which knows the client's address from the header and whether the client used TLS.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ __all__ = ["Listeners"]
 
 log = structlog.get_logger()
 
-# A burst of new clients doesn't keep those inside waiting for longer than this many accepts.
+# Established clients wait for at most this many accepts of a burst.
 _ACCEPTS_A_TURN = 64
-# Out of descriptors or memory: the kernel keeps who knocks meanwhile.
+# Out of descriptors or memory: stop accepting for this long. New clients wait in the kernel's queue.
 _REST_S = 0.25
 _TIDY_EVERY_S = 10.0
 
 
 class Listeners:
-    """The public port's socket and, where there is one, the TLS port's. `open()`, then `close()`, then `finish()`.
+    """The sockets of the public port and of the TLS port, if there is one. Call `open()`, `close()`, `finish()`.
 
-    Raises CertificateError where TLS can't be spoken. Owns the two descriptors of `start`.
+    Owns the two descriptors of `start`. Raises CertificateError if the certificate can't be used.
     """
 
     def __init__(self, start: Start, gate: Gate) -> None:
@@ -56,7 +56,7 @@ class Listeners:
         if start.tls_fd is not None:
             self._tls = _listening(start.tls_fd)
             self._certificate = Certificate(settings.tls_cert, settings.tls_key)
-        # As they are bound; `tls_port` is None where there is none.
+        # The ports as bound. `tls_port` is None without a TLS port.
         self.port = int(self._plain.getsockname()[1])
         self.tls_port = None if self._tls is None else int(self._tls.getsockname()[1])
         assert gate.flusher.poller is not None
@@ -72,7 +72,7 @@ class Listeners:
 
     @property
     def entering(self) -> int:
-        """Connections that are accepted and not yet let in: their PROXY header or handshake isn't complete."""
+        """The number of connections that are still in PROXY or TLS setup."""
         return len(self._entering)
 
     async def open(self) -> None:
@@ -86,13 +86,12 @@ class Listeners:
             self._tidy()
 
     def reload(self) -> bool:
-        """The certificate is read again; False where it can't be used, or there is none."""
+        """Read the certificate again. False: it can't be used and the old one stays, or there is no TLS port."""
         return self._certificate is not None and self._certificate.reload()
 
     def close(self) -> bool:
-        """Accept nothing more, and let HTTP requests under way end. Who is entering comes in and is told there.
-
-        False: it was done before.
+        """Accept nothing more, and let HTTP requests under way end. Connections in PROXY or TLS setup finish that; the
+        gate then refuses them. False: closed before.
         """
         if self._closed:
             return False
@@ -109,7 +108,7 @@ class Listeners:
         return True
 
     def finish(self) -> None:
-        """Who is entering is cut."""
+        """Cancel connections that are still in PROXY or TLS setup."""
         for task in self._entering:
             task.cancel()
         if self._tidying is not None:
@@ -151,7 +150,7 @@ class Listeners:
             task.add_done_callback(self._entering.discard)
 
     async def _enter(self, sock: socket.socket, address: Any, certificate: Certificate | None) -> None:
-        """From accept to connection_made. Nothing is left of a client that doesn't get that far."""
+        """PROXY and TLS setup of one accepted socket. Closes the socket if the setup fails."""
         deadline = self._loop.time() + self._within_s
         peer: tuple[str, int] = (plain_address(address[0]), address[1])
         secure = certificate is not None
@@ -173,7 +172,7 @@ class Listeners:
                 ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
             )
         except (ProxyFault, OSError, ssl.SSLError) as fault:
-            # Scanners, browsers that think better of it, clients that don't trust the certificate: nobody to tell.
+            # Scanners, clients that leave early, clients that don't trust the certificate: an operator can do nothing.
             self.handshakes_failed_total += 1
             log.debug("client not let in", peer=peer[0], why=str(fault) or type(fault).__name__)
             sock.close()
@@ -182,13 +181,13 @@ class Listeners:
             raise
 
     async def _introduction(self, sock: socket.socket) -> Introduction:
-        """The PROXY header, and not a byte of what is behind it: that is TLS' or HTTP's to read."""
+        """Read the PROXY header and not a byte after it: TLS or the engine reads on from there."""
         header = b""
         while True:
             await self._readable(sock)
             seen = sock.recv(MAX_HEADER_BYTES, socket.MSG_PEEK)
             if not seen:
-                raise ConnectionResetError("gone before its PROXY header was whole")
+                raise ConnectionResetError("closed before its PROXY header was complete")
             introduction = parse(header + seen)
             wanted = len(seen) if introduction is None else introduction.size - len(header)
             header += sock.recv(wanted)
