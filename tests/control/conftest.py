@@ -1,4 +1,4 @@
-"""What the control plane's tests share: a client that sends exactly the bytes it is told, over real sockets."""
+"""Fixtures of the control plane's tests, with a client that sends exact bytes over real sockets."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ from redpoll.store.store import Store, database_url
 
 @dataclass
 class Reply:
-    """One answer as it stood on the wire. Header names are in lower case."""
+    """One response as received. Header names are in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -65,7 +65,7 @@ class Wire:
         return await self.receive(head_only=head_only)
 
     async def wait_closed(self) -> bytes:
-        """Everything up to the end that the server makes."""
+        """Everything up to the end of file, when the server closes."""
         return await asyncio.wait_for(self.reader.read(), 10)
 
     @property
@@ -75,7 +75,7 @@ class Wire:
 
 @pytest.fixture
 async def connect():
-    """`await connect(port)`: a Wire to 127.0.0.1; closed behind the test."""
+    """`await connect(port)`: a Wire to 127.0.0.1; closed after the test."""
     wires: list[Wire] = []
 
     async def open_wire(port: int) -> Wire:
@@ -87,7 +87,7 @@ async def connect():
         wire.writer.close()
 
 
-# The real one takes a quarter of a second, on purpose.
+# The real password hash takes a quarter of a second, on purpose.
 CHEAP = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 
 APP_ID, KEY, SECRET = "3", "278d425bdf160c739803", "7ad3773142a6692b25b8"
@@ -95,7 +95,7 @@ OTHER_ID, OTHER_KEY, OTHER_SECRET = "4", "1111111111111111aaaa", "22222222222222
 
 
 def signed(method: str, path: str, body: bytes = b"", params: dict[str, str] | None = None, **changed: str) -> str:
-    """A request target signed as the libraries do it (protocol.md 14.2), written out slowly and plainly.
+    """A request target with a signature (protocol/README.md "Request signing"), computed independently of redpoll.
 
     `changed` replaces a parameter after signing; `secret`, `key` and `signed_path` change what is signed.
     """
@@ -123,14 +123,14 @@ def request_bytes(method: str, target: str, body: bytes = b"", headers: dict[str
 
 
 class Plane:
-    """A whole control plane in this process, on a real Redis, with the apps 3 and 4; and a client of it."""
+    """A complete control plane in this process on a real Redis, with the apps 3 and 4, and a client of it."""
 
     def __init__(self, plane: ControlPlane, records: Records, port: int, wire: Wire, heard: list):
         self.plane = plane
         self.records = records
         self.port = port
         self.wire = wire
-        # What it told the supervisor.
+        # Messages to the supervisor.
         self.heard = heard
 
     async def ask(self, method, target, body=b"", headers=None):
@@ -147,7 +147,7 @@ class Plane:
 
 @pytest.fixture
 async def make_plane(tmp_path, connect, wait_until):
-    """`await make_plane(redis_url, ready=True, **settings)`: a Plane; ended behind the test."""
+    """`await make_plane(redis_url, ready=True, **settings)`: a Plane; shut down after the test."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def make(redis_url, *, ready=True, body_timeout_s=15.0, **settings):
@@ -233,7 +233,7 @@ class WorkersEnd:
         return self.number
 
     async def next(self):
-        """The next answer that isn't a heartbeat."""
+        """The next response; skips heartbeats."""
         async with asyncio.timeout(10):
             while True:
                 head = await self.reader.readexactly(SIZE_BYTES)
@@ -260,7 +260,7 @@ async def workers_request(plane, tmp_path):
 
 
 class Listener:
-    """What goes over one topic of Redis, as a worker would hear it."""
+    """Receives the messages of Redis topics, as a worker does."""
 
     def __init__(self, link):
         self.link = link
@@ -294,7 +294,7 @@ async def hear(redis, plane):
 
 @pytest.fixture
 async def occupy(redis):
-    """`await occupy(channel, {worker: count}, users=(…))`: as the workers' scripts leave a channel of app 3."""
+    """`await occupy(channel, {worker: count}, users=(…))`: writes the keys of an occupied channel of app 3."""
     client = Redis(unix_socket_path=redis.path)
     keys = Keys("rp")
 

@@ -1,4 +1,4 @@
-"""The endpoints, through real sockets and a real Redis: protocol.md 14.3 to 14.8 and 14.13."""
+"""The endpoints of protocol/README.md "HTTP API", through real sockets and a real Redis."""
 
 import asyncio
 import hashlib
@@ -92,7 +92,7 @@ async def test_info_of_a_trigger_gives_what_applies_to_each_channel(plane, occup
     assert reply.json() == {"channels": {"b": {}}}
 
 
-async def test_info_of_a_batch_is_told_by_index(plane, occupy):
+async def test_info_of_a_batch_is_returned_in_the_order_of_its_events(plane, occupy):
     await occupy("presence-a", {"w1": 42}, users=["1"])
     items = [
         {"name": "e", "channel": "presence-a", "data": "", "info": "user_count"},
@@ -109,7 +109,7 @@ async def test_a_batch_without_info_answers_an_empty_object(plane):
     assert "x-service-trace-id" in reply.headers
 
 
-async def test_one_bad_item_refuses_the_batch_whole(plane, hear, wait_until):
+async def test_one_invalid_item_refuses_the_whole_batch(plane, hear, wait_until):
     listener = await hear("c")
     items = [{"name": "e", "channel": "c", "data": ""}, {"name": "pusher:x", "channel": "c", "data": ""}]
     reply = await plane.call("POST", "/apps/3/batch_events", {"batch": items})
@@ -146,7 +146,7 @@ async def test_one_bad_item_refuses_the_batch_whole(plane, hear, wait_until):
         ({"correlation_id": "x" * 128}, 200, None),
     ],
 )
-async def test_what_a_trigger_may_say(plane, event, status, code):
+async def test_fields_of_a_trigger_are_checked(plane, event, status, code):
     reply = await plane.trigger(**event)
     assert reply.status == status
     assert reply.json().get("code") == code
@@ -154,14 +154,14 @@ async def test_what_a_trigger_may_say(plane, event, status, code):
 
 @pytest.mark.parametrize("body", [b"[]", b"1", b'"x"', b"null", b"{", b"\xff", b"[" * 100_000, b'{"batch":{}}'])
 @pytest.mark.parametrize("path", ["/apps/3/events", "/apps/3/batch_events", "/apps/3/auth"])
-async def test_a_body_of_another_shape_is_400(plane, path, body):
+async def test_a_body_with_the_wrong_types_is_400(plane, path, body):
     reply = await plane.call("POST", path, body)
     assert (reply.status, reply.json()["code"]) == (400, "bad_request")
 
 
 @pytest.mark.parametrize("field", ["name", "data", "channel", "socket_id", "info", "correlation_id"])
 @pytest.mark.parametrize("value", [r"\ud800", r"\udfff\ud800", r"a\u0000b"])
-async def test_text_that_is_no_unicode_is_no_error_of_ours(plane, field, value):
+async def test_invalid_unicode_is_400_and_not_500(plane, field, value):
     fields = {"name": "e", "data": "d", "channel": "c", field: "VALUE"}
     body = json.dumps(fields).replace("VALUE", value).encode()
     reply = await plane.call("POST", "/apps/3/events", body)
@@ -174,7 +174,7 @@ async def test_more_than_ten_items_are_refused(plane):
     assert (reply.status, reply.json()["code"]) == (400, "batch_too_large")
 
 
-async def test_parameters_may_stand_in_the_query(plane, hear, wait_until):
+async def test_parameters_may_be_in_the_query(plane, hear, wait_until):
     listener = await hear("c")
     reply = await plane.call("POST", "/apps/3/events", {"data": "d"}, {"name": "asked", "channel": "c"})
     assert reply.status == 200
@@ -182,15 +182,15 @@ async def test_parameters_may_stand_in_the_query(plane, hear, wait_until):
     assert parsed(listener.heard[0])[0] == "asked"
 
 
-# -- who is there -----------------------------------------------------------------------------------------------
+# -- channels and users ------------------------------------------------------------------------------------------
 
 
-async def test_channels_are_an_object_even_when_there_are_none(plane):
+async def test_channels_is_an_empty_object_if_none_is_occupied(plane):
     reply = await plane.call("GET", "/apps/3/channels")
     assert (reply.status, reply.body) == (200, b'{"channels":{}}')
 
 
-async def test_channels_lists_the_occupied_ones_with_what_was_asked(plane, occupy):
+async def test_channels_lists_occupied_channels_with_the_wanted_info(plane, occupy):
     await occupy("presence-a", {"w1": 2}, users=["1", "2"])
     await occupy("b", {"w1": 1, "w2": 2})
     everything = {"info": "subscription_count,user_count"}
@@ -206,7 +206,7 @@ async def test_channels_lists_the_occupied_ones_with_what_was_asked(plane, occup
     assert other.json() == {"channels": {}}
 
 
-async def test_more_than_one_page_of_channels_are_all_listed(plane, occupy):
+async def test_all_channels_are_listed_if_redis_returns_them_in_several_pages(plane, occupy):
     for number in range(1_200):
         await occupy(f"c{number}", {"w": 1})
     reply = await plane.call("GET", "/apps/3/channels", params={"info": "subscription_count"})
@@ -231,7 +231,7 @@ async def test_a_channel_always_has_its_counts(plane, occupy):
     }
 
 
-async def test_a_channel_nobody_is_in_has_zeros(plane):
+async def test_a_channel_without_subscribers_has_zeros(plane):
     assert (await plane.call("GET", "/apps/3/channels/b")).json() == {"occupied": False, "subscription_count": 0}
     assert (await plane.call("GET", "/apps/3/channels/presence-a")).json() == {
         "occupied": False,
@@ -249,7 +249,7 @@ async def test_a_channels_name_is_percent_decoded(plane, occupy):
     assert (await plane.call("GET", "/apps/3/channels/%ff")).json()["code"] == "bad_request"
 
 
-async def test_users_are_of_presence_channels_only(plane, occupy):
+async def test_only_presence_channels_have_users(plane, occupy):
     await occupy("presence-a", {"w1": 2}, users=["2", "1"])
     assert (await plane.call("GET", "/apps/3/channels/presence-a/users")).json() == {
         "users": [{"id": "1"}, {"id": "2"}]
@@ -290,7 +290,7 @@ async def test_auth_returns_the_channel_data_that_it_signed(plane):
 
 
 async def test_auth_leaves_member_data_out_of_a_private_channels_signature(plane):
-    """Spec 4.6: `channel_data` is the presence channels' alone; stock pusher-js sends on only what is answered."""
+    """Only presence channels sign `channel_data`; pusher-js forwards only what the response has."""
     body = {"socket_id": "1.2", "channel_name": "private-a", "channel_data": '{"user_id":7}'}
     reply = await plane.call("POST", "/apps/3/auth", body)
     assert reply.json() == {"auth": "278d425bdf160c739803:" + digest("1.2:private-a")}
@@ -308,11 +308,11 @@ async def test_auth_leaves_member_data_out_of_a_private_channels_signature(plane
         {"socket_id": "1.2", "channel_name": "presence-a", "channel_data": '{"user_info":{}}'},
     ],
 )
-async def test_auth_signs_nothing_that_a_subscribe_would_be_refused_for(plane, body):
+async def test_auth_refuses_what_a_subscribe_would_refuse(plane, body):
     assert (await plane.call("POST", "/apps/3/auth", body)).status == 400
 
 
-async def test_auth_answers_a_preflight_without_credentials_and_lets_the_page_read(plane, sign):
+async def test_auth_answers_a_preflight_without_credentials_and_allows_the_page(plane, sign):
     asked = {
         "Origin": "https://example.com",
         "Access-Control-Request-Method": "POST",
@@ -332,7 +332,7 @@ async def test_auth_answers_a_preflight_without_credentials_and_lets_the_page_re
     assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, "https://example.com")
 
 
-async def test_auth_gives_the_secret_of_an_encrypted_channel_where_there_is_a_master_key(make_plane, redis):
+async def test_auth_returns_the_secret_of_an_encrypted_channel_if_a_master_key_is_set(make_plane, redis):
     import base64
 
     master = bytes(range(32))
@@ -346,7 +346,7 @@ async def test_auth_gives_the_secret_of_an_encrypted_channel_where_there_is_a_ma
     )
 
 
-async def test_without_a_master_key_an_encrypted_channel_is_signed_like_any_private_one(plane):
+async def test_without_a_master_key_an_encrypted_channel_is_signed_like_a_private_one(plane):
     body = {"socket_id": "1.2", "channel_name": "private-encrypted-a"}
     told = (await plane.call("POST", "/apps/3/auth", body)).json()
     assert told == {"auth": "278d425bdf160c739803:" + digest("1.2:private-encrypted-a")}
@@ -355,7 +355,7 @@ async def test_without_a_master_key_an_encrypted_channel_is_signed_like_any_priv
 # -- cache, encrypted and user channels ---------------------------------------------------------------------------
 
 
-async def test_what_a_cache_channel_has_is_told_when_asked(plane):
+async def test_the_cached_event_is_returned_if_info_asks_for_it(plane):
     path, asked = "/apps/3/channels/private-cache-a", {"info": "cache,subscription_count"}
     counts = {"occupied": False, "subscription_count": 0}
     assert (await plane.call("GET", path, params=asked)).json() == {**counts, "cache": None}
@@ -382,17 +382,17 @@ async def test_every_way_to_publish_fills_the_cache(plane, how):
     assert told["cache"]["data"] == how
 
 
-async def test_an_encrypted_channel_is_published_to_alone(plane):
+async def test_an_encrypted_channel_must_be_the_only_channel_of_a_trigger(plane):
     reply = await plane.trigger(channels=["private-encrypted-a", "b"])
     assert (reply.status, reply.json()["code"]) == (400, "bad_request")
     assert "private-encrypted-a" in reply.json()["error"]
     assert (await plane.trigger(channels=["private-encrypted-a"])).status == 200
 
 
-async def test_an_event_for_a_user_goes_over_the_users_topic(plane, hear, wait_until):
+async def test_an_event_for_a_user_is_published_to_the_topic_of_the_user(plane, hear, wait_until):
     listener = await hear("#server-to-user-u1")
     reply = await plane.trigger(channels=["#server-to-user-u1"], info="subscription_count,user_count")
-    # Nobody counts there.
+    # User channels have no counts.
     assert (reply.status, reply.json()) == (200, {"channels": {"#server-to-user-u1": {}}})
     await wait_until(lambda: listener.heard)
     assert parsed(listener.heard[0])[0] == "e"
@@ -415,7 +415,7 @@ def limited(plane, monkeypatch):
     return limit
 
 
-async def test_each_channel_of_a_trigger_and_each_event_of_a_batch_is_a_message(plane, limited):
+async def test_each_channel_of_a_trigger_and_each_event_of_a_batch_counts_as_a_message(plane, limited):
     await limited(10)
     reply = await plane.trigger(channels=["a", "b", "a"])
     assert (reply.headers["x-ratelimit-policy"], reply.headers["x-ratelimit-remaining"]) == ("daily", "8")
@@ -427,7 +427,7 @@ async def test_each_channel_of_a_trigger_and_each_event_of_a_batch_is_a_message(
     assert (await plane.trigger()).headers["x-ratelimit-remaining"] == "1"
 
 
-async def test_what_would_pass_the_daily_limit_is_refused_whole(plane, limited, hear, wait_until):
+async def test_a_publish_that_would_exceed_the_daily_limit_is_refused_completely(plane, limited, hear, wait_until):
     await limited(2)
     listener = await hear("a", "b", "c")
     reply = await plane.trigger(channels=["a", "b", "c"], correlation_id="x")
@@ -436,7 +436,7 @@ async def test_what_would_pass_the_daily_limit_is_refused_whole(plane, limited, 
     assert reply.headers["x-ratelimit-remaining"] == "2"
     assert int(reply.headers["retry-after"]) <= 86_400
     assert int(reply.headers["x-ratelimit-reset"]) % 86_400 == 0
-    # It is this call's answer, whatever its fate.
+    # The headers are those of this request, refused or not.
     assert reply.headers["x-service-correlation-id"] == "x"
     assert (await plane.trigger(channels=["a", "b"], name="fits")).status == 200
     assert (await plane.trigger(channels=["a"], name="beyond")).status == 429
@@ -444,7 +444,7 @@ async def test_what_would_pass_the_daily_limit_is_refused_whole(plane, limited, 
     assert {parsed(each)[0] for each in listener.heard} == {"fits"}
 
 
-async def test_a_daily_refusal_takes_the_place_of_the_addresses_headers(make_plane, redis, monkeypatch):
+async def test_headers_of_the_daily_limit_replace_those_of_the_rate_limit(make_plane, redis, monkeypatch):
     from redpoll.protocol import apps
 
     plane = await make_plane(redis.url, trigger_rate_per_minute=300)
@@ -468,7 +468,7 @@ async def idempotent(plane):
 
 
 @pytest.mark.usefixtures("idempotent")
-async def test_a_repetition_gets_the_same_answer_and_publishes_nothing(plane, hear, occupy, wait_until):
+async def test_a_repeated_request_gets_the_same_response_and_publishes_nothing(plane, hear, occupy, wait_until):
     listener = await hear("a", "b")
     await occupy("a", {"w1": 1})
     event = {"channels": ["a", "b"], "info": "subscription_count", "correlation_id": "order 7"}
@@ -478,7 +478,7 @@ async def test_a_repetition_gets_the_same_answer_and_publishes_nothing(plane, he
     assert (first.status, again.status, again.body) == (200, 200, first.body)
     assert again.headers["x-service-correlation-id"] == "order 7"
     assert again.headers["x-service-trace-id"] != first.headers["x-service-trace-id"]
-    # The very same at the other mount, with another credential.
+    # The same request under the other path prefix, with another credential.
     pair = {"X-Service-Key": "278d425bdf160c739803", "X-Service-Secret": SECRET}
     body = json.dumps({"name": "e", "data": "{}", **event}).encode()
     reply = await plane.ask("POST", "/api/v1/apps/3/events", body, pair)
@@ -510,7 +510,7 @@ async def test_parameters_in_the_query_are_part_of_the_request(plane):
 
 
 @pytest.mark.usefixtures("idempotent")
-async def test_a_batch_is_repeated_like_a_trigger(plane, hear, wait_until):
+async def test_a_batch_can_be_repeated_like_a_trigger(plane, hear, wait_until):
     listener = await hear("c")
     batch = {"batch": [{"name": f"e{number}", "channel": "c", "data": ""} for number in range(3)]}
     for _ in range(3):
@@ -519,7 +519,7 @@ async def test_a_batch_is_repeated_like_a_trigger(plane, hear, wait_until):
     assert (await plane.trigger(name="end")).status == 200
     await wait_until(lambda: len(listener.heard) == 4)
     assert [parsed(each)[0] for each in listener.heard] == ["e0", "e1", "e2", "end"]
-    # An id stands for one request of the app, not of one address of it.
+    # An id is used once per app, not once per endpoint.
     assert (await plane.trigger(correlation_id="1")).status == 409
 
 
@@ -539,7 +539,7 @@ async def test_the_same_request_many_times_at_once_is_published_once(plane, hear
 
 
 @pytest.mark.usefixtures("idempotent")
-async def test_a_repetition_costs_nothing_of_the_daily_limit_and_a_refused_one_may_come_again(plane, limited):
+async def test_a_repeated_request_is_not_counted_and_a_refused_one_may_be_repeated(plane, limited):
     await limited(2)
     await plane.trigger(correlation_id="1")
     await plane.trigger(correlation_id="1")
@@ -549,14 +549,14 @@ async def test_a_repetition_costs_nothing_of_the_daily_limit_and_a_refused_one_m
     assert (await plane.trigger()).status == 429
 
 
-async def test_without_the_switch_an_id_is_only_echoed(plane, hear, wait_until):
+async def test_without_idempotency_the_id_is_only_echoed(plane, hear, wait_until):
     listener = await hear("c")
     for event in ({}, {}, {"name": "other"}):
         assert (await plane.trigger(correlation_id="1", **event)).status == 200
     await wait_until(lambda: len(listener.heard) == 3)
 
 
-async def test_a_publish_answered_503_may_be_repeated_and_is_done_once(make_plane, own_redis, wait_until):
+async def test_a_publish_that_got_503_can_be_repeated_and_is_published_once(make_plane, own_redis, wait_until):
     from redpoll.cluster.keys import Keys
     from redpoll.cluster.link import Link
 
@@ -588,7 +588,7 @@ async def test_a_publish_answered_503_may_be_repeated_and_is_done_once(make_plan
 
 @pytest.fixture
 async def answering(redis, wait_until):
-    """`await answering(…)`: workers that are alive; those named answer, and what all are asked is in `.asked`."""
+    """`await answering(…)`: live workers; the named ones answer, and `.asked` has the questions to all of them."""
     import msgspec
 
     from redpoll.cluster.keys import Keys
@@ -637,14 +637,14 @@ async def test_terminate_asks_every_worker_for_the_user_of_this_app(plane, answe
     assert {name: asked[name] for name in ("ask", "app", "user")} == {"ask": "terminate", "app": "3", "user": "u 1"}
 
 
-async def test_terminate_is_503_where_a_worker_does_not_answer(plane, answering):
+async def test_terminate_is_503_if_a_worker_does_not_answer(plane, answering):
     await answering(["r.1.1", "r.2.1"], ["r.1.1"])
     reply = await plane.call("POST", "/apps/3/users/u/terminate_connections", {})
     assert (reply.status, reply.json()["code"]) == (503, "unavailable")
     assert "r.2" in reply.json()["error"]
 
 
-async def test_terminate_takes_no_id_that_nobody_can_have(plane):
+async def test_terminate_refuses_an_id_that_is_too_long(plane):
     reply = await plane.call("POST", f"/apps/3/users/{'u' * 129}/terminate_connections", {})
     assert (reply.status, reply.json()["code"]) == (400, "bad_request")
 
@@ -654,7 +654,7 @@ async def test_terminate_takes_no_id_that_nobody_can_have(plane):
 
 @pytest.fixture
 def library(plane):
-    """pusher-http-python, pointed at the plane; its calls block, so they go to a thread."""
+    """pusher-http-python as a client of the plane. Its calls block, so they run in a thread."""
     client = pusher.Pusher(
         app_id="3", key="278d425bdf160c739803", secret=SECRET, host="127.0.0.1", port=plane.port, ssl=False
     )
@@ -665,7 +665,7 @@ def library(plane):
     return call
 
 
-async def test_the_python_library_triggers_and_asks(plane, library, hear, occupy, wait_until):
+async def test_the_python_library_triggers_and_reads_channels(plane, library, hear, occupy, wait_until):
     listener = await hear("my-channel", "b")
     await occupy("presence-a", {"w1": 2}, users=["1", "2"])
     assert await library("trigger", "my-channel", "e", {"message": "hällo"}, "1.2") == {}
@@ -688,13 +688,13 @@ async def test_the_python_library_triggers_and_asks(plane, library, hear, occupy
     assert await library("users_info", "presence-a") == {"users": [{"id": "1"}, {"id": "2"}]}
 
 
-async def test_the_python_library_ends_the_connections_of_a_user(plane, library, answering):
+async def test_the_python_library_terminates_the_connections_of_a_user(plane, library, answering):
     workers = await answering(["r.1.1"], ["r.1.1"])
     assert await library("terminate_user_connections", "u1") == {}
     assert [(asked["app"], asked["user"]) for asked in workers.asked] == [("3", "u1")]
 
 
-async def test_the_python_library_meets_the_errors_it_knows(plane, library):
+async def test_the_python_library_raises_its_own_errors(plane, library):
     with pytest.raises(pusher.errors.PusherBadRequest, match="presence channel"):
         await library("channel_info", "b", ["user_count"])
     wrong = pusher.Pusher("3", "278d425bdf160c739803", "0" * 20, host="127.0.0.1", port=plane.port, ssl=False)

@@ -1,4 +1,4 @@
-"""aiohttp's server with our connections, over real sockets."""
+"""The control port's connections on aiohttp's server, over real sockets."""
 
 import asyncio
 
@@ -46,7 +46,7 @@ async def test_requests_of_one_connection_are_answered_in_order(serve, connect):
         assert (await wire.receive()).body.startswith(b"GET /%d " % number)
 
 
-async def test_http_1_0_closes_unless_it_asks_to_stay(serve, connect):
+async def test_http_1_0_closes_unless_the_client_asks_for_keep_alive(serve, connect):
     _, port = await serve()
     wire = await connect(port)
     reply = await wire.ask(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
@@ -64,7 +64,7 @@ async def test_connection_close_is_obeyed(serve, connect):
     assert await wire.wait_closed() == b""
 
 
-async def test_a_body_comes_chunked_or_counted(serve, connect):
+async def test_a_body_is_read_chunked_or_by_its_length(serve, connect):
     _, port = await serve()
     wire = await connect(port)
     reply = await wire.ask(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
@@ -73,7 +73,7 @@ async def test_a_body_comes_chunked_or_counted(serve, connect):
     assert reply.body.startswith(b"POST / 4 ")
 
 
-# Each of these makes two parsers disagree about where a request ends (failures.md row 26).
+# Parsers disagree about where each of these requests ends: request smuggling (RFC 9112 section 11.2).
 SMUGGLED = {
     "length and chunked": (
         b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
@@ -97,7 +97,7 @@ SMUGGLED = {
 
 
 @pytest.mark.parametrize("request_bytes", SMUGGLED.values(), ids=SMUGGLED)
-async def test_an_ambiguous_request_is_refused_and_what_is_behind_it_never_read(serve, connect, request_bytes):
+async def test_an_ambiguous_request_is_refused_and_the_bytes_after_it_are_not_parsed(serve, connect, request_bytes):
     seen = []
 
     async def handler(call):
@@ -123,7 +123,7 @@ async def test_a_compressed_body_is_not_inflated(serve, connect):
     assert reply.body.startswith(b"POST / 3 ")
 
 
-async def test_a_head_that_trickles_is_cut_at_its_deadline_and_an_idle_connection_is_not(serve, connect, wait_until):
+async def test_a_slow_head_is_refused_at_its_deadline_and_an_idle_connection_stays(serve, connect, wait_until):
     connections, port = await serve(head_timeout_s=0.05)
     slow, idle = await connect(port), await connect(port)
     await slow.ask(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
@@ -133,7 +133,7 @@ async def test_a_head_that_trickles_is_cut_at_its_deadline_and_an_idle_connectio
     (trickling,) = [each for each in connections.connections if each.half_head_since]
     since = trickling.half_head_since
     trickling.data_received(b"X")
-    assert trickling.half_head_since == since  # a further byte buys no time
+    assert trickling.half_head_since == since  # more bytes don't extend the time
 
     def one_is_cut():
         connections.sweep()
@@ -147,7 +147,7 @@ async def test_a_head_that_trickles_is_cut_at_its_deadline_and_an_idle_connectio
     assert (await idle.ask(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")).status == 200
 
 
-async def test_a_slow_body_is_no_slow_head(serve, connect, wait_until):
+async def test_a_slow_body_does_not_hit_the_deadline_of_heads(serve, connect, wait_until):
     connections, port = await serve(head_timeout_s=0.01)
     wire = await connect(port)
     wire.send(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\n")
@@ -158,7 +158,7 @@ async def test_a_slow_body_is_no_slow_head(serve, connect, wait_until):
     assert (await wire.ask(b"cd")).body.startswith(b"POST / 4 ")
 
 
-async def test_a_failing_handler_costs_one_answer_and_tells_nothing(serve, connect, caplog):
+async def test_a_failing_handler_gets_500_without_details(serve, connect, caplog):
     async def fails(call):
         raise RuntimeError("the secret is 1234")
 
@@ -170,7 +170,7 @@ async def test_a_failing_handler_costs_one_answer_and_tells_nothing(serve, conne
     assert reply.headers["connection"] == "close"
 
 
-async def test_a_client_that_left_is_nobodys_error(serve, connect, wait_until):
+async def test_a_client_that_disconnects_causes_no_error(serve, connect, wait_until):
     proceed = asyncio.Event()
 
     async def waits(call):
@@ -187,8 +187,8 @@ async def test_a_client_that_left_is_nobodys_error(serve, connect, wait_until):
     await wait_until(lambda: not connections.connections)
 
 
-async def test_garbage_of_a_client_that_left_at_once_is_still_rendered(serve):
-    """aiohttp forgets its server at connection_lost, and may come with the parser's fault after it."""
+async def test_the_error_for_garbage_is_rendered_after_the_client_disconnected(serve):
+    """aiohttp drops its server at connection_lost, and may render the parser's error after that."""
     connections, _port = await serve()
     connection = connections()
     connection.connection_lost(None)
@@ -196,7 +196,7 @@ async def test_garbage_of_a_client_that_left_at_once_is_still_rendered(serve):
     assert (answer.status, answer.body) == (400, b"bad_request: not an HTTP request: Bad request line")
 
 
-async def test_a_client_that_reads_nothing_is_not_answered_without_end(serve, connect, wait_until):
+async def test_responses_stop_while_a_client_does_not_read(serve, connect, wait_until):
     answered = 0
 
     async def large(call):
@@ -212,7 +212,7 @@ async def test_a_client_that_reads_nothing_is_not_answered_without_end(serve, co
     assert answered < 50
 
 
-async def test_finish_lets_the_answer_under_way_go_out(serve, connect, wait_until):
+async def test_finish_waits_for_the_current_response(serve, connect, wait_until):
     proceed = asyncio.Event()
 
     async def waits(call):
@@ -230,7 +230,7 @@ async def test_finish_lets_the_answer_under_way_go_out(serve, connect, wait_unti
     await finishing
 
 
-async def test_finish_lets_a_body_that_is_on_its_way_arrive(serve, connect, wait_until):
+async def test_finish_waits_for_a_body_that_is_still_arriving(serve, connect, wait_until):
     connections, port = await serve()
     wire = await connect(port)
     wire.send(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nab")
@@ -243,7 +243,7 @@ async def test_finish_lets_a_body_that_is_on_its_way_arrive(serve, connect, wait
     await finishing
 
 
-async def test_finish_cuts_what_outlasts_the_grace(serve, connect, wait_until):
+async def test_finish_cancels_requests_after_the_grace_period(serve, connect, wait_until):
     connections, port = await serve()
     wire = await connect(port)
     wire.send(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nab")
@@ -253,7 +253,7 @@ async def test_finish_cuts_what_outlasts_the_grace(serve, connect, wait_until):
     await wait_until(lambda: not connections.connections)
 
 
-async def test_a_client_that_leaves_within_its_body_is_cut_off(serve, connect, wait_until):
+async def test_a_client_that_disconnects_within_its_body_is_counted_as_400(serve, connect, wait_until):
     faults = []
 
     async def handler(call):
@@ -268,10 +268,10 @@ async def test_a_client_that_leaves_within_its_body_is_cut_off(serve, connect, w
     wire.send(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nab")
     wire.writer.close()
     await wait_until(lambda: faults)
-    assert faults == [(400, "the client went away before its body was whole")]
+    assert faults == [(400, "the client closed the connection before its body was complete")]
 
 
-async def test_each_request_has_its_own_client_where_a_trusted_proxy_says_so(serve, connect):
+async def test_each_request_of_a_trusted_proxy_has_its_own_client_address(serve, connect):
     async def whose(call):
         return Response(200, f"{call.remote} {call.secure}".encode())
 
@@ -285,7 +285,7 @@ async def test_each_request_has_its_own_client_where_a_trusted_proxy_says_so(ser
     assert (await wire.ask(plain % forwarded)).body == b"198.51.100.1 True"
 
 
-async def test_beyond_the_bound_idle_connections_close_and_busy_ones_stay(serve, connect, wait_until):
+async def test_above_the_limit_idle_connections_close_and_busy_ones_stay(serve, connect, wait_until):
     proceed = asyncio.Event()
 
     async def waits(call):

@@ -1,4 +1,4 @@
-"""The control process: its start, what it is told, failures of Redis, its end; and as a real process."""
+"""The control process: start, messages of the supervisor, failures of Redis, shutdown; also as a real process."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from redpoll.config import Settings
 from redpoll.control.commands import ask, socket_path
 
 
-async def test_it_tells_that_it_is_ready_and_readiness_waits_for_the_workers(make_plane, redis, wait_until):
+async def test_control_reports_that_it_is_ready_and_readyz_waits_for_the_workers(make_plane, redis, wait_until):
     plane = await make_plane(redis.url)
     assert plane.heard == [{"ready": True}]
     assert (await plane.ask("GET", "/readyz")).status == 200
@@ -27,12 +27,12 @@ async def test_it_tells_that_it_is_ready_and_readiness_waits_for_the_workers(mak
     assert (await plane.ask("GET", "/readyz")).status == 200
     plane.plane.told({"draining": True})
     assert (await plane.ask("GET", "/readyz")).status == 503
-    # Told of the stop, it goes on serving until it is told to go.
+    # While draining it serves until the supervisor sends `drain`.
     assert (await plane.trigger()).status == 200
     assert not plane.plane.finished.is_set()
 
 
-async def test_without_redis_it_lives_isnt_ready_and_says_503_in_time(make_plane, tmp_path):
+async def test_without_redis_control_is_alive_but_not_ready_and_responds_503_in_time(make_plane, tmp_path):
     plane = await make_plane(f"unix://{tmp_path}/none.sock", ready=False)
     assert (await plane.ask("GET", "/healthz")).status == 200
     assert (await plane.ask("GET", "/readyz")).status == 503
@@ -44,7 +44,7 @@ async def test_without_redis_it_lives_isnt_ready_and_says_503_in_time(make_plane
     assert (await plane.ask("GET", "/metrics")).status == 200
 
 
-async def test_a_redis_that_cannot_work_ends_the_start_with_a_sentence(make_plane, own_redis, wait_until):
+async def test_an_unsuitable_redis_ends_the_start_with_a_reason(make_plane, own_redis, wait_until):
     async with redis.asyncio.Redis(unix_socket_path=own_redis.path) as admin:
         await admin.execute_command("ACL", "SETUSER", "poor", "on", ">pass", "~*", "resetchannels", "+@all")
     plane = await make_plane(own_redis.url + "?username=poor&password=pass", ready=False)
@@ -54,7 +54,7 @@ async def test_a_redis_that_cannot_work_ends_the_start_with_a_sentence(make_plan
     assert "&rp:*" in fatal
 
 
-async def test_a_killed_redis_costs_503_and_comes_back_by_itself(make_plane, own_redis, wait_until):
+async def test_publishes_get_503_while_redis_is_killed_and_then_work_again(make_plane, own_redis, wait_until):
     plane = await make_plane(own_redis.url)
     assert (await plane.trigger()).status == 200
     own_redis.kill()
@@ -64,7 +64,7 @@ async def test_a_killed_redis_costs_503_and_comes_back_by_itself(make_plane, own
     assert (await plane.trigger()).status == 200
 
 
-async def test_a_hanging_redis_costs_503_in_time(make_plane, own_redis):
+async def test_publishes_get_503_in_time_while_redis_hangs(make_plane, own_redis):
     plane = await make_plane(own_redis.url)
     own_redis.pause()
     try:
@@ -73,7 +73,7 @@ async def test_a_hanging_redis_costs_503_in_time(make_plane, own_redis):
         own_redis.resume()
 
 
-async def test_workers_struck_off_the_list_are_reaped(plane, wait_until):
+async def test_workers_that_leave_the_supervisors_list_are_reaped(plane, wait_until):
     link, keys = plane.plane.link, Keys("rp")
     await link.ask(b"HSET", keys.beat, "0123456789ab.1.1", 5)
     plane.plane.told({"alive": [1], "greatest": 1})
@@ -92,7 +92,7 @@ async def test_a_new_app_is_usable_at_once(plane, sign):
     assert await plane.plane.link.ask(b"HEXISTS", Keys("rp").directory, app.id)
 
 
-async def test_the_public_side_has_the_api_and_health_and_no_metrics(plane, workers_request, sign):
+async def test_the_public_port_has_the_api_and_health_but_no_metrics(plane, workers_request, sign):
     for path, status in (("/healthz", 200), ("/", 200), ("/readyz", 200), ("/metrics", 404), ("/dashboard", 404)):
         assert (await workers_request("GET", path)).status == status
     body = b'{"name":"e","channel":"c","data":""}'
@@ -106,7 +106,9 @@ async def test_an_exception_in_the_loop_is_counted(plane, wait_until):
 
 
 @pytest.mark.parametrize("how", ["away", "hanging"])
-async def test_limits_and_ids_do_not_make_a_503_later(make_plane, own_redis, wait_until, how):
+async def test_the_deadline_of_503_includes_the_daily_limit_and_the_idempotency_claim(
+    make_plane, own_redis, wait_until, how
+):
     plane = await make_plane(own_redis.url)
     await plane.records.set_app("3", {"plan": "free", "idempotency": True})
     loop = asyncio.get_running_loop()
@@ -117,7 +119,7 @@ async def test_limits_and_ids_do_not_make_a_503_later(make_plane, own_redis, wai
     for event in ({}, {"correlation_id": "1"}, {"channels": ["a", "b"], "info": "subscription_count"}):
         began = loop.time()
         reply = await plane.trigger(**event)
-        # 2 s are promised; a busy machine may take longer, three waits one after another would take six.
+        # The deadline is 2 s. A busy machine may take longer; three waits in sequence would take 6 s.
         assert loop.time() - began < 4
         assert (reply.status, reply.headers["retry-after"]) == (503, "1")
     if how == "away":
@@ -128,7 +130,7 @@ async def test_limits_and_ids_do_not_make_a_503_later(make_plane, own_redis, wai
     assert (await plane.trigger(correlation_id="1")).status == 200
 
 
-async def test_the_daily_counter_goes_on_where_redis_lost_its_data(make_plane, own_redis, wait_until):
+async def test_the_daily_counter_continues_after_redis_lost_its_data(make_plane, own_redis, wait_until):
     plane = await make_plane(own_redis.url)
     await plane.records.set_app("3", {"plan": "free"})
     for _ in range(5):
@@ -153,7 +155,7 @@ CONTROL = (
 
 
 class Process:
-    """A control process on a pipe that the test holds."""
+    """A control process; the test has the other end of its pipe."""
 
     def __init__(self, redis_url, folder, **settings):
         listener = socket.create_server(("127.0.0.1", 0))
@@ -209,7 +211,9 @@ async def ready(wire):
     return reply.status == 200
 
 
-async def test_the_first_start_makes_an_app_and_tells_the_supervisor(start_process, connect, wait_until, tmp_path):
+async def test_the_first_start_creates_an_app_and_reports_it_to_the_supervisor(
+    start_process, connect, wait_until, tmp_path
+):
     it = start_process()
     await wait_until(lambda: {"ready": True} in it.told)
     (made,) = [told["created_app"] for told in it.told if "created_app" in told]
@@ -225,7 +229,7 @@ async def test_the_first_start_makes_an_app_and_tells_the_supervisor(start_proce
     assert (code, "Traceback" in errors) == (0, False)
 
 
-async def test_sigterm_lets_what_is_under_way_be_answered(start_process, connect, wait_until):
+async def test_open_requests_are_answered_after_sigterm(start_process, connect, wait_until):
     it = start_process(app_id="3", app_key="k", app_secret="s")
     await wait_until(lambda: {"ready": True} in it.told)
     wire, idle = await connect(it.port), await connect(it.port)
@@ -242,7 +246,7 @@ async def test_sigterm_lets_what_is_under_way_be_answered(start_process, connect
     assert (code, "Traceback" in errors) == (0, False)
 
 
-async def test_it_ends_with_its_supervisor(start_process, wait_until):
+async def test_control_exits_when_its_supervisor_dies(start_process, wait_until):
     it = start_process()
     await wait_until(lambda: {"ready": True} in it.told)
     it.child_pipe.close()
@@ -250,7 +254,7 @@ async def test_it_ends_with_its_supervisor(start_process, wait_until):
     assert code == 1
 
 
-async def test_records_that_cannot_be_used_end_the_start_with_a_sentence(start_process, tmp_path, wait_until):
+async def test_unusable_records_end_the_start_with_a_reason(start_process, tmp_path, wait_until):
     (tmp_path / "redpoll.sqlite").write_bytes(b"this is no database" * 100)
     it = start_process()
     code, errors = await it.wait_ended()
@@ -265,7 +269,7 @@ HEAD = b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %b\r\n
 EVENT = b'{"name":"e","channel":"c","data":""}'
 
 
-async def test_a_token_made_by_command_opens_until_it_is_revoked_by_command(
+async def test_a_token_created_by_command_works_until_a_command_revokes_it(
     start_process, connect, wait_until, tmp_path
 ):
     it = start_process(app_id="3", app_key="k", app_secret="s")

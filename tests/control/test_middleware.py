@@ -1,4 +1,4 @@
-"""What every request passes, through real sockets: routes, bodies, credentials, errors."""
+"""The front through real sockets: routes, credentials, bodies, errors, rate limits."""
 
 import json
 import time
@@ -17,7 +17,7 @@ def code_of(reply):
 # -- routes -----------------------------------------------------------------------------------------------------
 
 
-async def test_an_unknown_address_is_404_in_the_one_error_shape(plane):
+async def test_an_unknown_path_is_404_with_an_error_body(plane):
     for path in ("/nothing", "/apps/3", "/apps/3/events/", "/api/v1/healthz", "/app/key"):
         reply = await plane.ask("GET", path)
         assert code_of(reply) == (404, "not_found")
@@ -26,20 +26,20 @@ async def test_an_unknown_address_is_404_in_the_one_error_shape(plane):
         assert reply.headers["content-type"] == "application/json"
 
 
-async def test_a_wrong_method_is_405_and_names_the_right_ones(plane):
+async def test_a_wrong_method_is_405_and_the_response_lists_the_allowed_ones(plane):
     reply = await plane.ask("DELETE", "/apps/3/events")
     assert code_of(reply) == (405, "method_not_allowed")
     assert reply.headers["allow"] == "POST"
     assert (await plane.ask("PUT", "/apps/3/auth")).headers["allow"] == "OPTIONS, POST"
 
 
-async def test_head_is_get_without_a_body(plane):
+async def test_head_is_answered_like_get_without_a_body(plane):
     reply = await plane.ask("HEAD", "/healthz")
     assert (reply.status, reply.headers["content-length"]) == (200, "15")
     assert (await plane.ask("GET", "/healthz")).body == b'{"status":"ok"}'
 
 
-async def test_the_proxies_form_of_a_target_is_understood(plane, sign):
+async def test_a_request_target_may_be_an_absolute_url(plane, sign):
     target = "http://example.com" + sign("POST", "/apps/3/events", BODY)
     assert (await plane.ask("POST", target, BODY)).status == 200
     assert (await plane.ask("GET", "http://example.com/healthz")).status == 200
@@ -49,7 +49,7 @@ async def test_the_proxies_form_of_a_target_is_understood(plane, sign):
 # -- credentials ------------------------------------------------------------------------------------------------
 
 
-async def test_the_vectors_of_the_protocols_page(plane):
+async def test_signatures_of_the_published_examples(plane):
     plane.plane.front._clock = lambda: 1353088179.0
     body = b'{"name":"foo","channels":["project-3"],"data":"{\\"some\\":\\"data\\"}"}'
     query = (
@@ -70,7 +70,7 @@ async def test_the_path_may_be_signed_without_its_prefix_as_php_does(plane, sign
     assert (await plane.ask("POST", target, BODY)).status == 200
 
 
-async def test_an_empty_bodys_md5_is_taken_on_get(plane, sign):
+async def test_body_md5_of_an_empty_body_is_accepted_on_get(plane, sign):
     target = sign("GET", "/apps/3/channels", params={"body_md5": "d41d8cd98f00b204e9800998ecf8427e"})
     assert (await plane.ask("GET", target)).status == 200
     target = sign("GET", "/apps/3/channels", params={"body_md5": "0" * 32})
@@ -103,7 +103,7 @@ async def test_a_byte_changed_anywhere_is_401(plane, sign):
         assert reply.status == 401, what
 
 
-async def test_a_wrong_signature_is_told_what_to_sign_and_never_the_digest(plane, sign):
+async def test_the_error_for_a_wrong_signature_shows_what_to_sign_but_not_the_signature(plane, sign):
     target = sign("POST", "/apps/3/events", BODY, secret="wrong")
     reply = await plane.ask("POST", target, BODY)
     assert code_of(reply) == (401, "invalid_signature")
@@ -122,7 +122,7 @@ async def test_a_timestamp_may_be_ten_minutes_off(plane, sign, off_s, status):
         assert reply.json()["code"] == "timestamp_out_of_range"
 
 
-async def test_no_app_and_anothers_key_are_answered_alike(plane, sign):
+async def test_an_unknown_app_and_a_key_of_another_app_get_the_same_response(plane, sign):
     unknown = await plane.ask("POST", sign("POST", "/apps/999/events", BODY), BODY)
     others = await plane.ask("POST", sign("POST", "/apps/4/events", BODY), BODY)
     assert code_of(unknown) == code_of(others) == (401, "unauthorized")
@@ -131,7 +131,7 @@ async def test_no_app_and_anothers_key_are_answered_alike(plane, sign):
     assert code_of(await plane.ask("POST", "/apps/999/events", BODY, pair)) == (401, "unauthorized")
 
 
-async def test_the_header_pair_opens_its_app_and_no_other(plane):
+async def test_the_header_pair_gives_access_to_its_own_app_only(plane):
     pair = {"X-Service-Key": KEY, "X-Service-Secret": SECRET}
     assert (await plane.ask("POST", "/apps/3/events", BODY, pair)).status == 200
     for wrong in (
@@ -150,18 +150,18 @@ async def test_auth_signs_with_the_key_of_the_header_pair(plane):
     assert (await plane.ask("POST", "/apps/4/auth", body, pair)).json()["auth"].startswith(OTHER_KEY + ":")
 
 
-async def test_the_first_credential_present_decides_alone(plane, sign):
+async def test_only_the_first_credential_of_a_request_counts(plane, sign):
     target = sign("POST", "/apps/3/events", BODY)
     pair = {"X-Service-Key": KEY, "X-Service-Secret": SECRET}
     wrong_pair = {"X-Service-Key": KEY, "X-Service-Secret": "wrong"}
     bearer = {"Authorization": "Bearer something"}
     assert (await plane.ask("POST", target, BODY, wrong_pair)).status == 401
     assert (await plane.ask("POST", target, BODY, {**bearer, **pair})).status == 401
-    # Another scheme is none of ours: proxies put theirs there.
+    # Other schemes are ignored: proxies use this header too.
     assert (await plane.ask("POST", target, BODY, {"Authorization": "Basic eDp5"})).status == 200
 
 
-async def test_without_a_credential_the_answer_is_401_whatever_the_app(plane):
+async def test_without_a_credential_every_app_is_401(plane):
     for path in ("/apps/3/events", "/apps/999/events"):
         assert code_of(await plane.ask("POST", path, BODY)) == (401, "unauthorized")
     assert code_of(await plane.ask("GET", "/apps/3/channels")) == (401, "unauthorized")
@@ -180,12 +180,12 @@ async def test_a_megabyte_is_read_and_a_byte_more_is_413(plane, sign):
     assert reply.headers["connection"] == "close"
 
 
-async def test_an_announced_body_that_is_too_large_is_refused_before_it_comes(plane):
+async def test_a_content_length_that_is_too_large_is_refused_before_the_body(plane):
     plane.wire.send(b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\nContent-Length: 268435456\r\n\r\n")
     assert code_of(await plane.wire.receive()) == (413, "payload_too_large")
 
 
-async def test_chunks_without_end_are_cut_at_the_limit(plane, connect):
+async def test_an_endless_chunked_body_is_refused_at_the_limit(plane, connect):
     credentials = f"X-Service-Key: {KEY}\r\nX-Service-Secret: {SECRET}\r\n".encode()
     plane.wire.send(b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\n%bTransfer-Encoding: chunked\r\n\r\n" % credentials)
     for _ in range(17):
@@ -193,7 +193,7 @@ async def test_chunks_without_end_are_cut_at_the_limit(plane, connect):
     assert code_of(await plane.wire.receive()) == (413, "payload_too_large")
 
 
-async def test_a_body_in_chunks_is_as_good_as_a_counted_one(plane, sign):
+async def test_a_chunked_body_is_accepted(plane, sign):
     target = sign("POST", "/apps/3/events", BODY)
     head = f"POST {target} HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     chunks = b"".join(b"%x\r\n%b\r\n" % (1, BODY[at : at + 1]) for at in range(len(BODY)))
@@ -214,14 +214,14 @@ async def test_a_compressed_body_is_415(plane, sign):
     assert (await plane.ask("POST", target, BODY, {"Content-Encoding": "identity"})).status == 200
 
 
-async def test_without_credentials_a_body_is_not_awaited(plane):
+async def test_a_request_without_a_credential_is_refused_before_its_body(plane):
     plane.wire.send(b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n")
     reply = await plane.wire.receive()
     assert code_of(reply) == (401, "unauthorized")
     assert reply.headers["connection"] == "close"
 
 
-async def test_a_body_that_trickles_is_cut_at_its_deadline(make_plane, redis):
+async def test_a_slow_body_is_refused_at_its_deadline(make_plane, redis):
     plane = await make_plane(redis.url, body_timeout_s=0.2)
     credentials = f"X-Service-Key: {KEY}\r\nX-Service-Secret: {SECRET}\r\n".encode()
     plane.wire.send(b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\n%bContent-Length: 100\r\n\r\n" % credentials)
@@ -234,7 +234,7 @@ async def test_a_body_that_trickles_is_cut_at_its_deadline(make_plane, redis):
     assert time.monotonic() - began < 5
 
 
-async def test_a_client_that_leaves_half_way_through_its_body_is_no_error(plane, connect, wait_until):
+async def test_a_client_that_disconnects_within_its_body_causes_no_error(plane, connect, wait_until):
     wire = await connect(plane.port)
     before = len(plane.plane.connections.connections)
     wire.send(b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n{")
@@ -255,7 +255,7 @@ async def test_on_the_control_port_an_upgrade_is_an_ordinary_request(plane):
 # -- errors and traces ------------------------------------------------------------------------------------------
 
 
-async def test_what_is_no_http_is_answered_in_the_one_error_shape(plane):
+async def test_a_malformed_request_gets_an_error_body(plane):
     plane.wire.send(b"GARBAGE\r\n\r\n")
     reply = await plane.wire.receive()
     assert code_of(reply) == (400, "bad_request")
@@ -263,7 +263,7 @@ async def test_what_is_no_http_is_answered_in_the_one_error_shape(plane):
     assert await plane.wire.wait_closed() == b""
 
 
-async def test_a_mistake_of_ours_is_500_and_tells_its_trace_id_only(plane):
+async def test_an_internal_error_is_500_and_shows_only_its_trace_id(plane):
     async def fails(call):
         raise RuntimeError("the password is 1234")
 
@@ -271,11 +271,11 @@ async def test_a_mistake_of_ours_is_500_and_tells_its_trace_id_only(plane):
     reply = await plane.ask("GET", "/healthz")
     assert code_of(reply) == (500, "internal")
     assert b"1234" not in reply.body
-    # The connection lives.
+    # The connection stays open.
     assert (await plane.ask("GET", "/readyz")).status == 200
 
 
-async def test_an_inbound_traceparent_gives_the_trace_id(plane, sign):
+async def test_the_trace_id_comes_from_the_traceparent_header(plane, sign):
     target = sign("POST", "/apps/3/events", BODY)
     known = "0af7651916cd43dd8448eb211c80319c"
     reply = await plane.ask("POST", target, BODY, {"traceparent": f"00-{known}-b7ad6b7169203331-01"})
@@ -287,26 +287,26 @@ async def test_an_inbound_traceparent_gives_the_trace_id(plane, sign):
         assert len(reply.headers["x-service-trace-id"]) == 32
 
 
-async def test_pages_of_origins_that_are_not_allowed_read_nothing(plane):
+async def test_pages_of_other_origins_can_not_read_the_response(plane):
     app = plane.records.apps["3"]
     plane.records.apps["3"] = type(app)(id=app.id, name=app.name, keys=app.keys, allowed_origins=("good.example",))
     for origin, allowed in (("https://good.example", True), ("https://evil.example", False), ("null", False)):
         reply = await plane.ask("OPTIONS", "/apps/3/auth", headers={"Origin": origin})
         assert reply.status == 204
         assert ("access-control-allow-origin" in reply.headers) is allowed
-    # Which apps there are isn't told by the difference.
+    # The headers don't show which apps exist.
     reply = await plane.ask("OPTIONS", "/apps/999/auth", headers={"Origin": "https://evil.example"})
     assert reply.headers["access-control-allow-origin"] == "https://evil.example"
 
 
-async def test_an_app_that_is_switched_off_is_403_for_its_own_key_only(plane, sign):
+async def test_a_disabled_app_is_403_for_its_own_key_only(plane, sign):
     app = plane.records.apps["3"]
     plane.records.apps["3"] = type(app)(id=app.id, name=app.name, keys=app.keys, enabled=False)
     assert code_of(await plane.ask("POST", sign("POST", "/apps/3/events", BODY), BODY)) == (403, "app_disabled")
     assert (await plane.ask("POST", sign("POST", "/apps/3/events", BODY, secret="no"), BODY)).status == 401
 
 
-async def test_every_answer_is_counted_under_its_route(plane):
+async def test_every_response_is_counted_under_its_route(plane):
     await plane.trigger()
     await plane.trigger(name="")
     await plane.ask("GET", "/nothing")
@@ -314,7 +314,7 @@ async def test_every_answer_is_counted_under_its_route(plane):
     assert plane.plane.routes.unmatched.answers[404] == 1
 
 
-async def test_an_error_text_is_json_whatever_the_caller_wrote(plane, sign):
+async def test_an_error_body_is_valid_json_if_it_quotes_special_characters(plane, sign):
     target = sign("POST", "/apps/3/events", BODY, params={"x": '"\\\n\x00ü'}, secret="wrong")
     reply = await plane.ask("POST", target, BODY)
     assert reply.status == 401
@@ -352,25 +352,25 @@ CALLS = {
 
 
 @pytest.mark.parametrize("scope", ["publish", "read", "auth", "all"])
-async def test_a_token_opens_what_its_scope_says_and_nothing_else(plane, scope):
+async def test_a_token_gives_access_to_the_routes_of_its_scope_only(plane, scope):
     _, shown = await token(plane, scope)
     for wanted, calls in CALLS.items():
         for method, path, body in calls:
             reply = await plane.ask(method, path, body, shown)
             if scope in (wanted, "all"):
-                # The trace that is asked for is one that nobody made.
+                # No such trace exists.
                 assert reply.status == (404 if "/trace/" in path else 200), path
             else:
                 assert code_of(reply) == (403, "insufficient_scope"), path
                 assert 'error="insufficient_scope"' in reply.headers["www-authenticate"]
 
 
-async def test_every_route_that_wants_a_credential_is_among_these_calls(plane):
+async def test_these_calls_cover_every_route_that_needs_a_credential(plane):
     known = {plane.plane.routes.find(path)[0][method].name for calls in CALLS.values() for method, path, _ in calls}
     assert known == {route.name for route in plane.plane.routes.all if route.scope}
 
 
-async def test_a_revoked_token_opens_nothing_from_that_moment_on_the_same_connection(plane):
+async def test_a_revoked_token_is_refused_at_once_on_an_open_connection(plane):
     made, shown = await token(plane, "all")
     assert (await plane.ask("POST", "/apps/3/events", BODY, shown)).status == 200
     await plane.records.revoke_tokens([made.id])
@@ -379,7 +379,7 @@ async def test_a_revoked_token_opens_nothing_from_that_moment_on_the_same_connec
     assert 'error="invalid_token"' in reply.headers["www-authenticate"]
 
 
-async def test_an_expired_token_is_told_when_it_expired(plane):
+async def test_the_error_for_an_expired_token_says_when_it_expired(plane):
     _, shown = await token(plane, "all", lasts_s=60)
     assert (await plane.ask("GET", "/apps/3/channels", b"", shown)).status == 200
     plane.plane.front._clock = lambda: time.time() + 61
@@ -388,7 +388,7 @@ async def test_an_expired_token_is_told_when_it_expired(plane):
     assert "expired 1 s ago" in reply.json()["error"]
 
 
-async def test_what_is_no_token_of_ours_is_401_and_does_not_fall_through(plane, sign):
+async def test_an_unknown_token_is_401_even_with_another_credential(plane, sign):
     target = sign("POST", "/apps/3/events", BODY)
     pair = {"X-Service-Key": KEY, "X-Service-Secret": SECRET}
     for wrong in ("Bearer rp_x", "bearer ", "Bearer", "BEARER  \t", f"Bearer {SECRET}"):
@@ -397,7 +397,7 @@ async def test_what_is_no_token_of_ours_is_401_and_does_not_fall_through(plane, 
         assert reply.headers["www-authenticate"] == "Bearer"
 
 
-async def test_a_revoked_token_is_not_helped_by_another_credential(plane, sign):
+async def test_a_revoked_token_is_401_even_with_another_credential(plane, sign):
     made, shown = await token(plane, "all")
     await plane.records.revoke_tokens([made.id])
     target = sign("POST", "/apps/3/events", BODY)
@@ -405,14 +405,14 @@ async def test_a_revoked_token_is_not_helped_by_another_credential(plane, sign):
     assert code_of(await plane.ask("POST", target, BODY, {**shown, **pair})) == (401, "token_revoked")
 
 
-async def test_the_stored_hash_of_a_token_opens_nothing(plane):
+async def test_the_stored_hash_of_a_token_is_not_a_credential(plane):
     made, _ = await token(plane, "all")
     for text in (made.hash, made.id, made.prefix):
         reply = await plane.ask("GET", "/apps/3/channels", b"", {"Authorization": f"Bearer {text}"})
         assert code_of(reply) == (401, "unauthorized")
 
 
-async def test_the_time_of_last_use_is_kept_for_calls_that_were_let_in_only(plane):
+async def test_only_authenticated_calls_update_the_time_of_last_use(plane):
     made, shown = await token(plane, "read")
     assert (await plane.ask("POST", "/apps/3/events", BODY, shown)).status == 403
     assert plane.records.tokens[made.hash].last_used_at is None
@@ -420,7 +420,7 @@ async def test_the_time_of_last_use_is_kept_for_calls_that_were_let_in_only(plan
     assert abs(plane.records.tokens[made.hash].last_used_at - time.time()) < 5
 
 
-async def test_a_token_for_every_app_is_told_that_there_is_no_such_app(plane):
+async def test_an_unknown_app_is_404_for_a_token_for_every_app(plane):
     from redpoll.protocol.auth import token_hash
     from redpoll.protocol.tokens import Token
 
@@ -432,12 +432,12 @@ async def test_a_token_for_every_app_is_told_that_there_is_no_such_app(plane):
     for app_id in ("3", "4"):
         assert (await plane.ask("POST", f"/apps/{app_id}/events", BODY, shown)).status == 200
     assert code_of(await plane.ask("POST", "/apps/999/events", BODY, shown)) == (404, "unknown_app")
-    # Nobody says whose user that is.
+    # Neither path nor token names the app.
     reply = await plane.ask("POST", "/users/u/terminate_connections", b"{}", shown)
     assert code_of(reply) == (400, "bad_request")
 
 
-async def test_a_token_of_an_app_that_is_switched_off_is_403(plane):
+async def test_a_token_of_a_disabled_app_is_403(plane):
     _, shown = await token(plane, "all")
     await plane.records.set_app("3", {"enabled": False})
     assert code_of(await plane.ask("GET", "/apps/3/channels", b"", shown)) == (403, "app_disabled")
@@ -446,7 +446,7 @@ async def test_a_token_of_an_app_that_is_switched_off_is_403(plane):
 # -- keys -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_new_key_works_beside_the_old_until_that_is_disabled(plane, sign):
+async def test_old_and_new_key_both_work_until_the_old_one_is_disabled(plane, sign):
     new = await plane.records.add_key("3")
 
     def both():
@@ -461,13 +461,13 @@ async def test_a_new_key_works_beside_the_old_until_that_is_disabled(plane, sign
     pair = {"X-Service-Key": KEY, "X-Service-Secret": SECRET}
     for path in ("/apps/3/events", "/users/u/terminate_connections"):
         assert code_of(await plane.ask("POST", path, BODY, pair)) == (401, "unauthorized")
-    # A token's signatures are made with a key that opens.
+    # For a token the server signs with an enabled key.
     _, shown = await token(plane, "auth")
     body = b'{"socket_id":"1.2","channel_name":"private-a"}'
     assert (await plane.ask("POST", "/apps/3/auth", body, shown)).json()["auth"].startswith(new.key + ":")
 
 
-async def test_with_a_token_a_key_in_a_header_is_not_looked_at(plane):
+async def test_with_a_token_the_key_header_is_ignored(plane):
     _, shown = await token(plane, "auth")
     body = b'{"socket_id":"1.2","channel_name":"private-a"}'
     for other in (OTHER_KEY, "unknown"):
@@ -478,7 +478,7 @@ async def test_with_a_token_a_key_in_a_header_is_not_looked_at(plane):
 # -- the rate limit ---------------------------------------------------------------------------------------------
 
 
-async def test_triggers_beyond_the_rate_are_429_and_every_answer_tells_what_is_left(make_plane, redis):
+async def test_triggers_above_the_rate_are_429_and_every_response_has_the_rate_headers(make_plane, redis):
     plane = await make_plane(redis.url, trigger_rate_per_minute=3)
     left = []
     for event in ({}, {"name": ""}, {}):
@@ -488,20 +488,20 @@ async def test_triggers_beyond_the_rate_are_429_and_every_answer_tells_what_is_l
         assert 58 < int(reply.headers["x-ratelimit-reset"]) - time.time() <= 61
         assert "retry-after" not in reply.headers
         left.append((reply.status, reply.headers["x-ratelimit-remaining"]))
-    # What is refused for its form has been counted: authentication, rate limit, decode.
+    # An invalid body is counted: the rate limit comes before decoding.
     assert left == [(200, "2"), (400, "1"), (200, "0")]
     reply = await plane.trigger()
     assert code_of(reply) == (429, "rate_limited")
     assert (reply.headers["x-ratelimit-remaining"], reply.headers["x-ratelimit-policy"]) == ("0", "ip")
     assert 0 < int(reply.headers["retry-after"]) <= 60
     assert "REDPOLL_TRIGGER_RATE_PER_MINUTE" in reply.json()["error"]
-    # Asking and signing aren't triggers.
+    # Reading channels and signing subscriptions aren't triggers.
     reply = await plane.call("GET", "/apps/3/channels")
     assert reply.status == 200
     assert "x-ratelimit-limit" not in reply.headers
 
 
-async def test_a_batch_is_one_request_and_who_is_not_let_in_is_not_counted(make_plane, redis, sign):
+async def test_a_batch_counts_once_and_unauthenticated_requests_are_not_counted(make_plane, redis, sign):
     plane = await make_plane(redis.url, trigger_rate_per_minute=2)
     for _ in range(5):
         assert (await plane.ask("POST", sign("POST", "/apps/3/events", BODY, secret="no"), BODY)).status == 401
@@ -510,7 +510,7 @@ async def test_a_batch_is_one_request_and_who_is_not_let_in_is_not_counted(make_
     assert (reply.status, reply.headers["x-ratelimit-remaining"]) == (200, "1")
 
 
-async def test_the_address_is_the_clients_behind_a_trusted_proxy_only(make_plane, redis, sign):
+async def test_the_client_address_comes_from_a_trusted_proxy_only(make_plane, redis, sign):
     async def triggers(plane, *clients):
         statuses = []
         for client in clients:
@@ -522,14 +522,14 @@ async def test_the_address_is_the_clients_behind_a_trusted_proxy_only(make_plane
     assert await triggers(plane, "192.0.2.1", "192.0.2.2", "198.51.100.7, 192.0.2.1") == [200, 200, 429]
 
 
-async def test_whom_nobody_trusts_cannot_choose_an_address(make_plane, redis, sign):
+async def test_an_untrusted_client_can_not_choose_its_address(make_plane, redis, sign):
     plane = await make_plane(redis.url, trigger_rate_per_minute=1)
     for client, status in (("192.0.2.1", 200), ("192.0.2.2", 429)):
         reply = await plane.ask("POST", sign("POST", "/apps/3/events", BODY), BODY, {"X-Forwarded-For": client})
         assert reply.status == status
 
 
-async def test_a_rate_of_nothing_is_no_limit_and_tells_none(make_plane, redis):
+async def test_a_rate_of_0_means_no_limit_and_no_headers(make_plane, redis):
     plane = await make_plane(redis.url, trigger_rate_per_minute=0)
     for _ in range(400):
         reply = await plane.trigger()
@@ -540,7 +540,7 @@ async def test_a_rate_of_nothing_is_no_limit_and_tells_none(make_plane, redis):
 # -- failures of cross-origin calls ------------------------------------------------------------------------------
 
 
-async def test_a_page_calls_auth_with_a_token_of_its_scope_and_reads_refusals_too(plane):
+async def test_a_page_calls_auth_with_an_auth_token_and_can_read_errors(plane):
     await plane.records.set_app("3", {"allowed_origins": ("good.example",)})
     _, shown = await token(plane, "auth")
     body = b"socket_id=1.2&channel_name=private-a"

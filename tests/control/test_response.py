@@ -1,4 +1,4 @@
-"""Answers as bytes."""
+"""Responses as bytes."""
 
 import email.utils
 
@@ -13,7 +13,7 @@ def parts(data: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
     return status_line, dict(line.split(b": ", 1) for line in lines), body
 
 
-def test_an_answer_has_its_length_its_date_and_its_own_headers():
+def test_a_response_has_its_length_its_date_and_its_own_headers():
     status_line, headers, body = parts(Response(200, b"{}", JSON + b"X-A: b\r\n").render("GET"))
     assert status_line == b"HTTP/1.1 200 OK"
     assert headers[b"Content-Length"] == b"2"
@@ -24,7 +24,7 @@ def test_an_answer_has_its_length_its_date_and_its_own_headers():
     assert body == b"{}"
 
 
-def test_head_tells_the_length_of_the_body_that_it_leaves_out():
+def test_the_response_to_head_has_the_length_but_no_body():
     _, headers, body = parts(Response(200, b"12345").render("HEAD"))
     assert headers[b"Content-Length"] == b"5"
     assert body == b""
@@ -46,7 +46,7 @@ def test_some_statuses_have_neither_body_nor_length(status):
         (True, False, b"close"),
     ],
 )
-def test_the_connection_header_is_said_where_the_version_does_not_imply_it(http_1_0, keep_alive, expected):
+def test_the_connection_header_is_sent_if_the_version_does_not_imply_it(http_1_0, keep_alive, expected):
     _, headers, _ = parts(Response(200, b"", keep_alive=keep_alive).render("GET", http_1_0=http_1_0))
     assert headers.get(b"Connection") == expected
 
@@ -57,7 +57,7 @@ def test_a_line_break_in_a_header_is_refused():
         header_line("X-A", "b\r\nSet-Cookie: c")
 
 
-def test_the_date_line_changes_only_when_it_is_ticked():
+def test_the_date_line_changes_only_at_a_tick():
     line = Dateline()
     line.line = b"Date: long ago\r\n"
     line.tick()

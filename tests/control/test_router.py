@@ -1,4 +1,4 @@
-"""How a path finds its line of the table."""
+"""How a path finds its route."""
 
 import pytest
 
@@ -28,13 +28,13 @@ def found(routes, path, method="GET"):
     return by_method[method].name, parameters
 
 
-def test_the_api_stands_at_both_mounts_with_the_same_routes(routes):
+def test_the_api_has_the_same_routes_under_both_prefixes(routes):
     assert found(routes, "/apps/7/events", "POST") == ("events", ("7",))
     assert found(routes, "/api/v1/apps/7/events", "POST") == ("events", ("7",))
     assert routes.find("/apps/7/events")[0]["POST"] is routes.find("/api/v1/apps/7/events")[0]["POST"]
 
 
-def test_what_is_no_api_stands_at_the_root_only(routes):
+def test_other_routes_exist_at_the_root_only(routes):
     assert found(routes, "/healthz") == ("healthz", ())
     assert not routes.find("/api/v1/healthz")[0]
     assert found(routes, "/") == ("root", ())
@@ -45,7 +45,7 @@ def test_parameters_are_percent_decoded_segment_by_segment(routes):
     assert found(routes, "/apps/7/channels/a%2Fusers") == ("channel", ("7", "a/users"))
 
 
-def test_a_parameter_that_is_no_utf8_is_an_error(routes):
+def test_a_parameter_that_is_not_utf8_is_an_error(routes):
     with pytest.raises(UnicodeDecodeError):
         routes.find("/apps/7/channels/%ff")
 
@@ -55,16 +55,16 @@ def test_other_paths_have_no_route(routes, path):
     assert not routes.find(path)[0]
 
 
-def test_an_address_tells_all_its_methods(routes):
+def test_a_path_is_found_with_all_its_methods(routes):
     assert set(routes.find("/apps/7/channels/c")[0]) == {"GET", "DELETE"}
 
 
-def test_two_routes_for_one_address_are_refused():
+def test_two_routes_with_the_same_method_and_path_are_refused():
     with pytest.raises(ValueError, match="two routes"):
         Routes([Route("GET", "/a/{b}", "one", handler), Route("GET", "/a/{c}", "two", handler)])
 
 
-def test_answers_are_counted_by_status_and_by_powers_of_two_of_microseconds():
+def test_responses_are_counted_by_status_and_by_powers_of_two_of_microseconds():
     route = Route("GET", "/", "root", handler)
     for seconds in (0.000_001, 0.000_003, 0.000_004, 3600.0):
         route.count(200, seconds)

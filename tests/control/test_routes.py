@@ -1,8 +1,8 @@
-"""The table of all addresses, held against what the specification lists."""
+"""The table of routes against protocol/README.md "HTTP API"."""
 
 from redpoll.control.router import Access, Place
 
-# Which scope opens what (spec 5.2 names the scopes; the issue what they are for).
+# The scope that a token needs for each route (protocol/README.md "HTTP API").
 SCOPES = {
     "events": "publish",
     "history": "read",
@@ -20,15 +20,15 @@ SCOPES = {
 }
 
 
-async def test_every_route_that_wants_a_credential_has_its_scope(plane):
+async def test_every_route_that_needs_a_credential_has_a_scope(plane):
     assert {route.name: route.scope for route in plane.plane.routes.all if route.scope} == SCOPES
 
 
-async def test_the_rate_limit_holds_for_triggers_only(plane):
+async def test_only_triggers_have_a_rate_limit(plane):
     assert {route.name for route in plane.plane.routes.all if route.limited} == {"events", "batch_events"}
 
 
-async def test_what_can_be_called_without_a_credential_holds_nothing_of_an_app(plane):
+async def test_routes_without_a_credential_return_nothing_of_an_app(plane):
     assert {route.name for route in plane.plane.routes.all if route.access.name == "OPEN"} == {
         "auth_preflight",
         "browser_module",
@@ -43,7 +43,7 @@ async def test_what_can_be_called_without_a_credential_holds_nothing_of_an_app(p
     }
 
 
-async def test_what_needs_a_login_is_the_dashboards_and_on_the_control_port(plane):
+async def test_routes_that_need_a_login_are_the_dashboards_and_on_the_control_port(plane):
     for route in plane.plane.routes.all:
         if route.name.startswith("dashboard_"):
             assert route.place is Place.CONTROL
@@ -51,12 +51,12 @@ async def test_what_needs_a_login_is_the_dashboards_and_on_the_control_port(plan
             assert route.access is not Access.SESSION
 
 
-async def test_names_are_unique_since_metrics_tell_routes_apart_by_them(plane):
+async def test_names_of_routes_are_unique_because_they_are_metric_labels(plane):
     names = [route.name for route in plane.plane.routes.all]
     assert len(set(names)) == len(names)
 
 
-async def test_the_users_route_without_an_app_stands_at_the_root_only(plane):
+async def test_the_users_route_without_an_app_exists_at_the_root_only(plane):
     find = plane.plane.routes.find
     assert find("/users/u/terminate_connections")[1] == ("u",)
     assert find("/apps/3/users/u/terminate_connections")[1] == ("3", "u")

@@ -1,8 +1,8 @@
-"""The control port's HTTP connections: aiohttp's server, with what it lacks.
+"""The HTTP connections of the control port, on aiohttp's server.
 
-An absolute deadline for heads and bodies, errors of the parser in our own shape, and a bound on connections. Private
-names of aiohttp are used here and nowhere else: tests/control/test_connections.py fails where a new aiohttp means
-something else by them.
+This module adds what aiohttp's server lacks: absolute deadlines for heads and bodies, parser errors as JSON of the API,
+and a limit on connections. No other module uses private names of aiohttp; tests/control/test_connections.py fails if a
+new version changes them.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ log = structlog.get_logger(__name__)
 
 # Longer than the 60 s after which proxies commonly drop an idle connection, so that they close first.
 _KEEPALIVE_S: Final = 75.0
-# A client that is refused half-way through its body gets this long to stop sending and read why.
+# A client that is refused before its body is complete has this long to stop sending and read the response.
 _LINGER_S: Final = 2.0
-# As in the worker: request line and any one header.
+# Applies to the request line and to each header, as in the worker.
 _MAX_LINE_BYTES: Final = 16 * 1024
-# What is still open after the grace period is cut; handlers have this long to notice.
+# After the grace period the remaining handlers are cancelled; they have this long to end.
 _CUT_WITHIN_S: Final = 0.1
-# The control port is for people, metrics and scripts of the operator. The other descriptors are for Redis, the record
-# store and webhook deliveries.
+# The control port serves the dashboard, metrics and the operator's scripts. Redis, the record store and webhook
+# deliveries need the other descriptors.
 _MAX_CONNECTIONS: Final = 1024
 _MAX_SHARE_OF_DESCRIPTORS: Final = 4
 
-# (status, code, text) -> the answer in the API's error shape.
+# (status, code, text) -> an error response of the API.
 ErrorPage = Callable[[int, str, str], Response]
 
 
 class PortRequest(Request):
-    """A request to the control port. aiohttp's server makes it in place of its own request class."""
+    """A request to the control port. aiohttp's server creates it instead of its own request class."""
 
     __slots__ = ("_payload", "_task", "answered", "message", "protocol", "writer")
 
@@ -65,7 +65,6 @@ class PortRequest(Request):
         self.writer = writer
         self._payload = payload
         self._task = task
-        # The response, once there is one.
         self.answered: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         peer = protocol.peername
         host: str = (peer[0] if isinstance(peer, tuple) else peer) or ""
@@ -74,7 +73,7 @@ class PortRequest(Request):
         self.secure = trusted.is_secure(host, self.headers.get("X-Forwarded-Proto"), False)
 
     def respond(self, response: Response) -> None:
-        # The client may be gone, and its task with it.
+        # aiohttp cancels the request's task, and with it this future, when the client disconnects.
         if not self.answered.done():
             self.answered.set_result(response)
 
@@ -84,12 +83,12 @@ class PortRequest(Request):
 
     @property
     def announced(self) -> int | None:
-        """Bytes of the body by its Content-Length; None: chunked. The parser has refused what is no number."""
+        """The body's Content-Length in bytes; None if it is chunked. The parser has checked that it is a number."""
         length = self.headers.get("Content-Length")
         return int(length) if length is not None else None if "Transfer-Encoding" in self.headers else 0
 
     async def read_body(self, timeout_s: float) -> None:
-        """Read the whole body within that time, however it trickles. Raises CutOff."""
+        """Read the complete body within `timeout_s`; more bytes don't extend the time. Raises CutOff."""
         content = self._payload
         if content.is_eof():
             self.body = content.read_nowait()
@@ -108,30 +107,30 @@ class PortRequest(Request):
                     if size > MAX_BODY_BYTES:
                         raise too_large()
         except TimeoutError:
-            raise CutOff(408, "bad_request", f"no complete body within {timeout_s:g} s") from None
+            raise CutOff(408, "bad_request", f"the body was not complete within {timeout_s:g} s") from None
         except RequestPayloadError:
-            raise CutOff(400, "bad_request", "the body isn't what its header announced") from None
+            raise CutOff(400, "bad_request", "the body doesn't match its Content-Length or Transfer-Encoding") from None
         except ConnectionError:
-            # No client reads this; it is counted.
-            raise CutOff(400, "bad_request", "the client went away before its body was whole") from None
+            # No client reads this response, but the request is counted.
+            raise CutOff(400, "bad_request", "the client closed the connection before its body was complete") from None
         self.body = b"".join(parts)
 
-    # -- what aiohttp's server asks of a request -----------------------------------------------------------
+    # -- called by aiohttp's server ------------------------------------------------------------------------
 
     def _cancel(self, reason: BaseException) -> None:
-        """The client is gone: a reader of the body is told."""
+        """The client disconnected: end a read of the body."""
         set_exception(self._payload, reason)
 
     def _finish(self) -> None:
-        """The handler is done; there is nothing to put away."""
+        """The handler has ended; there is nothing to release."""
 
 
 class Connection(RequestHandler):
     """One HTTP connection.
 
-    `half_head_since`: since when (loop time) a request head is incomplete; 0 while none is. `trusted`: the proxies
-    whose word is taken; one of them may be the peer, and then each request has a client of its own. `takes_no_more`:
-    closes after the answer under way.
+    `half_head_since`: when (loop time) the first bytes of an incomplete request head arrived; 0 if there is none.
+    `trusted`: the trusted proxies. If the peer is one of them, each request may come from another client.
+    `takes_no_more`: the connection closes after the current response.
     """
 
     __slots__ = ("_connections", "_error_page", "half_head_since", "peername", "takes_no_more", "trusted")
@@ -139,12 +138,12 @@ class Connection(RequestHandler):
     def __init__(self, connections: Connections) -> None:
         super().__init__(connections, **connections.options)
         self._connections = connections
-        # Stored: aiohttp forgets its server when the peer is gone, and may still have a fault to render.
+        # A reference of our own: when the peer disconnects, aiohttp drops its server and may still render an error.
         self._error_page = connections.error_page
         self.trusted = connections.trusted
         self.peername: Any = None
         self.half_head_since = 0.0
-        # One that was accepted when the end had begun.
+        # True if the connection was accepted after the shutdown began.
         self.takes_no_more = connections.finishing
 
     @property
@@ -155,7 +154,7 @@ class Connection(RequestHandler):
         super().connection_made(transport)
         self.peername = transport.get_extra_info("peername")
         if not self._connections.make_room():
-            text = "the control port has as many connections as it takes"
+            text = "the control port has too many connections; try again later"
             self.refuse(self._error_page(503, "unavailable", text))
 
     def data_received(self, data: bytes) -> None:
@@ -166,15 +165,15 @@ class Connection(RequestHandler):
             self.half_head_since = self._loop.time()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        # Called after every body, whether or not reading was paused; going on costs as much as parsing a head.
+        # aiohttp calls this after every body, paused or not, and resuming costs as much as parsing a head.
         if self._reading_paused:
             super().resume_reading(resume_parser)
 
-    def refuse(self, answer: Response) -> None:
-        """Answer a request that never became one, and close."""
+    def refuse(self, response: Response) -> None:
+        """Send an error response without a complete request, and close."""
         if self.transport is not None:
-            answer.keep_alive = False
-            self.transport.write(answer.render("GET"))
+            response.keep_alive = False
+            self.transport.write(response.render("GET"))
         self.force_close()
 
     def handle_error(
@@ -184,22 +183,22 @@ class Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> Any:
-        """aiohttp's own errors: bytes that are no HTTP. Ours are rendered by the front and never come here."""
+        """Render aiohttp's errors, which are malformed requests. The front renders all errors of handlers."""
         if status < 500:
             text = "not an HTTP request: " + (message or "malformed").partition("\n")[0].rstrip(":")[:200]
-            answer = self._error_page(status, "bad_request", text)
+            response = self._error_page(status, "bad_request", text)
         else:
             log.error("http connection failed", exc_info=exc)
-            answer = self._error_page(500, "internal", "internal error")
-        answer.keep_alive = False
-        return answer
+            response = self._error_page(500, "internal", "internal error")
+        response.keep_alive = False
+        return response
 
 
 class Connections(Server):
-    """Makes the connections of the control port, and looks after them.
+    """Creates the connections of the control port, limits their number and closes slow ones.
 
-    `handler` answers requests, `error_page` renders what never became one. `refused` counts connections beyond
-    `max_connections`.
+    `handler` responds to requests; `error_page` renders the errors of bytes that are no request. `refused` counts the
+    connections that were refused because of `max_connections`.
     """
 
     def __init__(
@@ -226,22 +225,22 @@ class Connections(Server):
             "lingering_time": _LINGER_S,
             "max_line_size": _MAX_LINE_BYTES,
             "max_field_size": _MAX_LINE_BYTES,
-            # A compressed body is refused by its header; it must not be inflated before that.
+            # The front refuses compressed bodies by their header; aiohttp must not inflate them before.
             "auto_decompress": False,
         }
 
     def __call__(self) -> Connection:
-        """A connection of the control port; asyncio's servers call this."""
+        """Create a connection. asyncio's server calls this."""
         return Connection(self)
 
     def make_room(self) -> bool:
-        """Close an idle connection where there are too many. False: all of them are busy."""
+        """Close an idle connection if there are too many. Returns False if all are busy."""
         if len(self.connections) <= self.max_connections:
             self._refusing = False
             return True
         for connection in self.connections:
             assert isinstance(connection, Connection)
-            # The last one is new: it has had no time to be busy.
+            # The last one is the new one, which has sent nothing yet.
             idle = connection.waits_for_a_head and not connection.half_head_since
             if idle and connection is not self.connections[-1]:
                 connection.force_close()
@@ -253,7 +252,10 @@ class Connections(Server):
         return False
 
     def sweep(self) -> None:
-        """Close connections whose next head isn't complete in time (failures.md row 24); once a second."""
+        """Close connections whose next head isn't complete in time. The janitor calls this once a second.
+
+        See deploy/failures.md "Hostile input".
+        """
         overdue = self._loop.time() - self._head_timeout_s
         for connection in self.connections:
             assert isinstance(connection, Connection)
@@ -262,9 +264,9 @@ class Connections(Server):
                 connection.refuse(self.error_page(408, "bad_request", text))
 
     async def finish(self, grace_s: float) -> None:
-        """End: idle connections at once, the others behind the answer under way, all within `grace_s`.
+        """Close idle connections at once, the others after their current response, and all after `grace_s`.
 
-        aiohttp's own shutdown would stop reading first, and a request whose body is on its way would be lost.
+        aiohttp's own shutdown stops reading first, so a request whose body is still arriving would be lost.
         """
         self.finishing = True
         deadline = self._loop.time() + grace_s
@@ -273,7 +275,7 @@ class Connections(Server):
         await self.shutdown(_CUT_WITHIN_S)
 
     def _end_idle(self) -> list[asyncio.Task[None]]:
-        """Closes what waits for a request; what is left are the tasks of the others."""
+        """Close the connections that wait for a request. Returns the tasks of the others."""
         busy = []
         for connection in self.connections:
             assert isinstance(connection, Connection)

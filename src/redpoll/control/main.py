@@ -1,7 +1,7 @@
-"""The control process: puts its rooms together, serves, and ends in order.
+"""The control process: creates its parts, serves, and shuts down in order.
 
-WebSocket traffic goes on while it restarts. It keeps no state of its own: what must not be lost is in the record
-store, the rest in Redis.
+WebSocket traffic continues while it restarts. It has no state of its own: durable data is in the record store, the
+rest in Redis.
 """
 
 from __future__ import annotations
@@ -67,16 +67,17 @@ __all__ = ["ControlPlane", "main"]
 
 log = structlog.get_logger(__name__)
 
-# Requests under way at the end get this long; their clients have 2 s deadlines on everything that waits here.
+# Open requests get this long at shutdown. Each waits for Redis for at most 2 s.
 _FINISH_WITHIN_S: Final = 5.0
 _BACKLOG: Final = 1024
 
 
 class ControlPlane:
-    """The rooms of the control plane and how they are tied: `start()`, then `finish()`.
+    """Creates and connects the parts of the control plane: call `start()`, later `finish()`.
 
-    `records` and `webhooks` are loaded; who made them closes their store. `tell` goes to the supervisor. The handler
-    table serves the control port (`listener`) and the workers' requests (`requests_path`).
+    `records` and `webhooks` are already loaded; the caller closes their store. `tell` sends a message to the
+    supervisor. One table of routes serves the control port (`listener`) and the requests that workers forward over a
+    Unix socket (`start.requests_path`).
     """
 
     def __init__(
@@ -182,11 +183,11 @@ class ControlPlane:
 
     @property
     def cluster(self) -> Cluster:
-        """What operators' commands need of Redis."""
+        """The Redis connection and stores that operators' commands use."""
         return Cluster(self.link, self._keys, self.history)
 
     async def start(self) -> None:
-        """Serve. Doesn't wait for Redis: `/healthz` is answered from the first moment, `/readyz` says the rest."""
+        """Serve. Doesn't wait for Redis: `/healthz` works at once, `/readyz` reports when the server is ready."""
         self.loop.set_exception_handler(self._loop_exception)
         self.link.start()
         self._webhooks.start(self.outbox, self._webhook_traced)
@@ -201,7 +202,7 @@ class ControlPlane:
         self._tell({"ready": True})
 
     def told(self, message: Mapping[str, Any]) -> None:
-        """A message of the supervisor."""
+        """Handle a message from the supervisor."""
         if "alive" in message:
             self._workers_alive = len(message["alive"])
             self.reaper.set_alive(set(message["alive"]), message["greatest"])
@@ -213,14 +214,14 @@ class ControlPlane:
             self.stop()
 
     def stop(self) -> None:
-        """Begin the end; `finish` does it."""
+        """Begin the shutdown: `finished` is set, and the process then calls `finish`."""
         self.health.draining = True
         self.finished.set()
 
     async def finish(self) -> None:
-        """Take nothing more, let what is under way be answered, and let go of Redis.
+        """Accept no more requests, finish the open ones, and close the connection to Redis.
 
-        A worker that still has a request finds no socket, and answers 503 itself.
+        If a worker still has a request, it finds no socket and responds with 503 itself.
         """
         if self._server is not None:
             self._server.close()
@@ -230,7 +231,7 @@ class ControlPlane:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         self.janitor.stop()
-        # Before what its jobs stand on.
+        # First, because its tasks use the parts below.
         await self.dashboard.finish()
         await self._webhooks.finish()
         self.publisher.close()
@@ -246,7 +247,7 @@ class ControlPlane:
         self._examining = self.loop.create_task(self._examine(), name="redis examined")
 
     async def _examine(self) -> None:
-        """What this Redis lacks is said once per connection; at a start, a fault ends it with that sentence."""
+        """Check this Redis and log what it lacks. During the start, a fault ends the process with that text."""
         try:
             faults, warnings = await examine(self.link, self._keys)
         except LinkDown:
@@ -308,16 +309,17 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
         await records.load()
         webhooks = Webhooks(store, records, start.settings)
         await webhooks.load()
-        made_up = await records.first_app(start.settings)
+        first_app = await records.first_app(start.settings)
         accounts = Accounts(store)
         first_password = await accounts.first_admin(start.settings.admin_password)
-        # What Redis kept of an earlier start may be older: workers let nobody in by it (a wrong 4001 is for good).
+        # Redis may have app records of an earlier run. Workers must not admit clients by older ones: after a wrong
+        # 4001 a client stays away for good.
         child_pipe.send({"directory": records.version})
         listener = socket.socket(fileno=start.listen_fd)
         plane = ControlPlane(
             start, records, webhooks, listener, child_pipe.send, accounts=accounts, event_log=event_log
         )
-        # End of file: the supervisor is dead. What must last is committed, so there is nothing to wait for.
+        # At end of file the supervisor is dead. All durable data is committed, so the process can exit at once.
         child_pipe.attach(plane.loop, plane.told, lambda: os._exit(1))
         plane.loop.add_signal_handler(signal.SIGTERM, plane.stop)
         context = Context(store, records, start.settings, webhooks, plane.cluster)
@@ -325,10 +327,10 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
         operators = await commands.serve_commands(context, commands.socket_path(start.data_dir))
         if first_password is not None:
             child_pipe.send({"created_admin": first_password})
-        if made_up is not None:
-            child_pipe.send({"created_app": commands.app_shape(made_up)})
+        if first_app is not None:
+            child_pipe.send({"created_app": commands.app_shape(first_app)})
         await plane.start()
-        # What is here now stays: without it each full collection would walk all of SQLAlchemy.
+        # These objects live as long as the process. Otherwise each full collection would walk all of SQLAlchemy.
         gc.freeze()
         await plane.finished.wait()
         operators.close()
@@ -349,8 +351,8 @@ def _warn_of_exposure(control_host: str) -> None:
         log.warning(
             "control port open to a network",
             control_host=control_host,
-            what="passwords of the dashboard go over it in the clear and /metrics is for everybody; bind it to "
-            "127.0.0.1, or put a proxy with TLS in front of it",
+            what="dashboard passwords cross the network unencrypted and anyone can read /metrics; bind the port to "
+            "127.0.0.1, or put a TLS proxy in front of it",
         )
 
 
@@ -366,7 +368,7 @@ async def _open_event_log(start: Start) -> EventLog | None:
 
 
 def main(child_pipe: ChildPipe) -> None:
-    """The process. Returns at its clean end; exits with 1 where the records can't be used, having said why."""
+    """Run the process. Returns after a clean shutdown; if the records can't be used, logs why and exits with 1."""
     start = child_pipe.read_start()
     logs.configure(start.settings, "control")
     try:

@@ -1,7 +1,8 @@
-"""What every request passes: finding its route, reading its body, authentication, the error shape, trace ids.
+"""The steps that every HTTP request takes before and after its handler.
 
-Nothing here knows what an endpoint does. All the arithmetic of signatures is redpoll.protocol.auth's; the order
-of things is protocol.md 14 and 18 ("auth precedence"): the first credential present decides alone.
+The front finds the route, reads the body, authenticates the request, applies the rate limit, runs the handler, turns
+exceptions into error responses, and counts the request. protocol.auth checks signatures. If a request has several
+credentials, only the first one counts, in the order: token, header pair, signature (protocol/README.md "HTTP API").
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ log = structlog.get_logger(__name__)
 
 _VARY: Final = b"Vary: Origin\r\n"
 _EXPOSED: Final = b"Access-Control-Expose-Headers: X-Service-Trace-Id\r\n"
-# Refusals of a body that a worker began to read: of an answer's status, its code and text.
+# Error code and text by status, for a body that a worker couldn't read to its end.
 _BODY_REFUSALS: Final = {
-    400: ("bad_request", "the client went away before its body was whole"),
-    408: ("bad_request", "no complete body in time"),
+    400: ("bad_request", "the client closed the connection before its body was complete"),
+    408: ("bad_request", "the body was not complete in time"),
 }
 
 
 class Credentials(Protocol):
-    """What is needed of the records (control/records.py): apps by id and by key, tokens by their hash."""
+    """The part of control/records.py that the front uses: apps by id and by key, tokens by their hash."""
 
     @property
     def apps(self) -> Mapping[str, App]: ...
@@ -55,10 +56,10 @@ class Credentials(Protocol):
 
 
 class Front:
-    """Takes every request. `records` are looked into at every request, so that changes count at once.
+    """Receives every request of the API. It reads `records` on each request, so changes take effect at once.
 
-    `rate`: None where triggers aren't limited; `tracer`: None where they aren't logged.
-    `clock` is Unix time, for signatures' timestamps. `body_timeout_s` is for a whole body, however it trickles.
+    `rate`: None if triggers have no rate limit. `tracer`: None if they aren't logged. `clock` returns Unix time, for
+    timestamps of signatures. `body_timeout_s`: the time for a complete body; more bytes don't extend it.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Front:
     ) -> None:
         self._routes = routes
         self._records = records
-        # The very tables, which their owner goes on changing.
+        # Not copies: Records changes these tables in place.
         self._apps = records.apps
         self._by_key = records.by_key
         self._rate = rate
@@ -82,15 +83,19 @@ class Front:
         self._body_timeout_s = body_timeout_s
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        # How long triggers took, by app, as Route.times counts them.
+        # Durations of triggers by app, counted like Route.times.
         self.times_by_app: dict[str, list[int]] = {}
-        # Tells people of a fault, where the error shape is for programs; None for what isn't theirs.
+        # Renders an error as a page of the dashboard; returns None for requests of the API, which get JSON.
         self.fault_page: Callable[[Request, ApiError, int], Response | None] | None = None
 
-    # -- a request's way -----------------------------------------------------------------------------------
+    # -- from request to response --------------------------------------------------------------------------
 
     def received(self, call: ReceivedRequest) -> None:
-        """A worker's request: execute it, judge its head alone, or log why its body wasn't read."""
+        """Handle a request from a worker.
+
+        `head_only`: decide from the head whether the worker may read the body. `refusal`: the worker couldn't read
+        the body; count and log the request.
+        """
         call.began = time.perf_counter()
         call.route = self._routes.unmatched
         try:
@@ -112,7 +117,7 @@ class Front:
             call.let_body_in()
 
     async def handle(self, call: PortRequest) -> Response:
-        """A request to the control port, whose body may still be on its way."""
+        """Handle a request to the control port, and read the rest of its body first."""
         call.began = time.perf_counter()
         call.route = self._routes.unmatched
         try:
@@ -128,11 +133,11 @@ class Front:
         return await call.answered
 
     def conclude(self, call: Request, result: Response | Exception) -> None:
-        """End a request whose handler returned None: with its response, or with what went wrong."""
+        """End a request whose handler returned None, with its response or its error."""
         self._end(call, self._rendered(call, result) if isinstance(result, Exception) else result)
 
     def _check_head(self, call: Request, announced: int | None) -> None:
-        """Raise what the head alone is reason enough for."""
+        """Refuse a request by its head, before its body is read. Raises ApiError or CutOff."""
         self._find(call)
         if announced is not None and announced > MAX_BODY_BYTES:
             raise too_large()
@@ -141,7 +146,7 @@ class Front:
             call.caller_known = False
 
     def _execute(self, call: Request) -> None:
-        """Call the handler of a whole request. Raises what it raises at once."""
+        """Call the handler of a complete request. Errors of a handler that needs no task are raised."""
         self._find(call)
         route = call.route
         if route.wants_credential:
@@ -180,7 +185,7 @@ class Front:
         call.respond(response)
 
     def _rendered(self, call: Request, error: Exception) -> Response:
-        """The response that says what went wrong."""
+        """The response for an error."""
         if isinstance(error, ApiError):
             return self._fault(call, error)
         if isinstance(error, CutOff):
@@ -192,52 +197,52 @@ class Front:
         if isinstance(error, Unavailable):
             return self._fault(call, ApiError("unavailable", str(error)))
         if isinstance(error, UnicodeError):
-            return self._fault(call, ApiError("bad_request", "a header, or the query, has bytes that are not UTF-8"))
+            return self._fault(call, ApiError("bad_request", "a header or the query is not UTF-8"))
         log.error("request failed", route=call.route.name, trace_id=call.trace_id, exc_info=error)
-        return self._fault(call, ApiError("internal", "internal error; the log has it under this trace id"))
+        return self._fault(call, ApiError("internal", "internal error; search the server's log for this trace id"))
 
     def _fault(self, call: Request, error: ApiError, status: int = 0) -> Response:
         page = self.fault_page(call, error, status) if self.fault_page is not None else None
         return page or call.error(error, status)
 
     def error_page(self, status: int, code: str, text: str) -> Response:
-        """The error shape for what never became a request: no HTTP, or too late."""
+        """An error response for bytes that never became a request: malformed, or incomplete at the deadline."""
         self._routes.unmatched.count(status, 0.0)
         return error_answer(ApiError(code, text), new_trace_id(), status)
 
     def _find(self, call: Request) -> None:
         """Set the request's route and its parameters."""
         if call.path[:1] != "/":
-            # A proxy's form, http://host/path (RFC 9112 3.2.2).
+            # The absolute form, http://host/path (RFC 9112 section 3.2.2).
             _, scheme_end, rest = call.path.partition("://")
             call.path = "/" + rest.partition("/")[2] if scheme_end else call.path
         try:
             by_method, call.parameters = self._routes.find(call.path)
         except UnicodeDecodeError:
-            raise ApiError("bad_request", "the path isn't UTF-8 behind its percent signs") from None
+            raise ApiError("bad_request", "the percent-encoded path is not UTF-8") from None
         route = by_method.get("GET" if call.method == "HEAD" else call.method)
         if route is None:
             if not by_method:
-                raise ApiError("not_found", "there is no such address")
+                raise ApiError("not_found", "no such path")
             allowed = ", ".join(sorted(by_method))
             call.more_headers = header_line("Allow", allowed)
-            raise ApiError("method_not_allowed", f"this address knows {allowed} only")
+            raise ApiError("method_not_allowed", f"method not allowed; use {allowed}")
         if route.place is Place.CONTROL and call.from_worker:
-            raise ApiError("not_found", "there is no such address")
+            raise ApiError("not_found", "no such path")
         call.route = route
         if route.cross_origin:
             call.more_headers = self._cross_origin(call)
 
     def _recognise(self, call: Request, route: Route) -> None:
-        """Whose call was refused with its body unread, as far as its head says: it has its row in the event log too."""
+        """Find the app of a request that was refused before its body was read, for its row in the event log."""
         with suppress(ApiError):
             self._authenticate(call, route, None)
 
     def _authenticate(self, call: Request, route: Route, body: bytes | None) -> None:
-        """Sets `app`, or raises ApiError: 401 for whoever can't show a credential of this very app.
+        """Set the request's app. Raises ApiError 401 if the request has no valid credential of the app.
 
-        An unknown app is answered like a wrong key, so that nobody learns which ids exist; only who holds a token for
-        every app is told 404 (protocol.md 18).
+        An unknown app gets the same response as a wrong key, so that clients can't find out which ids exist. Only a
+        token for every app gets 404 (protocol/README.md "Tokens").
         """
         headers = call.headers
         app: App | None
@@ -254,9 +259,9 @@ class Front:
         assert app is not None
         call.app, call.caller_known = app, True
         if not app.enabled:
-            raise ApiError("app_disabled", "this app is switched off")
+            raise ApiError("app_disabled", "this app is disabled")
         if "Content-Encoding" in headers and headers["Content-Encoding"].lower() != "identity":
-            raise ApiError("unsupported_media_type", "a compressed body; send it as it is")
+            raise ApiError("unsupported_media_type", "the body is compressed; send it without Content-Encoding")
 
     def _app_of_token(self, call: Request, route: Route) -> App:
         now_s = self._clock()
@@ -271,7 +276,7 @@ class Front:
             raise fault
         assert token is not None
         if not app_id:
-            raise ApiError("bad_request", "the token opens every app: name one, in the path /apps/ID/…")
+            raise ApiError("bad_request", "this token is for every app; name the app in the path: /apps/ID/…")
         app = self._apps.get(app_id)
         if app is None:
             raise ApiError("unknown_app", "there is no app with this id")
@@ -281,11 +286,11 @@ class Front:
         return app
 
     def _app_of_query(self, call: Request) -> App | None:
-        # Of a repeated auth_key none is looked at: check_query refuses it.
+        # If auth_key is repeated, any of its values will do: check_query refuses the request.
         return self._by_key.get(dict(auth.parse_query(call.query)).get("auth_key", ""))
 
     def _limit(self, call: Request, rate: RateLimit) -> None:
-        """Counts a trigger of this address, and puts on its answer what is left. Raises ApiError `rate_limited`."""
+        """Count a trigger of this client address and add the rate limit's headers. Raises ApiError `rate_limited`."""
         address = call.remote
         window = rate.take(address)
         call.more_headers = window.headers()
@@ -294,18 +299,18 @@ class Front:
             call.more_headers += header_line("Retry-After", str(left_s))
             raise ApiError(
                 "rate_limited",
-                f"more than {rate.per_minute} triggers within {WINDOW_S:.0f} s from the address {address}; the window "
-                f"ends in {left_s} s. The server's setting is trigger_rate_per_minute "
-                "(REDPOLL_TRIGGER_RATE_PER_MINUTE), 0 switches it off",
+                f"more than {rate.per_minute} triggers within {WINDOW_S:.0f} s from the address {address}; try again "
+                f"in {left_s} s. The server's setting is trigger_rate_per_minute "
+                "(REDPOLL_TRIGGER_RATE_PER_MINUTE); 0 turns the limit off",
             )
 
     def _cross_origin(self, call: Request) -> bytes:
-        """The header lines that let a page of an allowed origin read the answer (decisions.md)."""
+        """The header lines that let a page of an allowed origin read the response (protocol/README.md "CORS")."""
         origin = call.headers.get("Origin")
         if origin is None or not origin.isascii():
             return _VARY
         app = self._apps.get(call.parameters[0])
-        # An unknown app is treated as one that allows all: the difference would tell which ids exist.
+        # An unknown app is treated like one that allows every origin, so that the headers don't show which ids exist.
         if app is not None and not handshake.origin_allowed(origin, app.allowed_origins):
             return _VARY
         return header_line("Access-Control-Allow-Origin", origin) + _EXPOSED + _VARY

@@ -1,7 +1,8 @@
-"""One HTTP request on its way through the control plane, and the responses that carry its trace id.
+"""One HTTP request to the control plane, and the responses that carry its trace id.
 
-A worker's message (worker_requests.py) and a request to the control port (connections.py) both become one of these, so
-that one table of handlers serves both. It holds what was received and what the front found out; it judges nothing.
+Requests that a worker forwards (worker_requests.py) and requests to the control port (connections.py) are subclasses of
+Request, so one table of handlers serves both. A Request holds what was received and what the front found out about it:
+its route, its app and its credential.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from redpoll.protocol.tokens import Token
 __all__ = ["CutOff", "Request", "error_answer", "too_large"]
 
 _RETRY_AFTER: Final = b"Retry-After: 1\r\n"
-# RFC 9110 15.5.2 wants a challenge on every 401; this is the one scheme of ours that has a name (RFC 6750).
+# RFC 9110 section 15.5.2 requires a challenge on every 401. Bearer (RFC 6750) is our only registered scheme.
 _CHALLENGES: Final = {
     "token_expired": b'WWW-Authenticate: Bearer error="invalid_token", error_description="expired"\r\n',
     "token_revoked": b'WWW-Authenticate: Bearer error="invalid_token", error_description="revoked"\r\n',
@@ -32,13 +33,13 @@ _CHALLENGES: Final = {
 }
 _CHALLENGE: Final = b"WWW-Authenticate: Bearer\r\n"
 _TRACE_HEAD: Final = JSON + b"X-Service-Trace-Id: "
-# W3C trace context: version, trace id, parent, flags; the trace id must not be all zeros.
+# W3C Trace Context: version, trace id, parent id, flags. The trace id must not be all zeros.
 _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _encode: Final = msgspec.json.Encoder().encode
 
 
 class CutOff(Exception):
-    """A refusal after which the connection closes: what follows can't be told from what was refused."""
+    """An error after which the connection closes: the rest of the body can't be told from the next request."""
 
     def __init__(self, status: int, code: str, text: str) -> None:
         super().__init__(status, code, text)
@@ -55,17 +56,17 @@ def too_large() -> CutOff:
 
 
 class Request:
-    """A request. `path` and `query` are as received, since they are signed; `body` is empty until it is read.
+    """A request, as it was received.
 
-    `headers` are looked up by the names in http_messages.FIELDS; on the control port by any name. `remote` is the
-    client's address, as a trusted proxy names it where there is one; `secure`: the client came by TLS; `from_worker`:
-    it came to the public port.
+    `path` and `query` are not decoded, because they are signed. `body` is empty until it has been read. `headers` of a
+    request from a worker have only the names in http_messages.FIELDS. `remote` is the client's address, or the one
+    that a trusted proxy reports. `secure`: the client used TLS. `from_worker`: the request came to the public port.
 
-    Where the route wants a credential, `app` and `params` (the query's) are set before its handler is called;
-    `caller_known`: they are, whatever was refused after that. `token`: the caller showed one; None where it showed a
-    key. `parameters` are the decoded segments of the path; `more_headers` are header lines that go with any answer.
-    `said`: the events that a trigger call brought, once they are decoded; `sampled`: its spans are wanted. `began`:
-    when the front received it (time.perf_counter).
+    The front sets the rest. `route` and `parameters`: the route, and the decoded segments of the path. `app` and
+    `params` (of the query) are set before the handler runs, if the route needs a credential; `caller_known`: they are
+    set, even if the request was refused later. `token` is None if the client authenticated with a key. `more_headers`
+    are added to every response. `said`: the decoded events of a trigger. `sampled`: the events are traced. `began`:
+    when the front received the request (time.perf_counter).
     """
 
     __slots__ = (
@@ -93,7 +94,7 @@ class Request:
     app: App
     params: auth.Params
     parameters: tuple[str, ...]
-    # The router.Route, which names this class and so can't be named here.
+    # A router.Route. router.py imports this module, so its type can't be imported here.
     route: Any
     began: float
 
@@ -113,7 +114,7 @@ class Request:
         self._trace_id: str | None = None
 
     def respond(self, response: Response) -> None:
-        """Send the response to the client. The front calls this once for each request."""
+        """Send the response to the client. The front calls this once per request."""
         raise NotImplementedError
 
     @property
@@ -123,7 +124,7 @@ class Request:
 
     @property
     def trace_id(self) -> str:
-        """32 hex digits: the caller's, from `traceparent`, or a new one."""
+        """32 hex digits: the client's, from its `traceparent` header, or new ones."""
         if self._trace_id is None:
             parent = self.headers.get("traceparent")
             known = None if parent is None else _TRACEPARENT.fullmatch(parent)
@@ -132,8 +133,10 @@ class Request:
 
     @property
     def key(self) -> str:
-        """The app's key that the caller showed, by header or in the signed query; for one with a token the key that
-        the server signs with. Empty where the app has none."""
+        """The app key of the request, from its headers or its signed query.
+
+        For a request with a token, the key that the server signs with; empty if the app has no enabled key.
+        """
         if self.token is not None:
             signing = self.app.signing_key()
             return "" if signing is None else signing.key
@@ -141,14 +144,14 @@ class Request:
         return (self.param("auth_key") or "") if key is None else key
 
     def param(self, name: str) -> str | None:
-        """The value of a query parameter; of a repeated one the last."""
-        for each, value in reversed(self.params):
-            if each == name:
+        """The value of a query parameter; the last one if it is repeated."""
+        for param, value in reversed(self.params):
+            if param == name:
                 return value
         return None
 
     def answer(self, body: bytes, more_headers: bytes = b"") -> Response:
-        """The 200 of the API: JSON, the trace id, and `more_headers` as whole lines."""
+        """A 200 response of the API, with JSON, the trace id and `more_headers` (complete lines)."""
         return Response(
             200,
             body,
@@ -156,22 +159,22 @@ class Request:
         )
 
     def error(self, error: ApiError, status: int = 0) -> Response:
-        """The error shape, with this call's trace id and headers. `status`: as in `error_answer`."""
-        answer = error_answer(error, self.trace_id, status)
-        answer.headers += self.more_headers
-        return answer
+        """An error response with this request's trace id and headers. `status`: as in `error_answer`."""
+        response = error_answer(error, self.trace_id, status)
+        response.headers += self.more_headers
+        return response
 
 
 def error_answer(error: ApiError, trace_id: str, status: int = 0) -> Response:
-    """The one error shape (protocol.md 14.11): `{"error", "code", "status", "trace_id"}`.
+    """An error response (protocol/README.md "Errors"): `{"error", "code", "status", "trace_id"}`.
 
-    503 tells when to try again, 401 how to show a credential. `status` is for what HTTP has a status for and the list
-    of codes has no code.
+    503 has a Retry-After header, 401 a WWW-Authenticate header. `status`, if not 0, replaces the status of the error's
+    code.
     """
-    told: dict[str, Any] = error.body(trace_id)
-    told["status"] = status = status or error.status
-    if not told["error"].isascii():
-        # A text may quote the caller, whose bytes need not be UTF-8.
-        told["error"] = told["error"].encode("utf-8", "replace").decode()
+    body: dict[str, Any] = error.body(trace_id)
+    body["status"] = status = status or error.status
+    if not body["error"].isascii():
+        # The text may quote the client's bytes, which need not be UTF-8.
+        body["error"] = body["error"].encode("utf-8", "replace").decode()
     more = _RETRY_AFTER if status == 503 else _CHALLENGES.get(error.code, _CHALLENGE if status == 401 else b"")
-    return Response(status, _encode(told), b"%b%b\r\n%b" % (_TRACE_HEAD, trace_id.encode(), more))
+    return Response(status, _encode(body), b"%b%b\r\n%b" % (_TRACE_HEAD, trace_id.encode(), more))

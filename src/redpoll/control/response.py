@@ -1,8 +1,7 @@
-"""What control answers: a status, header lines and a body, written to the socket as one piece.
+"""HTTP/1.x responses of the control plane: a status, header lines and a body, written to the socket in one piece.
 
-A response for aiohttp's server in the shape that it asks for (`prepare`, `write_eof`, `keep_alive`), without the
-dictionaries of its own class: they cost 9 µs of the 30 µs that an empty handler takes. Knows HTTP/1.x and nothing
-of the API; bodies are whole, never streamed or compressed.
+Response has the methods that aiohttp's server calls (`prepare`, `write_eof`, `keep_alive`). It replaces aiohttp's own
+class, whose dictionaries cost 9 µs of the 30 µs that an empty handler takes. Bodies are never streamed or compressed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _WITHOUT_BODY: Final = frozenset({204, 304})
 
 
 class Dateline:
-    """The Date header's line (RFC 9110 6.6.1), rendered by `tick()` once a second instead of once an answer."""
+    """The line of the Date header (RFC 9110 section 6.6.1). `tick()` renders it, once a second."""
 
     def __init__(self) -> None:
         self.line = b""
@@ -37,19 +36,19 @@ class Dateline:
         self.line = f"Date: {formatdate(time.time(), usegmt=True)}\r\n".encode()
 
 
-# One for the process: the janitor of whoever serves keeps it right.
+# One per process. The janitor calls its `tick()`.
 dateline: Final = Dateline()
 
 
 def header_line(name: str, value: str) -> bytes:
-    """One header line. `value` must not come from a client unchecked: a line break in it would be a new header."""
+    """One header line. Raises ValueError if `value` has a line break, which would start another header."""
     if "\r" in value or "\n" in value:
         raise ValueError(f"a line break in header {name}")
     return f"{name}: {value}\r\n".encode("latin-1")
 
 
 class Outlet(Protocol):
-    """What an answer must know of the connection that it goes out by. `takes_no_more`: it closes behind this one."""
+    """The connection of a response. `takes_no_more`: it closes after this response."""
 
     @property
     def transport(self) -> asyncio.Transport | None: ...
@@ -60,7 +59,7 @@ class Outlet(Protocol):
 
 
 class Asked(Protocol):
-    """What an answer must know of its request."""
+    """The request of a response."""
 
     @property
     def protocol(self) -> Outlet: ...
@@ -73,14 +72,14 @@ class Asked(Protocol):
 
 
 class Response:
-    """One answer. `headers` are whole lines (`header_line`), without Content-Length, Date and Connection.
+    """One response. `headers` are complete lines (`header_line`), without Content-Length, Date and Connection.
 
-    `keep_alive` False closes the connection behind it; it is lowered, never raised, by what the client asked.
+    If `keep_alive` is False the connection closes after the response, whatever the client asked for.
     """
 
     __slots__ = ("_asked", "body", "headers", "keep_alive", "status")
 
-    # aiohttp looks whether it was given an exception of its own.
+    # aiohttp reads this to recognise its own exceptions.
     __http_exception__ = False
     _asked: Asked
 
@@ -91,15 +90,15 @@ class Response:
         self.keep_alive = keep_alive
 
     async def prepare(self, asked: Asked) -> None:
-        """Called by aiohttp before `write_eof`; the work is all there."""
+        """aiohttp calls this before `write_eof`, which does the work."""
         self._asked = asked
 
     async def write_eof(self, _data: bytes = b"") -> None:
-        """Write the answer; wait only while the client leaves earlier ones unread."""
+        """Write the response; wait only if the client hasn't read earlier ones."""
         asked, connection = self._asked, self._asked.protocol
         transport = connection.transport
         if transport is None or transport.is_closing():
-            raise ClientConnectionResetError("the client went away before its answer")
+            raise ClientConnectionResetError("the client closed the connection before its response")
         if asked.message.should_close or connection.takes_no_more:
             self.keep_alive = False
         transport.write(self.render(asked.method, http_1_0=asked.message.version < HttpVersion11))
@@ -107,7 +106,7 @@ class Response:
             await asked.writer.drain()
 
     def render(self, method: str, *, http_1_0: bool = False) -> bytes:
-        """The answer's bytes to a request of `method`; `http_1_0`: its client speaks HTTP/1.0."""
+        """The bytes of the response to a request with `method`. `http_1_0`: the client uses HTTP/1.0."""
         if not self.keep_alive:
             connection = b"Connection: close\r\n"
         elif http_1_0:

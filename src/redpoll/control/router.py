@@ -1,7 +1,7 @@
-"""Every address that the control plane answers: one table, read by the front, by the metrics and by the docs.
+"""Routes of the control plane, and how a path finds its route.
 
-A pattern's `{name}` is one segment of the path, percent-decoded. The API is mounted twice: `/api/v1/apps/…` (the
-spec) and `/apps/…` (what existing server libraries call).
+A pattern such as `/apps/{app_id}/events` has parameters in braces; each is one segment of the path, percent-decoded.
+The API's routes exist twice: under `/api/v1/apps/…`, and under `/apps/…`, which Pusher's libraries call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["API_PREFIX", "About", "Access", "Handler", "Place", "Route", "Routes", "slot_bound_s"]
 
 API_PREFIX: Final = "/api/v1"
-# The last but one slot ends at 2^24 µs, about 17 s: longer than any deadline of ours.
+# The second to last slot ends at 2^24 µs, about 17 s, which is longer than any deadline here.
 _SLOTS: Final = 26
 
 # A coroutine runs as a task. None: the handler calls Front.conclude when the response is known.
@@ -28,28 +28,31 @@ Handler = Callable[["Request"], "Coroutine[Any, Any, Response] | Response | None
 
 
 class Place(Enum):
-    """Which port an address exists on. What is public exists on the control port too."""
+    """The ports of a route: public routes also exist on the control port."""
 
     PUBLIC = "public"
     CONTROL = "control"
 
 
 class Access(Enum):
-    """Who may call it: anybody, the holder of a credential of the app in the path, or of any app, which is then the
-    one that is meant (one library leaves it out of the path, protocol.md 14.9); or somebody who is logged in to the
-    dashboard, whom its door judges."""
+    """The credential that a request to a route needs."""
 
+    # None.
     OPEN = "open"
+    # One of the app in the path.
     APP = "app"
+    # One of any app, which is then the request's app: one library leaves the app out of the path.
     ANY_APP = "any_app"
+    # A session of the dashboard, which the dashboard checks.
     SESSION = "session"
 
 
 class About(NamedTuple):
-    """What the OpenAPI document says of a route, beyond what follows from its access (openapi.py).
+    """The description of a route in the OpenAPI document (openapi.py).
 
-    `answer` and `body` are types, whose schemas are shown; `form`: the body may be urlencoded, too. `query` are its
-    query parameters. `faults` are the error codes of its own; `success` is the status where all went well.
+    `answer` and `body` are the types of response and request. `form`: the body may also be form-urlencoded. `query`
+    are names of query parameters. `faults` are the error codes besides those that follow from the route's access.
+    `success` is the status of a successful response.
     """
 
     summary: str
@@ -62,14 +65,15 @@ class About(NamedTuple):
 
 
 class Route:
-    """One line of the table, and what has been counted of it.
+    """One route, and the counts of its responses.
 
-    `scope`: what a token must be made for (protocol.tokens.SCOPES); empty where the access is open. `limited`: the
-    rate limit of triggers holds here. `cross_origin`: pages of the app's allowed origins may call it. `about`: None
-    where it is no part of the API.
+    `scope`: the scope that a token needs (protocol.tokens.SCOPES); empty if the route needs no app credential.
+    `limited`: the rate limit of triggers applies. `cross_origin`: pages of the app's allowed origins may call it.
+    `about`: None if the route isn't in the OpenAPI document.
 
-    `wants_credential`: of an app, before the handler is called. `answers` is answers by status. `times` counts answers
-    by duration: slot k holds those that took less than 2^k µs and no less than 2^(k-1); the last slot holds the rest.
+    `wants_credential`: the front authenticates an app before it calls the handler. `answers` counts responses by
+    status. `times` counts them by duration: slot k has those of at least 2^(k-1) µs and less than 2^k µs, the last slot
+    all longer ones. `microseconds` is the sum of durations.
     """
 
     __slots__ = (
@@ -125,7 +129,7 @@ class Route:
 
 
 class _Node:
-    """What may stand at one place of a path: a word, or any segment."""
+    """A node of the tree of patterns: children by word, one child for a parameter, and the routes that end here."""
 
     __slots__ = ("any", "routes", "words")
 
@@ -140,14 +144,14 @@ async def _unmatched(call: Request) -> Response:
 
 
 class Routes:
-    """The table, and how a path finds its line."""
+    """All routes, and the lookup of a path."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.all = tuple(routes)
-        # What no line answers is counted here.
+        # Counts requests that match no route.
         self.unmatched = Route("", "", "unmatched", _unmatched, Access.OPEN)
         self._root = _Node()
-        # Few paths are asked for again and again. A path may have 16 KiB, so a flood of them must find it small.
+        # Clients repeat few paths. The cache is small because they choose them: a path may have 16 KiB.
         self.find = lru_cache(maxsize=512)(self._find)
         for route in self.all:
             self._add(route.pattern, route)
@@ -167,9 +171,9 @@ class Routes:
         node.routes[route.method] = route
 
     def _find(self, path: str) -> tuple[Mapping[str, Route], tuple[str, ...]]:
-        """The routes by method at a path as it stands in the request, and its decoded parameters in order.
+        """The routes of an undecoded path by method, and its decoded parameters in order.
 
-        No routes: there is no such address. UnicodeDecodeError where a parameter isn't UTF-8.
+        The mapping is empty if no route matches. Raises UnicodeDecodeError if a parameter isn't UTF-8.
         """
         node = self._root
         parameters: list[str] = []
@@ -185,15 +189,15 @@ class Routes:
 
 
 def no_times() -> list[int]:
-    """`Route.times` before the first answer."""
+    """`Route.times` before the first response."""
     return [0] * _SLOTS
 
 
 def slot_of(seconds: float) -> int:
-    """The slot of `Route.times` that counts an answer which took so long."""
+    """The slot of `Route.times` that counts a response of this duration."""
     return min(int(seconds * 1e6).bit_length(), _SLOTS - 1)
 
 
 def slot_bound_s(slot: int) -> float:
-    """The upper bound in seconds of a slot of `Route.times`; infinite for the last one."""
+    """The upper bound of a slot of `Route.times` in seconds; infinite for the last one."""
     return float("inf") if slot >= _SLOTS - 1 else 2.0**slot / 1e6

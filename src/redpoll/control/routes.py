@@ -1,6 +1,6 @@
-"""The table of all addresses: which handler answers what, who may call it, and what the document says of it.
+"""The table of all routes: path, handler, access, and the description in the OpenAPI document.
 
-Everything that tells addresses reads this: the front, the metrics, the OpenAPI document. The handlers are api.py's.
+The front, the metrics and the OpenAPI document read this table. Most handlers are in api.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from redpoll.control.schemas import (
 )
 from redpoll.control.webhooks.verify import Verify, Webhook
 
-# Private there, since no other code may take them for valid: only the document shows them.
+# The shapes of unchecked request bodies, for the OpenAPI document only; other code uses the checked ones.
 from redpoll.protocol.messages import Auth, Batch, Trigger
 
 __all__ = ["routes_of"]
@@ -58,7 +58,7 @@ def routes_of(
     metrics: Metrics,
     pages: Sequence[Route] = (),
 ) -> Routes:
-    """The table; `pages` are the dashboard's. Its document is made of it, and answers at an address of it."""
+    """All routes. `pages` are the dashboard's. The OpenAPI document is rendered from the table and served by it."""
     document = Document()
     channels = "/apps/{app_id}/channels"
     terminate = "/users/{user_id}/terminate_connections"
@@ -86,7 +86,7 @@ def routes_of(
                 scope="publish",
                 limited=True,
                 about=About(
-                    "Publish several events, all or none.",
+                    "Publish several events: all of them, or none if one is invalid.",
                     BatchAnswer,
                     body=Batch,
                     faults=("batch_too_large", *_EVENT_FAULTS),
@@ -99,7 +99,7 @@ def routes_of(
                 api.list_channels,
                 scope="read",
                 about=About(
-                    "The occupied channels.",
+                    "List the occupied channels.",
                     ChannelsAnswer,
                     query=("filter_by_prefix", "info"),
                     faults=("invalid_info",),
@@ -112,7 +112,7 @@ def routes_of(
                 api.show_channel,
                 scope="read",
                 about=About(
-                    "Whether a channel is occupied, by how many, and what it has cached.",
+                    "Show whether a channel is occupied, its counts, and its cached event.",
                     ChannelAnswer,
                     query=("channel_info",),
                     faults=("invalid_channel", "invalid_info", "not_presence_channel"),
@@ -125,7 +125,7 @@ def routes_of(
                 api.list_users,
                 scope="read",
                 about=About(
-                    "The users of a presence channel.",
+                    "List the users of a presence channel.",
                     UsersAnswer,
                     faults=("invalid_channel", "not_presence_channel"),
                 ),
@@ -137,7 +137,7 @@ def routes_of(
                 history.show,
                 scope="read",
                 about=About(
-                    "The messages that are kept of a channel; without bounds the newest.",
+                    "List the stored messages of a channel; by default the newest.",
                     HistoryAnswer,
                     query=HISTORY_QUERY,
                     faults=("invalid_channel", "invalid_cursor", "invalid_offset", "unknown_epoch"),
@@ -150,7 +150,7 @@ def routes_of(
                 history.forget,
                 scope="publish",
                 about=About(
-                    "Forget the messages of a channel; it goes on with a new epoch.",
+                    "Delete the stored messages of a channel; its history continues with a new epoch.",
                     ClearedAnswer,
                     faults=("invalid_channel",),
                 ),
@@ -162,7 +162,7 @@ def routes_of(
                 event_trace.search,
                 scope="read",
                 about=About(
-                    "Trigger calls, newest first, those that were refused too.",
+                    "List publish requests, newest first, including refused ones.",
                     EventsAnswer,
                     query=LOG_QUERY,
                     faults=("bad_request", "invalid_cursor"),
@@ -175,7 +175,8 @@ def routes_of(
                 event_trace.show,
                 scope="read",
                 about=About(
-                    "One trigger call: when it was accepted, which workers got it, to how many sockets it was written.",
+                    "Show one publish request: when it was accepted, which workers received it, and to how many "
+                    "sockets it was written.",
                     TraceAnswer,
                     faults=("not_found",),
                 ),
@@ -219,7 +220,7 @@ def routes_of(
                 verify.verify,
                 scope="read",
                 about=About(
-                    "Whether a webhook that was received is signed with the secret of one of the app's endpoints.",
+                    "Check whether a received webhook is signed with the secret of one of the app's endpoints.",
                     VerifyAnswer,
                     body=Webhook,
                 ),
@@ -231,7 +232,7 @@ def routes_of(
                 api.preflight,
                 Access.OPEN,
                 cross_origin=True,
-                about=About("What a browser asks before a page may call this.", None, success=204),
+                about=About("Preflight of browsers (CORS).", None, success=204),
             ),
             Route("GET", API_PREFIX + "/redpoll.js", "browser_module", browser_module.show, Access.OPEN),
             Route("GET", API_PREFIX + "/openapi.json", "openapi", document.show, Access.OPEN),
