@@ -5,9 +5,6 @@ import hmac
 import json
 
 import pytest
-from aiohttp.http import HttpVersion11, RawRequestMessage
-from multidict import CIMultiDict, CIMultiDictProxy
-from yarl import URL
 
 from redpoll.control.request import Request
 from redpoll.control.webhooks.verify import Verify
@@ -23,12 +20,9 @@ async def secrets_of(app_id):
 
 
 async def ask(body):
-    target = "/apps/3/webhooks/verify"
-    fields = CIMultiDictProxy(CIMultiDict())
-    message = RawRequestMessage("POST", target, HttpVersion11, fields, (), False, None, False, False, URL(target))
-    call = Request(message, None, None, None, None)
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    call = Request("POST", "/apps/3/webhooks/verify", {}, content)
     call.app = App(id="3", name="three", keys=())
-    call.body = body if isinstance(body, bytes) else json.dumps(body).encode()
     answer = await Verify(secrets_of).verify(call)
     assert answer.status == 200
     return json.loads(answer.body)
