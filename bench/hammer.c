@@ -1,13 +1,15 @@
-/* A keep-alive HTTP/1.1 client that costs next to nothing: it sends the requests of a file over and over.
+/* An HTTP/1.1 client that costs next to nothing: it sends the requests of a file over and over.
  *
- *     hammer HOST PORT CONNECTIONS SECONDS FILE [RATE]
+ *     hammer HOST PORT CONNECTIONS SECONDS FILE [RATE] [each] [tls]
  *
- * FILE holds whole requests, each behind its length as a little-endian 32-bit number. Every connection has one
- * request under way at a time; with RATE they send so many a second in all, else as fast as answers come. Prints one
- * line of JSON. Knows answers with Content-Length only, on purpose.
+ * FILE holds whole requests, each after its length as a little-endian 32-bit number. Every connection has one request
+ * under way at a time; with RATE they send that many a second in all (0: as fast as answers come). `each`: a connection
+ * for each request, as PHP does it. `tls` needs -DTLS -lssl. Prints one line of JSON. Understands answers with
+ * Content-Length only, on purpose. With RATE, latency counts from the moment at which a request was due.
  */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/tcp.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -18,13 +20,20 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef TLS
+#include <openssl/ssl.h>
+#endif
 
-#define ANSWER_BYTES 16384
+enum { ANSWER_BYTES = 16384 };
 
 struct connection {
     int fd;
+    int connecting;
     size_t filled;          /* bytes of the answer read so far */
-    uint64_t sent_ns;       /* when the request under way was written */
+    uint64_t sent_ns;       /* when the request under way was written, or due */
+#ifdef TLS
+    SSL *ssl;
+#endif
     char answer[ANSWER_BYTES + 1];
 };
 
@@ -33,21 +42,25 @@ static char **requests;
 static uint32_t *sizes;
 static size_t request_count, next_request;
 static uint32_t *latencies_us;
-static size_t latency_room = 1 << 22, answered, refused;
+static size_t latency_room = 1 << 22, answered, refused, broken;
 
 static struct connection **idle; /* answered, and not yet due again */
 static size_t idle_count;
 static uint64_t interval_ns, due_ns;
+static int epoll, each, tls;
+static struct sockaddr_in address = {.sin_family = AF_INET};
 
 static void die(const char *what) { perror(what); exit(1); }
 
-static uint64_t now_ns(void) {
+static uint64_t now_ns(void)
+{
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + t.tv_nsec;
 }
 
-static void load(const char *path) {
+static void load(const char *path)
+{
     FILE *in = fopen(path, "rb");
     if (!in) die(path);
     fseek(in, 0, SEEK_END);
@@ -65,28 +78,77 @@ static void load(const char *path) {
     }
 }
 
-static void send_next(struct connection *c) {
+#ifdef TLS
+static void start_tls(struct connection *c)
+{
+    static SSL_CTX *context;
+    if (!context && !(context = SSL_CTX_new(TLS_client_method()))) die("SSL_CTX_new");
+    c->ssl = SSL_new(context);
+    SSL_set_fd(c->ssl, c->fd);
+    /* Blocking: handshakes are over before the clock starts. */
+    if (SSL_connect(c->ssl) != 1) { fprintf(stderr, "TLS handshake failed\n"); exit(1); }
+    fcntl(c->fd, F_SETFL, O_NONBLOCK);
+}
+#endif
+
+static void open_connection(struct connection *c)
+{
+    c->fd = socket(AF_INET, SOCK_STREAM | (each ? SOCK_NONBLOCK : 0), 0);
+    if (c->fd < 0) die("socket");
+    setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+    c->connecting = each;
+    if (connect(c->fd, (struct sockaddr *)&address, sizeof address) && errno != EINPROGRESS) die("connect");
+#ifdef TLS
+    if (tls) start_tls(c);
+#endif
+    struct epoll_event event = {.events = each ? EPOLLOUT : EPOLLIN, .data.ptr = c};
+    epoll_ctl(epoll, EPOLL_CTL_ADD, c->fd, &event);
+}
+
+static void write_request(struct connection *c)
+{
     size_t r = next_request++ % request_count;
+    size_t sent = 0;
+    while (sent < sizes[r]) {
+        ssize_t now;
+#ifdef TLS
+        if (tls) now = SSL_write(c->ssl, requests[r] + sent, sizes[r] - sent);
+        else
+#endif
+        now = send(c->fd, requests[r] + sent, sizes[r] - sent, MSG_NOSIGNAL);
+        if (now < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+        if (now <= 0) die("send");
+        sent += now;
+    }
+}
+
+/* `since`: from when on the request counts as waiting. */
+static void send_next(struct connection *c, uint64_t since)
+{
     c->filled = 0;
-    c->sent_ns = now_ns();
-    if (send(c->fd, requests[r], sizes[r], MSG_NOSIGNAL) != (ssize_t)sizes[r]) die("send");
+    c->sent_ns = since;
+    if (each) open_connection(c);
+    else write_request(c);
 }
 
 /* With a rate: sends what is due by now, as far as connections are free. */
-static void send_due(uint64_t now) {
+static void send_due(uint64_t now)
+{
     while (idle_count && due_ns <= now) {
-        send_next(idle[--idle_count]);
+        send_next(idle[--idle_count], due_ns);
         due_ns += interval_ns;
     }
 }
 
-static void go_on(struct connection *c) {
+static void go_on(struct connection *c)
+{
     if (interval_ns) idle[idle_count++] = c;
-    else send_next(c);
+    else send_next(c, now_ns());
 }
 
 /* Bytes of the answer in the buffer, or 0 while it isn't whole. */
-static size_t whole_answer(struct connection *c) {
+static size_t whole_answer(struct connection *c)
+{
     c->answer[c->filled] = 0;
     char *end = strstr(c->answer, "\r\n\r\n");
     if (!end) return 0;
@@ -95,34 +157,50 @@ static size_t whole_answer(struct connection *c) {
     return c->filled >= whole ? whole : 0;
 }
 
-static int by_size(const void *a, const void *b) {
+static ssize_t receive(struct connection *c)
+{
+#ifdef TLS
+    if (tls) {
+        int got = SSL_read(c->ssl, c->answer + c->filled, ANSWER_BYTES - c->filled);
+        if (got > 0) return got;
+        if (SSL_get_error(c->ssl, got) == SSL_ERROR_WANT_READ) { errno = EAGAIN; return -1; }
+        return 0;
+    }
+#endif
+    return recv(c->fd, c->answer + c->filled, ANSWER_BYTES - c->filled, MSG_DONTWAIT);
+}
+
+static int by_size(const void *a, const void *b)
+{
     uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
     return (x > y) - (x < y);
 }
 
-int main(int argc, char **argv) {
-    if (argc < 6 || argc > 7) { fprintf(stderr, "hammer HOST PORT CONNECTIONS SECONDS FILE [RATE]\n"); return 2; }
-    int count = atoi(argv[3]), epoll = epoll_create1(0);
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(atoi(argv[2]))};
+int main(int argc, char **argv)
+{
+    if (argc < 6) { fprintf(stderr, "hammer HOST PORT CONNECTIONS SECONDS FILE [RATE] [each] [tls]\n"); return 2; }
+    int count = atoi(argv[3]);
+    epoll = epoll_create1(0);
+    address.sin_port = htons(atoi(argv[2]));
     if (inet_pton(AF_INET, argv[1], &address.sin_addr) != 1) die("address");
     load(argv[5]);
+    if (argc > 6 && atof(argv[6]) > 0) interval_ns = (uint64_t)(1e9 / atof(argv[6]));
+    for (int i = 7; i < argc; i++) {
+        if (!strcmp(argv[i], "each")) each = 1;
+        if (!strcmp(argv[i], "tls")) tls = 1;
+    }
+#ifndef TLS
+    if (tls) { fprintf(stderr, "compiled without TLS\n"); return 2; }
+#endif
     latencies_us = malloc(latency_room * sizeof *latencies_us);
     struct connection *connections = calloc(count, sizeof *connections);
     idle = calloc(count, sizeof *idle);
-    if (argc == 7) interval_ns = (uint64_t)(1e9 / atof(argv[6]));
-    uint64_t start = now_ns(), stop = start + (uint64_t)(atof(argv[4]) * 1e9);
-    for (int i = 0; i < count; i++) {
-        struct connection *c = &connections[i];
-        c->fd = socket(AF_INET, SOCK_STREAM, 0);
-        if (connect(c->fd, (struct sockaddr *)&address, sizeof address)) die("connect");
-        setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
-        struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
-        epoll_ctl(epoll, EPOLL_CTL_ADD, c->fd, &event);
-        go_on(c);
-    }
+    if (!each)
+        for (int i = 0; i < count; i++) open_connection(&connections[i]);
+    uint64_t start = now_ns(), stop = start + (uint64_t)(atof(argv[4]) * 1e9), now = start;
+    due_ns = start;
+    for (int i = 0; i < count; i++) go_on(&connections[i]);
     struct epoll_event events[256];
-    uint64_t now = start;
-    due_ns = now_ns();
     while (now < stop) {
         send_due(now);
         int ready = epoll_wait(epoll, events, 256, interval_ns ? 1 : 100);
@@ -130,8 +208,26 @@ int main(int argc, char **argv) {
         now = now_ns();
         for (int i = 0; i < ready; i++) {
             struct connection *c = events[i].data.ptr;
-            ssize_t got = recv(c->fd, c->answer + c->filled, ANSWER_BYTES - c->filled, 0);
-            if (got <= 0) { fprintf(stderr, "the server closed a connection\n"); return 1; }
+            if (c->connecting) {
+                int fault = 0;
+                socklen_t size = sizeof fault;
+                getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &fault, &size);
+                if (fault) { errno = fault; die("connect"); }
+                c->connecting = 0;
+                struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
+                epoll_ctl(epoll, EPOLL_CTL_MOD, c->fd, &event);
+                write_request(c);
+                continue;
+            }
+            ssize_t got = receive(c);
+            if (got < 0 && errno == EAGAIN) continue;
+            if (got <= 0) {
+                if (!broken++) fprintf(stderr, "the server closed a connection without an answer\n");
+                close(c->fd);
+                if (!each) return 1;
+                go_on(c);
+                continue;
+            }
             c->filled += got;
             if (!whole_answer(c)) continue;
             if (strncmp(c->answer + 9, "200", 3)) {
@@ -139,6 +235,7 @@ int main(int argc, char **argv) {
             }
             if (answered < latency_room) latencies_us[answered] = (now_ns() - c->sent_ns) / 1000;
             answered++;
+            if (each) close(c->fd);
             go_on(c);
         }
     }
@@ -146,6 +243,6 @@ int main(int argc, char **argv) {
     size_t kept = answered < latency_room ? answered : latency_room;
     qsort(latencies_us, kept, sizeof *latencies_us, by_size);
     printf("{\"requests\": %zu, \"refused\": %zu, \"seconds\": %.3f, \"p50_us\": %u, \"p99_us\": %u}\n", answered,
-           refused, seconds, kept ? latencies_us[kept / 2] : 0, kept ? latencies_us[kept * 99 / 100] : 0);
+           refused + broken, seconds, kept ? latencies_us[kept / 2] : 0, kept ? latencies_us[kept * 99 / 100] : 0);
     return 0;
 }

@@ -1,17 +1,22 @@
-"""Signed REST publishes a second on one core of the control plane, beside aiohttp's own server with an empty handler.
+"""Signed REST publishes a second through the public port, as back ends send them, beside a bare C server.
 
-    python bench/publish.py [--seconds 5] [--connections 64] [--rounds 3]
+    python bench/publish.py [--connections 1,16,64] [--seconds 5] [--rounds 3]       keep-alive
+    python bench/publish.py --connection-each        a connection for each publish, as PHP does it
+    python bench/publish.py --batch --large --tls    batches of ten; bodies of 10 KB; TLS; any of these together
+    python bench/publish.py --rate 15000             latency at a fixed rate
+    PUSHER_URL=http://KEY:SECRET@HOST:PORT/apps/ID python bench/publish.py           any Pusher-compatible server
 
-Starts a Redis, a control process and the empty server, and sends both the same requests over keep-alive with the
-same client (hammer.c, compiled here): one event to one channel each, signed in the query, 1,000 different ones.
-The server under test has one core for itself, client and Redis share another; where there is only one, say so.
-No worker listens: the price of delivery is not in these figures.
+Starts a redpoll with one worker, all of its processes on one core (--cores 2: on all), and sends 1,000 different signed
+requests over and over with hammer.c, compiled here, on the other core. Each request publishes to one channel that has
+no subscriber; event log and trace are on, the rate limit is off. The reference (bare_http.c, on the same core) answers
+the same requests with `{}`: what it can't reach, no server can. Rounds alternate. `us` is processor time per request by
+process: on a machine that has other things to do, it says more than rates.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import contextlib
 import hashlib
 import hmac
 import json
@@ -26,16 +31,25 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
-import uvloop
 
+# First, since it puts tests/ on the path.
+from load import Address  # isort: skip
+from certs import self_signed
 from redpoll.child_pipe import ChildPipe, Start
 from redpoll.config import Settings
 from results import save
+from server import APP_ID as SERVER_APP_ID
+from server import APP_KEY as SERVER_KEY
+from server import APP_SECRET as SERVER_SECRET
+from server import Server, cpu_s
 
 APP_ID, KEY, SECRET = "1", "278d425bdf160c739803", "7ad3773142a6692b25b8"
+HERE = Path(__file__).parent
 CONTROL = (
     "import sys; from redpoll.control.main import main; from redpoll.child_pipe import ChildPipe; "
     "main(ChildPipe(int(sys.argv[1])))"
@@ -43,24 +57,47 @@ CONTROL = (
 DISTINCT_REQUESTS = 1_000
 
 
-def write_requests(path: Path) -> None:
-    """What the client sends: each request behind its length."""
+def write_requests(
+    path: Path,
+    app: tuple[str, str, str] = (APP_ID, KEY, SECRET),
+    *,
+    events: int = 1,
+    data_bytes: int = 100,
+    closes: bool = False,
+) -> None:
+    """What the client sends, each request after its length: an event, or a batch of several."""
+    app_id, key, secret = app
+    target = f"/apps/{app_id}/" + ("events" if events == 1 else "batch_events")
     with path.open("wb") as out:
         for number in range(DISTINCT_REQUESTS):
-            data = json.dumps({"number": number, "text": "x" * 100})
-            body = json.dumps({"name": "measured", "channels": [f"bench-{number}"], "data": data}).encode()
+            data = json.dumps({"number": number, "text": "x" * data_bytes})
+            event: dict[str, object] = {"name": "measured", "channels": [f"bench-{number}"], "data": data}
+            if events > 1:
+                event = {
+                    "batch": [
+                        {"name": "measured", "channel": f"bench-{number}-{at}", "data": data} for at in range(events)
+                    ]
+                }
+            body = json.dumps(event).encode()
             query = (
-                f"auth_key={KEY}&auth_timestamp={int(time.time())}&auth_version=1.0"
+                f"auth_key={key}&auth_timestamp={int(time.time())}&auth_version=1.0"
                 f"&body_md5={hashlib.md5(body).hexdigest()}"
             )
-            path_signed = f"/apps/{APP_ID}/events"
-            signed = f"POST\n{path_signed}\n{query}".encode()
-            signature = hmac.new(SECRET.encode(), signed, hashlib.sha256).hexdigest()
+            signed = f"POST\n{target}\n{query}".encode()
+            signature = hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
             request = (
-                f"POST {path_signed}?{query}&auth_signature={signature} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+                f"POST {target}?{query}&auth_signature={signature} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+                + ("Connection: close\r\n" if closes else "")
+                + "\r\n"
             ).encode() + body
             out.write(struct.pack("<I", len(request)) + request)
+
+
+def compiled(source: str, to: Path, *flags: str) -> Path:
+    """A C program of this folder."""
+    subprocess.run(["cc", "-O2", "-D_GNU_SOURCE", "-o", to, HERE / source, *flags], check=True)
+    return to
 
 
 class Bench:
@@ -98,8 +135,7 @@ class Bench:
         prints, and `us`, the server's processor time for each. Ends the bench at an answer that isn't 200."""
         client, requests = self.folder / "hammer", self.folder / "requests"
         if not client.exists():
-            source = Path(__file__).parent / "hammer.c"
-            subprocess.run(["cc", "-O2", "-D_GNU_SOURCE", "-o", client, source], check=True)
+            compiled("hammer.c", client)
             write_requests(requests)
         process, port = server
         used_s = cpu_s(process.pid)
@@ -167,13 +203,6 @@ class Bench:
         wait_ready(port, "/readyz")
         return process, port
 
-    def start_empty(self) -> tuple[subprocess.Popen[bytes], int]:
-        port_file = self.folder / "port"
-        process = self.run([sys.executable, __file__, "--empty", str(port_file)], self.server_core)
-        while not port_file.exists():
-            time.sleep(0.01)
-        return process, int(port_file.read_text())
-
 
 def wait_ready(port: int, path: str) -> None:
     deadline = time.monotonic() + 20
@@ -186,76 +215,167 @@ def wait_ready(port: int, path: str) -> None:
     sys.exit("the control process isn't ready within 20 s")
 
 
-async def serve_empty(port_file: Path) -> None:
-    """aiohttp's low-level server, answering 200 to whatever comes."""
-    from aiohttp import web
-
-    async def handler(request: web.BaseRequest) -> web.Response:
-        return web.Response(text="{}", content_type="application/json")
-
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(web.Server(handler, access_log=None), "127.0.0.1", 0)
-    (port_file.with_suffix(".new")).write_text(str(server.sockets[0].getsockname()[1]))
-    port_file.with_suffix(".new").rename(port_file)
-    ended = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, ended.set)
-    await ended.wait()
+# -- the whole server ----------------------------------------------------------------------------------------
 
 
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+class Target(NamedTuple):
+    """A server to send requests to. `pids`: its processes by role, where they are known. `tls_port`: 0 without."""
+
+    port: int
+    pids: dict[str, int]
+    host: str = "127.0.0.1"
+    tls_port: int = 0
+
+
+class Measured(NamedTuple):
+    """One run. `us`: microseconds of processor time per request, by role."""
+
+    per_s: float
+    p50_us: float
+    p99_us: float
+    us: dict[str, float]
+
+
+@contextlib.contextmanager
+def redpoll(core: set[int], tls: bool) -> Iterator[Target]:
+    everywhere = os.sched_getaffinity(0)
+    with contextlib.ExitStack() as stack:
+        options: dict[str, object] = {"log_level": "warning"}
+        if tls:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            cert, key = self_signed(folder)
+            options |= {"tls_port": 0, "tls_cert": cert, "tls_key": key}
+        os.sched_setaffinity(0, core)  # inherited by all processes of the server
+        server = stack.enter_context(Server(workers=1, **options))
+        os.sched_setaffinity(0, everywhere)
+        pids = {
+            "worker": server.worker_pids()[0],
+            "control": server.control_pid,
+            "redis": server.redis_pid,
+        }
+        port = int(server.tls_url.rpartition(":")[2]) if tls else 0
+        yield Target(server.port, pids, tls_port=port)
+
+
+@contextlib.contextmanager
+def reference(core: set[int], folder: Path) -> Iterator[Target]:
+    program = compiled("bare_http.c", folder / "bare_http")
+    process = subprocess.Popen([program], stdout=subprocess.PIPE)
+    os.sched_setaffinity(process.pid, core)
+    assert process.stdout is not None
+    try:
+        yield Target(int(process.stdout.readline()), {"server": process.pid})
+    finally:
+        process.kill()
+        process.wait()
+
+
+def run(
+    client: Path,
+    target: Target,
+    requests: Path,
+    connections: int,
+    seconds: float,
+    rate: int,
+    words: list[str],
+    core: int,
+) -> Measured:
+    """Sends `requests` to `target`. Ends the bench at an answer that isn't 200."""
+    port = target.tls_port if "tls" in words else target.port
+    before = {role: cpu_s(pid) for role, pid in target.pids.items()}
+    command = [client, target.host, str(port), str(connections), str(seconds), requests, str(rate), *words]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE)
+    os.sched_setaffinity(running.pid, {core})
+    out, _ = running.communicate()
+    if running.returncode:
+        sys.exit("the client failed")
+    found: dict[str, float] = msgspec.json.decode(out)
+    if found["refused"]:
+        sys.exit(f"{found['refused']:.0f} requests were not answered with 200")
+    us = {role: (cpu_s(pid) - before[role]) / found["requests"] * 1e6 for role, pid in target.pids.items()}
+    return Measured(found["requests"] / found["seconds"], found["p50_us"], found["p99_us"], us)
+
+
+def median(rounds: list[Measured]) -> Measured:
+    roles = rounds[0].us
+    return Measured(
+        *(statistics.median(getattr(one, name) for one in rounds) for name in ("per_s", "p50_us", "p99_us")),
+        {role: statistics.median(one.us[role] for one in rounds) for role in roles},
+    )
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    arguments.add_argument("--connections", default="1,16,64")
     arguments.add_argument("--seconds", type=float, default=5.0)
-    arguments.add_argument("--connections", type=int, default=64)
     arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--rate", type=int, default=0, help="requests a second; 0: as fast as answers come")
+    arguments.add_argument("--cores", type=int, default=1, help="for redpoll; 1 leaves the other to the client")
+    arguments.add_argument("--connection-each", action="store_true")
+    arguments.add_argument("--batch", action="store_true", help="ten events a request")
+    arguments.add_argument("--large", action="store_true", help="10 KB of data a request")
+    arguments.add_argument("--tls", action="store_true")
     arguments.add_argument("--json", type=Path, help="write the figures here")
-    arguments.add_argument("--empty", type=Path, help=argparse.SUPPRESS)
     given = arguments.parse_args()
-    if given.empty:
-        uvloop.run(serve_empty(given.empty))
-        return
-    with Bench() as bench:
-        servers = {
-            "redpoll, signed publish": bench.start_control(bench.start_redis()),
-            "aiohttp web.Server, empty handler": bench.start_empty(),
-        }
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
-        for _ in range(given.rounds):
-            for name, server in servers.items():
-                found[name].append(bench.hammer(server, given.connections, given.seconds))
-        figures = report(found, given.connections, bench.server_core == bench.other_core)
+    everywhere = sorted(os.sched_getaffinity(0))
+    cores, client_core = set(everywhere[: given.cores]), everywhere[-1]
+    url = os.environ.get("PUSHER_URL")
+    events, data_bytes = 10 if given.batch else 1, 10_000 if given.large and not given.batch else 100
+    words = ["each"] * given.connection_each + ["tls"] * given.tls
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        client = compiled("hammer.c", folder / "hammer", *(["-DTLS", "-lssl", "-lcrypto"] if given.tls else []))
+        if url:
+            address = Address.parse(url)
+            app = (address.app_id, address.app_key, address.app_secret)
+            tested = Target(address.port, {}, socket.gethostbyname(address.host), address.port)
+        else:
+            app = (SERVER_APP_ID, SERVER_KEY, SERVER_SECRET)
+            tested = stack.enter_context(redpoll(cores, given.tls))
+        write_requests(folder / "requests", app, events=events, data_bytes=data_bytes, closes=given.connection_each)
+        targets = {"server at PUSHER_URL" if url else "redpoll, signed publish": tested}
+        if not given.tls:
+            targets["bare C server, `{}`"] = stack.enter_context(reference({everywhere[0]}, folder))
+        kind = "a connection each" if given.connection_each else "keep-alive"
+        kind += ", TLS" * given.tls + f", {events} events a request" * given.batch + ", 10 KB" * given.large
+        print(f"{platform.machine()}, CPython {platform.python_version()}, {kind}, {given.cores} core(s) for redpoll")
+        if len(everywhere) == 1:
+            print("one core only: client, Redis and server share it, and the figures say little")
+        print(f"{'':26}{'connections':>12}{'requests/s':>12}{'p50 us':>9}{'p99 us':>9}   us per request, by process")
+        figures: dict[str, object] = {}
+        for connections in map(int, given.connections.split(",")):
+            rounds: dict[str, list[Measured]] = {name: [] for name in targets}
+            for _ in range(given.rounds):
+                for name, target in targets.items():
+                    rounds[name].append(
+                        run(
+                            client,
+                            target,
+                            folder / "requests",
+                            connections,
+                            given.seconds,
+                            given.rate,
+                            words,
+                            client_core,
+                        )
+                    )
+            found = {name: median(measured) for name, measured in rounds.items()}
+            for name, one in found.items():
+                us = " + ".join(f"{role} {value:.1f}" for role, value in one.us.items())
+                row = f"{one.per_s:12,.0f}{one.p50_us:9,.0f}{one.p99_us:9,.0f}   {us}"
+                print(f"{name:26}{connections:12}{row}")
+            ours, *others = found.values()
+            figures[str(connections)] = {
+                "per_s": round(ours.per_s),
+                "events_per_s": round(ours.per_s * events),
+                "p50_ms": round(ours.p50_us / 1000, 2),
+                "p99_ms": round(ours.p99_us / 1000, 2),
+                "us": {role: round(value, 1) for role, value in ours.us.items()},
+                **({"reference_per_s": round(others[0].per_s)} if others else {}),
+            }
+        print(f"each figure is the median of {given.rounds} rounds")
         if given.json is not None:
             save(given.json, "publish", figures)
-
-
-def report(found: dict[str, list[dict[str, float]]], connections: int, one_core: bool) -> dict[str, float]:
-    """Prints the figures and returns those that results keep."""
-    print(f"{platform.machine()}, CPython {platform.python_version()}, {connections} connections, keep-alive")
-    if one_core:
-        print("one core only: client, Redis and server share it, and the figures say little")
-    print(f"{'':36}{'requests/s':>12}{'per CPU s':>12}{'p50 us':>9}{'p99 us':>9}")
-    rates, per_cpu_s, latencies = [], [], []
-    for name, rounds in found.items():
-        rates.append(statistics.median(each["requests"] / each["seconds"] for each in rounds))
-        per_cpu_s.append(1e6 / statistics.median(each["us"] for each in rounds))
-        p50, p99 = (statistics.median(each[key] for each in rounds) for key in ("p50_us", "p99_us"))
-        latencies.append((p50, p99))
-        print(f"{name:36}{rates[-1]:12,.0f}{per_cpu_s[-1]:12,.0f}{p50:9,.0f}{p99:9,.0f}")
-    # The second is what counts on a machine that has other things to do.
-    print(f"ratio {rates[0] / rates[1]:.2f}, by processor time {per_cpu_s[0] / per_cpu_s[1]:.2f}")
-    print(f"each figure is the median of {len(rounds)} rounds")
-    return {
-        "per_s": round(rates[0]),
-        "empty_per_s": round(rates[1]),
-        "ratio": round(rates[0] / rates[1], 2),
-        "processor_ratio": round(per_cpu_s[0] / per_cpu_s[1], 2),
-        "p50_ms": round(latencies[0][0] / 1000, 1),
-        "p99_ms": round(latencies[0][1] / 1000, 1),
-    }
 
 
 if __name__ == "__main__":
