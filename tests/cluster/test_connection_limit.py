@@ -168,11 +168,16 @@ async def test_limit_turned_on_counts_present_connections_and_closes_none(a, b, 
     assert codes(a)[-1] == 200
 
 
-async def test_limit_turned_off_admits_waiting_connections(a, b, make_app, link, keys, wait_until, truth):
-    local_channel = [b.connect() for _ in range(3)]
-    await wait_until(answered(*((b, ticket) for ticket in local_channel)))
+async def test_limit_turned_off_admits_waiting_connections(start_worker, make_app, wait_until, truth):
+    # `b` beats once: no later beat of it can decide that the app is full, however long this test takes.
+    a = await start_worker(1, max_admit_s=60, away_s=60)
+    b = await start_worker(2, beat_s=60)
+    a.app = b.app = make_app(max_connections=3)
+    admitted = [b.connect() for _ in range(3)]
+    await wait_until(answered(*((b, ticket) for ticket in admitted)))
     waiting = [a.connect() for _ in range(2)]
-    await asyncio.sleep(0.03)
+    pending = a.registry._connection_limit._pending
+    await wait_until(lambda: all(pending[ticket] is not None for ticket in waiting))
     in_flight = a.connect()
     await asyncio.sleep(0)
     a.link.flush()

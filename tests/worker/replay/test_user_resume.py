@@ -8,6 +8,7 @@ import redis as redis_py
 
 from proxy import Proxy
 from redpoll.cluster.keys import Keys
+from redpoll.worker.replay import user_resume
 
 PING = "pusher:ping"
 
@@ -150,7 +151,10 @@ class TestSignedInUsers:
             await again.nothing_more()
             assert len(one.hub.everyone) == 1
 
-    async def test_another_open_tab_does_not_count(self, resuming):
+    async def test_another_open_tab_does_not_count(self, resuming, monkeypatch):
+        # A busy machine must not make an open tab look silent.
+        monkeypatch.setattr(user_resume, "_PONG_S", 10.0)
+        monkeypatch.setattr(user_resume, "_ANSWERS_S", 20.0)
         one, other = await resuming.start(), await resuming.start()
         for worker in (one, other):
             tab = await resuming.client(worker)
