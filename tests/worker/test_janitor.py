@@ -202,6 +202,22 @@ class TestPings:
         assert await worker.janitor.ping([], _frame.ping(), 10) == []
         assert not worker.janitor._pings
 
+    async def test_a_ping_that_follows_an_answer_at_once_does_not_make_the_connection_silent(self, bench):
+        worker = await bench.start()
+        client = await bench.client(worker)
+        client.socket.transport.pause_reading()
+        (connection,) = worker.hub.everyone
+        janitor = worker.janitor
+        first = asyncio.create_task(janitor.ping([connection], _frame.ping(), 10))
+        await bench.settled(worker, lambda: janitor._pings)
+        # The second ping starts after the answer to the first and before the first has noticed it.
+        second = asyncio.create_task(janitor.ping([connection], _frame.ping(), 10))
+        connection.heard_tick = janitor._tick
+        janitor.pong_received(connection)
+        assert await first == []
+        client.socket.transport.resume_reading()
+        assert await second == []
+
     async def test_a_connection_that_does_not_answer_is_silent_and_one_that_closes_is_not(self, bench):
         worker = await bench.start()
         silent, closing = await bench.client(worker), await bench.client(worker)

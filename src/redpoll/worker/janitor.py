@@ -140,10 +140,11 @@ class Janitor:
         except TimeoutError:
             for connection in pinged.missing:
                 self._forget_ping(connection, pinged)
+        # A later ping may have lowered `heard_tick` of a connection that answered this one.
         return [
             connection
             for connection in connections
-            if connection.state == _engine.OPEN and connection.heard_tick < tick
+            if connection in pinged.missing and connection.state == _engine.OPEN and connection.heard_tick < tick
         ]
 
     def pong_received(self, connection: Connection) -> None:
