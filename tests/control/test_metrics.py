@@ -46,6 +46,18 @@ async def test_every_known_counter_is_shown_per_worker(routes):
     assert found["redpoll_connections", (("worker", "run.2.1"),)] == counters["connections"]
 
 
+async def test_no_metric_is_declared_twice(routes):
+    routes.all[0].count(200, 0.001)
+    counters = dict.fromkeys(FAMILIES, 1.0)
+
+    async def read():
+        return {"w": counters}
+
+    answer = await Metrics(lambda: routes, read, lambda: counters).metrics(None)
+    declared = [line.split()[2] for line in answer.body.decode().splitlines() if line.startswith("# TYPE ")]
+    assert sorted(declared) == sorted(set(declared))
+
+
 async def test_drops_are_one_family_with_a_reason_label(routes):
     found = await scraped(routes, {"w": {"slow_consumers_closed_total": 3, "send_errors_total": 4}})
     assert found["redpoll_dropped_total", (("reason", "slow_consumer"), ("worker", "w"))] == 3

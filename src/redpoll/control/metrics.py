@@ -60,8 +60,8 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
     [
         _family("connections", "Sockets that are open now, including those in the handshake."),
         _family("connections_total", "Sockets accepted."),
-        _family("http_requests_total", "HTTP requests of the public port that were sent to the control plane."),
-        _family("http_requests_unconfirmed_total", "HTTP requests that the control plane took and didn't answer."),
+        _family("http_forwarded_total", "HTTP requests that a worker sent to the control plane."),
+        _family("http_unconfirmed_total", "HTTP requests sent to the control plane that it didn't answer."),
         ("http_refused_connections_total", Family("redpoll_http_refused_total", _REFUSED, "connections")),
         ("http_refused_requests_total", Family("redpoll_http_refused_total", _REFUSED, "requests")),
         ("http_refused_bodies_total", Family("redpoll_http_refused_total", _REFUSED, "bodies")),
