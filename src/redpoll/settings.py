@@ -203,6 +203,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     client_events_per_second: Annotated[
         int, _about("Maximum rate of client events per connection. More are refused with 4301.", "1/s", ge=1)
     ] = 10
+    subscribes_per_second: Annotated[
+        int,
+        _about(
+            "Maximum rate at which one connection may replace subscriptions: each unsubscribe, and each subscribe that "
+            "is repeated or refused by Redis, uses one up. As many as `max_channels_per_connection` may come at once. "
+            "Further subscribes are refused with LimitReached, and a client that goes on is closed with 4100. "
+            "0: no limit.",
+            "1/s",
+            ge=0,
+        ),
+    ] = 50
     event_log_calls: Annotated[
         int,
         _about(

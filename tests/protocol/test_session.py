@@ -307,7 +307,7 @@ def test_a_connection_has_a_limit_of_channels_and_a_left_one_makes_room(make_cli
 def test_the_refusal_of_a_full_presence_channel_names_the_limit(make_client, changed, app):
     client = make_client(changed(app, max_presence_members=3))
     client.subscribe("presence-x", '{"user_id":"7"}')
-    kind, status, text = client.refusal_of(client.session.refused("presence-x", "members"), "presence-x")
+    kind, status, text = client.refusal_of(client.session.refused("presence-x", "members", client.now), "presence-x")
     assert (kind, status) == ("LimitReached", 413)
     assert "3" in text
     assert client.session.channels == {}
@@ -316,7 +316,7 @@ def test_the_refusal_of_a_full_presence_channel_names_the_limit(make_client, cha
 
 def test_a_join_that_could_not_be_confirmed_is_forgotten(client):
     client.subscribe("a")
-    assert client.session.refused("a", "unavailable") == []
+    assert client.session.refused("a", "unavailable", client.now) == []
     assert client.session.channels == {}
 
 
@@ -357,7 +357,70 @@ def test_subscribes_repeated_while_pending_are_acknowledged_once_joined(client):
 def test_subscribes_repeated_while_pending_are_refused_as_often(client):
     client.subscribe("presence-x", '{"user_id":"7"}')
     client.subscribe("presence-x", '{"user_id":"7"}')
-    assert len(client.session.refused("presence-x", "members")) == 4
+    assert len(client.session.refused("presence-x", "members", client.now)) == 4
+
+
+def test_subscribing_and_unsubscribing_is_limited_per_connection(make_client):
+    """One socket sent 62,000 pairs in 1.5 s, and each of them cost Redis two commands."""
+    limits = Limits(max_channels=100, subscribes_per_s=10)
+    client = make_client(limits=limits)
+    joins = 0
+    while effects := client.subscribe("a"):
+        if type(effects[0]) is not Join:
+            break
+        joins += 1
+        assert [type(effect) for effect in client.unsubscribe("a")] == [Leave]
+    assert joins == 100
+    assert client.refusal_of(effects, "a")[:2] == ("LimitReached", 429)
+    assert limits.refusals.subscribes == 1
+    client.now += 0.1
+    assert client.subscribe("a") == [Join("a", None)]
+
+
+def test_unsubscribes_beyond_the_rate_take_effect_and_delay_later_subscribes(make_client):
+    client = make_client(limits=Limits(max_channels=10, subscribes_per_s=10))
+    for _ in range(3):
+        for name in "abcdefghij":
+            client.subscribe(name)
+        assert all(client.unsubscribe(name) for name in list(client.session.channels))
+        client.now += 0.1
+    assert client.refusal_of(client.subscribe("a"), "a")[:2] == ("LimitReached", 429)
+    client.now += 1.0
+    assert client.subscribe("a") == [Join("a", None)]
+
+
+def test_client_that_ignores_the_limit_of_subscribes_is_closed(make_client):
+    client = make_client(limits=Limits(max_channels=1, subscribes_per_s=1))
+    client.subscribe("a")
+    client.unsubscribe("a")
+    answers = [client.subscribe("a") for _ in range(1_000)]
+    assert all(len(effects) == 2 for effects in answers[:-1])
+    (close,) = answers[-1]
+    assert (type(close), close.code) == (Close, 4100)
+
+
+def test_a_connection_may_have_all_its_channels_at_once_and_replace_them_all_once(client):
+    for number in range(1_000):
+        client.join(f"room-{number}")
+    for number in range(1_000):
+        client.unsubscribe(f"room-{number}")
+    client.now += 0.1
+    for number in range(1_000):
+        client.join(f"other-{number}")
+
+
+def test_repeated_subscribes_are_limited_too(make_client):
+    client = make_client(limits=Limits(max_channels=10, subscribes_per_s=1))
+    client.join("a")
+    assert [client.subscribe("a") for _ in range(10)] == [[Acknowledge("a")]] * 10
+    assert client.refusal_of(client.subscribe("a"), "a")[:2] == ("LimitReached", 429)
+
+
+def test_without_a_rate_subscribes_are_not_limited(make_client):
+    client = make_client(limits=Limits(max_channels=2, subscribes_per_s=0))
+    for _ in range(5_000):
+        assert client.subscribe("a") == [Join("a", None)]
+        client.unsubscribe("a")
 
 
 def test_repeats_without_end_do_not_pile_up(client):
@@ -403,10 +466,10 @@ def test_answers_for_channels_that_were_left_are_ignored(client):
     client.subscribe("a")
     client.unsubscribe("a")
     assert client.session.joined("a") == []
-    assert client.session.refused("a", "members") == []
+    assert client.session.refused("a", "members", client.now) == []
     client.join("b")
     assert client.session.joined("b") == []
-    assert client.session.refused("b", "members") == []
+    assert client.session.refused("b", "members", client.now) == []
     assert list(client.session.channels) == ["b"]
 
 
@@ -727,7 +790,7 @@ def test_a_connection_is_authorised_by_a_signed_channel_and_stays_so(client, cha
     client.join("cache-x")
     client.subscribe(channel, channel_data)
     assert not client.session.authorised
-    client.session.refused(channel, "members")
+    client.session.refused(channel, "members", client.now)
     assert not client.session.authorised
     client.join(channel, channel_data)
     assert client.session.authorised
@@ -1193,7 +1256,7 @@ def test_any_sequence_of_messages_has_consistent_effects(steps, strict, app, rea
                 cluster.take(client.session.joined(channel))
             case ("refused", channel, reason):
                 cluster.pending.pop(channel, None)
-                cluster.take(client.session.refused(channel, reason), True)
+                cluster.take(client.session.refused(channel, reason, client.now), True)
             case ("wait", seconds):
                 client.now += seconds
     times = cluster.error_times

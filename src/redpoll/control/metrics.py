@@ -69,6 +69,7 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
             "upgrades_refused_total",
             "WebSocket upgrades refused because the server was not ready or full, or the key unknown.",
         ),
+        _family("subscribes_limited_total", "Subscribes refused because of subscribes_per_second."),
         _family("channels", "Channels with subscribers on this worker."),
         _family("subscriptions", "Subscriptions on this worker."),
         _family("rewinds_total", "Replays of a channel's history that were started."),

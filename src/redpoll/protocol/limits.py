@@ -2,20 +2,30 @@
 
 import msgspec
 
-__all__ = ["Limits", "TokenBucket", "Window"]
+__all__ = ["Limits", "Refusals", "TokenBucket", "Window"]
 
 # Absorbs rounding when intervals are added, so that a burst of exactly the allowed size passes.
 _ROUNDING_S = 1e-6
 
 
+class Refusals(msgspec.Struct, gc=False):
+    """How often sessions refused something because of a limit; for /metrics."""
+
+    subscribes: int = 0
+
+
 class Limits(msgspec.Struct, frozen=True, gc=False):
     """Limits per connection that are settings of the server, not of an app. All sessions share one.
 
-    `max_channels` counts subscriptions, pending ones included. `client_events_per_s` is rate and burst; 0 is no limit.
+    `max_channels` counts subscriptions, pending ones included. `client_events_per_s` is rate and burst.
+    `subscribes_per_s` is the rate of subscribes to further channels after unsubscribes; its burst is `max_channels`.
+    Rates: 0 is no limit. Sessions count in `refusals`.
     """
 
     max_channels: int = 1000
     client_events_per_s: float = 10.0
+    subscribes_per_s: float = 50.0
+    refusals: Refusals = msgspec.field(default_factory=Refusals)
 
 
 class TokenBucket:
@@ -38,6 +48,14 @@ class TokenBucket:
             return False
         self._full_at_s = full_at_s + self._interval_s
         return True
+
+    def charge(self, now: float) -> None:
+        """Takes a token even if there is none: the bucket then fills up later."""
+        self._full_at_s = max(self._full_at_s, now) + self._interval_s
+
+    def is_empty(self, now: float) -> bool:
+        """Whether `take` would fail."""
+        return self._full_at_s - now > self._slack_s
 
 
 class Window:

@@ -64,11 +64,13 @@ class _Identity(msgspec.Struct, frozen=True, gc=False):
 class _RateLimits:
     """What a connection has used of its limits. Made at the first limited message, which most never send."""
 
-    __slots__ = ("client_events", "closing", "error_frames", "faults", "history_requests")
+    __slots__ = ("client_events", "closing", "error_frames", "faults", "history_requests", "subscribes")
 
     def __init__(self, limits: Limits) -> None:
         rate = limits.client_events_per_s
         self.client_events = TokenBucket(rate, rate) if rate > 0 else None
+        rate = limits.subscribes_per_s
+        self.subscribes = TokenBucket(rate, max(rate, limits.max_channels)) if rate > 0 else None
         self.error_frames = TokenBucket(_ERROR_FRAMES_PER_S, 1)
         self.history_requests = TokenBucket(_HISTORY_REQUESTS_PER_S, _MAX_HISTORY_BURST)
         self.faults = Window(_MAX_FAULT_WEIGHT, _FAULT_WINDOW_S)
@@ -162,7 +164,7 @@ class Session:
             if event == "pusher:pong":
                 return []
             if event == "pusher:unsubscribe":
-                return self._unsubscribe(incoming.data_of(parsed.data))
+                return self._unsubscribe(incoming.data_of(parsed.data), now)
             if event == "pusher:signin":
                 return self._sign_in(parsed.data)
             if event == "pusher:history":
@@ -194,13 +196,14 @@ class Session:
         channels[channel] = Subscription(False, user_id) if user_id is not None else _SUBSCRIBED
         return [Acknowledge(channel)] * subscription.repeats
 
-    def refused(self, channel: str, reason: str) -> list[Effect]:
+    def refused(self, channel: str, reason: str, now: float) -> list[Effect]:
         """The worker calls this when the Join of `channel` failed. `reason` is "members" if the presence channel is
         full, or "unavailable", after which the worker closes the connection."""
         subscription = self.channels.get(channel)
         if subscription is None or not subscription.pending:
             return []
         del self.channels[channel]
+        self._charge_subscribe(now)
         if reason != "members":
             return []
         fault = f"the presence channel is full: {self.app.max_presence_members} members are allowed"
@@ -214,6 +217,9 @@ class Session:
         except msgspec.ValidationError as invalid:
             return self._malformed_subscribe(data, str(invalid), now)
         channel = request.channel
+        rates = self._rates
+        if rates is not None and rates.subscribes is not None and rates.subscribes.is_empty(now):
+            return self._too_many_subscribes(channel, now)
         kind = kind_of(channel)
         if kind is Kind.USER:
             user = channel[len(SERVER_TO_USER) :]
@@ -241,7 +247,7 @@ class Session:
                 return _refusal(channel, "InvalidRewind", str(error), 400)
         existing = self.channels.get(channel)
         if existing is not None:
-            return self._subscribe_again(channel, existing, member)
+            return self._subscribe_again(channel, existing, member, now)
         if len(self.channels) >= self._limits.max_channels:
             fault = f"a connection may be subscribed to at most {self._limits.max_channels} channels"
             return _refusal(channel, "LimitReached", fault, 413)
@@ -260,17 +266,34 @@ class Session:
             raise ClientError(None, f"channel_data is missing, and the signed-in user's {fault}")
         return member
 
-    def _subscribe_again(self, channel: str, existing: Subscription, member: Member | None) -> list[Effect]:
+    def _subscribe_again(self, channel: str, existing: Subscription, member: Member | None, now: float) -> list[Effect]:
         """A repeated subscribe succeeds and changes nothing. As another user it is refused, and the first subscription
         stays."""
         if member is not None and member.user_id != existing.user_id:
             message = f"Existing subscription to channel {channel} as another user"
             return [Send(frames.error(None, message))]
         if not existing.pending:
+            self._charge_subscribe(now)
             return [Acknowledge(channel)]
         if existing.repeats < _MAX_REPEATS:
             self.channels[channel] = Subscription(True, existing.user_id, existing.repeats + 1)
         return []
+
+    def _charge_subscribe(self, now: float) -> None:
+        """Counts a subscribe that leaves no subscription: it was repeated, refused by Redis, or is taken back. Others
+        need no count, because a connection has at most `max_channels`; so most connections never have a counter."""
+        bucket = self._rate_limits().subscribes
+        if bucket is not None:
+            bucket.charge(now)
+
+    def _too_many_subscribes(self, channel: str, now: float) -> list[Effect]:
+        """Answered, unless the client goes on regardless; then the connection is closed."""
+        self._limits.refusals.subscribes += 1
+        closing = self._count_fault(_REFUSED_EVENT_WEIGHT, now)
+        if closing is not None:
+            return closing
+        fault = f"more than {self._limits.subscribes_per_s:g} subscribes per second; send it again later"
+        return _refusal(channel[:MAX_NAME_CHARS], "LimitReached", fault, 429)
 
     def _auth_required(self, channel: str) -> list[Effect]:
         """Always three frames: `auth_required`, the one that Echo listens for, and the one that Java and Swift see."""
@@ -291,11 +314,14 @@ class Session:
             return _refusal(channel, "InvalidMember", "channel_data must be a string of JSON", 400)
         return _refusal(channel, "AuthError", "auth must be a string", 401)
 
-    def _unsubscribe(self, data: msgspec.Raw | str) -> list[Effect]:
+    def _unsubscribe(self, data: msgspec.Raw | str, now: float) -> list[Effect]:
         """Has no answer. Ignored if the connection isn't subscribed."""
         channel = incoming.decode_unsubscribe(data).channel
         subscription = self.channels.pop(channel, None)
-        return [] if subscription is None else [Leave(channel, subscription.user_id)]
+        if subscription is None:
+            return []
+        self._charge_subscribe(now)
+        return [Leave(channel, subscription.user_id)]
 
     # -- signing in -----------------------------------------------------------------------------------------
 

@@ -274,7 +274,7 @@ class Hub:
     def refused(self, local_channel: LocalChannel, ticket: Ticket, reason: str) -> None:
         connection: Connection = ticket.owner
         self._take_ticket(connection, local_channel.channel)
-        self.perform(connection, connection.session.refused(local_channel.channel, reason))
+        self.perform(connection, connection.session.refused(local_channel.channel, reason, monotonic()))
         if reason == "unavailable":
             connection.shut(4100, "the subscription could not be confirmed in time; connect again")
 

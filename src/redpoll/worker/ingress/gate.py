@@ -77,7 +77,10 @@ class Gate:
         self._max_connections = max_connections
         self._trusted = TrustedProxies(settings.trusted_proxies)
         self.http = HttpRequests(settings, janitor, requests_path, max(1, max_connections // 2))
-        self._limits = Limits(settings.max_channels_per_connection, settings.client_events_per_second)
+        self._limits = Limits(
+            settings.max_channels_per_connection, settings.client_events_per_second, settings.subscribes_per_second
+        )
+        self.refusals = self._limits.refusals
         self._arrivals = ClientLibraries()
         self.draining = False
         self.connections = 0
