@@ -1,7 +1,12 @@
-"""Asks all workers a question and collects their answers: a message on `sys`, answers in a list of its own.
+"""Asks all workers a question and collects their answers.
 
-It is for rare requests about sockets, such as closing a user's connections; counts and members are in Redis. Dead
-workers and earlier names of living workers are not waited for.
+The question is a message on `sys`; each answer is an entry of a list in Redis that belongs to the question. Surveys are
+for rare requests about sockets, such as closing a user's connections; counts and members are in Redis. Dead workers and
+earlier names of living workers aren't waited for.
+
+The asker reads the list every 2 to 50 ms, together with the heartbeats, until all living workers have answered. It
+can't wait for pushes instead: a worker that dies sends none, and only heartbeats show that it needn't be waited for.
+A blocking read (BLPOP) would hold up every other command on the process's one connection to Redis.
 """
 
 import asyncio
@@ -20,6 +25,7 @@ __all__ = ["Survey"]
 # The HTTP API answers within about 2 s.
 ANSWER_S: Final = 2.0
 _LIFETIME_S: Final = 10
+# Between two reads of the answers; doubles from one to the other.
 _FIRST_DELAY_S: Final = 0.002
 _MAX_DELAY_S: Final = 0.05
 

@@ -32,9 +32,9 @@ class BrowserModule:
         self._tag = f'"{hashlib.sha256(self._script).hexdigest()[:16]}"'
         self._headers = _HEADERS + f"ETag: {self._tag}\r\n".encode()
 
-    async def show(self, call: Request) -> Response:
+    async def show(self, request: Request) -> Response:
         """Answers the script, or 304 if the client has this version."""
-        known = (tag.strip().removeprefix("W/") for tag in call.headers.get("If-None-Match", "").split(","))
+        known = (tag.strip().removeprefix("W/") for tag in request.headers.get("If-None-Match", "").split(","))
         if self._tag in known:
             return Response(304, b"", self._headers)
         return Response(200, self._script, _TYPE + self._headers)

@@ -12,7 +12,7 @@ import msgspec
 
 from redpoll.control.request import Request
 from redpoll.control.response import Response
-from redpoll.control.schemas import CallAnswer, EventsAnswer, TraceAnswer
+from redpoll.control.schemas import EventsResponse, LoggedCall, TraceResponse
 from redpoll.protocol.errors import ApiError
 from redpoll.store.eventlog import CallRow, EventLog, Query
 
@@ -33,41 +33,41 @@ class EventTrace:
     def __init__(self, event_log: EventLog | None) -> None:
         self._log = event_log
 
-    async def search(self, call: Request) -> Response:
+    async def search(self, request: Request) -> Response:
         """Answers `{"events": [{…}], "next": cursor or null}`, newest first. `since` and `until` are Unix ms."""
-        limit = _number(call, "limit", _DEFAULT_LIMIT)
+        limit = _number(request, "limit", _DEFAULT_LIMIT)
         if not 1 <= limit <= _MAX_LIMIT:
             raise ApiError("bad_request", f"limit must be a number from 1 to {_MAX_LIMIT}")
-        cursor = call.param("cursor")
+        cursor = request.param("cursor")
         if cursor is not None and not _NUMBER(cursor):
             raise ApiError("invalid_cursor", "cursor must be the `next` of an earlier answer to this request")
         query = Query(
-            call.param("trace_id"),
-            call.param("correlation_id"),
-            call.param("channel"),
-            call.param("name"),
-            _number(call, "since", None),
-            _number(call, "until", None),
+            request.param("trace_id"),
+            request.param("correlation_id"),
+            request.param("channel"),
+            request.param("name"),
+            _number(request, "since", None),
+            _number(request, "until", None),
             None if cursor is None else int(cursor),
         )
-        found = await self._opened().find(call.app.id, query, limit)
+        found = await self._opened().find(request.app.id, query, limit)
         following = None if found.next is None else str(found.next)
-        return call.answer(_encode(EventsAnswer([CallAnswer(**_fields(row)) for row in found.calls], following)))
+        return request.answer(_encode(EventsResponse([LoggedCall(**_fields(row)) for row in found.calls], following)))
 
-    async def show(self, call: Request) -> Response:
+    async def show(self, request: Request) -> Response:
         """Answers a call and its spans in order of time.
 
         `sampled` is false if the call has no spans because more calls came than are traced per second.
         """
-        trace_id = call.parameters[1]
-        found = await self._opened().trace(call.app.id, trace_id)
+        trace_id = request.parameters[1]
+        found = await self._opened().trace(request.app.id, trace_id)
         if found is None:
             raise ApiError("not_found", "this app has no call with that trace id, or it is no longer kept")
         row, spans = found
         rendered = [
             {"time_ms": span.time_ms, "time_us": span.time_us, "stage": span.stage, **span.detail} for span in spans
         ]
-        return call.answer(_encode(TraceAnswer(**_fields(row), spans=rendered)))
+        return request.answer(_encode(TraceResponse(**_fields(row), spans=rendered)))
 
     def _opened(self) -> EventLog:
         if self._log is None:
@@ -83,8 +83,8 @@ def _fields(row: CallRow) -> dict[str, Any]:
     return fields
 
 
-def _number(call: Request, name: str, absent: Any) -> Any:
-    given = call.param(name)
+def _number(request: Request, name: str, absent: Any) -> Any:
+    given = request.param(name)
     if given is None:
         return absent
     if not _NUMBER(given):

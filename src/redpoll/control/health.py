@@ -43,19 +43,19 @@ class Health:
             return "not every worker is ready yet"
         return None
 
-    async def live(self, call: Request) -> Response:
+    async def live(self, request: Request) -> Response:
         """GET /healthz: always 200."""
         return Response(200, b'{"status":"ok"}')
 
-    async def ready(self, call: Request) -> Response:
+    async def ready(self, request: Request) -> Response:
         """GET /readyz: 200, or 503 `unavailable` with the reason."""
         obstacle = self.obstacle()
         if obstacle is not None:
             raise ApiError("unavailable", obstacle)
         return Response(200, b'{"status":"ready"}')
 
-    async def root(self, call: Request) -> Response:
+    async def root(self, request: Request) -> Response:
         """GET /: `OK`, for load balancers; on the control port, the dashboard."""
-        if self._enter is not None and not call.from_worker:
-            return await self._enter(call)
+        if self._enter is not None and not request.from_worker:
+            return await self._enter(request)
         return Response(200, b"OK", _TEXT)

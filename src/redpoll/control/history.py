@@ -14,7 +14,7 @@ import msgspec
 
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.history import History, InvalidOffset, Page, UnknownEpoch
-from redpoll.control.schemas import ClearedAnswer, HistoryAnswer, Message
+from redpoll.control.schemas import ClearedResponse, HistoryResponse, Message
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.history import DEFAULT_LIMIT, MAX_LIMIT, MAX_OFFSET, Position, parse_position
 from redpoll.protocol.messages import check_channel
@@ -65,20 +65,20 @@ class ChannelHistory:
     def __init__(self, history: History) -> None:
         self._history = history
 
-    async def show(self, call: Request) -> Response:
+    async def show(self, request: Request) -> Response:
         """GET channels/NAME/history: `{"epoch", "messages": [{"offset", "event", "data", "time_ms"}], "next"}`.
 
         Without bounds it returns the newest messages. They are sorted oldest first, unless `direction` is `backwards`.
         A channel without history has no messages and the epoch "".
         """
-        query = {name: value for name, value in call.params if name in _PARAMETERS}
-        return call.answer(_encode(await self.page(call.app.id, call.parameters[1], query)))
+        query = {name: value for name, value in request.params if name in _PARAMETERS}
+        return request.answer(_encode(await self.page(request.app.id, request.parameters[1], query)))
 
-    async def forget(self, call: Request) -> Response:
+    async def forget(self, request: Request) -> Response:
         """DELETE channels/NAME/history: `{"epoch"}`, the new epoch, or "" if there was nothing to clear."""
-        return call.answer(_encode(ClearedAnswer(await self.clear(call.app.id, call.parameters[1]))))
+        return request.answer(_encode(ClearedResponse(await self.clear(request.app.id, request.parameters[1]))))
 
-    async def page(self, app_id: str, channel: str, query: Mapping[str, str]) -> HistoryAnswer:
+    async def page(self, app_id: str, channel: str, query: Mapping[str, str]) -> HistoryResponse:
         """The messages of a channel that `query` selects; its keys are the names of the URL's parameters."""
         check_channel(channel)
         selected = _parse_query(query)
@@ -173,7 +173,7 @@ def _parse_position(text: str, code: str, fault: str) -> Position:
         raise ApiError(code, fault) from None
 
 
-def _answer(page: Page, selected: _PageQuery) -> HistoryAnswer:
+def _answer(page: Page, selected: _PageQuery) -> HistoryResponse:
     messages = [Message(row.offset, row.event, row.data, row.time_ms) for row in page.rows]
     following = None
     if page.more and messages:
@@ -183,4 +183,4 @@ def _answer(page: Page, selected: _PageQuery) -> HistoryAnswer:
             following = f"{Position(page.epoch, messages[-1].offset)}{_NEWER}"
     if selected.reverse:
         messages.reverse()
-    return HistoryAnswer(page.epoch, messages, following)
+    return HistoryResponse(page.epoch, messages, following)

@@ -119,7 +119,7 @@ class ControlPlane:
             debounced=settings.webhook_debounce_s > 0,
         )
         self.outbox = Outbox(self.link, self._keys, settings.webhook_debounce_s)
-        self.health = Health(lambda: self.janitor.redis_answers(), lambda call: self.dashboard.enter(call))
+        self.health = Health(lambda: self.janitor.redis_answers(), lambda request: self.dashboard.enter(request))
         self.metrics = Metrics(
             lambda: self.routes, self._read_workers, self._own_counters, lambda: self.publisher.by_app
         )

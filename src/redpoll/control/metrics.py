@@ -142,7 +142,7 @@ class Metrics:
         self._own = own
         self._published = published
 
-    async def metrics(self, call: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """GET /metrics. Without Redis the workers' counters are missing."""
         counters = {**await self._read_workers(), CONTROL: self._own()}
         registry = CollectorRegistry()

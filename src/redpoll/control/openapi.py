@@ -161,9 +161,9 @@ class Document:
     def __init__(self) -> None:
         self._json = b"{}"
 
-    async def show(self, call: Request) -> Response:
+    async def show(self, request: Request) -> Response:
         """Answers the document."""
-        return call.answer(self._json)
+        return request.answer(self._json)
 
     def render(self, routes: Routes) -> None:
         self._json = msgspec.json.encode(_document(list(_described(routes))), order="sorted")

@@ -17,18 +17,18 @@ from redpoll.control.metrics import Metrics
 from redpoll.control.openapi import Document
 from redpoll.control.router import API_PREFIX, About, Access, Place, Route, Routes
 from redpoll.control.schemas import (
-    AuthAnswer,
-    BatchAnswer,
-    ChannelAnswer,
-    ChannelsAnswer,
-    ClearedAnswer,
+    AuthResponse,
+    BatchResponse,
+    ChannelResponse,
+    ChannelsResponse,
+    ClearedResponse,
     Empty,
-    EventsAnswer,
-    HistoryAnswer,
-    TraceAnswer,
-    TriggerAnswer,
-    UsersAnswer,
-    VerifyAnswer,
+    EventsResponse,
+    HistoryResponse,
+    TraceResponse,
+    TriggerResponse,
+    UsersResponse,
+    VerifyResponse,
 )
 from redpoll.control.webhooks.verify import Verify, Webhook
 
@@ -73,7 +73,7 @@ def routes_of(
                 limited=True,
                 about=About(
                     "Publish an event to one or more channels.",
-                    TriggerAnswer,
+                    TriggerResponse,
                     body=Trigger,
                     faults=("too_many_channels", *_EVENT_FAULTS),
                 ),
@@ -87,7 +87,7 @@ def routes_of(
                 limited=True,
                 about=About(
                     "Publish several events: all of them, or none if one is invalid.",
-                    BatchAnswer,
+                    BatchResponse,
                     body=Batch,
                     faults=("batch_too_large", *_EVENT_FAULTS),
                 ),
@@ -100,7 +100,7 @@ def routes_of(
                 scope="read",
                 about=About(
                     "List the occupied channels.",
-                    ChannelsAnswer,
+                    ChannelsResponse,
                     query=("filter_by_prefix", "info"),
                     faults=("invalid_info",),
                 ),
@@ -113,7 +113,7 @@ def routes_of(
                 scope="read",
                 about=About(
                     "Show whether a channel is occupied, its counts, and its cached event.",
-                    ChannelAnswer,
+                    ChannelResponse,
                     query=("channel_info",),
                     faults=("invalid_channel", "invalid_info", "not_presence_channel"),
                 ),
@@ -126,7 +126,7 @@ def routes_of(
                 scope="read",
                 about=About(
                     "List the users of a presence channel.",
-                    UsersAnswer,
+                    UsersResponse,
                     faults=("invalid_channel", "not_presence_channel"),
                 ),
             ),
@@ -138,7 +138,7 @@ def routes_of(
                 scope="read",
                 about=About(
                     "List the stored messages of a channel; by default the newest.",
-                    HistoryAnswer,
+                    HistoryResponse,
                     query=HISTORY_QUERY,
                     faults=("invalid_channel", "invalid_cursor", "invalid_offset", "unknown_epoch"),
                 ),
@@ -151,7 +151,7 @@ def routes_of(
                 scope="publish",
                 about=About(
                     "Delete the stored messages of a channel; its history continues with a new epoch.",
-                    ClearedAnswer,
+                    ClearedResponse,
                     faults=("invalid_channel",),
                 ),
             ),
@@ -163,7 +163,7 @@ def routes_of(
                 scope="read",
                 about=About(
                     "List publish requests, newest first, including refused ones.",
-                    EventsAnswer,
+                    EventsResponse,
                     query=LOG_QUERY,
                     faults=("bad_request", "invalid_cursor"),
                 ),
@@ -177,7 +177,7 @@ def routes_of(
                 about=About(
                     "Show one publish request: when it was accepted, which workers received it, and to how many "
                     "sockets it was written.",
-                    TraceAnswer,
+                    TraceResponse,
                     faults=("not_found",),
                 ),
             ),
@@ -207,7 +207,7 @@ def routes_of(
                 cross_origin=True,
                 about=About(
                     "Sign a subscription to a private, presence or encrypted channel.",
-                    AuthAnswer,
+                    AuthResponse,
                     body=Auth,
                     form=True,
                     faults=("invalid_channel", "invalid_socket_id"),
@@ -221,7 +221,7 @@ def routes_of(
                 scope="read",
                 about=About(
                     "Check whether a received webhook is signed with the secret of one of the app's endpoints.",
-                    VerifyAnswer,
+                    VerifyResponse,
                     body=Webhook,
                 ),
             ),

@@ -16,19 +16,19 @@ from redpoll.protocol.history import StoredMessage
 
 __all__ = [
     "Attributes",
-    "AuthAnswer",
-    "BatchAnswer",
+    "AuthResponse",
+    "BatchResponse",
     "CachedEvent",
-    "CallAnswer",
-    "ChannelAnswer",
-    "ChannelsAnswer",
+    "ChannelResponse",
+    "ChannelsResponse",
     "Empty",
-    "EventsAnswer",
-    "TraceAnswer",
-    "TriggerAnswer",
+    "EventsResponse",
+    "LoggedCall",
+    "TraceResponse",
+    "TriggerResponse",
     "User",
-    "UsersAnswer",
-    "VerifyAnswer",
+    "UsersResponse",
+    "VerifyResponse",
 ]
 
 
@@ -43,19 +43,19 @@ class Attributes(msgspec.Struct, gc=False, omit_defaults=True):
     user_count: int | UnsetType = UNSET
 
 
-class TriggerAnswer(msgspec.Struct, gc=False, omit_defaults=True):
+class TriggerResponse(msgspec.Struct, gc=False, omit_defaults=True):
     """`channels` is present if `info` was given, with one entry per distinct channel."""
 
     channels: dict[str, Attributes] | UnsetType = UNSET
 
 
-class BatchAnswer(msgspec.Struct, gc=False, omit_defaults=True):
+class BatchResponse(msgspec.Struct, gc=False, omit_defaults=True):
     """`batch` is present if any item has `info`, with one entry per item, in the same order."""
 
     batch: list[Attributes] | UnsetType = UNSET
 
 
-class ChannelsAnswer(msgspec.Struct, gc=False):
+class ChannelsResponse(msgspec.Struct, gc=False):
     """The occupied channels, by name."""
 
     channels: dict[str, Attributes]
@@ -68,7 +68,7 @@ class CachedEvent(msgspec.Struct, gc=False):
     ttl: int
 
 
-class ChannelAnswer(msgspec.Struct, gc=False, omit_defaults=True):
+class ChannelResponse(msgspec.Struct, gc=False, omit_defaults=True):
     """`user_count` is present on presence channels. `cache` is present if `info` requested it, null if nothing is
     cached."""
 
@@ -84,7 +84,7 @@ class User(msgspec.Struct, gc=False):
     id: str
 
 
-class UsersAnswer(msgspec.Struct, gc=False):
+class UsersResponse(msgspec.Struct, gc=False):
     """The distinct users of a presence channel."""
 
     users: list[User]
@@ -94,7 +94,7 @@ class Message(StoredMessage, gc=False, frozen=True):
     """A stored message. `offset` increases from message to message, with gaps. `time_ms` is Unix time."""
 
 
-class HistoryAnswer(msgspec.Struct, gc=False):
+class HistoryResponse(msgspec.Struct, gc=False):
     """Messages of a channel. `epoch` changes when the history is lost or cleared, and is "" if there is none. `next` is
     the `cursor` of the following messages, null if there are none."""
 
@@ -103,13 +103,13 @@ class HistoryAnswer(msgspec.Struct, gc=False):
     next: str | None
 
 
-class ClearedAnswer(msgspec.Struct, gc=False):
+class ClearedResponse(msgspec.Struct, gc=False):
     """The new epoch of the channel's history, "" if there was nothing to clear."""
 
     epoch: str
 
 
-class AuthAnswer(msgspec.Struct, gc=False, omit_defaults=True):
+class AuthResponse(msgspec.Struct, gc=False, omit_defaults=True):
     """`auth` is `KEY:HEX`. `channel_data` is returned on presence channels, `shared_secret` (base64) on encrypted
     channels if the server has a master key."""
 
@@ -118,7 +118,7 @@ class AuthAnswer(msgspec.Struct, gc=False, omit_defaults=True):
     shared_secret: str | UnsetType = UNSET
 
 
-class CallAnswer(msgspec.Struct, gc=False, kw_only=True):
+class LoggedCall(msgspec.Struct, gc=False, kw_only=True):
     """A trigger call of the event log. `time_ms` and `time_us` are the Unix time of its start in ms and µs. `size` is
     the bytes of its data. `caller` names the key or token and the client's address. `sampled`: it has spans."""
 
@@ -134,14 +134,14 @@ class CallAnswer(msgspec.Struct, gc=False, kw_only=True):
     time_us: int
 
 
-class EventsAnswer(msgspec.Struct, gc=False):
+class EventsResponse(msgspec.Struct, gc=False):
     """Calls, newest first. `next` is the `cursor` of the older ones, null if there are none."""
 
-    events: list[CallAnswer]
+    events: list[LoggedCall]
     next: str | None
 
 
-class TraceAnswer(CallAnswer, gc=False, kw_only=True):
+class TraceResponse(LoggedCall, gc=False, kw_only=True):
     """A call with its spans in order of time, each `{time_ms, time_us, stage, …}`. Stages: `authenticated`, `accepted`,
     `received` (`worker`), `written` (`worker`, `channel`, `sockets`), `dropped` (`worker`, `channel`, `socket_id`),
     `webhook` (`delivery`, `endpoint`, `event`)."""
@@ -149,7 +149,7 @@ class TraceAnswer(CallAnswer, gc=False, kw_only=True):
     spans: list[dict[str, Any]]
 
 
-class VerifyAnswer(msgspec.Struct, gc=False, omit_defaults=True):
+class VerifyResponse(msgspec.Struct, gc=False, omit_defaults=True):
     """Whether a webhook's signature is valid. If it is, `endpoint_id` is the endpoint that it was made for."""
 
     valid: bool

@@ -1,7 +1,7 @@
 """Collects the event log: one row per trigger call, and the spans of the calls that are traced.
 
 The middleware reports each call that ended, the API its stages, and workers send their spans through a stream in Redis.
-Per call only a note in memory is taken; once a second all notes are written in one transaction. The tracer also decides
+A call costs one note in memory; once a second all notes are written in one transaction. The tracer also decides
 which calls are traced. Only those carry their trace id to the workers (control/README.md "Event log and trace").
 """
 
@@ -72,7 +72,7 @@ class Tracer:
 
     # -- called by the middleware, the API and the webhooks
 
-    def sample(self, call: Request) -> str | None:
+    def sample(self, request: Request) -> str | None:
         """The trace id to publish this call's events with, or None if the call isn't traced.
 
         Call it once per call, just before it publishes.
@@ -81,9 +81,9 @@ class Tracer:
             self.sampled_out += 1
             return None
         self._left -= 1
-        call.sampled = True
-        self.span(call.trace_id, call.app.id, "authenticated")
-        return call.trace_id
+        request.sampled = True
+        self.span(request.trace_id, request.app.id, "authenticated")
+        return request.trace_id
 
     def span(self, trace_id: str, app_id: str, stage: str, **detail: Any) -> None:
         """Records that a traced call reached this stage now."""
@@ -91,31 +91,31 @@ class Tracer:
             now_us = int(self._clock() * 1_000_000)
             self._spans.append(SpanRow(trace_id, app_id, now_us // 1000, stage, detail, now_us))
 
-    def ended(self, call: Request, status: int, took_s: float, who: str = "") -> None:
+    def ended(self, request: Request, status: int, took_s: float, caller: str = "") -> None:
         """Records a trigger call that was answered after `took_s` seconds. Its app must be known.
 
-        `who` names the caller if it used no key or token of the app.
+        `caller` is given if the caller used no key or token of the app.
         """
         if self._ended.count >= _MAX_WAITING:
             self.unlogged += 1
             return
-        said = call.said
-        name, channels, size, correlation_id = describe_call(call.body if said is None else said)
-        token = call.token
-        credential = who or (f"key {call.key}" if token is None else f"token {token.name}")
+        said = request.said
+        name, channels, size, correlation_id = describe_call(request.body if said is None else said)
+        token = request.token
+        credential = caller or (f"key {request.key}" if token is None else f"token {token.name}")
         began_us = int((self._clock() - took_s) * 1_000_000)
         self._ended.add(
             CallRow(
-                call.trace_id,
-                call.app.id,
+                request.trace_id,
+                request.app.id,
                 correlation_id,
                 began_us // 1000,
                 name,
                 channels,
                 size,
-                f"{credential} from {call.remote}",
+                f"{credential} from {request.remote}",
                 status,
-                call.sampled,
+                request.sampled,
                 began_us,
             )
         )
@@ -192,20 +192,20 @@ def _worker_spans(entries: Sequence[Entry]) -> list[SpanRow]:
     ]
 
 
-def describe_call(said: Event | Sequence[Event] | bytes) -> tuple[str, Sequence[str], int, str | None]:
+def describe_call(call: Event | Sequence[Event] | bytes) -> tuple[str, Sequence[str], int, str | None]:
     """Name, channels, bytes of data and correlation id of a call.
 
-    `said` is the call's event or events, or the body of a refused call, of which only the readable parts are returned.
+    `call` is its event or events, or the body of a refused call, of which only the readable parts are returned.
     Several names are joined by `, `.
     """
-    if isinstance(said, Event):
-        return said.name, said.channels, _bytes(said.data), said.correlation_id
-    if isinstance(said, bytes):
-        return _read_refused(said)
-    names = dict.fromkeys(event.name for event in said)
-    channels = dict.fromkeys(channel for event in said for channel in event.channels)
-    correlation_id = said[0].correlation_id if said else None
-    return ", ".join(names), list(channels), sum(_bytes(event.data) for event in said), correlation_id
+    if isinstance(call, Event):
+        return call.name, call.channels, _bytes(call.data), call.correlation_id
+    if isinstance(call, bytes):
+        return _read_refused(call)
+    names = dict.fromkeys(event.name for event in call)
+    channels = dict.fromkeys(channel for event in call for channel in event.channels)
+    correlation_id = call[0].correlation_id if call else None
+    return ", ".join(names), list(channels), sum(_bytes(event.data) for event in call), correlation_id
 
 
 def _bytes(text: str) -> int:

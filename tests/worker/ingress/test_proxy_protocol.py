@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from redpoll.worker.ingress.proxy_protocol import MAX_HEADER_BYTES, Introduction, ProxyFault, parse
+from redpoll.worker.ingress.proxy_protocol import MAX_HEADER_BYTES, ProxyFault, ProxyHeader, parse
 
 SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
 FAMILIES = {4: 0x11, 6: 0x21}
@@ -50,7 +50,7 @@ other_tlvs = st.lists(
 @given(ends, ports, ports, st.binary(max_size=200))
 def test_version_1_names_the_client_and_leaves_the_bytes_after_it(pair, source_port, target_port, behind):
     header = line(*pair, source_port, target_port)
-    assert parse(header + behind) == Introduction(len(header), (plain(pair[0]), source_port), False)
+    assert parse(header + behind) == ProxyHeader(len(header), (plain(pair[0]), source_port), False)
     for cut in range(len(header)):
         assert parse(header[:cut]) is None
 
@@ -62,7 +62,7 @@ def test_version_2_names_the_client_and_whether_it_uses_tls(pair, source_port, t
         tlvs += tlv(0x20, bytes([client]) + bytes(4) + tlv(0x21, b"TLSv1.3"))
     header = binary(1, FAMILIES[pair[0].version], packed(*pair, source_port, target_port), tlvs)
     seen = parse(header + behind)
-    assert seen == Introduction(len(header), (plain(pair[0]), source_port), bool(client is not None and client & 1))
+    assert seen == ProxyHeader(len(header), (plain(pair[0]), source_port), bool(client is not None and client & 1))
     for cut in range(len(header)):
         assert parse(header[:cut]) is None
 
@@ -79,7 +79,7 @@ def test_version_2_names_the_client_and_whether_it_uses_tls(pair, source_port, t
     ],
 )
 def test_a_proxy_that_connects_for_itself_names_no_client(header):
-    assert parse(header + b"GET / HTTP/1.1\r\n") == Introduction(len(header), None, False)
+    assert parse(header + b"GET / HTTP/1.1\r\n") == ProxyHeader(len(header), None, False)
 
 
 MALFORMED = {

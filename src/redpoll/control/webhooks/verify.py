@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from redpoll.control.request import Request
 from redpoll.control.response import Response
-from redpoll.control.schemas import VerifyAnswer
+from redpoll.control.schemas import VerifyResponse
 from redpoll.control.webhooks.payloads import sign
 from redpoll.protocol.errors import ApiError, fault_of
 
@@ -40,18 +40,18 @@ class Verify:
     def __init__(self, secrets_of: SecretsOf) -> None:
         self._secrets_of = secrets_of
 
-    async def verify(self, call: Request) -> Response:
+    async def verify(self, request: Request) -> Response:
         """Answers `{"valid": true, "endpoint_id": …}` or `{"valid": false}`, never the right signature.
 
         The answer is also false if the app doesn't have the endpoint. Raises ApiError for a malformed body.
         """
         try:
-            delivery = _decoder.decode(call.body)
+            delivery = _decoder.decode(request.body)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as fault:
             raise ApiError("bad_request", f"the body is not what this endpoint takes: {fault_of(fault)}") from None
         body, signature = delivery.payload.encode(), delivery.signature.encode()
         found: str | None = None
-        for endpoint_id, secrets in (await self._secrets_of(call.app.id)).items():
+        for endpoint_id, secrets in (await self._secrets_of(request.app.id)).items():
             if delivery.endpoint_id is not None and delivery.endpoint_id != endpoint_id:
                 continue
             for secret in secrets:
@@ -59,5 +59,5 @@ class Verify:
                 if hmac.compare_digest(sign(secret, body).encode(), signature):
                     found = endpoint_id
         if found is None:
-            return call.answer(_encode(VerifyAnswer(False)))
-        return call.answer(_encode(VerifyAnswer(True, found)))
+            return request.answer(_encode(VerifyResponse(False)))
+        return request.answer(_encode(VerifyResponse(True, found)))

@@ -1,7 +1,7 @@
-"""Asks for a place in an app for each new connection, and calls back when there is an answer.
+"""Counts each new connection against its app's `max_connections`.
 
-An app's `max_connections` counts connections on all workers, so the registry asks Redis. This module matches its
-answers with the connections that wait. It doesn't know how a connection is opened or refused.
+The limit counts connections on all workers, so the registry asks Redis. This module matches the registry's answers
+with the connections that wait for them. It doesn't open or refuse connections; its caller does.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ if TYPE_CHECKING:
     from redpoll.cluster.membership.registry import Registry
     from redpoll.worker.connection import Connection
 
-__all__ = ["Admission", "Then"]
+__all__ = ["Admission", "OnAnswer"]
 
-# Called with None when the connection has a place.
-Then = Callable[[Refusal | None], None]
+# Called with None if the connection may open, or with the reason why not.
+OnAnswer = Callable[[Refusal | None], None]
 
 _REASONS = {
-    4004: "the app has as many connections as it may have",
+    4004: "the app has reached its limit of connections",
     4100: "the number of connections could not be confirmed in time; connect again",
 }
 
 
 class Admission:
-    """The connections that wait. Every greeted connection has a place, in apps without a limit too, since an operator
-    may set one later."""
+    """The connections that wait for an answer. Connections of apps without a limit are counted too, because an operator
+    may set a limit later."""
 
     def __init__(self) -> None:
         self.registry: Registry
-        self._waiting: dict[Connection, tuple[Ticket, Then]] = {}
+        self._waiting: dict[Connection, tuple[Ticket, OnAnswer]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def ask(self, connection: Connection, app: App, then: Then) -> None:
-        """Ask for a place in `app`. `then` is called once: from within this call if the app has no limit, else later.
-        It is not called if the connection is withdrawn first.
+    def ask(self, connection: Connection, app: App, on_answer: OnAnswer) -> None:
+        """Count the connection. `on_answer` is called once: within this call if the app has no limit, else later. It
+        isn't called if the connection is withdrawn first.
 
-        The place is given back when the connection's session closes (`Hub.closed`), or by `give_back`.
+        The connection counts until its session closes (`Hub.closed`) or until `give_back`.
         """
         ticket = Ticket(owner=connection)
-        self._waiting[connection] = (ticket, then)
+        self._waiting[connection] = (ticket, on_answer)
         self.registry.admit(app, ticket)
 
     def withdraw(self, connection: Connection) -> None:
@@ -56,14 +56,14 @@ class Admission:
             self.registry.cancel(waiting[0])
 
     def give_back(self, app_id: str) -> None:
-        """A connection got a place and doesn't need it."""
+        """A connection of this app was counted and won't open."""
         self.registry.depart(app_id)
 
     def dismiss(self, refusal: Refusal) -> None:
         """Refuse all connections that wait."""
-        for connection, (_, then) in list(self._waiting.items()):
+        for connection, (_, on_answer) in list(self._waiting.items()):
             self.withdraw(connection)
-            then(refusal)
+            on_answer(refusal)
 
     # -- what the registry answers -------------------------------------------------------------------------
 
@@ -74,5 +74,5 @@ class Admission:
         self._settle(ticket, Refusal(code, _REASONS[code]))
 
     def _settle(self, ticket: Ticket, refusal: Refusal | None) -> None:
-        _, then = self._waiting.pop(ticket.owner)
-        then(refusal)
+        _, on_answer = self._waiting.pop(ticket.owner)
+        on_answer(refusal)

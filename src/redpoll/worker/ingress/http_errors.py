@@ -1,4 +1,4 @@
-"""HTTP responses of the worker's own, in the API's error shape (protocol/README.md "Errors")."""
+"""HTTP error responses that the worker writes itself, in the API's format (protocol/README.md "Errors")."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["closing", "error_response"]
 
 
 def error_response(status: int, code: str, text: str, more_headers: str = "", *, keep_alive: bool = False) -> bytes:
-    """A whole response. `more_headers` are whole lines."""
+    """A complete response. `more_headers` are complete header lines, each with its CRLF."""
     body = msgspec.json.encode({"error": text, "code": code, "status": status, "trace_id": secrets.token_hex(16)})
     connection = "" if keep_alive else "Connection: close\r\n"
     head = (
@@ -22,7 +22,7 @@ def error_response(status: int, code: str, text: str, more_headers: str = "", *,
 
 
 def closing(response: bytes) -> bytes:
-    """`response`, which says that the connection closes after it."""
+    """`response` with the header `Connection: close`."""
     head, _, body = response.partition(b"\r\n\r\n")
     if b"\r\nConnection: close" in head:
         return response

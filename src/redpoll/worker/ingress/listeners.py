@@ -18,7 +18,7 @@ import structlog
 from redpoll._sockets import Listener, Poller
 from redpoll.proxies import TrustedProxies, plain_address
 from redpoll.worker.connection import Connection, Introduced
-from redpoll.worker.ingress.proxy_protocol import MAX_HEADER_BYTES, Introduction, ProxyFault, parse
+from redpoll.worker.ingress.proxy_protocol import MAX_HEADER_BYTES, ProxyFault, ProxyHeader, parse
 from redpoll.worker.ingress.tls import SHUTDOWN_TIMEOUT_S, Certificate, give_memory_back
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Listeners:
         try:
             if self._proxy_protocol and (not self._trusted or self._trusted.trusts(peer[0])):
                 async with asyncio.timeout_at(deadline):
-                    introduction = await self._introduction(sock)
+                    introduction = await self._read_proxy_header(sock)
                 peer = introduction.address or peer
                 secure = secure or introduction.secure
             connection = Introduced(self._gate, peer, secure)
@@ -180,7 +180,7 @@ class Listeners:
             sock.close()
             raise
 
-    async def _introduction(self, sock: socket.socket) -> Introduction:
+    async def _read_proxy_header(self, sock: socket.socket) -> ProxyHeader:
         """Read the PROXY header and not a byte after it: TLS or the engine reads on from there."""
         header = b""
         while True:

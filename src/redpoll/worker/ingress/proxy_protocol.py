@@ -1,7 +1,7 @@
-"""Parses the PROXY protocol's header, in which a TCP proxy names the client it connects for.
+"""Parses the header of the PROXY protocol, in which a TCP proxy sends the address of its client.
 
-Versions 1 (a line of text) and 2 (binary) of haproxy's "The PROXY protocol" (doc/proxy-protocol.txt, sections 2.1
-and 2.2). Whether a peer may send one is decided by the listeners.
+Reads version 1 (a line of text) and version 2 (binary), as haproxy's doc/proxy-protocol.txt describes them in
+sections 2.1 and 2.2. The listeners decide which peers may send one.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 import struct
 from typing import Final, NamedTuple
 
-__all__ = ["MAX_HEADER_BYTES", "Introduction", "ProxyFault", "parse"]
+__all__ = ["MAX_HEADER_BYTES", "ProxyFault", "ProxyHeader", "parse"]
 
-# Version 2 allows 64 KiB, but even a header with a client certificate has only a few.
+# Version 2 allows 64 KiB, but even a header with a client certificate takes only a few KiB.
 MAX_HEADER_BYTES: Final = 16 * 1024
 
 _V1: Final = b"PROXY "
@@ -35,13 +35,13 @@ _CLIENT_SSL: Final = 0x01
 
 
 class ProxyFault(ValueError):
-    """The bytes are no valid PROXY header, so they don't come from the expected proxy. Section 2 forbids guessing."""
+    """The bytes are not a valid PROXY header. The connection must be closed: section 2 forbids guessing."""
 
 
-class Introduction(NamedTuple):
-    """What a header says. `size` is the header's; the bytes after it are the client's.
+class ProxyHeader(NamedTuple):
+    """A parsed header of `size` bytes. The bytes after it come from the client.
 
-    `address` is the client's; None if the proxy connects for itself (a health check) or doesn't know it. `secure`: the
+    `address` is the client's, None if the proxy connects for itself (a health check) or doesn't know it. `secure`: the
     client uses TLS to the proxy; only version 2 can say so.
     """
 
@@ -50,8 +50,8 @@ class Introduction(NamedTuple):
     secure: bool
 
 
-def parse(data: bytes) -> Introduction | None:
-    """Parse the header at the start of `data`. None: more bytes are needed, and all of `data` belongs to the header.
+def parse(data: bytes) -> ProxyHeader | None:
+    """Parse the header at the start of `data`. None if `data` is only a part of one.
 
     Raises ProxyFault at the first wrong byte.
     """
@@ -64,7 +64,7 @@ def parse(data: bytes) -> Introduction | None:
     raise ProxyFault("no PROXY header")
 
 
-def _parse_v1(data: bytes) -> Introduction | None:
+def _parse_v1(data: bytes) -> ProxyHeader | None:
     end = data.find(b"\r\n", 0, _V1_BYTES)
     if end < 0:
         if len(data) >= _V1_BYTES or b"\n" in data or b"\r" in data[:-1]:
@@ -73,23 +73,23 @@ def _parse_v1(data: bytes) -> Introduction | None:
     line = data[:end]
     size = end + 2
     if _V1_UNKNOWN(line):
-        return Introduction(size, None, False)
+        return ProxyHeader(size, None, False)
     match = _V1_LINE(line)
     if match is None:
         raise ProxyFault("the line of version 1 is not `PROXY TCP4|TCP6|UNKNOWN …`")
-    make = ipaddress.IPv4Address if match[1] == b"TCP4" else ipaddress.IPv6Address
+    address_type = ipaddress.IPv4Address if match[1] == b"TCP4" else ipaddress.IPv6Address
     try:
-        source = make(match[2].decode())
-        make(match[3].decode())
+        source = address_type(match[2].decode())
+        address_type(match[3].decode())
     except ValueError:
         raise ProxyFault("version 1 with an invalid address") from None
     ports = int(match[4]), int(match[5])
     if max(ports) > 0xFFFF:
         raise ProxyFault("version 1 with an invalid port")
-    return Introduction(size, (_text(source), ports[0]), False)
+    return ProxyHeader(size, (_text(source), ports[0]), False)
 
 
-def _parse_v2(data: bytes) -> Introduction | None:
+def _parse_v2(data: bytes) -> ProxyHeader | None:
     if len(data) > 12 and (data[12] >> 4 != 2 or data[12] & 0x0F > _PROXY):
         raise ProxyFault("version 2 with a command other than LOCAL and PROXY")
     if len(data) < _V2_FIXED_BYTES:
@@ -107,20 +107,20 @@ def _parse_v2(data: bytes) -> Introduction | None:
     if len(data) < size:
         return None
     if command == _LOCAL:
-        return Introduction(size, None, False)
+        return ProxyHeader(size, None, False)
     body = data[_V2_FIXED_BYTES:size]
-    secure = _came_by_tls(body[_ADDRESSES_BYTES[family] :])
+    secure = _client_uses_tls(body[_ADDRESSES_BYTES[family] :])
     if family == _INET:
         (port,) = struct.unpack_from(">H", body, 8)
-        return Introduction(size, (str(ipaddress.IPv4Address(body[:4])), port), secure)
+        return ProxyHeader(size, (str(ipaddress.IPv4Address(body[:4])), port), secure)
     if family == _INET6:
         (port,) = struct.unpack_from(">H", body, 32)
-        return Introduction(size, (_text(ipaddress.IPv6Address(body[:16])), port), secure)
-    return Introduction(size, None, secure)
+        return ProxyHeader(size, (_text(ipaddress.IPv6Address(body[:16])), port), secure)
+    return ProxyHeader(size, None, secure)
 
 
-def _came_by_tls(tlvs: bytes) -> bool:
-    """Whether there is a PP2_TYPE_SSL with PP2_CLIENT_SSL (2.2.6). Other extensions are skipped."""
+def _client_uses_tls(tlvs: bytes) -> bool:
+    """Whether an extension PP2_TYPE_SSL has the flag PP2_CLIENT_SSL (2.2.6). Other extensions are skipped."""
     secure = False
     at = 0
     while at < len(tlvs):

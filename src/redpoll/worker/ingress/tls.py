@@ -16,8 +16,8 @@ __all__ = ["SHUTDOWN_TIMEOUT_S", "Certificate", "CertificateError", "give_memory
 
 log = structlog.get_logger()
 
-# At the end of a connection: for unsent bytes and the client's close_notify. uvloop would wait 30 s. As long as a
-# WebSocket's closing handshake may take.
+# How long a connection that ends may take to send its last bytes and receive close_notify. uvloop's default is 30 s;
+# this is the limit of a WebSocket's closing handshake too.
 SHUTDOWN_TIMEOUT_S = 5.0
 
 # Only glibc has it, and only glibc needs it.
@@ -27,8 +27,8 @@ _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 def give_memory_back() -> None:
     """Return memory of ended TLS connections to the system.
 
-    Each connection allocates and frees about 300 KiB in pieces, which glibc keeps. After a few thousand handshakes
-    that is half as much again as the worker needs (bench/tls_soak.py). Takes 0.1 ms per MB returned.
+    Each connection allocates and frees about 300 KiB in pieces, and glibc doesn't return them. After a few thousand
+    handshakes the worker holds 1.5 times what it needs (bench/tls_soak.py). Takes 0.1 ms per MB returned.
     """
     if _malloc_trim is not None:
         _malloc_trim(0)
