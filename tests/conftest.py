@@ -13,16 +13,28 @@ from pathlib import Path
 import pytest
 import uvloop
 
+TESTS = Path(__file__).parent
+# Folders whose files take longest. They start first, so that no long file runs alone at the end.
+LONGEST_FIRST = ("browser", "failures", "cli", "clients", "control")
+
 
 def pytest_asyncio_loop_factories(config, item):
     return {"uvloop": uvloop.new_event_loop}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        folder = item.path.relative_to(TESTS).parts[0]
+        return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+
+    items.sort(key=rank)
 
 
 @pytest.fixture
 def wait_until():
     """`await wait_until(predicate)`: polls until the predicate is true, fails after `timeout_s`."""
 
-    async def wait(predicate: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> None:
+    async def wait(predicate: Callable[[], object], timeout_s: float = 60.0, what: str = "") -> None:
         deadline = time.monotonic() + timeout_s
         while not predicate():
             if time.monotonic() > deadline:

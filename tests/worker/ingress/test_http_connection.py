@@ -429,13 +429,13 @@ async def test_answers_to_a_client_that_does_not_read_are_bounded(open_wire, con
     control.answer = lambda request: b"HTTP/1.1 200 OK\r\nContent-Length: 500000\r\n\r\n" + b"x" * 500_000
     wire = await open_wire()
     wire.writer.transport.pause_reading()
-    wire.send(GET % 1 * 200)
+    wire.send(GET % 1 * 80)
     http = wire.worker.gate.http
     await wait_until(lambda: http.stalled)
     asked = len(control.requests)
     assert asked < 60
     wire.writer.transport.resume_reading()
-    for _ in range(200):
+    for _ in range(80):
         assert len((await wire.next())[2]) == 500_000
 
 
