@@ -217,8 +217,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     event_log_calls: Annotated[
         int,
         _about(
-            "Number of publish requests that the event log stores; the oldest are deleted first. A row takes about 200 "
-            "bytes. 0: no event log.",
+            "Number of publish requests that the event log stores. Beyond it, the app with the most requests loses its "
+            "oldest. A row takes about 200 bytes. 0: no event log.",
             ge=0,
             le=100_000_000,
         ),

@@ -3,9 +3,10 @@
 import contextlib
 import sqlite3
 
+import msgspec
 import pytest
 
-from redpoll.store.eventlog import CallBatch, CallRow, EventLog, Query, SpanRow
+from redpoll.store.eventlog import CallBatch, CallRow, EventLog, Query, SpanRow, _share
 
 DAY_S = 86_400.0
 
@@ -72,19 +73,41 @@ async def test_spans_within_a_millisecond_are_sorted_by_microsecond(log):
     assert (await log.trace("1", tid(1)))[1] == [early, late]
 
 
-async def test_log_of_version_1_is_upgraded_and_keeps_its_rows(tmp_path):
+OLD_TABLES = """
+    CREATE TABLE batches (id INTEGER PRIMARY KEY, first_ms INTEGER NOT NULL, last_ms INTEGER NOT NULL,
+        count INTEGER NOT NULL, calls BLOB NOT NULL);
+    CREATE INDEX batches_by_time ON batches (last_ms);
+    CREATE TABLE marks (mark TEXT NOT NULL, batch_id INTEGER NOT NULL);
+    CREATE INDEX marks_by_mark ON marks (mark);
+    CREATE INDEX marks_by_batch ON marks (batch_id);
+    CREATE TABLE spans (id INTEGER PRIMARY KEY, trace_id TEXT NOT NULL, app_id TEXT NOT NULL, time_ms INTEGER NOT NULL,
+        stage TEXT NOT NULL, detail TEXT NOT NULL{time_us});
+    CREATE INDEX spans_by_trace ON spans (trace_id);
+    CREATE INDEX spans_by_time ON spans (time_ms);
+    CREATE TABLE position (stream_id TEXT NOT NULL);
+    INSERT INTO position VALUES ('17-3');
+    INSERT INTO marks VALUES ('one', 1);
+    PRAGMA user_version = {version}
+"""
+
+
+@pytest.mark.parametrize(("version", "time_us"), [(1, ""), (2, ", time_us INTEGER")])
+async def test_log_of_an_earlier_version_is_upgraded_and_keeps_its_rows(tmp_path, version, time_us):
     path = tmp_path / "events.sqlite"
-    log = await EventLog.open(path, 10, DAY_S)
-    await log.write(batch(call(1)), [])
-    await log.close()
+    calls = [call(1, correlation_id="one"), call(2, app_id="2"), call(3)]
     with contextlib.closing(sqlite3.connect(path)) as old:
-        old.executescript("ALTER TABLE spans DROP COLUMN time_us; PRAGMA user_version = 1")
+        old.executescript(OLD_TABLES.format(version=version, time_us=time_us))
+        old.execute("INSERT INTO batches VALUES (1, 1, 9, 3, ?)", (msgspec.json.encode(calls),))
         values = (tid(1), "1", 20, "accepted", "{}")
         old.execute("INSERT INTO spans (trace_id, app_id, time_ms, stage, detail) VALUES (?, ?, ?, ?, ?)", values)
         old.commit()
     log = await EventLog.open(path, 10, DAY_S)
     await log.write([], [span_of(tid(1), "1", 20, "written", {}, us=7)])
     assert [span.time_us for span in (await log.trace("1", tid(1)))[1]] == [20_000, 20_007]
+    assert await numbers(log) == [3, 1]
+    assert await numbers(log, app_id="2") == [2]
+    assert await numbers(log, Query(correlation_id="one")) == [1]
+    assert await log.position() == "17-3"
     await log.close()
 
 
@@ -175,6 +198,75 @@ async def test_pruning_removes_old_calls_even_if_there_are_few(log):
     assert await log.prune(1_000_100 + int(DAY_S * 1000)) == 0
 
 
+async def test_flood_of_one_app_removes_no_row_of_another(tmp_path):
+    log = await EventLog.open(tmp_path / "events.sqlite", 10, DAY_S)
+    spans = [span_of(tid(number), app, 1_000_000 + number, "accepted", {}) for number in (1, 99) for app in "12"]
+    await log.write(batch(*[call(number, app_id="2", correlation_id=f"c{number}") for number in range(1, 4)]), spans)
+    for number in range(100):
+        await log.write(batch(call(number)), [])
+        await log.prune(1_000_100)
+    assert await numbers(log) == list(range(99, 92, -1))
+    assert await numbers(log, app_id="2") == [3, 2, 1]
+    assert await numbers(log, Query(correlation_id="c1"), app_id="2") == [1]
+    assert len((await log.trace("2", tid(1)))[1]) == 1
+    assert len((await log.trace("1", tid(99)))[1]) == 1
+    await log.write(batch(call(1)), [])
+    assert (await log.trace("1", tid(1)))[1] == []
+    await log.close()
+
+
+async def test_counts_of_an_earlier_run_are_known(tmp_path):
+    for number in range(20):
+        log = await EventLog.open(tmp_path / "events.sqlite", 10, DAY_S)
+        await log.write(batch(call(number)), [])
+        await log.prune(1_000_100)
+        await log.close()
+    log = await EventLog.open(tmp_path / "events.sqlite", 10, DAY_S)
+    assert await numbers(log) == list(range(19, 9, -1))
+    await log.close()
+
+
+async def test_pruning_and_searching_read_only_what_they_need(tmp_path):
+    """With 300,000 batches, each pruning read all of them, and a search without a result decoded every app's rows."""
+    log = await EventLog.open(tmp_path / "events.sqlite", 1_000_000, DAY_S)
+    for start in range(0, 3_000, 50):
+        await log.write([CallBatch([call(number)]) for number in range(start, start + 50)], [])
+    await log.write(batch(call(5_000, app_id="2", name="news")), [])
+    steps = await steps_of(log, lambda: log.prune(1_010_000))
+    assert steps < 200
+    assert await steps_of(log, lambda: numbers(log, Query(name="other"), app_id="2")) < 200
+    await log.close()
+
+
+async def steps_of(log: EventLog, action) -> int:
+    """The steps, in tens, that SQLite's virtual machine takes for it."""
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    async with log._engine.connect() as connection:
+        raw = (await connection.get_raw_connection()).driver_connection
+        assert raw is not None
+        await raw.set_progress_handler(count, 10)
+    await action()
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("counts", "keep", "share"),
+    [([5, 5], 10, 10), ([100, 3], 10, 7), ([100, 100, 1], 11, 5), ([100, 100], 0, 0), ([], 7, 7), ([6, 6, 6], 10, 3)],
+)
+def test_apps_share_the_space_evenly(counts, keep, share):
+    assert _share(dict(enumerate(counts)), keep) == share
+
+
+async def test_large_batches_are_split_and_searched_in_order(log):
+    await log.write(batch(*[call(number) for number in range(2_500)]), [])
+    assert await numbers(log, limit=2_500) == list(range(2_499, -1, -1))
+
+
 async def test_call_is_found_by_a_trace_id_that_its_caller_chose(log):
     for number in range(50):
         await log.write(
@@ -205,7 +297,7 @@ async def test_unreadable_file_is_renamed_to_old(tmp_path):
     assert (tmp_path / "events.sqlite.old").read_bytes().startswith(b"not a database")
 
 
-async def test_joined_batches_are_written_as_one_and_every_call_is_found_by_trace_id(log):
+async def test_joined_batches_keep_their_order_and_every_call_is_found_by_trace_id(log):
     foreign = "ab" * 16
     first = CallBatch([call(1, correlation_id="one"), call(2, trace_id=foreign)])
     second = CallBatch()
@@ -213,7 +305,7 @@ async def test_joined_batches_are_written_as_one_and_every_call_is_found_by_trac
     second.follow(CallBatch())
     second.add(call(200_000))
     second.add(call(3, correlation_id="three"))
-    assert (second.count, second.first_ms, second.last_ms) == (4, 1_000_001, 1_200_000)
+    assert second.count == 4
     await log.write([second, CallBatch()], [])
     assert await numbers(log) == [3, 200_000, int(foreign[12:], 16), 1]
     for number in (1, 3, 200_000):

@@ -2,14 +2,16 @@
 
 It is a database of its own, because its rows are many and less valuable than records. Writes don't wait for the disk,
 so a power loss may lose the last rows. An unreadable file is renamed and a new one is started. Calls are stored in
-batches, many in one row of the database: a row and two index entries per call would cost a quarter of the publish that
-they describe (bench/tracing.py). A search reads the batches from the newest on. control/tracing.py fills the fields.
+batches, many of one app in one row of the database: a row and two index entries per call would cost a quarter of the
+publish that they describe (bench/tracing.py). A search reads the app's batches from the newest on. Apps share the space
+evenly: the app with the most calls loses its oldest first. control/tracing.py fills the fields.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -24,12 +26,18 @@ from redpoll.store.sqlite import Sqlite
 __all__ = ["CallBatch", "CallRow", "EventLog", "Found", "Query", "SpanRow", "trace_time_ms"]
 
 # Increased with every change of the tables below; `_make_tables` upgrades older files.
-_VERSION: Final = 2
-_TABLES: Final = (
-    # `calls` is a JSON array of CallRow in the order in which they ended. Their times are within first_ms and last_ms.
-    "CREATE TABLE batches (id INTEGER PRIMARY KEY, first_ms INTEGER NOT NULL, last_ms INTEGER NOT NULL, "
-    "count INTEGER NOT NULL, calls BLOB NOT NULL)",
+_VERSION: Final = 3
+_BATCHES: Final = (
+    # `calls` is a JSON array of one app's CallRow in the order in which they ended. Their times are within first_ms and
+    # last_ms.
+    "CREATE TABLE batches (id INTEGER PRIMARY KEY, app_id TEXT NOT NULL, first_ms INTEGER NOT NULL, "
+    "last_ms INTEGER NOT NULL, count INTEGER NOT NULL, calls BLOB NOT NULL)",
+    # Has all columns but `calls`, so that only batches with a match are read.
+    "CREATE INDEX batches_by_app ON batches (app_id, id, first_ms, last_ms, count)",
     "CREATE INDEX batches_by_time ON batches (last_ms)",
+)
+_TABLES: Final = (
+    *_BATCHES,
     # The batches of correlation ids, and of trace ids that don't contain their time.
     "CREATE TABLE marks (mark TEXT NOT NULL, batch_id INTEGER NOT NULL)",
     "CREATE INDEX marks_by_mark ON marks (mark)",
@@ -37,12 +45,12 @@ _TABLES: Final = (
     "CREATE TABLE spans (id INTEGER PRIMARY KEY, trace_id TEXT NOT NULL, app_id TEXT NOT NULL, "
     "time_ms INTEGER NOT NULL, stage TEXT NOT NULL, detail TEXT NOT NULL, time_us INTEGER)",
     "CREATE INDEX spans_by_trace ON spans (trace_id)",
-    "CREATE INDEX spans_by_time ON spans (time_ms)",
+    "CREATE INDEX spans_by_app ON spans (app_id, time_ms)",
     # How far the stream of the workers' spans was read; written in one transaction with those spans.
     "CREATE TABLE position (stream_id TEXT NOT NULL)",
     "INSERT INTO position VALUES ('0-0')",
 )
-_ADD_BATCH: Final = "INSERT INTO batches (first_ms, last_ms, count, calls) VALUES (?, ?, ?, ?)"
+_ADD_BATCH: Final = "INSERT INTO batches (app_id, first_ms, last_ms, count, calls) VALUES (?, ?, ?, ?, ?)"
 _ADD_MARK: Final = "INSERT INTO marks (mark, batch_id) VALUES (?, ?)"
 _ADD_SPAN: Final = "INSERT INTO spans (trace_id, app_id, time_ms, stage, detail, time_us) VALUES (?, ?, ?, ?, ?, ?)"
 # Version 1 had no `time_us`; its spans have NULL there.
@@ -51,8 +59,14 @@ _UPGRADE_FROM_1: Final = "ALTER TABLE spans ADD COLUMN time_us INTEGER"
 _MAX_BATCH: Final = 10_000_000
 # The time in a trace id and the time of its call differ by at most this: clocks are set, and calls wait.
 _MAX_TIME_DIFFERENCE_MS: Final = 60_000
-# The number of batches that one search step decodes in a thread.
+# A batch is decoded in one go, which takes about 1 ms, and other threads wait.
+_MAX_CALLS: Final = 1_000
+# The number of batches that one search step decodes in a thread, and of searches at a time. Together they bound the
+# memory that searches take.
 _BATCHES_PER_STEP: Final = 20
+_MAX_SEARCHES: Final = 2
+# Batches that one transaction removes; others may write in between.
+_REMOVED_AT_A_TIME: Final = 500
 
 
 class CallRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -120,34 +134,28 @@ def trace_time_ms(trace_id: str) -> int:
         return 0
 
 
-class CallBatch:
-    """Calls in the order in which they ended, encoded as they will be stored.
+class _AppBatch:
+    """Up to _MAX_CALLS calls of one app in the order in which they ended, encoded as they will be stored.
 
-    Encoding each call at once is cheaper than keeping objects: at full rate, a second's worth of objects would cost a
-    publish more than everything else in the log. `marks` are the correlation ids and foreign trace ids by which calls
-    are found; other calls are found by the time in their trace id.
+    `marks` are the correlation ids and foreign trace ids by which calls are found; other calls are found by the time in
+    their trace id.
     """
 
     __slots__ = ("_first_id", "_past_last_id", "count", "first_ms", "json", "last_ms", "marks")
 
-    def __init__(self, calls: Iterable[CallRow] = ()) -> None:
+    def __init__(self, at_ms: int) -> None:
         self.json = bytearray(b"[")
         self.count = 0
-        self.first_ms = self.last_ms = 0
+        self.first_ms = self.last_ms = at_ms
         self.marks: set[str] = set()
         # Trace ids from `_first_id` to before `_past_last_id` contain a time near this batch. Hexadecimal texts of
         # equal length sort like their numbers.
-        self._first_id = self._past_last_id = ""
-        for call in calls:
-            self.add(call)
+        self._first_id = f"{max(at_ms - _MAX_TIME_DIFFERENCE_MS, 0):012x}"
+        self._past_last_id = f"{at_ms + _MAX_TIME_DIFFERENCE_MS + 1:012x}"
 
     def add(self, call: CallRow) -> None:
         at_ms = call.time_ms
-        if self.count == 0:
-            self.first_ms = self.last_ms = at_ms
-            self._first_id = f"{max(at_ms - _MAX_TIME_DIFFERENCE_MS, 0):012x}"
-            self._past_last_id = f"{at_ms + _MAX_TIME_DIFFERENCE_MS + 1:012x}"
-        elif at_ms > self.last_ms:
+        if at_ms > self.last_ms:
             self.last_ms = at_ms
         elif at_ms < self.first_ms:
             self.first_ms = at_ms
@@ -159,24 +167,48 @@ class CallBatch:
         if not self._first_id <= call.trace_id < self._past_last_id:
             self.marks.add(call.trace_id)
 
+
+class CallBatch:
+    """Calls of any apps in the order in which they ended. `count` is their number.
+
+    Encoding each call at once is cheaper than keeping objects: at full rate, a second's worth of objects would cost a
+    publish more than everything else in the log.
+    """
+
+    __slots__ = ("_by_app", "count")
+
+    def __init__(self, calls: Iterable[CallRow] = ()) -> None:
+        self.count = 0
+        self._by_app: dict[str, list[_AppBatch]] = {}
+        for call in calls:
+            self.add(call)
+
+    def add(self, call: CallRow) -> None:
+        batches = self._by_app.get(call.app_id)
+        if batches is None:
+            batches = self._by_app[call.app_id] = [_AppBatch(call.time_ms)]
+        elif batches[-1].count == _MAX_CALLS:
+            batches.append(_AppBatch(call.time_ms))
+        batches[-1].add(call)
+        self.count += 1
+
     def follow(self, before: CallBatch) -> None:
         """Inserts the calls of another batch before the ones of this batch."""
-        if not before.count:
-            return
-        self.first_ms = min(before.first_ms, self.first_ms) if self.count else before.first_ms
-        self.last_ms = max(before.last_ms, self.last_ms)
-        self.json = before.json + self.json[1:]
+        for app_id, batches in before._by_app.items():
+            self._by_app[app_id] = batches + self._by_app.get(app_id, [])
         self.count += before.count
-        self.marks |= before.marks
-        if not self._first_id:
-            self._first_id, self._past_last_id = before._first_id, before._past_last_id
+
+    def by_app(self) -> Iterator[tuple[str, _AppBatch]]:
+        for app_id, batches in self._by_app.items():
+            for batch in batches:
+                yield app_id, batch
 
 
 class EventLog:
     """An open event log, created by `open`.
 
-    It keeps the newest `keep_calls` calls, none older than `keep_s` seconds, in whole batches. Spans are kept as long
-    as the oldest call.
+    It keeps `keep_calls` calls, none older than `keep_s` seconds, in whole batches. Each app keeps its newest ones, at
+    least an even share. Spans are kept as long as the oldest call of their app.
     """
 
     def __init__(self, database: Sqlite, keep_calls: int, keep_s: float) -> None:
@@ -184,6 +216,10 @@ class EventLog:
         self._engine = database.engine
         self._keep_calls = keep_calls
         self._keep_ms = int(keep_s * 1000)
+        # Calls in the file, by app: counting them anew would read every batch.
+        self._counts: Counter[str] = Counter()
+        self._searches = asyncio.Semaphore(_MAX_SEARCHES)
+        self._pruned_spans = False
 
     @classmethod
     async def open(cls, path: Path, keep_calls: int, keep_s: float) -> EventLog:
@@ -206,10 +242,14 @@ class EventLog:
         try:
             async with database.engine.begin() as connection:
                 await _make_tables(connection)
+                text = "SELECT app_id, SUM(count) AS calls FROM batches GROUP BY app_id"
+                counts = (await connection.exec_driver_sql(text)).all()
         except BaseException:
             await database.close()
             raise
-        return cls(database, keep_calls, keep_s)
+        log = cls(database, keep_calls, keep_s)
+        log._counts.update({row.app_id: row.calls for row in counts})
+        return log
 
     async def close(self) -> None:
         await self._database.close()
@@ -224,22 +264,25 @@ class EventLog:
 
         Raises SQLAlchemyError.
         """
+        written: Counter[str] = Counter()
         async with self._engine.begin() as connection:
-            for batch in calls:
-                if batch.count:
-                    await _add_batch(connection, batch)
+            for batches in calls:
+                for app_id, batch in batches.by_app():
+                    await _add_batch(connection, app_id, batch)
+                    written[app_id] += batch.count
             if spans:
                 rows = [(*span[:4], _encode(span.detail).decode(), span.time_us) for span in spans]
                 await connection.exec_driver_sql(_ADD_SPAN, rows)
             if position is not None:
                 await connection.exec_driver_sql("UPDATE position SET stream_id = ?", (position,))
+        self._counts += written
 
     async def find(self, app_id: str, query: Query, limit: int) -> Found:
         """At most `limit` calls of an app, newest first."""
         found: list[CallRow] = []
         cursors: list[int] = []
-        where, values = _conditions(query)
-        async with self._engine.connect() as connection:
+        where, values = _conditions(app_id, query)
+        async with self._searches, self._engine.connect() as connection:
             upto = None if query.before is None else query.before // _MAX_BATCH
             while len(found) <= limit:
                 text = f"SELECT id, calls FROM batches WHERE {where} AND id <= ? ORDER BY id DESC LIMIT ?"
@@ -247,7 +290,7 @@ class EventLog:
                 batches = (await connection.exec_driver_sql(text, (*values, last, _BATCHES_PER_STEP))).all()
                 if not batches:
                     break
-                for cursor, call in await asyncio.to_thread(_matching, batches, app_id, query, limit + 1 - len(found)):
+                for cursor, call in await asyncio.to_thread(_matching, batches, query, limit + 1 - len(found)):
                     found.append(call)
                     cursors.append(cursor)
                 upto = int(batches[-1].id) - 1
@@ -270,38 +313,86 @@ class EventLog:
         ]
 
     async def prune(self, now_ms: int) -> int:
-        """Removes what is too old or beyond `keep_calls`. Returns the number of removed calls."""
+        """Removes what is too old, and what exceeds `keep_calls`, the latter from the apps with the most calls. Returns
+        the number of removed calls. Its time depends on what it removes, not on what is stored."""
         oldest_ms = now_ms - self._keep_ms
+        removed = 0
+        if not self._pruned_spans:
+            # Spans without a call, from before this start. Later ones go with the calls of their app.
+            await self._remove_spans("time_ms < ?", oldest_ms)
+            self._pruned_spans = True
+        # SQLite would choose the other index, for GROUP BY, and read all of it.
+        text = (
+            "SELECT app_id, MAX(id) AS last_id FROM batches INDEXED BY batches_by_time WHERE last_ms < ? "
+            "GROUP BY app_id"
+        )
+        async with self._engine.connect() as connection:
+            outdated = (await connection.exec_driver_sql(text, (oldest_ms,))).all()
+        for app in outdated:
+            removed += await self._remove(app.app_id, self._counts[app.app_id], app.last_id)
+            await self._remove_spans("app_id = ? AND time_ms < ?", app.app_id, oldest_ms)
+        share = _share(self._counts, self._keep_calls)
+        for app_id, count in list(self._counts.items()):
+            if count > share:
+                removed += await self._remove(app_id, count - share)
+                text = "SELECT first_ms FROM batches WHERE app_id = ? ORDER BY id LIMIT 1"
+                async with self._engine.connect() as connection:
+                    first_ms = (await connection.exec_driver_sql(text, (app_id,))).scalar()
+                if first_ms is not None:
+                    await self._remove_spans("app_id = ? AND time_ms < ?", app_id, first_ms)
+        return removed
+
+    async def _remove(self, app_id: str, excess: int, last_id: int = 1 << 62) -> int:
+        """Removes the app's oldest batches up to `last_id`, at most `excess` calls. Returns the number of calls."""
+        text = "SELECT id, count AS calls FROM batches WHERE app_id = ? AND id <= ? ORDER BY id LIMIT ?"
+        removed = 0
+        while True:
+            async with self._engine.begin() as connection:
+                oldest = (await connection.exec_driver_sql(text, (app_id, last_id, _REMOVED_AT_A_TIME))).all()
+                ids: list[tuple[int]] = []
+                calls = 0
+                for batch in oldest:
+                    if removed + calls + batch.calls > excess:
+                        break
+                    ids.append((batch.id,))
+                    calls += batch.calls
+                if ids:
+                    await connection.exec_driver_sql("DELETE FROM batches WHERE id = ?", ids)
+                    await connection.exec_driver_sql("DELETE FROM marks WHERE batch_id = ?", ids)
+            removed += calls
+            self._counts[app_id] -= calls
+            if len(ids) < _REMOVED_AT_A_TIME:
+                if self._counts[app_id] <= 0:
+                    del self._counts[app_id]
+                return removed
+
+    async def _remove_spans(self, where: str, *values: Any) -> None:
         async with self._engine.begin() as connection:
-            # Without the calls themselves, which are stored on other pages of the file.
-            text = "SELECT id, first_ms, last_ms, count FROM batches ORDER BY id DESC"
-            batches = [tuple(row) for row in await connection.exec_driver_sql(text)]
-            kept, since_ms, keep_from = 0, now_ms, None
-            for batch_id, first_ms, last_ms, count in batches:
-                if kept >= self._keep_calls or last_ms < oldest_ms:
-                    keep_from = batch_id + 1
-                    break
-                kept += count
-                since_ms = first_ms
-            if keep_from is None:
-                return 0
-            await connection.exec_driver_sql("DELETE FROM batches WHERE id < ?", (keep_from,))
-            await connection.exec_driver_sql("DELETE FROM marks WHERE batch_id < ?", (keep_from,))
-            await connection.exec_driver_sql("DELETE FROM spans WHERE time_ms < ?", (max(oldest_ms, since_ms),))
-            return int(sum(count for *_, count in batches)) - kept
+            await connection.exec_driver_sql(f"DELETE FROM spans WHERE {where}", values)
 
 
-async def _add_batch(connection: AsyncConnection, batch: CallBatch) -> None:
-    row = (batch.first_ms, batch.last_ms, batch.count, batch.json[:-1] + b"]")
+def _share(counts: Mapping[str, int], keep: int) -> int:
+    """The greatest number of calls that every app may keep so that all together have at most `keep`."""
+    left, apps = keep, len(counts)
+    for count in sorted(counts.values()):
+        if count * apps > left:
+            return left // apps
+        left -= count
+        apps -= 1
+    return keep
+
+
+async def _add_batch(connection: AsyncConnection, app_id: str, batch: _AppBatch) -> None:
+    row = (app_id, batch.first_ms, batch.last_ms, batch.count, batch.json[:-1] + b"]")
     batch_id = (await connection.exec_driver_sql(_ADD_BATCH, row)).lastrowid
     if batch.marks:
         await connection.exec_driver_sql(_ADD_MARK, [(mark, batch_id) for mark in sorted(batch.marks)])
 
 
-def _conditions(query: Query) -> tuple[str, list[Any]]:
+def _conditions(app_id: str, query: Query) -> tuple[str, list[Any]]:
     """A WHERE clause and its values for the batches that may have matching calls."""
-    where: list[str] = ["1"]
-    values: list[Any] = []
+    where: list[str] = ["app_id = ?"]
+    values: list[Any] = [app_id]
     has_mark = "id IN (SELECT batch_id FROM marks WHERE mark = ?)"
     if query.correlation_id is not None:
         where.append(has_mark)
@@ -316,27 +407,32 @@ def _conditions(query: Query) -> tuple[str, list[Any]]:
     if query.until_ms is not None:
         where.append("first_ms <= ?")
         values.append(query.until_ms)
+    for text in (query.channel, query.name):
+        if text is not None:
+            # The text as it is encoded in `calls`, without its quotes, because `name` may hold several names. SQLite
+            # compares outside of the interpreter's lock; to decode every batch would stop all other threads.
+            where.append("instr(calls, ?)")
+            values.append(_encode(text)[1:-1])
     return " AND ".join(where), values
 
 
-def _matching(batches: Sequence[Any], app_id: str, query: Query, limit: int) -> list[tuple[int, CallRow]]:
+def _matching(batches: Sequence[Any], query: Query, limit: int) -> list[tuple[int, CallRow]]:
     """At most `limit` matching calls of these batches, newest first, each with its cursor."""
     found: list[tuple[int, CallRow]] = []
     for batch in batches:
         calls = _decode_calls(batch.calls)
         for index in range(len(calls) - 1, -1, -1):
             cursor = batch.id * _MAX_BATCH + index
-            if (query.before is None or cursor < query.before) and _matches(calls[index], app_id, query):
+            if (query.before is None or cursor < query.before) and _matches(calls[index], query):
                 found.append((cursor, calls[index]))
                 if len(found) == limit:
                     return found
     return found
 
 
-def _matches(call: CallRow, app_id: str, query: Query) -> bool:
+def _matches(call: CallRow, query: Query) -> bool:
     return (
-        call.app_id == app_id
-        and (query.trace_id is None or call.trace_id == query.trace_id)
+        (query.trace_id is None or call.trace_id == query.trace_id)
         and (query.correlation_id is None or call.correlation_id == query.correlation_id)
         and (query.channel is None or query.channel in call.channels)
         and (query.name is None or query.name == call.name or query.name in call.name.split(", "))
@@ -349,8 +445,10 @@ async def _make_tables(connection: AsyncConnection) -> None:
     version = (await connection.exec_driver_sql("PRAGMA user_version")).scalar_one()
     if version == _VERSION:
         return
-    if version == 1:
-        await connection.exec_driver_sql(_UPGRADE_FROM_1)
+    if version in (1, 2):
+        if version == 1:
+            await connection.exec_driver_sql(_UPGRADE_FROM_1)
+        await _split_by_app(connection)
         await connection.exec_driver_sql(f"PRAGMA user_version = {_VERSION}")
         return
     if version:
@@ -358,3 +456,27 @@ async def _make_tables(connection: AsyncConnection) -> None:
     for table in _TABLES:
         await connection.exec_driver_sql(table)
     await connection.exec_driver_sql(f"PRAGMA user_version = {_VERSION}")
+
+
+async def _split_by_app(connection: AsyncConnection) -> None:
+    """Upgrades the tables of version 2, whose batches held calls of several apps."""
+    for text in (
+        "DROP INDEX batches_by_time",
+        "ALTER TABLE batches RENAME TO old_batches",
+        *_BATCHES,
+        "DELETE FROM marks",
+        "DROP INDEX spans_by_time",
+        "CREATE INDEX spans_by_app ON spans (app_id, time_ms)",
+    ):
+        await connection.exec_driver_sql(text)
+    last = 0
+    while True:
+        text = "SELECT id, calls FROM old_batches WHERE id > ? ORDER BY id LIMIT ?"
+        rows = (await connection.exec_driver_sql(text, (last, _BATCHES_PER_STEP))).all()
+        if not rows:
+            break
+        last = rows[-1].id
+        for row in rows:
+            for app_id, batch in CallBatch(_decode_calls(row.calls)).by_app():
+                await _add_batch(connection, app_id, batch)
+    await connection.exec_driver_sql("DROP TABLE old_batches")
