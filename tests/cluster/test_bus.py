@@ -263,6 +263,21 @@ async def test_event_beyond_the_apps_cap_is_sent_and_counted(link, keys, pushes)
     assert bus.unkept == 1
 
 
+async def test_history_that_falls_beyond_the_cap_does_not_come_back_with_a_later_epoch(link, keys):
+    bus = Bus(link, keys)
+    other = next(f"a{n}" for n in range(10_000) if shard("7", f"a{n}") == shard("7", "a"))
+    one, two = (keeping(rule("a", prefix=True), max_history_channels=cap) for cap in (1, 64))
+    await bus.publish_all(two, [Outgoing("a", "e", "old")])
+    # As when its last message is about to expire: the channel doesn't count any more, its messages are still there.
+    await link.ask(b"ZREM", keys.histories(shard("7", "a"), "7"), b"a")
+    await link.ask(b"HDEL", keys.history_meta("7", "a"), b"x")
+    await bus.publish_all(one, [Outgoing(other, "e", "1"), Outgoing("a", "e", "not stored")])
+    assert bus.unkept == 1
+    assert await link.ask(b"EXISTS", keys.history("7", "a"), keys.history_meta("7", "a")) == 0
+    await bus.publish_all(two, [Outgoing("a", "e", "new")])
+    assert await link.ask(b"XLEN", keys.history("7", "a")) == 1
+
+
 async def test_clients_event_is_kept_only_if_the_rule_says_so(link, keys, pushes, wait_until):
     bus = Bus(link, keys)
     for wanted in (False, True):

@@ -11,6 +11,8 @@ from redpoll.cluster.redis_check import examine
 @pytest.fixture
 def admin(own_redis):
     with redis_py.Redis(unix_socket_path=own_redis.path) as client:
+        # As the embedded Redis has it (embedded.py).
+        client.config_set("client-output-buffer-limit", "pubsub 256mb 64mb 60")
         yield client
 
 
@@ -35,6 +37,19 @@ async def test_a_redis_that_evicts_is_warned_of(own_redis, admin):
     assert not faults
     assert "allkeys-lru" in warnings[0]
     assert "noeviction" in warnings[0]
+    await link.close()
+
+
+@pytest.mark.parametrize(
+    ("limit", "suffices"),
+    [("32mb 8mb 60", False), ("256mb 8mb 60", False), ("0 0 0", True), ("1gb 0 0", True), ("256mb 64mb 60", True)],
+)
+async def test_small_output_buffers_of_subscribed_connections_are_warned_of(own_redis, admin, limit, suffices):
+    admin.config_set("client-output-buffer-limit", f"pubsub {limit}")
+    link = await linked(own_redis.url)
+    faults, warnings = await examine(link, Keys())
+    assert (faults, len(warnings)) == ([], 0 if suffices else 1)
+    assert suffices or "pubsub 256mb 64mb 60" in warnings[0]
     await link.close()
 
 

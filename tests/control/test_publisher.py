@@ -157,6 +157,22 @@ async def test_gate_opens_after_its_time_limit_without_all_workers(publisher, bu
     await wait_until(lambda: it.open)
 
 
+async def test_publishes_are_unavailable_until_a_worker_that_hangs_is_killed(publisher, bus, wait_until):
+    """The gate opened after 2 s, and events that reached no client were answered with 200."""
+    alive = [1, 2]
+    it = Publisher(bus, None, lambda: len(alive), confirm_s=0.02)
+    bus.listening = 1
+    it.link_up()
+    await wait_until(lambda: bus.asked > 3)
+    assert it._gate_s > 30
+    with pytest.raises(Unavailable, match="not all workers"):
+        await it.publish_all(APP, [Outgoing("c", "e", "d")], "t")
+    assert bus.sent == []
+    alive.pop()
+    await wait_until(lambda: it.open)
+    it.close()
+
+
 async def test_publish_at_a_closed_gate_is_unavailable_within_the_limit(publisher, bus):
     it = publisher(confirm_s=0.02)
     with pytest.raises(Unavailable):

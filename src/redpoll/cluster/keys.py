@@ -78,7 +78,7 @@ TABLE: Final = (
         "stamp-0 → p offset before, d envelope tail",
         "rule's seconds",
         "publish",
-        "clear, expiry",
+        "clear, expiry, publish beyond the cap",
     ),
     Key(
         "{T}:hm:A:C",

@@ -1,8 +1,9 @@
 """Publishes accepted events to Redis and waits for their confirmation.
 
 Each publish waits for Redis' answer, at most `confirm_s`; after that it is unconfirmed. After a reconnect to Redis,
-nothing is published until the workers are subscribed again; otherwise an event answered with 200 could reach no client
-(cluster/README.md "Reconnecting"). Nothing is retried here: the publisher of the event does that.
+nothing is published until all workers are subscribed again; otherwise an event answered with 200 could reach no client
+(cluster/README.md "Reconnecting"). Callers get 503 meanwhile. Nothing is retried here: the publisher of the event does
+that.
 """
 
 from __future__ import annotations
@@ -13,14 +14,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+import structlog
+
 from redpoll.cluster.bus import Bus, Outgoing, Unavailable
 from redpoll.cluster.link import Link
 from redpoll.protocol.apps import App
 
 __all__ = ["Publisher"]
 
+log = structlog.get_logger(__name__)
+
 # The pause between two checks whether the workers are subscribed again.
 _CHECK_EVERY_S: Final = 0.02
+# A worker that hangs is killed by the supervisor within this time, and then isn't waited for.
+_MAX_CLOSED_S: Final = 40.0
 
 
 # Takes None, or why the events are not confirmed.
@@ -65,7 +72,8 @@ class Publisher:
     """Publishes over `bus` while the gate is open. `workers()` returns the number of workers that are alive.
 
     `confirm_s` is the time limit for gate and confirmation together, less than the 2 s within which a caller gets an
-    answer. The gate opens at the latest `gate_s` after a reconnect. Call `link_up` and `link_down` when the connection
+    answer. The gate opens at the latest `gate_s` after a reconnect, so that one worker that never subscribes can't stop
+    the clients of all others. Call `link_up` and `link_down` when the connection
     to Redis changes.
     """
 
@@ -76,7 +84,7 @@ class Publisher:
         workers: Callable[[], int],
         *,
         confirm_s: float = 1.8,
-        gate_s: float = 2.0,
+        gate_s: float = _MAX_CLOSED_S,
     ) -> None:
         self.events_published = 0
         # By app id: events to publish, counted per channel.
@@ -114,9 +122,11 @@ class Publisher:
 
     async def _open_when_subscribed(self) -> None:
         deadline = self._loop.time() + self._gate_s
-        while self._loop.time() < deadline and await self._bus.workers_listening() < self._workers():
+        while (listening := await self._bus.workers_listening()) < (workers := self._workers()):
+            if self._loop.time() > deadline:
+                log.error("publishing without all workers", subscribed=listening, workers=workers)
+                break
             await asyncio.sleep(_CHECK_EVERY_S)
-        # Don't wait longer for a worker that isn't subscribed by now: its clients get no events anyway.
         self._opening = None
         self._open.set()
 
@@ -161,7 +171,7 @@ class Publisher:
                     await self._open.wait()
             except TimeoutError:
                 self.unconfirmed += len(items)
-                raise Unavailable("Redis isn't there, or the workers don't hear it yet") from None
+                raise Unavailable("Redis is disconnected, or not all workers are subscribed again") from None
         future: asyncio.Future[None] = self._loop.create_future()
         self.publish(app, items, trace, partial(_settle, future), once)
         await future

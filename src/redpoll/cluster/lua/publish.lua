@@ -84,7 +84,8 @@ end
 local offset = '0'
 if over_cap == 1 then
   -- This event is not stored. A client that recovers from an earlier offset would miss it unnoticed; so the epoch ends.
-  redis.call('DEL', hm)
+  -- The messages of that epoch go with it: otherwise a later epoch would begin with them.
+  redis.call('UNLINK', hm, h)
 elseif HISTORY then
   offset = id
   redis.call('XADD', h, 'MAXLEN', '=', ARGV[9], id .. '-0', 'p', prev, 'd', tail)
