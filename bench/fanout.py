@@ -1,10 +1,10 @@
 """Fan-out of one process: redpoll's engine, picows, and bare uvloop, each beside a bare C send() loop in the same run.
 
-`python bench/fanout.py [--engines redpoll picows uvloop] [--connections N] [--frame-bytes N] [--rounds N]`: real
-WebSocket connections get 1 and then 10 frames a tick; the loop (send_loop.c) writes the same bytes to the same
+`python bench/fanout.py [--engines redpoll transports picows uvloop] [--connections N] [--frame-bytes N] [--rounds N]`:
+real WebSocket connections get 1 and then 10 frames a tick; the loop (send_loop.c) writes the same bytes to the same
 sockets, ten frames joined beforehand. Both write, then the clients are read empty, off the clock. Ratio = time of the
 loop / the engine's time, a median of pairs, so that other load hits both. Goals of redpoll: 0.95 at one frame, 0.9 at
-ten; exit code 1 below.
+ten; exit code 1 below. `transports` is redpoll's engine on uvloop's transports instead of sockets of its own.
 
 picows and uvloop have no fan-out: their engine is a Python loop that calls `send_reuse_external_bytearray` (picows' own
 way to write a frame made once) or `transport.write` for every frame and connection. Not included: Redis, JSON, the
@@ -24,13 +24,16 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import uvloop
 from picows import WSListener, WSMsgType, WSTransport, ws_create_server
 
 from redpoll import _engine, _frame
 from redpoll._fanout import Audience, Flusher
+from redpoll._sockets import Poller
 from results import save
 
 FOLDER = Path(__file__).parent
@@ -56,13 +59,20 @@ def build_loop() -> ctypes.CDLL:
 
 
 class Connection(_engine.WebSocket):
-    __slots__ = ("fd",)
-
-    def connected(self) -> None:
-        self.fd = 0
+    __slots__ = ()
 
     def head_received(self, head: bytes) -> None:
         self.accept(_engine.parse_head(head).headers[b"sec-websocket-key"])
+
+
+class Server(NamedTuple):
+    address: tuple[str, int]
+    close: Callable[[], object]
+
+
+async def transport_server(make: Callable[[], asyncio.BaseProtocol]) -> Server:
+    server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0, backlog=4096)
+    return Server(server.sockets[0].getsockname(), server.close)
 
 
 def event_frames(payloads: list[bytes]) -> list[bytes]:
@@ -73,22 +83,30 @@ class Redpoll:
     """Our engine: an Audience, flushed once a tick."""
 
     def __init__(self) -> None:
-        self.flusher = Flusher(lambda: None)
+        self.flusher = Flusher(lambda: None, poller=Poller(asyncio.get_running_loop()))
         self.audience = Audience(self.flusher)
 
-    async def serve(self, made: list, server_fds: array.array) -> asyncio.Server:
-        flusher = self.flusher
-
-        class Served(Connection):
-            __slots__ = ()
-
-            def connection_made(self, transport: asyncio.Transport) -> None:
-                server_fds.append(transport.get_extra_info("socket").fileno())
-                super().connection_made(transport)
-                made.append(self)
-
+    async def serve(self, made: list, server_fds: array.array) -> Server:
+        """Accepts here instead of by a Listener, which doesn't say which descriptors it has."""
+        poller = self.flusher.poller
+        listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
         loop = asyncio.get_running_loop()
-        return await loop.create_server(lambda: Served(flusher, 65536), "127.0.0.1", 0, backlog=4096)
+
+        def accept() -> None:
+            accepted, _ = listening.accept()
+            accepted.setblocking(False)
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(self.flusher, 65536)
+            server_fds.append(accepted.fileno())
+            made.append(connection)
+            poller.adopt(accepted.detach(), connection)
+
+        def close() -> None:
+            loop.remove_reader(listening)
+            listening.close()
+
+        loop.add_reader(listening, accept)
+        return Server(listening.getsockname(), close)
 
     def is_open(self, connection: Connection) -> bool:
         return connection.state == _engine.OPEN
@@ -110,6 +128,27 @@ class Redpoll:
             pass
 
 
+class Transports(Redpoll):
+    """Our engine on uvloop's transports, as with TLS."""
+
+    def __init__(self) -> None:
+        self.flusher = Flusher(lambda: None)
+        self.audience = Audience(self.flusher)
+
+    async def serve(self, made: list, server_fds: array.array) -> Server:
+        flusher = self.flusher
+
+        class Served(Connection):
+            __slots__ = ()
+
+            def connection_made(self, transport: asyncio.Transport) -> None:
+                server_fds.append(transport.get_extra_info("socket").fileno())
+                super().connection_made(transport)
+                made.append(self)
+
+        return await transport_server(lambda: Served(flusher, 65536))
+
+
 class Picows:
     """picows as its documentation has a server: a listener for each connection, and a loop over them."""
 
@@ -119,13 +158,14 @@ class Picows:
     def __init__(self) -> None:
         self.transports: list[WSTransport] = []
 
-    async def serve(self, made: list, server_fds: array.array) -> asyncio.Server:
+    async def serve(self, made: list, server_fds: array.array) -> Server:
         class Served(WSListener):
             def on_ws_connected(self, transport: WSTransport) -> None:
                 server_fds.append(transport.underlying_transport.get_extra_info("socket").fileno())
                 made.append(transport)
 
-        return await ws_create_server(lambda request: Served(), "127.0.0.1", 0, backlog=4096)
+        server = await ws_create_server(lambda request: Served(), "127.0.0.1", 0, backlog=4096)
+        return Server(server.sockets[0].getsockname(), server.close)
 
     def is_open(self, connection: WSTransport) -> bool:
         return True
@@ -151,7 +191,7 @@ class Uvloop:
     def __init__(self) -> None:
         self.writes: list = []
 
-    async def serve(self, made: list, server_fds: array.array) -> asyncio.Server:
+    async def serve(self, made: list, server_fds: array.array) -> Server:
         class Served(asyncio.Protocol):
             def connection_made(self, transport: asyncio.Transport) -> None:
                 self.transport = transport
@@ -161,8 +201,7 @@ class Uvloop:
                 self.transport.write(b"HTTP/1.1 101 \r\n\r\n")
                 made.append(self.transport)
 
-        loop = asyncio.get_running_loop()
-        return await loop.create_server(Served, "127.0.0.1", 0, backlog=4096)
+        return await transport_server(Served)
 
     def is_open(self, connection: asyncio.Transport) -> bool:
         return True
@@ -179,7 +218,7 @@ class Uvloop:
                 write(frame)
 
 
-ENGINES = {"redpoll": Redpoll, "picows": Picows, "uvloop": Uvloop}
+ENGINES = {"redpoll": Redpoll, "transports": Transports, "picows": Picows, "uvloop": Uvloop}
 
 
 class Bench:
@@ -195,9 +234,8 @@ class Bench:
         made: list = []
         server_fds = array.array("i")
         server = await self.engine.serve(made, server_fds)
-        address = server.sockets[0].getsockname()
         for _ in range(self.count):
-            client = socket.create_connection(address)
+            client = socket.create_connection(server.address)
             client.sendall(HEAD)
             self.clients.append(client)
             while len(self.clients) - len(made) > 100:

@@ -1,4 +1,4 @@
-"""The frame encoder beside json.dumps: `pytest bench/frames.py`.
+"""The frame encoder beside json.dumps: `python bench/frames.py [--json FILE]`, or `pytest bench/frames.py`.
 
 Each group is one event; the line to look at is the ratio within a group. The encoder is 0.3 µs of a delivery
 whose send(2) is 5 µs, so a change here shows in nothing else.
@@ -6,8 +6,11 @@ whose send(2) is 5 µs, so a change here shows in nothing else.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -48,3 +51,29 @@ def test_frame_of_an_envelope(benchmark, name):
     payload = b"e 0 0 123.456 0123456789abcdef0123456789abcdef 9 11\n" + USER + b"new-message" + data
     frame, _, _ = benchmark(_frame.frame_of, payload, CHANNEL)
     assert frame == _slow_encoder()(b"new-message", CHANNEL, data, USER)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="the frame encoder beside json.dumps")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args()
+    from results import save
+
+    with tempfile.TemporaryDirectory() as folder:
+        measured = Path(folder) / "measured.json"
+        status = pytest.main(["-q", "-p", "no:cacheprovider", f"--benchmark-json={measured}", __file__])
+        if status:
+            sys.exit(status)
+        figures: dict[str, dict[str, float]] = {}
+        for one in json.loads(measured.read_text())["benchmarks"]:
+            encoder = one["params"].get("encoder")
+            kind = "envelope_us" if encoder is None else f"{one['param'].partition('-')[0]}_us"
+            figures.setdefault(one["group"].replace("_", " ").replace("kib", "KiB"), {})[kind] = round(
+                one["stats"]["median"] * 1e6, 3
+            )
+    if options.json is not None:
+        save(options.json, "frames", figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,6 +13,7 @@ import argparse
 import ctypes
 import hashlib
 import importlib.util
+import json
 import mmap
 import os
 import random
@@ -22,6 +23,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+
+from results import save
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "build" / "fuzz"
@@ -67,17 +70,20 @@ def build() -> dict[str, str]:
     }
 
 
-def supervise(seconds: float, seed: int) -> int:
+def supervise(seconds: float, seed: int, result: Path | None) -> int:
     environment = build()
     for folder in (CORPUS, FINDINGS):
         folder.mkdir(exist_ok=True)
     command = [sys.executable, __file__, "--child", "--seconds", str(seconds), "--seed", str(seed)]
+    (FOLDER / "figures.json").unlink(missing_ok=True)
     status = subprocess.run(command, env=environment).returncode
     if status not in (0, 1):
         # It died in the middle of an input: that is the finding.
         size, _, data = (FOLDER / "current").read_bytes().partition(b"\n")
         keep(FINDINGS, data[: int(size)])
         print(f"FAILED: the process ended with {status}; the input is in {FINDINGS}")
+    elif status == 0 and result is not None:
+        save(result, "fuzz", json.loads((FOLDER / "figures.json").read_text()))
     return 1 if status else 0
 
 
@@ -293,6 +299,8 @@ def fuzz(seconds: float, seed: int) -> int:
             if inputs % 100_000 == 0:
                 print(f"{ran_s:6.0f} s: {inputs} inputs, {reached} edges, {len(corpus)} kept", flush=True)
     print(f"{inputs} inputs in {seconds:g} s, {reached} edges, {sum(kept.values())} new in the corpus, no finding")
+    figures = {"seconds": seconds, "inputs": inputs, "edges": reached, "findings": 0}
+    (FOLDER / "figures.json").write_text(json.dumps(figures))
     return 0
 
 
@@ -300,9 +308,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="fuzz the extensions under sanitizers")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    sys.exit((fuzz if arguments.child else supervise)(arguments.seconds, arguments.seed))
+    if arguments.child:
+        sys.exit(fuzz(arguments.seconds, arguments.seed))
+    sys.exit(supervise(arguments.seconds, arguments.seed, arguments.json))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ _REGION = re.compile(r"(<!-- figures: ([a-z-]+) -->\n)(.*?)(<!-- end -->)", re.D
 
 Result = dict[str, Any]
 Summary = Callable[[dict[str, Any]], str]
+# Servers of swarm that show what swarm itself costs.
+_REFERENCES = {"bare C server"}
 
 
 def read_results() -> dict[str, Result]:
@@ -60,6 +62,7 @@ def main_figures(results: dict[str, Result]) -> str:
     hook = webhooks["latency_ms"]
     p50, p99 = max(row["p50"] for row in hook.values()), max(row["p99"] for row in hook.values())
     picows = figures["fanout"].get("picows")
+    busy = publish[max(publish, key=int)]
     recovery = figures["recovery"]
     rows = [
         [
@@ -79,18 +82,19 @@ def main_figures(results: dict[str, Result]) -> str:
             "0.95, 0.9",
         ],
         [
-            "signed publishes over HTTP on one core, keep-alive, each with its row in the event log",
-            f"{rounded(publish['per_s'])} requests/s; {rounded(tracing['full']['without_per_s'])} without the log; "
-            f"aiohttp's server with an empty handler {rounded(publish['empty_per_s'])}",
+            f"signed publishes over HTTP on one core by {max(publish, key=int)} keep-alive connections, "
+            "each with its row in the event log",
+            f"{rounded(busy['per_s'])} requests/s; a bare C server that answers `{{}}` "
+            f"{rounded(busy['reference_per_s'])}",
             "20,000/s",
         ],
         [
-            f"the same at {tracing['rate']:,} calls/s: processor time with the event log and trace",
+            f"publishes at {tracing['rate']:,} calls/s: processor time with the event log and trace",
             f"{tracing['paced']['processor_ratio']:.2f} × that without",
             "1.1",
         ],
         [
-            "the same into channels that keep history",
+            "publishes into channels that keep history",
             f"{rounded(history['kept_per_s'])} requests/s, {history['ratio']:.2f} × that of others; "
             f"{history['redis_bytes']} B of Redis for each message of 130 B",
             "none",
@@ -152,6 +156,7 @@ def engines(results: dict[str, Result]) -> str:
     suites = {"redpoll": results.get("autobahn"), "picows": results.get("autobahn-picows")}
     names = {
         "redpoll": "redpoll's engine",
+        "transports": "redpoll's engine on uvloop's transport, as with TLS",
         "picows": "picows, its defaults",
         "picows-small": "picows, 2 kB read buffer on uvloop's transport",
         "uvloop": "uvloop's transport, no WebSocket",
@@ -173,6 +178,54 @@ def engines(results: dict[str, Result]) -> str:
         )
     heads = ["engine", "memory of an idle connection", "1 frame a tick (× C loop)", "10 frames a tick"]
     return table([*heads, "Autobahn: failed"], rows)
+
+
+def load_rows(results: dict[str, Result]) -> list[list[str]]:
+    """The heads and rows of a table of what swarm, storm, Locust and k6 found, with a column for each server."""
+    columns: dict[str, dict[str, str]] = {}
+    for result in results.values():
+        figures = result["figures"]
+        for load, text in _loads(result["bench"], figures).items():
+            columns.setdefault(figures["server"], {})[load] = text
+    loads = list(dict.fromkeys(load for found in columns.values() for load in found))
+    return [
+        ["load", *columns],
+        *([load, *(found.get(load, "–") for found in columns.values())] for load in loads),
+    ]
+
+
+def _loads(bench: str, figures: dict[str, Any]) -> dict[str, str]:
+    """What a cell says for each load of a result; nothing for results of other benches."""
+    if bench == "swarm" and figures["server"] not in _REFERENCES and figures["connections"] <= 1000:
+        return {f"swarm, {figures['profile']}, {figures['connections']:,} connections": _swarm_server(figures)}
+    if bench == "storm":
+        return {f"storm, {figures['connections']:,} connections": _storm_server(figures)}
+    if bench == "locust":
+        parts = [f"{name} {_p50_p99(row)}" for name, row in figures.items() if isinstance(row, dict)]
+        requests = sum(row["requests"] for row in figures.values() if isinstance(row, dict))
+        failures = sum(row["failures"] for row in figures.values() if isinstance(row, dict))
+        return {"Locust": "; ".join([*parts, f"{failures} of {requests:,} failed", *_used(figures)])}
+    if bench == "k6":
+        return {
+            f"k6, {script}": "; ".join(
+                [
+                    *(f"{name} {_p50_p99(row)}" for name, row in found.items() if isinstance(row, dict)),
+                    f"{found['events']:,} events" if found["events"] else "",
+                    f"thresholds missed: {found['missed']}",
+                ]
+            ).replace("; ;", ";")
+            for script, found in figures.items()
+            if isinstance(found, dict)
+        }
+    return {}
+
+
+def _p50_p99(row: dict[str, float]) -> str:
+    return f"p50 {row['p50_ms']:g}, p99 {row['p99_ms']:g} ms"
+
+
+def _used(figures: dict[str, Any]) -> list[str]:
+    return [f"server {figures['server_cpu_s']:g} s of processor time"] if "server_cpu_s" in figures else []
 
 
 def _end_to_end(figures: dict[str, Any]) -> str:
@@ -198,30 +251,41 @@ def _fanout(figures: dict[str, Any]) -> str:
     )
 
 
-def _swarm(figures: dict[str, Any]) -> str:
+def _swarm_server(figures: dict[str, Any]) -> str:
+    """What a run of swarm says about the server."""
     text = (
-        f"{figures['server']}: {figures['connections']:,} connections at {figures['connected_per_s']:,.0f}/s, "
-        f"{figures['failed']} failed; {figures['server_bytes_per_connection']:,} B and "
-        f"{figures['server_us_per_connection']:,.0f} µs of the server each"
+        f"{figures['connected_per_s']:,.0f} connections/s, {figures['failed']} failed; "
+        f"{figures['server_bytes_per_connection']:,} B and {figures['server_us_per_connection']:,.0f} µs each"
     )
     if "events" in figures:
         latency = figures["latency"]
         text += (
             f"; {figures['events_per_s']:,.0f} events/s, {figures['lost_events']} lost, "
-            f"{figures['overtaken']} overtaken, "
-            f"p50 {latency['p50_ms']}, p99 {latency['p99_ms']}, p99.9 {latency['p999_ms']} ms"
+            f"{figures['overtaken']} overtaken, {figures['server_us_per_event']} µs each; "
+            f"p50 {latency['p50_ms']:g}, p99 {latency['p99_ms']:g}, p99.9 {latency['p999_ms']:g} ms"
         )
+    return text
+
+
+def _swarm(figures: dict[str, Any]) -> str:
     own = f"{figures['swarm_us_per_connection']:,.0f} µs and {figures['swarm_bytes_per_connection']:,} B a connection"
-    return f"{text}; swarm itself: {own}, {figures.get('swarm_us_per_event', '–')} µs an event"
+    return (
+        f"{figures['server']}: {figures['connections']:,} connections at {_swarm_server(figures)}; "
+        f"swarm itself: {own}, {figures.get('swarm_us_per_event', '–')} µs an event"
+    )
+
+
+def _storm_server(figures: dict[str, Any]) -> str:
+    back = figures["back"]
+    return (
+        f"cut {figures['storms']} times; back after p50 {back['p50_ms']:,.0f}, p99 {back['p99_ms']:,.0f}, "
+        f"at most {back['max_ms']:,.0f} ms (worst storm), {figures['failed_attempts']} failed attempts, "
+        f"{figures['server_us_per_connection']:,.0f} µs of the server each"
+    )
 
 
 def _storm(figures: dict[str, Any]) -> str:
-    back = figures["back"]
-    return (
-        f"{figures['server']}: {figures['connections']:,} cut {figures['storms']} times; back after "
-        f"p50 {back['p50_ms']:,.0f}, p99 {back['p99_ms']:,.0f}, at most {back['max_ms']:,.0f} ms (worst storm), "
-        f"{figures['failed_attempts']} failed attempts"
-    )
+    return f"{figures['server']}: {figures['connections']:,} connections {_storm_server(figures)}"
 
 
 def _plain(figures: dict[str, Any]) -> str:
@@ -242,13 +306,25 @@ def _peers(figures: dict[str, Any]) -> str:
     return "redpoll, Centrifugo and soketi side by side: the first table of README.md"
 
 
+def _tools(figures: dict[str, Any]) -> str:
+    return f"{figures['server']}: the table above"
+
+
 _SUMMARIES: dict[str, Summary] = {
     "peers": _peers,
     "end_to_end": _end_to_end,
     "fanout": _fanout,
     "swarm": _swarm,
     "storm": _storm,
+    "locust": _tools,
+    "k6": _tools,
 }
+
+
+def load(results: dict[str, Result]) -> str:
+    """What swarm, storm, Locust and k6 found, server beside server."""
+    heads, *rows = load_rows(results)
+    return table(heads, rows)
 
 
 def seen(results: dict[str, Result]) -> str:
@@ -277,6 +353,7 @@ TABLES: dict[str, Callable[[dict[str, Result]], str]] = {
     "main": main_figures,
     "peers": peers,
     "engines": engines,
+    "load": load,
     "seen": seen,
     "machines": machines,
 }

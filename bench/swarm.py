@@ -597,6 +597,7 @@ def prepare(options: argparse.Namespace, stack: contextlib.ExitStack) -> Plan:
         sys.exit(2)
     if options.dry_run:
         sys.exit(0)
+    options.given = bool(options.url)
     if not options.url:
         options.url = stack.enter_context(redpoll(options.workers))
         options.name = f"redpoll, {options.workers} worker(s)" if options.name == "server" else options.name
@@ -605,7 +606,10 @@ def prepare(options: argparse.Namespace, stack: contextlib.ExitStack) -> Plan:
 
 def public_command(options: argparse.Namespace) -> str:
     """The command as it can be repeated, without the URL's secret."""
-    return command_line().replace(options.url, "$PUSHER_URL")
+    command = command_line()
+    if options.url in command:
+        return command.replace(options.url, "$PUSHER_URL")
+    return f"PUSHER_URL=… {command}" if options.given else command
 
 
 def main() -> None:
