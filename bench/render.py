@@ -206,18 +206,15 @@ def _loads(bench: str, figures: dict[str, Any]) -> dict[str, str]:
         failures = sum(row["failures"] for row in figures.values() if isinstance(row, dict))
         return {"Locust": "; ".join([*parts, f"{failures} of {requests:,} failed", *_used(figures)])}
     if bench == "k6":
-        return {
-            f"k6, {script}": "; ".join(
-                [
-                    *(f"{name} {_p50_p99(row)}" for name, row in found.items() if isinstance(row, dict)),
-                    f"{found['events']:,} events" if found["events"] else "",
-                    f"thresholds missed: {found['missed']}",
-                ]
-            ).replace("; ;", ";")
-            for script, found in figures.items()
-            if isinstance(found, dict)
-        }
+        return {f"k6, {script}": _k6_script(row) for script, row in figures.items() if isinstance(row, dict)}
     return {}
+
+
+def _k6_script(figures: dict[str, Any]) -> str:
+    parts = [f"{name} {_p50_p99(row)}" for name, row in figures.items() if isinstance(row, dict)]
+    if figures["events"]:
+        parts.append(f"{figures['events']:,} events")
+    return "; ".join([*parts, f"thresholds missed: {figures['missed']}"])
 
 
 def _p50_p99(row: dict[str, float]) -> str:
@@ -327,6 +324,37 @@ def load(results: dict[str, Result]) -> str:
     return table(heads, rows)
 
 
+def most(results: dict[str, Result]) -> str:
+    """The runs of swarm with the most connections."""
+    rows = []
+    for result in results.values():
+        figures = result["figures"]
+        if result["bench"] == "swarm" and not _loads("swarm", figures) and figures["server"] not in _REFERENCES:
+            latency = figures["latency"]
+            rows.append(
+                [
+                    figures["server"],
+                    f"{figures['connections']:,} at {figures['connected_per_s']:,.0f}/s, {figures['failed']} failed",
+                    f"{figures['server_bytes_per_connection']:,} B",
+                    f"{figures['server_us_per_connection']:,.0f} µs",
+                    f"{figures['published']:,} published, {figures['lost_events']} lost, "
+                    f"{figures['overtaken']} overtaken",
+                    f"p50 {latency['p50_ms']:g}, p99 {latency['p99_ms']:g}, p99.9 {latency['p999_ms']:g} ms",
+                ]
+            )
+    return table(["server", "connections", "memory each", "processor time each", "events", "latency"], rows)
+
+
+def own_cost(results: dict[str, Result]) -> str:
+    """What swarm itself costs: its run against the bare server, which takes what it is sent as fast as a server can."""
+    figures = results["swarm-own-cost"]["figures"]
+    return (
+        f"swarm itself takes {figures['swarm_us_per_connection']:,.0f} µs of processor time and "
+        f"{figures['swarm_bytes_per_connection']:,} B for a connection, and {figures['swarm_us_per_event']:g} µs "
+        f"for an event ({figures['connections']:,} connections, {figures['events']:,} events).\n"
+    )
+
+
 def seen(results: dict[str, Result]) -> str:
     """Every result: command, date, commit, figures."""
     rows = []
@@ -354,6 +382,8 @@ TABLES: dict[str, Callable[[dict[str, Result]], str]] = {
     "peers": peers,
     "engines": engines,
     "load": load,
+    "most": most,
+    "own-cost": own_cost,
     "seen": seen,
     "machines": machines,
 }
