@@ -69,7 +69,7 @@ def main() -> None:
             encoder = one["params"].get("encoder")
             kind = "envelope_us" if encoder is None else f"{one['param'].partition('-')[0]}_us"
             figures.setdefault(one["group"].replace("_", " ").replace("kib", "KiB"), {})[kind] = round(
-                one["stats"]["median"] * 1e6, 3
+                one["stats"]["min"] * 1e6, 3
             )
     if options.json is not None:
         save(options.json, "frames", figures)

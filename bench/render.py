@@ -86,7 +86,7 @@ def main_figures(results: dict[str, Result]) -> str:
             "each with its row in the event log",
             f"{rounded(busy['per_s'])} requests/s; a bare C server that answers `{{}}` "
             f"{rounded(busy['reference_per_s'])}",
-            "20,000/s",
+            "goal 30,000/s",
         ],
         [
             f"publishes at {tracing['rate']:,} calls/s: processor time with the event log and trace",
@@ -187,10 +187,12 @@ def load_rows(results: dict[str, Result]) -> list[list[str]]:
         figures = result["figures"]
         for load, text in _loads(result["bench"], figures).items():
             columns.setdefault(figures["server"], {})[load] = text
-    loads = list(dict.fromkeys(load for found in columns.values() for load in found))
+    loads = dict.fromkeys(load for found in columns.values() for load in found)
+    tools = ["swarm", "storm", "Locust", "k6"]
+    ordered = sorted(loads, key=lambda load: tools.index(load.partition(",")[0]))
     return [
         ["load", *columns],
-        *([load, *(found.get(load, "–") for found in columns.values())] for load in loads),
+        *([load, *(found.get(load, "–") for found in columns.values())] for load in ordered),
     ]
 
 
@@ -201,9 +203,10 @@ def _loads(bench: str, figures: dict[str, Any]) -> dict[str, str]:
     if bench == "storm":
         return {f"storm, {figures['connections']:,} connections": _storm_server(figures)}
     if bench == "locust":
-        parts = [f"{name} {_p50_p99(row)}" for name, row in figures.items() if isinstance(row, dict)]
-        requests = sum(row["requests"] for row in figures.values() if isinstance(row, dict))
-        failures = sum(row["failures"] for row in figures.values() if isinstance(row, dict))
+        rows = {name: row for name, row in sorted(figures.items()) if isinstance(row, dict)}
+        parts = [f"{name} {_p50_p99(row)}" for name, row in rows.items()]
+        requests = sum(row["requests"] for row in rows.values())
+        failures = sum(row["failures"] for row in rows.values())
         return {"Locust": "; ".join([*parts, f"{failures} of {requests:,} failed", *_used(figures)])}
     if bench == "k6":
         return {f"k6, {script}": _k6_script(row) for script, row in figures.items() if isinstance(row, dict)}
@@ -251,14 +254,14 @@ def _fanout(figures: dict[str, Any]) -> str:
 def _swarm_server(figures: dict[str, Any]) -> str:
     """What a run of swarm says about the server."""
     text = (
-        f"{figures['connected_per_s']:,.0f} connections/s, {figures['failed']} failed; "
-        f"{figures['server_bytes_per_connection']:,} B and {figures['server_us_per_connection']:,.0f} µs each"
+        f"{figures['connected_per_s']:,.0f} connections/s, {figures['failed']} failed, "
+        f"{figures['server_us_per_connection']:,.0f} µs of the server each"
     )
     if "events" in figures:
         latency = figures["latency"]
         text += (
             f"; {figures['events_per_s']:,.0f} events/s, {figures['lost_events']} lost, "
-            f"{figures['overtaken']} overtaken, {figures['server_us_per_event']} µs each; "
+            f"{figures['overtaken']} overtaken, {figures['server_us_per_event']:.1f} µs each; "
             f"p50 {latency['p50_ms']:g}, p99 {latency['p99_ms']:g}, p99.9 {latency['p999_ms']:g} ms"
         )
     return text

@@ -624,6 +624,7 @@ def main() -> None:
             options.name = "bare C server"
             options.publish = options.publish or 20.0
         plan = prepare(options, stack)
+        options.given = options.given and not options.own_cost
         figures, samples = uvloop.run(measure(options, plan))
     title = f"{options.name}: {options.connections:,} connections, {options.profile}"
     print_figures(Console(), title, figures)
