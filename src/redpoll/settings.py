@@ -244,6 +244,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             max_length=20,
         ),
     ] = (10.0, 60.0, 300.0)
+    webhook_max_dead_letters: Annotated[
+        int,
+        _about(
+            "Maximum number of dead letters of an endpoint. Beyond it the oldest are deleted, because clients "
+            "can cause events without end by subscribing and leaving. A dead letter takes about 1 to 5 kB.",
+            ge=100,
+            le=10_000_000,
+        ),
+    ] = 10_000
     webhook_debounce_s: Annotated[
         float,
         _about(

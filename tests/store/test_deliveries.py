@@ -225,3 +225,14 @@ async def test_old_and_excess_deliveries_are_removed_but_not_unfinished_ones(con
     assert await left() == ["d6", "other", "d7", "d5"]
     assert await rows.attempts_at(connection, numbers["d3"]) == []
     assert len(await rows.attempts_at(connection, numbers["d5"])) == 1
+
+
+async def test_oldest_dead_letters_are_removed_but_not_recent_ones(connection):
+    numbers = await put(connection, *(row(f"d{number}") for number in range(8)), row("other", "e2"))
+    failed = [result(numbers[f"d{number}"], "failed", 20.0 + number) for number in range(6)]
+    await rows.put_results(connection, [*failed, result(numbers["other"], "failed", 1.0)])
+    assert await rows.remove_dead_letters(connection, "e1", 2, 99.0) == 2
+    assert await rows.remove_dead_letters(connection, "e1", 9, 23.0) == 2
+    left = await rows.find(connection, ("e1", "e2"), rows.STATES, 99)
+    assert {delivery.id for delivery in left} == {"d4", "d5", "d6", "d7", "other"}
+    assert await rows.attempts_at(connection, numbers["d0"]) == []

@@ -112,6 +112,10 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
         _family("webhook_attempts_running", "Webhook attempts that are running."),
         _family("webhook_failed_total", "Webhook deliveries that became dead letters."),
         _family("webhook_dead_letters", "Dead letters that wait for the operator."),
+        _family(
+            "webhook_dead_letters_removed_total",
+            "Dead letters removed because their endpoint had more than webhook_max_dead_letters.",
+        ),
         _family("webhook_endpoints_failing", "Webhooks whose attempts have all failed for at least 5 minutes."),
         *(
             (f"webhook_attempts_{outcome}_total", Family("redpoll_webhook_attempts_total", _ATTEMPTS, outcome))

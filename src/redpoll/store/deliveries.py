@@ -2,7 +2,7 @@
 
     waiting ──2xx──────────────────────────> delivered ┐
        ↑ │ └─the last failure──> failed ──discard──> discarded ┴─> removed when old
-       └─┴──a failure; retry──────┘
+       └─┴──a failure; retry──────┘  └──one too many──> removed
 
 Every update checks the state that it starts from, so a late update changes nothing. A failed delivery is a dead letter.
 If the operator retries it, it waits again, and `cycle_from` counts the attempts before.
@@ -38,6 +38,7 @@ __all__ = [
     "next_due",
     "numbers",
     "put_results",
+    "remove_dead_letters",
     "remove_finished",
     "retry",
 ]
@@ -357,3 +358,12 @@ async def remove_finished(
         statement = sa.delete(deliveries).where(deliveries.c.number.in_(old.scalar_subquery()))
         removed += (await connection.execute(statement)).rowcount
     return removed
+
+
+async def remove_dead_letters(connection: AsyncConnection, endpoint_id: str, excess: int, before: float) -> int:
+    """Removes the endpoint's `excess` oldest dead letters, but none that failed after `before`, and at most BATCH.
+    Returns the number."""
+    which = (deliveries.c.endpoint_id == endpoint_id) & (deliveries.c.state == "failed") & (deliveries.c.at <= before)
+    oldest = sa.select(deliveries.c.number).where(which).order_by(deliveries.c.at).limit(min(excess, BATCH))
+    statement = sa.delete(deliveries).where(deliveries.c.number.in_(oldest.scalar_subquery()))
+    return (await connection.execute(statement)).rowcount

@@ -298,6 +298,24 @@ async def test_old_deliveries_are_removed_and_a_deleted_endpoint_with_its_last_o
         await webhooks.deliveries(APP, endpoint_id=endpoint.id)
 
 
+async def test_oldest_dead_letters_of_an_endpoint_are_removed_and_counted(make_webhooks, receiver, clock):
+    """A client that joins and leaves at a failing endpoint made dead letters without end."""
+    receiver.answer = status(500)
+    box = Box()
+    webhooks = await make_webhooks(box, webhook_retry_after_s=(), webhook_max_dead_letters=3)
+    endpoint = await webhooks.endpoints.create(APP, receiver.url)
+    for number in range(1, 6):
+        box.put(transition(channel=f"c{number}"))
+        await seen(webhooks, "failed", number)
+        clock.advance(1)
+    clock.advance(61)
+    await webhooks._tidy()
+    assert {delivery.channel for delivery in await seen(webhooks, "failed", 3)} == {"c3", "c4", "c5"}
+    assert webhooks.counters()["webhook_dead_letters_removed_total"] == 2
+    await webhooks._tidy()
+    assert (await webhooks.depths(APP))[endpoint.id].failed == 3
+
+
 async def test_next_process_completes_an_interrupted_deletion(make_webhooks, receiver, monkeypatch):
     async def killed(_endpoint_id):
         raise asyncio.CancelledError

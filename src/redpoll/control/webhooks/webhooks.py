@@ -84,6 +84,7 @@ class Webhooks:
         self._schedule: Schedule | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._depths: Mapping[str, Depth] = {}
+        self._dead_letters_removed = 0
 
     async def load(self) -> None:
         """Reads the endpoints and sets the hook masks of the apps. Call it after `Records.load`."""
@@ -140,6 +141,7 @@ class Webhooks:
             "webhook_deliveries_waiting": sum(depth.waiting for depth in depths),
             "webhook_oldest_seconds": max(0.0, self._clock() - min(oldest)) if oldest else 0.0,
             "webhook_dead_letters": sum(depth.failed for depth in depths),
+            "webhook_dead_letters_removed_total": self._dead_letters_removed,
             "webhook_failed_total": self._schedule.failed_total,
             "webhook_attempts_running": self._schedule.running,
             "webhook_endpoints_failing": sum(1 for endpoint in self.endpoints.every() if self.failing_since(endpoint)),
@@ -290,6 +292,7 @@ class Webhooks:
         now_s = self._clock()
         before = min(now_s - _KEEP_ALL_S, self._intake.forgotten_before())
         await self._prune(now_s - _KEEP_S, before)
+        await self._limit_dead_letters(before)
         await self.endpoints.forget_deleted()
         self._schedule.forget(self.endpoints.known)
 
@@ -303,6 +306,22 @@ class Webhooks:
                     removed = await delivery_rows.remove_finished(
                         connection, endpoint_id, keep=_MAX_FINISHED, older_than=older_than, before=before
                     )
+
+    async def _limit_dead_letters(self, before: float) -> None:
+        """Clients can cause deliveries without end, by joining and leaving, so dead letters need a bound."""
+        for endpoint_id, depth in self._depths.items():
+            excess = depth.failed - self._settings.webhook_max_dead_letters
+            total = 0
+            while excess > 0:
+                async with self._store.change() as connection:
+                    removed = await delivery_rows.remove_dead_letters(connection, endpoint_id, excess, before)
+                if not removed:
+                    break
+                excess -= removed
+                total += removed
+            if total:
+                self._dead_letters_removed += total
+                log.warning("oldest dead letters removed", endpoint=endpoint_id, count=total)
 
 
 def _example(endpoint: Endpoint, now_s: float) -> Transition:
