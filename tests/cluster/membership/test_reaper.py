@@ -112,6 +112,31 @@ async def test_killed_worker_is_reaped_when_the_supervisor_reports_it(reaper, st
     await wait_until(lambda: reaper.workers() == [a.registry.w])
 
 
+async def test_reap_of_many_channels_sends_few_calls_at_a_time(link, keys, start_worker, wait_until, truth):
+    """A reap made a task for each of 250,000 channels, all in one iteration of control's loop."""
+    b = await start_worker(2)
+    sockets = [b.join(f"room-{n}") for n in range(600)] + [b.join(f"presence-{n}", "u") for n in range(60)]
+    await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
+    await b.kill()
+    reaper = Reaper(link, keys, "r")
+    tasks, unanswered = [], []
+
+    async def watch() -> None:
+        while True:
+            tasks.append(len(asyncio.all_tasks()))
+            unanswered.append(link.unanswered)
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    before = len(asyncio.all_tasks())
+    await reaper.reap(b.registry.w)
+    watching.cancel()
+    # The 64 shards are fenced and buried at once.
+    assert max(tasks) - before <= 70
+    assert max(unanswered) <= 70
+    await truth.settled([])
+
+
 async def test_worker_that_stops_beating_is_reaped_only_when_the_supervisor_reports_it(
     reaper, start_worker, truth, wait_until
 ):
@@ -188,6 +213,14 @@ async def test_reap_that_broke_off_anywhere_is_finished_by_the_next(link, keys, 
         async def execute(self, *run):
             self.count()
             return await link.execute(*run)
+
+        def run(self, script, keys, args, done):
+            try:
+                self.count()
+            except LinkDown as error:
+                asyncio.get_running_loop().call_soon(done, error)
+            else:
+                link.run(script, keys, args, done)
 
     for after in (0, 1, 30, 65, 66, 67, 70, 75, 80, 95, 110, 140):
         with pytest.raises(LinkDown):
