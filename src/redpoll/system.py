@@ -57,8 +57,9 @@ def raise_file_limit() -> None:
     """Raises the soft limit of open files to the hard limit. Children inherit it, and it bounds a worker's
     connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    log.info("file limit raised", before=soft, now=hard)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        log.info("file limit raised", before=soft, now=hard)
 
 
 def has_terminal() -> bool:
