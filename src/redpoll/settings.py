@@ -269,8 +269,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     webhook_allow_addresses: Annotated[
         tuple[str, ...],
         _about(
-            "Private addresses and networks (`10.1.0.0/16`) that webhooks may be sent to. Other private addresses are "
-            "refused, so that people who create endpoints can't reach services in this machine's network."
+            "Private addresses and networks (`10.1.0.0/16`), and this machine's own addresses, that webhooks may be "
+            "sent to. Others are refused, so that people who create endpoints can't reach services on this machine or "
+            "in its network."
         ),
     ] = ()
     webhook_ca_file: Annotated[

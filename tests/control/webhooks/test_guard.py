@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from receiver import Receiver, status
-from redpoll.control.webhooks.guard import AddressRefused, Guard, literal_address, look_up
+from redpoll.control.webhooks.guard import AddressRefused, Guard, is_own, literal_address, look_up
 from redpoll.control.webhooks.outcomes import Outcome
 from redpoll.control.webhooks.sender import PinUnavailable, Sender, Target
 
@@ -111,6 +111,27 @@ BAD_URLS = [
     "https://example.com/" + "x" * 2048,
     "http://example.com/",
 ]
+
+
+def may_unshare(*namespaces: str) -> bool:
+    """Whether this user may create these namespaces. Root may, and on some kernels everybody."""
+    return subprocess.run(["unshare", *namespaces, "true"], capture_output=True, check=False).returncode == 0
+
+
+def run_unshared(folder: Path, script: str, namespace: str, before: str = ""):
+    """Runs a script in a new namespace, after the shell commands `before`. Returns the JSON that it prints."""
+    path = folder / "main.py"
+    path.write_text(f"TESTS = {str(Path(__file__).parents[2])!r}\n" + textwrap.dedent(script))
+    found = subprocess.run(
+        ["unshare", namespace, "sh", "-ec", f"{before} exec {sys.executable} {path}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert found.returncode == 0, found.stderr
+    return json.loads(found.stdout)
 
 
 @pytest.fixture
@@ -279,6 +300,55 @@ def test_refusal_is_an_oserror():
     assert str(AddressRefused("10.0.0.1", "10.0.0.1", "a private address")).startswith("10.0.0.1 is a private address;")
 
 
+# -- this machine's own public addresses
+
+OWN_ADDRESSES = """
+    import asyncio, json, subprocess, sys
+    sys.path.insert(0, TESTS)
+    import uvloop
+    from receiver import Receiver
+    from redpoll.control.webhooks.sender import Sender, Target
+
+    PUBLIC = {"93.184.215.14": "93.184.215.14", "2606:2800::1": "[2606:2800::1]"}
+    for command in ("link set lo up", *(f"address add {address} dev lo" for address in PUBLIC)):
+        subprocess.run(["ip", *command.split()], check=True)
+
+    async def main():
+        report = {}
+        for address, host in PUBLIC.items():
+            async with Receiver(host=address) as receiver:
+                for name, allowed in (("refused", []), ("allowed", [address])):
+                    async def resolve(host, address=address):
+                        return [address]
+                    sender = Sender(allow_http=True, allow_addresses=allowed, resolve=resolve)
+                    for url in (f"http://{host}:{receiver.port}/", f"http://own.example:{receiver.port}/"):
+                        attempt = await sender.attempt(Target(url), b"{}", {})
+                        report.setdefault(name, []).append([attempt.ok, attempt.reason])
+                    await sender.close()
+                report.setdefault("requests", []).append(len(receiver.requests))
+        print(json.dumps(report))
+
+    uvloop.run(main())
+"""
+
+
+@pytest.mark.skipif(not may_unshare("-n"), reason="no network namespace: its loopback gets public addresses")
+def test_public_address_of_this_machine_is_refused_unless_it_is_allowed(tmp_path):
+    report = run_unshared(tmp_path, OWN_ADDRESSES, "-n")
+    assert [ok for ok, _ in report["refused"]] == [False] * 4
+    assert [ok for ok, _ in report["allowed"]] == [True] * 4
+    for _, reason in report["refused"]:
+        assert "an address of this machine; deliveries go to public addresses only" in reason
+    # Only the allowed sender reached the receivers.
+    assert report["requests"] == [2, 2]
+
+
+def test_own_addresses_are_recognized():
+    assert is_own(ipaddress.ip_address("127.0.0.1"))
+    assert not is_own(ipaddress.ip_address(PUBLIC))
+    assert Guard(own=lambda address: str(address) == PUBLIC).fault(PUBLIC) == "an address of this machine"
+
+
 # -- names
 
 
@@ -375,29 +445,12 @@ NAME_SERVER = """
 """
 
 
-def may_mount() -> bool:
-    """Whether this user may create a mount namespace. Root may, and on some kernels everybody."""
-    return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
-
-
-@pytest.mark.skipif(not may_mount(), reason="no mount namespace: rebinding is tested only with the test's resolver")
+@pytest.mark.skipif(not may_unshare("-m"), reason="no mount namespace: only the test's resolver rebinds")
 def test_rebound_name_is_refused_with_the_system_resolver(tmp_path):
     (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.53\noptions timeout:1 attempts:1\n")
     (tmp_path / "nsswitch.conf").write_text("hosts: files dns\n")
-    tests = str(Path(__file__).parents[2])
-    script = tmp_path / "main.py"
-    script.write_text(f"TESTS = {tests!r}\n" + textwrap.dedent(NAME_SERVER))
-    mounts = "; ".join(f"mount --bind {tmp_path}/{name} /etc/{name}" for name in ("resolv.conf", "nsswitch.conf"))
-    found = subprocess.run(
-        ["unshare", "-m", "sh", "-ec", f"{mounts}; exec {sys.executable} {script}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert found.returncode == 0, found.stderr
-    report = json.loads(found.stdout)
+    mounts = "".join(f"mount --bind {tmp_path}/{name} /etc/{name}; " for name in ("resolv.conf", "nsswitch.conf"))
+    report = run_unshared(tmp_path, NAME_SERVER, "-m", mounts)
     assert report["asked"] == ["127.0.0.2", "127.0.0.1", "127.0.0.1"]
     assert report["ok"] == [True, False, False]
     assert (report["outside"], report["inside"]) == (1, 0)

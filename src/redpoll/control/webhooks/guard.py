@@ -1,6 +1,7 @@
-"""The SSRF guard: deliveries go to public addresses only.
+"""The SSRF guard: deliveries go to public addresses of other machines only.
 
-App owners choose webhook URLs, and a URL could name this machine, its neighbours or a cloud's metadata service. The
+App owners choose webhook URLs, and a URL could name this machine, its neighbours or a cloud's metadata service. This
+machine's own public addresses are refused too: packets to them don't pass the firewall in front of the machine. The
 guard checks addresses at two points. The resolver refuses a name if any of its addresses isn't public. The socket
 factory checks each address again just before the connection, in whatever form the URL gave it. The connection goes to
 the address that was checked, so a name that resolves differently a moment later (DNS rebinding) gains nothing.
@@ -18,7 +19,7 @@ from typing import Any, Final
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-__all__ = ["AddressRefused", "Guard", "Lookup", "literal_address", "look_up"]
+__all__ = ["AddressRefused", "Guard", "Lookup", "is_own", "literal_address", "look_up"]
 
 # Returns the addresses of a host name, as text. Raises OSError if there are none.
 Lookup = Callable[[str], Awaitable[Sequence[str]]]
@@ -79,6 +80,8 @@ _SPECIAL: Final = tuple(
 )
 # The only IPv6 range that is routed on the internet (RFC 4291 section 2.4). The rest is reserved.
 _GLOBAL_V6: Final = IPv6Network("2000::/3")
+# The discard service. Connecting a UDP socket sends nothing, so any port does.
+_ANY_PORT: Final = 9
 
 
 class AddressRefused(OSError):
@@ -98,11 +101,14 @@ class AddressRefused(OSError):
 class Guard:
     """Refuses every address that isn't public, except those in the networks `allowed` (`webhook_allow_addresses`).
 
-    Raises ValueError if a text in `allowed` isn't a network.
+    `own` says whether an address is one of this machine's. Raises ValueError if a text in `allowed` isn't a network.
     """
 
-    def __init__(self, allowed: Sequence[str] = ()) -> None:
+    def __init__(
+        self, allowed: Sequence[str] = (), own: Callable[[IPv4Address | IPv6Address], bool] | None = None
+    ) -> None:
         self._allowed = [ip_network(network) for network in allowed]
+        self._own = own or is_own
 
     def fault(self, address: str) -> str | None:
         """Why deliveries to this address are refused ("a private address"); None if they are allowed.
@@ -123,6 +129,8 @@ class Guard:
                 return what
         if not found.is_global or (isinstance(found, IPv6Address) and found not in _GLOBAL_V6):
             return "a reserved address"
+        if self._own(found):
+            return "an address of this machine"
         return None
 
     def check(self, host: str, addresses: Sequence[str]) -> None:
@@ -226,6 +234,22 @@ async def look_up(host: str) -> list[str]:
 
     threading.Thread(target=ask, name=f"lookup {host}", daemon=True).start()
     return await done
+
+
+def is_own(address: IPv4Address | IPv6Address) -> bool:
+    """Whether packets to this address stay on this machine, by the kernel's present routes.
+
+    For such an address, the kernel takes the address itself as the sender's. A public address that a router translates
+    to this machine isn't recognized, but packets to it leave the machine and return through the firewall.
+    """
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((str(address), _ANY_PORT))
+            return ip_address(probe.getsockname()[0]) == address
+    except OSError:
+        # There is no route to the address, so nothing can be delivered to it.
+        return False
 
 
 def literal_address(host: str) -> str | None:
