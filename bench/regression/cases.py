@@ -267,10 +267,13 @@ def hold_call() -> Case:
 
 
 def session_subscribe() -> Case:
-    """A private channel: subscribe with its signature, accepted, unsubscribe."""
+    """A private channel: subscribe with its signature, accepted, unsubscribe; one a second, within the limits."""
+    from redpoll.protocol.limits import Limits
     from redpoll.protocol.session import Session
 
-    session = Session((1234, 5678), _app())
+    limits = Limits()
+    session = Session((1234, 5678), _app(), limits)
+    now = 0.0
     channel = "private-room-17"
     digest = hmac.new(SECRET.encode(), f"{SOCKET_ID}:{channel}".encode(), hashlib.sha256).hexdigest()
     subscribe = json.dumps({"event": "pusher:subscribe", "data": {"channel": channel, "auth": f"{KEY}:{digest}"}})
@@ -278,11 +281,13 @@ def session_subscribe() -> Case:
     messages = subscribe.encode(), unsubscribe.encode()
 
     def run(n: int) -> None:
+        nonlocal now
         for _ in range(n):
-            session.receive(messages[0], 1.0)
+            now += 1.0
+            session.receive(messages[0], now)
             session.joined(channel)
-            session.receive(messages[1], 1.0)
-        if session.channels or not session.authorised:
+            session.receive(messages[1], now)
+        if session.channels or limits.refusals.subscribes or not session.authorised:
             raise AssertionError("the subscribe was not accepted")
 
     return Case("session subscribe", 500, run)
