@@ -11,6 +11,8 @@ import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from redpoll._http import pack_request
+
 __all__ = [
     "CLOSES",
     "CONTINUE",
@@ -98,24 +100,6 @@ class Answer(NamedTuple):
 def pack_fields(fields: Iterable[tuple[int, bytes]]) -> bytes:
     """Header fields, each by its place in FIELDS."""
     return b"".join([_FIELD.pack(place, len(value)) + value for place, value in fields])
-
-
-def pack_request(
-    number: int,
-    flags: int,
-    method: bytes,
-    client: bytes,
-    target: bytes,
-    fields: bytes,
-    body: bytes,
-    announced: int | None = 0,
-    refusal: int = 0,
-) -> bytes:
-    """A request's message; `fields` are made by pack_fields."""
-    size = _REQUEST.size - SIZE_BYTES + len(method) + len(client) + len(target) + len(fields) + len(body)
-    body_size = 0xFFFF_FFFF if announced is None else min(announced, 0xFFFF_FFFE)
-    head = _REQUEST.pack(size, number, flags, refusal, len(method), len(client), len(target), len(fields), body_size)
-    return b"".join((head, method, client, target, fields, body))
 
 
 def size_of(buffer: bytes | bytearray, at: int) -> int:

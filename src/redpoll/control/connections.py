@@ -82,7 +82,7 @@ class PortRequest(Request):
         return self._payload.is_eof()
 
     @property
-    def announced(self) -> int | None:
+    def body_size(self) -> int | None:
         """The body's Content-Length in bytes; None if it is chunked. The parser has checked that it is a number."""
         length = self.headers.get("Content-Length")
         return int(length) if length is not None else None if "Transfer-Encoding" in self.headers else 0

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
+from redpoll._http import signed_params
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.traces import new_trace_id
 from redpoll.control.connections import PortRequest
@@ -122,7 +123,7 @@ class Front:
         call.route = self._routes.unmatched
         try:
             if not call.body_is_whole:
-                self._check_head(call, call.announced)
+                self._check_head(call, call.body_size)
             await call.read_body(self._body_timeout_s)
             self._execute(call)
         except Exception as error:
@@ -246,6 +247,8 @@ class Front:
         """
         headers = call.headers
         app: App | None
+        if not headers and route.access is Access.APP and self._is_signed(call, body):
+            return
         if "Authorization" in headers and headers["Authorization"].partition(" ")[0].lower() == "bearer":
             app = self._app_of_token(call, route)
         elif "X-Service-Key" in headers or "X-Service-Secret" in headers:
@@ -262,6 +265,23 @@ class Front:
             raise ApiError("app_disabled", "this app is disabled")
         if "Content-Encoding" in headers and headers["Content-Encoding"].lower() != "identity":
             raise ApiError("unsupported_media_type", "the body is compressed; send it without Content-Encoding")
+
+    def _is_signed(self, call: Request, body: bytes | None) -> bool:
+        """Whether the request is signed in the usual layout, which is checked in C; then `app` is set. For all others
+        protocol.auth decides, and says what is wrong."""
+        app = self._apps.get(call.parameters[0])
+        if app is None or not app.enabled:
+            return False
+        signed = signed_params(
+            call.method, call.path, call.query, body, app, auth.hashes_of, self._clock(), auth.MAX_SKEW_S
+        )
+        if signed is None:
+            return False
+        call.found_key, more = signed
+        if not more:
+            call.params = []
+        call.app, call.caller_known = app, True
+        return True
 
     def _app_of_token(self, call: Request, route: Route) -> App:
         now_s = self._clock()

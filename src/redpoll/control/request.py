@@ -8,16 +8,16 @@ its route, its app and its credential.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
+from redpoll._http import IncomingRequest
 from redpoll.cluster.traces import new_trace_id
 from redpoll.control.response import JSON, Response
 from redpoll.http_messages import MAX_BODY_BYTES
 from redpoll.protocol import auth
-from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.messages import Event
 from redpoll.protocol.tokens import Token
@@ -55,63 +55,25 @@ def too_large() -> CutOff:
     return CutOff(413, "payload_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes")
 
 
-class Request:
+class Request(IncomingRequest):
     """A request, as it was received.
 
     `path` and `query` are not decoded, because they are signed. `body` is empty until it has been read. `headers` of a
     request from a worker have only the names in http_messages.FIELDS. `remote` is the client's address, or the one
     that a trusted proxy reports. `secure`: the client used TLS. `from_worker`: the request came to the public port.
 
-    The front sets the rest. `route` and `parameters`: the route, and the decoded segments of the path. `app` and
-    `params` (of the query) are set before the handler runs, if the route needs a credential; `caller_known`: they are
-    set, even if the request was refused later. `token` is None if the client authenticated with a key. `more_headers`
-    are added to every response. `said`: the decoded events of a trigger. `sampled`: the events are traced. `began`:
-    when the front received the request (time.perf_counter).
+    The front sets the rest. `route` (a router.Route) and `parameters`: the decoded segments of the path. `app` is set
+    before the handler runs, if the route needs a credential; `caller_known`: it is set, even if the request was refused
+    later. `token` is None if the client authenticated with a key. `more_headers` are added to every response. `said`:
+    the decoded events of a trigger. `sampled`: the events are traced. `began`: when the front received the request
+    (time.perf_counter).
     """
 
-    __slots__ = (
-        "_trace_id",
-        "app",
-        "began",
-        "body",
-        "caller_known",
-        "from_worker",
-        "headers",
-        "method",
-        "more_headers",
-        "parameters",
-        "params",
-        "path",
-        "query",
-        "remote",
-        "route",
-        "said",
-        "sampled",
-        "secure",
-        "token",
-    )
+    __slots__ = ()
 
-    app: App
-    params: auth.Params
-    parameters: tuple[str, ...]
-    # A router.Route. router.py imports this module, so its type can't be imported here.
-    route: Any
-    began: float
-
-    def __init__(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> None:
-        self.method = method
-        self.path, _, self.query = target.partition("?")
-        self.headers = headers
-        self.body = body
-        self.remote = ""
-        self.secure = False
-        self.from_worker = False
-        self.more_headers = b""
-        self.token: Token | None = None
-        self.said: Event | Sequence[Event] | None = None
-        self.sampled = False
-        self.caller_known = False
-        self._trace_id: str | None = None
+    from_worker = False
+    token: Token | None
+    said: Event | Sequence[Event] | None
 
     def respond(self, response: Response) -> None:
         """Send the response to the client. The front calls this once per request."""
@@ -125,11 +87,22 @@ class Request:
     @property
     def trace_id(self) -> str:
         """32 hex digits: the client's, from its `traceparent` header, or new ones."""
-        if self._trace_id is None:
+        if self.found_trace_id is None:
             parent = self.headers.get("traceparent")
             known = None if parent is None else _TRACEPARENT.fullmatch(parent)
-            self._trace_id = known[1] if known else new_trace_id()
-        return self._trace_id
+            self.found_trace_id = known[1] if known else new_trace_id()
+        return self.found_trace_id
+
+    @property
+    def params(self) -> auth.Params:
+        """The parameters of the query, the signature's own too."""
+        if self.found_params is None:
+            self.found_params = auth.parse_query(self.query)
+        return self.found_params
+
+    @params.setter
+    def params(self, params: auth.Params) -> None:
+        self.found_params = params
 
     @property
     def key(self) -> str:
@@ -137,6 +110,8 @@ class Request:
 
         For a request with a token, the key that the server signs with; empty if the app has no enabled key.
         """
+        if self.found_key is not None:
+            return self.found_key
         if self.token is not None:
             signing = self.app.signing_key()
             return "" if signing is None else signing.key

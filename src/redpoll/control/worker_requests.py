@@ -15,21 +15,20 @@ from typing import Any, Final, cast
 
 import structlog
 
+from redpoll._http import read_requests
 from redpoll.control.request import Request
 from redpoll.control.response import Response
 from redpoll.http_messages import (
     CLOSES,
     CONTINUE,
+    FIELDS,
     HEAD_ONLY,
     HEARTBEAT_S,
     HTTP_1_0,
     LAST,
-    SECURE,
     SIZE_BYTES,
-    WorkerRequest,
     pack_answer,
     size_of,
-    unpack_request,
 )
 
 __all__ = ["ReceivedRequest", "WorkerRequests"]
@@ -43,27 +42,22 @@ _READ_BYTES: Final = 256 * 1024
 class ReceivedRequest(Request):
     """A request that a worker sent. Its response goes back to that worker, as bytes."""
 
-    __slots__ = ("announced", "closes", "head_only", "http_1_0", "link", "number", "refusal")
+    __slots__ = ()
 
-    def __init__(self, link: _WorkerLink, message: WorkerRequest) -> None:
-        flags = message.flags
-        super().__init__(message.method, message.target, message.fields, message.body)
-        self.link = link
-        self.number = message.number
-        self.remote = message.client
-        self.secure = flags & SECURE != 0
-        self.from_worker = True
-        self.head_only = flags & HEAD_ONLY != 0
-        self.closes = flags & CLOSES != 0
-        self.http_1_0 = flags & HTTP_1_0 != 0
-        self.announced = message.announced
-        self.refusal = message.refusal
+    from_worker = True
+    link: _WorkerLink
 
     def respond(self, response: Response) -> None:
-        if self.closes:
+        flags = self.flags
+        if flags & CLOSES:
             response.keep_alive = False
-        flags = 0 if response.keep_alive else LAST
-        self.link.answer(self.number, flags, response.render(self.method, http_1_0=self.http_1_0))
+        data = response.render(self.method, http_1_0=flags & HTTP_1_0 != 0)
+        self.link.answer(self.number, 0 if response.keep_alive else LAST, data)
+
+    @property
+    def head_only(self) -> bool:
+        """There is no body yet: `let_body_in`, or refuse it."""
+        return self.flags & HEAD_ONLY != 0
 
     def let_body_in(self) -> None:
         """The head is good: the worker may read the body, and will send the request again as a whole."""
@@ -106,25 +100,21 @@ class _WorkerLink(asyncio.BufferedProtocol):
     def buffer_updated(self, size: int) -> None:
         buffer = self._buffer
         end = self._filled + size
-        at = 0
+        requests, used = read_requests(ReceivedRequest, buffer, end, FIELDS)
+        self.unanswered += len(requests)
         received = self._owner.received
-        while end - at >= SIZE_BYTES:
-            message_size = size_of(buffer, at)
-            if message_size > end - at:
-                break
-            message = unpack_request(bytes(memoryview(buffer)[at : at + message_size]))
-            at += message_size
-            self.unanswered += 1
-            received(ReceivedRequest(self, message))
-        left = end - at
+        for request in requests:
+            request.link = self
+            received(request)
+        left = end - used
         wanted = _READ_BYTES
         if left >= SIZE_BYTES:
-            wanted = max(wanted, size_of(buffer, at))
+            wanted = max(wanted, size_of(buffer, used))
         if wanted != len(buffer):
             self._buffer = bytearray(wanted)
-            self._buffer[:left] = memoryview(buffer)[at:end]
-        elif at and left:
-            buffer[:left] = buffer[at:end]
+            self._buffer[:left] = memoryview(buffer)[used:end]
+        elif used and left:
+            buffer[:left] = buffer[used:end]
         self._filled = left
 
     def answer(self, number: int, flags: int, response: bytes) -> None:

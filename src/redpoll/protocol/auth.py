@@ -31,6 +31,7 @@ __all__ = [
     "check_pair",
     "check_query",
     "encryption_secret",
+    "hashes_of",
     "parse_query",
     "sign_channel",
     "signin_fault",
@@ -69,6 +70,12 @@ def _keyed_hashes(secret: str) -> "tuple[_Hash, _Hash]":
     inner = bytes(byte ^ 0x36 for byte in block)
     outer = bytes(byte ^ 0x5C for byte in block)
     return hashlib.sha256(inner), hashlib.sha256(outer)
+
+
+def hashes_of(app: App, key: str) -> "tuple[_Hash, _Hash] | None":
+    """HMAC's two hashes of the secret of an app's key, to be copied; None where the app has no such enabled key."""
+    secret = app.secret_of(key)
+    return None if secret is None else _keyed_hashes(secret)
 
 
 def _digest(secret: str, text: str) -> str:

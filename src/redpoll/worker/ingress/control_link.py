@@ -15,7 +15,8 @@ from typing import Final, Protocol
 
 import structlog
 
-from redpoll.http_messages import LAST, SIZE_BYTES, pack_request, size_of, unpack_answer, unpack_request
+from redpoll._http import pack_request, read_answers
+from redpoll.http_messages import LAST, unpack_request
 
 __all__ = ["ControlLink", "Requester"]
 
@@ -181,21 +182,16 @@ class ControlLink:
             self._received += data
             data = bytes(self._received)
             self._received.clear()
-        at, end = 0, len(data)
+        answers, used = read_answers(data)
         awaited = self._awaited
-        while end - at >= SIZE_BYTES:
-            size = size_of(data, at)
-            if size > end - at:
-                break
-            number, flags, response = unpack_answer(data[at : at + size])
-            at += size
+        for number, flags, response in answers:
             request = awaited.pop(number, None)
             if request is not None:
                 request[0].answered(flags, response)
             elif number == 0 and flags & LAST:
                 self._leave()
-        if at < end:
-            self._received += memoryview(data)[at:]
+        if used < len(data):
+            self._received += memoryview(data)[used:]
 
     def _leave(self) -> None:
         """Control is stopping: send what is queued and nothing after it, and read the answers until control closes."""

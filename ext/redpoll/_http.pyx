@@ -1,0 +1,566 @@
+"""The hot path of HTTP: requests of the usual shape, the messages between worker and control, the usual signature.
+
+Each function knows the common case alone and returns None for anything else, which slower code then decides: llhttp
+for bytes (worker/ingress/http_connection.py), protocol/auth.py for signatures. So nothing here refuses anything.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.unicode cimport PyUnicode_DecodeASCII, PyUnicode_DecodeUTF8
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memchr, memcmp, memcpy
+
+import hashlib
+
+__all__ = ["IncomingRequest", "pack_request", "read_answers", "read_requests", "signed_params", "simple_request"]
+
+cdef enum:
+    MAX_HEAD_BYTES = 16384
+    MAX_HEADERS = 100
+    MAX_LENGTH_DIGITS = 7
+
+    # Flags of a request (http_messages.py).
+    FLAG_SECURE = 1
+    FLAG_CLOSES = 4
+
+# Characters of a token (RFC 9110 5.6.2), of a target and of a field value without obs-text.
+cdef uint8_t[256] token_chars
+cdef uint8_t[256] target_chars
+cdef uint8_t[256] value_chars
+
+
+def _fill_tables():
+    for char in b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz":
+        token_chars[char] = 1
+    for char in range(0x21, 0x7F):
+        target_chars[char] = value_chars[char] = 1
+    # llhttp refuses some of these in a target, or reads what follows otherwise.
+    for char in b'"#<>\\^`{|}':
+        target_chars[char] = 0
+    value_chars[0x20] = value_chars[0x09] = 1
+
+
+_fill_tables()
+
+# -- requests ------------------------------------------------------------------------------------------------
+
+
+cdef inline bint is_name(const uint8_t* at, Py_ssize_t size, const char* name, Py_ssize_t name_size) noexcept nogil:
+    """Whether the header name at `at` is `name`, which is in lower case."""
+    cdef Py_ssize_t i
+    if size != name_size:
+        return False
+    for i in range(size):
+        if (at[i] | 0x20) != <uint8_t> name[i]:
+            return False
+    return True
+
+
+def simple_request(bytes data not None, list fields not None):
+    """`(flags, method, target, body)` where `data` is exactly one complete request of the usual shape, else None.
+
+    The usual shape: GET or POST, an origin-form target, HTTP/1.1, one Host, no header that changes how a message is
+    read except one Content-Length, none that names a proxy. Header fields in lower case that the caller wants to see
+    are appended to `fields` as `(name, value)`: those of control's that are there.
+    """
+    cdef:
+        const uint8_t* start = <const uint8_t*> PyBytes_AS_STRING(data)
+        const uint8_t* end = start + PyBytes_GET_SIZE(data)
+        const uint8_t* at = start
+        const uint8_t* target
+        const uint8_t* name
+        const uint8_t* value
+        const uint8_t* value_end
+        Py_ssize_t name_size, value_size, target_size
+        Py_ssize_t length = 0
+        int hosts = 0, lengths = 0, headers = 0
+        int flags = 0
+        int i
+        bytes method
+    if end - at > 5 and memcmp(at, b"POST ", 5) == 0:
+        method = b"POST"
+        at += 5
+    elif end - at > 4 and memcmp(at, b"GET ", 4) == 0:
+        method = b"GET"
+        at += 4
+    else:
+        return None
+    target = at
+    if at[0] != b"/":
+        return None
+    while at < end and target_chars[at[0]]:
+        at += 1
+    target_size = at - target
+    if end - at < 11 or memcmp(at, b" HTTP/1.1\r\n", 11) != 0:
+        return None
+    at += 11
+    while True:
+        if end - at < 2:
+            return None
+        if at[0] == 13:
+            if at[1] != 10:
+                return None
+            at += 2
+            break
+        headers += 1
+        if headers > MAX_HEADERS:
+            return None
+        name = at
+        while at < end and token_chars[at[0]]:
+            at += 1
+        name_size = at - name
+        if name_size == 0 or at == end or at[0] != b":":
+            return None
+        at += 1
+        while at < end and (at[0] == 32 or at[0] == 9):
+            at += 1
+        value = at
+        while at < end and value_chars[at[0]]:
+            at += 1
+        if end - at < 2 or at[0] != 13 or at[1] != 10:
+            return None
+        value_end = at
+        at += 2
+        while value_end > value and (value_end[-1] == 32 or value_end[-1] == 9):
+            value_end -= 1
+        value_size = value_end - value
+        # By length first: most headers are none of these.
+        if name_size == 4:
+            if is_name(name, name_size, b"host", 4):
+                hosts += 1
+        elif name_size == 14:
+            if is_name(name, name_size, b"content-length", 14):
+                lengths += 1
+                if not 0 < value_size <= MAX_LENGTH_DIGITS:
+                    return None
+                for i in range(value_size):
+                    if not 48 <= value[i] <= 57:
+                        return None
+                    length = length * 10 + (value[i] - 48)
+        elif name_size == 10:
+            if is_name(name, name_size, b"connection", 10):
+                if is_name(value, value_size, b"close", 5):
+                    flags |= FLAG_CLOSES
+                elif not is_name(value, value_size, b"keep-alive", 10):
+                    return None
+            elif is_name(name, name_size, b"keep-alive", 10):
+                pass
+        elif name_size == 12:
+            if is_name(name, name_size, b"content-type", 12):
+                if value_size != 16 or memcmp(value, b"application/json", 16) != 0:
+                    fields.append((b"content-type", PyBytes_FromStringAndSize(<const char*> value, value_size)))
+        elif (
+            is_name(name, name_size, b"transfer-encoding", 17)
+            or is_name(name, name_size, b"upgrade", 7)
+            or is_name(name, name_size, b"expect", 6)
+            or is_name(name, name_size, b"te", 2)
+            or is_name(name, name_size, b"trailer", 7)
+            or is_name(name, name_size, b"proxy-connection", 16)
+            or is_name(name, name_size, b"x-forwarded-for", 15)
+        ):
+            return None
+        elif (
+            name_size == 13 and (is_name(name, 13, b"authorization", 13) or is_name(name, 13, b"x-service-key", 13))
+            or name_size == 16
+            and (is_name(name, 16, b"x-service-secret", 16) or is_name(name, 16, b"content-encoding", 16))
+            or name_size == 6 and is_name(name, 6, b"origin", 6)
+            or name_size == 30 and is_name(name, 30, b"access-control-request-headers", 30)
+            or name_size == 11 and is_name(name, 11, b"traceparent", 11)
+        ):
+            fields.append((
+                PyBytes_FromStringAndSize(<const char*> name, name_size).lower(),
+                PyBytes_FromStringAndSize(<const char*> value, value_size),
+            ))
+    if at - start > MAX_HEAD_BYTES or hosts != 1 or lengths > 1 or end - at != length:
+        return None
+    return (
+        flags,
+        method,
+        PyBytes_FromStringAndSize(<const char*> target, target_size),
+        PyBytes_FromStringAndSize(<const char*> at, length),
+    )
+
+
+# -- messages (http_messages.py) -----------------------------------------------------------------------------
+
+cdef packed struct RequestHead:
+    uint32_t size
+    uint32_t number
+    uint8_t flags
+    uint16_t refusal
+    uint8_t method_size
+    uint8_t client_size
+    uint16_t target_size
+    uint16_t fields_size
+    uint32_t announced
+
+
+cdef packed struct AnswerHead:
+    uint32_t size
+    uint32_t number
+    uint8_t flags
+
+
+def pack_request(
+    uint32_t number,
+    uint8_t flags,
+    bytes method not None,
+    bytes client not None,
+    bytes target not None,
+    bytes fields not None,
+    bytes body not None,
+    announced=0,
+    uint16_t refusal=0,
+) -> bytes:
+    """As http_messages.pack_request."""
+    cdef:
+        RequestHead head
+        Py_ssize_t size
+        bytes message
+        char* to
+    head.method_size = <uint8_t> PyBytes_GET_SIZE(method)
+    head.client_size = <uint8_t> PyBytes_GET_SIZE(client)
+    head.target_size = <uint16_t> PyBytes_GET_SIZE(target)
+    head.fields_size = <uint16_t> PyBytes_GET_SIZE(fields)
+    size = (
+        sizeof(RequestHead)
+        + PyBytes_GET_SIZE(method)
+        + PyBytes_GET_SIZE(client)
+        + PyBytes_GET_SIZE(target)
+        + PyBytes_GET_SIZE(fields)
+        + PyBytes_GET_SIZE(body)
+    )
+    if (
+        PyBytes_GET_SIZE(method) > 255
+        or PyBytes_GET_SIZE(client) > 255
+        or PyBytes_GET_SIZE(target) > 65535
+        or PyBytes_GET_SIZE(fields) > 65535
+    ):
+        raise ValueError("a part of the request is too large for a message")
+    head.size = <uint32_t> (size - 4)
+    head.number = number
+    head.flags = flags
+    head.refusal = refusal
+    head.announced = <uint32_t> 0xFFFFFFFF if announced is None else <uint32_t> min(announced, 0xFFFFFFFE)
+    message = PyBytes_FromStringAndSize(NULL, size)
+    to = PyBytes_AS_STRING(message)
+    memcpy(to, &head, sizeof(RequestHead))
+    to += sizeof(RequestHead)
+    for part in (method, client, target, fields, body):
+        memcpy(to, PyBytes_AS_STRING(<bytes> part), PyBytes_GET_SIZE(<bytes> part))
+        to += PyBytes_GET_SIZE(<bytes> part)
+    return message
+
+
+def read_answers(bytes data not None) -> tuple:
+    """`(answers, used)`: each whole answer in `data` as `(number, flags, response)`, and how many bytes they are."""
+    cdef:
+        const char* start = PyBytes_AS_STRING(data)
+        Py_ssize_t at = 0
+        Py_ssize_t size = PyBytes_GET_SIZE(data)
+        Py_ssize_t whole
+        AnswerHead head
+        list answers = []
+    while size - at >= <Py_ssize_t> sizeof(AnswerHead):
+        memcpy(&head, start + at, sizeof(AnswerHead))
+        whole = <Py_ssize_t> head.size + 4
+        if whole > size - at:
+            break
+        answers.append((
+            head.number,
+            head.flags,
+            PyBytes_FromStringAndSize(start + at + sizeof(AnswerHead), whole - sizeof(AnswerHead)),
+        ))
+        at += whole
+    return answers, at
+
+
+cdef dict no_fields = {}
+
+
+cdef class IncomingRequest:
+    """What a request holds: what was received, and what control finds out about it (control/request.py).
+
+    Made by read_requests, which sets `number` to `announced`, or by __init__ where it came in another way.
+    """
+
+    cdef:
+        readonly uint32_t number
+        readonly uint8_t flags
+        readonly uint16_t refusal
+        readonly object announced
+        public str method
+        public str path
+        public str query
+        public str remote
+        public object headers
+        public bytes body
+        public bint secure
+        # Set while it is handled.
+        public object link
+        public object route
+        public object parameters
+        public object app
+        public object token
+        public object said
+        public object found_params
+        public object found_key
+        public object found_trace_id
+        public bytes more_headers
+        public bint caller_known
+        public bint sampled
+        public double began
+
+    def __init__(self, str method not None, str target not None, headers, bytes body not None):
+        self.method = method
+        self.path, _, self.query = target.partition("?")
+        self.remote = ""
+        self.headers = headers
+        self.body = body
+        self.more_headers = b""
+
+
+def read_requests(kind, bytearray buffer not None, Py_ssize_t size, tuple names not None) -> tuple:
+    """`(requests, used)`: each whole request message in the first `size` bytes of `buffer` as a `kind`, a subclass of
+    IncomingRequest, and how many bytes they are. `names` are the header names by their numbers."""
+    cdef:
+        const char* start = PyByteArray_AS_STRING(buffer)
+        const char* at
+        const char* query
+        Py_ssize_t used = 0
+        Py_ssize_t whole
+        RequestHead head
+        IncomingRequest request
+        list requests = []
+    while size - used >= <Py_ssize_t> sizeof(RequestHead):
+        memcpy(&head, start + used, sizeof(RequestHead))
+        whole = <Py_ssize_t> head.size + 4
+        if whole > size - used:
+            break
+        if whole < <Py_ssize_t> (
+            sizeof(RequestHead) + head.method_size + head.client_size + head.target_size + head.fields_size
+        ):
+            raise ValueError("a malformed message")
+        request = kind.__new__(kind)
+        at = start + used + sizeof(RequestHead)
+        used += whole
+        request.number = head.number
+        request.flags = head.flags
+        request.refusal = head.refusal
+        request.secure = head.flags & FLAG_SECURE
+        request.more_headers = b""
+        request.announced = None if head.announced == <uint32_t> 0xFFFFFFFF else head.announced
+        if head.method_size == 4 and memcmp(at, b"POST", 4) == 0:
+            request.method = "POST"
+        else:
+            request.method = PyUnicode_DecodeASCII(at, head.method_size, NULL)
+        at += head.method_size
+        request.remote = PyUnicode_DecodeASCII(at, head.client_size, NULL)
+        at += head.client_size
+        query = <const char*> memchr(at, b"?", head.target_size)
+        if query == NULL:
+            request.path = PyUnicode_DecodeUTF8(at, head.target_size, b"surrogateescape")
+            request.query = ""
+        else:
+            request.path = PyUnicode_DecodeUTF8(at, query - at, b"surrogateescape")
+            request.query = PyUnicode_DecodeUTF8(
+                query + 1, head.target_size - (query + 1 - at), b"surrogateescape"
+            )
+        at += head.target_size
+        request.headers = read_fields(at, head.fields_size, names) if head.fields_size else no_fields
+        at += head.fields_size
+        request.body = PyBytes_FromStringAndSize(at, start + used - at)
+        requests.append(request)
+    return requests, used
+
+
+cdef dict read_fields(const char* at, Py_ssize_t size, tuple names):
+    cdef:
+        dict fields = {}
+        const char* end = at + size
+        uint16_t value_size
+        uint8_t place
+    while end - at >= 3:
+        place = <uint8_t> at[0]
+        memcpy(&value_size, at + 1, 2)
+        at += 3
+        if value_size > end - at or place >= len(names):
+            raise ValueError("a malformed message")
+        fields.setdefault(names[place], PyUnicode_DecodeUTF8(at, value_size, b"surrogateescape"))
+        at += value_size
+    return fields
+
+
+# -- signatures (protocol/auth.py) ---------------------------------------------------------------------------
+
+cdef enum:
+    MAX_PARAMS = 32
+    MAX_TEXT_BYTES = 4096
+
+cdef struct Field:
+    const char* at
+    Py_ssize_t name_size
+    Py_ssize_t size
+
+cdef object new_md5 = hashlib.md5(usedforsecurity=False)
+
+
+cdef inline bint is_before(Field* a, Field* b) noexcept nogil:
+    """Whether `a` comes before `b` in order of name."""
+    cdef:
+        Py_ssize_t common = min(a.name_size, b.name_size)
+        int order = memcmp(a.at, b.at, common)
+    return order < 0 or (order == 0 and a.name_size < b.name_size)
+
+
+cdef inline bint same_text(const char* a, const char* b, Py_ssize_t size) noexcept nogil:
+    """In a time that doesn't tell how much of it is the same."""
+    cdef:
+        int different = 0
+        Py_ssize_t i
+    for i in range(size):
+        different |= a[i] ^ b[i]
+    return different == 0
+
+
+def signed_params(
+    str method not None,
+    str path not None,
+    str query not None,
+    bytes body,
+    app,
+    hashes_of,
+    double now_s,
+    int max_skew_s,
+):
+    """The key of a request that is signed in the usual layout, whose signature, time and body are right, else None.
+
+    The usual layout: plain ASCII without escapes, lower-case names of which none is repeated, and no name with a
+    bracket. `hashes_of(app, key)` gives HMAC's two hashes of that key's secret, or None. `body` None: it isn't there yet,
+    and its digest isn't checked. Returns `(key, more)`; `more`: there are parameters besides the signature's own.
+    """
+    cdef:
+        bytes raw
+        Field[MAX_PARAMS] params
+        Field field
+        Field* stamp = NULL
+        Field* signature = NULL
+        Field* key = NULL
+        Field* digest = NULL
+        char[MAX_TEXT_BYTES] text
+        char* to = text
+        const char* at
+        const char* end
+        const char* name_end
+        int count = 0, i, j
+        int own = 0
+        bint version = False
+        uint64_t seconds = 0
+        Py_ssize_t value_size
+        char char_
+        bytes actual
+    if not query.isascii() or not path.isascii() or len(query) + len(path) + len(method) + 8 > MAX_TEXT_BYTES:
+        return None
+    raw = query.encode("ascii")
+    at = PyBytes_AS_STRING(raw)
+    end = at + PyBytes_GET_SIZE(raw)
+    while True:
+        if count == MAX_PARAMS:
+            return None
+        field.at = at
+        name_end = NULL
+        while at < end and at[0] != b"&":
+            char_ = at[0]
+            if char_ == b"%" or char_ == b"+":
+                return None
+            if name_end == NULL:
+                if char_ == b"=":
+                    name_end = at
+                elif char_ == b"[" or char_ == b"]" or b"A" <= char_ <= b"Z":
+                    return None
+            at += 1
+        if name_end == NULL or name_end == field.at:
+            return None
+        field.name_size = name_end - field.at
+        field.size = at - field.at
+        # In order of name; nearly always they come so, the signature last.
+        i = count
+        while i > 0 and is_before(&field, &params[i - 1]):
+            params[i] = params[i - 1]
+            i -= 1
+        if i > 0 and not is_before(&params[i - 1], &field):
+            # The same name again.
+            return None
+        params[i] = field
+        count += 1
+        if at == end:
+            break
+        at += 1
+    memcpy(to, PyBytes_AS_STRING(method.encode("ascii")), len(method))
+    to += len(method)
+    to[0] = b"\n"
+    to += 1
+    memcpy(to, PyBytes_AS_STRING(path.encode("ascii")), len(path))
+    to += len(path)
+    to[0] = b"\n"
+    to += 1
+    j = 0
+    for i in range(count):
+        at = params[i].at
+        if params[i].name_size == 14 and memcmp(at, b"auth_signature", 14) == 0:
+            signature = &params[i]
+            own += 1
+            continue
+        if params[i].name_size == 8 and memcmp(at, b"auth_key", 8) == 0:
+            key = &params[i]
+            own += 1
+        elif params[i].name_size == 14 and memcmp(at, b"auth_timestamp", 14) == 0:
+            stamp = &params[i]
+            own += 1
+        elif params[i].name_size == 12 and memcmp(at, b"auth_version", 12) == 0:
+            version = params[i].size == 16 and memcmp(at + 13, b"1.0", 3) == 0
+            own += 1
+        elif params[i].name_size == 8 and memcmp(at, b"body_md5", 8) == 0:
+            digest = &params[i]
+            own += 1
+        if j:
+            to[0] = b"&"
+            to += 1
+        j += 1
+        memcpy(to, at, params[i].size)
+        to += params[i].size
+    if signature == NULL or key == NULL or stamp == NULL or not version or signature.size != 15 + 64:
+        return None
+    value_size = stamp.size - 15
+    if not 0 < value_size <= 15:
+        return None
+    for i in range(value_size):
+        if not 48 <= stamp.at[15 + i] <= 57:
+            return None
+        seconds = seconds * 10 + (stamp.at[15 + i] - 48)
+    if not -max_skew_s <= <double> seconds - now_s <= max_skew_s:
+        return None
+    key_text = PyUnicode_DecodeASCII(key.at + 9, key.size - 9, NULL)
+    halves = hashes_of(app, key_text)
+    if halves is None:
+        return None
+    inner = (<tuple> halves)[0].copy()
+    inner.update(PyBytes_FromStringAndSize(text, to - text))
+    outer = (<tuple> halves)[1].copy()
+    outer.update(inner.digest())
+    actual = (<str> outer.hexdigest()).encode("ascii")
+    if not same_text(PyBytes_AS_STRING(actual), signature.at + 15, 64):
+        return None
+    if body is not None:
+        if digest == NULL:
+            if PyBytes_GET_SIZE(body):
+                return None
+        else:
+            if digest.size != 9 + 32:
+                return None
+            hashed = new_md5.copy()
+            hashed.update(body)
+            actual = (<str> hashed.hexdigest()).encode("ascii")
+            if not same_text(PyBytes_AS_STRING(actual), digest.at + 9, 32):
+                return None
+    return key_text, count > own

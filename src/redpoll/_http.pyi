@@ -1,0 +1,64 @@
+"""Shapes of ext/redpoll/_http.pyx."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from redpoll.protocol.apps import App
+
+R = TypeVar("R", bound=IncomingRequest)
+
+class IncomingRequest:
+    @property
+    def number(self) -> int: ...
+    @property
+    def flags(self) -> int: ...
+    @property
+    def refusal(self) -> int: ...
+    @property
+    def announced(self) -> int | None: ...
+    method: str
+    path: str
+    query: str
+    remote: str
+    headers: Mapping[str, str]
+    body: bytes
+    secure: bool
+    link: Any
+    route: Any
+    parameters: tuple[str, ...]
+    app: App
+    token: Any
+    said: Any
+    found_params: list[tuple[str, str]] | None
+    found_key: str | None
+    found_trace_id: str | None
+    more_headers: bytes
+    caller_known: bool
+    sampled: bool
+    began: float
+    def __init__(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> None: ...
+
+def simple_request(data: bytes, fields: list[tuple[bytes, bytes]]) -> tuple[int, bytes, bytes, bytes] | None: ...
+def pack_request(
+    number: int,
+    flags: int,
+    method: bytes,
+    client: bytes,
+    target: bytes,
+    fields: bytes,
+    body: bytes,
+    announced: int | None = 0,
+    refusal: int = 0,
+) -> bytes: ...
+def read_answers(data: bytes) -> tuple[list[tuple[int, int, bytes]], int]: ...
+def read_requests(kind: type[R], buffer: bytearray, size: int, names: tuple[str, ...]) -> tuple[list[R], int]: ...
+def signed_params(
+    method: str,
+    path: str,
+    query: str,
+    body: bytes | None,
+    app: App,
+    hashes_of: Callable[[App, str], tuple[Any, Any] | None],
+    now_s: float,
+    max_skew_s: int,
+) -> tuple[str, bool] | None: ...
