@@ -17,11 +17,11 @@ SOURCE = ROOT / "src" / "redpoll"
 ROOMS = {
     "protocol": set(),
     "ext": set(),
-    "base": set(),
+    "base": {"ext"},
     "cluster": {"protocol", "ext", "base"},
     "store": {"protocol", "base"},
     "worker": {"cluster", "protocol", "ext", "base"},
-    "control": {"cluster", "store", "protocol", "base"},
+    "control": {"cluster", "store", "protocol", "ext", "base"},
     "host": {"worker", "control", "store", "protocol", "base"},
 }
 # Modules at the top of src/redpoll that any room but protocol may import.

@@ -4,6 +4,7 @@ Bytes in, bytes out: no sockets, no state. Payloads are taken to be valid UTF-8;
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memchr, memcpy, memset
 
@@ -193,6 +194,64 @@ cdef int put_number(uint8_t* to, uint64_t number) noexcept nogil:
     for i in range(count):
         to[i] = digits[count - 1 - i]
     return count
+
+
+def pack_event(str event not None, str data not None, str skip, str trace, str user) -> bytes:
+    """An EVENT envelope without offsets (cluster/envelopes.py): `e 0 0 SKIP TRACE USER_BYTES EVENT_BYTES\\n` and the
+    user, the event and the data."""
+    cdef:
+        Span[5] parts
+        uint8_t[20] user_digits
+        uint8_t[20] event_digits
+        int user_count, event_count
+        Py_ssize_t size
+        bytes made
+        uint8_t* to
+        int i
+    parts[0] = span_of_text(skip or "-")
+    parts[1] = span_of_text(trace or "-")
+    parts[2] = span_of_text(user or "")
+    parts[3] = span_of_text(event)
+    parts[4] = span_of_text(data)
+    user_count = put_number(user_digits, parts[2].size)
+    event_count = put_number(event_digits, parts[3].size)
+    size = 6 + 1 + 1 + user_count + 1 + event_count + 1
+    for i in range(5):
+        size += parts[i].size
+    made = PyBytes_FromStringAndSize(NULL, size)
+    to = <uint8_t*> PyBytes_AS_STRING(made)
+    memcpy(to, b"e 0 0 ", 6)
+    to += 6
+    memcpy(to, parts[0].at, parts[0].size)
+    to += parts[0].size
+    to[0] = c" "
+    to += 1
+    memcpy(to, parts[1].at, parts[1].size)
+    to += parts[1].size
+    to[0] = c" "
+    to += 1
+    memcpy(to, user_digits, user_count)
+    to += user_count
+    to[0] = c" "
+    to += 1
+    memcpy(to, event_digits, event_count)
+    to += event_count
+    to[0] = c"\n"
+    to += 1
+    for i in range(2, 5):
+        memcpy(to, parts[i].at, parts[i].size)
+        to += parts[i].size
+    return made
+
+
+cdef inline Span span_of_text(str of) except *:
+    # As UTF-8, which the text keeps; UnicodeEncodeError for a lone surrogate.
+    cdef:
+        Span span
+        Py_ssize_t size = 0
+    span.at = <const uint8_t*> PyUnicode_AsUTF8AndSize(of, &size)
+    span.size = size
+    return span
 
 
 cdef bytes encode_event(Span event, Span channel, Span data, Span user, bint has_user, uint64_t offset):

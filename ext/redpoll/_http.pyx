@@ -12,7 +12,7 @@ from libc.string cimport memchr, memcmp, memcpy
 
 import hashlib
 
-__all__ = ["IncomingRequest", "pack_request", "read_answers", "read_requests", "signed_params", "simple_request"]
+__all__ = ["IncomingRequest", "pack_answer", "pack_request", "read_answers", "read_requests", "signed_params", "simple_request"]
 
 cdef enum:
     MAX_HEAD_BYTES = 16384
@@ -249,6 +249,21 @@ def pack_request(
     for part in (method, client, target, fields, body):
         memcpy(to, PyBytes_AS_STRING(<bytes> part), PyBytes_GET_SIZE(<bytes> part))
         to += PyBytes_GET_SIZE(<bytes> part)
+    return message
+
+
+def pack_answer(uint32_t number, uint8_t flags, bytes response not None) -> bytes:
+    """An answer's message (http_messages.py)."""
+    cdef:
+        AnswerHead head
+        Py_ssize_t size = PyBytes_GET_SIZE(response)
+        bytes message = PyBytes_FromStringAndSize(NULL, sizeof(AnswerHead) + size)
+        char* to = PyBytes_AS_STRING(message)
+    head.size = <uint32_t> (sizeof(AnswerHead) - 4 + size)
+    head.number = number
+    head.flags = flags
+    memcpy(to, &head, sizeof(AnswerHead))
+    memcpy(to + sizeof(AnswerHead), PyBytes_AS_STRING(response), size)
     return message
 
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from redpoll._http import pack_request
+from redpoll._http import pack_answer, pack_request
 
 __all__ = [
     "CLOSES",
@@ -133,11 +133,6 @@ def _unpack_fields(data: bytes) -> dict[str, str]:
         fields.setdefault(FIELDS[place], data[at : at + size].decode("utf-8", "surrogateescape"))
         at += size
     return fields
-
-
-def pack_answer(number: int, flags: int, response: bytes) -> bytes:
-    """An answer's message."""
-    return _ANSWER.pack(_ANSWER.size - SIZE_BYTES + len(response), number, flags) + response
 
 
 def unpack_answer(message: bytes) -> Answer:

@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from redpoll.cluster.envelopes import (
     Added,
@@ -81,3 +83,15 @@ def test_cleared_history_says_its_new_epoch():
 def test_what_is_no_cleared_history_is_refused(payload):
     with pytest.raises(ValueError):  # noqa: PT011
         parse_cleared(payload)
+
+
+@given(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=50),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=200),
+    st.none() | st.from_regex(r"[0-9]{1,13}\.[0-9]{1,13}", fullmatch=True),
+    st.none() | st.from_regex(r"[0-9a-f]{32}", fullmatch=True),
+    st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+)
+def test_an_envelope_packed_in_c_is_head_and_tail(event, data, skip, trace, user):
+    tail = event_tail(event, data, skip=skip, trace=trace, user=user)
+    assert event_envelope(event, data, skip=skip, trace=trace, user=user) == b"e 0 0 " + tail

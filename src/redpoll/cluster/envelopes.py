@@ -15,6 +15,8 @@ The scripts hold.lua, publish.lua and clear.lua write envelopes with the same le
 
 from typing import Final, NamedTuple
 
+from redpoll import _frame
+
 __all__ = [
     "Added",
     "Envelope",
@@ -90,6 +92,8 @@ def event_envelope(
 ) -> bytes:
     """An event. `skip` is the socket id that doesn't get it, `user` the sender's id on presence channels. `offset` and
     `prev` are 0 on channels without history."""
+    if not offset and not prev:
+        return _frame.pack_event(event, data, skip, trace, user)
     return b"e %d %d %b" % (offset, prev, event_tail(event, data, skip=skip, trace=trace, user=user))
 
 

@@ -22,7 +22,7 @@ from redpoll.control.connections import PortRequest
 from redpoll.control.ratelimit import WINDOW_S, RateLimit
 from redpoll.control.request import CutOff, Request, error_answer, too_large
 from redpoll.control.response import Response, header_line
-from redpoll.control.router import Access, Place, Route, Routes, no_times, slot_of
+from redpoll.control.router import Access, Place, Route, Routes, no_times
 from redpoll.control.tracing import Tracer
 from redpoll.control.worker_requests import ReceivedRequest
 from redpoll.http_messages import MAX_BODY_BYTES
@@ -175,12 +175,12 @@ class Front:
         """Count and log the request, and send its response."""
         route, status = call.route, response.status
         took_s = time.perf_counter() - call.began
-        route.count(status, took_s)
+        slot = route.count(status, took_s)
         if route.limited and call.caller_known:
             times = self.times_by_app.get(call.app.id)
             if times is None:
                 times = self.times_by_app[call.app.id] = no_times()
-            times[slot_of(took_s)] += 1
+            times[slot] += 1
             if self._tracer is not None:
                 self._tracer.ended(call, status, took_s)
         call.respond(response)

@@ -122,10 +122,16 @@ class Route:
         self.times = no_times()
         self.microseconds = 0
 
-    def count(self, status: int, seconds: float) -> None:
-        self.answers[status] = self.answers.get(status, 0) + 1
-        self.times[slot_of(seconds)] += 1
-        self.microseconds += int(seconds * 1e6)
+    def count(self, status: int, seconds: float) -> int:
+        """Counts a response; returns the slot of its duration."""
+        answers, microseconds = self.answers, int(seconds * 1e6)
+        answers[status] = answers.get(status, 0) + 1
+        slot = microseconds.bit_length()
+        if slot >= _SLOTS:
+            slot = _SLOTS - 1
+        self.times[slot] += 1
+        self.microseconds += microseconds
+        return slot
 
 
 class _Node:
@@ -191,11 +197,6 @@ class Routes:
 def no_times() -> list[int]:
     """`Route.times` before the first response."""
     return [0] * _SLOTS
-
-
-def slot_of(seconds: float) -> int:
-    """The slot of `Route.times` that counts a response of this duration."""
-    return min(int(seconds * 1e6).bit_length(), _SLOTS - 1)
 
 
 def slot_bound_s(slot: int) -> float:

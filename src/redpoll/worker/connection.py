@@ -7,7 +7,7 @@ no state that the session or the engine has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Protocol
 
@@ -23,11 +23,22 @@ from redpoll.worker.client_libraries import UNKNOWN, Arrival
 __all__ = ["Connection", "Doorkeeper", "Introduced"]
 
 
+class HttpReader(Protocol):
+    """Takes the bytes of one HTTP connection (worker/ingress/http_connection.py)."""
+
+    def received(self, data: bytes) -> None:
+        """The next bytes of the client."""
+
+    def ended(self) -> bool:
+        """The client sends no more. True: there are answers to write before the connection closes."""
+
+
 class Doorkeeper(Protocol):
     """What a connection reports its events to: the gate."""
 
     flusher: Flusher
     max_message_bytes: int
+    http_connections: Mapping[Connection, HttpReader]
 
     def connected(self, connection: Connection) -> None:
         """The TCP connection is open; nothing was received yet."""
@@ -40,12 +51,6 @@ class Doorkeeper(Protocol):
 
     def gone(self, connection: Connection) -> None:
         """The connection ended without having been a WebSocket: lost or answered."""
-
-    def http_received(self, connection: Connection, data: bytes) -> None:
-        """The next bytes of an HTTP connection."""
-
-    def http_ended(self, connection: Connection) -> bool:
-        """The client of an HTTP connection sends no more. True: answers are still to be written."""
 
     def perform(self, connection: Connection, effects: Sequence[Effect]) -> None:
         """Carry out its session's effects."""
@@ -94,10 +99,10 @@ class Connection(WebSocket):
         self.gate.gone(self)
 
     def http_received(self, data: bytes) -> None:
-        self.gate.http_received(self, data)
+        self.gate.http_connections[self].received(data)
 
     def http_ended(self) -> bool:
-        return self.gate.http_ended(self)
+        return self.gate.http_connections[self].ended()
 
     def message_received(self, message: bytes) -> None:
         effects = self.session.receive(message, monotonic())

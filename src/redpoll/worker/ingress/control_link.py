@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
-from collections.abc import Callable
 from typing import Final, Protocol
 
 import structlog
@@ -18,14 +16,15 @@ import structlog
 from redpoll._http import pack_request, read_answers
 from redpoll.http_messages import LAST, unpack_request
 
-__all__ = ["ControlLink", "Requester"]
+__all__ = ["BEATS_A_SECOND", "ControlLink", "Requester"]
 
 log = structlog.get_logger()
 
 _READ_BYTES: Final = 256 * 1024
 # Control sends a heartbeat twice a second. After this long without a byte from it, requests count as unconfirmed, so
 # that each client has an answer within 2 s.
-_SILENCE_S: Final = 1.5
+BEATS_A_SECOND: Final = 4
+_SILENT_BEATS: Final = 6
 # With more than this unread by control, no further requests are sent.
 _MAX_UNSENT_BYTES: Final = 32 * 1024 * 1024
 
@@ -43,36 +42,33 @@ class Requester(Protocol):
 class ControlLink:
     """Requests to control at the Unix socket `path`.
 
-    `requests` counts those that await their answer. `beat()` is to be called several times a second.
+    `ready`: requests can be sent now. `awaited` are the requests without an answer yet. `beat()` is to be called
+    BEATS_A_SECOND times a second.
     """
 
-    def __init__(self, path: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: str) -> None:
+        self.ready = False
+        # By number, in the order sent: the requester, and the beat in which it was sent.
+        self.awaited: dict[int, tuple[Requester, int]] = {}
         self.requests_total = 0
         self.unconfirmed_total = 0
         self._path = path
-        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._socket: socket.socket | None = None
         self._number = 0
-        # By number, in the order sent: the requester, and when.
-        self._awaited: dict[int, tuple[Requester, float]] = {}
         self._queued: list[bytes] = []
         self._unsent = bytearray()
         self._received = bytearray()
-        self._heard_at = 0.0
         self._leaving = False
-        self._now = clock()
-
-    @property
-    def requests(self) -> int:
-        return len(self._awaited)
+        # Time is counted in beats of this process, so that a stall of its own doesn't look like a silence of control.
+        self._beat = 0
+        self._heard_beat = 0
 
     def is_open(self) -> bool:
-        """Whether requests can be sent now; connects where there is no connection."""
+        """Whether requests can be sent now; connects if there is no connection."""
         if self._socket is None:
-            return self._connect()
-        heard = self._now - self._heard_at < _SILENCE_S
-        return heard and not self._leaving and len(self._unsent) < _MAX_UNSENT_BYTES
+            self._connect()
+        return self.ready
 
     def send(
         self,
@@ -86,48 +82,57 @@ class ControlLink:
         announced: int | None = 0,
         refusal: int = 0,
     ) -> int:
-        """Queue a request; call it only while `is_open()`. Returns its number, for `forget`."""
+        """Queue a request; call it only while `ready`. Returns its number, for `forget`."""
         self._number = number = self._number % 0xFFFF_FFFF + 1
         queued = self._queued
         if not queued:
             self._loop.call_soon(self._flush)
         queued.append(pack_request(number, flags, method, client, target, fields, body, announced, refusal))
-        self._awaited[number] = (requester, self._now)
+        self.awaited[number] = (requester, self._beat)
         self.requests_total += 1
         return number
 
     def forget(self, number: int) -> None:
         """The requester is gone: drop the answer when it comes."""
-        self._awaited.pop(number, None)
+        self.awaited.pop(number, None)
 
     def beat(self) -> None:
-        """Fail the requests that have waited for too long while control was silent."""
-        self._now = now = self._clock()
-        if not self._awaited or now - self._heard_at < _SILENCE_S:
+        """Count time: control that has been silent for too long confirms nothing."""
+        self._beat = beat = self._beat + 1
+        if beat - self._heard_beat < _SILENT_BEATS:
             return
-        silent = [number for number, (_, sent_at) in self._awaited.items() if now - sent_at >= _SILENCE_S]
+        self._update_ready()
+        silent = [number for number, (_, sent) in self.awaited.items() if beat - sent >= _SILENT_BEATS]
         if silent:
             log.warning("control plane silent", requests=len(silent))
         for number in silent:
-            self._fail(self._awaited.pop(number)[0], sent=True)
+            self._fail(self.awaited.pop(number)[0], sent=True)
+
+    def _update_ready(self) -> None:
+        self.ready = (
+            self._socket is not None
+            and not self._leaving
+            and self._beat - self._heard_beat < _SILENT_BEATS
+            and len(self._unsent) < _MAX_UNSENT_BYTES
+        )
 
     def close(self) -> None:
         self._drop("closed by us")
 
     # -- the socket
 
-    def _connect(self) -> bool:
+    def _connect(self) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
             sock.connect(self._path)
         except OSError:
             sock.close()
-            return False
+            return
         self._socket = sock
         self._leaving = False
-        self._now = self._heard_at = self._clock()
+        self._heard_beat = self._beat
         self._loop.add_reader(sock, self._readable)
-        return True
+        self._update_ready()
 
     def _flush(self) -> None:
         if self._socket is None:
@@ -136,6 +141,7 @@ class ControlLink:
         self._queued.clear()
         if self._unsent:
             self._unsent += data
+            self._update_ready()
             return
         try:
             sent = self._socket.send(data)
@@ -147,6 +153,7 @@ class ControlLink:
         if sent < len(data):
             self._unsent += memoryview(data)[sent:]
             self._loop.add_writer(self._socket, self._writable)
+            self._update_ready()
         elif self._leaving:
             self._leave()
 
@@ -160,6 +167,7 @@ class ControlLink:
             self._drop(str(error))
             return
         del self._unsent[:sent]
+        self._update_ready()
         if not self._unsent:
             self._loop.remove_writer(self._socket)
             if self._leaving:
@@ -177,13 +185,15 @@ class ControlLink:
         if not data:
             self._drop("closed by control")
             return
-        self._now = self._heard_at = self._clock()
+        if self._heard_beat != self._beat:
+            self._heard_beat = self._beat
+            self._update_ready()
         if self._received:
             self._received += data
             data = bytes(self._received)
             self._received.clear()
         answers, used = read_answers(data)
-        awaited = self._awaited
+        awaited = self.awaited
         for number, flags, response in answers:
             request = awaited.pop(number, None)
             if request is not None:
@@ -196,6 +206,7 @@ class ControlLink:
     def _leave(self) -> None:
         """Control is stopping: send what is queued and nothing after it, and read the answers until control closes."""
         self._leaving = True
+        self._update_ready()
         if self._socket is not None and not self._queued and not self._unsent:
             self._socket.shutdown(socket.SHUT_WR)
 
@@ -204,6 +215,7 @@ class ControlLink:
         sock, self._socket = self._socket, None
         if sock is None:
             return
+        self.ready = False
         self._loop.remove_reader(sock)
         self._loop.remove_writer(sock)
         sock.close()
@@ -211,7 +223,7 @@ class ControlLink:
         self._queued.clear()
         self._unsent.clear()
         self._received.clear()
-        awaited, self._awaited = self._awaited, {}
+        awaited, self.awaited = self.awaited, {}
         log.warning("control plane lost", reason=reason, requests=len(awaited))
         for number, (requester, _) in awaited.items():
             self._fail(requester, sent=number not in unsent)

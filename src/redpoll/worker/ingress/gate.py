@@ -7,9 +7,8 @@ and nothing of channels.
 
 from __future__ import annotations
 
-import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
@@ -25,7 +24,7 @@ from redpoll.protocol.limits import Limits
 from redpoll.protocol.session import Session, Subscription
 from redpoll.proxies import TrustedProxies
 from redpoll.worker.client_libraries import ClientLibraries
-from redpoll.worker.connection import Connection, Introduced
+from redpoll.worker.connection import Connection, HttpReader, Introduced
 from redpoll.worker.hub import Hub
 from redpoll.worker.ingress.http_errors import error_response
 from redpoll.worker.ingress.http_requests import HttpRequests
@@ -33,7 +32,6 @@ from redpoll.worker.janitor import Janitor
 
 __all__ = ["Gate"]
 
-_NAMES_UPGRADE = re.compile(rb"\nupgrade[ \t]*:", re.IGNORECASE).search
 # Upgrades are refused at `max_connections`, connections are dropped at this many more. Between the two bounds a client
 # still gets 503 instead of a reset (deploy/failures.md "Out of descriptors").
 _HEADROOM = 48
@@ -77,6 +75,7 @@ class Gate:
         self._max_connections = max_connections
         self._trusted = TrustedProxies(settings.trusted_proxies)
         self.http = HttpRequests(settings, janitor, requests_path, max(1, max_connections // 2))
+        self.http_connections: Mapping[Connection, HttpReader] = self.http.connections
         self._limits = Limits(
             settings.max_channels_per_connection, settings.client_events_per_second, settings.subscribes_per_second
         )
@@ -124,7 +123,7 @@ class Gate:
 
     def head_received(self, connection: Connection, head: bytes) -> None:
         # A server may ignore an Upgrade to another protocol, such as curl's h2c, and answer in HTTP/1.1.
-        if _NAMES_UPGRADE(head) is None or b"websocket" not in head.lower():
+        if b"websocket" not in (lower := head.lower()) or b"\nupgrade" not in lower:
             peer, secure = self._introduction(connection)
             self.http.adopt(connection, peer[0], secure)
             return
@@ -138,12 +137,6 @@ class Gate:
         else:
             peer, secure = self._introduction(connection)
             self.http.adopt(connection, peer[0], secure)
-
-    def http_received(self, connection: Connection, data: bytes) -> None:
-        self.http.connections[connection].received(data)
-
-    def http_ended(self, connection: Connection) -> bool:
-        return self.http.connections[connection].ended()
 
     def head_too_large(self, connection: Connection) -> None:
         self._answer(connection, 431, "bad_request", "the request head is larger than 16 KiB")

@@ -1,8 +1,9 @@
 """One HTTP connection of a client: bytes in, requests to control, answers out in the order of the requests.
 
-llhttp (httptools) parses; this class adds what llhttp leaves to its user: limits on sizes and counts, one request
-under way at a time, and refusals of heads that two readers could understand differently. A request for a WebSocket goes
-back to the engine, any other to control. A large body isn't read before control has checked the head.
+A whole request of the usual shape is read in C (_http.simple_request). llhttp (httptools) parses all others; this class
+adds what llhttp leaves to its user: limits on sizes and counts, one request under way at a time, and refusals of heads
+that two readers could understand differently. A request for a WebSocket goes back to the engine, any other to control.
+A large body isn't read before control has checked the head.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import httptools
 
 from redpoll._engine import HTTP
+from redpoll._http import simple_request
 from redpoll.http_messages import CLOSES, CONTINUE, FIELDS, HEAD_ONLY, HTTP_1_0, LAST, MAX_BODY_BYTES, pack_fields
 from redpoll.worker.ingress.http_errors import closing, error_response
 
@@ -65,6 +67,7 @@ class Shared(Protocol):
 
     link: ControlLink
     draining: bool
+    max_requests: int
     reading_bytes: int
     max_reading_bytes: int
     idle: dict[HttpConnection, None]
@@ -84,69 +87,46 @@ class HttpConnection:
     `busy`: the number of the request that control has, 0 while it has none.
     """
 
-    __slots__ = (
-        "_announced",
-        "_asked",
-        "_backlog",
-        "_body",
-        "_chunks",
-        "_counted_bytes",
-        "_ended",
-        "_expects",
-        "_fault",
-        "_feed_bytes",
-        "_fields",
-        "_flags",
-        "_forwarded",
-        "_head_bytes",
-        "_headers",
-        "_http",
-        "_method",
-        "_parser",
-        "_peer",
-        "_phase",
-        "_requests",
-        "_secure",
-        "_size",
-        "_switching",
-        "_target",
-        "busy",
-        "connection",
-    )
+    busy = 0
+    # llhttp's, made for the first request that isn't of the usual shape.
+    _parser: httptools.HttpRequestParser | None = None
+    _phase = _BETWEEN
+    # How the connection ends after the requests before it are answered: status, code, text.
+    _fault: tuple[int, str, str] | None = None
+    # Bytes that came while a request was under way.
+    _backlog = b""
+    # The client has closed its side.
+    _ended = False
+    # Of the request that is being read, or was read last. Where the Upgrade to another protocol is, `_switching` is
+    # the head without it.
+    _flags = 0
+    _method = b""
+    _target = b""
+    _headers: list[tuple[bytes, bytes]]
+    _fields: Sequence[tuple[int, bytes]] = ()
+    _forwarded: Sequence[str] = ()
+    _body: list[bytes]
+    _size = 0
+    _announced: int | None = 0
+    _chunks = 0
+    _expects = False
+    _switching = b""
+    # Control has been asked whether the body may be read.
+    _asked = False
+    # Bytes of the body that count as being read.
+    _counted_bytes = 0
+    # Bytes that were fed to the parser at once, and bytes of the head under way.
+    _feed_bytes = 0
+    _head_bytes = 0
 
     def __init__(self, http: Shared, connection: Connection, peer: str, secure: int) -> None:
         self.connection = connection
-        self.busy = 0
         self._http = http
         self._peer = peer
+        self._client = peer.encode("ascii", "replace")
         self._secure = secure
-        self._parser = httptools.HttpRequestParser(self)
-        self._phase = _BETWEEN
         # Whole requests that wait for their turn: arguments of ControlLink.send, or the head of an Upgrade.
         self._requests: list[tuple[Any, ...] | bytes] = []
-        # How the connection ends after the requests before it are answered: status, code, text.
-        self._fault: tuple[int, str, str] | None = None
-        # Bytes that came while a request was under way.
-        self._backlog = b""
-        # The client has closed its side.
-        self._ended = False
-        # Of the request that is being read.
-        self._target = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._fields: list[tuple[int, bytes]] = []
-        self._body: list[bytes] = []
-        self._size = 0
-        self._announced: int | None = 0
-        self._chunks = 0
-        self._counted_bytes = 0
-        self._asked = False
-        self._expects = False
-        self._switching = b""
-        self._forwarded: list[str] = []
-        self._feed_bytes = 0
-        self._head_bytes = 0
-        self._flags = 0
-        self._method = b""
 
     @property
     def reads_head(self) -> bool:
@@ -165,7 +145,19 @@ class HttpConnection:
             self.connection.pause_reading()
             return
         if self._phase == _BETWEEN:
-            self._http.idle.pop(self, None)
+            http = self._http
+            http.idle.pop(self, None)
+            link = http.link
+            if link.ready and len(link.awaited) < http.max_requests:
+                fields: list[tuple[bytes, bytes]] = []
+                simple = simple_request(data, fields)
+                if simple is not None and not simple[2].startswith(b"/app/"):
+                    # One whole request of the usual shape: nearly all of them come so.
+                    flags, self._method, target, body = simple
+                    self._flags = flags = flags | self._secure
+                    packed = pack_fields((_KINDS[name], value) for name, value in fields) if fields else b""
+                    self.busy = link.send(self, flags, self._method, self._client, target, packed, body)
+                    return
         self._parse(data)
 
     def ended(self) -> bool:
@@ -179,8 +171,11 @@ class HttpConnection:
             self._head_bytes += len(data)
         else:
             self._head_bytes = len(data)
+        parser = self._parser
+        if parser is None:
+            parser = self._parser = httptools.HttpRequestParser(self)
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._switch(data[upgrade.args[0] :])
             return
@@ -208,6 +203,7 @@ class HttpConnection:
 
     def on_headers_complete(self) -> None:
         parser, headers = self._parser, self._headers
+        assert parser is not None
         if self._head_bytes + self._feed_bytes > MAX_HEAD_BYTES:
             self._check_head_size()
         if len(headers) > MAX_HEADERS:
@@ -217,8 +213,7 @@ class HttpConnection:
         self._size = 0
         self._announced = 0
         self._asked = self._expects = False
-        if self._forwarded:
-            self._forwarded = []
+        forwarded: list[str] = []
         fields: list[tuple[int, bytes]] = []
         hosts = 0
         chunked = upgrades = False
@@ -244,8 +239,9 @@ class HttpConnection:
             elif kind == _UPGRADE:
                 upgrades = b"websocket" in value.lower()
             else:
-                self._forwarded.append(value.decode("latin-1"))
+                forwarded.append(value.decode("latin-1"))
         self._fields = fields
+        self._forwarded = forwarded
         flags = self._secure
         if parser.get_http_version() == "1.1":
             if hosts != 1:
@@ -294,12 +290,14 @@ class HttpConnection:
             self._counted_bytes = 0
 
     def _request(self, body: bytes, flags: int = 0, announced: int | None = 0, refusal: int = 0) -> tuple[Any, ...]:
-        client = self._http.client_of(self._peer, self._forwarded) if self._forwarded else self._peer
+        client = self._client
+        if self._forwarded:
+            client = self._http.client_of(self._peer, self._forwarded).encode("ascii", "replace")
         fields = pack_fields(self._fields) if self._fields else b""
         return (
             self._flags | flags,
             self._method,
-            client.encode("ascii", "replace"),
+            client,
             self._target,
             fields,
             body,
@@ -434,17 +432,21 @@ class HttpConnection:
     def answered(self, flags: int, response: bytes) -> None:
         """Control has answered the request, or allows its body to be read."""
         self.busy = 0
-        if flags & CONTINUE:
+        http = self._http
+        if not flags and not http.draining:
+            self.connection.write_http(response)
+            if self._requests or self._backlog or self._fault is not None or self._ended:
+                self._go_on()
+            else:
+                http.idle[self] = None
+        elif flags & CONTINUE:
             if self._expects and not self._size:
                 self.connection.write_http(_CONTINUE_LINE)
             self._go_on()
         elif flags & LAST:
             self.connection.end_http(response)
-        elif self._http.draining:
-            self.connection.end_http(closing(response))
         else:
-            self.connection.write_http(response)
-            self._go_on()
+            self.connection.end_http(closing(response))
 
     def unanswered(self, sent: bool) -> None:
         """Control went away before it answered. `sent` False: it never saw the request."""
@@ -485,7 +487,7 @@ class HttpConnection:
         if self.busy:
             http.link.forget(self.busy)
         # The parser refers to this object's methods. Breaking the cycle frees both without the garbage collector.
-        self._parser = None  # type: ignore[assignment]
+        self._parser = None
 
 
 def _kind_of(name: bytes) -> int:

@@ -50,6 +50,7 @@ class HttpRequests:
     def __init__(self, settings: Settings, janitor: Janitor, path: str, max_connections: int) -> None:
         self.link = ControlLink(path)
         self.draining = False
+        self.max_requests = MAX_REQUESTS
         self.max_reading_bytes = MAX_READING_BYTES
         self.reading_bytes = 0
         self.idle: dict[HttpConnection, None] = {}
@@ -137,7 +138,7 @@ class HttpRequests:
     def refusal(self, target: bytes) -> bytes | None:
         """The response to a request that can't be sent to control now; None: it can be sent."""
         link = self.link
-        if link.requests >= MAX_REQUESTS:
+        if len(link.awaited) >= self.max_requests:
             self.limit_reached("requests")
             text = "this server has as many requests under way as it takes; send the request again"
         elif link.is_open():
