@@ -58,8 +58,8 @@ def signed_params(
     path: str,
     query: str,
     body: bytes | None,
-    app: App,
-    hashes_of: Callable[[App, str], tuple[Any, Any] | None],
+    app: App | None,
+    hashes_of: Callable[[App | None, str], tuple[Any, Any, bool]],
     now_s: float,
     max_skew_s: int,
 ) -> tuple[str, bool] | None: ...

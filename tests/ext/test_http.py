@@ -116,7 +116,7 @@ heads = st.builds(
 )
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(heads)
 @example(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nabcd")
 @example(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
@@ -135,7 +135,7 @@ def test_what_is_read_here_llhttp_reads_the_same(data):
     assert not {b"transfer-encoding", b"upgrade", b"expect", b"x-forwarded-for"} & set(names)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.data())
 def test_a_changed_byte_is_read_as_llhttp_reads_it_or_not_here(data):
     good = (
@@ -196,7 +196,8 @@ def test_answers_of_a_stream_are_read_in_order_and_a_part_is_left():
 def test_any_bytes_are_read_or_refused(data):
     with contextlib.suppress(ValueError):
         read_requests(IncomingRequest, bytearray(data + b"\0"), len(data), ("X-A",))
-    read_answers(data)
+    with contextlib.suppress(ValueError):
+        read_answers(data)
 
 
 def test_what_is_too_large_for_a_message_is_refused():
@@ -272,7 +273,7 @@ def test_nothing_else_is_let_in_here(query, body):
     assert compare("POST", PATH, query, body) is None
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_a_changed_byte_is_let_in_only_where_the_slower_code_lets_it_in(data):
     query = signed(a="1", info="user_count")

@@ -270,12 +270,11 @@ class Front:
         """Whether the request is signed in the usual layout, which is checked in C; then `app` is set. For all others
         protocol.auth decides, and says what is wrong."""
         app = self._apps.get(call.parameters[0])
-        if app is None or not app.enabled:
-            return False
         signed = signed_params(
             call.method, call.path, call.query, body, app, auth.hashes_of, self._clock(), auth.MAX_SKEW_S
         )
-        if signed is None:
+        # Decided after the signature, so that the time of a refusal doesn't tell which apps exist.
+        if signed is None or app is None or not app.enabled:
             return False
         call.found_key, more = signed
         if not more:

@@ -72,10 +72,12 @@ def _keyed_hashes(secret: str) -> "tuple[_Hash, _Hash]":
     return hashlib.sha256(inner), hashlib.sha256(outer)
 
 
-def hashes_of(app: App, key: str) -> "tuple[_Hash, _Hash] | None":
-    """HMAC's two hashes of the secret of an app's key, to be copied; None where the app has no such enabled key."""
-    secret = app.secret_of(key)
-    return None if secret is None else _keyed_hashes(secret)
+def hashes_of(app: App | None, key: str) -> "tuple[_Hash, _Hash, bool]":
+    """HMAC's two hashes of the secret of an app's key, to be copied, and True; those of no secret and False where there
+    is no such app or it has no such enabled key."""
+    secret = app.secret_of(key) if app is not None else None
+    inner, outer = _keyed_hashes(_NO_SECRET if secret is None else secret)
+    return inner, outer, secret is not None
 
 
 def _digest(secret: str, text: str) -> str:

@@ -192,7 +192,11 @@ class ControlLink:
             self._received += data
             data = bytes(self._received)
             self._received.clear()
-        answers, used = read_answers(data)
+        try:
+            answers, used = read_answers(data)
+        except ValueError as error:
+            self._drop(str(error))
+            return
         awaited = self.awaited
         for number, flags, response in answers:
             request = awaited.pop(number, None)

@@ -1,0 +1,193 @@
+"""A connection answers the same whether requests of the usual shape are read in C or all are read by llhttp.
+
+Both kinds of connection get the same bytes in the same pieces, without sockets and without a control plane.
+"""
+
+import re
+
+import httptools
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from redpoll._engine import HTTP
+from redpoll._http import simple_request
+from redpoll.worker.ingress import http_connection
+from redpoll.worker.ingress.http_connection import HttpConnection
+
+TRACE_ID = re.compile(rb'"trace_id":"[0-9a-f]{32}"')
+
+
+class Connection:
+    """Records what is written, and closes at the first answer that ends it."""
+
+    state = HTTP
+    bytes_owed = 0
+
+    def __init__(self):
+        self.written = []
+
+    def write_http(self, data):
+        self.written.append(TRACE_ID.sub(b"", data))
+
+    def end_http(self, data=b""):
+        self.written += [TRACE_ID.sub(b"", data), "end"]
+        self.state = None
+
+    def pause_reading(self):
+        pass
+
+    def resume_reading(self):
+        pass
+
+
+class Link:
+    """Answers a request when `answer()` is called, as control would: to a head alone, that the body may be read."""
+
+    ready = True
+
+    def __init__(self):
+        self.requests = []
+        self.awaited = {}
+
+    def send(self, requester, flags, method, client, target, fields, body, announced=0, refusal=0):
+        self.requests.append((flags, method, client, target, fields, body, announced, refusal))
+        number = len(self.requests)
+        self.awaited[number] = requester, flags, refusal
+        return number
+
+    def answer(self):
+        while self.awaited:
+            number, (requester, flags, refusal) = self.awaited.popitem()
+            if flags & http_connection.HEAD_ONLY and not refusal:
+                requester.answered(http_connection.CONTINUE, b"")
+            else:
+                last = http_connection.LAST if flags & http_connection.CLOSES else 0
+                requester.answered(last, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX: %d\r\n\r\n" % number)
+
+
+class Shared:
+    """What the connections of a worker share."""
+
+    draining = False
+    max_requests = 100
+    reading_bytes = 0
+    max_reading_bytes = 1 << 20
+
+    def __init__(self):
+        self.link = Link()
+        self.idle = {}
+        self.stalled = {}
+        self.upgraded = None
+
+    def wait_for_head(self, connection):
+        pass
+
+    wait_for_body = wait_for_head
+
+    def refusal(self, target):
+        return None
+
+    def upgrade(self, http, received):
+        self.upgraded = received
+        http.connection.state = None
+
+    def client_of(self, peer, forwarded_for):
+        return forwarded_for[-1]
+
+
+def conversation(pieces, answer_late):
+    """Everything that leaves a connection which receives `pieces`."""
+    shared, connection = Shared(), Connection()
+    http = HttpConnection(shared, connection, "192.0.2.1", 0)
+    for piece in pieces:
+        if connection.state != HTTP:
+            break
+        http.received(piece)
+        if not answer_late:
+            shared.link.answer()
+    shared.link.answer()
+    return shared.link.requests, connection.written, shared.upgraded, shared.reading_bytes, shared.idle == {http: None}
+
+
+LINES = [
+    b"Content-Length: 4",
+    b"Content-Length: 0",
+    b"content-LENGTH:\t004 ",
+    b"Content-Length: 4x",
+    b"Content-Length:",
+    b"Transfer-Encoding: chunked",
+    b"Transfer-Encoding : chunked",
+    b"Connection: close",
+    b"Connection: keep-alive",
+    b"Connection: keep-alive, close",
+    b"Connection: upgrade",
+    b"Proxy-Connection: close",
+    b"Upgrade: h2c",
+    b"Upgrade: websocket",
+    b"Expect: 100-continue",
+    b"X-Forwarded-For: 198.51.100.7",
+    b"Content-Type: application/json",
+    b"Content-Type: text/plain",
+    b"content-type: Application/JSON",
+    b"X-Service-Key: k",
+    b"x-service-key: \t other ",
+    b"X-Service-Secret: \xc3\xa9",
+    b"Authorization: Bearer t",
+    b"Origin: https://a.example",
+    b"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    b"Content-Encoding: gzip",
+    b"Host: two",
+    b"X-A: a\rb",
+    b"X-A: a\nb",
+    b"X-A: a\x00b",
+    b"X-A: a\x7fb",
+    b" folded",
+    b"no colon",
+    b"X A: b",
+]
+one_request = st.builds(
+    lambda method, target, version, lines, end, body: (
+        b"%b %b HTTP/%b\r\n" % (method, target, version) + b"".join(line + b"\r\n" for line in lines) + end + body
+    ),
+    st.sampled_from([b"POST"] * 4 + [b"GET", b"HEAD", b"PUT", b"post", b"CONNECT"]),
+    st.sampled_from([b"/apps/1/events?auth_key=k"] * 4 + [b"/", b"*", b"http://h/", b"/app/k", b"//", b"/a#b", b"/\xff"]),
+    st.sampled_from([b"1.1"] * 8 + [b"1.0", b"2.0"]),
+    st.lists(st.sampled_from(LINES), max_size=3).flatmap(
+        lambda lines: st.permutations([b"Host: h", *lines]) if len(lines) < 3 else st.just(lines)
+    ),
+    st.sampled_from([b"\r\n"] * 6 + [b"\n", b""]),
+    st.sampled_from([b"abcd"] * 3 + [b"", b"abc", b"abcde", b"4\r\nabcd\r\n0\r\n\r\n", b"\r\n"]),
+)
+GOOD = b"POST /apps/1/events?a=b HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nabcd"
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(one_request | st.just(GOOD), min_size=1, max_size=4), st.data(), st.booleans())
+@example([GOOD, GOOD], None, False)
+def test_both_ways_of_reading_answer_the_same(requests, data, answer_late):
+    pieces = list(requests)
+    if data is not None and data.draw(st.booleans()):
+        stream = b"".join(requests)
+        cuts = sorted(data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=6)))
+        pieces = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    compiled = conversation(pieces, answer_late)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(http_connection, "simple_request", lambda data, fields: None)
+        assert conversation(pieces, answer_late) == compiled
+
+
+def test_a_usual_request_is_read_in_c_in_whole_and_by_llhttp_in_parts(monkeypatch):
+    seen = []
+    monkeypatch.setattr(http_connection, "simple_request", lambda *given: seen.append(given) or simple_request(*given))
+    made = []
+    monkeypatch.setattr(
+        http_connection.httptools, "HttpRequestParser", lambda owner: made.append(owner) or PARSER(owner)
+    )
+    requests, *_ = conversation([GOOD, GOOD], False)
+    assert (len(seen), len(made), requests[0]) == (2, 0, requests[1])
+    in_parts, *_ = conversation([GOOD[:20], GOOD[20:]], False)
+    assert (len(made), in_parts) == (1, requests[:1])
+
+
+PARSER = httptools.HttpRequestParser
