@@ -146,12 +146,15 @@ LINES = [
     b"no colon",
     b"X A: b",
 ]
+TARGETS = [*[b"/apps/1/events?auth_key=k"] * 4, b"/", b"*", b"http://h/", b"/app/k", b"//", b"/a#b", b"/\xff"]
 one_request = st.builds(
     lambda method, target, version, lines, end, body: (
         b"%b %b HTTP/%b\r\n" % (method, target, version) + b"".join(line + b"\r\n" for line in lines) + end + body
     ),
     st.sampled_from([b"POST"] * 4 + [b"GET", b"HEAD", b"PUT", b"post", b"CONNECT"]),
-    st.sampled_from([b"/apps/1/events?auth_key=k"] * 4 + [b"/", b"*", b"http://h/", b"/app/k", b"//", b"/a#b", b"/\xff"]),
+    st.sampled_from(
+        [b"/apps/1/events?auth_key=k"] * 4 + [b"/", b"*", b"http://h/", b"/app/k", b"//", b"/a#b", b"/\xff"]
+    ),
     st.sampled_from([b"1.1"] * 8 + [b"1.0", b"2.0"]),
     st.lists(st.sampled_from(LINES), max_size=3).flatmap(
         lambda lines: st.permutations([b"Host: h", *lines]) if len(lines) < 3 else st.just(lines)
