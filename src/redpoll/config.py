@@ -28,6 +28,7 @@ __all__ = ["TABLE", "ConfigError", "Fault", "Setting", "Settings", "load", "samp
 _BY_NAME = {setting.name: setting for setting in TABLE}
 _APP = ("app_id", "app_key", "app_secret")
 _SHORT_PASSWORD_CHARS = 12
+_HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 # Variables with our prefix that are not settings: the path of the file, and how the extensions are built.
 _NOT_SETTINGS = {PREFIX + "CONFIG", PREFIX + "DEBUG"}
 
@@ -194,6 +195,9 @@ def _check_together(values: dict[str, Any], given: dict[str, _Given], faults: li
                 ipaddress.ip_network(network)
             except ValueError as error:
                 fault(name, f"is not an address or network: {error}")
+    for host in values.get("control_names", ()):
+        if not _HOST_NAME.fullmatch(host):
+            fault("control_names", f"must be host names without scheme and port, or `*.` and a name; got {host!r}")
     if values.get("public_url"):
         text = _public_url_fault(values["public_url"])
         if text:

@@ -110,6 +110,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             le=65535,
         ),
     ] = 9601
+    control_names: Annotated[
+        tuple[str, ...],
+        _about(
+            "Host names at which browsers and scrapers reach the control port, such as `redpoll.example.com` or "
+            "`*.internal`. The dashboard and /metrics refuse other names, so that no website can read them by DNS "
+            "rebinding. IP addresses, `localhost`, this machine's name, and the hosts in `control_host` and "
+            "`public_url` are always allowed."
+        ),
+    ] = ()
     workers: Annotated[int, _about("Number of worker processes. 0: one per available CPU.", ge=0, le=1024)] = 0
     redis_url: Annotated[
         str,

@@ -157,7 +157,7 @@ async def make_plane(tmp_path, connect, wait_until):
             await records.load()
             await records.upsert_app(APP_ID, KEY, SECRET)
             await records.upsert_app(OTHER_ID, OTHER_KEY, OTHER_SECRET)
-            settings = Settings(**{"trigger_rate_per_minute": 0, **settings})
+            settings = Settings(**{"trigger_rate_per_minute": 0, "control_names": ("test",), **settings})
             webhooks = Webhooks(store, records, settings)
             await webhooks.load()
             listener = socket.create_server(("127.0.0.1", 0))

@@ -47,6 +47,7 @@ from redpoll.control.dashboard.dashboard import Dashboard, Dependencies
 from redpoll.control.eventlog import EventTrace
 from redpoll.control.health import Health
 from redpoll.control.history import ChannelHistory
+from redpoll.control.host_names import HostNames
 from redpoll.control.janitor import Janitor
 from redpoll.control.metrics import Metrics
 from redpoll.control.middleware import Front
@@ -167,7 +168,14 @@ class ControlPlane:
         )
         per_minute = settings.trigger_rate_per_minute
         rate = RateLimit(per_minute) if per_minute else None
-        self.front = Front(self.routes, records, rate=rate, tracer=self.tracer, body_timeout_s=body_timeout_s)
+        self.front = Front(
+            self.routes,
+            records,
+            host_names=HostNames.of(settings),
+            rate=rate,
+            tracer=self.tracer,
+            body_timeout_s=body_timeout_s,
+        )
         self.front.fault_page = self.dashboard.fault
         api.conclude = self.front.conclude
         self.connections = Connections(

@@ -19,6 +19,7 @@ from redpoll._http import signed_params
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.traces import new_trace_id
 from redpoll.control.connections import PortRequest
+from redpoll.control.host_names import HostNames
 from redpoll.control.ratelimit import WINDOW_S, RateLimit
 from redpoll.control.request import CutOff, Request, error_answer, too_large
 from redpoll.control.response import Response, header_line
@@ -59,8 +60,9 @@ class Credentials(Protocol):
 class Front:
     """Receives every request of the API. It reads `records` on each request, so changes take effect at once.
 
-    `rate`: None if triggers have no rate limit. `tracer`: None if they aren't logged. `clock` returns Unix time, for
-    timestamps of signatures. `body_timeout_s`: the time for a complete body; more bytes don't extend it.
+    `host_names`: None if requests to the control port may name any host. `rate`: None if triggers have no rate limit.
+    `tracer`: None if they aren't logged. `clock` returns Unix time, for timestamps of signatures. `body_timeout_s`: the
+    time for a complete body; more bytes don't extend it.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Front:
         routes: Routes,
         records: Credentials,
         *,
+        host_names: HostNames | None = None,
         rate: RateLimit | None = None,
         tracer: Tracer | None = None,
         clock: Callable[[], float] = time.time,
@@ -78,6 +81,7 @@ class Front:
         # Not copies: Records changes these tables in place.
         self._apps = records.apps
         self._by_key = records.by_key
+        self._host_names = host_names
         self._rate = rate
         self._tracer = tracer
         self._clock = clock
@@ -228,11 +232,23 @@ class Front:
             allowed = ", ".join(sorted(by_method))
             call.more_headers = header_line("Allow", allowed)
             raise ApiError("method_not_allowed", f"method not allowed; use {allowed}")
-        if route.place is Place.CONTROL and call.from_worker:
-            raise ApiError("not_found", "no such path")
+        if route.place is Place.CONTROL:
+            if call.from_worker:
+                raise ApiError("not_found", "no such path")
+            self._check_host(call)
         call.route = route
         if route.cross_origin:
             call.more_headers = self._cross_origin(call)
+
+    def _check_host(self, call: Request) -> None:
+        host = call.headers.get("Host")
+        if self._host_names is None or self._host_names.allow(host):
+            return
+        raise ApiError(
+            "forbidden",
+            f"the control port isn't known by the host name {(host or '')[:256]!r}; if this name is yours, add it to "
+            "the server's setting control_names (REDPOLL_CONTROL_NAMES), or use an IP address",
+        )
 
     def _recognise(self, call: Request, route: Route) -> None:
         """Find the app of a request that was refused before its body was read, for its row in the event log."""
