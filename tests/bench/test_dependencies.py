@@ -24,6 +24,14 @@ USED_BY_NAME = {
 }
 # Part of a declared package's own interface, and installed with it.
 COMES_WITH = {"yarl": "aiohttp", "multidict": "aiohttp", "markupsafe": "jinja2", "gevent": "locust", "nacl": "pusher"}
+# Published vulnerabilities of what a server installs, and the first release without them.
+FIXED_IN = {
+    "aiohttp": ("CVE-2025-69223, CVE-2026-22815, CVE-2026-34525, CVE-2026-69243, PYSEC-2026-4369", "3.14.4"),
+    "click": ("CVE-2026-7246", "8.3.3"),
+    "jinja2": ("CVE-2024-56326, CVE-2025-27516", "3.1.6"),
+    "orjson": ("CVE-2025-67221", "3.11.6"),
+    "redis": ("CVE-2023-28858, CVE-2023-28859", "4.5.4"),
+}
 # Modules of the tree itself, imported from scripts and tests by their file names or folders.
 OWN = {"redpoll"}.union(
     *({path.stem, path.parent.name} for folder in ("bench", "tests") for path in (ROOT / folder).rglob("*.py"))
@@ -101,3 +109,14 @@ def test_everything_imported_is_declared(folder):
         and not module.startswith("_")
     }
     assert undeclared == {}
+
+
+def test_lower_bounds_admit_no_release_with_a_published_vulnerability():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    bounds = {
+        name: tuple(map(int, re.search(r">=([0-9.]+)", requirement)[1].split(".")))
+        for requirement in project["dependencies"]
+        for name in names([requirement])
+    }
+    for name, (vulnerabilities, fixed_in) in FIXED_IN.items():
+        assert bounds[name] >= tuple(map(int, fixed_in.split("."))), f"{name}: {vulnerabilities}"
