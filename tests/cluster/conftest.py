@@ -102,7 +102,7 @@ class Sockets:
                     self.offsets.setdefault(local_channel.channel, local_channel.history.last)
                     != local_channel.history.last
                 ):
-                    self.faults.append(f"{local_channel.channel} joined elsewhere than where its events are")
+                    self.faults.append(f"{local_channel.channel} joined at another position than its events begin at")
             if total is not None:
                 socket.counts.append(total)
             self.attached[local_channel.channel].append(socket)
@@ -161,7 +161,7 @@ class Sockets:
 
     def user_state(self, app_id: str, user_id: str, online: bool) -> None:
         if (user_id, online) in self.states[-1:]:
-            self.faults.append(f"{user_id} told twice")
+            self.faults.append(f"{user_id}: the same state twice")
         self.states.append((user_id, online))
 
     def admitted(self, ticket: Ticket) -> None:
@@ -209,7 +209,7 @@ class Worker:
         return socket
 
     def connect(self) -> Ticket:
-        """A connection of `self.app` that wants to be let in; the outcome is in `sockets.connections`."""
+        """Opens a connection of `self.app`; the outcome is in `sockets.connections`."""
         ticket = Ticket(None)
         self.registry.admit(self.app, ticket)
         return ticket
@@ -273,7 +273,7 @@ def make_app() -> Callable[..., App]:
 
 @pytest.fixture
 async def link(redis) -> AsyncIterator[Link]:
-    """A link of the test's own: to look into Redis, or to be control."""
+    """A link of the test's own, to look into Redis or to act as control."""
     link = Link(redis.url, first_delay_s=0.01, max_delay_s=0.05)
     link.start()
     async with asyncio.timeout(10):
@@ -332,7 +332,7 @@ class Truth:
                 elif local_channel.attached != len(attached):
                     wrong.append(f"{local_channel.channel}: {local_channel.attached} known, {len(attached)} attached")
                 elif local_channel.attached == 0:
-                    wrong.append(f"{local_channel.channel}: held by {worker.registry.w} for nobody")
+                    wrong.append(f"{local_channel.channel}: held by {worker.registry.w} without a subscriber")
                 elif local_channel.roster is not None and set(local_channel.roster) != users[local_channel.channel]:
                     name = local_channel.channel
                     wrong.append(f"{name}: roster {set(local_channel.roster)}, not {users[name]}")
@@ -349,7 +349,7 @@ class Truth:
         return [name.decode() for name in await self.link.ask(b"SMEMBERS", self.keys.occupied(at, APP))]
 
     async def settled(self, workers: list[Worker], timeout_s: float = 10.0) -> None:
-        """Waits until nothing is wrong; fails with what still is."""
+        """Waits until nothing is wrong; fails with the faults that remain."""
         deadline = time.monotonic() + timeout_s
         while wrong := await self.differences(workers):
             if time.monotonic() > deadline:

@@ -35,7 +35,7 @@ async def test_event_without_subscribers_is_confirmed(link, keys):
     assert await Bus(link, keys).publish_all(APP, []) == []
 
 
-async def test_publish_without_waiting_tells_its_callback(link, keys, wait_until):
+async def test_publish_without_waiting_calls_its_callback(link, keys, wait_until):
     outcomes = []
     Bus(link, keys).publish(APP, "a", "e", "d", done=outcomes.append)
     assert outcomes == []
@@ -172,7 +172,7 @@ async def test_subscriber_that_races_a_publish_gets_the_event_exactly_once(link,
 # Published once
 
 
-async def test_event_of_the_same_place_in_the_same_request_is_published_once(link, keys, wait_until):
+async def test_event_at_the_same_index_of_the_same_request_is_published_once(link, keys, wait_until):
     seen = []
     link.on_push = lambda topic, payload: seen.append(payload[-1:])
     link.subscribe([keys.topic("7", "a"), keys.topic("7", "cache-a")])
@@ -228,7 +228,7 @@ async def test_event_is_stored_by_rule_and_its_publisher_gets_the_usual_answer(l
     assert int(await link.ask(b"HGET", keys.history_meta("7", "a"), b"s")) == second
 
 
-async def test_event_of_a_cache_channel_is_cached_and_kept_once(link, keys, pushes):
+async def test_event_of_a_cache_channel_is_cached_and_stored_once(link, keys, pushes):
     bus, app = Bus(link, keys), keeping(rule("cache-", prefix=True))
     await link.ask(b"SET", keys.cache_miss("7", "cache-a"), b"1")
     for _ in range(2):
@@ -278,7 +278,7 @@ async def test_history_that_falls_beyond_the_cap_does_not_come_back_with_a_later
     assert await link.ask(b"XLEN", keys.history("7", "a")) == 1
 
 
-async def test_clients_event_is_kept_only_if_the_rule_says_so(link, keys, pushes, wait_until):
+async def test_clients_event_is_stored_only_if_the_rule_says_so(link, keys, pushes, wait_until):
     bus = Bus(link, keys)
     for wanted in (False, True):
         bus.publish(keeping(rule("a", client_events=wanted)), "a", "client-e", str(wanted), done=lambda reply: None)
@@ -326,9 +326,7 @@ async def test_servers_event_makes_no_row(link, keys):
     assert await link.ask(b"EXISTS", keys.outbox(shard("7", "a"))) == 0
 
 
-async def test_while_somebody_watches_every_event_is_copied_to_the_console_and_else_none(
-    link, keys, start_worker, wait_until
-):
+async def test_events_are_copied_to_the_console_only_while_somebody_watches(link, keys, start_worker, wait_until):
     worker = await start_worker(1)
     watched = structs.replace(APP, console_until=time.time() + 60)
     worker.app = watched

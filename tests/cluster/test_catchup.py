@@ -1,6 +1,6 @@
 """Workers on a real Redis, whose connections break while events are published to channels with history.
 
-That events of such a channel come in an unbroken chain is checked by the listener (conftest.py), in every test.
+In every test, the recorded sockets (conftest.py) check that each event follows the one before it.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ def settled(worker, channel=NEWS) -> bool:
     return local_channel is not None and local_channel.history is not None and local_channel.history.live
 
 
-# Where one is
+# Positions
 
 
 async def test_joiner_gets_the_position_after_which_its_events_come(worker, bus, app, link, keys, wait_until):
@@ -96,7 +96,7 @@ async def test_joiner_gets_the_position_after_which_its_events_come(worker, bus,
     assert not worker.sockets.faults
 
 
-async def test_channels_without_history_have_no_place(start_worker, wait_until, make_app, bus):
+async def test_channels_without_history_have_no_position(start_worker, wait_until, make_app, bus):
     worker = await start_worker(1)
     worker.app = app = make_app(history=(rule(name="other"),))
     socket = await attach(worker, wait_until)
@@ -154,9 +154,7 @@ async def test_events_published_during_a_break_come_once_and_in_order(worker, bu
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_links_that_break_at_random_lose_and_repeat_nothing(
-    seed, redis, start_worker, app, bus, link, keys, wait_until
-):
+async def test_random_breaks_lose_and_repeat_nothing(seed, redis, start_worker, app, bus, link, keys, wait_until):
     rng, sent = random.Random(seed), 0
     with Proxy(redis.path) as proxy:
         workers = [await start_worker(1, server=proxy), await start_worker(2)]
@@ -185,7 +183,7 @@ async def test_links_that_break_at_random_lose_and_repeat_nothing(
             assert (worker.registry.histories_lost, worker.sockets.faults) == (0, [])
 
 
-async def test_connection_that_hangs_until_it_is_given_up_costs_nothing(redis, start_worker, app, bus, wait_until):
+async def test_connection_that_hangs_until_it_is_closed_loses_nothing(redis, start_worker, app, bus, wait_until):
     with Proxy(redis.path) as proxy:
         worker = await start_worker(1, server=proxy)
         worker.app = app
@@ -302,7 +300,7 @@ async def test_worker_fenced_on_a_connection_that_lives_misses_nothing(worker, b
     assert (worker.registry.histories_lost, worker.sockets.faults) == (0, [])
 
 
-# What can't be filled
+# Gaps that can't be filled
 
 
 @pytest.fixture
@@ -377,7 +375,7 @@ async def test_history_cleared_during_a_break_is_reported(worker, app, bus, link
     assert not worker.sockets.faults
 
 
-async def test_emptied_redis_has_another_history_of_which_nothing_is_missed(worker, app, bus, link, wait_until):
+async def test_emptied_redis_has_a_new_history_of_which_nothing_is_missed(worker, app, bus, link, wait_until):
     socket = await attach(worker, wait_until)
     await send(bus, app, 1)
     await wait_until(lambda: socket.events)
@@ -408,12 +406,12 @@ async def test_history_lost_during_a_break_is_reported_when_a_new_one_begins(wor
     assert not worker.sockets.faults
 
 
-async def test_history_that_expired_under_its_subscribers_begins_a_new_epoch(worker, app, bus, link, keys, wait_until):
+async def test_history_that_expired_while_subscribed_begins_a_new_epoch(worker, app, bus, link, keys, wait_until):
     socket = await attach(worker, wait_until)
     await send(bus, app, 1)
     await link.ask(b"DEL", keys.history("7", NEWS), keys.history_meta("7", NEWS))
     late = await attach(worker, wait_until)
-    # The joiner's question made the new one.
+    # The joiner's `hold` began the new one.
     assert late.place == socket.place
     assert len(worker.sockets.lost_places) == 1
     assert worker.registry.catchups == 0
@@ -454,7 +452,7 @@ async def test_publisher_that_is_faster_than_the_reader_is_not_waited_for(worker
 # Events that are not stored
 
 
-async def test_what_is_not_kept_is_passed_on_and_leaves_the_place_as_it_is(worker, app, bus, link, keys, wait_until):
+async def test_unstored_event_is_passed_on_and_leaves_the_position_as_it_is(worker, app, bus, link, keys, wait_until):
     socket = await attach(worker, wait_until)
     await send(bus, app, 1)
     bus.publish(app, NEWS, "client-e", "typing", done=lambda reply: None)
@@ -465,7 +463,7 @@ async def test_what_is_not_kept_is_passed_on_and_leaves_the_place_as_it_is(worke
     assert (worker.registry.catchups, worker.sockets.faults) == (0, [])
 
 
-async def test_what_is_not_kept_is_passed_on_while_the_channel_catches_up(worker, app, bus, keys, wait_until):
+async def test_unstored_event_is_passed_on_while_the_channel_catches_up(worker, app, bus, keys, wait_until):
     socket = await attach(worker, wait_until)
     page, asked = worker.registry.history.page, []
     worker.registry.history.page = lambda *args: asked.append(args)
@@ -480,7 +478,7 @@ async def test_what_is_not_kept_is_passed_on_while_the_channel_catches_up(worker
     await wait_until(lambda: data(socket) == ["typing", "1", "2"])
 
 
-async def test_clients_events_are_kept_where_the_rule_says_so(worker, make_app, bus, link, keys, wait_until):
+async def test_clients_events_are_stored_where_the_rule_says_so(worker, make_app, bus, link, keys, wait_until):
     worker.app = app = make_app(history=(rule(client_events=True),))
     socket = await attach(worker, wait_until)
     receivers: list[int] = []
@@ -492,7 +490,7 @@ async def test_clients_events_are_kept_where_the_rule_says_so(worker, make_app, 
     assert receivers == [1]
 
 
-async def test_channel_beyond_the_apps_cap_gets_its_events_and_has_no_place(
+async def test_channel_beyond_the_apps_cap_gets_its_events_and_has_no_position(
     start_worker, make_app, bus, link, keys, wait_until
 ):
     worker = await start_worker(1)

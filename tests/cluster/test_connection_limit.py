@@ -91,7 +91,7 @@ async def test_places_of_a_killed_worker_are_free_when_it_is_reaped(a, start_wor
     assert codes(a)[-1] == 4004
 
 
-async def test_undecided_worker_means_4100(a, b, wait_until):
+async def test_worker_that_may_be_dead_means_4100(a, b, wait_until):
     local_channel = [b.connect() for _ in range(3)]
     await wait_until(answered(*((b, ticket) for ticket in local_channel)))
     await b.kill()
@@ -194,7 +194,7 @@ async def test_limit_turned_off_admits_waiting_connections(start_worker, make_ap
             worker.registry.depart("7")
 
 
-async def test_connection_accepted_after_the_limit_was_turned_off_is_not_kept_in_redis(a, make_app, wait_until, truth):
+async def test_connection_accepted_after_the_limit_was_turned_off_is_not_counted(a, make_app, wait_until, truth):
     ticket = a.connect()
     await asyncio.sleep(0)
     a.link.flush()

@@ -77,7 +77,7 @@ async def test_skipped_version_makes_the_worker_read_everything(worker, writer, 
     assert set(worker.directory.by_id) == {"1", "2", "5"}
 
 
-async def test_refill_takes_out_what_is_gone_and_keeps_what_is_known_meanwhile(worker, writer, link, keys, wait_until):
+async def test_refill_deletes_removed_records_and_old_ones_are_used_until_then(worker, writer, link, keys, wait_until):
     await wait_until(lambda: worker.directory.complete)
     await link.ask(b"DEL", keys.directory, keys.directory_version)
     worker.directory.read()
@@ -90,7 +90,7 @@ async def test_refill_takes_out_what_is_gone_and_keeps_what_is_known_meanwhile(w
     assert worker.directory.find("key1") is None
 
 
-async def test_unreadable_record_keeps_no_other_app_out(worker, writer, link, keys, wait_until):
+async def test_unreadable_record_affects_no_other_app(worker, writer, link, keys, wait_until):
     await wait_until(lambda: worker.directory.complete)
     await link.ask(b"HSET", keys.directory, "5", b'{"id":5}')
     await link.ask(b"SET", keys.directory_version, 2)
@@ -98,7 +98,7 @@ async def test_unreadable_record_keeps_no_other_app_out(worker, writer, link, ke
     assert set(worker.directory.by_id) == {"1"}
 
 
-async def test_version_of_an_empty_redis_is_none(writer):
+async def test_empty_redis_has_no_version(writer):
     assert await writer.version() is None
 
 

@@ -25,11 +25,11 @@ def test_event_without_skip_trace_and_user_has_dashes_and_zero():
     assert event_envelope("ev", "") == b"e 0 0 - - 0 2\nev"
 
 
-def test_event_with_history_says_its_offset_and_the_one_before():
+def test_event_with_history_has_its_offset_and_the_one_before():
     assert event_envelope("ev", "x", offset=1795229775333584, prev=3) == (b"e 1795229775333584 3 - - 0 2\nevx")
 
 
-def test_tail_is_the_envelope_from_skip_on():
+def test_tail_is_the_envelope_from_skip_to_the_end():
     assert event_envelope("ev", "d", skip="1.2") == b"e 0 0 " + event_tail("ev", "d", skip="1.2")
 
 
@@ -43,13 +43,13 @@ def test_removed_member_is_all_that_follows_the_header():
 
 
 @pytest.mark.parametrize("payload", [b"", b"m", b"e 0 0 - - 0 2\nev", b"m w x 1\nab", b"r w 1\nu"])
-def test_what_is_no_added_member_is_refused(payload):
+def test_malformed_added_member_is_refused(payload):
     with pytest.raises(ValueError):  # noqa: PT011
         parse_added(payload)
 
 
 @pytest.mark.parametrize("payload", [b"", b"r", b"m w 1 1\na", b"r w x\nu"])
-def test_what_is_no_removed_member_is_refused(payload):
+def test_malformed_removed_member_is_refused(payload):
     with pytest.raises(ValueError):  # noqa: PT011
         parse_removed(payload)
 
@@ -59,28 +59,28 @@ def test_count_is_the_last_word():
 
 
 @pytest.mark.parametrize("payload", [b"", b"n", b"n w 1", b"n w 1 x", b"r w 1 2"])
-def test_what_is_no_count_is_refused(payload):
+def test_malformed_count_is_refused(payload):
     with pytest.raises(ValueError):  # noqa: PT011
         parse_count(payload)
 
 
-def test_cached_event_leaves_nobody_out():
+def test_cached_event_skips_no_socket():
     tail = event_tail("ev", "a b", skip="1.2", trace="ab" * 16)
     assert cached_envelope(tail) == event_envelope("ev", "a b", trace="ab" * 16)
 
 
-def test_kept_event_is_as_it_was_published_or_leaves_nobody_out():
+def test_stored_event_keeps_its_skip_only_if_it_is_asked_for():
     tail = event_tail("ev", "a b", skip="1.2", trace="ab" * 16)
     assert event_of_tail(7, 5, tail) == event_envelope("ev", "a b", skip="1.2", trace="ab" * 16, offset=7, prev=5)
     assert event_of_tail(7, 5, tail, skip=False) == event_envelope("ev", "a b", trace="ab" * 16, offset=7, prev=5)
 
 
-def test_cleared_history_says_its_new_epoch():
+def test_cleared_history_has_its_new_epoch():
     assert parse_cleared(b"x 0123abcd") == "0123abcd"
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", b"x a b", b"y a"])
-def test_what_is_no_cleared_history_is_refused(payload):
+def test_malformed_cleared_history_is_refused(payload):
     with pytest.raises(ValueError):  # noqa: PT011
         parse_cleared(payload)
 

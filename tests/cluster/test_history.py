@@ -1,4 +1,4 @@
-"""Reading what the bus kept, on a real Redis."""
+"""Reading stored messages, on a real Redis."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ def history(link, keys) -> History:
 
 @pytest.fixture
 def publish(link, keys):
-    """`await publish(5)`: so many events on `news`, with numbers from where it left off as data."""
+    """`await publish(5)`: publishes five events on `news`, whose data are consecutive numbers."""
     bus, numbers = Bus(link, keys), iter(range(10**6))
 
     async def publish(count: int, *, channel: str = "news", data: str = "") -> None:
@@ -34,7 +34,7 @@ def publish(link, keys):
 
 
 async def asked(method, *args, **more):
-    """The outcome that a `done` is given."""
+    """Returns the outcome that a `done` callback got."""
     future = asyncio.get_running_loop().create_future()
     method(*args, **more, done=future.set_result)
     assert not future.done()
@@ -45,7 +45,7 @@ def numbers(page: Page) -> list[int]:
     return [int(row.data) for row in page.rows]
 
 
-def test_row_says_what_was_published():
+def test_row_has_what_was_published():
     row = Row(1_795_229_775_333_584, 3, event_tail("é", '{"a":1}', skip="1.2", trace="ab" * 16, user="ü"))
     assert (row.event, row.data, row.user, row.skip, row.time_ms) == ("é", '{"a":1}', "ü", "1.2", 1_795_229_775_333)
     head = b"e 1795229775333584 3 "
@@ -55,7 +55,7 @@ def test_row_says_what_was_published():
     assert (plain.event, plain.data, plain.user, plain.skip) == ("e", "", None, None)
 
 
-def test_page_follows_a_place_if_nothing_lies_between():
+def test_page_follows_an_offset_if_nothing_is_between_them():
     rows = [Row(5, 3, b""), Row(8, 5, b"")]
     assert Page("E", 8, rows, False).follows("E", 3)
     assert not Page("E", 8, rows, False).follows("F", 3)
@@ -66,7 +66,7 @@ def test_page_follows_a_place_if_nothing_lies_between():
     assert not Page("E", 8, [], False).follows("E", 9)
 
 
-def test_place_of_another_epoch_or_of_the_future_is_refused():
+def test_position_of_another_epoch_or_of_the_future_is_refused():
     page = Page("E", 8, [], False)
     page.check("E", 8)
     with pytest.raises(UnknownEpoch, match="'E'"):
@@ -99,7 +99,7 @@ async def test_page_of_large_messages_has_fewer_of_them(history, publish):
     assert (len(page.rows), page.more) == (13, True)
 
 
-async def test_channel_of_which_nothing_was_kept_has_an_empty_page(history):
+async def test_channel_of_which_nothing_was_stored_has_an_empty_page(history):
     assert await asked(history.page, "7", "news", 0, 64) == Page("", 0, [], False)
     assert await history.read("7", "news", limit=5) == Page("", 0, [], False)
     assert await asked(history.locate, "7", "news", count=5) == 0
@@ -196,7 +196,7 @@ async def test_reading_from_another_epoch_or_from_the_future_is_refused(history,
             await history.read("7", "news", limit=1, epoch=found.epoch, **bounds)
 
 
-async def test_bounds_beyond_all_offsets_are_as_good_as_any(history, publish):
+async def test_bounds_beyond_all_offsets_are_accepted(history, publish):
     await publish(3)
     for since in (-(10**30), -1, 0):
         assert numbers(await history.read("7", "news", limit=9, since=since)) == [0, 1, 2]
@@ -206,7 +206,7 @@ async def test_bounds_beyond_all_offsets_are_as_good_as_any(history, publish):
     assert numbers(await asked(history.page, "7", "news", 10**30, 9)) == []
 
 
-async def test_cleared_history_is_empty_and_of_another_epoch(history, publish):
+async def test_cleared_history_is_empty_and_has_another_epoch(history, publish):
     assert await history.clear("7", "news") is None
     await publish(3)
     before = await history.read("7", "news", limit=9)
@@ -219,7 +219,7 @@ async def test_cleared_history_is_empty_and_of_another_epoch(history, publish):
     assert (page.epoch, numbers(page), page.rows[0].prev) == (epoch, [3], before.top)
 
 
-async def test_history_cleared_between_two_pages_is_read_as_it_is_then(history, publish, link):
+async def test_history_cleared_between_two_pages_is_read_again_from_the_start(history, publish, link):
     await publish(100)
     execute, calls = link.execute, []
 
@@ -245,7 +245,7 @@ async def test_reading_from_a_redis_that_is_away_is_unavailable(keys, monkeypatc
 
 
 async def test_large_history_delays_no_other_command(history, publish, link):
-    """Read in pages: others' commands go in between, and each is short."""
+    """Read in pages: other commands run between two pages, and each page is short."""
     await publish(1_000, data="x" * 2_000)
     reading = asyncio.ensure_future(history.read("7", "news", limit=1_000))
     pings = 0

@@ -45,7 +45,7 @@ async def test_ids_of_two_apps_are_independent(idempotency):
     assert (await idempotency.claim("7", "id-2", REQUEST)).outcome is Outcome.NEW
 
 
-async def test_withdrawn_request_was_never_made_unless_another_made_it(idempotency):
+async def test_withdrawing_a_repetition_leaves_the_first_claim(idempotency):
     first = await idempotency.claim("7", "id-1", REQUEST)
     again = await idempotency.claim("7", "id-1", REQUEST)
     await idempotency.withdraw(again)

@@ -17,7 +17,7 @@ async def test_commands_of_one_tick_are_one_write_and_answered_in_order(link):
     assert link.unanswered == 0
 
 
-async def test_error_of_one_command_is_its_own(link):
+async def test_error_of_one_command_affects_no_other(link):
     replies = []
     link.call(b"INCR", b"n", done=replies.append)
     link.call(b"NONSENSE", done=replies.append)
@@ -125,8 +125,8 @@ async def test_failing_handler_does_not_stop_the_others(link):
     assert len(problems) == link.handler_errors == 2
 
 
-async def test_answers_like_loading_are_a_broken_connection(link, wait_until):
-    # READONLY is the one of them that can be had at will.
+async def test_answers_like_loading_count_as_a_broken_connection(link, wait_until):
+    # Of these answers, only READONLY can be provoked.
     await link.ask(b"REPLICAOF", b"127.0.0.1", b"1")
     try:
         outcomes = []

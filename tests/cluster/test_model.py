@@ -61,13 +61,13 @@ class History:
     def cut(self) -> None:
         self.random.choice(self.workers).link.drop("cut")
 
-    def cut_behind_its_back(self) -> None:
-        # Queued commands are carried out, and their replies are lost.
+    def lose_replies(self) -> None:
+        # Redis carries out what is queued, and the replies are lost.
         worker = self.random.choice(self.workers)
         if worker.link.up:
             worker.deafen()
             worker.link.flush()
-            asyncio.get_running_loop().call_later(0.01, worker.link.drop, "cut behind its back")
+            asyncio.get_running_loop().call_later(0.01, worker.link.drop, "cut before the replies")
 
     async def reap_the_living(self) -> None:
         await self.reaper.reap(self.random.choice(self.workers).registry.w)
@@ -98,7 +98,7 @@ class History:
             elif chance < 0.90:
                 self.cut()
             elif chance < 0.94:
-                self.cut_behind_its_back()
+                self.lose_replies()
             elif chance < 0.97:
                 await self.reap_the_living()
             elif chance < 0.99:
@@ -110,7 +110,7 @@ class History:
 
 
 async def end(history: History, truth) -> None:
-    """Everything agrees; then all leave, and nothing is left."""
+    """Waits until everything agrees. Then all leave, and Redis must be empty."""
     await truth.settled(history.workers)
     await history.reap_the_dead()
     await truth.settled(history.workers)

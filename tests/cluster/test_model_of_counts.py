@@ -1,8 +1,10 @@
-"""Random histories of counts: subscribers who get subscription_count, signed-in users who are watched,
-connections of an app with a limit. Breaks, fences, kills and a Redis that forgets come between.
+"""Random histories of counts: subscription counts, watched users, and connections of an app with a limit.
 
-In the end every client knows the last count, every watcher the truth, and Redis counts what is there. The seed of
-a failing history is in the test's name; `HISTORIES=1000` runs more of them.
+Connections break, workers are fenced and killed, and Redis loses its data. At the end of each history every subscriber
+must have the last count, every watcher the present state of its users, and Redis the real numbers. The seed of a
+failing history is in the test's name.
+
+`HISTORIES=1000 pytest tests/cluster/test_model_of_counts.py` runs more of them.
 """
 
 import asyncio
@@ -31,7 +33,7 @@ class History:
         self.keys = keys
         self.reaper = Reaper(link, keys, "ffffffffffff")
         self.workers = []
-        # What the sockets of each worker are: (worker, thing).
+        # Pairs of the worker and its socket, user or ticket.
         self.sockets, self.signed_in, self.tickets = [], [], []
         self.k = 0
 
@@ -82,7 +84,7 @@ class History:
             if worker.link.up:
                 worker.deafen()
                 worker.link.flush()
-                asyncio.get_running_loop().call_later(0.01, worker.link.drop, "cut behind its back")
+                asyncio.get_running_loop().call_later(0.01, worker.link.drop, "cut before the replies")
         elif chance < 0.75:
             await self.reaper.reap(worker.registry.w)
         elif chance < 0.9:
@@ -93,8 +95,8 @@ class History:
 
     async def kill(self, worker):
         self.workers.remove(worker)
-        for things in (self.sockets, self.signed_in, self.tickets):
-            things[:] = [(owner, thing) for owner, thing in things if owner is not worker]
+        for entries in (self.sockets, self.signed_in, self.tickets):
+            entries[:] = [(owner, entry) for owner, entry in entries if owner is not worker]
         await worker.kill()
         await self.reap_the_dead()
         await self.add_worker()
@@ -105,7 +107,7 @@ class History:
             if name.decode() not in living:
                 await self.reaper.reap(name.decode())
 
-    async def sum_of(self, channel):
+    async def count_in_redis(self, channel):
         return sum(int(n) for n in await self.link.ask(b"HVALS", self.keys.counts("7", channel)))
 
     async def differences(self):
@@ -114,26 +116,26 @@ class History:
             attached = [socket for _, socket in self.sockets if socket.channel == channel]
             if any(socket.state != "attached" for socket in attached):
                 wrong.append(f"{channel}: a socket waits")
-            told = {socket.counts[-1] if socket.counts else None for socket in attached}
-            if attached and told != {len(attached)}:
-                wrong.append(f"{channel}: {len(attached)} attached, told {told}")
-            if await self.sum_of(channel) != len(attached):
-                wrong.append(f"{channel}: {len(attached)} attached, Redis has {await self.sum_of(channel)}")
+            counts = {socket.counts[-1] if socket.counts else None for socket in attached}
+            if attached and counts != {len(attached)}:
+                wrong.append(f"{channel}: {len(attached)} attached, subscribers got {counts}")
+            if await self.count_in_redis(channel) != len(attached):
+                wrong.append(f"{channel}: {len(attached)} attached, Redis has {await self.count_in_redis(channel)}")
         for user in USERS:
             n = sum(name == user for _, name in self.signed_in)
-            if await self.sum_of(f"%u:{user}") != n:
-                wrong.append(f"{user}: {n} connections, Redis has {await self.sum_of(f'%u:{user}')}")
+            if await self.count_in_redis(f"%u:{user}") != n:
+                wrong.append(f"{user}: {n} connections, Redis has {await self.count_in_redis(f'%u:{user}')}")
             for worker in self.workers:
-                told = [online for name, online in worker.sockets.states if name == user]
-                if told[-1:] != [n > 0]:
-                    wrong.append(f"{user}: {n} connections, {worker.registry.w} was told {told[-2:]}")
-                if any(before == after for before, after in pairwise(told)):
-                    wrong.append(f"{user}: told twice")
+                states = [online for name, online in worker.sockets.states if name == user]
+                if states[-1:] != [n > 0]:
+                    wrong.append(f"{user}: {n} connections, {worker.registry.w} got the states {states[-2:]}")
+                if any(before == after for before, after in pairwise(states)):
+                    wrong.append(f"{user}: the same state twice")
         admitted = [owner.sockets.connections.get(ticket) for owner, ticket in self.tickets]
         if None in admitted:
             wrong.append("a connection waits")
-        if await self.sum_of("%conn") != admitted.count(200):
-            wrong.append(f"{admitted.count(200)} connections, Redis has {await self.sum_of('%conn')}")
+        if await self.count_in_redis("%conn") != admitted.count(200):
+            wrong.append(f"{admitted.count(200)} connections, Redis has {await self.count_in_redis('%conn')}")
         return wrong
 
     async def settled(self, timeout_s=20.0):

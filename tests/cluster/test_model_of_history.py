@@ -1,9 +1,10 @@
-"""Channels with history under random mishaps: breaks, fences, kills, clearings, a Redis that forgets.
+"""Channels with history under random mishaps: breaks, fences, kills, clearings, a Redis that loses its data.
 
-Whatever happened: nobody got an event twice or out of order, each got all that was kept behind the place that it was
-told last, and whoever was told of no loss missed nothing. The seed of a failing story is in the test's name.
+At the end of each, no subscriber may have got an event twice or out of order, and each must have got every stored event
+after its last position. So a subscriber that was sent no new position missed nothing. The seed of a failing run is in
+the test's name.
 
-`STORIES=1000 pytest tests/cluster/test_model_of_history.py` runs more of them.
+`HISTORIES=1000 pytest tests/cluster/test_model_of_history.py` runs more of them.
 """
 
 import asyncio
@@ -18,17 +19,17 @@ from redpoll.cluster.history import History
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.protocol.apps import HistoryRule
 
-# One that keeps everything, one that forgets soon, and one that members join.
+# One channel keeps everything, one keeps 20 messages, one has members.
 RULES = (
     HistoryRule(id="000001", name="all", keep=10_000, seconds=3_600, client_events=True),
     HistoryRule(id="000002", name="few", keep=20, seconds=3_600),
     HistoryRule(id="000003", name="presence-all", keep=10_000, seconds=3_600),
 )
 CHANNELS = tuple(rule.name for rule in RULES)
-STORIES = int(os.environ.get("STORIES", "8"))
+HISTORIES = int(os.environ.get("HISTORIES", "8"))
 
 
-class Story:
+class Scenario:
     def __init__(self, seed: int, start_worker, app, link, keys) -> None:
         self.random = random.Random(seed)
         self.start_worker = start_worker
@@ -40,8 +41,9 @@ class Story:
         self.reaper = Reaper(link, keys, "ffffffffffff")
         self.workers: list = []
         self.sockets: list = []
-        # All that ever attached, and of each channel what was published since its history began.
-        self.everybody: list = []
+        # All sockets that ever attached to a worker that still lives.
+        self.ever_attached: list = []
+        # What was published to each channel since its history began.
         self.sent: dict[str, list[str]] = {channel: [] for channel in CHANNELS}
         self.k = self.number = 0
 
@@ -59,7 +61,7 @@ class Story:
 
     def _attach(self, worker, channel: str, user: str) -> None:
         socket = worker.join(channel, user if channel.startswith("presence-") else None)
-        self.everybody.append((worker, socket))
+        self.ever_attached.append((worker, socket))
         if not user.startswith("observer-"):
             self.sockets.append((worker, socket))
 
@@ -80,7 +82,7 @@ class Story:
         self.sent[channel] += texts
 
     async def publish_as_client(self) -> None:
-        # Over the worker's own connection, which also gets its own publishes.
+        # On the worker's own connection, which also receives what it publishes.
         worker = self.random.choice(self.workers)
         text, outcome = str(self.number), asyncio.get_running_loop().create_future()
         self.number += 1
@@ -94,17 +96,17 @@ class Story:
     def cut(self) -> None:
         self.random.choice(self.workers).link.drop("cut")
 
-    def cut_behind_its_back(self) -> None:
+    def lose_replies(self) -> None:
         worker = self.random.choice(self.workers)
         if worker.link.up:
             worker.deafen()
             worker.link.flush()
-            asyncio.get_running_loop().call_later(0.01, worker.link.drop, "cut behind its back")
+            asyncio.get_running_loop().call_later(0.01, worker.link.drop, "cut before the replies")
 
     async def kill(self) -> None:
         worker = self.workers.pop(self.random.randrange(len(self.workers)))
-        self.sockets = [each for each in self.sockets if each[0] is not worker]
-        self.everybody = [each for each in self.everybody if each[0] is not worker]
+        self.sockets = [(owner, socket) for owner, socket in self.sockets if owner is not worker]
+        self.ever_attached = [(owner, socket) for owner, socket in self.ever_attached if owner is not worker]
         await worker.kill()
         await self.reaper.reap(worker.registry.w)
         await self.add_worker()
@@ -138,7 +140,7 @@ class Story:
             elif chance < 0.86:
                 self.cut()
             elif chance < 0.92:
-                self.cut_behind_its_back()
+                self.lose_replies()
             elif chance < 0.94:
                 await self.reaper.reap(self.random.choice(self.workers).registry.w)
             elif chance < 0.95:
@@ -154,11 +156,11 @@ class Story:
 
     async def end(self, truth, wait_until) -> None:
         await truth.settled(self.workers)
-        # The last event; it comes after everything that is caught up.
+        # The last event, which comes after all messages that a subscriber catches up with.
         for channel in CHANNELS:
             await self.bus.publish_all(self.app, [Outgoing(channel, "e", "end")])
             self.sent[channel].append("end")
-        attached = [socket for _, socket in self.everybody if socket.state == "attached"]
+        attached = [socket for _, socket in self.ever_attached if socket.state == "attached"]
         await wait_until(lambda: all(socket.events and socket.events[-1].endswith(b"end") for socket in attached))
         await truth.settled(self.workers)
         for channel in CHANNELS:
@@ -166,21 +168,21 @@ class Story:
 
     async def _compare(self, channel: str, sockets: list) -> None:
         page = await self.history.read("7", channel, limit=20_000, since=0)
-        kept = [(row.offset, row.data) for row in page.rows]
+        stored = [(row.offset, row.data) for row in page.rows]
         if channel != "few":
-            texts = [text for _, text in kept]
+            texts = [text for _, text in stored]
             assert len(set(texts)) == len(texts)
             # Every acknowledged event; events sent during a break may be missing.
             assert set(texts) >= set(self.sent[channel])
         for socket in sockets:
             seen = [_frame.envelope(payload) for payload in socket.events]
-            offsets = [each[0] for each in seen]
+            offsets = [envelope[0] for envelope in seen]
             assert offsets == sorted(set(offsets))
             epoch, since = socket.place
             assert epoch == page.epoch
-            got = [(each[0], each[7].decode()) for each in seen[socket.place_at :]]
-            due = [each for each in kept if each[0] > since]
-            assert got == due if channel != "few" else got[-len(due) :] == due
+            got = [(envelope[0], envelope[7].decode()) for envelope in seen[socket.place_at :]]
+            expected = [(offset, text) for offset, text in stored if offset > since]
+            assert got == expected if channel != "few" else got[-len(expected) :] == expected
 
 
 @pytest.fixture
@@ -188,9 +190,9 @@ def app(make_app):
     return make_app(history=RULES, max_presence_members=0)
 
 
-@pytest.mark.parametrize("seed", range(STORIES))
-async def test_random_history_loses_no_row_uncounted(seed, start_worker, app, link, keys, truth, wait_until):
-    story = Story(seed, start_worker, app, link, keys)
-    await story.begin()
-    await story.run(150)
-    await story.end(truth, wait_until)
+@pytest.mark.parametrize("seed", range(HISTORIES))
+async def test_every_stored_message_arrives_once_and_in_order(seed, start_worker, app, link, keys, truth, wait_until):
+    scenario = Scenario(seed, start_worker, app, link, keys)
+    await scenario.begin()
+    await scenario.run(150)
+    await scenario.end(truth, wait_until)

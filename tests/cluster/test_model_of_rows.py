@@ -1,10 +1,11 @@
-"""Random histories as webhooks are to be told of them: joins, leaves, breaks, fences and kills of workers, reaps, a
-control plane that dies before or behind its commit, a Redis that is killed.
+"""Random histories of webhook rows: joins, leaves, breaks, fences, killed and reaped workers, a control plane that dies
+before or after its commit, a Redis that is killed.
 
-What happened is taken from Redis itself (MONITOR, and the deltas that members are told by), and held against the rows
-that a reader has put in safety: they alternate per channel and user, end at the truth, tell of every absence that
-lasted longer than the debounce and of none that was shorter. The seed of a failing history is in the test's name;
-`HISTORIES=1000` runs more of them.
+A witness records what happened in Redis, from MONITOR and from the deltas that members get. The rows that a reader has
+committed are compared with it. For each channel and user they must alternate, end at the present state, report every
+absence longer than the debounce, and no shorter one. The seed of a failing history is in the test's name.
+
+`HISTORIES=1000 pytest tests/cluster/test_model_of_rows.py` runs more of them.
 """
 
 import asyncio
@@ -29,14 +30,15 @@ USERS = tuple(f"u{n}" for n in range(4))
 HISTORIES = int(os.environ.get("HISTORIES", "5"))
 
 DRAIN_S = 0.02
-# A row's time is that of its script's beginning, MONITOR's that of a command in it.
+# A row has the time at which its script began, MONITOR the time of a command in it.
 NEAR_US = 30_000
 
 _OCCUPANCY = re.compile(rb'^\+(\d+)\.(\d{6}) \[.*\] "(SADD|SREM)" "rp:\{\d+\}:a:7" "([^"]*)"')
 
 
 class Witness:
-    """What happened in Redis: by channel, or channel and user, whether it came, and when (µs), in order."""
+    """Records what happened in Redis. `seen[channel, user]` is a list of (came, time in µs) in order; user is None
+    for the channel itself."""
 
     def __init__(self, path: str, keys) -> None:
         self.seen: dict[tuple[str, str | None], list[tuple[bool, int]]] = {}
@@ -57,7 +59,7 @@ class Witness:
         self._task = asyncio.ensure_future(self._watch(reader))
 
     async def finish(self) -> None:
-        """All that happened until now is in `seen`."""
+        """Waits until all that happened so far is in `seen`."""
         await self._link.ask(b"ECHO", b"the witness has seen enough")
         await self._synced.wait()
         await self.close()
@@ -80,19 +82,19 @@ class Witness:
         room = self._rooms[topic]
         if payload[:1] == b"m":
             delta = parse_added(payload)
-            # A known user gets another info.
+            # Of a user who is a member already, only the info changed.
             if not self.seen.get((room, delta.user), [(False, 0)])[-1][0]:
                 self._note(room, delta.user, True, delta.stamp)
         else:
-            gone = parse_removed(payload)
-            self._note(room, gone.user, False, gone.stamp)
+            removed = parse_removed(payload)
+            self._note(room, removed.user, False, removed.stamp)
 
     def _note(self, channel: str, user: str | None, came: bool, at_us: int) -> None:
         self.seen.setdefault((channel, user), []).append((came, at_us))
 
 
 class Control:
-    """Drains into a store of its own, and dies now and then: with a commit or without."""
+    """Drains rows into a dict, and dies now and then, before or after its commit."""
 
     def __init__(self, seed: int, link, keys, debounce_s: float, *, dies: float = 0.3) -> None:
         self.random = random.Random(seed)
@@ -115,7 +117,7 @@ class Control:
                 self.failed += 1
 
     async def drain(self) -> bool:
-        """True: nothing waits any more."""
+        """Returns whether nothing is left to drain."""
         drained = await self.outbox.drain()
         now = time.monotonic()
         self.pauses.append(now - self._last)
@@ -136,48 +138,48 @@ class Control:
         while not await self.drain():
             await asyncio.sleep(0.005)
 
-    def told(self) -> dict[tuple[str, str | None], list[tuple[bool, int]]]:
-        """As `Witness.seen`; of a leave the time at which it happened."""
-        told: dict[tuple[str, str | None], list[tuple[bool, int]]] = {}
+    def reported(self) -> dict[tuple[str, str | None], list[tuple[bool, int]]]:
+        """The committed rows, in the form of `Witness.seen`."""
+        reported: dict[tuple[str, str | None], list[tuple[bool, int]]] = {}
         for key in sorted(self.store):
             row = self.store[key]
             came = row.event in ("channel.occupied", "member.added")
-            told.setdefault((row.channel, row.user), []).append((came, row.stamp if came else row.time_ms * 1000))
-        return told
+            reported.setdefault((row.channel, row.user), []).append((came, row.stamp if came else row.time_ms * 1000))
+        return reported
 
 
-def judge(what, happened, told, debounce_us: int, slack_us: int) -> list[str]:
+def faults_of(what, happened, reported, debounce_us: int, slack_us: int) -> list[str]:
     """What is wrong with the rows of one channel or member, as sentences."""
-    if [came for came, _ in told] != [n % 2 == 0 for n in range(len(told))]:
-        return [f"{what}: rows don't alternate: {told}"]
+    if [came for came, _ in reported] != [n % 2 == 0 for n in range(len(reported))]:
+        return [f"{what}: rows don't alternate: {reported}"]
     if not happened:
-        return [f"{what}: rows of nothing: {told}"] if told else []
+        return [f"{what}: rows, but nothing happened: {reported}"] if reported else []
     wrong = []
     arrivals = [at for at, (came, _) in enumerate(happened) if came]
     announced: dict[int, int] = {}
-    for number, (came, at_us) in enumerate(told):
+    for number, (came, at_us) in enumerate(reported):
         if came:
             nearest = min(arrivals, key=lambda at: abs(happened[at][1] - at_us))
             if abs(happened[nearest][1] - at_us) > NEAR_US or nearest in announced:
-                wrong.append(f"{what}: came at {at_us} is told and didn't happen")
+                wrong.append(f"{what}: a row says that it came at {at_us}, which didn't happen")
             announced[nearest] = number
     for at in arrivals:
         if at == 0:
             if announced.get(0) != 0:
-                wrong.append(f"{what}: its first coming isn't told first")
+                wrong.append(f"{what}: its first row isn't the first time that it came")
             continue
         absent_us = happened[at][1] - happened[at - 1][1]
         if at not in announced:
             if absent_us > debounce_us + slack_us:
-                wrong.append(f"{what}: absent for {absent_us} µs and nobody was told")
+                wrong.append(f"{what}: absent for {absent_us} µs, without a row")
         elif absent_us < debounce_us - 2_000:
-            wrong.append(f"{what}: absent for {absent_us} µs only and told")
-        elif abs(told[announced[at] - 1][1] - happened[at - 1][1]) > NEAR_US:
-            wrong.append(f"{what}: left at {happened[at - 1][1]}, told as {told[announced[at] - 1][1]}")
-    if not told or told[-1][0] != happened[-1][0]:
-        wrong.append(f"{what}: ends as {happened[-1]}, told {told[-1:]}")
-    elif not told[-1][0] and abs(told[-1][1] - happened[-1][1]) > NEAR_US:
-        wrong.append(f"{what}: left for good at {happened[-1][1]}, told as {told[-1][1]}")
+            wrong.append(f"{what}: absent for only {absent_us} µs, with a row")
+        elif abs(reported[announced[at] - 1][1] - happened[at - 1][1]) > NEAR_US:
+            wrong.append(f"{what}: left at {happened[at - 1][1]}, the row says {reported[announced[at] - 1][1]}")
+    if not reported or reported[-1][0] != happened[-1][0]:
+        wrong.append(f"{what}: ends as {happened[-1]}, the last row is {reported[-1:]}")
+    elif not reported[-1][0] and abs(reported[-1][1] - happened[-1][1]) > NEAR_US:
+        wrong.append(f"{what}: left for good at {happened[-1][1]}, the row says {reported[-1][1]}")
     return wrong
 
 
@@ -222,11 +224,11 @@ class History:
         if chance < 0.3:
             worker.link.drop("cut")
         elif chance < 0.6:
-            # Queued commands are carried out, and their replies are lost.
+            # Redis carries out what is queued, and the replies are lost.
             if worker.link.up:
                 worker.deafen()
                 worker.link.flush()
-                asyncio.get_running_loop().call_later(0.01, worker.link.drop, "cut behind its back")
+                asyncio.get_running_loop().call_later(0.01, worker.link.drop, "cut before the replies")
         elif chance < 0.85:
             await self.reaper.reap(worker.registry.w)
         else:
@@ -267,26 +269,26 @@ class History:
         await truth.settled(self.workers)
 
     async def end(self, truth) -> None:
-        """Everything agrees and has its rows; then everybody leaves, which makes rows too."""
+        """Waits until everything agrees and has its rows. Then all leave, which makes rows too."""
         await self.settle(truth)
         await asyncio.sleep(self.debounce_s)
-        await self.told_within(truth)
+        await self.reported_within(truth)
         for worker in self.workers:
             worker.leave_all()
         await self.settle(truth)
         await self.control.finish()
-        told = self.control.told()
-        assert [what for what, rows in told.items() if rows[-1][0]] == []
+        reported = self.control.reported()
+        assert [what for what, rows in reported.items() if rows[-1][0]] == []
         assert await self.link.ask(b"KEYS", b"*:left") == []
 
-    async def told_within(self, truth, timeout_s: float = 10.0) -> None:
+    async def reported_within(self, truth, timeout_s: float = 10.0) -> None:
         """Waits until the last row of each channel and user matches its present state."""
         present = {(channel, None) for channel in (*ROOMS, *NEWS) if await truth.counts(channel)}
         present |= {(room, user) for room in ROOMS for user in await truth.users(room)}
         deadline = time.monotonic() + timeout_s
-        while wrong := {what for what, rows in self.control.told().items() if rows[-1][0]} ^ present:
+        while wrong := {what for what, rows in self.control.reported().items() if rows[-1][0]} ^ present:
             if time.monotonic() > deadline:
-                pytest.fail(f"told otherwise than they are: {wrong}")
+                pytest.fail(f"the last row differs from the present state: {wrong}")
             await asyncio.sleep(0.01)
 
 
@@ -318,23 +320,24 @@ async def witness(redis, keys):
     await witness.close()
 
 
-def verdict(history, witness) -> list[str]:
-    happened, told = witness.seen, history.control.told()
+def faults(history, witness) -> list[str]:
+    happened, reported = witness.seen, history.control.reported()
     # Changes shorter than the debounce plus one drain may have rows or not.
     slack_us = round(1e6 * (max(history.control.pauses) + 0.02)) if history.debounce_s else 0
+    debounce_us = round(1e6 * history.debounce_s)
     wrong = []
-    for what in happened.keys() | told.keys():
-        wrong += judge(what, happened.get(what, []), told.get(what, []), round(1e6 * history.debounce_s), slack_us)
+    for what in happened.keys() | reported.keys():
+        wrong += faults_of(what, happened.get(what, []), reported.get(what, []), debounce_us, slack_us)
     return wrong
 
 
 @pytest.mark.parametrize("seed", range(HISTORIES))
-async def test_rows_of_a_random_history_tell_what_happened(seed, begin, witness, redis, link, truth):
+async def test_rows_of_a_random_history_report_what_happened(seed, begin, witness, redis, link, truth):
     history = await begin(seed, redis, link, 0.1)
     await history.run(150, history.mishap)
     await history.end(truth)
     await witness.finish()
-    assert verdict(history, witness) == []
+    assert faults(history, witness) == []
 
 
 @pytest.mark.parametrize("seed", range(max(3, HISTORIES // 2)))
@@ -343,11 +346,11 @@ async def test_without_a_debounce_every_change_is_reported(seed, begin, witness,
     await history.run(150, history.mishap)
     await history.end(truth)
     await witness.finish()
-    assert verdict(history, witness) == []
+    assert faults(history, witness) == []
 
 
 @pytest.mark.parametrize("seed", range(max(1, HISTORIES // 5)))
-async def test_rows_alternate_and_end_at_the_truth_whatever_is_killed(seed, begin, own_redis, make_truth, wait_until):
+async def test_rows_end_at_the_present_state_even_if_redis_is_killed(seed, begin, own_redis, make_truth, wait_until):
     truth = await make_truth(own_redis)
     history = await begin(seed, own_redis, truth.link, 0.1)
 
@@ -363,5 +366,5 @@ async def test_rows_alternate_and_end_at_the_truth_whatever_is_killed(seed, begi
 
     await history.run(150, mishap)
     await history.end(truth)
-    for what, rows in history.control.told().items():
+    for what, rows in history.control.reported().items():
         assert [came for came, _ in rows] == [n % 2 == 0 for n in range(len(rows))], what

@@ -29,7 +29,7 @@ async def until_in_redis(worker, user, n, wait):
     await wait(confirmed)
 
 
-async def test_first_state_is_told_at_once_and_every_change_after_it(a, b, wait_until):
+async def test_first_state_is_sent_at_once_and_every_change_after_it(a, b, wait_until):
     b.registry.sign_in(b.app, "on")
     await until_in_redis(b, "on", 1, wait_until)
     assert a.registry.watch("7", "on") is None
@@ -42,7 +42,7 @@ async def test_first_state_is_told_at_once_and_every_change_after_it(a, b, wait_
     assert a.sockets.faults == []
 
 
-async def test_later_watchers_are_told_what_is_known(a, wait_until):
+async def test_later_watchers_are_sent_what_is_known(a, wait_until):
     a.registry.watch("7", "u")
     await wait_until(lambda: a.sockets.states)
     assert a.registry.watch("7", "u") is False
@@ -57,13 +57,13 @@ async def test_own_users_are_watched_like_others(a, wait_until):
     await wait_until(lambda: a.sockets.states[-1:] == [("u", False)])
 
 
-async def test_own_user_whose_return_redis_has_yet_to_hear_of_is_never_told_offline(a, wait_until):
+async def test_own_user_who_returned_is_never_reported_offline_before_redis_knows(a, wait_until):
     a.registry.sign_in(a.app, "u")
     await until_in_redis(a, "u", 1, wait_until)
     a.registry.sign_out("7", "u")
     await asyncio.sleep(0)
     assert a.registry.local_channel("7", "%u:u").call
-    # The return waits for the call that removes the user; our question is carried out between the two.
+    # The return waits for the call that removes the user. Our question runs between the two.
     a.registry.sign_in(a.app, "u")
     assert a.registry.watch("7", "u") is None
     await wait_until(lambda: a.sockets.states)
@@ -73,7 +73,7 @@ async def test_own_user_whose_return_redis_has_yet_to_hear_of_is_never_told_offl
     await wait_until(lambda: a.sockets.states[1:] == [("u", False)])
 
 
-async def test_own_user_who_went_again_before_redis_heard_of_the_return_is_offline(a, wait_until):
+async def test_own_user_who_left_again_before_redis_knew_of_the_return_is_offline(a, wait_until):
     a.registry.sign_in(a.app, "u")
     await until_in_redis(a, "u", 1, wait_until)
     a.registry.sign_out("7", "u")
@@ -101,7 +101,7 @@ async def test_reload_of_a_page_is_seen_by_no_watcher(a, start_worker, make_app,
     assert a.sockets.states == told
 
 
-async def test_user_on_two_workers_is_offline_when_both_have_release(a, b, wait_until):
+async def test_user_on_two_workers_is_offline_when_both_have_released_it(a, b, wait_until):
     a.registry.watch("7", "u")
     for worker in (a, b):
         worker.registry.sign_in(worker.app, "u")
@@ -114,7 +114,7 @@ async def test_user_on_two_workers_is_offline_when_both_have_release(a, b, wait_
     await wait_until(lambda: a.sockets.states[-1] == ("u", False))
 
 
-async def test_nothing_is_heard_of_who_is_watched_no_more(a, b, wait_until):
+async def test_nothing_is_reported_of_users_who_are_no_longer_watched(a, b, wait_until):
     a.registry.watch("7", "u")
     a.registry.watch("7", "u")
     await wait_until(lambda: a.sockets.states)
@@ -124,7 +124,7 @@ async def test_nothing_is_heard_of_who_is_watched_no_more(a, b, wait_until):
     b.registry.sign_out("7", "u")
     await until_in_redis(b, "u", 0, wait_until)
     a.registry.unwatch("7", "u")
-    # Watched again in the same tick: asked again, and the old delay is cancelled.
+    # When it is watched again in the same tick, Redis is asked again and the old delay is cancelled.
     assert a.registry.watch("7", "u") is None
     await wait_until(lambda: a.sockets.states[-1] == ("u", False))
     a.registry.unwatch("7", "u")
@@ -162,7 +162,7 @@ async def test_users_of_a_killed_worker_go_offline_once_when_it_is_reaped(a, b, 
     assert a.sockets.states[told:] == [("u", False)]
 
 
-async def test_break_is_seen_by_no_watcher_and_what_it_hid_is_told(a, b, wait_until):
+async def test_break_is_seen_by_no_watcher_and_changes_during_it_are_sent_afterwards(a, b, wait_until):
     for user in ("stays", "goes", "comes"):
         a.registry.watch("7", user)
     for user in ("stays", "goes"):
@@ -177,7 +177,7 @@ async def test_break_is_seen_by_no_watcher_and_what_it_hid_is_told(a, b, wait_un
     assert a.sockets.faults == []
 
 
-async def test_redis_that_lost_everything_makes_nobody_flicker(a, b, link, wait_until):
+async def test_redis_that_lost_everything_reports_no_user_offline(a, b, link, wait_until):
     for worker in (a, b):
         worker.registry.watch("7", "u")
         worker.registry.watch("7", "v")

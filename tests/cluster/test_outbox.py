@@ -67,7 +67,7 @@ async def calls(link, keys):
 
 @pytest.fixture
 def outbox(link, keys):
-    """Leaves are rows as soon as they are looked for; of a leave that waits see `patient`."""
+    """An outbox without a debounce, in which leaves are rows at once. `patient` has one."""
     return Outbox(link, keys, 0)
 
 
@@ -118,7 +118,7 @@ async def test_row_of_a_member_has_the_stamp_of_its_envelope(calls, outbox, link
     assert [row.stamp for row in rows if row.user] == stamps
 
 
-async def test_what_no_webhook_wants_makes_no_row(calls, outbox):
+async def test_event_that_no_webhook_wants_makes_no_row(calls, outbox):
     await calls.room(joins=[("a", "")], flags="")
     await calls.room(gone=["a"], flags="")
     await calls.news(n=1, flags="s")
@@ -127,7 +127,7 @@ async def test_what_no_webhook_wants_makes_no_row(calls, outbox):
     assert await calls.left() == {}
 
 
-async def test_members_and_occupancy_are_wanted_apart(calls, outbox):
+async def test_webhooks_want_members_and_occupancy_separately(calls, outbox):
     await calls.room(joins=[("a", "")], flags="od")
     await calls.room(gone=["a"], flags="od")
     await calls.room(V, joins=[("b", "")], flags="md", channel="presence-b")
@@ -180,7 +180,7 @@ async def test_refused_join_occupies_nothing(calls, outbox, link, keys):
 
 
 async def test_removing_users_whom_redis_never_saw_occupies_nothing(calls, outbox):
-    # The floor of 5.4 is for users that are there.
+    # The smallest count only applies to users whom Redis lists.
     await calls.room(gone=["a", "b"], flags="omu")
     assert await told(outbox) == []
     assert await calls.link.ask(b"EXISTS", calls.keys.counts(A, ROOM)) == 0
@@ -195,7 +195,7 @@ async def test_pseudo_channels_make_no_rows(calls, outbox, link, keys):
     assert await told(outbox) == []
 
 
-# Leaves that wait
+# Leaves within the debounce
 
 
 async def test_leave_waits_since_its_own_time_and_is_cancelled_by_a_return(calls, patient, link):
@@ -210,7 +210,7 @@ async def test_leave_waits_since_its_own_time_and_is_cancelled_by_a_return(calls
     assert await told(patient) == ["channel.occupied", "member.added a"]
 
 
-async def test_return_of_another_keeps_the_channel_and_not_the_member(calls, outbox):
+async def test_return_of_another_user_keeps_the_channel_and_not_the_member(calls, outbox):
     await calls.room(joins=[("a", "")])
     await told(outbox)
     await calls.room(gone=["a"])
@@ -236,7 +236,7 @@ async def test_leave_and_return_in_one_call_make_rows_only_without_a_debounce(ca
     assert await told(outbox) == ["member.removed a", "member.added a"]
 
 
-async def test_leave_is_a_row_when_it_waited_long_enough_with_the_time_of_the_leave(calls, link, keys, wait_until):
+async def test_leave_that_waited_long_enough_is_a_row_with_the_time_of_the_leave(calls, link, keys, wait_until):
     outbox = Outbox(link, keys, 0.15)
     await calls.room(joins=[("a", "")])
     outbox.committed((await outbox.drain()).rows)
@@ -264,14 +264,14 @@ async def test_user_ids_of_any_kind_survive_the_round_trip(calls, outbox):
     assert {row.channel for row in rows} == {ROOM}
 
 
-async def test_leaves_of_a_clock_that_was_ahead_wait_no_longer(calls, patient, link, keys):
+async def test_leaves_from_a_clock_that_was_ahead_wait_no_longer(calls, patient, link, keys):
     await calls.room(joins=[("a", "")])
     await told(patient)
     await link.ask(b"ZADD", keys.left(shard(A, ROOM)), await now_ms(link) + 3_600_000, f"r:7:{ROOM}:z")
     assert await told(patient) == ["member.removed z"]
 
 
-async def test_leaves_of_a_clock_that_was_ahead_wait_for_no_others(calls, outbox, link, keys):
+async def test_leaves_from_a_clock_that_was_ahead_delay_no_others(calls, outbox, link, keys):
     await calls.room(joins=[("ann", ""), ("bob", "")])
     await told(outbox)
     await calls.room(base=1, gone=["ann"])
@@ -282,7 +282,7 @@ async def test_leaves_of_a_clock_that_was_ahead_wait_for_no_others(calls, outbox
     assert sorted(await told(outbox)) == ["member.removed ann", "member.removed bob"]
 
 
-async def test_stamp_ahead_of_the_clock_holds_no_leave_back(calls, link, keys):
+async def test_stamp_ahead_of_the_clock_delays_no_leave(calls, link, keys):
     outbox = Outbox(link, keys, 0)
     await calls.room(joins=[("a", "")])
     await told(outbox)
@@ -294,7 +294,7 @@ async def test_stamp_ahead_of_the_clock_holds_no_leave_back(calls, link, keys):
     assert all(abs(row.time_ms - time.time() * 1000) < 60_000 for row in rows)
 
 
-# Counts and misses
+# Counts and cache misses
 
 
 async def test_announced_count_makes_a_row(calls, outbox):
@@ -390,7 +390,7 @@ async def test_one_drain_returns_more_leaves_than_one_call_takes(calls, outbox):
     assert drained.rows[-1].event == "channel.vacated"
 
 
-async def test_age_and_number_of_what_waits_are_known(calls, outbox, link):
+async def test_age_and_number_of_waiting_rows_are_known(calls, outbox, link):
     await calls.room(joins=[("a", "")])
     rows = (await outbox.drain()).rows
     await calls.room(base=1, joins=[("b", "")])
@@ -424,7 +424,7 @@ async def test_rows_are_fetched_when_redis_has_no_memory_left(calls, outbox, lin
 # Too many rows
 
 
-async def test_rows_that_can_be_done_without_stop_at_half_and_are_counted(calls, link, keys):
+async def test_rows_that_nobody_relies_on_stop_at_half_and_are_counted(calls, link, keys):
     at = shard(A, NEWS)
     await calls.fill(at, 10_000)
     reply = await calls.news(n=1, flags="oscSXd")

@@ -33,7 +33,7 @@ def test_arguments_come_in_the_order_of_the_script():
     assert args[:8] == [b"PUBLISH", keys.topic("7", "a"), "hr", b"tail", 30, 120, "7", "a"]
     assert args[8:] == [*STORE, *ROW]
     assert names == publish_keys(keys, "7", "a", "hr", "", 0)
-    # Without a history its terms are empty, so that the row keeps its place.
+    # Without a history its fields are empty, so that those of the row keep their index.
     assert encode(keys, "7", "a", "r", b"tail", 30, 120, row=ROW)[1][8:] == [0, 0, 0, "", "", *ROW]
     assert encode(keys, "7", "a", "i", b"tail", 30, 120, once="x", index=2)[1][8:] == []
 

@@ -80,5 +80,5 @@ async def test_spending_at_a_redis_that_hangs_is_given_up(link, keys, redis):
             await quota.spend("7", 1, 5)
     finally:
         redis.resume()
-    # Counted all the same: never too few.
+    # It is counted nevertheless: never too few.
     assert await Quota(link, keys).used("7") == 1

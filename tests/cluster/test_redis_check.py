@@ -67,7 +67,7 @@ async def test_missing_acl_right_is_a_fault_that_names_the_rules(own_redis, admi
     await link.close()
 
 
-async def test_what_may_not_be_asked_is_passed_over(own_redis, admin):
+async def test_checks_that_the_acl_forbids_are_skipped(own_redis, admin):
     admin.execute_command("ACL", "SETUSER", "plain", "on", ">pass", "~rp:*", "&rp:*", "+@all", "-config", "-info")
     link = await linked(own_redis.url + "?username=plain&password=pass")
     assert await examine(link, Keys()) == ([], [])

@@ -89,7 +89,7 @@ async def plain(link, keys):
     return await Room(link, keys, "news", "c").open()
 
 
-def test_every_script_has_a_shebang_and_says_what_its_keys_and_arguments_are():
+def test_every_script_has_a_shebang_and_documents_its_keys_and_arguments():
     for script in ALL:
         lines = script.source.decode().splitlines()
         if script in (HISTORY, LOCATE):
@@ -118,7 +118,7 @@ async def test_first_subscription_occupies_the_channel_and_the_last_vacates_it(p
     assert await plain.fields() == {b"gen": b"1"}
 
 
-async def test_same_call_again_changes_nothing(plain):
+async def test_repeated_call_changes_nothing(plain):
     for _ in range(3):
         await plain.hold(base=4, n=1)
     assert await plain.counts() == {W.encode(): b"5"}
@@ -171,7 +171,7 @@ async def test_later_info_replaces_the_earlier_unless_it_is_empty_or_asserted(ro
     assert await room.announced() == ["+u", "+u"]
 
 
-async def test_info_is_kept_whatever_bytes_it_has(room):
+async def test_info_may_have_any_bytes(room):
     info = '{"x":"a\\nb €"}\n \n'
     await room.hold(joins=[("ü", info)])
     reply = await room.hold(V, joins=[("v", "")], flags="r")
@@ -213,7 +213,7 @@ async def test_full_call_of_256_gone_users_and_256_joins_is_one_step(room):
     assert len(await room.members()) == 256
 
 
-async def test_roster_comes_only_when_asked_for(room):
+async def test_roster_comes_only_if_it_is_asked_for(room):
     assert len(await room.hold(joins=[("u", "")])) == 5
     assert (await room.hold(base=1, flags="r"))[5] == [b"u", W.encode() + b"\n"]
 
@@ -240,7 +240,7 @@ async def test_call_of_another_connection_is_stale_and_changes_nothing(room):
     assert await room.announced() == ["+a"]
 
 
-async def test_fenced_worker_is_told_so_and_only_the_reaper_may_speak_for_it(room):
+async def test_fenced_worker_is_refused_and_only_the_reaper_may_call_for_it(room):
     await room.hold(joins=[("a", "")])
     assert await room.hold(gen=-1, base=0, gone=["a"]) == [b"STALE"]
     assert await room.link.execute(FENCE, (room.keys.worker(room.at, W),)) == 1
@@ -268,7 +268,7 @@ async def test_reaper_never_raises_a_count(room):
 # register, fence, bury, beat, dir_put
 
 
-async def test_register_takes_a_greater_gen_and_tells_what_is_held(room):
+async def test_register_takes_a_greater_gen_and_returns_what_is_held(room):
     await room.hold(joins=[("a", "")])
     assert await room.register(W, 1, fresh=1) == [b"STALE"]
     assert await room.register(W, 1) == [b"STALE"]
@@ -293,7 +293,7 @@ async def test_fence_makes_no_worker_and_bury_takes_only_an_empty_one(room):
     assert await room.link.execute(BURY, mine) == 1
 
 
-async def test_beat_counts_and_tells_time_version_and_table(link, keys):
+async def test_beat_counts_and_returns_time_version_and_table(link, keys):
     names = (keys.beat, keys.directory_version)
     assert await link.execute(BEAT, names, (W, 0)) == [b"FENCED"]
     ok, ms, version, table = await link.execute(BEAT, names, (W, 1))
@@ -308,7 +308,7 @@ async def test_beat_counts_and_tells_time_version_and_table(link, keys):
     assert await link.ask(b"HGET", keys.beat, W) == b"-1"
 
 
-async def test_dir_put_writes_record_and_version_and_tells_in_one_step(link, keys):
+async def test_dir_put_writes_record_and_version_and_publishes_in_one_step(link, keys):
     pushes = []
     link.on_push = lambda topic, payload: pushes.append((topic, payload))
     link.subscribe([keys.sys])
@@ -346,13 +346,13 @@ async def told_counts(room) -> list[int]:
 
 
 async def age(room, ms: int) -> None:
-    """Makes the last announcement that much older."""
+    """Moves the last announcement into the past."""
     key = room.keys.announced_count(A, room.channel)
     said, at = (await room.link.ask(b"GET", key)).split()
     await room.link.ask(b"SET", key, b"%b %d" % (said, int(at) - ms), b"KEEPTTL")
 
 
-async def test_count_is_told_at_once_and_then_when_the_window_has_passed(counting):
+async def test_count_is_announced_at_once_and_then_when_the_window_has_passed(counting):
     assert (await counting.hold(n=1, flags="s"))[5:] == [1, 0]
     assert await told_counts(counting) == [1]
     total, due_ms = (await counting.hold(V, n=1, flags="s"))[5:]
@@ -376,13 +376,13 @@ async def test_above_a_hundred_the_window_is_five_seconds(counting):
     assert await told_counts(counting) == [100, 101]
 
 
-async def test_time_told_that_is_ahead_of_now_counts_as_passed(counting):
+async def test_announcement_in_the_future_counts_as_passed(counting):
     await counting.hold(n=1, flags="s")
     await age(counting, -60_000)
     assert (await counting.hold(base=1, n=1, flags="s"))[5:] == [2, 0]
 
 
-async def test_count_is_told_with_the_last_call_of_a_worker_that_ends_or_is_reaped(counting):
+async def test_count_is_announced_with_the_last_call_of_a_worker_that_ends_or_is_reaped(counting):
     await counting.hold(n=3, flags="s")
     await counting.hold(V, n=2, flags="s")
     assert (await counting.hold(V, base=1, flags="se"))[5:] == [4, 0]
@@ -391,20 +391,20 @@ async def test_count_is_told_with_the_last_call_of_a_worker_that_ends_or_is_reap
     assert await told_counts(counting) == [3, 4, 3]
 
 
-async def test_count_that_came_back_is_not_told_again(counting):
+async def test_count_that_returned_to_its_old_value_is_not_announced_again(counting):
     await counting.hold(n=1, flags="s")
     assert (await counting.hold(V, n=1, flags="s"))[6] > 0
     assert (await counting.hold(V, base=0, flags="s"))[5:] == [1, 0]
     assert await told_counts(counting) == [1]
 
 
-async def test_of_a_channel_that_nobody_holds_no_count_is_kept(counting):
+async def test_channel_without_subscribers_has_no_announced_count(counting):
     await counting.hold(n=1, flags="s")
     assert (await counting.hold(base=0, flags="s"))[5:] == [0, 0]
     assert await counting.link.ask(b"EXISTS", counting.keys.announced_count(A, "news")) == 0
 
 
-async def test_count_is_kept_for_a_minute(counting):
+async def test_announced_count_is_stored_for_a_minute(counting):
     await counting.hold(n=1, flags="s")
     assert 50 < await counting.link.ask(b"TTL", counting.keys.announced_count(A, "news")) <= 60
 
@@ -448,10 +448,10 @@ async def test_connections_are_admitted_up_to_the_cap_over_all_workers(link, key
     assert app.pushes == []
 
 
-# hold: where a history stands (rows for webhooks: test_outbox.py)
+# hold: the position of a history (test_outbox.py tests rows for webhooks)
 
 
-async def test_first_join_begins_a_history_and_later_ones_are_told_where_it_stands(plain, link):
+async def test_first_join_begins_a_history_and_later_ones_get_its_position(plain, link):
     hm = plain.keys.history_meta(A, "news")
     reply = await plain.hold(n=1, flags="h", more=("E1", 60, 9, ""))
     assert reply[5:] == [b"E1", reply[1]]
@@ -464,7 +464,7 @@ async def test_first_join_begins_a_history_and_later_ones_are_told_where_it_stan
     assert await link.ask(b"TTL", hm) > 2_600_000
 
 
-async def test_history_begins_only_below_the_cap_or_where_there_is_one_in_force(plain, link):
+async def test_history_begins_only_below_the_cap_or_where_one_exists(plain, link):
     keys, soon = plain.keys, int(time.time() * 1000) + 60_000
     ha = keys.histories(plain.at, A)
     await link.ask(b"ZADD", ha, soon, "other", 1, "long ago")
@@ -474,7 +474,7 @@ async def test_history_begins_only_below_the_cap_or_where_there_is_one_in_force(
     assert (await plain.hold(n=1, flags="h", more=("E1", 60, 1, "")))[5] == b"E1"
 
 
-async def test_history_of_another_era_is_another_one_that_lives_as_long(plain, link):
+async def test_history_of_another_era_is_a_new_one_with_the_same_lifetime(plain, link):
     hm = plain.keys.history_meta(A, "news")
     first = await plain.hold(n=1, flags="h", more=("E1", 60, 9, "a"))
     assert (await plain.hold(V, n=1, flags="h", more=("E2", 60, 9, "a")))[5:] == [b"E1", first[1]]
@@ -483,11 +483,11 @@ async def test_history_of_another_era_is_another_one_that_lives_as_long(plain, l
     assert again[5:] == [b"E3", again[1]]
     assert int(again[1]) > int(first[1])
     assert await link.ask(b"TTL", hm) > 2_600_000
-    # Beyond the cap there is no new one, and the old one isn't it.
+    # Beyond the cap no new one begins, and the old one doesn't count.
     assert (await plain.hold(base=2, n=1, flags="h", more=("E4", 60, 0, "c")))[5] is None
 
 
-async def test_what_a_reply_of_hold_brings_comes_in_its_order(link, keys):
+async def test_fields_of_a_reply_of_hold_come_in_order(link, keys):
     room = await Room(link, keys, "presence-cache-room").open()
     await link.ask(b"SET", keys.cached(A, room.channel), b"tail")
     flags, joins = "rchomXd", [("u", ""), ("v", "")]
@@ -513,7 +513,7 @@ async def test_publish_and_spend_are_refused_when_redis_has_no_memory_left(link,
         await link.ask(b"CONFIG", b"SET", b"maxmemory", 0)
 
 
-async def test_publish_caches_and_tells_its_receivers_each_time_it_is_repeated(link, keys):
+async def test_publish_caches_and_returns_its_receivers_each_time_it_is_repeated(link, keys):
     pushes = []
     link.on_push = lambda topic, payload: pushes.append(payload)
     topic = keys.topic(A, "cache-a")
@@ -565,13 +565,13 @@ def story(link, keys):
     return Story(link, keys)
 
 
-async def test_kept_event_has_an_offset_and_that_of_the_one_before(story, link, keys):
+async def test_stored_event_has_its_offset_and_the_one_before(story, link, keys):
     offsets = [int((await story.publish(data))[2]) for data in "abc"]
     assert offsets == sorted(set(offsets))
     seconds, micros = await link.ask(b"TIME")
     assert abs(int(seconds) * 1_000_000 + int(micros) - offsets[0]) < 5_000_000
     assert int(await link.ask(b"GET", keys.clock(story.at))) == offsets[2]
-    # Of a new epoch the first message follows on nothing that anybody has.
+    # The first message of a new epoch follows no known message.
     prevs = [offsets[0] - 1, *offsets[:2]]
     assert story.pushes == [
         b"e %d %d - - 0 1\ne%b" % each for each in zip(offsets, prevs, (b"a", b"b", b"c"), strict=True)
@@ -579,7 +579,7 @@ async def test_kept_event_has_an_offset_and_that_of_the_one_before(story, link, 
     assert await story.read() == (b"E1", offsets[2], 0, list(zip(offsets, prevs, "abc", strict=True)))
 
 
-async def test_offsets_go_on_behind_the_clock_and_behind_the_last_one(story, link, keys):
+async def test_offsets_go_on_from_the_clock_or_from_the_last_one(story, link, keys):
     ahead = 4_000_000_000_000_000
     await link.ask(b"SET", keys.clock(story.at), ahead)
     assert (await story.publish())[2] == b"4000000000000001"
@@ -596,11 +596,11 @@ async def test_epoch_is_that_of_the_first_message_until_the_history_is_lost(stor
     assert prev == offset - 1
 
 
-async def test_no_more_is_kept_than_the_rule_says_and_no_longer(story, link):
+async def test_no_more_is_stored_than_the_rule_says_and_no_longer(story, link):
     offsets = [int((await story.publish(str(n), keep=3))[2]) for n in range(5)]
     assert [row[0] for row in (await story.read())[3]] == offsets[2:]
     assert await link.ask(b"XLEN", story.h) == 3
-    # And as long as it may wait for being tidied.
+    # Plus the time that it may wait to be trimmed.
     assert 60_000 < await link.ask(b"PTTL", story.h) <= 63_750
     assert 30 * 86_400 < await link.ask(b"TTL", story.hm) <= 31 * 86_400
 
@@ -618,7 +618,7 @@ async def test_message_older_than_the_rule_says_is_hidden_at_once_and_trimmed_by
     assert [row[0] for row in (await story.read())[3]] == [second, third]
 
 
-async def test_a_stream_is_tidied_when_it_is_time_or_the_rule_has_changed(story, link):
+async def test_stream_is_trimmed_when_it_is_due_or_the_rule_has_changed(story, link):
     async def is_tidied_by(seconds: int) -> bool:
         await link.ask(b"PERSIST", story.h)
         await story.publish(seconds=seconds)
@@ -653,7 +653,7 @@ async def test_page_is_bounded_by_count_and_by_bytes_and_says_if_there_is_more(s
     assert await story.read(after=offsets[-1] + 10**9) == (b"E1", offsets[-1], 0, [])
 
 
-async def test_last_messages_begin_behind_the_offset_that_locate_finds(story):
+async def test_last_messages_begin_after_the_offset_that_locate_finds(story):
     assert await story.locate(3) == [0, 0]
     offsets = [int((await story.publish(str(n)))[2]) for n in range(10)]
     assert await story.locate(3) == [offsets[6], 3]
@@ -674,7 +674,7 @@ async def test_channel_beyond_the_cap_is_sent_live_only_until_another_expires(li
     assert (reply[2], reply[3], reply[4]) == (b"0", b"", 1)
     assert other.pushes[-1] == b"e 0 0 - - 0 1\nex"
     assert await link.ask(b"EXISTS", other.h, other.hm) == 0
-    # Its stream is over.
+    # Its stream has expired.
     await link.ask(b"ZADD", one.ha, 1, one.channel)
     await link.ask(b"HDEL", one.hm, b"x")
     assert (await other.publish(cap=1))[4] == 0
@@ -682,7 +682,7 @@ async def test_channel_beyond_the_cap_is_sent_live_only_until_another_expires(li
     assert (await one.publish(cap=1))[4] == 1
 
 
-async def test_in_another_era_a_history_is_another_one_and_what_was_kept_stays(story):
+async def test_in_another_era_a_history_is_a_new_one_and_the_old_one_stays(story):
     one = int((await story.publish("a", epoch="E1", era="a"))[2])
     assert (await story.publish("b", epoch="E2", era="a"))[3] == b"E1"
     reply = await story.publish("c", epoch="E3", era="b")
@@ -695,7 +695,7 @@ async def test_in_another_era_a_history_is_another_one_and_what_was_kept_stays(s
     assert rows[2][1] not in (rows[0][0], rows[1][0])
 
 
-async def test_history_that_an_event_was_left_out_of_is_another_one_later(link, keys, story):
+async def test_history_that_missed_an_event_is_a_new_one_later(link, keys, story):
     await story.publish(epoch="E1")
     await link.ask(b"DEL", story.ha, story.h)
     await link.ask(b"HDEL", story.hm, b"x")
@@ -714,12 +714,12 @@ async def test_cleared_history_has_a_new_epoch_and_its_offsets_grow_on(story, li
     assert await link.ask(b"EXISTS", story.ha) == 0
     second = int((await story.publish("b", epoch="E9"))[2])
     assert await story.read() == (b"E2", second, 0, [(second, first, "b")])
-    # It ends by itself, and is counted again.
+    # It expires by itself, and counts among the histories of the app again.
     assert await link.ask(b"TTL", story.h) > 0
     assert await link.ask(b"EXISTS", story.ha) == 1
 
 
-async def test_repeated_publish_is_kept_once(story):
+async def test_repeated_publish_is_stored_once(story):
     first = await story.publish(flags="hi", once="x")
     assert await story.publish("other", flags="hi", once="x") == [b"OK", 1]
     assert (await story.read())[1:] == (int(first[2]), 0, [(int(first[2]), int(first[2]) - 1, "x")])
@@ -746,7 +746,7 @@ async def test_row_for_webhooks_has_the_stamp_that_the_message_has(story, link, 
     assert story.pushes[1] == b"e 0 0 - - 0 1\nex"
 
 
-async def test_rows_of_client_events_stop_at_half_of_what_fits(story, link, keys):
+async def test_rows_of_client_events_stop_at_half_of_the_bound(story, link, keys):
     out = keys.outbox(story.at)
     lua = "for n = 1, 10000 do redis.call('XADD', KEYS[1], n .. '-0', 'k', 'x') end"
     await link.ask(b"EVAL", lua, 1, out)

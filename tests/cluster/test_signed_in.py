@@ -33,7 +33,7 @@ async def test_connections_of_a_user_are_counted_and_gone_with_the_last(a, link,
     assert await truth.channel_keys() == []
 
 
-async def test_user_is_no_channel(a, link, keys, truth):
+async def test_signed_in_user_is_no_channel(a, link, keys, truth):
     a.registry.sign_in(a.app, "u")
     await until_signed_in(link, keys, "u", 1)
     assert a.sockets.opened_channels == []
@@ -62,7 +62,7 @@ async def test_without_a_watchlist_redis_hears_nothing_until_it_is_turned_on(
 
 
 @pytest.mark.parametrize("emptied", [False, True])
-async def test_after_a_break_users_are_told_again(a, link, keys, wait_until, emptied):
+async def test_after_a_break_users_are_asserted_again(a, link, keys, wait_until, emptied):
     a.registry.sign_in(a.app, "stays")
     a.registry.sign_in(a.app, "goes")
     await until_signed_in(link, keys, "goes", 1)
@@ -76,7 +76,7 @@ async def test_after_a_break_users_are_told_again(a, link, keys, wait_until, emp
     await until_signed_in(link, keys, "goes", 0)
 
 
-async def test_sign_in_whose_answer_was_lost_and_that_nobody_holds_is_taken_back(a, link, keys, wait_until, truth):
+async def test_sign_in_whose_reply_was_lost_is_undone_after_the_sign_out(a, link, keys, wait_until, truth):
     a.deafen()
     a.registry.sign_in(a.app, "u")
     await until_signed_in(link, keys, "u", 1)
@@ -94,7 +94,7 @@ async def test_killed_worker_leaves_no_user(a, link, keys, truth):
     assert await truth.channel_keys() == []
 
 
-async def test_channel_of_a_user_is_joined_when_it_is_heard(a, link, keys, wait_until, truth):
+async def test_server_to_user_channel_is_joined_when_its_topic_is_subscribed(a, link, keys, wait_until, truth):
     channel = "#server-to-user-u"
     first, second = a.join(channel), a.join(channel)
     assert first.state == "pending"

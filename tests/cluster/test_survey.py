@@ -63,7 +63,7 @@ async def test_worker_that_was_given_up_and_lives_on_is_asked_by_its_newest_name
     assert answers == {worker.registry.w: n for n, worker in enumerate(workers)}
 
 
-async def test_worker_that_is_given_up_has_no_say(workers, link, keys):
+async def test_worker_that_is_given_up_is_not_waited_for(workers, link, keys):
     await workers[1].kill()
     await link.ask(b"HSET", keys.beat, workers[1].registry.w, -1)
     assert len(await Survey(link, keys).ask("terminate")) == 2

@@ -6,7 +6,7 @@ from redpoll.cluster.link import Link
 from redpoll.cluster.traces import Span, TraceReader, TraceWriter, Triggered, new_trace_id
 
 
-async def test_what_a_worker_noted_control_reads_once_and_in_order(link, keys, wait_until):
+async def test_spans_of_a_worker_are_read_once_and_in_order(link, keys, wait_until):
     writer, reader = TraceWriter(link, keys), TraceReader(link, keys)
     spans = [Span("a" * 32, "1", 5, "received", {"worker": "r.1.0"}), Span("b" * 32, "1", 6, "written", {"sockets": 3})]
     triggered = Triggered("c" * 32, "1", 7, "client-x", "private-room", 12, "1.2")
@@ -37,7 +37,7 @@ async def test_a_long_stream_is_read_in_parts(link, keys):
     assert seen == list(range(250))
 
 
-async def test_an_entry_of_another_version_is_passed_over(link, keys):
+async def test_entry_of_another_version_is_skipped(link, keys):
     await link.ask(b"XADD", keys.traces, b"*", b"d", b'{"of": "another version"}')
     writer = TraceWriter(link, keys)
     writer.note(Span("a" * 32, "1", 1, "received", {}))
@@ -46,7 +46,7 @@ async def test_an_entry_of_another_version_is_passed_over(link, keys):
     assert [span.time_ms for span in spans] == [1]
 
 
-async def test_while_redis_is_away_only_so_much_waits(redis, keys, wait_until):
+async def test_while_redis_is_away_a_bounded_number_of_spans_waits(redis, keys, wait_until):
     link = Link(redis.url)
     writer = TraceWriter(link, keys)
     for number in range(10_050):
@@ -61,11 +61,11 @@ async def test_while_redis_is_away_only_so_much_waits(redis, keys, wait_until):
     await link.close()
 
 
-def test_a_trace_id_is_made_once_and_unlike_any_other():
+def test_trace_ids_differ():
     assert len({new_trace_id() for _ in range(1000)}) == 1000
     assert all(len(new_trace_id()) == 32 for _ in range(100))
 
 
-def test_a_trace_id_says_when_it_was_made():
+def test_trace_id_has_its_time():
     before = time.time() * 1000 - 1
     assert before <= int(new_trace_id()[:12], 16) <= time.time() * 1000

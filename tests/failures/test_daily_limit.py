@@ -1,5 +1,5 @@
-"""The daily counter while processes are killed: never below the number of accepted messages, and above it by no more
-than the requests that a kill interrupted (deploy/failures.md "Control plane killed")."""
+"""The daily counter while processes are killed. It is never below the number of accepted messages, and above it at
+most by the requests that a kill interrupted (deploy/failures.md "Control plane killed")."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ class Spender:
                 self.under_way -= 1
 
     async def more(self, count: int) -> None:
-        """Waits until so many more were accepted."""
+        """Waits until this many more were accepted."""
         goal = self.accepted + count
         async with asyncio.timeout(60):
             while self.accepted < goal:

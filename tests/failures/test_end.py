@@ -1,4 +1,5 @@
-"""How the server ends: SIGTERM closes with 4200, children die with the supervisor, a taken port is one sentence."""
+"""How the server ends: SIGTERM closes connections with 4200, children die with the supervisor. A port that is taken is
+reported in one sentence."""
 
 import asyncio
 import os
@@ -43,7 +44,7 @@ async def test_second_start_on_the_same_folder_finds_its_app_and_redis_again() -
         await socket.close()
 
 
-def test_port_that_is_taken_is_one_sentence() -> None:
+def test_port_that_is_taken_is_reported_in_one_sentence() -> None:
     """With `SO_REUSEPORT` alone, two servers would share the port without a word."""
     with Server(workers=1) as server:
         command = [

@@ -72,7 +72,7 @@ class Publisher:
 
 @dataclass
 class Reader:
-    """A client that recovers: it continues from the place of the last message it received."""
+    """A client that recovers: it continues from the position of the last message it received."""
 
     server: Server
     seen: list[int] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Reader:
             try:
                 await self._read()
             except (ConnectionError, UpgradeRefused, OSError):
-                await asyncio.sleep(0.02)  # as a client waits before it tries again
+                await asyncio.sleep(0.02)  # Clients wait before they connect again.
 
     async def _read(self) -> None:
         socket = await Socket.connect(self.server, query="protocol=7&recover=1")
@@ -153,7 +153,7 @@ async def test_a_client_that_is_cut_gets_every_message_once_and_in_order(
                 await everything_arrives(publisher, reader, wait_until)
 
 
-async def test_the_same_while_redis_is_killed_and_started_again(
+async def test_no_message_is_lost_while_redis_is_killed_and_started_again(
     own_redis, size: Callable[[int, int], int], wait_until: Callable
 ) -> None:
     with keeping(Server(workers=2, redis_url=own_redis.url)) as server:
@@ -166,7 +166,7 @@ async def test_the_same_while_redis_is_killed_and_started_again(
                 for at, away_s in ((0.3, 0.0), (0.6, 2.5)):
                     await wait_until(lambda at=at: publisher.accepted > publisher.count * at, timeout_s=120)
                     own_redis.kill()
-                    await asyncio.sleep(away_s)  # the outage itself: the longer one is answered 503
+                    await asyncio.sleep(away_s)  # How long Redis is away. In the longer outage requests get 503.
                     await asyncio.to_thread(own_redis.start)
                 await cutting
                 await everything_arrives(publisher, reader, wait_until)
@@ -177,7 +177,7 @@ async def test_the_same_while_redis_is_killed_and_started_again(
 
 
 @pytest.mark.parametrize("victim", ["worker", "control"])
-async def test_the_same_while_a_process_is_killed(
+async def test_no_message_is_lost_while_a_process_is_killed(
     victim: str, size: Callable[[int, int], int], wait_until: Callable
 ) -> None:
     with keeping(Server(workers=2)) as server:

@@ -1,4 +1,5 @@
-"""Bytes that no library sends, as in deploy/failures.md "Hostile input". Answers are exact; at most one socket ends.
+"""Bytes that no library sends (deploy/failures.md "Hostile input"): each gets its exact answer and ends at most its own
+socket.
 
 Afterwards the workers are the same processes, have hardly grown, and have logged no traceback (tests/server.py fails
 on one).
@@ -317,7 +318,7 @@ async def test_one_byte_fragments_with_pings_between_are_one_message(server: Ser
 
 
 async def flood_until_closed(socket: Socket, data: bytes, limit_bytes: int) -> int:
-    """Writes `data` again and again until the server has enough; how much it was at least."""
+    """Writes `data` again and again until the server has enough; returns at least how many bytes it took."""
     written = 0
     while not socket.lost and socket.close_code is None and written < limit_bytes:
         socket.write(data)
@@ -329,7 +330,7 @@ async def flood_until_closed(socket: Socket, data: bytes, limit_bytes: int) -> i
 
 @pytest.mark.parametrize("kind", ["endless fragments", "empty fragments", "one frame of 32 MiB", "claims 2^62"])
 async def test_endless_message_is_closed_before_it_is_buffered(server: Server, kind: str) -> None:
-    """Closed with 1009 after the limit and at most one read buffer more; nothing of it stays in memory."""
+    """It is closed with 1009 at the limit and at most one read buffer more, and leaves nothing in memory."""
     socket = await Socket.connect(server)
     worker = server.worker_of(socket.port)
     before = rss_bytes(worker)
@@ -337,7 +338,7 @@ async def test_endless_message_is_closed_before_it_is_buffered(server: Server, k
         socket.write(frame(TEXT, b"x", fin=False))
         await flood_until_closed(socket, frame(0, b"x" * 4096, fin=False), 32 * MIB)
     elif kind == "empty fragments":
-        # They add nothing to the message; they must not add to memory either.
+        # Empty fragments add nothing to the message, and must not add to memory either.
         socket.write(frame(TEXT, b"x", fin=False))
         for _ in range(200):
             socket.write(frame(0, b"", fin=False) * 1000)
@@ -350,7 +351,7 @@ async def test_endless_message_is_closed_before_it_is_buffered(server: Server, k
     else:
         socket.write(frame(TEXT, b"x" * 1024, claimed_bytes=1 << 62))
         await flood_until_closed(socket, b"x" * 65_536, 32 * MIB)
-    # Where the client still writes, RST may overtake the close frame.
+    # While the client writes, an RST may overtake the close frame.
     assert socket.close_code in (1009, None)
     assert rss_bytes(worker) - before < 1 * MIB
 
@@ -359,7 +360,7 @@ async def test_endless_message_is_closed_before_it_is_buffered(server: Server, k
 
 
 async def exchange(server: Server, data: bytes, *, half_close: bool = False, timeout_s: float = 15.0) -> bytes:
-    """Sends bytes to the public port; everything that comes back until the server closes."""
+    """Sends bytes to the public port and returns everything that comes back until the server closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 22)
     try:
         with contextlib.suppress(ConnectionError):
@@ -572,14 +573,14 @@ async def test_silent_and_slow_connections_are_closed_in_time(server: Server) ->
     async def drip() -> None:
         for byte in upgrade_request(server):
             slow_writer.write(bytes([byte]))
-            await asyncio.sleep(0.05)  # twenty bytes a second: the head would take ten
+            await asyncio.sleep(0.05)  # At twenty bytes a second the head would take ten seconds.
 
     dripping = asyncio.create_task(drip())
     async with asyncio.timeout(HEAD_TIMEOUT_S * 10):
         for reader in (silent_reader, slow_reader):
             with contextlib.suppress(ConnectionError):
                 await reader.read(-1)
-    # Timers go by ticks: a little early is within what is promised.
+    # Timers run in ticks, so the connection may end a little early.
     assert time.monotonic() - began >= HEAD_TIMEOUT_S * 0.5
     dripping.cancel()
     silent_writer.close()

@@ -104,12 +104,12 @@ async def test_at_the_limit_of_descriptors_new_clients_are_refused_and_others_st
         figures.note("Out of descriptors", f"limit {hard}: processor share at the limit", share * 100, "%", "5 %")
         assert share < 0.5
         await asyncio.gather(*(socket.close() for socket in held[: len(held) // 2]))
-        held.append(await Socket.connect(server))  # there is room again
+        held.append(await Socket.connect(server))  # Descriptors are free again.
         await end_all(held)
 
 
 def flood(server: Server, count: int) -> int:
-    """Sends `count` pings as fast as the kernel takes them, reading as it goes; how many bytes came back.
+    """Sends `count` pings as fast as the kernel takes them, reads the answers, and returns how many bytes came back.
 
     Blocking, to be run in a thread: the test's event loop measures another client meanwhile.
     """

@@ -1,4 +1,4 @@
-"""However clients connect and disconnect, announced members and counts are right in the end."""
+"""Announced members and counts are right in the end, in whatever way clients connect and disconnect."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ class History:
         self.joined: dict[Socket, dict[str, str]] = {}
 
     async def run(self, steps: int, kills: int) -> None:
-        observer = await connect_patiently(self.server)  # the run before may have killed a worker
+        observer = await connect_patiently(self.server)  # An earlier run may have killed a worker.
         safe = self.server.worker_of(observer.port)
         present: dict[str, set[str]] = {}
         for room in self.rooms:
@@ -93,7 +93,7 @@ class History:
             else:
                 socket.send(socket.subscribe_request(room, user))
         except ConnectionError:
-            return  # its worker is being replaced; such a socket is dropped from the model when it is lost
+            return  # Its worker is being replaced. The model drops such a socket when its connection is lost.
 
     def kill_one_but(self, safe: int) -> None:
         others = [index for index, pid in enumerate(self.server.worker_pids()) if pid != safe]
@@ -192,7 +192,7 @@ async def test_counts_and_descriptors_return_to_their_start_values(
             keys = [key for key in redis.scan_iter(count=1000) if b":stats:" not in key]
         return [open_files(pid) for pid in server.worker_pids()], len(keys)
 
-    await cycle()  # what stays after the first (pools, the clock of a shard) is not a leak
+    await cycle()  # What stays after the first round, such as pools and the clock of a shard, isn't a leak.
     files_before, _ = await settled()
     for _ in range(size(12, 400)):
         await cycle()

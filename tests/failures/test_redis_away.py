@@ -120,7 +120,7 @@ async def test_redis_killed_and_started_again(
                 member.send({"event": "client-x", "channel": "presence-through", "data": {}})
                 refused = await member.next("pusher:error")
                 assert refused["data"]["code"] == 4301
-                await asyncio.sleep(size(2, 5) - (time.monotonic() - killed_at))  # the outage itself
+                await asyncio.sleep(size(2, 5) - (time.monotonic() - killed_at))  # How long Redis is away.
                 # Starting it waits for its first answer, in a thread: the publisher goes on.
                 await asyncio.to_thread(own_redis.start)
                 back_s = await delivery_is_back(publisher, sockets, time.monotonic(), within_s(3))
@@ -140,7 +140,7 @@ async def test_redis_killed_and_started_again(
         await asyncio.gather(*(socket.close() for socket in [*sockets, member]))
 
 
-async def test_embedded_redis_killed_is_started_again_with_what_it_held(
+async def test_embedded_redis_is_started_again_with_its_data(
     within_s: Callable[[float], float],
 ) -> None:
     with Server(workers=2) as server:
@@ -206,7 +206,7 @@ async def test_connection_to_a_redis_that_says_nothing_is_replaced(redis, figure
         connections = proxy.accepted
         proxy.stall()
         stalled_at = time.monotonic()
-        while proxy.accepted < connections + 2:  # the worker's and control's
+        while proxy.accepted < connections + 2:  # The worker's connection and control's.
             assert time.monotonic() < stalled_at + 30, "still on the old connections"
             await asyncio.sleep(0.05)
         replaced_s = time.monotonic() - stalled_at

@@ -21,7 +21,7 @@ def _is_periodic(word: bytes) -> bool:
 
 
 def _drains(command: list[bytes]) -> bool:
-    """The drain script: its keys are clock, outbox and leaves of a shard, and no other's are."""
+    """The drain script: only its keys are clock, outbox and leaves of a shard."""
     return command[0] == b"EVALSHA" and command[2] == b"3" and command[5].endswith(b":left")
 
 

@@ -45,7 +45,7 @@ async def test_client_that_does_not_read_is_closed_and_the_others_get_everything
             while sent < events and await api.subscription_count("wide") > reader_count:
                 await publish_numbers(api, "wide", sent, 50)
                 sent += 50
-                for socket in readers:  # never further behind than these 500 KB
+                for socket in readers:  # At most these 500 KB are ever unsent to the readers.
                     await socket.until(lambda: len(socket.all("n")) == sent, 30, "50 events")  # noqa: B023
                 greatest = max(greatest, rss_bytes(worker))
             assert await api.subscription_count("wide") == reader_count, f"still subscribed after {sent} events"

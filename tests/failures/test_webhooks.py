@@ -1,5 +1,5 @@
-"""Webhooks are right, whatever is killed: random joins and leaves on four workers while workers, the control plane and
-Redis are killed at random; then all deliveries are compared with the final state.
+"""Webhooks are right even if processes are killed: clients join and leave at random on four workers while workers, the
+control plane and Redis are killed. In the end all deliveries are compared with the final state.
 
 The receiver always answers at once. It orders by `seq` and drops repeats by delivery id, as receivers should
 (protocol/README.md "Webhooks").
@@ -27,7 +27,7 @@ from server import Server
 from wire import Socket, UpgradeRefused
 
 DEBOUNCE_S = 1.0
-# With everything up, a webhook must arrive so long after its debounce: 10 s after the change.
+# While everything is up, a webhook must arrive within this time after its debounce, so 10 s after the change.
 TRUTH_WITHIN_S = 10.0
 CLIENTS = 24
 USERS = 8
@@ -110,7 +110,7 @@ class Visitor:
         while not self.still:
             with contextlib.suppress(ConnectionError, OSError, TimeoutError, UpgradeRefused):
                 await self._visit()
-            await asyncio.sleep(0.05)  # as a client waits before it tries again
+            await asyncio.sleep(0.05)  # Clients wait before they connect again.
 
     async def _visit(self) -> None:
         socket = await Socket.connect(self.server)
@@ -181,7 +181,7 @@ def faults_of(receiver: Receiver, visitors: list[Visitor]) -> list[str]:
     return faults
 
 
-async def test_announcements_alternate_and_end_in_the_right_state_whatever_is_killed(
+async def test_announcements_alternate_and_end_in_the_right_state_after_any_kill(
     size: Callable[[int, int], int], wait_until: Callable, figures
 ) -> None:
     async with receiving() as receiver:
@@ -192,10 +192,10 @@ async def test_announcements_alternate_and_end_in_the_right_state_whatever_is_ki
                 visitors = [Visitor(server, f"user-{number % USERS}") for number in range(CLIENTS)]
                 tasks = [asyncio.create_task(visitor.run()) for visitor in visitors]
                 killed = await kill_at_random(server, size(12, 30))
-                await asyncio.sleep(3)  # joins and leaves go on, with everything up
+                await asyncio.sleep(3)  # Joins and leaves go on while everything is up.
                 for visitor in visitors:
                     visitor.still = True
-                # Clients that could not join by now aren't inside; the others stay.
+                # Clients that couldn't join by now are outside; the others stay.
                 await wait_until(
                     lambda tasks=tasks, visitors=visitors: all(
                         task.done() or visitor.settled for task, visitor in zip(tasks, visitors, strict=True)
@@ -206,11 +206,11 @@ async def test_announcements_alternate_and_end_in_the_right_state_whatever_is_ki
                 await wait_until(
                     lambda visitors=visitors: not faults_of(receiver, visitors),
                     timeout_s=TRUTH_WITHIN_S * size(3, 1),
-                    what="announcements that agree with the truth",
+                    what="announcements that agree with the final state",
                 )
                 figures.note(
                     "Webhook receivers down",
-                    "webhooks at the truth after the last change",
+                    "webhooks complete after the last change",
                     time.monotonic() - began,
                     "s",
                     "10 s",

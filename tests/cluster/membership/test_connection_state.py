@@ -9,7 +9,7 @@ def states(logs) -> list[str]:
     return [entry["state"] for entry in logs if entry["event"] == "redis connection state changed"]
 
 
-def test_a_change_is_logged_once():
+def test_change_is_logged_once():
     connection = Connection()
     with capture_logs() as logs:
         for _ in range(2):
@@ -24,7 +24,7 @@ def test_a_change_is_logged_once():
     ]
 
 
-async def test_worker_registers_reasserts_and_is_open(start_worker):
+async def test_worker_registers_asserts_and_is_open(start_worker):
     with capture_logs() as logs:
         worker = await start_worker(1)
     assert states(logs) == ["registering", "reasserting", "open"]

@@ -51,7 +51,7 @@ async def test_changes_within_a_quarter_second_make_one_announcement(a, b, wait_
         await asyncio.sleep(0.01)
     await wait_until(all_know(61, a, b))
     windows = (time.monotonic() - began) / 0.25
-    # Those of this worker's own joiners come with their success frames; one frame a window, give or take.
+    # This worker's own joiners get the count with their success frames. Others get about one frame per window.
     assert len(witness.counts) <= windows + 2
 
 

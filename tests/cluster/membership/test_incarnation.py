@@ -15,7 +15,7 @@ def seen():
 
 
 class Versions:
-    """Takes the part of the directory."""
+    """Stands in for the directory."""
 
     def __init__(self, seen):
         self.check_version = seen["versions"].append
@@ -76,13 +76,13 @@ async def test_registration_against_a_greater_gen_takes_the_next_name(make, link
     assert one.w == "0123456789ab.3.1"
 
 
-async def test_rise_that_was_reaped_while_it_registered_leaves_no_hidden_name(make, link, keys):
+async def test_worker_that_is_reaped_while_it_registers_leaves_no_name(make, link, keys):
     one = make()
     run = link.run
     reaped = []
 
     def reap_first(script, names, args, done):
-        # Control finds nothing to fence, and takes the beat away, just before the first registration.
+        # Just before the first registration, control finds nothing to fence and removes the heartbeat.
         if script is REGISTER and not reaped:
             reaped.append(one.w)
             link.call(b"HDEL", keys.beat, one.w)
@@ -95,7 +95,7 @@ async def test_rise_that_was_reaped_while_it_registered_leaves_no_hidden_name(ma
     assert await link.ask(b"KEYS", b"*:w:0123456789ab.3.0") == []
 
 
-async def test_beats_go_on_and_tell_the_version_of_the_directory(make, link, keys, seen, wait_until):
+async def test_beats_go_on_and_return_the_version_of_the_directory(make, link, keys, seen, wait_until):
     one = make()
     await one.register()
     await link.ask(b"SET", keys.directory_version, 4)
@@ -106,7 +106,7 @@ async def test_beats_go_on_and_tell_the_version_of_the_directory(make, link, key
     assert int(await link.ask(b"HGET", keys.beat, one.w)) > 3
 
 
-async def test_beat_of_one_that_was_given_up_says_so(make, link, keys, seen, wait_until):
+async def test_beat_of_a_worker_that_was_given_up_reports_it(make, link, keys, seen, wait_until):
     one = make()
     await one.register()
     one.start()
@@ -114,7 +114,7 @@ async def test_beat_of_one_that_was_given_up_says_so(make, link, keys, seen, wai
     await wait_until(lambda: seen["fenced"])
 
 
-async def test_unanswered_beat_gives_the_connection_up(make, link, redis, wait_until):
+async def test_unanswered_beat_closes_the_connection(make, link, redis, wait_until):
     one = make(unanswered_s=1)
     await one.register()
     downs = []
@@ -129,7 +129,7 @@ async def test_unanswered_beat_gives_the_connection_up(make, link, redis, wait_u
     await wait_until(lambda: link.up)
 
 
-async def test_rise_that_is_not_answered_ends(make, link, redis):
+async def test_unanswered_registration_ends(make, link, redis):
     one = make(unanswered_s=0.1)
     redis.pause()
     try:
@@ -149,7 +149,7 @@ async def test_failed_registration_is_repeated(make, link, keys, wait_until):
     assert await link.ask(b"HGET", blocked, b"gen") == b"1"
 
 
-async def test_clean_end_takes_the_name_out(make, link, keys):
+async def test_clean_end_removes_the_name(make, link, keys):
     one = make()
     await one.register()
     assert await one.bury()
@@ -157,7 +157,7 @@ async def test_clean_end_takes_the_name_out(make, link, keys):
     assert await link.ask(b"EXISTS", keys.beat) == 0
 
 
-async def test_end_with_something_held_leaves_the_name_to_the_reaper(make, link, keys):
+async def test_end_with_held_channels_leaves_the_name_to_the_reaper(make, link, keys):
     one = make()
     await one.register()
     await link.ask(b"HSET", keys.worker(5, one.w), "7:news", "c1")

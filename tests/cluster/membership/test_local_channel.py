@@ -76,7 +76,7 @@ def test_public_joins_carry_no_users():
     assert (len(joined), refused, local_channel.attached, local_channel.confirmed) == (2, [], 2, 2)
 
 
-def test_user_is_gone_with_its_last_socket():
+def test_user_is_removed_with_its_last_socket():
     local_channel = room()
     attach(local_channel, "a", "a")
     local_channel.detach("a")
@@ -89,7 +89,7 @@ def test_user_is_gone_with_its_last_socket():
     assert local_channel.idle
 
 
-def test_user_who_joins_in_the_same_call_is_not_gone():
+def test_user_who_joins_in_the_same_call_is_not_removed():
     local_channel = room()
     attach(local_channel, "a")
     local_channel.detach("a")
@@ -101,7 +101,7 @@ def test_user_who_joins_in_the_same_call_is_not_gone():
     assert not local_channel.members.gone
 
 
-def test_user_who_returns_during_a_call_is_not_gone():
+def test_user_who_returns_during_a_call_is_not_removed():
     local_channel = room()
     wait(local_channel, "a")
     send(local_channel)
@@ -113,7 +113,7 @@ def test_user_who_returns_during_a_call_is_not_gone():
     assert send(local_channel) is None
 
 
-def test_at_most_256_joins_and_256_gone_users_go_into_a_call():
+def test_at_most_256_joins_and_256_removals_go_into_a_call():
     local_channel = room()
     for n in range(300):
         wait(local_channel, f"a{n}")
@@ -276,7 +276,7 @@ def test_second_look_is_a_call_that_changes_nothing():
     assert not local_channel.members.recheck
 
 
-def test_users_listed_for_us_without_a_socket_are_gone():
+def test_users_listed_for_us_without_a_socket_are_removed():
     local_channel = room()
     attach(local_channel, "a")
     local_channel.members.mark_gone(["a", "b"])
@@ -331,7 +331,7 @@ def test_after_a_break_counts_are_announced_after_the_assertion():
     assert local_channel.plan() is None
 
 
-def test_channel_that_is_only_a_topic_makes_no_call():
+def test_server_to_user_channel_makes_no_call():
     local_channel = LocalChannel("7", "#server-to-user-1", "t", b"topic")
     ticket = wait(local_channel)
     assert local_channel.attach_waiting() == [ticket]
@@ -344,7 +344,7 @@ def test_channel_that_is_only_a_topic_makes_no_call():
     assert local_channel.idle
 
 
-# What the app's record says
+# Settings from the app's record
 
 RULE = HistoryRule(id="0a0a0a", name="", prefix=True, keep=10, seconds=60)
 
@@ -406,7 +406,7 @@ def test_history_position_is_asked_for_once_and_forgotten_when_the_rule_goes():
     call = send(local_channel)
     assert (call.flags, call.tickets, call.base) == ("h", [], 1)
     answer(local_channel)
-    # The app has no history left to give: it isn't asked for again until somebody joins or the record changes.
+    # The app may have no more histories. Redis isn't asked again until a client joins or the record changes.
     assert local_channel.plan() is None
     local_channel.follow(app(history=(RULE,)))
     assert send(local_channel).flags == "h"

@@ -43,7 +43,7 @@ def channels(keys, events):
         (CONSOLE, TOPIC),
     ],
 )
-def test_name_of_a_channel_says_its_kind(channels, channel, kind):
+def test_name_of_a_channel_gives_its_kind(channels, channel, kind):
     assert channels.channel("1", channel).kind == kind
 
 
@@ -56,7 +56,7 @@ def test_channel_is_opened_once_and_found_by_name_and_topic(channels, events):
     assert events.opened_channels == ["news", "news"]
 
 
-def test_pseudo_channel_has_no_topic_and_no_listener_hears_of_it(channels, events):
+def test_pseudo_channel_has_no_topic_and_raises_no_event(channels, events):
     for pseudo, kind in (("%u:7", SIGNED_IN), ("%conn", CONNECTIONS)):
         local_channel = channels.hold("1", pseudo, kind)
         assert channels.by_name["1", pseudo] is local_channel
@@ -82,5 +82,5 @@ async def test_waiting_ends_with_the_last_that_is_dropped(channels):
         channels.drop(local_channel)
     async with asyncio.timeout(1):
         await waiting
-        # And at once, where nothing is held.
+        # It ends at once if nothing is held.
         await channels.wait_empty()

@@ -16,7 +16,7 @@ ROOM = "presence-room"
 
 @pytest.fixture
 async def reaper(link, keys):
-    """Control's, looking twenty times as often."""
+    """Control's reaper, which looks twenty times as often."""
     reaper = Reaper(link, keys, RUN, read_s=0.05)
     task = asyncio.ensure_future(reaper.run())
     yield reaper
@@ -24,7 +24,7 @@ async def reaper(link, keys):
     await asyncio.gather(task, return_exceptions=True)
 
 
-# Who is dead
+# Which workers count as dead
 
 
 def look(beats: Beats, now: float, **table: int) -> list[str]:
@@ -62,17 +62,17 @@ def test_given_up_beat_is_dead_at_once():
     assert look(Beats("r"), 0.0, x_1_0=-1) == ["x.1.0"]
 
 
-def test_the_supervisors_list_decides_about_its_own_processes_only():
+def test_supervisors_list_decides_only_about_its_own_processes():
     beats = Beats("aa")
     beats.set_alive({2, 4}, 4)
     dead = look(beats, 0.0, aa_1_0=3, aa_2_0=3, aa_3_1=3, aa_4_0=3, aa_5_0=3, bb_1_0=3)
     assert dead == ["aa.1.0", "aa.3.1"]
 
 
-def test_missing_beats_say_nothing_about_a_process_that_the_supervisor_has_not_waited_for():
+def test_missing_beats_do_not_make_a_process_dead_that_the_supervisor_lists():
     beats = Beats("aa")
     beats.set_alive({1, 2}, 2)
-    # Listed, started after the list was made, and of a supervisor that is gone.
+    # A listed one, one that started after the list was made, and one of a supervisor that is gone.
     for now in range(5):
         dead = look(beats, float(now), aa_1_0=7, aa_3_0=7, bb_1_0=7)
     assert dead == ["bb.1.0"]
@@ -87,7 +87,7 @@ def test_earlier_name_of_a_living_process_is_dead_by_its_beats():
     assert dead == [[], [], [], [], ["aa.1.0", "aa.1.2"]]
 
 
-def test_before_the_first_list_no_worker_is_reported_dead():
+def test_without_a_list_of_the_supervisor_no_worker_is_dead():
     assert look(Beats("aa"), 0.0, aa_0_0=1) == []
 
 
@@ -183,7 +183,7 @@ async def test_hung_worker_comes_back_under_its_next_name(reaper, start_worker, 
     assert own.state == "attached"
 
 
-async def test_reap_that_broke_off_anywhere_is_finished_by_the_next(link, keys, start_worker, truth, wait_until):
+async def test_reap_that_broke_off_at_any_step_is_finished_by_the_next(link, keys, start_worker, truth, wait_until):
     a, b = await start_worker(1), await start_worker(2)
     watcher = a.join(ROOM, "watcher")
     sockets = [b.join(ROOM, f"u{n}") for n in range(350)] + [b.join(f"news-{n}") for n in range(30)]
@@ -231,7 +231,7 @@ async def test_reap_that_broke_off_anywhere_is_finished_by_the_next(link, keys, 
     assert await link.ask(b"KEYS", f"*{b.registry.w}*".encode()) == []
 
 
-async def test_reaper_leaves_a_worker_alone_that_buried_itself(link, keys, start_worker, wait_until):
+async def test_worker_that_ended_cleanly_is_not_reaped(link, keys, start_worker, wait_until):
     a = await start_worker(1)
     w = a.registry.w
     assert await a.registry.finish()
@@ -239,7 +239,7 @@ async def test_reaper_leaves_a_worker_alone_that_buried_itself(link, keys, start
     assert await link.ask(b"KEYS", b"*") == []
 
 
-async def test_reaping_is_given_up_while_redis_is_away_and_done_when_it_is_back(
+async def test_reap_fails_while_redis_is_away_and_succeeds_when_it_is_back(
     own_redis, start_worker, make_truth, keys, wait_until
 ):
     truth = await make_truth(own_redis)
@@ -260,7 +260,7 @@ async def test_reaping_is_given_up_while_redis_is_away_and_done_when_it_is_back(
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_look_that_is_not_answered_gives_the_connection_up(link, keys, redis, wait_until):
+async def test_unanswered_look_closes_the_connection(link, keys, redis, wait_until):
     reaper = Reaper(link, keys, RUN, read_s=0.05, unanswered_s=0.1)
     downs = []
     link.on_down = downs.append
@@ -324,7 +324,7 @@ async def test_reaper_writes_the_rows_of_a_dead_workers_members_and_channels(lin
     assert await told(outbox) == sorted(expected + [f"member.removed {ROOM} u{n}" for n in range(150)])
 
 
-async def test_reaper_without_a_debounce_tells_at_once(link, keys, start_worker, wait_until):
+async def test_reaper_without_a_debounce_writes_rows_at_once(link, keys, start_worker, wait_until):
     b = await start_worker(2)
     await leave_dead(b, wait_until, [ROOM])
     await told(patient := Outbox(link, keys, 60))

@@ -176,7 +176,7 @@ async def test_emptied_redis_is_filled_again_by_the_living_workers(a, b, link, w
 # Redis dies, or hangs
 
 
-async def test_killed_redis_comes_back_with_everything_as_it_was(own_redis, start_worker, wait_until, keys):
+async def test_killed_redis_comes_back_with_its_data(own_redis, start_worker, wait_until, keys):
     a, b = await start_worker(1, server=own_redis), await start_worker(2, server=own_redis)
     first = await a.attach(ROOM, "u1")
     await b.attach(ROOM, "u2")

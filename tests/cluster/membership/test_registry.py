@@ -11,7 +11,7 @@ ROOM = "presence-room"
 # Joins and leaves
 
 
-async def test_refused_alone_leaves_the_channel_unheld(a, b, wait_until, truth):
+async def test_refused_first_subscriber_leaves_no_channel_behind(a, b, wait_until, truth):
     await a.attach(ROOM, "u1", cap=1)
     refused = b.join(ROOM, "u2", cap=1)
     await wait_until(lambda: refused.state == "refused" and b.registry.channels == 0)
@@ -19,7 +19,7 @@ async def test_refused_alone_leaves_the_channel_unheld(a, b, wait_until, truth):
     await truth.settled([a, b])
 
 
-async def test_subscribe_withdrawn_before_it_is_sent_tells_redis_nothing(a, link, truth):
+async def test_subscribe_withdrawn_before_it_is_sent_makes_no_call(a, link, truth):
     socket = a.join(ROOM, "u")
     a.leave(socket)
     assert a.registry.channels == 0
@@ -38,7 +38,7 @@ async def test_subscribe_withdrawn_in_flight_leaves_without_a_frame(a, b, wait_u
     assert await truth.channel_keys() == []
 
 
-async def test_subscribe_behind_a_withdrawn_one_is_an_entry_of_its_own(a, b, wait_until, truth):
+async def test_subscribe_after_a_withdrawn_one_is_an_entry_of_its_own(a, b, wait_until, truth):
     observer = await b.attach(ROOM, "watcher")
     withdrawn = []
     for _ in range(20):
@@ -208,7 +208,7 @@ async def test_join_refused_in_flight_leaves_again_when_redis_accepts_it(
     assert await truth.channel_keys() == []
 
 
-async def test_worker_is_not_ready_once_redis_was_away_too_long(own_redis, start_worker, wait_until):
+async def test_worker_is_not_ready_after_redis_was_away_too_long(own_redis, start_worker, wait_until):
     worker = await start_worker(server=own_redis)
     worker.directory.complete = True
     assert worker.registry.ready
@@ -242,7 +242,7 @@ async def test_message_on_sys_reaches_the_owner(a, link, keys, wait_until):
     await wait_until(lambda: a.sys == [{"close": "1.2"}])
 
 
-async def test_failing_listener_does_not_stop_the_registry(a, b, wait_until, link, truth):
+async def test_exception_in_an_event_handler_does_not_stop_the_registry(a, b, wait_until, link, truth):
     problems = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
     real = a.sockets.joined

@@ -31,14 +31,14 @@ def test_second_reading_adds_at_once_and_removes_only_when_final():
     assert set(roster) == {"b", "c"}
 
 
-def test_reading_corrects_infos_without_telling():
+def test_reading_corrects_infos_without_a_frame():
     roster = roster_of("a")
     roster.add("a", b"old")
     assert reread(roster, [b"a", b"x.1.0\n"], W, final=True) == Changes([], [], [])
     assert roster["a"] == b""
 
 
-def test_reply_tells_only_what_really_changes():
+def test_reply_reports_only_what_really_changed():
     roster = roster_of("a", "b")
     call = HoldCall(0, 0, "", ("a", "x"), (("b", b"1"), ("c", b"2")), (), True, False)
     assert apply_reply(roster, call, [0, 1], [0, 1]) == Changes([("c", b"2")], ["a"])

@@ -136,11 +136,11 @@ async def test_at_most_64_cached_events_are_awaited(start_worker, wait_until, tr
     await truth.settled([worker])
 
 
-# What a call says of webhooks and of history
+# Flags for webhooks and history
 
 
 def watch(worker) -> list[list]:
-    """The calls of `hold` from here on, as their arguments."""
+    """The arguments of all later calls of `hold`."""
     calls, run = [], worker.link.run
 
     def note(script, keys, args, done):

@@ -1,4 +1,4 @@
-"""What a tally remembers; with workers in test_counts.py."""
+"""A tally by itself; test_counts.py tests it with workers."""
 
 from redpoll.cluster.membership.tally import Tally
 
@@ -40,7 +40,7 @@ def test_push_from_another_worker_includes_our_change():
     assert (tally.settled, timers.cancelled) == (True, 1)
 
 
-def test_joiner_who_got_a_passing_count_gets_the_lasting_one():
+def test_joiner_who_got_a_temporary_count_gets_the_final_one():
     tally = Tally()
     tally.joined(5, alone=True)
     assert tally.sent == 5
