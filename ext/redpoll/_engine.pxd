@@ -22,7 +22,7 @@ cdef struct Header:
 
 
 cdef struct Unfinished:
-    # What a connection has received in part; there is one only while there is such a part.
+    # What a connection has received in part. It exists only while there is such a part.
     # Bytes of the header of the frame under way, as received.
     uint8_t[14] head
     uint8_t head_size
@@ -47,13 +47,13 @@ cdef class WebSocket(Sink):
     # Owned heap memory, or NULL: most connections have received nothing in part.
     cdef Unfinished* unfinished
     cdef readonly uint32_t max_message_bytes
-    # Bytes thrown away since we stopped listening.
+    # Bytes dropped since the connection stopped parsing.
     cdef uint32_t discarded
     # HEAD, OPEN, CLOSING, CLOSED, HTTP.
     cdef readonly uint8_t state
-    # Flags: was OPEN; closed() or gone() was called; frames are still parsed; head_received() is running.
+    # Flags: it was OPEN; closed() or gone() was called; frames are still parsed; head_received() is running.
     cdef uint8_t opened
-    cdef uint8_t told
+    cdef uint8_t end_reported
     cdef uint8_t listening
     cdef uint8_t deciding
     # pong_received() is called for the next pong.

@@ -1,9 +1,9 @@
 """The server side of RFC 6455, from the first byte of the HTTP head to the last of the closing handshake.
 
-A WebSocket has a socket of its own (`Poller.adopt`), or is the buffered protocol of a uvloop transport (TLS);
-the layers above see no difference. It is also the sink that the fan-out writes to. A connection that turns out
-to be HTTP becomes a stream of bytes. Subclass it and override what it calls. Knows frames; nothing of channels,
-JSON or time: the caller has the timers.
+A WebSocket has a socket of its own (`Poller.adopt`), or is the buffered protocol of a uvloop transport (TLS). The
+layers above see no difference. The fan-out writes to it as to any sink. A connection that turns out to be HTTP becomes
+a stream of bytes. Subclass WebSocket and override its callbacks. This module knows frames; it knows no channels and no
+JSON. It has no timers: the layer above sets them.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -63,8 +63,8 @@ cdef extern from "<sys/socket.h>" nogil:
         MSG_DONTWAIT
 
 cdef enum State:
-    # Before the request head is answered; frames both ways; a Close was sent or the last HTTP answer given;
-    # the socket is gone; HTTP requests and responses (serve_http).
+    # HEAD: the request head isn't answered yet. OPEN: frames in both directions. CLOSING: a Close or the last HTTP
+    # response is queued. CLOSED: the socket is closed. HTTP: requests and responses (serve_http).
     STATE_HEAD
     STATE_OPEN
     STATE_CLOSING
@@ -90,13 +90,14 @@ cdef enum:
     READ_BUFFER_BYTES = 65536
     MAX_HEAD_BYTES = 16384
     MAX_CONTROL_BYTES = 125
-    # What is still read and thrown away after our last word, so that it isn't lost to a reset (the kernel sends
-    # one if bytes are left unread). A peer that sends more than this may miss it.
+    # Bytes that are read and dropped after our last message. If bytes were left unread, the kernel would send a reset,
+    # and the peer might lose that message. A peer that sends more than this may lose it.
     LINGER_BYTES = 2097152
-    # Pongs are written at once from here on, not at the end of the tick: a read may bring 10,000 pings.
+    # Above this many waiting bytes, pongs are written at once and not at the end of the tick: one read may bring 10,000
+    # pings.
     PROMPT_URGENT_BYTES = 16384
 
-# Shared by all connections of the process: what is read is used up before the next read.
+# Shared by all connections of the process, because each read is parsed before the next one.
 cdef object read_buffer = bytearray(READ_BUFFER_BYTES)
 
 cdef uint32_t tick = 0
@@ -110,13 +111,14 @@ cdef Py_ssize_t live_unfinished = 0
 
 
 def set_tick(uint32_t now_tick):
-    """What connections note as `heard_tick` when bytes come in, from now on."""
+    """Set the tick that connections store in `heard_tick` when bytes arrive."""
     global tick
     tick = now_tick
 
 
 def counters() -> dict:
-    """What this process' connections received, and how many were closed for a fault of theirs or ours."""
+    """Counters of this process: what its connections received, and how many were closed for an error of theirs or
+    ours."""
     return {
         "bytes_received": bytes_received,
         "frames_received": frames_received,
@@ -137,9 +139,9 @@ def live() -> dict:
 
 cdef extern from *:
     """
-    /* Instances of a class made by a class statement are tracked by the collector since Python 3.9, also where there is
-       nothing to follow. This takes the flag away from one that adds no field to a base without it; the interpreter's
-       dealloc of such classes still handles types without the flag. */
+    /* Since Python 3.9 the collector tracks instances of every class made by a class statement, even without references
+       to follow. This removes the flag from a class that adds no field to a base without it. The interpreter's dealloc
+       of such classes handles types without the flag. */
     static int redpoll_untrack_type(PyTypeObject *type) {
         PyTypeObject *base = type->tp_base;
         if (base == NULL || (base->tp_flags & Py_TPFLAGS_HAVE_GC) || type->tp_basicsize != base->tp_basicsize
@@ -254,7 +256,7 @@ cdef void unmask(
 
 
 cdef int read_header(const uint8_t* at, Py_ssize_t size, Header* frame) noexcept nogil:
-    """The size of the header at `at`; 0 if it isn't complete; negative: the close code it deserves.
+    """The size of the header at `at`. 0: it is incomplete. Negative: the close code for its fault.
 
     Faults are found at the first byte that shows them.
     """
@@ -302,14 +304,14 @@ cdef int read_header(const uint8_t* at, Py_ssize_t size, Header* frame) noexcept
     frame.opcode = opcode
     frame.size = long_size
     if size < used + 4:
-        # Not complete, but the caller can judge the size already.
+        # Incomplete, but the caller can already check the size.
         return 0
     memcpy(frame.mask, at + used, 4)
     return used + 4
 
 
 cdef bint is_close_code(int code) noexcept nogil:
-    """RFC 6455 7.4 and the IANA registry: codes that may stand in a Close frame."""
+    """RFC 6455 7.4 and the IANA registry: codes that a Close frame may have."""
     return 1000 <= code <= 1003 or 1007 <= code <= 1014 or 3000 <= code <= 4999
 
 
@@ -323,8 +325,8 @@ cdef class WebSocket(Sink):
     connected(), head_received(head), head_too_large(), message_received(message), binary_received(),
     pong_received(), closing(), closed(code, reason), gone(), http_received(data), http_ended().
 
-    An exception that escapes one of them closes this socket (1011), is counted and told to the loop's
-    exception handler; other connections don't notice. `max_message_bytes` bounds a message, in one frame or in many.
+    If one of them raises, this socket is closed with 1011, and the exception is counted and passed to the loop's
+    exception handler. Other connections aren't affected. `max_message_bytes` bounds a message, in one frame or in many.
     """
 
     def __cinit__(self):
@@ -382,9 +384,9 @@ cdef class WebSocket(Sink):
         """A close has begun, on either side. The caller sets a timer that calls abort() if it doesn't end."""
 
     def closed(self, code: int, reason: str):
-        """It is no WebSocket any more; called once, for each that was accepted, whatever the cause.
+        """The WebSocket has ended, from any cause. Called once for each that was accepted.
 
-        The code is the peer's, or our own fault's with it; 1005: a Close without one; 1006: no Close came.
+        `code` is the peer's, or ours for a fault of the peer; 1005: a Close without a code; 1006: no Close came.
         """
 
     def gone(self):
@@ -407,13 +409,13 @@ cdef class WebSocket(Sink):
         return 0
 
     cdef int socket_lost(self) except -1:
-        # By name: a subclass may want to know.
+        # A call by name, because a subclass may override it.
         self.connection_lost(None)
         return 0
 
     cdef int end(self) except -1:
-        """The peer of a socket of our own sends nothing more: close after what the next flush would have written,
-        say the answer to the request that came with the end."""
+        """The peer of a plain socket sends nothing more: close after the next flush. It may write the response to a
+        request that came together with the end."""
         if self.state == STATE_HTTP and self.stays_open():
             # end_http() resumes, reads the end once more, and closes.
             self.pause_reading()
@@ -430,20 +432,20 @@ cdef class WebSocket(Sink):
 
     @staticmethod
     def get_buffer(size_hint):
-        # Static: no bound method per connection. uvloop asks just before it reads.
+        # Static, so that there is no bound method per connection. uvloop calls it just before it reads.
         return read_buffer
 
     @property
     def buffer_updated(self):
-        # The transport keeps what it finds here, and calls it after each read. A bound method would be 80
-        # bytes for each connection; the connection itself can be called and is there anyway.
+        # The transport stores this object and calls it after each read. A bound method would take 80 bytes per
+        # connection, so the connection itself is callable.
         return self
 
     def __call__(self, Py_ssize_t size):
         self.take(<const uint8_t*> PyByteArray_AS_STRING(read_buffer), size)
         if size == READ_BUFFER_BYTES and self.transport is not None and not self.held:
-            # There is more, and libuv would go on reading it, up to 32 times: 2 MiB of one client's small
-            # messages before the others' turn (deploy/failures.md "Hostile input").
+            # More has arrived, and libuv would read up to 32 times: 2 MiB of one client's small messages before other
+            # clients are served (deploy/failures.md "Hostile input").
             self.transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._read_on)
 
@@ -460,7 +462,7 @@ cdef class WebSocket(Sink):
         try:
             self.connected()
             if early != NULL and self.state == STATE_HEAD and self.is_attached():
-                # Bytes that were fed before: as if they had just come.
+                # Handle the bytes that were fed earlier as if they had just arrived.
                 self.unfinished = NULL
                 try:
                     self.take(early.data, early.size)
@@ -481,8 +483,8 @@ cdef class WebSocket(Sink):
         try:
             if self.opened:
                 self.tell_closed(1006, "")
-            elif not self.told:
-                self.told = True
+            elif not self.end_reported:
+                self.end_reported = True
                 self.gone()
         except Exception as error:
             self.callback_failed(error)
@@ -493,8 +495,8 @@ cdef class WebSocket(Sink):
         return 0
 
     def eof_received(self):
-        # The peer is done, so are we: the transport closes after what it still has to write. What the next
-        # flush would have written, say the answer to the request that came with the end, is handed to it now.
+        # The peer sends nothing more, so the transport closes after its pending writes. Hand it now what the next flush
+        # would write, such as the response to a request that came together with the end.
         if self.transport is not None:
             self.flusher.write_now(self)
         self.ended = True
@@ -512,7 +514,7 @@ cdef class WebSocket(Sink):
     # -- what the caller does --------------------------------------------------------------------------------
 
     def feed(self, bytes data not None):
-        """Take bytes that were read from this connection elsewhere; keep them until the socket is open."""
+        """Add bytes of this connection that were read elsewhere. They are stored until the socket is open."""
         if not self.is_attached() and self.state == STATE_HEAD:
             append(self.part(), <const uint8_t*> PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
         else:
@@ -531,11 +533,11 @@ cdef class WebSocket(Sink):
             False,
         )
         if not self.deciding:
-            # Decided later: the caller may still have to set itself up before it hears messages.
+            # accept() was called later: the caller may have to finish its setup before it gets messages.
             asyncio.get_running_loop().call_soon(self._resume)
 
     def answer(self, bytes response not None):
-        """Write a last HTTP response, then close; what else the peer sends is thrown away."""
+        """Write a last HTTP response, then close. Further bytes from the peer are dropped."""
         if self.state != STATE_HEAD or not self.is_attached():
             raise RuntimeError("no request to answer")
         self.end_http(response)
@@ -563,7 +565,7 @@ cdef class WebSocket(Sink):
                 self.be_flushed()
 
     def end_http(self, bytes response not None=b""):
-        """Close after everything is written, `response` last; what else the peer sends is thrown away."""
+        """Close after everything is written, with `response` last. Further bytes from the peer are dropped."""
         if (self.state != STATE_HTTP and self.state != STATE_HEAD) or not self.is_attached():
             return
         self.state = STATE_HTTP
@@ -584,11 +586,11 @@ cdef class WebSocket(Sink):
         self.take_head(<const uint8_t*> PyBytes_AS_STRING(received), PyBytes_GET_SIZE(received))
 
     def send(self, bytes frame not None) -> bool:
-        """Note a frame for this client alone; False where it takes no more (closing, or not yet open)."""
+        """Queue a frame for this client only. False if it takes none (it is closing, or not open yet)."""
         return self.state == STATE_OPEN and self.note(frame, False) == 1
 
     def send_urgent(self, bytes frame not None) -> bool:
-        """As `send`, ahead of all frames that have not been started; urgent ones keep their order."""
+        """As `send`, before all frames that haven't been started. Urgent frames keep their order."""
         return self.state == STATE_OPEN and self.note(frame, True) == 1
 
     def close(self, int code=1000, str reason not None=""):
@@ -604,7 +606,7 @@ cdef class WebSocket(Sink):
             self.begin_closing()
 
     def pause_reading(self):
-        """Read nothing from this client until resume_reading(); the kernel holds it back."""
+        """Stop reading from this client until resume_reading(). Its bytes wait in the kernel."""
         if self.transport is not None:
             self.held = True
             self.transport.pause_reading()
@@ -630,7 +632,7 @@ cdef class WebSocket(Sink):
 
     @property
     def peer(self):
-        """`(host, port)` of the other end, asked of the kernel; None once the connection is gone."""
+        """`(host, port)` of the other end, from the kernel; None after the connection has closed."""
         if self.watched:
             return peer_of(self.fd)
         if self.transport is None:
@@ -640,7 +642,7 @@ cdef class WebSocket(Sink):
 
     @property
     def buffered(self) -> int:
-        """Bytes received and kept: a head, frame or message that isn't complete."""
+        """Bytes received and stored: a head, frame or message that isn't complete."""
         return 0 if self.unfinished == NULL else self.unfinished.size + self.unfinished.head_size
 
     # -- bytes in --------------------------------------------------------------------------------------------
@@ -674,7 +676,7 @@ cdef class WebSocket(Sink):
             uint8_t* found
         append(part, at, size)
         if part.request_size:
-            # Not decided yet; reading is paused, so this is little.
+            # The head isn't answered yet. Reading is paused, so this is little.
             return 0
         found = <uint8_t*> memmem(part.data + looked, part.size - looked, b"\r\n\r\n", 4)
         if found != NULL and found - part.data + 4 <= MAX_HEAD_BYTES:
@@ -728,7 +730,8 @@ cdef class WebSocket(Sink):
         return 0
 
     cdef Py_ssize_t take_whole_frame(self, const uint8_t* at, Py_ssize_t size) except -1:
-        """A frame that came whole and is a whole message: copied once, to unmask it. 0: not such."""
+        """Handle a complete frame that is a complete message; it is copied once, to unmask it. Returns 0 for anything
+        else."""
         global frames_received
         cdef:
             Header frame
@@ -766,7 +769,7 @@ cdef class WebSocket(Sink):
         return head_size + frame.size
 
     cdef int frame_fault(self, Header* frame, uint8_t under_way, uint64_t so_far) noexcept:
-        """The close code that this header deserves where it stands, or 0 (RFC 6455 5.4, and our limit)."""
+        """The close code if this header is wrong at this place, or 0 (RFC 6455 5.4, and our limit)."""
         if frame.opcode >= OP_CLOSE:
             return 0
         if (frame.opcode == OP_CONTINUATION) != (under_way != 0):
@@ -776,7 +779,7 @@ cdef class WebSocket(Sink):
         return 0
 
     cdef Py_ssize_t take_part(self, Unfinished* part, const uint8_t* at, Py_ssize_t size) except -1:
-        """As much as belongs to the header or the payload of the frame under way; how many bytes that was."""
+        """Take the bytes that belong to the header or payload of the frame under way, and return their number."""
         cdef:
             int head_size
             int fault = 0
@@ -784,7 +787,7 @@ cdef class WebSocket(Sink):
             size_t offset
             uint8_t* to
         if not part.in_payload:
-            # Byte by byte: a header is small, and a fault must be found at its first byte.
+            # Byte by byte, because a header is small and a fault must be found at its first byte.
             while used < size:
                 part.head[part.head_size] = at[used]
                 part.head_size += 1
@@ -837,7 +840,7 @@ cdef class WebSocket(Sink):
         part.head_size = 0
         if opcode >= OP_CLOSE:
             if part.opcode == 0:
-                # Nothing else is under way. Let go before anybody is called.
+                # Nothing else is under way. Release it before a callback runs.
                 self.unfinished = NULL
                 try:
                     self.take_control(opcode, part.control, part.frame.size)
@@ -903,8 +906,8 @@ cdef class WebSocket(Sink):
             self.note(_frame.close(code if size else None), False)
             self.begin_closing()
         if self.watched:
-            # RFC 6455 7.1.1: both Closes are sent or about to be, so the server ends the TCP connection and doesn't
-            # wait for the client to do so; such clients could hold all descriptors.
+            # RFC 6455 7.1.1: both Closes are sent or queued, so the server ends the TCP connection. It doesn't wait for
+            # the client to do so, because such clients could use up all descriptors.
             self.ended = True
             self.flusher.poller.watch(self)
         self.finish()
@@ -932,9 +935,9 @@ cdef class WebSocket(Sink):
         return self.tell_closed(code, reason or FAULTS.get(code, ""))
 
     cdef int tell_closed(self, int code, str reason) except -1:
-        if self.told:
+        if self.end_reported:
             return 0
-        self.told = True
+        self.end_reported = True
         try:
             self.closed(code, reason)
         except Exception as fault:
@@ -942,7 +945,7 @@ cdef class WebSocket(Sink):
         return 0
 
     cdef int callback_failed(self, fault) except -1:
-        """An override raised: this socket is closed, the others stay."""
+        """A callback raised: close this socket only."""
         global callback_errors
         callback_errors += 1
         _fanout.report(fault, self)
@@ -967,7 +970,7 @@ cdef class WebSocket(Sink):
             return self.broke()
         self.forget_owed()
         self.listening = False
-        # Beyond the bound: the one frame that must still go.
+        # The Close frame is sent although the client is beyond its limit.
         self.lengthen(_frame.close(4100, "slow consumer"), False)
         self.finish()
         self.begin_closing()
@@ -1012,7 +1015,8 @@ cdef void free_part(Unfinished* part) noexcept:
 
 
 cdef uint8_t* make_room(Unfinished* part, size_t size) except NULL:
-    """Where the next `size` bytes of `data` go. Grows by what has come, never by what a header announces."""
+    """Returns where to put the next `size` bytes of `data`. The buffer grows by what has arrived, never by what a
+    header announces."""
     cdef:
         size_t capacity = part.capacity
         uint8_t* data
@@ -1059,10 +1063,10 @@ cdef class Head:
 
 
 def parse_head(bytes head not None) -> Head:
-    """A complete request head, blank line included; ValueError says what is wrong with it.
+    """Parse a complete request head, with its blank line. Raises ValueError with the fault.
 
-    Strict where leniency lets two readers disagree: no folded lines, no space before a colon, no control
-    bytes.
+    It is strict where two readers could understand a head differently: no folded lines, no space before a colon, no
+    control bytes.
     """
     cdef:
         list lines = head.split(b"\r\n")

@@ -17,7 +17,7 @@ cdef struct Chain:
     uint64_t size
     # Owned (one of its holders).
     Chain* before
-    # The chain that the last post made of this one; borrowed, NULL again when that is freed.
+    # The chain that the last post made from this one. Borrowed; set to NULL when that chain is freed.
     Chain* grown
     # Owned: a bytes object.
     PyObject* frame
@@ -45,7 +45,7 @@ cdef union Seats:
 cdef class Sink(Polled):
     # Owned; shared by all sinks of the process.
     cdef Flusher flusher
-    # Owned from connection_made until it is given up; None before and after, and always None with a socket of our own.
+    # Owned from connection_made until the connection ends. None before and after, and always None for a plain socket.
     cdef object transport
     # One hold each, or NULL. `urgent` goes first. The rest of a frame that the kernel took in part is its first link.
     cdef Chain* owed
@@ -58,18 +58,18 @@ cdef class Sink(Polled):
     cdef uint32_t seat_count
     # Bytes handed to the transport that it had not written when it paused us.
     cdef uint32_t buffered
-    # Flags are a byte each (a bint is four, and there are ten thousands of us).
+    # Flags take a byte each; a bint takes four, and there are tens of thousands of sinks.
     # Frames are taken: from connection_made until a Close is queued or the transport goes.
     cdef uint8_t writable
     # In the flusher's list.
     cdef uint8_t dirty
-    # Owed more than is allowed; closed at the next flush.
+    # More than the limit waits for it; the next flush closes it.
     cdef uint8_t overrun
     # Half-close as soon as nothing is owed.
     cdef uint8_t finishing
-    # Somebody waits until this has less than Flusher.drained_bytes unsent.
+    # await_drained() was called: report when less than Flusher.drained_bytes are unsent.
     cdef uint8_t awaited
-    # The first link of `urgent` is the rest of a frame: it must go, and first, whatever else is dropped.
+    # The first link of `urgent` is the rest of a frame. It is sent first and never dropped.
     cdef uint8_t started
 
     cdef inline Seat* seats_at(self) noexcept
@@ -148,7 +148,7 @@ cdef class Flusher:
     cdef char* join(self, Chain* chain) except NULL
 
 
-# Debug builds count what is alive, so that tests can see it return to what it was.
+# Debug builds count live objects, so that tests can check that the numbers return to what they were.
 cdef struct Live:
     Py_ssize_t sinks
     Py_ssize_t audiences

@@ -1,7 +1,8 @@
-"""Fan-out: notes frames on the sinks of an audience, and writes each sink once with all that waits for it.
+"""Fan-out: queues frames for the sinks of an audience, and writes each sink once with all its frames.
 
-`post` notes a reference and copies nothing; `flush`, once a loop tick, makes one send(2) of all that a sink
-is owed. Knows bytes and descriptors; nothing of WebSockets, channels or JSON. One thread, one loop.
+`post` stores a reference per sink and copies nothing. `flush` runs once per loop tick and makes one send(2) per sink.
+Frames that wait for a sink are "owed" to it. This module knows bytes and descriptors; it knows no WebSockets, channels
+or JSON. It runs in one thread, on one loop.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -41,22 +42,22 @@ cdef extern from *:
         COUNTS_LIVE "REDPOLL_COUNTS_LIVE"
 
 cdef enum:
-    # What a frame costs a sink beyond its bytes: the chain link that may be its own. Counted against the
-    # bound, so that a client can't have us keep a million frames of two bytes.
+    # What a queued frame costs beyond its bytes: its chain link. It counts towards the limit, so that a client can't
+    # make us store a million frames of two bytes.
     LINK_BYTES = 64
-    # The clock is read once in so many sinks (a send is about 5 µs).
+    # The clock is read once per this many sinks (a send takes about 5 µs).
     SINKS_PER_LOOK = 32
-    # Sinks ahead in the flusher's list that an urgent frame doesn't wait for. Fewer don't matter, and then the
-    # pongs of a flood are still joined.
+    # With more sinks than this in the flusher's list, an urgent frame is written at once. With fewer it waits, so that
+    # the pongs of a flood are joined.
     LONG_QUEUE = 64
-    # Scratch above this is given back at the end of a flush.
+    # A larger scratch buffer is freed at the end of a flush.
     KEPT_SCRATCH_BYTES = 262144
-    # A transport that alone may touch the socket is handed this much at a time (a frame more, to be exact): it
-    # says that it is full only after it has taken whatever it was given.
+    # A TLS transport is handed this much at a time, plus at most a frame: it takes whatever it is given, and only then
+    # reports that it is full.
     TRANSPORT_WRITE_BYTES = 65536
     MAX_DISCARDS = 32
 
-# Where bytes go that are thrown away.
+# Bytes that are dropped are read into this.
 cdef char[65536] discarded
 
 cdef Live alive
@@ -77,7 +78,7 @@ cdef Chain* single = NULL
 
 
 cdef Chain* grow(Chain* before, PyObject* frame) except NULL:
-    """The chain of `before` and then `frame`, made or found; one just made must be held or dropped."""
+    """The chain of `before` and then `frame`, found or created. A new one must be held or dropped by the caller."""
     global single
     cdef Chain* chain = single if before == NULL else before.grown
     if chain != NULL and chain.frame == frame:
@@ -105,7 +106,7 @@ cdef Chain* grow(Chain* before, PyObject* frame) except NULL:
 
 
 cdef void drop_unheld(Chain* chain) noexcept:
-    """Free `chain` if it has no holder, and those before it that then have none."""
+    """Free `chain` if it has no holder, and then those before it that have none."""
     global single
     cdef Chain* before
     while chain != NULL and chain.holders == 0:
@@ -140,10 +141,11 @@ cdef inline uint64_t weight(Chain* chain) noexcept nogil:
 
 @cython.no_gc
 cdef class Sink(Polled):
-    """Something that frames are written to: a socket and the frames that wait for it.
+    """A socket and the frames that wait for it.
 
-    Base class of the WebSocket. On its own it takes any bytes: `attach_to(transport)`, then `send`.
-    A sink that takes nothing is aborted when it is owed `Flusher.max_owed_bytes` (a WebSocket says 4100 first).
+    Base class of WebSocket. By itself it takes any bytes: `attach_to(transport)`, then `send`.
+    A sink whose kernel buffer is full is aborted when more than `Flusher.max_owed_bytes` wait for it (a WebSocket sends
+    4100 first).
     """
 
     def __cinit__(self):
@@ -154,7 +156,7 @@ cdef class Sink(Polled):
         self.flusher = flusher
 
     def __dealloc__(self):
-        # No seat is left here: an audience owns its sinks.
+        # No seat is left, because audiences own their sinks.
         release(self.owed, 1)
         release(self.urgent, 1)
         if COUNTS_LIVE:
@@ -170,11 +172,11 @@ cdef class Sink(Polled):
         self.attach(transport)
 
     def send(self, bytes frame not None) -> bool:
-        """Note `frame` on this sink alone; False where it takes no more."""
+        """Queue `frame` for this sink only. False if it takes none."""
         return self.note(frame, False) == 1
 
     def send_urgent(self, bytes frame not None) -> bool:
-        """As `send`, ahead of all frames that have not been started; urgent ones keep their order."""
+        """As `send`, before all frames that haven't been started. Urgent frames keep their order."""
         return self.note(frame, True) == 1
 
     def pause_writing(self):
@@ -192,14 +194,14 @@ cdef class Sink(Polled):
     def await_drained(self) -> bool:
         """Report this sink to `Flusher.on_drained` once, when it has less than `drained_bytes` unsent.
 
-        False where that is so already: nothing will be reported. A sink that closes before is not reported.
+        Returns False if it has so already; then nothing is reported. A sink that closes first isn't reported.
         """
         self.awaited = self.unsent() >= self.flusher.drained_bytes
         return self.awaited
 
     @property
     def bytes_owed(self) -> int:
-        """Bytes noted and not yet taken by the kernel."""
+        """Queued bytes that the kernel hasn't taken yet."""
         return self.unsent()
 
     cdef inline uint64_t unsent(self) noexcept:
@@ -211,8 +213,8 @@ cdef class Sink(Polled):
         return total
 
     cdef int check_drained(self) except -1:
-        """Called after a write of an awaited sink. Whoever waits is called at the end of a flush, never from here: an
-        audience may be walked over."""
+        """Called after a write of an awaited sink. The callback runs at the end of a flush and not here, because the
+        caller may be iterating over an audience."""
         cdef Flusher flusher = self.flusher
         if self.writable and self.unsent() < flusher.drained_bytes:
             self.awaited = False
@@ -249,7 +251,7 @@ cdef class Sink(Polled):
         return 0
 
     cdef void leave_seat(self, uint32_t index) noexcept:
-        # noexcept: shrinks only. The last seat takes the place of the one that is left.
+        # noexcept, because it only shrinks. The last seat moves into the gap.
         cdef:
             Seat* seats = self.seats_at()
             uint32_t last = self.seat_count - 1
@@ -257,7 +259,7 @@ cdef class Sink(Polled):
             seats[index] = seats[last]
         self.seat_count = last
         if last == INLINE_SEATS:
-            # `seats` was heap memory, and `inline` lies where its address was kept.
+            # `seats` was heap memory; `inline` shares the place of its pointer.
             memcpy(&self.seats.inline[0], seats, INLINE_SEATS * sizeof(Seat))
             PyMem_Free(seats)
         if COUNTS_LIVE:
@@ -274,7 +276,7 @@ cdef class Sink(Polled):
         return 0
 
     cdef int socket_readable(self) except -1:
-        """Throw away what the peer sends; a WebSocket listens."""
+        """Drop what the peer sends. WebSocket overrides this."""
         cdef ssize_t size = recv(self.fd, discarded, sizeof(discarded), MSG_DONTWAIT)
         if size == 0 or (size < 0 and errno != EAGAIN and errno != EINTR):
             self.broke()
@@ -296,18 +298,18 @@ cdef class Sink(Polled):
         self.transport = transport
         self.writable = True
         if transport.get_extra_info("sslcontext") is not None:
-            # Paused as soon as the encrypted bytes find the socket full (uvloop pauses at `high`, so 1 and not 0).
+            # uvloop pauses us as soon as the socket is full of encrypted bytes (it pauses at `high`, so 1 and not 0).
             transport.set_write_buffer_limits(1, 0)
         elif sock is not None:
             self.fd = sock.fileno()
-            # Resume fires when the transport's buffer is empty: from then on send(2) is in order again.
+            # uvloop resumes us when the transport's buffer is empty; then send(2) can't overtake it.
             transport.set_write_buffer_limits(0, 0)
         return 0
 
     cdef void detach_transport(self) noexcept:
-        """The socket is gone or going: nothing more is written."""
+        """The socket is closed or closing: write nothing more."""
         if not self.watched:
-            # Else it is the poller's to set.
+            # Otherwise the poller sets it.
             self.fd = -1
         self.transport = None
         self.writable = False
@@ -323,7 +325,7 @@ cdef class Sink(Polled):
             Chain* urgent = self.urgent
             Chain* rest = NULL
         if self.started:
-            # The peer has the beginning of this frame.
+            # The peer already has the beginning of this frame.
             rest = urgent
             while rest.before != NULL:
                 rest = rest.before
@@ -334,7 +336,7 @@ cdef class Sink(Polled):
         release(urgent, 1)
 
     cdef int note(self, bytes frame, bint urgent) except -1:
-        """Owe `frame`, and see to it that it is written; 0 where this takes no more."""
+        """Queue `frame` and schedule its write. 0 if this sink takes none."""
         cdef int noted = 0
         if self.writable:
             noted = self.owe(frame, urgent)
@@ -352,14 +354,14 @@ cdef class Sink(Polled):
         flusher.reserve(1)
         if self.weight_owed() + size > flusher.max_owed_bytes:
             if not self.paused:
-                # Much in one tick is no fault of the client's: it hasn't had the chance to take it yet.
+                # Many bytes in one tick aren't the client's fault: nothing was written to it yet.
                 flusher.write_now(self)
                 if not self.writable:
                     return 0
             if self.paused and self.weight_owed() + size > flusher.max_owed_bytes:
                 self.forget_owed()
                 self.writable = False
-                # Acted on at the flush: the caller may be walking over an audience.
+                # The flush closes it, because the caller may be iterating over an audience.
                 self.overrun = True
                 if not self.dirty:
                     flusher.mark(<PyObject*> self)
@@ -371,7 +373,7 @@ cdef class Sink(Polled):
         return 1
 
     cdef int lengthen(self, bytes frame, bint urgent) except -1:
-        """Add `frame` after the others; the bound doesn't matter here."""
+        """Add `frame` after the others, without checking the limit."""
         cdef:
             Chain* was = self.urgent if urgent else self.owed
             Chain* now = grow(was, <PyObject*> frame)
@@ -397,7 +399,7 @@ cdef class Sink(Polled):
         return 0
 
     cdef int be_flushed(self) except -1:
-        """Have the flusher look at this sink in its next flush."""
+        """Put this sink into the next flush."""
         if not self.dirty:
             self.flusher.reserve(1)
             self.flusher.mark(<PyObject*> self)
@@ -405,11 +407,11 @@ cdef class Sink(Polled):
         return 0
 
     cdef int overran(self) except -1:
-        """Too much waited for this sink; it is dropped already."""
+        """Too many bytes waited for this sink; they are dropped already."""
         return self.broke()
 
     cdef int broke(self) except -1:
-        """The socket is of no more use. connection_lost, or socket_lost, follows."""
+        """Close the socket at once. connection_lost or socket_lost follows."""
         transport = self.transport
         if self.watched:
             self.flusher.poller.close_socket(self)
@@ -423,10 +425,11 @@ cdef class Sink(Polled):
 
 
 cdef class Audience:
-    """The sinks that hear one thing. Adding and discarding are O(1) in the audience's size, 8 to 12 bytes a sink.
+    """A set of sinks that get the same frames. Adding and discarding are O(1) in its size; it takes 8 to 12 bytes per
+    sink.
 
-    Owns its sinks. Subclass it to give it a name; `len`, `in` and iteration work (over a copy: the caller
-    may add, discard and close meanwhile).
+    It owns its sinks. Subclass it to add a name. `len` and `in` work; iteration goes over a copy, so that the caller
+    may add, discard and close.
     """
 
     def __cinit__(self):
@@ -453,7 +456,7 @@ cdef class Audience:
         return iter([<Sink> self.sinks[i] for i in range(self.count)])
 
     def add(self, Sink sink not None) -> bool:
-        """Let `sink` in; False if it was in already."""
+        """Add `sink`. False if it was in already."""
         cdef:
             PyObject** sinks
             uint32_t capacity
@@ -470,14 +473,14 @@ cdef class Audience:
             self.sinks = sinks
             self.capacity = capacity
         sink.take_seat(<PyObject*> self, self.count)
-        # The reference last, when nothing can fail.
+        # Take the reference last, when nothing can fail.
         self.sinks[self.count] = <PyObject*> sink
         self.count += 1
         Py_INCREF(sink)
         return True
 
     def discard(self, Sink sink not None) -> bool:
-        """Let `sink` go; False if it wasn't in."""
+        """Remove `sink`. False if it wasn't in."""
         cdef Py_ssize_t seat = seat_of(self, sink)
         if seat < 0:
             return False
@@ -485,8 +488,8 @@ cdef class Audience:
         return True
 
     cdef void remove_at(self, uint32_t place) noexcept:
-        # noexcept: shrinks only, and dealloc must not fail. The last sink fills the gap; its seat is searched for,
-        # because an index kept beside each sink would double the audience's memory.
+        # noexcept, because it only shrinks and dealloc must not fail. The last sink moves into the gap. Its seat is
+        # searched for, because an index per sink would double the audience's memory.
         cdef:
             PyObject* sink = self.sinks[place]
             PyObject* moved
@@ -506,9 +509,9 @@ cdef class Audience:
         Py_DECREF(<Sink> sink)
 
     def post(self, bytes frame not None, uint64_t skip_hi=0, uint64_t skip_lo=0) -> int:
-        """Note `frame` on every sink but the one whose socket id is `skip_hi.skip_lo`; how many were noted.
+        """Queue `frame` for every sink except the one whose socket id is `skip_hi.skip_lo`. Returns their number.
 
-        Copies nothing and calls nobody but `schedule`, once, at the end: the audience can't change meanwhile.
+        Copies nothing. It calls only `schedule`, once, at the end, so the audience can't change during the walk.
         """
         cdef:
             Flusher flusher = self.flusher
@@ -518,7 +521,7 @@ cdef class Audience:
             uint32_t moved = 0
             uint32_t i
             PyObject* sink
-            # As a rule, neighbours have the same frames waiting, so the chain that one's grew to serves the next, too.
+            # Neighbours usually have the same frames waiting, so the next sink can use the same new chain.
             Chain* was = NULL
             Chain* now = NULL
         if self.count == 0:
@@ -549,14 +552,14 @@ cdef class Audience:
                 if not (<Sink> sink).dirty and not (<Sink> sink).paused:
                     flusher.mark(sink)
         finally:
-            # Whatever was raised: the sinks that point to `now` are its holders.
+            # Also after an exception: the sinks that point to `now` are its holders.
             settle(was, now, moved)
         flusher.wake()
         return noted
 
 
 cdef inline void settle(Chain* was, Chain* now, uint32_t moved) noexcept:
-    """`moved` sinks went from one chain to the other."""
+    """`moved` sinks changed from one chain to the other."""
     if now != NULL:
         now.holders += moved
         release(was, moved)
@@ -564,7 +567,7 @@ cdef inline void settle(Chain* was, Chain* now, uint32_t moved) noexcept:
 
 
 cdef Py_ssize_t seat_of(Audience audience, Sink sink) noexcept:
-    # A connection is in few audiences: a walk over its seats beats any index that it would have to carry.
+    # A connection is in few audiences, so searching its seats is cheaper than an index per seat.
     cdef:
         Seat* seats = sink.seats_at()
         uint32_t i
@@ -578,15 +581,14 @@ cdef Py_ssize_t seat_of(Audience audience, Sink sink) noexcept:
 
 
 cdef class Flusher:
-    """The list of sinks with something to write, and the writing.
+    """Has the list of sinks with something to write, and writes them.
 
-    `schedule` is called with no arguments when there is work and no call of `flush` is on its way:
-    `lambda: loop.call_soon(flusher.flush)`. `max_owed_bytes` bounds what one sink may be owed once its kernel
-    takes no more (a burst above it is written early), `slice_s` how long one flush may last. Counters only
-    grow.
+    `schedule()` is called when there is work and no call of `flush` is scheduled: `lambda:
+    loop.call_soon(flusher.flush)`. `max_owed_bytes` is the limit of what may wait for one sink whose kernel buffer is
+    full (a larger burst is written early). `slice_s` limits the time of one flush. Counters only grow.
 
-    `on_drained(sinks)` is called after a flush with those sinks that somebody awaited (`Sink.await_drained`) and that
-    have less than `drained_bytes` unsent now. Sinks that nobody awaits pay one test of a byte for each write.
+    `on_drained(sinks)` is called after a flush with the awaited sinks (`Sink.await_drained`) that have less than
+    `drained_bytes` unsent. Other sinks pay one test of a byte per write.
     """
 
     def __init__(self, schedule, uint32_t max_owed_bytes=1048576, double slice_s=0.004, Poller poller=None):
@@ -606,13 +608,13 @@ cdef class Flusher:
 
     @property
     def waiting(self) -> int:
-        """Sinks that have something to write, and are able to."""
+        """The number of sinks that have something to write and can be written to."""
         return self.end - self.start
 
     def flush(self) -> bool:
-        """Write each sink that has frames waiting once, all of them; True if the slice was too short.
+        """Write all waiting frames, with one write per sink. True if the slice was too short.
 
-        What is left is scheduled. A sink that fails is closed and counted; the others don't notice.
+        The rest is scheduled. A sink that fails is closed and counted, and affects no other sink.
         """
         cdef:
             Py_ssize_t stop
@@ -621,17 +623,18 @@ cdef class Flusher:
             bint late = False
             Sink sink
         if self.flushing:
-            # A callback of ours called: what it noted is in the list, and the outer call sees to it.
+            # One of our callbacks called this. What it queued is in the list, and the outer call writes it.
             return self.end > self.start
         self.flushing = True
         self.scheduled = False
         deadline = monotonic_s() + self.slice_s
-        # Who is noted during this flush waits for the next, or a callback that sends would hold us here.
+        # Sinks that are added during this flush wait for the next one. Otherwise a callback that always sends would
+        # keep us here.
         stop = self.end
         try:
             while self.start < stop and not late:
                 try:
-                    # The handler is set up once, not once a sink.
+                    # One try block for all sinks: setting it up per sink costs time.
                     while self.start < stop:
                         sink = <Sink> self.dirty[self.start]
                         self.start += 1
@@ -706,7 +709,7 @@ cdef class Flusher:
         return 0
 
     cdef int write_now(self, Sink sink) except -1:
-        """Write what waits for `sink` now, not at the flush. Calls nothing but its transport."""
+        """Write what waits for `sink` now, not at the flush. Calls only its transport."""
         try:
             self.write_owed(sink)
         except Exception as fault:
@@ -731,8 +734,8 @@ cdef class Flusher:
             sink.overrun = False
             self.overruns += 1
             sink.overran()
-        # Urgent, owed, and one more for what a first write cut short. Frames that are noted by callbacks called from
-        # here wait for the next flush: a callback that always sends must not hold us here.
+        # Urgent frames, the others, and one more turn for a frame that the first write cut. Frames that callbacks queue
+        # from here wait for the next flush, because a callback that always sends must not keep us here.
         for i in range(3):
             if sink.paused or not sink.is_attached():
                 return 0
@@ -790,10 +793,11 @@ cdef class Flusher:
         return 0
 
     cdef int close_written(self, Sink sink) except -1:
-        """Nothing waits for a socket of our own any more: stop asking for room, and end it if it is to end."""
+        """Everything for a plain socket is written: stop waiting for room, and end the connection if it is
+        finishing."""
         cdef int reads = MAX_DISCARDS
         if sink.ended:
-            # What is left unread would turn the close into a reset, which may overtake our last bytes.
+            # Unread bytes would turn the close into a reset, which may overtake our last bytes.
             while reads and recv(sink.fd, discarded, sizeof(discarded), MSG_DONTWAIT | MSG_TRUNC) > 0:
                 reads -= 1
             sink.broke()
@@ -802,12 +806,12 @@ cdef class Flusher:
             self.poller.watch(sink)
         if sink.finishing:
             sink.finishing = False
-            # Fails where the peer has reset the connection; then reading says so.
+            # Fails if the peer has reset the connection; the next read reports that.
             shutdown(sink.fd, SHUT_WR)
         return 0
 
     cdef int keep_rest_ours(self, Sink sink, Chain* chain, bint urgent, size_t sent) except -1:
-        """The kernel took `sent` bytes of `chain` and is full: keep the rest, and wait for room."""
+        """The kernel took `sent` bytes of `chain` and is full: store the rest and wait for room."""
         cdef:
             Chain** links
             Chain* link = chain
@@ -856,7 +860,7 @@ cdef class Flusher:
             sink.urgent = rest
             release(first, 1)
         else:
-            # Nothing was urgent: that would have gone first.
+            # No urgent frame waits, because it would have been written first.
             sink.urgent = first
             sink.owed = rest
         sink.started = first != NULL
@@ -864,8 +868,8 @@ cdef class Flusher:
         return 0
 
     cdef int write_through_transport(self, Sink sink, Chain* chain, bint urgent) except -1:
-        """The frames of `chain` in one write of a transport that alone may touch the socket (TLS); of a long chain
-        the first of them, and the rest stay ours: what the transport holds can't be dropped any more."""
+        """Write the frames of `chain` in one write of a TLS transport. Of a long chain, only the first frames: what the
+        transport has can't be dropped any more."""
         cdef bytes data
         if chain.size > TRANSPORT_WRITE_BYTES and chain.frames > 1:
             return self.keep_rest(sink, chain, urgent, TRANSPORT_WRITE_BYTES, True)
@@ -882,9 +886,9 @@ cdef class Flusher:
         return self.hand(sink, data)
 
     cdef int keep_rest(self, Sink sink, Chain* chain, bint urgent, size_t sent, bint unsent) except -1:
-        """The kernel took `sent` bytes of `chain`: the rest of the frame in which it stopped goes to the
-        transport, which waits for room; the frames behind that stay ours, as references. `unsent`: it took none,
-        and the transport is handed what lies before, too."""
+        """The kernel took `sent` bytes of `chain`. The rest of the frame in which it stopped goes to the transport,
+        which waits for room. Later frames stay in the sink as references. `unsent`: the kernel took none, so the
+        transport also gets the frames before."""
         cdef:
             Chain** links
             Chain* link = chain
@@ -939,7 +943,7 @@ cdef class Flusher:
         return 0
 
     cdef char* join(self, Chain* chain) except NULL:
-        """The frames of `chain` joined in the scratch buffer; often they are there already."""
+        """Join the frames of `chain` in the scratch buffer. Often they are there already."""
         cdef:
             char* scratch
             char* at
@@ -966,7 +970,7 @@ cdef class Flusher:
 
 
 def report(fault: BaseException, protocol) -> None:
-    """Tell the loop's exception handler of a fault of ours that closed one socket."""
+    """Report an error of ours, which closed one socket, to the loop's exception handler."""
     asyncio.get_running_loop().call_exception_handler(
         {
             "message": f"a socket was closed by a fault of ours: {type(fault).__name__}",

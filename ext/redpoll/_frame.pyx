@@ -1,6 +1,6 @@
-"""Frames as the wire has them, made once per event, and the bus envelope that an event arrives in.
+"""Encodes the frames of events, once per event, and parses the bus envelope in which an event arrives.
 
-Bytes in, bytes out: no sockets, no state. Payloads are taken to be valid UTF-8; whoever made them saw to it.
+Bytes in, bytes out: no sockets, no state. Payloads must be valid UTF-8; the callers have checked that.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -18,7 +18,7 @@ cdef enum:
     PONG = 0x8A
     MAX_CONTROL_BYTES = 125
 
-# What a byte costs in a JSON string beyond itself: `\n` and its like 1, `\u001f` and its like 5.
+# Bytes that escaping adds to a byte of a JSON string: 1 for `\n` and the other short escapes, 5 for `\u001f`.
 cdef uint8_t[256] extra
 # The letter of the short escape, where there is one.
 cdef uint8_t[256] letter
@@ -104,8 +104,8 @@ cdef bytes control(uint8_t first, bytes payload):
 
 
 cdef inline uint64_t needs_escape(const uint8_t* at) noexcept nogil:
-    """Not 0 if one of eight bytes is a quote, a backslash or below 0x20. No byte is missed, none is suspected
-    in vain below 0x80; a byte above it may be, which costs the slow turn and nothing else."""
+    """Not 0 if one of eight bytes is a quote, a backslash or below 0x20. No such byte is missed. Bytes above 0x80 may
+    be reported wrongly, which only costs time."""
     cdef:
         uint64_t word, ones = 0x0101010101010101, high = 0x8080808080808080
         uint64_t quote, back
@@ -180,7 +180,7 @@ cdef inline Span span_of(bytes of) noexcept:
 
 
 cdef int put_number(uint8_t* to, uint64_t number) noexcept nogil:
-    """Decimal digits; how many. At most 20."""
+    """Write decimal digits and return how many, at most 20."""
     cdef:
         uint8_t[20] digits
         int count = 0
@@ -333,7 +333,7 @@ cdef int next_word(const uint8_t** at, const uint8_t* end, uint8_t stop, Span* w
 
 
 cdef bint to_number(const uint8_t* at, Py_ssize_t size, uint64_t* number) noexcept:
-    """Decimal digits only; False for anything else, and for what doesn't fit."""
+    """Parse decimal digits. False for anything else, and for numbers that don't fit."""
     cdef:
         uint64_t value = 0
         uint8_t digit
@@ -384,7 +384,7 @@ cdef int read_envelope(bytes payload, Envelope* found) except -1:
         dot = <const uint8_t*> memchr(word.at, c'.', word.size)
         if dot == NULL:
             malformed("socket id")
-        # No socket of ours can have this id, so nothing is skipped; the event is delivered all the same.
+        # No socket can have this id, so none is skipped and the event is delivered.
         if not (
             to_number(word.at, dot - word.at, &found.skip_hi)
             and to_number(dot + 1, word.at + word.size - dot - 1, &found.skip_lo)
@@ -416,7 +416,7 @@ def envelope(bytes payload not None) -> tuple:
     """`(offset, prev, skip_hi, skip_lo, trace, user, event, data)` of an `e` envelope
     (cluster/README.md "Topics and envelopes").
 
-    trace and user are bytes or None, skip is 0, 0 where nobody is skipped. ValueError where it is malformed.
+    trace and user are bytes or None; skip is 0, 0 if no socket is skipped. Raises ValueError if it is malformed.
     """
     cdef Envelope found
     read_envelope(payload, &found)

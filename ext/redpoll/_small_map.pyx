@@ -13,9 +13,10 @@ cdef object _MISSING = object()
 @cython.final
 @cython.no_gc
 cdef class SmallMap:
-    """A mutable mapping from str to anything that holds no reference back: the garbage collector doesn't look into it."""
+    """A mutable mapping from str to objects. They must not refer back to it, because the garbage collector doesn't
+    visit it."""
 
-    # The only entry, or None for no entry; unused while `many` is there.
+    # The only entry, or None for no entry. Unused while there is `many`.
     cdef str key
     cdef object value
     # All entries, when there were two at a time; None before.

@@ -27,9 +27,9 @@ cdef class Polled(Timed):
     cdef uint8_t watched
     # Reading is paused until resume_reading().
     cdef uint8_t held
-    # Bytes wait for room in the kernel: nothing may overtake them.
+    # Bytes wait for room in the kernel. Nothing may overtake them.
     cdef uint8_t paused
-    # The peer sends nothing more that matters: close as soon as everything is written.
+    # Nothing more is read from the peer: close as soon as everything is written.
     cdef uint8_t ended
 
     cdef int socket_opened(self) except -1

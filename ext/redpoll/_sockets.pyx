@@ -2,7 +2,7 @@
 
 A Listener accepts many connections per wake-up. A Poller keeps their descriptors in one epoll set; the event
 loop watches a single descriptor, the set's own. The poller calls a Polled (the base class of the fan-out's
-Sink) when it can be read or written. Knows descriptors; nothing of frames or of what is written.
+Sink) when it can be read or written. This module knows descriptors; it knows no frames.
 """
 
 from cpython.bytes cimport PyBytes_FromString
@@ -98,9 +98,9 @@ cdef extern from "<time.h>" nogil:
 cdef enum:
     MAX_ACCEPTS_PER_TURN = 256
 
-# How long one turn of accepting may last: clients that are connected wait meanwhile.
+# The longest time of one turn of accepting, because connected clients wait during it.
 cdef double ACCEPT_SLICE_S = 0.002
-# Accepting pauses for so long after an error such as EMFILE. The kernel holds new clients meanwhile.
+# How long accepting pauses after an error such as EMFILE. New clients wait in the kernel's queue.
 cdef double REST_S = 0.25
 
 
@@ -144,7 +144,7 @@ cdef object peer_of(int fd):
 
 
 cdef class Polled(Timed):
-    """Something with a descriptor that a Poller may own. Subclasses say what happens at each event."""
+    """An object with a descriptor that a Poller may own. Subclasses handle the events."""
 
     def __cinit__(self):
         self.fd = -1
@@ -169,8 +169,8 @@ cdef class Polled(Timed):
 cdef class Poller:
     """An epoll set on `loop`. Owns each socket from `adopt` until it is closed or released.
 
-    The set is level-triggered: what a turn doesn't read is reported again. One turn handles up to 256 events
-    and lasts about `slice_s`; events that it had no time for come first in the next.
+    The set is level-triggered: what a turn doesn't read is reported again. One turn handles up to 256 events and lasts
+    about `slice_s`. Events that are left over come first in the next turn.
     """
 
     def __cinit__(self):
@@ -188,7 +188,7 @@ cdef class Poller:
         loop.add_reader(self.epoll_fd, self._turn)
 
     def __dealloc__(self):
-        # Each socket in the set keeps its poller alive, so none is left here.
+        # Each socket in the set keeps its poller alive, so no socket is left.
         while self.next_event < self.event_count:
             Py_DECREF(<Polled> self.events[self.next_event].data.ptr)
             self.next_event += 1
@@ -196,15 +196,15 @@ cdef class Poller:
             close(self.epoll_fd)
 
     def close(self):
-        """Watch nothing more. Close the sockets first: those left in the set are never heard of again."""
+        """Watch nothing more. Close the sockets first: those left in the set get no more events."""
         if self.epoll_fd >= 0:
             self.loop.remove_reader(self.epoll_fd)
             close(self.epoll_fd)
             self.epoll_fd = -1
 
     def adopt(self, int fd, Polled polled not None):
-        """Watch `fd`, a connected non-blocking socket, for `polled`. The descriptor is the poller's from now on,
-        also if this raises."""
+        """Watch `fd`, a connected non-blocking socket, for `polled`. The poller owns the
+        descriptor from now on, even if this raises."""
         self.add(polled, fd)
         try:
             polled.socket_opened()
@@ -258,8 +258,8 @@ cdef class Poller:
         cdef epoll_event event
         if not polled.watched:
             return 0
-        # Always, although closing alone would do: a duplicate of the descriptor, in a child that is about to
-        # exec, would keep it in the set, and the set a pointer to freed memory.
+        # Remove it explicitly. Closing alone isn't enough: a duplicate in a child that is about to exec would keep the
+        # entry in the set, with a pointer to freed memory.
         epoll_ctl(self.epoll_fd, EPOLL_CTL_DEL, polled.fd, &event)
         polled.watched = 0
         polled.fd = -1
@@ -346,7 +346,7 @@ cdef class Poller:
             if polled.watched & WATCHED_IN:
                 polled.socket_readable()
             elif events & (EPOLLHUP | EPOLLERR):
-                # Reading is paused, and both directions are dead: epoll would report that for ever.
+                # Reading is paused and both directions are closed. epoll would report that again and again.
                 self.close_socket(polled)
         return 0
 
@@ -363,8 +363,8 @@ cdef class Poller:
 cdef class Listener:
     """Accepts connections of a listening socket for `poller`; `make()` returns a new Polled for each.
 
-    Accepts up to 256 per wake-up, for 2 ms at most. Where accepting fails (no descriptors, no memory), it
-    calls `on_error(errno)` and pauses for 250 ms. Takes over the descriptor. `accepted` counts connections.
+    Accepts up to 256 per wake-up, for 2 ms at most. If accepting fails (no descriptors, no memory), it
+    calls `on_error(errno)` and pauses for 250 ms. It owns the descriptor. `accepted` counts connections.
     """
 
     def __cinit__(self):
@@ -401,7 +401,7 @@ cdef class Listener:
             int fd
         while left and self.fd >= 0:
             left -= 1
-            # accept4 and not accept: no fcntl per connection. The peer's address is asked for when it is wanted.
+            # accept4 saves an fcntl per connection. The peer's address is read only when it is needed.
             fd = accept4(self.fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
             if fd < 0:
                 if errno == EAGAIN:

@@ -10,7 +10,7 @@ cdef class Timed:
     cdef PyObject* next
     # The tick at which the wheel gives this back; 0 while it is in no wheel.
     cdef uint32_t due
-    # The tick at which this last showed life. Lies here because it fills the padding after `due`.
+    # The tick at which bytes last came. It is here because it fills the padding after `due`.
     cdef public uint32_t heard_tick
 
 

@@ -12,9 +12,9 @@ __all__ = ["Timed", "Wheel"]
 
 
 cdef class Timed:
-    """Something with one deadline. Base class: the links of the wheel lie in the object itself.
+    """Base class of objects with one deadline. The links of the wheel lie in the object itself.
 
-    `heard_tick` is for the owner: when bytes last came.
+    `heard_tick` is for the owner: the tick at which bytes last came.
     """
 
     @property
@@ -24,7 +24,7 @@ cdef class Timed:
 
 
 cdef class Wheel:
-    """Deadlines of any distance; those further away than `slots` ticks are looked at once per turn of the wheel.
+    """Has deadlines at any distance. Those further away than `slots` ticks are checked once per turn of the wheel.
 
     The wheel owns a reference to each Timed in it. A Timed is in one wheel at most.
     """
