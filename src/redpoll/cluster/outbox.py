@@ -140,7 +140,7 @@ class Outbox:
         for at, answer in zip(asked, answers, strict=True):
             if isinstance(answer, hiredis.ReplyError):
                 self.errors += 1
-                log.warning("drain failed", shard=at, reason=str(answer))
+                log.warning("outbox drain failed", shard=at, reason=str(answer))
             elif isinstance(answer, BaseException):
                 raise answer
             else:

@@ -261,9 +261,9 @@ class ControlPlane:
         except LinkDown:
             return
         for warning in warnings:
-            log.warning("redis", what=warning)
+            log.warning("redis setting unsuitable", what=warning)
         for fault in faults:
-            log.error("redis", what=fault)
+            log.error("redis not usable", what=fault)
         if faults:
             self._tell({"fatal": "; ".join(faults)})
 
@@ -278,7 +278,7 @@ class ControlPlane:
 
     def _loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self._loop_exceptions_total += 1
-        log.error("loop exception", what=context.get("message"), exc_info=context.get("exception"))
+        log.error("unhandled exception", what=context.get("message"), exc_info=context.get("exception"))
 
     async def _read_workers(self) -> Mapping[str, Mapping[str, float]]:
         try:

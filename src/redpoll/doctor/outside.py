@@ -32,7 +32,7 @@ _MAX_SKEW_S: Final = 600
 _NOTICEABLE_SKEW_S: Final = 60
 
 _REFUSALS: Final = {
-    4000: ("the app requires TLS", "connect with wss://, or switch require_tls off for this app"),
+    4000: ("the app requires TLS", "connect with wss://, or: redpoll app set APP_ID tls_required=false"),
     4001: ("no app has this key, or the key is disabled", "compare the key with `redpoll app show APP_ID`"),
     4003: ("the app is disabled", "redpoll app set APP_ID enabled=true"),
     4004: ("the app has as many connections as its max_connections allows", "raise max_connections of this app"),
@@ -347,7 +347,7 @@ def _publish_fault(status: int, text: str) -> Finding:
     code = error.get("code", "") if isinstance(error, dict) else ""
     cause, remedy = {
         "timestamp_out_of_range": ("a clock is wrong: the server's, or this machine's", "timedatectl set-ntp true"),
-        "invalid_signature": ("the secret is another one", "compare it with `redpoll app show APP_ID --secrets`"),
+        "invalid_signature": ("the secret is wrong", "compare it with `redpoll app show APP_ID`"),
         "unauthorized": ("the key isn't an enabled key of this app", "compare app id and key"),
         "unavailable": ("the control plane can't reach Redis", "look at /readyz and redis_url"),
     }.get(code, ("the server refuses this publish", ""))

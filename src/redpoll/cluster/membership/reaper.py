@@ -160,7 +160,7 @@ class Reaper:
                         self._begin(w)
                     await self._wait_for_next_read()
                 except (LinkDown, hiredis.ReplyError) as error:
-                    log.warning("beats read failed", reason=str(error))
+                    log.warning("heartbeats not read", reason=str(error))
                     await asyncio.sleep(self._read_s / 4)
         finally:
             for task in self._reaping.values():
@@ -218,7 +218,7 @@ class Reaper:
         await asyncio.gather(*(self._bury(at, w, counting) for at in range(SHARDS)))
         await self._link.ask(b"HDEL", self._keys.beat, w)
         self.reaped += 1
-        log.info("reaped", w=w, channels=sum(fenced), took_s=round(self._clock() - began, 3))
+        log.info("worker reaped", w=w, channels=sum(fenced), took_s=round(self._clock() - began, 3))
 
     async def _bury(self, at: int, w: str, counting: dict[str, bool]) -> None:
         while not await self._link.execute(BURY, (self._keys.worker(at, w),)):

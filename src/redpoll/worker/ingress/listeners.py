@@ -174,7 +174,7 @@ class Listeners:
         except (ProxyFault, OSError, ssl.SSLError) as fault:
             # Scanners, clients that leave early, clients that don't trust the certificate: an operator can do nothing.
             self.handshakes_failed_total += 1
-            log.debug("client not let in", peer=peer[0], why=str(fault) or type(fault).__name__)
+            log.debug("connection setup failed", peer=peer[0], why=str(fault) or type(fault).__name__)
             sock.close()
         except BaseException:
             sock.close()
