@@ -115,7 +115,7 @@ static void upgrade(int fd, const char *key)
     open_sockets[fd] = 1;
 }
 
-/* The string behind `"name":"` in `text`, up to the next quote; NULL without. */
+/* The string after `"name":"` in `text`, up to the next quote; NULL without. */
 static char *string_of(char *text, const char *name, size_t *size)
 {
     char *at = strstr(text, name), *end;

@@ -34,7 +34,7 @@ from redpoll.protocol.apps import App
 from results import save
 
 APP = "1"
-# One call publishes so many; Redis reads and answers nobody meanwhile.
+# One call publishes this many. Redis serves no other client during a call.
 A_CALL = 5_000
 PUBLISH = """
 for i = 0, tonumber(ARGV[2]) - 1 do
@@ -87,19 +87,19 @@ class Frames:
         raise AssertionError("no presence channels here")
 
     def dropped(self, local_channel: LocalChannel) -> None:
-        raise AssertionError("nobody leaves here")
+        raise AssertionError("no member leaves here")
 
     def counted(self, local_channel: LocalChannel, total: int) -> None:
-        raise AssertionError("no counts are told here")
+        raise AssertionError("no counts are sent here")
 
     def user_state(self, app_id: str, user_id: str, online: bool) -> None:
-        raise AssertionError("nobody is watched here")
+        raise AssertionError("no user is watched here")
 
     def admitted(self, ticket: Ticket) -> None:
-        raise AssertionError("nobody asks for a place here")
+        raise AssertionError("no connection is counted here")
 
     def turned_away(self, ticket: Ticket, code: int) -> None:
-        raise AssertionError("nobody asks for a place here")
+        raise AssertionError("no connection is counted here")
 
 
 class BareReader(asyncio.BufferedProtocol):

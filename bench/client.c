@@ -39,8 +39,8 @@ enum state { FREE, CONNECTING, HEAD, GREETED_NEXT, ACCEPTED_NEXT, READY };
 struct subscriber {
     int fd;
     enum state state;
-    uint32_t kept_bytes, kept_room; /* the start of a frame whose rest has not come */
-    char *kept;
+    uint32_t partial_bytes, partial_room; /* the start of a frame whose rest has not come */
+    char *partial;
     int32_t last[PUBLISHERS]; /* the greatest number seen */
 };
 
@@ -67,7 +67,7 @@ static struct subscriber *subscribers;
 static uint32_t subscriber_count, ready_count, lost_count;
 static struct publisher publishers[PUBLISHERS];
 static uint64_t delivered, late, refused, answers;
-static char *buffer; /* a kept start and what is read behind it */
+static char *buffer; /* the start of an incomplete frame, and what is read after it */
 static char host[64], key[64], channel[256];
 static struct sockaddr_in address, publish_address;
 
@@ -241,8 +241,8 @@ static size_t take_frames(struct subscriber *s, char *bytes, size_t length, uint
 }
 
 static void read_subscriber(struct subscriber *s) {
-    size_t length = s->kept_bytes;
-    if (length) memcpy(buffer, s->kept, length);
+    size_t length = s->partial_bytes;
+    if (length) memcpy(buffer, s->partial, length);
     ssize_t n = recv(s->fd, buffer + length, READ_BYTES, 0);
     if (n < 0 && errno == EAGAIN) return;
     if (n <= 0) {
@@ -265,12 +265,12 @@ static void read_subscriber(struct subscriber *s) {
     }
     if (s->state != HEAD) at += take_frames(s, buffer + at, length - at, now_ns());
     size_t rest = length - at;
-    if (rest > s->kept_room) {
-        s->kept = realloc(s->kept, rest);
-        s->kept_room = rest;
+    if (rest > s->partial_room) {
+        s->partial = realloc(s->partial, rest);
+        s->partial_room = rest;
     }
-    if (rest) memcpy(s->kept, buffer + at, rest);
-    s->kept_bytes = rest;
+    if (rest) memcpy(s->partial, buffer + at, rest);
+    s->partial_bytes = rest;
 }
 
 /* ---- publishing */
@@ -500,7 +500,7 @@ static void connect_subscribers(uint32_t count, uint32_t at_once) {
 static void disconnect_subscribers(void) {
     for (uint32_t i = 0; i < subscriber_count; i++) {
         if (subscribers[i].fd >= 0) close(subscribers[i].fd);
-        free(subscribers[i].kept);
+        free(subscribers[i].partial);
     }
     subscriber_count = ready_count = lost_count = 0;
 }

@@ -2,7 +2,7 @@
 
 `python bench/fanout.py [--engines redpoll transports picows uvloop] [--connections N] [--frame-bytes N] [--rounds N]`:
 real WebSocket connections get 1 and then 10 frames a tick; the loop (send_loop.c) writes the same bytes to the same
-sockets, ten frames joined beforehand. Both write, then the clients are read empty, off the clock. Ratio = time of the
+sockets, ten frames already joined. Both write, then the clients are read empty, off the clock. Ratio = time of the
 loop / the engine's time, a median of pairs, so that other load hits both. Goals of redpoll: 0.95 at one frame, 0.9 at
 ten; exit code 1 below. `transports` is redpoll's engine on uvloop's transports instead of sockets of its own.
 
@@ -273,7 +273,7 @@ class Bench:
             data = [b"%08d" % number + b"x" * (frame_bytes - 50)] * frames_per_tick
             frames = self.engine.frames(data)
             joined = b"".join(event_frames(data))
-            # In turn who goes first: the second finds caches and queues as the first left them.
+            # They take turns to go first, because the second one finds the caches and queues of the first.
             if number % 2:
                 ours, bare = self.timed(self.ours, frames, joined), self.timed(self.bare, joined, joined)
             else:
@@ -285,7 +285,7 @@ class Bench:
 
     def timed(self, write, what, joined: bytes) -> float:
         took_s = write(what)
-        assert self.drain() == len(joined) * self.count, "not everybody got everything"
+        assert self.drain() == len(joined) * self.count, "a client did not get everything"
         return took_s
 
 

@@ -141,13 +141,13 @@ class Targets:
                 self.accept(_engine.parse_head(head).headers[b"sec-websocket-key"])
 
             def message_received(self, message: bytes) -> None:
-                self.told.append(("text", message))
+                self.reported.append(("text", message))
 
             def binary_message_received(self, message: bytes) -> None:
-                self.told.append(("binary", message))
+                self.reported.append(("binary", message))
 
             def closed(self, code: int, reason: str) -> None:
-                self.told.append(("closed", code, reason))
+                self.reported.append(("closed", code, reason))
 
         self.engine, self.frame, self.flusher_type, self.listener_type = _engine, _frame, Flusher, MembershipEvents
         self.reference = load_reference()
@@ -163,7 +163,7 @@ class Targets:
         limit = 200 if cuts[:1] < b"\x80" else 65536
         flusher = self.flusher_type(lambda: None)
         ws, transport = self.listener_type(flusher, limit), Transport()
-        ws.told = []
+        ws.reported = []
         ws.connection_made(transport)
         ws.feed(HEAD)
         flusher.flush()
@@ -177,14 +177,14 @@ class Targets:
         flusher.flush()
         if ws.buffered > limit + 14:
             raise Difference("more is kept than the limit allows")
-        self.compare(stream, limit, ws.told, transport)
+        self.compare(stream, limit, ws.reported, transport)
         ws.connection_lost(None)
-        if [told[0] for told in ws.told].count("closed") != 1:
+        if [event[0] for event in ws.reported].count("closed") != 1:
             raise Difference("closed() was not called once")
 
-    def compare(self, stream: bytes, limit: int, told: list[tuple], transport: Transport) -> None:
+    def compare(self, stream: bytes, limit: int, reported: list[tuple], transport: Transport) -> None:
         expected = self.reference.parse(stream, limit)
-        heard = [event for event in told if event[0] != "closed"]
+        heard = [event for event in reported if event[0] != "closed"]
         if heard != [event for event in expected if event[0] in ("text", "binary")]:
             raise Difference(f"messages: {heard} for {expected}")
         frames = self.reference.server_frames(transport.written)
@@ -192,7 +192,7 @@ class Targets:
         if [payload for opcode, payload in frames if opcode == 10] != pings:
             raise Difference(f"pongs: {frames} for {expected}")
         ends = [event for event in expected if event[0] in ("close", "fail")]
-        closed = [event[1] for event in told if event[0] == "closed"]
+        closed = [event[1] for event in reported if event[0] == "closed"]
         if closed != [event[1] for event in ends] or transport.eof_written != bool(ends):
             raise Difference(f"ends: {closed} for {ends}")
 
@@ -230,7 +230,9 @@ def seeds(reference) -> list[bytes]:
         frame(1, b"", fin=False) + frame(0, b"x" * 70_000, length_bytes=8)[:300],
     ]
     made = [
-        bytes([kind]) + cuts + each for each in streams for kind, cuts in ((0, b"\x00\x01\x3f\x09"), (3, b"\xff" * 4))
+        bytes([kind]) + cuts + stream
+        for stream in streams
+        for kind, cuts in ((0, b"\x00\x01\x3f\x09"), (3, b"\xff" * 4))
     ]
     made.append(b"\x06" + HEAD)
     made.append(b"\x07e 12 11 123.456 0123456789abcdef 2 5\nu1event" + b'{"a":"b\\n\x01"}' * 3)
@@ -269,7 +271,7 @@ def fuzz(seconds: float, seed: int) -> int:
     targets = Targets()
     chance = random.Random(seed)
     corpus = seeds(targets.reference) + [path.read_bytes() for path in sorted(CORPUS.iterdir())]
-    reached, kept, inputs = 0, Counter(), 0
+    reached, added, inputs = 0, Counter(), 0
     with (FOLDER / "current").open("w+b") as file:
         file.truncate(16 + MAX_INPUT_BYTES)
         current = mmap.mmap(file.fileno(), 0)
@@ -293,12 +295,12 @@ def fuzz(seconds: float, seed: int) -> int:
             fresh = coverage.newly_reached()
             if fresh:
                 reached += fresh
-                kept[data[0] % 8] += 1
+                added[data[0] % 8] += 1
                 corpus.append(data)
                 keep(CORPUS, data)
             if inputs % 100_000 == 0:
                 print(f"{ran_s:6.0f} s: {inputs} inputs, {reached} edges, {len(corpus)} kept", flush=True)
-    print(f"{inputs} inputs in {seconds:g} s, {reached} edges, {sum(kept.values())} new in the corpus, no finding")
+    print(f"{inputs} inputs in {seconds:g} s, {reached} edges, {sum(added.values())} new in the corpus, no finding")
     figures = {"seconds": seconds, "inputs": inputs, "edges": reached, "findings": 0}
     (FOLDER / "figures.json").write_text(json.dumps(figures))
     return 0

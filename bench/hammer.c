@@ -240,9 +240,9 @@ int main(int argc, char **argv)
         }
     }
     double seconds = (now - start) / 1e9;
-    size_t kept = answered < latency_room ? answered : latency_room;
-    qsort(latencies_us, kept, sizeof *latencies_us, by_size);
+    size_t samples = answered < latency_room ? answered : latency_room;
+    qsort(latencies_us, samples, sizeof *latencies_us, by_size);
     printf("{\"requests\": %zu, \"refused\": %zu, \"seconds\": %.3f, \"p50_us\": %u, \"p99_us\": %u}\n", answered,
-           refused + broken, seconds, kept ? latencies_us[kept / 2] : 0, kept ? latencies_us[kept * 99 / 100] : 0);
+           refused + broken, seconds, samples ? latencies_us[samples / 2] : 0, samples ? latencies_us[samples * 99 / 100] : 0);
     return 0;
 }

@@ -47,15 +47,15 @@ def main() -> None:
             before = server.info("memory")["used_memory"]
             found["kept"].append(bench.hammer(control, given.connections, given.seconds))
             streams = list(server.scan_iter("rp:*:h:*", count=1_000))
-            kept = sum(server.xlen(stream) for stream in streams)
-            per_message = (server.info("memory")["used_memory"] - before) / max(kept, 1)
+            stored = sum(server.xlen(stream) for stream in streams)
+            per_message = (server.info("memory")["used_memory"] - before) / max(stored, 1)
             command("history rule remove", rule=rule["id"])
             for key in (*streams, *server.scan_iter("rp:*:hm:*"), *server.scan_iter("rp:*:ha:*")):
                 server.delete(key)
         rates = {}
         for name, rounds in found.items():
-            rates[name] = statistics.median(each["requests"] / each["seconds"] for each in rounds)
-            us = statistics.median(each["us"] for each in rounds)
+            rates[name] = statistics.median(round_["requests"] / round_["seconds"] for round_ in rounds)
+            us = statistics.median(round_["us"] for round_ in rounds)
             print(f"{name:9} {rates[name]:9,.0f} publishes/s, {us:6.1f} us of the control plane's processor each")
         print(f"ratio {rates['kept'] / rates['not kept']:.3f}, medians of {given.rounds} rounds of {given.seconds:g} s")
         if given.json is not None:

@@ -393,7 +393,7 @@ TABLES: dict[str, Callable[[dict[str, Result]], str]] = {
 
 
 def rendered(text: str, results: dict[str, Result]) -> str:
-    """A page with its tables made from `results`. Raises KeyError for a table that nobody makes."""
+    """A page with its tables made from `results`. Raises KeyError for an unknown table."""
     return _REGION.sub(lambda found: f"{found[1]}{TABLES[found[2]](results)}{found[4]}", text)
 
 

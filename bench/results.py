@@ -49,13 +49,13 @@ def machine() -> dict[str, Any]:
 def command_line() -> str:
     """The command that runs, from the root of the checkout, as it can be repeated; without the files it writes."""
     words = iter(sys.argv[1:])
-    kept = []
+    shown = []
     for word in words:
         if word in ("--json", "--png"):
             next(words, None)
         elif not word.startswith(("--json=", "--png=")):
-            kept.append(word)
-    return shlex.join(["python", f"bench/{Path(sys.argv[0]).name}", *kept])
+            shown.append(word)
+    return shlex.join(["python", f"bench/{Path(sys.argv[0]).name}", *shown])
 
 
 def save(path: Path, bench: str, figures: dict[str, Any], command: str = "", **more: Any) -> None:

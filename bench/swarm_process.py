@@ -335,7 +335,7 @@ class Publisher:
         self.turns: dict[str, asyncio.Lock] = {}
 
     async def publish(self, session: aiohttp.ClientSession, channel: str, subscribers: int, due: float) -> None:
-        """One event. Events of one channel are sent one after another: else their order would be nobody's promise."""
+        """One event. Events of one channel are sent one after another: otherwise no order would be guaranteed."""
         turn = self.turns.setdefault(channel, asyncio.Lock())
         async with turn:
             self.numbers[channel] += 1
@@ -435,7 +435,7 @@ async def run() -> None:
         task.cancel()
     say(done=True)
     sys.stdout.flush()
-    # Closing 20,000 transports one by one helps nobody.
+    # Closing 20,000 transports one by one gains nothing.
     os._exit(0)
 
 

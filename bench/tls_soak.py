@@ -94,7 +94,7 @@ class Target:
 
 
 async def cut_one(target: Target, hello: bytes) -> None:
-    """A handshake that ends somewhere: in the client's first words, or before, within or behind the answer."""
+    """A handshake that ends somewhere: in the client's first words, or before, within or after the answer."""
     loop = asyncio.get_running_loop()
     with sockets.socket() as client:
         client.setblocking(False)
@@ -159,7 +159,7 @@ class Soak:
             await reader.close()
 
     async def publish(self) -> None:
-        # On to the end of the last that stalls: it is closed for what it is owed.
+        # Until the last client that stalls has been closed for its unsent bytes.
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as session:
             due = time.monotonic()
             while not self._over.is_set() or self._stalled_now:
@@ -244,14 +244,14 @@ class Soak:
 
 @dataclass(frozen=True)
 class HistoryPosition:
-    """What the worker holds when nobody is connected."""
+    """What the worker holds when no client is connected."""
 
     rss_bytes: int
     files: int
 
 
-async def kept(server: Server) -> HistoryPosition:
-    """Waits until nobody is connected, and then for what is given back late."""
+async def settled(server: Server) -> HistoryPosition:
+    """Waits until no client is connected, and then for memory that is freed late."""
     (pid,) = server.worker_pids()
     least = HistoryPosition(rss_bytes(pid), open_files(pid))
     for _ in range(30):
@@ -278,14 +278,14 @@ async def measure(handshakes: int, seconds: float) -> dict[str, Any]:
         # Pools and buffers of everything that comes later are made once.
         await Soak(server, target, folder).run(min(20.0, seconds))
         await cut(target, min(5000, handshakes))
-        before = await kept(server)
+        before = await settled(server)
         began = time.monotonic()
         await cut(target, handshakes)
         took_s = time.monotonic() - began
-        after_handshakes = await kept(server)
+        after_handshakes = await settled(server)
         soak = Soak(server, target, folder)
         await soak.run(seconds)
-        after_soak = await kept(server)
+        after_soak = await settled(server)
         assert server.worker_pids() == [pid], "the worker was not the same to the end"
         assert not server._tracebacks()
         return {
@@ -325,7 +325,7 @@ def main() -> None:
         if row[f"rss_{name}"] > GROWTH * row["rss_before"] or row[f"files_{name}"] > row["files_before"]
     ]
     if grown:
-        raise SystemExit(f"more is kept than at the start: {', '.join(grown)}")
+        raise SystemExit(f"more is held than at the start: {', '.join(grown)}")
 
 
 if __name__ == "__main__":

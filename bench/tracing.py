@@ -37,22 +37,22 @@ def main() -> None:
             for _ in range(given.rounds):
                 for name, server in servers.items():
                     found[name].append(bench.hammer(server, given.connections, given.seconds, rate))
-            told = {
+            medians = {
                 name: (
-                    statistics.median(each["requests"] / each["seconds"] for each in rounds),
-                    statistics.median(each["us"] for each in rounds),
+                    statistics.median(round_["requests"] / round_["seconds"] for round_ in rounds),
+                    statistics.median(round_["us"] for round_ in rounds),
                 )
                 for name, rounds in found.items()
             }
             print(what)
-            for name, (per_s, us) in told.items():
+            for name, (per_s, us) in medians.items():
                 print(f"  {name:8} event log: {per_s:9,.0f} publishes/s, {us:6.1f} us of processor each")
-            per_s, us = (told["with"][at] / told["without"][at] for at in (0, 1))
+            per_s, us = (medians["with"][at] / medians["without"][at] for at in (0, 1))
             figures["paced" if rate else "full"] = {
-                "with_per_s": round(told["with"][0]),
-                "without_per_s": round(told["without"][0]),
-                "with_us": round(told["with"][1], 1),
-                "without_us": round(told["without"][1], 1),
+                "with_per_s": round(medians["with"][0]),
+                "without_per_s": round(medians["without"][0]),
+                "with_us": round(medians["with"][1], 1),
+                "without_us": round(medians["without"][1], 1),
                 "throughput_ratio": round(per_s, 3),
                 "processor_ratio": round(us, 3),
             }

@@ -30,7 +30,7 @@ from wire import Socket, connect_patiently
 SOCKETS = 10
 # A channel is held this long before it is left.
 HELD_S = 1.0
-# Behind the last transition, for what is still on its way.
+# How long to wait after the last transition for deliveries under way.
 PATIENCE_S = 60.0
 TICK_S = 0.01
 DEBOUNCE_S = 3.0
@@ -132,7 +132,7 @@ async def transitions(server: Server, rate: float, seconds: float) -> int:
 
 
 def create_endpoint(server: Server, port: int) -> None:
-    # In the pusher format a transition's time is told in ms.
+    # In the pusher format a transition's time is in ms.
     words = ["webhook", "create", server.app_id, f"http://127.0.0.1:{port}/", "--events", EVENTS, "--format", "pusher"]
     folder = ["--data-dir", str(server.folder / "data")]
     subprocess.run([sys.executable, "-m", "redpoll", *words, *folder], check=True, stdout=subprocess.DEVNULL)
@@ -162,21 +162,21 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 def figures(heard: list[tuple[float, str]], channels: int, used_s: float) -> dict[str, Any]:
     """What is printed, of the deliveries."""
     found: dict[str, list[float]] = {"channel_occupied": [], "channel_vacated": []}
-    told, times = set(), []
+    transitions, times = set(), []
     for at, body in heard:
         webhook = json.loads(body)
         (event,) = webhook["events"]
         happened_ms = webhook["time_ms"]
         due_ms = happened_ms + (DEBOUNCE_S * 1000 if event["name"] == "channel_vacated" else 0)
         found[event["name"]].append(at * 1000 - due_ms)
-        told.add((event["name"], event["channel"]))
+        transitions.add((event["name"], event["channel"]))
         times.append(happened_ms)
     return {
         "transitions": 2 * channels,
-        "missing": 2 * channels - len(told),
-        "repeated": len(heard) - len(told),
-        # The leaves end a little behind the joins.
-        "per_s": round(len(told) / ((max(times) - min(times)) / 1000 - HELD_S)),
+        "missing": 2 * channels - len(transitions),
+        "repeated": len(heard) - len(transitions),
+        # The leaves end a little after the joins.
+        "per_s": round(len(transitions) / ((max(times) - min(times)) / 1000 - HELD_S)),
         "control_us_each": round(used_s / (2 * channels) * 1e6),
         "latency_ms": {name: percentiles(latencies) for name, latencies in found.items()},
     }

@@ -79,8 +79,8 @@ async def one_kill(server: Server, members: int) -> dict[str, float]:
         removals, counts, restart = await asyncio.gather(
             asyncio.gather(*map(removed, observers)), counted(), restarted()
         )
-    told = [len(observer.all("pusher_internal:member_removed", CHANNEL)) for observer in observers]
-    assert told == [members] * len(observers), f"told more often than once: {told}"
+    removals = [len(observer.all("pusher_internal:member_removed", CHANNEL)) for observer in observers]
+    assert removals == [members] * len(observers), f"removed more often than once: {removals}"
     await asyncio.gather(*(socket.close() for pid, sockets in held.items() if pid != victim for socket in sockets))
     return {"member_removed_s": max(removals), "counts_right_s": counts, "process_back_s": restart}
 

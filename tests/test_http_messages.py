@@ -45,10 +45,10 @@ def test_of_a_field_given_twice_the_first_counts():
 
 
 def test_a_head_says_how_much_body_is_to_come():
-    for announced, told in ((None, None), (7, 7), (1 << 40, 0xFFFF_FFFE)):
+    for announced, received in ((None, None), (7, 7), (1 << 40, 0xFFFF_FFFE)):
         packed = pack_request(1, HEAD_ONLY | CLOSES, b"POST", b"", b"/", b"", b"", announced, 408)
         request = unpack_request(packed)
-        assert (request.announced, request.refusal, request.flags) == (told, 408, HEAD_ONLY | CLOSES)
+        assert (request.announced, request.refusal, request.flags) == (received, 408, HEAD_ONLY | CLOSES)
 
 
 def test_answers_follow_each_other_in_a_stream():

@@ -11,12 +11,12 @@ from redpoll.system import StartError, listen, notify_systemd
 def test_port_of_our_sockets_is_taken_for_others():
     ours = listen("127.0.0.1", 0, count=3)
     port = ours[0].getsockname()[1]
-    assert {each.getsockname()[1] for each in ours} == {port}
+    assert {sock.getsockname()[1] for sock in ours} == {port}
     for count in (1, 3):
         with pytest.raises(StartError, match="Address already in use"):
             listen("127.0.0.1", port, count=count)
-    for each in ours:
-        each.close()
+    for sock in ours:
+        sock.close()
 
 
 def test_accepted_connections_inherit_socket_options():

@@ -36,7 +36,7 @@ def before(counts: baseline.Counts, record: bool) -> baseline.Counts:
 def test_instructions_of(case: str, counts: baseline.Counts, before: baseline.Counts) -> None:
     if case not in before:
         pytest.skip(f"{case} has no baseline yet: pytest bench/regression --record")
-    (finding,) = (each for each in baseline.compare(counts, before) if each.case == case)
+    (finding,) = (finding for finding in baseline.compare(counts, before) if finding.case == case)
     print(finding)
     if finding.slower:
         pytest.fail(

@@ -355,7 +355,7 @@ class Supervisor:
     def _hangup_received(self) -> None:
         """SIGHUP means "reload the certificate", or that our terminal was closed."""
         if self._ends_with_terminal and not has_terminal():
-            # The terminal is gone, so nobody can stop us and nothing can be logged. The children end with us.
+            # The terminal is gone, so no one can stop this process and nothing can be logged. The children end with it.
             asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
             signal.raise_signal(signal.SIGHUP)
         self._reload()

@@ -42,7 +42,7 @@ async def test_pages_load_nothing_external_and_are_accessible() -> None:
 
 
 async def test_watch_reports_violations() -> None:
-    """The checks can fail: a page that asks elsewhere, breaks a policy and throws is told of."""
+    """The checks can fail: a page that asks elsewhere, breaks a policy and throws is reported."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         page = await browser.new_page()

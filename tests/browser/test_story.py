@@ -181,9 +181,9 @@ async def test_first_login_to_retried_dead_letter(chromium: Browser) -> None:
 
             await until(dead)
             await page.locator("tbody tr").first.get_by_role("link").first.click()
-            told = await page.locator("main").inner_text()
-            assert "channel.occupied" in told
-            assert told.count("500") >= 4, "four attempts with their status"
+            text = await page.locator("main").inner_text()
+            assert "channel.occupied" in text
+            assert text.count("500") >= 4, "four attempts with their status"
             assert "out of order" in await page.content()
             receiver.broken = False
             room = re.search(r'"channel": *"(room-\d+)"', await page.locator("pre.payload").first.inner_text())

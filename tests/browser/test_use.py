@@ -186,6 +186,6 @@ async def test_first_fault_is_visible_and_has_the_focus(life: Lively, context: B
     await expect(page.locator("#fault-allowed_origins")).to_be_visible()
     await expect(field).to_be_focused()
     await expect(field).to_have_value("http://shop.example.com")
-    told = page.locator("#fault-allowed_origins")
+    fault = page.locator("#fault-allowed_origins")
     over = "e => { const at = e.getBoundingClientRect(); return document.elementFromPoint(at.x + 5, at.y + 5) === e; }"
-    assert await told.evaluate(over), "nothing lies over what is said"
+    assert await fault.evaluate(over), "nothing lies over what is said"

@@ -1,5 +1,5 @@
 // What a page does with pusher-js and laravel-echo, as commands that take and give JSON. Runs in Node (driver.mjs) and in
-// a browser (tests/matrix/page.html) alike. It decides nothing and asserts nothing: whatever a client is told goes to `say`.
+// a browser (tests/matrix/page.html) alike. It decides nothing and asserts nothing: everything that a client reports goes to `say`.
 
 // `more` is added to the options of every pusher-js client: what cannot come as JSON. `redpoll` is our own module.
 export function pageCommands({ Pusher, Echo, redpoll, say, more = {} }) {

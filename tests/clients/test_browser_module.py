@@ -28,9 +28,9 @@ SUCCEEDED = "pusher:subscription_succeeded"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """Two workers; the app keeps 1,000 messages of `kept-…` and `presence-kept-…`, and 2 of `short-…`."""
+    """Two workers; the app stores 1,000 messages of `stored-…` and `presence-stored-…`, and 2 of `short-…`."""
     with Server(workers=2) as running:
-        for prefix, keep in (("kept-", "1000"), ("presence-kept-", "1000"), ("short-", "2")):
+        for prefix, keep in (("stored-", "1000"), ("presence-stored-", "1000"), ("short-", "2")):
             words = ["history", "rule", "add", running.app_id, "--prefix", prefix, "--keep", keep, "--seconds", "600"]
             made = CliRunner().invoke(main, [*words, "--data-dir", str(running.folder / "data")])
             assert made.exit_code == 0, made.output
@@ -39,7 +39,7 @@ def server() -> Iterator[Server]:
 
 @asynccontextmanager
 async def website(server: Server) -> AsyncIterator[str]:
-    """An application: its page, and who its visitors are; its URL."""
+    """An application: its page and the endpoint that knows its visitors. Yields its URL."""
     sign = local_signer(server)
 
     async def auth(request: web.Request) -> web.Response:
@@ -70,7 +70,7 @@ async def website(server: Server) -> AsyncIterator[str]:
 
 @dataclass
 class Page:
-    """A place where pusher-js runs, and a line to the server that can be cut."""
+    """Runs pusher-js, over a connection to the server that can be cut."""
 
     node: Node
     api: Api
@@ -100,7 +100,7 @@ class Page:
             await self.api.publish(channel, "news", str(number))
 
     async def hears(self, channel: str, numbers: range, client: str = "page") -> None:
-        """These and no others, in this order, however often it was connected."""
+        """The client got exactly these, in this order, over any number of connections."""
         await self.node.seen(len(numbers), client=client, channel=channel, event="news")
         received = [news["data"] for news in self.node.matching(client=client, channel=channel, event="news")]
         assert received == list(numbers)
@@ -111,7 +111,7 @@ class Page:
 
     @asynccontextmanager
     async def cut_off(self, channel: str) -> AsyncIterator[None]:
-        """Meanwhile its connection is gone, and the server knows it."""
+        """Within the block, the connection is gone and the server knows it."""
         self.proxy.stall()
         self.proxy.cut()
         await eventually(lambda: self.api.subscription_count(channel), 0)
@@ -119,7 +119,7 @@ class Page:
         self.proxy.resume()
 
 
-# A browser takes two seconds to come up: in it, what the module is for; what goes wrong, in Node alone.
+# A browser takes two seconds to start, so it runs only the main cases. Errors are tested in Node.
 IN_BOTH = pytest.mark.parametrize("page", ["node", "chromium"], indirect=True)
 
 
@@ -146,8 +146,8 @@ async def test_the_server_serves_it_to_anybody_and_lets_it_be_cached(server: Ser
 
 
 @IN_BOTH
-async def test_each_channel_goes_on_where_it_stopped(page: Page) -> None:
-    channels = [page.channel("kept-"), page.channel("presence-kept-")]
+async def test_each_channel_continues_where_it_stopped(page: Page) -> None:
+    channels = [page.channel("stored-"), page.channel("presence-stored-")]
     await page.connect()
     for channel in channels:
         await page.publish(channel, range(2))
@@ -171,7 +171,7 @@ async def test_each_channel_goes_on_where_it_stopped(page: Page) -> None:
 
 
 async def test_a_rewind_comes_before_live_events_and_only_when_subscribing_first(page: Page) -> None:
-    channel = page.channel("kept-")
+    channel = page.channel("stored-")
     await page.publish(channel, range(5))
     await page.connect()
     await page.subscribe(channel, rewind={"count": 3})
@@ -182,8 +182,8 @@ async def test_a_rewind_comes_before_live_events_and_only_when_subscribing_first
     await page.hears(channel, range(2, 7))
 
 
-async def test_a_place_kept_elsewhere_is_gone_on_from(page: Page) -> None:
-    channel = page.channel("kept-")
+async def test_a_position_stored_by_the_page_is_continued_from(page: Page) -> None:
+    channel = page.channel("stored-")
     await page.connect()
     await page.subscribe(channel)
     await page.publish(channel, range(2))
@@ -195,7 +195,7 @@ async def test_a_place_kept_elsewhere_is_gone_on_from(page: Page) -> None:
     await page.hears(channel, range(2, 5), "another")
 
 
-async def test_a_gap_that_cannot_be_filled_is_told_with_the_place_to_go_on_from(page: Page) -> None:
+async def test_a_gap_that_cannot_be_filled_is_reported_with_the_new_position(page: Page) -> None:
     channel = page.channel("short-")
     await page.connect()
     await page.subscribe(channel)
@@ -203,70 +203,70 @@ async def test_a_gap_that_cannot_be_filled_is_told_with_the_place_to_go_on_from(
     await page.hears(channel, range(1))
     async with page.cut_off(channel):
         await page.publish(channel, range(1, 6))
-    told = (await page.positions(channel, 2))[1]
-    assert told["recovered"] is False
-    assert told["offset"] > 0
+    position = (await page.positions(channel, 2))[1]
+    assert position["recovered"] is False
+    assert position["offset"] > 0
     await page.publish(channel, range(6, 7))
     await page.node.seen(client="page", channel=channel, event="news", data=6)
-    assert (await page.call("position", channel=channel))["offset"] > told["offset"]
+    assert (await page.call("position", channel=channel))["offset"] > position["offset"]
 
 
 @IN_BOTH
-async def test_pages_of_history_lead_through_all_of_it_in_either_direction(page: Page) -> None:
-    channel = page.channel("kept-")
+async def test_pages_cover_the_whole_history_in_both_directions(page: Page) -> None:
+    channel = page.channel("stored-")
     await page.publish(channel, range(10))
     await page.connect()
     await page.subscribe(channel)
     backward: list[int] = []
     asked: dict[str, object] = {"limit": 4}
     while True:
-        told = await page.call("history", channel=channel, asked=asked)
-        backward = [int(message["data"]) for message in told["messages"]] + backward
-        if told["next"] is None:
+        history = await page.call("history", channel=channel, asked=asked)
+        backward = [int(message["data"]) for message in history["messages"]] + backward
+        if history["next"] is None:
             break
-        asked = {"limit": 4, "before": told["next"]}
+        asked = {"limit": 4, "before": history["next"]}
     assert backward == list(range(10))
     forward: list[int] = []
-    asked = {"limit": 4, "since": {"epoch": told["epoch"], "offset": 0}}
+    asked = {"limit": 4, "since": {"epoch": history["epoch"], "offset": 0}}
     while True:
-        told = await page.call("history", channel=channel, asked=asked)
-        forward += [int(message["data"]) for message in told["messages"]]
-        if told["next"] is None:
+        history = await page.call("history", channel=channel, asked=asked)
+        forward += [int(message["data"]) for message in history["messages"]]
+        if history["next"] is None:
             break
-        asked = {"limit": 4, "since": told["next"]}
+        asked = {"limit": 4, "since": history["next"]}
     assert forward == list(range(10))
-    assert set(told["messages"][0]) == {"offset", "event", "data", "time_ms"}
+    assert set(history["messages"][0]) == {"offset", "event", "data", "time_ms"}
     assert not page.node.matching(client="page", channel=channel, event="news"), "pages are no events"
 
 
 async def test_a_refused_page_is_a_refused_promise(page: Page) -> None:
-    channel = page.channel("kept-")
+    channel = page.channel("stored-")
     await page.connect()
     with pytest.raises(NodeError, match=f"No history of channel {channel}: this connection is not subscribed to it"):
         await page.call("history", channel=channel, asked={})
 
 
-async def test_each_of_many_questions_has_its_own_answer(page: Page) -> None:
-    channel = page.channel("kept-")
+async def test_each_of_many_requests_has_its_own_answer(page: Page) -> None:
+    channel = page.channel("stored-")
     await page.publish(channel, range(3))
     await page.connect()
     await page.subscribe(channel)
     limits = (3, 0, 1, 1001, -1, 2)
     asked = [page.call("history", channel=channel, asked={"limit": limit}) for limit in limits]
-    told = await asyncio.gather(*asked, return_exceptions=True)
-    for limit, answer in zip(limits, told, strict=True):
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    for limit, answer in zip(limits, answers, strict=True):
         if 0 < limit < 1000:
             assert len(answer["messages"]) == limit
         else:
             assert "limit must be between 1 and 1000" in str(answer)
 
 
-async def test_a_client_that_did_not_ask_for_it_is_told_nothing_of_places(server: Server) -> None:
+async def test_a_client_that_did_not_ask_for_them_gets_no_positions(server: Server) -> None:
     socket = await Socket.connect(server)
-    await socket.subscribe("kept-stock")
+    await socket.subscribe("stored-stock")
     async with Api(server) as api:
-        await api.publish("kept-stock", "news", "1")
+        await api.publish("stored-stock", "news", "1")
     assert set(await socket.next("news")) == {"event", "channel", "data"}
-    told = json.dumps(socket.frames)
-    assert not [word for word in ("recover", "epoch", "offset") if word in told]
+    text = json.dumps(socket.frames)
+    assert not [word for word in ("recover", "epoch", "offset") if word in text]
     await socket.close()

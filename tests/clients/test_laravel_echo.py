@@ -101,9 +101,9 @@ async def test_second_tab_of_a_user_is_not_announced(server: Server, node: Node,
     last = await Socket.connect(server)
     await last.subscribe(room, "last")
     await observer.next("pusher_internal:member_added", room)
-    told = [one for one in observer.frames if "member_" in one["event"]]
-    assert [one["event"] for one in told] == ["pusher_internal:member_added"]
-    assert '"last"' in told[0]["data"]
+    changes = [frame for frame in observer.frames if "member_" in frame["event"]]
+    assert [frame["event"] for frame in changes] == ["pusher_internal:member_added"]
+    assert '"last"' in changes[0]["data"]
     await node.seen(2, client="anna", event="joining")  # the observer and the last one
     assert len(node.matching(client="anna", event="joining")) == 2
     assert not node.matching(client="anna", event="leaving")

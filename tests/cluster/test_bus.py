@@ -156,7 +156,7 @@ async def test_subscriber_that_races_a_publish_gets_the_event_exactly_once(link,
                 await worker.link.ask(b"PING")
         assert publishing is not None
         await publishing
-        await asyncio.gather(*(each.link.ask(b"PING") for each in workers))
+        await asyncio.gather(*(worker.link.ask(b"PING") for worker in workers))
         everybody = early + sockets
         await wait_until(lambda everybody=everybody: all(socket.state == "attached" for socket in everybody))
         for socket in everybody:
@@ -164,8 +164,8 @@ async def test_subscriber_that_races_a_publish_gets_the_event_exactly_once(link,
             assert cached + len(socket.events) == 1
             seen["cached"] += cached
             seen["live"] += len(socket.events)
-        for each in workers:
-            each.leave_all()
+        for worker in workers:
+            worker.leave_all()
     assert min(seen.values()) > 50
 
 

@@ -51,7 +51,7 @@ def data(socket) -> list[str]:
 
 
 def numbers(socket) -> list[int]:
-    return [int(each) for each in data(socket)]
+    return [int(text) for text in data(socket)]
 
 
 async def send(bus, app, *texts, channel=NEWS) -> None:
@@ -498,12 +498,12 @@ async def test_channel_beyond_the_apps_cap_gets_its_events_and_has_no_position(
     worker.app = app = make_app(history=(rule(),), max_history_channels=1)
     channels = [f"news-{n}" for n in range(200)]
     await bus.publish_all(app, [Outgoing(channel, "e", "0") for channel in channels])
-    kept = await link.ask(b"KEYS", b"*:h:*")
-    assert 0 < len(kept) <= 64
-    assert bus.unkept == 200 - len(kept)
+    histories = await link.ask(b"KEYS", b"*:h:*")
+    assert 0 < len(histories) <= 64
+    assert bus.unkept == 200 - len(histories)
     sockets = {channel: worker.join(channel) for channel in channels}
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets.values()))
-    assert sum(socket.place is not None for socket in sockets.values()) == len(kept)
+    assert sum(socket.place is not None for socket in sockets.values()) == len(histories)
     await bus.publish_all(app, [Outgoing(channel, "e", "1") for channel in channels])
     await wait_until(lambda: all(socket.events for socket in sockets.values()))
     assert all(data(socket) == ["1"] for socket in sockets.values())

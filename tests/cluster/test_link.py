@@ -37,8 +37,8 @@ async def test_pushes_and_replies_come_in_the_order_in_which_redis_made_them(lin
     await link.ask(b"PING")
     assert seen[0] == "subscribed"
     assert seen[-1] == "unsubscribed"
-    numbers = [each for each in seen if isinstance(each, int)]
-    payloads = [each for each in seen if isinstance(each, bytes)]
+    numbers = [item for item in seen if isinstance(item, int)]
+    payloads = [item for item in seen if isinstance(item, bytes)]
     assert numbers == list(range(500))
     assert payloads == [b"p%d" % number for number in range(500)]
     # A push is next to the reply of the command that caused it: before it on Redis 7.0, after it on Valkey.

@@ -91,14 +91,14 @@ async def test_reload_of_a_page_is_seen_by_no_watcher(a, start_worker, make_app,
     a.registry.watch("7", "u")
     b.registry.sign_in(b.app, "u")
     await wait_until(lambda: a.sockets.states[-1:] == [("u", True)])
-    told = list(a.sockets.states)
+    states = list(a.sockets.states)
     for _ in range(5):
         b.registry.sign_out("7", "u")
         await until_in_redis(b, "u", 0, wait_until)
         b.registry.sign_in(b.app, "u")
         await until_in_redis(b, "u", 1, wait_until)
     await asyncio.sleep(0.3)
-    assert a.sockets.states == told
+    assert a.sockets.states == states
 
 
 async def test_user_on_two_workers_is_offline_when_both_have_released_it(a, b, wait_until):
@@ -144,7 +144,7 @@ async def test_topics_and_questions_go_in_one_write(a, wait_until):
     for n in range(100):
         a.registry.watch("7", f"u{n}")
     await wait_until(lambda: len(a.sockets.states) == 100)
-    commands = [each for each in commands if each in (b"SUBSCRIBE", b"EXISTS")]
+    commands = [command for command in commands if command in (b"SUBSCRIBE", b"EXISTS")]
     assert commands == [b"SUBSCRIBE"] + [b"EXISTS"] * 100
 
 
@@ -155,11 +155,11 @@ async def test_users_of_a_killed_worker_go_offline_once_when_it_is_reaped(a, b, 
     a.registry.sign_in(a.app, "v")
     await wait_until(lambda: {("u", True), ("v", True)} <= set(a.sockets.states))
     await b.kill()
-    told = len(a.sockets.states)
+    sent = len(a.sockets.states)
     await Reaper(link, keys, "ffffffffffff").reap(b.registry.w)
-    await wait_until(lambda: len(a.sockets.states) > told)
+    await wait_until(lambda: len(a.sockets.states) > sent)
     await asyncio.sleep(0.3)
-    assert a.sockets.states[told:] == [("u", False)]
+    assert a.sockets.states[sent:] == [("u", False)]
 
 
 async def test_break_is_seen_by_no_watcher_and_changes_during_it_are_sent_afterwards(a, b, wait_until):
@@ -168,12 +168,12 @@ async def test_break_is_seen_by_no_watcher_and_changes_during_it_are_sent_afterw
     for user in ("stays", "goes"):
         b.registry.sign_in(b.app, user)
     await wait_until(lambda: {("stays", True), ("goes", True), ("comes", False)} <= set(a.sockets.states))
-    told = len(a.sockets.states)
+    sent = len(a.sockets.states)
     a.link.drop("for the test")
     b.registry.sign_out("7", "goes")
     b.registry.sign_in(b.app, "comes")
-    await wait_until(lambda: len(a.sockets.states) == told + 2)
-    assert a.sockets.states[told:] == [("comes", True), ("goes", False)]
+    await wait_until(lambda: len(a.sockets.states) == sent + 2)
+    assert a.sockets.states[sent:] == [("comes", True), ("goes", False)]
     assert a.sockets.faults == []
 
 
@@ -183,11 +183,11 @@ async def test_redis_that_lost_everything_reports_no_user_offline(a, b, link, wa
         worker.registry.watch("7", "v")
         worker.registry.sign_in(worker.app, "u" if worker is a else "v")
     await wait_until(lambda: {("u", True), ("v", True)} <= set(a.sockets.states) & set(b.sockets.states))
-    told = [len(worker.sockets.states) for worker in (a, b)]
+    sent = [len(worker.sockets.states) for worker in (a, b)]
     await link.ask(b"FLUSHALL")
     await wait_until(lambda: a.registry.w.endswith(".1") and b.registry.w.endswith(".1"))
     await asyncio.sleep(0.5)
-    assert [len(worker.sockets.states) for worker in (a, b)] == told
+    assert [len(worker.sockets.states) for worker in (a, b)] == sent
     b.registry.sign_out("7", "v")
     await wait_until(lambda: a.sockets.states[-1] == ("v", False))
 
@@ -200,14 +200,14 @@ async def test_states_are_right_again_when_redis_restarts(own_redis, start_worke
     for user in ("stays", "goes"):
         b.registry.sign_in(b.app, user)
     await wait_until(lambda: {("stays", True), ("goes", True), ("comes", False)} <= set(a.sockets.states))
-    told = len(a.sockets.states)
+    sent = len(a.sockets.states)
     own_redis.kill()
     b.registry.sign_out("7", "goes")
     b.registry.sign_in(b.app, "comes")
     own_redis.start()
-    await wait_until(lambda: len(a.sockets.states) == told + 2)
+    await wait_until(lambda: len(a.sockets.states) == sent + 2)
     await asyncio.sleep(0.5)
-    assert sorted(a.sockets.states[told:]) == [("comes", True), ("goes", False)]
+    assert sorted(a.sockets.states[sent:]) == [("comes", True), ("goes", False)]
 
 
 async def test_question_that_redis_fails_is_asked_again(a, link, keys, wait_until, redis):

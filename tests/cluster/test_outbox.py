@@ -76,7 +76,7 @@ def patient(link, keys):
     return Outbox(link, keys, LONG_S)
 
 
-async def told(outbox, commit=True) -> list[str]:
+async def rows_of(outbox, commit=True) -> list[str]:
     """The rows, as `event user`."""
     drained = await outbox.drain()
     if commit:
@@ -123,7 +123,7 @@ async def test_event_that_no_webhook_wants_makes_no_row(calls, outbox):
     await calls.room(gone=["a"], flags="")
     await calls.news(n=1, flags="s")
     await calls.news(flags="s")
-    assert await told(outbox) == []
+    assert await rows_of(outbox) == []
     assert await calls.left() == {}
 
 
@@ -132,16 +132,21 @@ async def test_webhooks_want_members_and_occupancy_separately(calls, outbox):
     await calls.room(gone=["a"], flags="od")
     await calls.room(V, joins=[("b", "")], flags="md", channel="presence-b")
     await calls.room(V, gone=["b"], flags="md", channel="presence-b")
-    assert sorted(await told(outbox)) == ["channel.occupied", "channel.vacated", "member.added b", "member.removed b"]
+    assert sorted(await rows_of(outbox)) == [
+        "channel.occupied",
+        "channel.vacated",
+        "member.added b",
+        "member.removed b",
+    ]
 
 
 async def test_second_worker_and_second_tab_make_no_row(calls, outbox):
     await calls.room(joins=[("a", "")])
-    await told(outbox)
+    await rows_of(outbox)
     await calls.room(V, joins=[("a", "")])
     await calls.room(base=1, joins=[("a", '{"new":"info"}')])
     await calls.room(V, gone=["a"])
-    assert await told(outbox) == []
+    assert await rows_of(outbox) == []
 
 
 async def test_repeated_call_writes_no_second_row(calls, outbox):
@@ -149,7 +154,7 @@ async def test_repeated_call_writes_no_second_row(calls, outbox):
         await calls.room(joins=[("a", ""), ("b", "")], flags="om")
     for _ in range(3):
         await calls.room(gone=["a", "b"], flags="om")
-    assert await told(outbox) == [
+    assert await rows_of(outbox) == [
         "channel.occupied",
         "member.added a",
         "member.added b",
@@ -176,13 +181,13 @@ async def test_refused_join_occupies_nothing(calls, outbox, link, keys):
     topic = keys.topic(A, "presence-full")
     args = [W, 1, "p", "om", A, "presence-full", 0, 1, topic, keys.publish, 0, 2, "a", "", "b", ""]
     assert (await link.execute(HOLD, names, args))[2] == b"10"
-    assert await told(outbox) == ["channel.occupied", "member.added a"]
+    assert await rows_of(outbox) == ["channel.occupied", "member.added a"]
 
 
 async def test_removing_users_whom_redis_never_saw_occupies_nothing(calls, outbox):
     # The smallest count only applies to users whom Redis lists.
     await calls.room(gone=["a", "b"], flags="omu")
-    assert await told(outbox) == []
+    assert await rows_of(outbox) == []
     assert await calls.link.ask(b"EXISTS", calls.keys.counts(A, ROOM)) == 0
 
 
@@ -192,7 +197,7 @@ async def test_pseudo_channels_make_no_rows(calls, outbox, link, keys):
         for n in (2, 0):
             args = [W, 1, kind, "", A, channel, 0, 0, keys.topic(A, channel), keys.publish, 0, n]
             assert (await link.execute(HOLD, names, args))[0] == b"OK"
-    assert await told(outbox) == []
+    assert await rows_of(outbox) == []
 
 
 # Leaves within the debounce
@@ -207,16 +212,16 @@ async def test_leave_waits_since_its_own_time_and_is_cancelled_by_a_return(calls
     assert all(before <= since <= after for since in left.values())
     await calls.room(V, joins=[("a", "")])
     assert await calls.left() == {}
-    assert await told(patient) == ["channel.occupied", "member.added a"]
+    assert await rows_of(patient) == ["channel.occupied", "member.added a"]
 
 
 async def test_return_of_another_user_keeps_the_channel_and_not_the_member(calls, outbox):
     await calls.room(joins=[("a", "")])
-    await told(outbox)
+    await rows_of(outbox)
     await calls.room(gone=["a"])
     await calls.room(V, joins=[("b", "")])
     assert set(await calls.left()) == {f"r:7:{ROOM}:a"}
-    assert await told(outbox) == ["member.added b", "member.removed a"]
+    assert await rows_of(outbox) == ["member.added b", "member.removed a"]
 
 
 async def test_return_cancels_a_leave_after_the_webhook_was_turned_off(calls, patient):
@@ -228,12 +233,12 @@ async def test_return_cancels_a_leave_after_the_webhook_was_turned_off(calls, pa
 
 async def test_leave_and_return_in_one_call_make_rows_only_without_a_debounce(calls, outbox):
     await calls.room(joins=[("a", "")])
-    await told(outbox)
+    await rows_of(outbox)
     await calls.room(gone=["a"], joins=[("a", "")])
     assert await calls.left() == {}
-    assert await told(outbox) == []
+    assert await rows_of(outbox) == []
     await calls.room(gone=["a"], joins=[("a", "")], flags="om")
-    assert await told(outbox) == ["member.removed a", "member.added a"]
+    assert await rows_of(outbox) == ["member.removed a", "member.added a"]
 
 
 async def test_leave_that_waited_long_enough_is_a_row_with_the_time_of_the_leave(calls, link, keys, wait_until):
@@ -257,7 +262,7 @@ async def test_leave_that_waited_long_enough_is_a_row_with_the_time_of_the_leave
 async def test_user_ids_of_any_kind_survive_the_round_trip(calls, outbox):
     users = ["a:b:c", "r:7:x", "ü 漢 ☃", "with\nnewline", " ", "%", "x" * 100, "nul\0", "v"]
     await calls.room(joins=[(user, "") for user in users])
-    await told(outbox)
+    await rows_of(outbox)
     await calls.room(gone=users)
     rows = (await outbox.drain()).rows
     assert sorted(row.user for row in rows if row.event == "member.removed") == sorted(users)
@@ -266,26 +271,26 @@ async def test_user_ids_of_any_kind_survive_the_round_trip(calls, outbox):
 
 async def test_leaves_from_a_clock_that_was_ahead_wait_no_longer(calls, patient, link, keys):
     await calls.room(joins=[("a", "")])
-    await told(patient)
+    await rows_of(patient)
     await link.ask(b"ZADD", keys.left(shard(A, ROOM)), await now_ms(link) + 3_600_000, f"r:7:{ROOM}:z")
-    assert await told(patient) == ["member.removed z"]
+    assert await rows_of(patient) == ["member.removed z"]
 
 
 async def test_leaves_from_a_clock_that_was_ahead_delay_no_others(calls, outbox, link, keys):
     await calls.room(joins=[("ann", ""), ("bob", "")])
-    await told(outbox)
+    await rows_of(outbox)
     await calls.room(base=1, gone=["ann"])
     left = await calls.left()
     await link.ask(b"ZADD", keys.left(shard(A, ROOM)), await now_ms(link) + 3_600_000, *left)
     await calls.room(gone=["bob"])
     await link.ask(b"ZREM", keys.left(shard(A, ROOM)), f"v:{A}:{ROOM}")
-    assert sorted(await told(outbox)) == ["member.removed ann", "member.removed bob"]
+    assert sorted(await rows_of(outbox)) == ["member.removed ann", "member.removed bob"]
 
 
 async def test_stamp_ahead_of_the_clock_delays_no_leave(calls, link, keys):
     outbox = Outbox(link, keys, 0)
     await calls.room(joins=[("a", "")])
-    await told(outbox)
+    await rows_of(outbox)
     ahead = 4_000_000_000_000_000
     await link.ask(b"SET", keys.clock(shard(A, ROOM)), ahead)
     await calls.room(gone=["a"])
@@ -307,12 +312,12 @@ async def test_announced_count_makes_a_row(calls, outbox):
 async def test_cache_miss_is_a_row_once_a_minute(calls, outbox, link, keys):
     assert (await calls.news(n=1, flags="cX"))[-1] == 0
     await calls.news(base=1, n=1, flags="cX")
-    assert await told(outbox) == ["cache.miss"]
+    assert await rows_of(outbox) == ["cache.miss"]
     assert 0 < await link.ask(b"TTL", keys.cache_miss(A, NEWS)) <= 60
     await link.ask(b"DEL", keys.cache_miss(A, NEWS))
     await link.ask(b"SET", keys.cached(A, NEWS), b"- - 0 1\ne")
     await calls.news(base=2, n=1, flags="cX")
-    assert await told(outbox) == []
+    assert await rows_of(outbox) == []
 
 
 # Draining
@@ -364,7 +369,7 @@ async def test_full_shard_is_read_again_until_a_thousand_rows(calls, outbox):
         seen += drained.rows
         outbox.committed(drained.rows)
     assert [row.user for row in seen] == [str(n) for n in range(1, 2601)]
-    assert await told(outbox) == []
+    assert await rows_of(outbox) == []
 
 
 async def test_drain_of_large_rows_ends_at_eight_mebibytes(calls, outbox, link, keys):
@@ -382,7 +387,7 @@ async def test_one_drain_returns_more_leaves_than_one_call_takes(calls, outbox):
     users = [f"u{n}" for n in range(500)]
     for at in range(0, 500, 250):
         await calls.room(base=at, joins=[(user, "") for user in users[at : at + 250]])
-    await told(outbox)
+    await rows_of(outbox)
     await calls.room(base=250, gone=users[:250])
     await calls.room(gone=users[250:])
     drained = await outbox.drain()
@@ -402,7 +407,7 @@ async def test_shard_that_cannot_be_drained_holds_up_no_other(calls, outbox, lin
     await calls.room(joins=[("a", "")])
     broken = (shard(A, ROOM) + 1) % SHARDS
     await link.ask(b"SET", keys.left(broken), "not a sorted set")
-    assert await told(outbox) == ["channel.occupied", "member.added a"]
+    assert await rows_of(outbox) == ["channel.occupied", "member.added a"]
     assert outbox.errors == 1
     for at in range(SHARDS):
         await link.ask(b"SET", keys.left(at), "not a sorted set")
@@ -415,8 +420,8 @@ async def test_rows_are_fetched_when_redis_has_no_memory_left(calls, outbox, lin
     await link.ask(b"CONFIG", b"SET", b"maxmemory", 1)
     try:
         await calls.room(gone=["a"])
-        assert len(await told(outbox)) == 4
-        assert await told(outbox) == []
+        assert len(await rows_of(outbox)) == 4
+        assert await rows_of(outbox) == []
     finally:
         await link.ask(b"CONFIG", b"SET", b"maxmemory", 0)
 
@@ -477,7 +482,7 @@ async def test_rows_and_leaves_outlive_a_killed_redis(own_redis, keys, wait_unti
         await calls.register()
         seen: dict[tuple[int, int], str] = {}
         for n in range(4):
-            users = [(f"{n}-{each}", "") for each in range(200)]
+            users = [(f"{n}-{m}", "") for m in range(200)]
             await calls.room(joins=users)
             await calls.room(gone=[user for user, _ in users])
             own_redis.kill()

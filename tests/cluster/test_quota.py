@@ -21,15 +21,15 @@ async def test_messages_are_counted_up_to_the_limit_and_no_further(link, keys):
 
 async def test_limit_is_exact_under_concurrent_calls(redis, keys, link):
     links = [Link(redis.url) for _ in range(8)]
-    for each in links:
-        each.start()
-        await each.wait_up()
-    asked = [Quota(each, keys).spend("7", 1, 1000) for each in links for _ in range(300)]
+    for link in links:
+        link.start()
+        await link.wait_up()
+    asked = [Quota(link, keys).spend("7", 1, 1000) for link in links for _ in range(300)]
     answers = await asyncio.gather(*asked)
     assert sum(answer.ok for answer in answers) == 1000
     assert await Quota(link, keys).used("7") == 1000
-    for each in links:
-        await each.close()
+    for link in links:
+        await link.close()
 
 
 async def test_day_ends_at_midnight_utc_and_its_count_is_kept_for_three_days(link, keys):

@@ -342,7 +342,7 @@ async def counting(link, keys):
 async def told_counts(room) -> list[int]:
     await room.link.ask(b"PING")
     pushes, room.pushes[:] = list(room.pushes), []
-    return [parse_count(each) for each in pushes]
+    return [parse_count(push) for push in pushes]
 
 
 async def age(room, ms: int) -> None:
@@ -557,7 +557,7 @@ class Story:
         return epoch, int(top), more, rows
 
     async def locate(self, n, start="+", seconds=0) -> list[int]:
-        return [int(each) for each in await self.link.execute(LOCATE, (self.h, self.hm), (start, n, seconds))]
+        return [int(number) for number in await self.link.execute(LOCATE, (self.h, self.hm), (start, n, seconds))]
 
 
 @pytest.fixture
@@ -574,7 +574,7 @@ async def test_stored_event_has_its_offset_and_the_one_before(story, link, keys)
     # The first message of a new epoch follows no known message.
     prevs = [offsets[0] - 1, *offsets[:2]]
     assert story.pushes == [
-        b"e %d %d - - 0 1\ne%b" % each for each in zip(offsets, prevs, (b"a", b"b", b"c"), strict=True)
+        b"e %d %d - - 0 1\ne%b" % terms for terms in zip(offsets, prevs, (b"a", b"b", b"c"), strict=True)
     ]
     assert await story.read() == (b"E1", offsets[2], 0, list(zip(offsets, prevs, "abc", strict=True)))
 
@@ -667,7 +667,7 @@ async def test_last_messages_begin_after_the_offset_that_locate_finds(story):
 async def test_channel_beyond_the_cap_is_sent_live_only_until_another_expires(link, keys):
     # Two channels of one shard.
     names = [f"news-{n}" for n in range(400)]
-    one, other = (Story(link, keys, name) for name in [each for each in names if shard(A, each) == 5][:2])
+    one, other = (Story(link, keys, name) for name in [name for name in names if shard(A, name) == 5][:2])
     assert (await one.publish(cap=1))[4] == 0
     assert (await one.publish(cap=1))[4] == 0
     reply = await other.publish(cap=1)

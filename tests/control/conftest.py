@@ -188,8 +188,8 @@ async def make_plane(tmp_path, connect, wait_until):
             )
             await plane.start()
             stack.push_async_callback(plane.finish)
-            plane.told({"alive": [], "greatest": 0})
-            plane.told({"workers_ready": True})
+            plane.receive({"alive": [], "greatest": 0})
+            plane.receive({"workers_ready": True})
             if ready:
                 await wait_until(lambda: plane.publisher.open and plane.health.obstacle() is None)
             return Plane(plane, records, port, await connect(port), heard)

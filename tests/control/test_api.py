@@ -41,7 +41,7 @@ async def test_a_trigger_to_many_channels_reaches_each_distinct_one_once(plane, 
     assert (await plane.trigger(channels=["a", "b", "a"])).status == 200
     assert (await plane.trigger(channels=["a"], name="end")).status == 200
     await wait_until(lambda: len(listener.heard) == 3)
-    assert [parsed(each)[0] for each in listener.heard] == ["e", "e", "end"]
+    assert [parsed(message)[0] for message in listener.heard] == ["e", "e", "end"]
 
 
 async def test_requests_one_after_another_and_items_of_a_batch_keep_their_order(plane, hear, wait_until):
@@ -53,7 +53,7 @@ async def test_requests_one_after_another_and_items_of_a_batch_keep_their_order(
         assert (await plane.call("POST", "/apps/3/batch_events", {"batch": items})).status == 200
         expected += [f"e{number}", *(item["name"] for item in items)]
     await wait_until(lambda: len(listener.heard) == len(expected))
-    assert [parsed(each)[0] for each in listener.heard] == expected
+    assert [parsed(message)[0] for message in listener.heard] == expected
 
 
 async def test_pipelined_triggers_of_one_connection_keep_their_order(plane, hear, wait_until, sign):
@@ -66,7 +66,7 @@ async def test_pipelined_triggers_of_one_connection_keep_their_order(plane, hear
     for _ in range(100):
         assert (await plane.wire.receive()).status == 200
     await wait_until(lambda: len(listener.heard) == 100)
-    assert [parsed(each)[0] for each in listener.heard] == [f"e{number}" for number in range(100)]
+    assert [parsed(message)[0] for message in listener.heard] == [f"e{number}" for number in range(100)]
 
 
 async def test_the_correlation_id_comes_back_in_a_header_when_it_was_sent(plane):
@@ -339,8 +339,8 @@ async def test_auth_returns_the_secret_of_an_encrypted_channel_if_a_master_key_i
     plane = await make_plane(redis.url, encryption_master_key=base64.b64encode(master).decode())
     body = {"socket_id": "1.2", "channel_name": "private-encrypted-a"}
     expected = base64.b64encode(hashlib.sha256(b"private-encrypted-a" + master).digest()).decode()
-    told = (await plane.call("POST", "/apps/3/auth", body)).json()
-    assert told == {"auth": "278d425bdf160c739803:" + digest("1.2:private-encrypted-a"), "shared_secret": expected}
+    response = (await plane.call("POST", "/apps/3/auth", body)).json()
+    assert response == {"auth": "278d425bdf160c739803:" + digest("1.2:private-encrypted-a"), "shared_secret": expected}
     assert (
         "shared_secret" not in (await plane.call("POST", "/apps/3/auth", {**body, "channel_name": "private-a"})).json()
     )
@@ -348,8 +348,8 @@ async def test_auth_returns_the_secret_of_an_encrypted_channel_if_a_master_key_i
 
 async def test_without_a_master_key_an_encrypted_channel_is_signed_like_a_private_one(plane):
     body = {"socket_id": "1.2", "channel_name": "private-encrypted-a"}
-    told = (await plane.call("POST", "/apps/3/auth", body)).json()
-    assert told == {"auth": "278d425bdf160c739803:" + digest("1.2:private-encrypted-a")}
+    response = (await plane.call("POST", "/apps/3/auth", body)).json()
+    assert response == {"auth": "278d425bdf160c739803:" + digest("1.2:private-encrypted-a")}
 
 
 # -- cache, encrypted and user channels ---------------------------------------------------------------------------
@@ -360,9 +360,9 @@ async def test_the_cached_event_is_returned_if_info_asks_for_it(plane):
     counts = {"occupied": False, "subscription_count": 0}
     assert (await plane.call("GET", path, params=asked)).json() == {**counts, "cache": None}
     assert (await plane.trigger(channels=["private-cache-a", "b"], data="döta")).status == 200
-    told = (await plane.call("GET", path, params=asked)).json()
-    assert 1790 <= told["cache"].pop("ttl") <= 1800
-    assert told == {**counts, "cache": {"data": "döta"}}
+    response = (await plane.call("GET", path, params=asked)).json()
+    assert 1790 <= response["cache"].pop("ttl") <= 1800
+    assert response == {**counts, "cache": {"data": "döta"}}
     assert (await plane.call("GET", path)).json() == counts
     reply = await plane.call("GET", "/apps/3/channels/b", params={"info": "cache"})
     assert (reply.status, reply.json()["code"]) == (400, "invalid_info")
@@ -378,8 +378,8 @@ async def test_every_way_to_publish_fills_the_cache(plane, how):
     else:
         reply = await plane.call("POST", "/apps/3/events", {**event, "correlation_id": "1"})
     assert reply.status == 200
-    told = (await plane.call("GET", "/apps/3/channels/cache-a", params={"info": "cache"})).json()
-    assert told["cache"]["data"] == how
+    response = (await plane.call("GET", "/apps/3/channels/cache-a", params={"info": "cache"})).json()
+    assert response["cache"]["data"] == how
 
 
 async def test_an_encrypted_channel_must_be_the_only_channel_of_a_trigger(plane):
@@ -441,7 +441,7 @@ async def test_a_publish_that_would_exceed_the_daily_limit_is_refused_completely
     assert (await plane.trigger(channels=["a", "b"], name="fits")).status == 200
     assert (await plane.trigger(channels=["a"], name="beyond")).status == 429
     await wait_until(lambda: len(listener.heard) == 2)
-    assert {parsed(each)[0] for each in listener.heard} == {"fits"}
+    assert {parsed(message)[0] for message in listener.heard} == {"fits"}
 
 
 async def test_headers_of_the_daily_limit_replace_those_of_the_rate_limit(make_plane, redis, monkeypatch):
@@ -485,7 +485,7 @@ async def test_a_repeated_request_gets_the_same_response_and_publishes_nothing(p
     assert (reply.status, reply.body) == (200, first.body)
     assert (await plane.trigger(channels=["a"], name="end")).status == 200
     await wait_until(lambda: len(listener.heard) == 3)
-    assert [parsed(each)[0] for each in listener.heard] == ["e", "e", "end"]
+    assert [parsed(message)[0] for message in listener.heard] == ["e", "e", "end"]
 
 
 @pytest.mark.usefixtures("idempotent")
@@ -497,7 +497,7 @@ async def test_the_same_id_with_another_body_is_409_and_publishes_nothing(plane,
     assert (reply.status, reply.json()["code"]) == (409, "idempotency_conflict")
     assert (await plane.trigger(name="end")).status == 200
     await wait_until(lambda: len(listener.heard) == 2)
-    assert [parsed(each)[0] for each in listener.heard] == ["e", "end"]
+    assert [parsed(message)[0] for message in listener.heard] == ["e", "end"]
 
 
 @pytest.mark.usefixtures("idempotent")
@@ -518,7 +518,7 @@ async def test_a_batch_can_be_repeated_like_a_trigger(plane, hear, wait_until):
         assert (reply.status, reply.headers["x-service-correlation-id"]) == (200, "1")
     assert (await plane.trigger(name="end")).status == 200
     await wait_until(lambda: len(listener.heard) == 4)
-    assert [parsed(each)[0] for each in listener.heard] == ["e0", "e1", "e2", "end"]
+    assert [parsed(message)[0] for message in listener.heard] == ["e0", "e1", "e2", "end"]
     # An id is used once per app, not once per endpoint.
     assert (await plane.trigger(correlation_id="1")).status == 409
 
@@ -535,7 +535,7 @@ async def test_the_same_request_many_times_at_once_is_published_once(plane, hear
     assert {(reply.status, reply.body) for reply in replies} == {(200, b"{}")}
     assert (await plane.trigger(name="end")).status == 200
     await wait_until(lambda: len(listener.heard) >= 2)
-    assert [_frame.envelope(each)[6] for each in listener.heard] == [b"e", b"end"]
+    assert [_frame.envelope(message)[6] for message in listener.heard] == [b"e", b"end"]
 
 
 @pytest.mark.usefixtures("idempotent")
@@ -673,7 +673,7 @@ async def test_the_python_library_triggers_and_reads_channels(plane, library, he
     batch = [{"channel": "b", "name": "batched", "data": {"n": 1}}]
     assert await library("trigger_batch", batch) == {}
     await wait_until(lambda: len(listener.heard) == 4)
-    heard = [parsed(each)[:3] for each in listener.heard]
+    heard = [parsed(message)[:3] for message in listener.heard]
     assert heard[0] == ("e", '{"message": "hällo"}', "1.2")
     assert heard[-1] == ("batched", '{"n": 1}', None)
     everything = ["user_count", "subscription_count"]

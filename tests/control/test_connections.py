@@ -129,8 +129,8 @@ async def test_a_slow_head_is_refused_at_its_deadline_and_an_idle_connection_sta
     await slow.ask(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
     await idle.ask(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
     slow.send(b"GET / HTTP/1.1\r\n")
-    await wait_until(lambda: any(each.half_head_since for each in connections.connections))
-    (trickling,) = [each for each in connections.connections if each.half_head_since]
+    await wait_until(lambda: any(connection.half_head_since for connection in connections.connections))
+    (trickling,) = [connection for connection in connections.connections if connection.half_head_since]
     since = trickling.half_head_since
     trickling.data_received(b"X")
     assert trickling.half_head_since == since  # more bytes don't extend the time
@@ -182,7 +182,7 @@ async def test_a_client_that_disconnects_causes_no_error(serve, connect, wait_un
     wire.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
     await wait_until(lambda: connections.requests_count)
     wire.writer.transport.abort()
-    await wait_until(lambda: all(each.transport is None for each in connections.connections))
+    await wait_until(lambda: all(connection.transport is None for connection in connections.connections))
     proceed.set()
     await wait_until(lambda: not connections.connections)
 
@@ -208,7 +208,7 @@ async def test_responses_stop_while_a_client_does_not_read(serve, connect, wait_
     wire = await connect(port)
     wire.writer.transport.pause_reading()
     wire.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n" * 200)
-    await wait_until(lambda: any(each.writing_paused for each in connections.connections))
+    await wait_until(lambda: any(connection.writing_paused for connection in connections.connections))
     assert answered < 50
 
 

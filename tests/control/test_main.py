@@ -23,9 +23,9 @@ async def test_control_reports_that_it_is_ready_and_readyz_waits_for_the_workers
     plane.plane.health.workers_ready = False
     reply = await plane.ask("GET", "/readyz")
     assert (reply.status, reply.json()["code"], reply.headers["retry-after"]) == (503, "unavailable", "1")
-    plane.plane.told({"workers_ready": True})
+    plane.plane.receive({"workers_ready": True})
     assert (await plane.ask("GET", "/readyz")).status == 200
-    plane.plane.told({"draining": True})
+    plane.plane.receive({"draining": True})
     assert (await plane.ask("GET", "/readyz")).status == 503
     # While draining it serves until the supervisor sends `drain`.
     assert (await plane.trigger()).status == 200
@@ -76,9 +76,9 @@ async def test_publishes_get_503_in_time_while_redis_hangs(make_plane, own_redis
 async def test_workers_that_leave_the_supervisors_list_are_reaped(plane, wait_until):
     link, keys = plane.plane.link, Keys("rp")
     await link.ask(b"HSET", keys.beat, "0123456789ab.1.1", 5)
-    plane.plane.told({"alive": [1], "greatest": 1})
+    plane.plane.receive({"alive": [1], "greatest": 1})
     await wait_until(lambda: plane.plane.reaper.workers() == ["0123456789ab.1.1"])
-    plane.plane.told({"alive": [2], "greatest": 2})
+    plane.plane.receive({"alive": [2], "greatest": 2})
     await wait_until(lambda: plane.plane.reaper.reaped == 1)
     assert await link.ask(b"HLEN", keys.beat) == 0
 
@@ -181,8 +181,8 @@ class Process:
         self.child_pipe.send(start)
         self.child_pipe.send({"alive": [], "greatest": 0})
         self.child_pipe.send({"workers_ready": True})
-        self.told = []
-        self.child_pipe.attach(asyncio.get_running_loop(), self.told.append, lambda: self.told.append("end"))
+        self.received = []
+        self.child_pipe.attach(asyncio.get_running_loop(), self.received.append, lambda: self.received.append("end"))
 
     async def wait_ended(self):
         _, errors = await asyncio.to_thread(self.process.communicate, None, 20)
@@ -198,12 +198,12 @@ async def start_process(redis, tmp_path):
         return started[-1]
 
     yield start
-    for each in started:
-        each.child_pipe.close()
-        if each.process.poll() is None:
-            each.process.kill()
-        each.process.wait()
-        each.process.stderr.close()
+    for child in started:
+        child.child_pipe.close()
+        if child.process.poll() is None:
+            child.process.kill()
+        child.process.wait()
+        child.process.stderr.close()
 
 
 async def ready(wire):
@@ -215,8 +215,8 @@ async def test_the_first_start_creates_an_app_and_reports_it_to_the_supervisor(
     start_process, connect, wait_until, tmp_path
 ):
     it = start_process()
-    await wait_until(lambda: {"ready": True} in it.told)
-    (made,) = [told["created_app"] for told in it.told if "created_app" in told]
+    await wait_until(lambda: {"ready": True} in it.received)
+    (made,) = [message["created_app"] for message in it.received if "created_app" in message]
     assert made["id"].isdecimal()
     apps = await asyncio.to_thread(ask, socket_path(tmp_path), "app list", {})
     assert [app["id"] for app in apps] == [made["id"]]
@@ -231,7 +231,7 @@ async def test_the_first_start_creates_an_app_and_reports_it_to_the_supervisor(
 
 async def test_open_requests_are_answered_after_sigterm(start_process, connect, wait_until):
     it = start_process(app_id="3", app_key="k", app_secret="s")
-    await wait_until(lambda: {"ready": True} in it.told)
+    await wait_until(lambda: {"ready": True} in it.received)
     wire, idle = await connect(it.port), await connect(it.port)
     await idle.ask(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
     wire.send(b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\nX-Service-Key: k\r\nX-Service-Secret: s\r\n")
@@ -248,7 +248,7 @@ async def test_open_requests_are_answered_after_sigterm(start_process, connect, 
 
 async def test_control_exits_when_its_supervisor_dies(start_process, wait_until):
     it = start_process()
-    await wait_until(lambda: {"ready": True} in it.told)
+    await wait_until(lambda: {"ready": True} in it.received)
     it.child_pipe.close()
     code, _errors = await it.wait_ended()
     assert code == 1
@@ -260,9 +260,9 @@ async def test_unusable_records_end_the_start_with_a_reason(start_process, tmp_p
     code, errors = await it.wait_ended()
     assert code == 1
     assert "Traceback" not in errors
-    await wait_until(lambda: it.told)
-    assert "redpoll.sqlite" in json.dumps(it.told)
-    assert "fatal" in it.told[0]
+    await wait_until(lambda: it.received)
+    assert "redpoll.sqlite" in json.dumps(it.received)
+    assert "fatal" in it.received[0]
 
 
 HEAD = b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %b\r\nContent-Length: 36\r\n\r\n"
@@ -273,7 +273,7 @@ async def test_a_token_created_by_command_works_until_a_command_revokes_it(
     start_process, connect, wait_until, tmp_path
 ):
     it = start_process(app_id="3", app_key="k", app_secret="s")
-    await wait_until(lambda: {"ready": True} in it.told)
+    await wait_until(lambda: {"ready": True} in it.received)
 
     async def command(verb, **arguments):
         return await asyncio.to_thread(ask, socket_path(tmp_path), verb, arguments)
@@ -294,7 +294,7 @@ async def test_a_token_created_by_command_works_until_a_command_revokes_it(
 
 async def test_the_daily_counter_is_not_lower_after_control_was_killed(start_process, connect, wait_until, tmp_path):
     it = start_process(app_id="3", app_key="k", app_secret="s", trigger_rate_per_minute=0)
-    await wait_until(lambda: {"ready": True} in it.told)
+    await wait_until(lambda: {"ready": True} in it.received)
     await asyncio.to_thread(ask, socket_path(tmp_path), "app set", {"id": "3", "settings": {"plan": "free"}})
     head = b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\nX-Service-Key: k\r\nX-Service-Secret: s\r\n"
     request = head + b"Content-Length: 36\r\n\r\n" + EVENT
@@ -312,5 +312,5 @@ async def test_the_daily_counter_is_not_lower_after_control_was_killed(start_pro
     it.process.kill()
     await asyncio.to_thread(it.process.wait)
     later = start_process(app_id="3", app_key="k", app_secret="s", trigger_rate_per_minute=0)
-    await wait_until(lambda: {"ready": True} in later.told)
+    await wait_until(lambda: {"ready": True} in later.received)
     assert await left(later) == 200_000 - 14

@@ -105,7 +105,7 @@ async def test_metrics_over_http_include_workers_and_the_control_plane(plane):
     link = plane.plane.link
     await link.ask(b"HSET", Keys("rp").beat, "0123456789ab.1.1", 1)
     Stats(link, Keys("rp")).write("0123456789ab.1.1", {"connections": 7})
-    plane.plane.told({"alive": [1], "greatest": 1})
+    plane.plane.receive({"alive": [1], "greatest": 1})
     await plane.trigger()
     reply = await plane.ask("GET", "/metrics")
     assert reply.status == 200

@@ -114,7 +114,7 @@ class FakeTransport:
 
 
 class Recorder(WebSocket):
-    """Accepts every head, and writes down what it is told. `on[name]` is called in place of the note."""
+    """Accepts every head, and records each callback. `on[name]` is called instead of recording."""
 
     __slots__ = ("heard", "on")
 

@@ -706,7 +706,7 @@ async def test_one_who_does_not_read_is_closed_with_4100_and_the_others_do_not_n
     # When it reads after all: whole frames, then the reason, then the end.
     frames = reference.server_frames(await served.read_to_end(slow))
     assert frames[-1] == (CLOSE, close_payload(4100, "slow consumer"))
-    assert all(each == (TEXT, b"x" * 10_000) for each in frames[:-1])
+    assert all(frame == (TEXT, b"x" * 10_000) for frame in frames[:-1])
     assert 0 < len(frames) < posted
     for connection in list(audience):
         audience.discard(connection)

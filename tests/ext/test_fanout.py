@@ -223,8 +223,8 @@ def test_an_urgent_frame_does_not_wait_for_a_large_audience(sinks, flusher):
     crowd = sinks(100)
     [(sink, transport)] = sinks(1)
     audience = Audience(flusher)
-    for each, _ in crowd:
-        audience.add(each)
+    for other, _ in crowd:
+        audience.add(other)
     audience.post(b"fat")
     sink.send(b"1")
     sink.send_urgent(b"!")
@@ -397,7 +397,7 @@ async def test_a_slow_reader_gets_every_byte_in_order(served, wait_until):
 
 
 async def test_a_reset_closes_that_one_and_no_other(served, wait_until):
-    lost, kept = [await served.client() for _ in range(2)]
+    lost, other = [await served.client() for _ in range(2)]
     audience = Audience(served.flusher)
     for connection in served.connections:
         audience.add(connection)
@@ -405,7 +405,7 @@ async def test_a_reset_closes_that_one_and_no_other(served, wait_until):
     for _ in range(20):
         audience.post(b"x" * 1000)
         await asyncio.sleep(0)
-    assert await served.read(kept, 20_000) == b"x" * 20_000
+    assert await served.read(other, 20_000) == b"x" * 20_000
     await wait_until(lambda: served.lost == 1)
     assert served.connections[0].heard == [("closed", 1006, "")]
     assert served.connections[1].heard == []

@@ -81,9 +81,9 @@ def test_envelope_reads_what_a_publisher_writes(offset, prev, skip, trace, user,
 def test_a_frame_for_those_who_recover_has_its_offset_beside_the_event(reference, offset, user, data):
     payload = envelope(offset, 0, user=(user or "").encode(), event=b"news", data=data.encode())
     frame, _, _ = _frame.frame_of(payload, b"c", True)
-    [(_, told)] = reference.server_frames(frame)
+    [(_, text)] = reference.server_frames(frame)
     expected = {"event": "news", "channel": "c", "data": data, "offset": offset}
-    assert json.loads(told) == (expected if user is None else {**expected, "user_id": user})
+    assert json.loads(text) == (expected if user is None else {**expected, "user_id": user})
     assert _frame.frame_of(payload, b"c", with_offset=False) == _frame.frame_of(payload, b"c")
 
 
@@ -91,8 +91,8 @@ def test_a_frame_for_those_who_recover_has_its_offset_beside_the_event(reference
 def test_offsets_of_every_length_fit_their_frame(reference, offset):
     for size in (0, 70, 80, 90, 65_490, 65_500, 65_510):
         frame, _, _ = _frame.frame_of(envelope(offset, data=b"x" * size), b"c", True)
-        [(opcode, told)] = reference.server_frames(frame)
-        assert (opcode, json.loads(told)["offset"]) == (1, offset)
+        [(opcode, text)] = reference.server_frames(frame)
+        assert (opcode, json.loads(text)["offset"]) == (1, offset)
 
 
 def test_an_event_that_is_not_kept_has_no_offset_to_tell():

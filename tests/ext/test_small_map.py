@@ -34,14 +34,14 @@ def test_agrees_with_a_dict(steps):
         assert list(small) == list(small.keys()) == list(model)
         assert list(small.values()) == list(model.values())
         assert list(small.items()) == list(model.items())
-        for each in KEYS:
-            assert (each in small) is (each in model)
-            assert small.get(each) == model.get(each)
-            if each in model:
-                assert small[each] == model[each]
+        for key in KEYS:
+            assert (key in small) is (key in model)
+            assert small.get(key) == model.get(key)
+            if key in model:
+                assert small[key] == model[key]
             else:
                 with pytest.raises(KeyError):
-                    small[each]
+                    small[key]
 
 
 def test_one_entry_is_small_and_not_the_collectors_business():

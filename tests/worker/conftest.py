@@ -130,7 +130,7 @@ class Bench:
             items = [(channel, event, data.replace("{n}", str(n)), None, None) for n in numbers[at : at + 500]]
             await self.bus.publish_all(self.app, items)
 
-    async def keep(self, name: str = "kept-", **rule) -> None:
+    async def keep(self, name: str = "stored-", **rule) -> None:
         """The app stores the messages of channels whose names begin with `name`."""
         rule = {"prefix": True, "keep": 1000, "seconds": 600, **rule}
         await self.change(history=(HistoryRule(id="0a0b0c", name=name, **rule),))

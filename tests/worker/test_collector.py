@@ -24,7 +24,7 @@ async def test_connections_and_sessions_are_not_tracked(bench):
     await client.subscribe("news")
     [connection] = worker.hub.everyone
     tracked = gc.get_objects()
-    assert not any(isinstance(each, (Connection, Session)) for each in tracked)
+    assert not any(isinstance(thing, (Connection, Session)) for thing in tracked)
     assert not gc.is_tracked(connection.session.channels)
 
 
@@ -63,8 +63,8 @@ def test_a_cycle_is_still_collected(policy):
     gc.freeze()
     later = Node()
     later.self = later
-    count = sum(isinstance(each, Node) for each in gc.get_objects())
+    count = sum(isinstance(found, Node) for found in gc.get_objects())
     assert count == 1
     del later
     assert Collector.collect() is True
-    assert not any(isinstance(each, Node) for each in gc.get_objects())
+    assert not any(isinstance(found, Node) for found in gc.get_objects())

@@ -171,7 +171,7 @@ class Online:
         elif watched.online is None:
             self._report(watched, False)
         elif watched.online:
-            # After a break, the worker that has the user may not have told Redis again yet.
+            # After a break, the worker that has the user may not have written it to Redis again yet.
             self._wait(watched, self._second_look_s, self._look_again)
 
     def _look_again(self, watched: _Watched) -> None:

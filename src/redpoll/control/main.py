@@ -209,7 +209,7 @@ class ControlPlane:
         await self.worker_requests.start()
         self._tell({"ready": True})
 
-    def told(self, message: Mapping[str, Any]) -> None:
+    def receive(self, message: Mapping[str, Any]) -> None:
         """Handle a message from the supervisor."""
         if "alive" in message:
             self._workers_alive = len(message["alive"])
@@ -328,7 +328,7 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
             start, records, webhooks, listener, child_pipe.send, accounts=accounts, event_log=event_log
         )
         # At end of file the supervisor is dead. All durable data is committed, so the process can exit at once.
-        child_pipe.attach(plane.loop, plane.told, lambda: os._exit(1))
+        child_pipe.attach(plane.loop, plane.receive, lambda: os._exit(1))
         plane.loop.add_signal_handler(signal.SIGTERM, plane.stop)
         context = Context(store, records, start.settings, webhooks, plane.cluster)
         _warn_of_exposure(start.settings.control_host)

@@ -147,7 +147,7 @@ class _WorkerLink(asyncio.BufferedProtocol):
 
 
 class WorkerRequests:
-    """Takes requests at the Unix socket `path`; `received` is called with each, and sees to its answer."""
+    """Takes requests at the Unix socket `path`; `received` is called with each and must answer it."""
 
     def __init__(self, path: str, received: Callable[[ReceivedRequest], None]) -> None:
         self.received = received

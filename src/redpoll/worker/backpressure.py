@@ -1,6 +1,6 @@
 """Stops reading from clients while Redis is too slow for what they have sent (cluster/README.md "Bounds").
 
-What clients send meanwhile waits in the kernel's buffers, and then in theirs.
+What clients send during that time waits in the kernel's buffers, and then in their own.
 """
 
 from __future__ import annotations

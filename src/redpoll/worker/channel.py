@@ -1,4 +1,4 @@
-"""A channel as this worker's fan-out sees it: its name on the wire and the connections that hear it.
+"""A channel of this worker: its name on the wire and the connections that subscribe to it.
 
 Most channels have only plain subscribers, and an event is posted to them in one call. Connections that replay history
 or want offsets are kept apart, in `readers`.

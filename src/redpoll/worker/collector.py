@@ -2,9 +2,9 @@
 
 Connections, sessions and their mappings are not tracked by the collector at all (ext/README.md "Ownership"). Of the
 rest, young objects are collected as usual. Automatic full collections are off, because each walks everything that is
-tracked. Instead, `Collector` runs one per minute while there is little to walk; when there is more, it regards what is
-there as permanent (gc.freeze), and the next one walks only what came later. Objects without cycles are freed at once as
-ever, frozen or not; the price is that a cycle which becomes garbage after it was frozen stays.
+tracked. Instead, `Collector` runs one per minute while there is little to walk; when there is more, it makes
+all present objects permanent (gc.freeze), and the next one walks only later ones. Objects without cycles are still
+freed at once, frozen or not. The price: a cycle that becomes garbage after it was frozen is never freed.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Doorkeeper(Protocol):
         """The closing handshake began, on either side."""
 
     def closed(self, connection: Connection) -> None:
-        """It is no WebSocket any more."""
+        """The WebSocket has ended."""
 
 
 @untracked

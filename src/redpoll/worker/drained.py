@@ -2,7 +2,7 @@
 
 Replays and answers to `pusher:history` can be larger than what a connection may have unsent. Their senders stop at
 MAX_UNSENT_BYTES and wait here; the fan-out reports the connection as soon as it has less than that unsent.
-Connections that nobody waits for cost nothing.
+Other connections cost nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class DrainSignal:
             asyncio.get_running_loop().call_soon(self._drained, (connection,))
 
     def closed(self, connection: Connection) -> None:
-        """Forget who waits for this connection."""
+        """Forget the callbacks for this connection."""
         self._waiting.pop(connection, None)
 
     def _drained(self, connections: Iterable[Connection]) -> None:

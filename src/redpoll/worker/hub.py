@@ -1,7 +1,7 @@
 """Maps channels to this worker's connections, in both directions.
 
-Downwards it carries out what sessions ask for: join, leave, publish, sign in. Upwards it receives channel events from
-the registry and posts their frames to the fan-out. It knows nothing of JSON, signatures or other workers.
+It carries out what sessions ask for: join, leave, publish, sign in. It receives channel events from the registry and
+posts their frames to the fan-out. It doesn't know JSON, signatures or other workers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A worker process: connects its parts, serves clients, and drains when it is told to.
+"""A worker process: connects its parts, serves clients, and drains when the supervisor asks for it.
 
 A worker holds connections and nothing that must survive it. The supervisor controls it over the child pipe.
 """

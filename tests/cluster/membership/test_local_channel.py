@@ -355,8 +355,8 @@ def app(**settings) -> App:
 
 def test_record_sets_the_cap_and_whether_events_are_cached():
     local_channel, news = LocalChannel("7", "presence-cache-room", "p", b"topic"), room(presence=False)
-    for each in (local_channel, news):
-        each.follow(app(max_presence_members=3))
+    for channel in (local_channel, news):
+        channel.follow(app(max_presence_members=3))
     assert (local_channel.settings.cap, local_channel.settings.caches) == (3, True)
     assert (news.settings.cap, news.settings.caches) == (0, False)
     local_channel.follow(app(max_presence_members=5))

@@ -100,7 +100,7 @@ async def test_killed_worker_is_reaped_when_the_supervisor_reports_it(reaper, st
     watcher = a.join(ROOM, "watcher")
     users = [b.join(ROOM, f"u{n}") for n in range(250)]
     shared = [a.join(ROOM, "both"), b.join(ROOM, "both"), a.join("news"), b.join("news"), b.join("only")]
-    await wait_until(lambda: all(each.state == "attached" for each in [watcher, *users, *shared]))
+    await wait_until(lambda: all(socket.state == "attached" for socket in [watcher, *users, *shared]))
     await wait_until(lambda: len(watcher.users) == 252)
     await b.kill()
     reaper.set_alive({1}, 2)
@@ -145,7 +145,7 @@ async def test_worker_that_stops_beating_is_reaped_only_when_the_supervisor_repo
     # A worker of another run that ends at the same time shows how long four reads take.
     other = await start_worker(9, run="aaaaaaaaaaaa", beat_s=0.01)
     sockets = [a.join(ROOM, "watcher"), b.join(ROOM, "u"), b.join("news")]
-    await wait_until(lambda: all(each.state == "attached" for each in sockets))
+    await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
     await b.kill()
     await other.kill()
     await wait_until(lambda: reaper.reaped == 1)
@@ -187,7 +187,7 @@ async def test_reap_that_broke_off_at_any_step_is_finished_by_the_next(link, key
     a, b = await start_worker(1), await start_worker(2)
     watcher = a.join(ROOM, "watcher")
     sockets = [b.join(ROOM, f"u{n}") for n in range(350)] + [b.join(f"news-{n}") for n in range(30)]
-    await wait_until(lambda: all(each.state == "attached" for each in [watcher, *sockets]))
+    await wait_until(lambda: all(socket.state == "attached" for socket in [watcher, *sockets]))
     await b.kill()
     calls = 0
 
@@ -248,7 +248,7 @@ async def test_reap_fails_while_redis_is_away_and_succeeds_when_it_is_back(
     a, b = await start_worker(1, server=own_redis), await start_worker(2, server=own_redis)
     reaper.set_alive({1, 2}, 2)
     sockets = [a.join(ROOM, "watcher"), *(b.join(ROOM, f"u{n}") for n in range(50))]
-    await wait_until(lambda: all(each.state == "attached" for each in sockets))
+    await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
     own_redis.kill()
     await b.kill()
     reaper.set_alive({1}, 2)
@@ -279,7 +279,7 @@ async def test_unanswered_look_closes_the_connection(link, keys, redis, wait_unt
 async def test_floor_lets_a_second_reaper_find_users_that_remain(link, keys, start_worker, wait_until):
     b = await start_worker(2)
     sockets = [b.join(ROOM, f"u{n}") for n in range(3)]
-    await wait_until(lambda: all(each.state == "attached" for each in sockets))
+    await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
     await b.kill()
     w, at = b.registry.w, shard("7", ROOM)
     await link.ask(b"HSET", keys.worker(at, w), "gen", -1)
@@ -297,11 +297,11 @@ async def test_floor_lets_a_second_reaper_find_users_that_remain(link, keys, sta
 async def leave_dead(worker, wait_until, channels):
     worker.app = structs.replace(worker.app, hooks="om")
     sockets = [worker.join(channel, f"u{n}") for channel in channels for n in range(150)] + [worker.join("news")]
-    await wait_until(lambda: all(each.state == "attached" for each in sockets))
+    await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
     await worker.kill()
 
 
-async def told(outbox) -> list[str]:
+async def rows_of(outbox) -> list[str]:
     rows, drained = [], await outbox.drain()
     while drained.rows:
         rows += drained.rows
@@ -314,35 +314,35 @@ async def test_reaper_writes_the_rows_of_a_dead_workers_members_and_channels(lin
     b = await start_worker(2)
     await leave_dead(b, wait_until, [ROOM])
     outbox, patient = Outbox(link, keys, 0), Outbox(link, keys, 60)
-    assert len(await told(outbox)) == 152
+    assert len(await rows_of(outbox)) == 152
     reaper = Reaper(link, keys, RUN, hooks_of={"7": "om"}.__getitem__)
     await reaper.reap(b.registry.w)
-    assert await told(patient) == []
+    assert await rows_of(patient) == []
     assert patient.leaves == 152
     await reaper.reap(b.registry.w)
     expected = [f"channel.vacated {ROOM}", "channel.vacated news"]
-    assert await told(outbox) == sorted(expected + [f"member.removed {ROOM} u{n}" for n in range(150)])
+    assert await rows_of(outbox) == sorted(expected + [f"member.removed {ROOM} u{n}" for n in range(150)])
 
 
 async def test_reaper_without_a_debounce_writes_rows_at_once(link, keys, start_worker, wait_until):
     b = await start_worker(2)
     await leave_dead(b, wait_until, [ROOM])
-    await told(patient := Outbox(link, keys, 60))
+    await rows_of(patient := Outbox(link, keys, 60))
     await Reaper(link, keys, RUN, hooks_of=lambda app_id: "o", debounced=False).reap(b.registry.w)
-    assert await told(patient) == ["channel.vacated news", f"channel.vacated {ROOM}"]
+    assert await rows_of(patient) == ["channel.vacated news", f"channel.vacated {ROOM}"]
 
 
 async def test_living_worker_that_is_reaped_returns_without_a_row(link, keys, start_worker, wait_until, truth):
     a = await start_worker(1)
     a.app = structs.replace(a.app, hooks="om")
     sockets = [a.join(ROOM, "u"), a.join("news")]
-    await wait_until(lambda: all(each.state == "attached" for each in sockets))
+    await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
     outbox = Outbox(link, keys, 0.3)
-    assert len(await told(outbox)) == 3
+    assert len(await rows_of(outbox)) == 3
     await Reaper(link, keys, RUN, hooks_of=lambda app_id: "om").reap(a.registry.w)
     await wait_until(lambda: a.registry.w.endswith(".1"))
     await truth.settled([a])
-    assert await told(outbox) == []
+    assert await rows_of(outbox) == []
     assert outbox.leaves == 0
 
 
@@ -350,14 +350,14 @@ async def test_living_worker_that_returns_too_late_makes_rows_for_both(link, key
     a = await start_worker(1)
     a.app = structs.replace(a.app, hooks="om")
     sockets = [a.join(ROOM, "u"), a.join("news")]
-    await wait_until(lambda: all(each.state == "attached" for each in sockets))
+    await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
     outbox = Outbox(link, keys, 0)
-    before = await told(outbox)
+    before = await rows_of(outbox)
     a.registry._incarnation.close()
     await Reaper(link, keys, RUN, hooks_of=lambda app_id: "om").reap(a.registry.w)
     after = ["channel.vacated news", f"channel.vacated {ROOM}", f"member.removed {ROOM} u"]
-    assert await told(outbox) == after
+    assert await rows_of(outbox) == after
     a.registry._incarnation.start()
     await wait_until(lambda: a.registry.w.endswith(".1"))
     await truth.settled([a])
-    assert await told(outbox) == before
+    assert await rows_of(outbox) == before

@@ -44,9 +44,9 @@ async def test_second_tab_does_not_announce_member_again(a, b, wait_until, truth
 async def test_joiners_of_one_tick_share_a_snapshot_and_get_no_frames(a, b, wait_until):
     early = await a.attach(ROOM, "early")
     together = [a.join(ROOM, f"u{n}") for n in range(5)]
-    await wait_until(lambda: all(each.state == "attached" for each in together))
+    await wait_until(lambda: all(socket.state == "attached" for socket in together))
     everyone = {"early", *(f"u{n}" for n in range(5))}
-    assert all(each.snapshot == everyone and not each.frames for each in together)
+    assert all(socket.snapshot == everyone and not socket.frames for socket in together)
     assert early.frames == [("added", f"u{n}") for n in range(5)]
 
 

@@ -70,7 +70,7 @@ async def test_topics_of_one_tick_go_in_one_subscribe_ahead_of_the_calls(start_w
     worker.link.call = note
     sockets = [worker.join(f"news-{n}") for n in range(1001)]
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
-    commands = [each for each in commands if each != b"PING"]
+    commands = [command for command in commands if command != b"PING"]
     assert commands[:3] == [b"SUBSCRIBE", b"SUBSCRIBE", b"EVALSHA"]
     assert commands.count(b"SUBSCRIBE") == 2
 

@@ -25,7 +25,7 @@ async def test_audit_log_is_exported_completely(plane, browser, wait_until):
     (running,) = plane.plane.dashboard._jobs._jobs.values()
     await wait_until(lambda: running.state != "running")
     reply = await browser.get(f"{job}/file")
-    assert [each["target"] for each in json.loads(reply.body)] == [f"=thing-{at}" for at in (4, 3, 2, 1, 0)]
+    assert [entry["target"] for entry in json.loads(reply.body)] == [f"=thing-{at}" for at in (4, 3, 2, 1, 0)]
     assert "attachment" in reply.headers["content-disposition"]
 
 

@@ -31,7 +31,7 @@ async def worker(redis, plane):
     link.start()
     await link.wait_up()
     await link.ask(b"HSET", keys.beat, W, 1)
-    plane.plane.told({"alive": [1], "greatest": 1})
+    plane.plane.receive({"alive": [1], "greatest": 1})
     link.subscribe((keys.sys,), lambda _: None)
     await link.ask(b"PING")
     yield made
@@ -73,6 +73,6 @@ async def test_worker_that_does_not_answer_is_reported(browser, redis, plane, mo
     part._survey._answer_s = 0.05
     link = plane.plane.link
     await link.ask(b"HSET", Keys("rp").beat, W, 1)
-    plane.plane.told({"alive": [1], "greatest": 1})
+    plane.plane.receive({"alive": [1], "greatest": 1})
     page = (await browser.get("/dashboard/apps/3/connections")).body.decode()
     assert "Not all workers answered" in page

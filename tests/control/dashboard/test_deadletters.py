@@ -1,4 +1,4 @@
-"""The page of dead letters: looked at, tried anew, given up; one, some and all."""
+"""The page of dead letters: looked at, retried or discarded: one, some or all."""
 
 import asyncio
 import json
@@ -45,19 +45,19 @@ async def dead(plane):
             )
             failed = [
                 rows.Result(
-                    each.number, "failed", 2_000.0, rows.AttemptRow(1, 1_500.0, 503, 5, "status", "503", b"<b>no")
+                    row.number, "failed", 2_000.0, rows.AttemptRow(1, 1_500.0, 503, 5, "status", "503", b"<b>no")
                 )
-                for each in written
+                for row in written
             ]
             await rows.put_results(connection, failed)
-        return [each.id for each in written]
+        return [row.id for row in written]
 
     return made
 
 
 async def states(plane, app_id="3"):
     found = await plane.plane._webhooks.deliveries(app_id, limit=2_000)
-    return sorted(each.state for each in found)
+    return sorted(delivery.state for delivery in found)
 
 
 async def test_payload_and_attempts_are_shown_escaped(plane, browser, dead):

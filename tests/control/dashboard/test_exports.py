@@ -15,7 +15,7 @@ def test_rows_can_have_different_names_and_any_text():
 
 
 def test_formulas_are_exported_as_text():
-    text = as_csv([{"a": each} for each in ("=1+1", "+1", "-1", "@x", "\tx", "plain", -1)]).decode()
+    text = as_csv([{"a": value} for value in ("=1+1", "+1", "-1", "@x", "\tx", "plain", -1)]).decode()
     assert [row["a"] for row in csv.DictReader(io.StringIO(text))] == [
         "'=1+1",
         "'+1",

@@ -1,4 +1,4 @@
-"""Forms: what was typed is kept, whatever is wrong with it."""
+"""Forms: they keep what was typed, even if it is wrong."""
 
 import pytest
 

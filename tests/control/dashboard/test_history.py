@@ -8,19 +8,19 @@ from redis.asyncio import Redis
 from redpoll.cluster.keys import Keys
 from redpoll.protocol.apps import HistoryRule
 
-PREFIX = {"match": "prefix", "name": "kept-", "keep": "100", "lasts": "2", "unit": "hours", "replay": "none"}
+PREFIX = {"match": "prefix", "name": "stored-", "keep": "100", "lasts": "2", "unit": "hours", "replay": "none"}
 
 
 @pytest.fixture
-async def kept(plane):
-    """App 3 keeps messages of `kept-…`; `await kept(n)` publishes so many to kept-a."""
+async def publish_stored(plane):
+    """App 3 stores the messages of `stored-…`; `await publish_stored(n)` publishes n to stored-a."""
     await plane.records.add_history_rule(
-        "3", HistoryRule(id="000000", name="kept-", prefix=True, keep=1_000, seconds=600)
+        "3", HistoryRule(id="000000", name="stored-", prefix=True, keep=1_000, seconds=600)
     )
 
     async def publish(count, data='{"n": "<script>alert(1)"}'):
         for at in range(count):
-            assert (await plane.trigger(name=f"event-{at}", channels=["kept-a"], data=data)).status == 200
+            assert (await plane.trigger(name=f"event-{at}", channels=["stored-a"], data=data)).status == 200
 
     return publish
 
@@ -28,7 +28,7 @@ async def kept(plane):
 async def test_rule_is_added_and_removed(plane, browser):
     assert (await browser.post("/dashboard/apps/3/history", **PREFIX, client_events="1")).status == 303
     (rule,) = plane.records.apps["3"].history
-    assert (rule.name, rule.prefix, rule.keep, rule.seconds, rule.client_events) == ("kept-", True, 100, 7_200, True)
+    assert (rule.name, rule.prefix, rule.keep, rule.seconds, rule.client_events) == ("stored-", True, 100, 7_200, True)
     page = (await browser.get("/dashboard/apps/3/history")).body.decode()
     assert "100 messages, 2 hours" in page
     assert (await browser.post("/dashboard/apps/3/history/remove", rule=rule.id)).status == 303
@@ -40,7 +40,7 @@ async def test_replay_is_a_number_or_a_period(plane, browser):
     await browser.post("/dashboard/apps/3/history", **{**PREFIX, "replay": "count", "replay_count": "5"})
     by_time = {"name": "b-", "replay": "seconds", "replay_lasts": "1", "replay_unit": "minutes"}
     await browser.post("/dashboard/apps/3/history", **{**PREFIX, **by_time})
-    await browser.post("/dashboard/apps/3/history", match="channel", name="kept-not", keep="0", replay="none")
+    await browser.post("/dashboard/apps/3/history", match="channel", name="stored-not", keep="0", replay="none")
     rules = [(rule.replay, rule.replay_seconds, rule.keep) for rule in plane.records.apps["3"].history]
     assert rules == [(5, 0, 100), (0, 60, 100), (0, 0, 0)]
 
@@ -70,34 +70,34 @@ async def test_invalid_rule_is_reported_and_the_form_keeps_its_values(plane, bro
     assert 'value="prefix" selected' in page
 
 
-async def test_messages_are_shown_escaped_in_pages_newest_first(browser, kept):
-    await kept(60)
-    page = (await browser.get("/dashboard/apps/3/history/kept-a")).body.decode()
+async def test_messages_are_shown_escaped_in_pages_newest_first(browser, publish_stored):
+    await publish_stored(60)
+    page = (await browser.get("/dashboard/apps/3/history/stored-a")).body.decode()
     assert "event-59" in page
     assert "event-9<" not in page
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)" in page
-    older = page.split('href="/dashboard/apps/3/history/kept-a?')[1].split('"')[0].replace("&amp;", "&")
-    assert "event-9<" in (await browser.get(f"/dashboard/apps/3/history/kept-a?{older}")).body.decode()
-    assert "kept-a" in (await browser.get("/dashboard/apps/3/history")).body.decode()
+    older = page.split('href="/dashboard/apps/3/history/stored-a?')[1].split('"')[0].replace("&amp;", "&")
+    assert "event-9<" in (await browser.get(f"/dashboard/apps/3/history/stored-a?{older}")).body.decode()
+    assert "stored-a" in (await browser.get("/dashboard/apps/3/history")).body.decode()
 
 
-async def test_cursor_of_deleted_messages_is_reported(browser, kept):
-    await kept(1)
-    gone = await browser.get("/dashboard/apps/3/history/kept-a?cursor=other%3A5")
+async def test_cursor_of_deleted_messages_is_reported(browser, publish_stored):
+    await publish_stored(1)
+    gone = await browser.get("/dashboard/apps/3/history/stored-a?cursor=other%3A5")
     assert gone.status == 400
     assert "lost or cleared" in gone.body.decode()
     assert "No stored messages" in (await browser.get("/dashboard/apps/3/history/none")).body.decode()
     assert (await browser.get("/dashboard/apps/3/history/%3Cb%3E")).status == 400
 
 
-async def test_messages_are_exported_oldest_first_and_cleared(redis, plane, browser, kept, wait_until):
-    await kept(3)
-    job = (await browser.post("/dashboard/apps/3/history/kept-a/export", format="json")).headers["location"]
+async def test_messages_are_exported_oldest_first_and_cleared(redis, plane, browser, publish_stored, wait_until):
+    await publish_stored(3)
+    job = (await browser.post("/dashboard/apps/3/history/stored-a/export", format="json")).headers["location"]
     (running,) = plane.plane.dashboard._jobs._jobs.values()
     await wait_until(lambda: running.state != "running")
     exported = json.loads((await browser.get(f"{job}/file")).body)
     assert [row["event"] for row in exported] == ["event-0", "event-1", "event-2"]
-    assert (await browser.post("/dashboard/apps/3/history/kept-a/clear")).status == 303
+    assert (await browser.post("/dashboard/apps/3/history/stored-a/clear")).status == 303
     async with Redis(unix_socket_path=redis.path) as client:
-        assert await client.xlen(Keys("rp").history("3", "kept-a")) == 0
+        assert await client.xlen(Keys("rp").history("3", "stored-a")) == 0

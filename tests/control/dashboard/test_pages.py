@@ -15,7 +15,7 @@ def test_templates_have_no_inline_script_or_style():
     for path in TEMPLATES.glob("*.html"):
         text = path.read_text()
         assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", text), path.name
-        assert all("src=" in each for each in re.findall(r"<script[^>]*>", text)), path.name
+        assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text)), path.name
 
 
 def test_templates_do_not_disable_escaping():
@@ -24,7 +24,7 @@ def test_templates_do_not_disable_escaping():
 
 
 def test_sizes_and_durations_have_a_suitable_unit():
-    assert [pages._size(each) for each in (0, 1023, 1536, 200 * 1024, 5 << 20, 3 << 30)] == [
+    assert [pages._size(size) for size in (0, 1023, 1536, 200 * 1024, 5 << 20, 3 << 30)] == [
         "0 B",
         "1023 B",
         "1.5 KiB",
@@ -32,7 +32,12 @@ def test_sizes_and_durations_have_a_suitable_unit():
         "5.0 MiB",
         "3.0 GiB",
     ]
-    assert [pages._span(each) for each in (1, 90, 3_600, 129_600)] == ["1 second", "1.5 minutes", "1 hour", "1.5 days"]
+    assert [pages._span(seconds) for seconds in (1, 90, 3_600, 129_600)] == [
+        "1 second",
+        "1.5 minutes",
+        "1 hour",
+        "1.5 days",
+    ]
 
 
 def test_backticks_make_code_and_everything_is_escaped():

@@ -25,7 +25,7 @@ def test_one_time_passwords_are_unambiguous_and_unique():
     made = {one_time_password() for _ in range(100)}
     assert len(made) == 100
     assert not set("".join(made)) & set("01ilo")
-    assert all(fault_of_password(each, "admin") is None for each in made)
+    assert all(fault_of_password(password, "admin") is None for password in made)
 
 
 async def test_only_the_right_password_matches():

@@ -13,17 +13,23 @@ AT = Address("http", "127.0.0.1", 6001)
 
 
 def text_of(kind, at=AT):
-    (found,) = [each for each in snippets("4711", "key1", "secret1", at) if each.id == kind]
+    (found,) = [snippet for snippet in snippets("4711", "key1", "secret1", at) if snippet.id == kind]
     return "\n".join(text for _, text in found.parts)
 
 
 def test_all_common_libraries_have_a_snippet():
-    assert [each.title for each in snippets("1", "k", "s", AT)] == ["Laravel", "pusher-js", "Node", "Python", "curl"]
+    assert [snippet.title for snippet in snippets("1", "k", "s", AT)] == [
+        "Laravel",
+        "pusher-js",
+        "Node",
+        "Python",
+        "curl",
+    ]
 
 
 def test_python_snippet_parses_and_curl_sends_json():
     call = ast.parse(text_of("python")).body[1].value
-    assert {each.arg: each.value.value for each in call.keywords} == {
+    assert {keyword.arg: keyword.value.value for keyword in call.keywords} == {
         "app_id": "4711",
         "key": "key1",
         "secret": "secret1",

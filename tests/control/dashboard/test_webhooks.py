@@ -79,7 +79,9 @@ async def test_endpoint_is_changed_switched_rotated_and_deleted(plane, browser):
     assert not endpoints(plane)
     assert (await browser.get(here)).status == 404
     noted = (await browser.get("/dashboard/audit")).body.decode()
-    assert all(f"webhook {each}" in noted for each in ("created", "changed", "secret rotated", "disabled", "deleted"))
+    assert all(
+        f"webhook {action}" in noted for action in ("created", "changed", "secret rotated", "disabled", "deleted")
+    )
     assert before.secret not in noted
 
 

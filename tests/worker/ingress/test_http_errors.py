@@ -18,7 +18,7 @@ def test_an_error_has_the_apis_shape():
 
 def test_closing_adds_connection_close_once():
     for connection in (b"", b"Connection: keep-alive\r\n", b"Connection: close\r\n"):
-        told = closing(b"HTTP/1.1 200 OK\r\n%bContent-Length: 2\r\n\r\n\r\n" % connection)
-        assert told.count(b"Connection: ") == 1
-        assert b"Connection: close\r\n" in told
-        assert told.endswith(b"Content-Length: 2\r\n\r\n\r\n")
+        response = closing(b"HTTP/1.1 200 OK\r\n%bContent-Length: 2\r\n\r\n\r\n" % connection)
+        assert response.count(b"Connection: ") == 1
+        assert b"Connection: close\r\n" in response
+        assert response.endswith(b"Content-Length: 2\r\n\r\n\r\n")

@@ -9,14 +9,14 @@ from redpoll.protocol.effects import AskHistory
 HISTORY = "pusher:history"
 
 
-async def page(client, channel: str = "kept-a", **request) -> dict:
+async def page(client, channel: str = "stored-a", **request) -> dict:
     await client.send(HISTORY, {"channel": channel, **request})
     answer = await client.until(HISTORY)
     assert answer["channel"] == channel
     return json.loads(answer["data"])
 
 
-async def refusal(client, channel: str = "kept-a", **request) -> str:
+async def refusal(client, channel: str = "stored-a", **request) -> str:
     await client.send(HISTORY, {"channel": channel, **request})
     error = (await client.until("pusher:error"))["data"]
     assert error["code"] is None
@@ -31,9 +31,9 @@ async def test_the_newest_come_oldest_first_as_they_were_published(bench):
     worker = await bench.start()
     await bench.keep()
     client = await bench.client(worker)
-    await client.subscribe("kept-a")
-    await bench.publish("kept-a", "first", '{"é":"\\n"}')
-    await bench.publish_numbers("kept-a", range(9))
+    await client.subscribe("stored-a")
+    await bench.publish("stored-a", "first", '{"é":"\\n"}')
+    await bench.publish_numbers("stored-a", range(9))
     await client.events(10)
     answer = await page(client, limit=10)
     assert answer["next"] is None
@@ -50,8 +50,8 @@ async def test_paging_in_both_directions(bench):
     worker = await bench.start()
     await bench.keep()
     client = await bench.client(worker)
-    await client.subscribe("kept-a")
-    await bench.publish_numbers("kept-a", range(150))
+    await client.subscribe("stored-a")
+    await bench.publish_numbers("stored-a", range(150))
     back: list[int] = []
     request: dict = {}
     while True:
@@ -76,8 +76,8 @@ async def test_more_messages_than_one_read_from_redis(bench):
     worker = await bench.start()
     await bench.keep()
     client = await bench.client(worker)
-    await client.subscribe("kept-a")
-    await bench.publish_numbers("kept-a", range(1000))
+    await client.subscribe("stored-a")
+    await bench.publish_numbers("stored-a", range(1000))
     assert numbers(await page(client, limit=1000)) == list(range(1000))
 
 
@@ -85,13 +85,13 @@ async def test_an_answer_is_bounded_and_says_where_the_next_page_begins(bench):
     worker = await bench.start()
     await bench.keep()
     client = await bench.client(worker)
-    await client.subscribe("kept-a")
+    await client.subscribe("stored-a")
     # Quotes take four times their size in JSON within JSON.
-    await bench.publish_numbers("kept-a", range(200), "{n} " + '"' * 5000)
+    await bench.publish_numbers("stored-a", range(200), "{n} " + '"' * 5000)
     received: list[int] = []
     request: dict = {}
     while True:
-        await client.send(HISTORY, {"channel": "kept-a", "limit": 200, **request})
+        await client.send(HISTORY, {"channel": "stored-a", "limit": 200, **request})
         answer = await client.until(HISTORY)
         assert len(json.dumps(answer)) < 300_000
         found = json.loads(answer["data"])
@@ -106,11 +106,11 @@ async def test_many_requests_are_answered_in_order(bench):
     worker = await bench.start()
     await bench.keep()
     client = await bench.client(worker)
-    await client.subscribe("kept-a")
-    await bench.publish_numbers("kept-a", range(30))
+    await client.subscribe("stored-a")
+    await bench.publish_numbers("stored-a", range(30))
     await client.events(30)
     for limit in range(1, 31):
-        await client.send(HISTORY, {"channel": "kept-a", "limit": limit})
+        await client.send(HISTORY, {"channel": "stored-a", "limit": limit})
     answers = [json.loads((await client.next())["data"]) for _ in range(30)]
     assert [len(answer["messages"]) for answer in answers] == list(range(1, 31))
     await bench.settled(worker, lambda: not len(worker.hub.history_requests))
@@ -120,9 +120,9 @@ async def test_the_number_of_waiting_requests_is_bounded(bench):
     worker = await bench.start()
     await bench.keep()
     client = await bench.client(worker)
-    await client.subscribe("kept-a")
+    await client.subscribe("stored-a")
     connection = next(iter(worker.hub.everyone))
-    request = AskHistory("kept-a", 1, None, None)
+    request = AskHistory("stored-a", 1, None, None)
     # None of them is answered before the next pass of the loop.
     for _ in range(103):
         worker.hub.history_requests.ask(connection, request)
@@ -137,19 +137,19 @@ async def test_invalid_requests_are_refused_with_the_reason(bench):
     worker = await bench.start()
     await bench.keep()
     client = await bench.client(worker)
-    await client.subscribe("kept-a")
+    await client.subscribe("stored-a")
     await client.subscribe("news")
-    await bench.publish_numbers("kept-a", range(3))
+    await bench.publish_numbers("stored-a", range(3))
     epoch = (await page(client))["epoch"]
     assert "epoch" in await refusal(client, since={"epoch": "foreign", "offset": 1})
     assert "last offset" in await refusal(client, since={"epoch": epoch, "offset": 2**52})
     assert "last offset" in await refusal(client, before=2**52)
     assert "no history" in await refusal(client, "news")
-    assert "not subscribed" in await refusal(client, "kept-b")
+    assert "not subscribed" in await refusal(client, "stored-b")
     assert "limit" in await refusal(client, limit=0)
     assert "limit" in await refusal(client, limit=1001)
     link, keys = bench.bus._link, bench.bus._keys
-    await History(link, keys).clear("1", "kept-a")
+    await History(link, keys).clear("1", "stored-a")
     assert "epoch" in await refusal(client, before=f"{epoch}:99")
 
 
@@ -157,12 +157,12 @@ async def test_requests_of_clients_that_close_or_leave_are_dropped(bench):
     worker = await bench.start()
     await bench.keep()
     closing, leaving = await bench.client(worker), await bench.client(worker)
-    await bench.publish_numbers("kept-a", range(500))
+    await bench.publish_numbers("stored-a", range(500))
     for client in (closing, leaving):
-        await client.subscribe("kept-a")
+        await client.subscribe("stored-a")
         for _ in range(10):
-            await client.send(HISTORY, {"channel": "kept-a", "limit": 500})
-    await leaving.send("pusher:unsubscribe", {"channel": "kept-a"})
+            await client.send(HISTORY, {"channel": "stored-a", "limit": 500})
+    await leaving.send("pusher:unsubscribe", {"channel": "stored-a"})
     closing.socket.transport.abort()
     await bench.settled(worker, lambda: not len(worker.hub.history_requests))
     assert worker.loop_exceptions_total == 0
@@ -173,7 +173,7 @@ async def test_a_request_is_refused_while_redis_is_away(own_redis, bench_on):
     worker = await bench.start()
     await bench.keep()
     client = await bench.client(worker)
-    await client.subscribe("kept-a")
+    await client.subscribe("stored-a")
     own_redis.pause()
     asking = asyncio.create_task(refusal(client))
     assert "not confirmed" in await asyncio.wait_for(asking, 5)

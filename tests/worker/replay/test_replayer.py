@@ -60,21 +60,21 @@ class TestByRule:
     async def test_a_stock_client_gets_the_last_messages_after_its_success_and_before_live_ones(self, bench):
         worker = await bench.start()
         await bench.keep(replay=3)
-        await bench.publish_numbers("kept-a", range(10))
+        await bench.publish_numbers("stored-a", range(10))
         client = await bench.client(worker)
-        assert await client.subscribe("kept-a") == {"event": SUCCEEDED, "channel": "kept-a", "data": "{}"}
-        assert await client.events(3) == [{"event": "n", "channel": "kept-a", "data": str(n)} for n in (7, 8, 9)]
-        await bench.publish_numbers("kept-a", range(10, 12))
+        assert await client.subscribe("stored-a") == {"event": SUCCEEDED, "channel": "stored-a", "data": "{}"}
+        assert await client.events(3) == [{"event": "n", "channel": "stored-a", "data": str(n)} for n in (7, 8, 9)]
+        await bench.publish_numbers("stored-a", range(10, 12))
         assert numbers(await client.events(2)) == [10, 11]
         await client.nothing_more()
-        assert worker.hub.registry.local_channel("1", "kept-a").audience.readers is None
+        assert worker.hub.registry.local_channel("1", "stored-a").audience.readers is None
 
     async def test_by_time(self, bench):
         worker = await bench.start()
         await bench.keep(replay_seconds=600)
-        await bench.publish_numbers("kept-a", range(150))
+        await bench.publish_numbers("stored-a", range(150))
         client = await bench.client(worker)
-        await client.subscribe("kept-a")
+        await client.subscribe("stored-a")
         assert numbers(await client.events(150)) == list(range(150))
         await client.nothing_more()
 
@@ -82,9 +82,9 @@ class TestByRule:
         worker = await bench.start()
         await bench.keep(replay=3)
         client = await bench.client(worker)
-        await client.subscribe("kept-a")
+        await client.subscribe("stored-a")
         await client.nothing_more()
-        await bench.publish_numbers("kept-a", range(1))
+        await bench.publish_numbers("stored-a", range(1))
         assert numbers(await client.events(1)) == [0]
 
     async def test_channels_without_a_rule_are_not_affected(self, bench):
@@ -100,15 +100,15 @@ class TestByRule:
     async def test_each_message_comes_once_over_many_pages_while_publishing_goes_on(self, bench):
         one, other = await bench.start(), await bench.start()
         await bench.keep(replay=1000)
-        await bench.publish_numbers("kept-a", range(1000))
+        await bench.publish_numbers("stored-a", range(1000))
         publishing = asyncio.create_task(self._publish(bench, range(1000, 3000)))
         clients = []
         for worker in (one, other) * 4:
             client = await bench.client(worker)
-            await client.subscribe("kept-a")
+            await client.subscribe("stored-a")
             clients.append(client)
         await publishing
-        await bench.publish("kept-a", "end", "-1")
+        await bench.publish("stored-a", "end", "-1")
         for client in clients:
             await client.until("end", 20)
             received = numbers([frame for frame in client.seen if frame["event"] == "n"])
@@ -119,12 +119,12 @@ class TestByRule:
     @staticmethod
     async def _publish(bench, span: range) -> None:
         for at in range(span.start, span.stop, 10):
-            await bench.publish_numbers("kept-a", range(at, at + 10))
+            await bench.publish_numbers("stored-a", range(at, at + 10))
 
     async def test_replays_of_many_channels_do_not_overflow_a_slow_client(self, bench):
         worker = await bench.start()
         await bench.keep(replay=20)
-        channels = [f"kept-{n}" for n in range(60)]
+        channels = [f"stored-{n}" for n in range(60)]
         for channel in channels:
             await bench.publish_numbers(channel, range(20), "x" * 8000)
         for query in ("", RECOVER):
@@ -141,10 +141,10 @@ class TestByRule:
     async def test_subscribers_that_come_together_share_pages(self, bench):
         worker = await bench.start()
         await bench.keep(replay=640)
-        await bench.publish_numbers("kept-a", range(640))
+        await bench.publish_numbers("stored-a", range(640))
         clients = [await bench.client(worker) for _ in range(20)]
         before = worker.registry.history.pages
-        await asyncio.gather(*(client.subscribe("kept-a") for client in clients))
+        await asyncio.gather(*(client.subscribe("stored-a") for client in clients))
         for client in clients:
             assert numbers(await client.events(640)) == list(range(640))
         # One of them needs ten pages; without sharing it would be 200.
@@ -156,9 +156,9 @@ class TestRewind:
     async def test_for_a_number_of_messages(self, bench):
         worker = await bench.start()
         await bench.keep()
-        await bench.publish_numbers("kept-a", range(100))
+        await bench.publish_numbers("stored-a", range(100))
         client = await bench.client(worker)
-        assert (await client.subscribe("kept-a", rewind={"count": 70}))["data"] == "{}"
+        assert (await client.subscribe("stored-a", rewind={"count": 70}))["data"] == "{}"
         received = await client.events(70)
         assert numbers(received) == list(range(30, 100))
         assert all("offset" not in frame for frame in received)
@@ -167,26 +167,26 @@ class TestRewind:
     async def test_for_a_span_of_time(self, bench):
         worker = await bench.start()
         await bench.keep()
-        await bench.publish_numbers("kept-a", range(5))
+        await bench.publish_numbers("stored-a", range(5))
         client = await bench.client(worker)
-        await client.subscribe("kept-a", rewind={"seconds": 60})
+        await client.subscribe("stored-a", rewind={"seconds": 60})
         assert numbers(await client.events(5)) == list(range(5))
 
     async def test_for_more_than_there_is(self, bench):
         worker = await bench.start()
         await bench.keep()
-        await bench.publish_numbers("kept-a", range(3))
+        await bench.publish_numbers("stored-a", range(3))
         client = await bench.client(worker)
-        await client.subscribe("kept-a", rewind={"count": 1000})
+        await client.subscribe("stored-a", rewind={"count": 1000})
         assert numbers(await client.events(3)) == [0, 1, 2]
         await client.nothing_more()
 
     async def test_a_rewind_overrides_the_rule(self, bench):
         worker = await bench.start()
         await bench.keep(replay=3)
-        await bench.publish_numbers("kept-a", range(9))
+        await bench.publish_numbers("stored-a", range(9))
         client = await bench.client(worker)
-        await client.subscribe("kept-a", rewind={"count": 1})
+        await client.subscribe("stored-a", rewind={"count": 1})
         assert numbers(await client.events(1)) == [8]
         await client.nothing_more()
 
@@ -194,29 +194,29 @@ class TestRewind:
         worker = await bench.start()
         await bench.keep()
         client = await bench.client(worker)
-        await client.ask("kept-a", rewind={"count": -1})
+        await client.ask("stored-a", rewind={"count": -1})
         assert data_of(await client.until("pusher:subscription_error"))["type"] == "InvalidRewind"
 
     async def test_a_recovering_client_gets_the_offset_before_the_replay(self, bench):
         worker = await bench.start()
         await bench.keep()
-        await bench.publish_numbers("kept-a", range(10))
+        await bench.publish_numbers("stored-a", range(10))
         client = await bench.client(worker, query=RECOVER)
-        place = position_of(await client.subscribe("kept-a", rewind={"count": 4}))
+        place = position_of(await client.subscribe("stored-a", rewind={"count": 4}))
         received = await client.events(4)
         assert place["offset"] < received[0]["offset"]
         # A client cut off right after the success frame loses nothing.
         again = await bench.client(worker, query=RECOVER)
-        assert data_of(await again.subscribe("kept-a", since=place))["recovered"] is True
+        assert data_of(await again.subscribe("stored-a", since=place))["recovered"] is True
         assert await again.events(4) == received
 
     async def test_a_second_subscribe_during_a_replay_gets_the_same_offset(self, bench):
         worker = await bench.start()
         await bench.keep()
-        await bench.publish_numbers("kept-a", range(10))
+        await bench.publish_numbers("stored-a", range(10))
         client = await bench.client(worker, query=RECOVER)
         for _ in range(2):
-            await client.ask("kept-a", rewind={"seconds": 60})
+            await client.ask("stored-a", rewind={"seconds": 60})
         places = [position_of(await client.until(SUCCEEDED)) for _ in range(2)]
         assert places[0] == places[1]
         assert numbers(await client.events(10)) == list(range(10))
@@ -225,8 +225,8 @@ class TestRewind:
         worker = await bench.start()
         await bench.keep()
         client = await bench.client(worker, query=RECOVER)
-        old = position_of(await client.subscribe("kept-a"))
-        await bench.publish_numbers("kept-a", range(3))
+        old = position_of(await client.subscribe("stored-a"))
+        await bench.publish_numbers("stored-a", range(3))
         top = (await client.events(3))[-1]["offset"]
         for since, place in (
             (None, top),
@@ -237,7 +237,7 @@ class TestRewind:
         ):
             again = await bench.client(worker, query=RECOVER)
             for _ in range(2):
-                await again.ask("kept-a", **({"since": since} if since else {}))
+                await again.ask("stored-a", **({"since": since} if since else {}))
             places = [position_of(await again.until(SUCCEEDED)) for _ in range(2)]
             assert places == [{**old, "offset": place}] * 2, since
 
@@ -258,10 +258,10 @@ class TestRecovery:
         await bench.keep()
         recovering, stock = await bench.client(worker, query=RECOVER), await bench.client(worker)
         by_subscribe = await bench.client(worker)
-        place = position_of(await recovering.subscribe("kept-a"))
-        assert (await stock.subscribe("kept-a"))["data"] == "{}"
-        assert position_of(await by_subscribe.subscribe("kept-a", recover=True)) == place
-        await bench.publish_numbers("kept-a", range(2))
+        place = position_of(await recovering.subscribe("stored-a"))
+        assert (await stock.subscribe("stored-a"))["data"] == "{}"
+        assert position_of(await by_subscribe.subscribe("stored-a", recover=True)) == place
+        await bench.publish_numbers("stored-a", range(2))
         assert all("offset" not in frame for frame in await stock.events(2))
         received = await recovering.events(2)
         assert place["offset"] < received[0]["offset"] < received[1]["offset"]
@@ -271,13 +271,13 @@ class TestRecovery:
         one, other = await bench.start(), await bench.start()
         await bench.keep()
         client = await bench.client(one, query=RECOVER)
-        place = position_of(await client.subscribe("kept-a"))
-        await bench.publish_numbers("kept-a", range(5))
+        place = position_of(await client.subscribe("stored-a"))
+        await bench.publish_numbers("stored-a", range(5))
         place["offset"] = (await client.events(5))[2]["offset"]
         await client.socket.close()
-        await bench.publish_numbers("kept-a", range(5, 200))
+        await bench.publish_numbers("stored-a", range(5, 200))
         again = await bench.client(other, query=RECOVER)
-        success = data_of(await again.subscribe("kept-a", since=place))
+        success = data_of(await again.subscribe("stored-a", since=place))
         assert success == {"epoch": place["epoch"], "offset": place["offset"], "recovered": True}
         assert numbers(await again.events(197)) == list(range(3, 200))
         await again.nothing_more()
@@ -285,20 +285,20 @@ class TestRecovery:
     async def test_a_client_that_missed_nothing_gets_no_messages(self, bench):
         worker = await bench.start()
         await bench.keep(replay=10)
-        await bench.publish_numbers("kept-a", range(5))
+        await bench.publish_numbers("stored-a", range(5))
         client = await bench.client(worker, query=RECOVER)
-        await client.subscribe("kept-a")
+        await client.subscribe("stored-a")
         place = {"epoch": data_of(client.seen[-1])["epoch"], "offset": (await client.events(5))[-1]["offset"]}
         again = await bench.client(worker, query=RECOVER)
-        assert data_of(await again.subscribe("kept-a", since=place)) == {**place, "recovered": True}
+        assert data_of(await again.subscribe("stored-a", since=place)) == {**place, "recovered": True}
         await again.nothing_more()
 
     async def test_an_unknown_position_is_not_recovered_and_the_present_one_is_sent(self, bench):
         worker = await bench.start()
         await bench.keep(keep=10, replay=5)
         client = await bench.client(worker, query=RECOVER)
-        old = position_of(await client.subscribe("kept-a"))
-        await bench.publish_numbers("kept-a", range(50))
+        old = position_of(await client.subscribe("stored-a"))
+        await bench.publish_numbers("stored-a", range(50))
         top = (await client.events(50))[-1]["offset"]
         wrong = [
             {**old, "epoch": "of-another"},
@@ -310,10 +310,10 @@ class TestRecovery:
         ]
         for since in wrong:
             again = await bench.client(worker, query=RECOVER)
-            success = data_of(await again.subscribe("kept-a", since=since))
+            success = data_of(await again.subscribe("stored-a", since=since))
             assert success == {"epoch": old["epoch"], "offset": top, "recovered": False}, since
             await again.nothing_more()
-        await bench.publish_numbers("kept-a", range(50, 51))
+        await bench.publish_numbers("stored-a", range(50, 51))
         assert numbers(await again.events(1)) == [50]
 
     async def test_a_channel_without_history_has_no_position(self, bench):
@@ -328,39 +328,39 @@ class TestRecovery:
         worker = await bench.start()
         await bench.keep()
         client, stock = await bench.client(worker, query=RECOVER), await bench.client(worker)
-        before = position_of(await client.subscribe("kept-a"))
-        await stock.subscribe("kept-a")
-        await bench.publish_numbers("kept-a", range(2))
+        before = position_of(await client.subscribe("stored-a"))
+        await stock.subscribe("stored-a")
+        await bench.publish_numbers("stored-a", range(2))
         await client.events(2)
-        epoch = await history_of(bench).clear("1", "kept-a")
+        epoch = await history_of(bench).clear("1", "stored-a")
         position = data_of(await client.until("pusher:position"))
         assert position["epoch"] == epoch != before["epoch"]
         assert position["recovered"] is False
-        await bench.publish_numbers("kept-a", range(2, 4))
+        await bench.publish_numbers("stored-a", range(2, 4))
         assert numbers(await client.events(2)) == [2, 3]
         assert numbers(await stock.events(4)) == [0, 1, 2, 3]
         again = await bench.client(worker, query=RECOVER)
         since = {"epoch": position["epoch"], "offset": position["offset"]}
-        assert data_of(await again.subscribe("kept-a", since=since))["recovered"] is True
+        assert data_of(await again.subscribe("stored-a", since=since))["recovered"] is True
         assert numbers(await again.events(2)) == [2, 3]
 
     async def test_messages_published_while_there_was_no_rule_count_as_missing(self, bench):
         worker = await bench.start()
         await bench.keep(era="a")
         stays, goes = await bench.client(worker, query=RECOVER), await bench.client(worker, query=RECOVER)
-        place = position_of(await stays.subscribe("kept-a"))
-        await goes.subscribe("kept-a")
-        await bench.publish_numbers("kept-a", range(2))
+        place = position_of(await stays.subscribe("stored-a"))
+        await goes.subscribe("stored-a")
+        await bench.publish_numbers("stored-a", range(2))
         place["offset"] = (await goes.events(2))[-1]["offset"]
         await goes.socket.close()
         await bench.change(history=())
-        await bench.publish_numbers("kept-a", range(2, 4))
+        await bench.publish_numbers("stored-a", range(2, 4))
         await bench.keep(era="b")
         back = await bench.client(worker, query=RECOVER)
-        position = data_of(await back.subscribe("kept-a", since=place))
+        position = data_of(await back.subscribe("stored-a", since=place))
         assert position["recovered"] is False
         assert position["epoch"] != place["epoch"]
-        await bench.publish_numbers("kept-a", range(4, 6))
+        await bench.publish_numbers("stored-a", range(4, 6))
         assert numbers(await back.events(2)) == [4, 5]
         # The client that stayed missed nothing, and continues from the new position.
         assert numbers(await stays.events(6)) == list(range(6))
@@ -368,17 +368,17 @@ class TestRecovery:
         assert [sent["epoch"] for sent in positions] == [position["epoch"]]
         again = await bench.client(worker, query=RECOVER)
         since = {"epoch": position["epoch"], "offset": stays.seen[-2]["offset"]}
-        assert data_of(await again.subscribe("kept-a", since=since))["recovered"] is True
+        assert data_of(await again.subscribe("stored-a", since=since))["recovered"] is True
         assert numbers(await again.events(1)) == [5]
 
     async def test_a_second_subscribe_gets_the_present_offset(self, bench):
         worker = await bench.start()
         await bench.keep()
         client = await bench.client(worker, query=RECOVER)
-        place = position_of(await client.subscribe("kept-a"))
-        await bench.publish_numbers("kept-a", range(1))
+        place = position_of(await client.subscribe("stored-a"))
+        await bench.publish_numbers("stored-a", range(1))
         offset = (await client.events(1))[0]["offset"]
-        assert position_of(await client.subscribe("kept-a")) == {**place, "offset": offset}
+        assert position_of(await client.subscribe("stored-a")) == {**place, "offset": offset}
         await client.nothing_more()
 
     async def test_a_client_that_is_cut_repeatedly_gets_everything_once_and_in_order(self, bench):
@@ -389,7 +389,7 @@ class TestRecovery:
         reading = asyncio.create_task(reader.read(count))
         await bench.settled(workers[0], lambda: reader.place is not None)
         for at in range(0, count, 20):
-            await bench.publish_numbers("kept-a", range(at, at + 20))
+            await bench.publish_numbers("stored-a", range(at, at + 20))
             if random.random() < 0.1:
                 reader.cut()
         await asyncio.wait_for(reading, 20)
@@ -401,16 +401,16 @@ class TestRecovery:
         workers = [await bench.start(), await bench.start()]
         await bench.keep(keep=5000)
         reader, stock = Reader(bench, workers), await bench.client(workers[0])
-        await stock.subscribe("kept-a")
+        await stock.subscribe("stored-a")
         reading = asyncio.create_task(reader.read(600))
         await bench.settled(workers[0], lambda: reader.place is not None)
-        await bench.publish_numbers("kept-a", range(200))
+        await bench.publish_numbers("stored-a", range(200))
         own_redis.kill()
         reader.cut()
         own_redis.start()
         await bench.settled(workers[0], lambda: bench.bus._link.connects == 2 and bench.bus._link.up)
         # Workers may not have subscribed again yet.
-        await bench.publish_numbers("kept-a", range(200, 600))
+        await bench.publish_numbers("stored-a", range(200, 600))
         await asyncio.wait_for(reading, 20)
         assert reader.received == list(range(600))
         assert numbers(await stock.events(600)) == list(range(600))
@@ -421,16 +421,16 @@ class TestRecovery:
         worker = await bench.start()
         await bench.keep()
         client = await bench.client(worker, query=RECOVER)
-        before = position_of(await client.subscribe("kept-a"))
-        await bench.publish_numbers("kept-a", range(3))
+        before = position_of(await client.subscribe("stored-a"))
+        await bench.publish_numbers("stored-a", range(3))
         await client.events(3)
         own_redis.flush()
         await bench.directory.fill([bench.app], bench.version)
         worker.link.drop("test")
         await bench.settled(
-            worker, lambda: worker.registry.local_channel("1", "kept-a").asserted and worker.link.connects == 2
+            worker, lambda: worker.registry.local_channel("1", "stored-a").asserted and worker.link.connects == 2
         )
-        await bench.publish_numbers("kept-a", range(3, 5))
+        await bench.publish_numbers("stored-a", range(3, 5))
         after = data_of(await client.until("pusher:position"))
         assert after["epoch"] != before["epoch"]
         assert numbers(await client.events(2)) == [3, 4]
@@ -460,7 +460,7 @@ class Reader:
 
     async def _read(self, count: int) -> None:
         client = await self.bench.client(random.choice(self.workers), query=RECOVER)
-        await client.ask("kept-a", **({"since": self.place} if self.place else {}))
+        await client.ask("stored-a", **({"since": self.place} if self.place else {}))
         success = data_of(await client.until(SUCCEEDED, 35))
         assert success.get("recovered", True) is True, success
         self.place = {"epoch": success["epoch"], "offset": success["offset"]}
@@ -492,12 +492,12 @@ class TestLiveEventsWait:
         await bench.keep()
         await bench.change(subscription_count=True)
         first = await bench.client(worker, query=RECOVER)
-        since = position_of(await first.subscribe("kept-a"))
-        await bench.publish_numbers("kept-a", range(2))
+        since = position_of(await first.subscribe("stored-a"))
+        await bench.publish_numbers("stored-a", range(2))
         await first.events(2)
         withheld = Withheld(worker)
         client = await bench.client(worker, query=RECOVER)
-        await client.ask("kept-a", since=since)
+        await client.ask("stored-a", since=since)
         await bench.settled(worker, lambda: withheld.waiting)
         await bench.client(worker)
         await client.nothing_more()
@@ -535,38 +535,38 @@ class TestLiveEventsWait:
         worker = await bench.start()
         await bench.keep()
         witness = await bench.client(worker, query=RECOVER)
-        since = position_of(await witness.subscribe("kept-a"))
-        await bench.publish_numbers("kept-a", range(3))
+        since = position_of(await witness.subscribe("stored-a"))
+        await bench.publish_numbers("stored-a", range(3))
         await witness.events(3)
         withheld = Withheld(worker)
         leaving, closing = await bench.client(worker), await bench.client(worker)
-        await leaving.ask("kept-a", since=since)
-        await closing.subscribe("kept-a", rewind={"count": 2})
-        readers = worker.hub.registry.local_channel("1", "kept-a").audience.readers
+        await leaving.ask("stored-a", since=since)
+        await closing.subscribe("stored-a", rewind={"count": 2})
+        readers = worker.hub.registry.local_channel("1", "stored-a").audience.readers
         await bench.settled(worker, lambda: len(readers.replays) == 2)
-        await leaving.send("pusher:unsubscribe", {"channel": "kept-a"})
+        await leaving.send("pusher:unsubscribe", {"channel": "stored-a"})
         closing.socket.transport.abort()
         await bench.settled(worker, lambda: not readers.replays)
         withheld.go_on(worker)
         await leaving.nothing_more()
-        await bench.settled(worker, lambda: worker.hub.registry.local_channel("1", "kept-a").confirmed == 1)
+        await bench.settled(worker, lambda: worker.hub.registry.local_channel("1", "stored-a").confirmed == 1)
         await witness.socket.close()
-        await bench.settled(worker, lambda: worker.hub.registry.local_channel("1", "kept-a") is None)
+        await bench.settled(worker, lambda: worker.hub.registry.local_channel("1", "stored-a") is None)
         assert worker.loop_exceptions_total == 0
 
     async def test_clearing_the_history_ends_replays(self, bench):
         worker = await bench.start()
         await bench.keep()
-        await bench.publish_numbers("kept-a", range(200))
+        await bench.publish_numbers("stored-a", range(200))
         withheld = Withheld(worker)
         stock, recovering = await bench.client(worker), await bench.client(worker, query=RECOVER)
-        await stock.subscribe("kept-a", rewind={"count": 200})
-        await recovering.ask("kept-a", rewind={"count": 200})
-        readers = worker.hub.registry.local_channel("1", "kept-a").audience.readers
+        await stock.subscribe("stored-a", rewind={"count": 200})
+        await recovering.ask("stored-a", rewind={"count": 200})
+        readers = worker.hub.registry.local_channel("1", "stored-a").audience.readers
         await bench.settled(worker, lambda: len(readers.replays) == 2)
-        epoch = await history_of(bench).clear("1", "kept-a")
+        epoch = await history_of(bench).clear("1", "stored-a")
         assert data_of(await recovering.until(SUCCEEDED))["epoch"] == epoch
-        await bench.publish_numbers("kept-a", range(200, 202))
+        await bench.publish_numbers("stored-a", range(200, 202))
         assert numbers(await recovering.events(2)) == numbers(await stock.events(2)) == [200, 201]
         withheld.go_on(worker)
         await stock.nothing_more()
@@ -575,13 +575,13 @@ class TestLiveEventsWait:
     async def test_removing_the_rule_ends_replays(self, bench):
         worker = await bench.start()
         await bench.keep()
-        await bench.publish_numbers("kept-a", range(5))
+        await bench.publish_numbers("stored-a", range(5))
         withheld = Withheld(worker)
         client = await bench.client(worker)
-        await client.subscribe("kept-a", rewind={"count": 5})
+        await client.subscribe("stored-a", rewind={"count": 5})
         await bench.settled(worker, lambda: withheld.waiting)
         await bench.change(history=())
-        await bench.publish_numbers("kept-a", range(5, 7))
+        await bench.publish_numbers("stored-a", range(5, 7))
         assert numbers(await client.events(2)) == [5, 6]
         withheld.go_on(worker)
         await client.nothing_more()
@@ -590,10 +590,10 @@ class TestLiveEventsWait:
         worker = await bench.start()
         await bench.keep(replay=5)
         client = await bench.client(worker)
-        await bench.publish("kept-a", "n", "0")
-        await bench.publish("kept-a", "n", "1", skip=client.socket_id)
-        await bench.publish("kept-a", "n", "2")
-        await client.subscribe("kept-a")
+        await bench.publish("stored-a", "n", "0")
+        await bench.publish("stored-a", "n", "1", skip=client.socket_id)
+        await bench.publish("stored-a", "n", "2")
+        await client.subscribe("stored-a")
         assert numbers(await client.events(2)) == [0, 2]
         await client.nothing_more()
 
@@ -603,17 +603,17 @@ class TestSlowReaders:
         worker = await bench.start()
         await bench.keep(keep=10_000)
         padding = "x" * 2000
-        await bench.publish_numbers("kept-a", range(6000), f"{{n}} {padding}")
+        await bench.publish_numbers("stored-a", range(6000), f"{{n}} {padding}")
         slow = await bench.client(worker, max_queue=1)
-        await slow.ask("kept-a", rewind={"seconds": 600})
+        await slow.ask("stored-a", rewind={"seconds": 600})
         replayer = worker.hub.replayer
         await bench.settled(worker, lambda: replayer.waiting)
         owed = max(connection.bytes_owed for connection in worker.hub.everyone)
         assert owed < 640 * 1024
         quick = await bench.client(worker)
-        await quick.subscribe("kept-a", rewind={"count": 100})
+        await quick.subscribe("stored-a", rewind={"count": 100})
         await quick.events(100)
-        await bench.publish_numbers("kept-a", range(6000, 6100))
+        await bench.publish_numbers("stored-a", range(6000, 6100))
         await quick.events(100)
         received = [int(frame["data"].split()[0]) for frame in await slow.events(6100)]
         assert received == list(range(6100))
@@ -624,41 +624,41 @@ class TestSlowReaders:
         worker = await bench.start()
         await bench.keep(keep=64, seconds=600)
         client = await bench.client(worker, query=RECOVER)
-        since = position_of(await client.subscribe("kept-a"))
-        await bench.publish_numbers("kept-a", range(10))
+        since = position_of(await client.subscribe("stored-a"))
+        await bench.publish_numbers("stored-a", range(10))
         withheld = Withheld(worker)
         slow = await bench.client(worker, query=RECOVER)
-        await slow.ask("kept-a", since=since)
+        await slow.ask("stored-a", since=since)
         await bench.settled(worker, lambda: withheld.waiting)
         # Trimmed before its first page is read.
-        await bench.publish_numbers("kept-a", range(10, 100))
+        await bench.publish_numbers("stored-a", range(10, 100))
         withheld.go_on(worker)
         success = data_of(await slow.until(SUCCEEDED))
         assert success["recovered"] is False
         assert success["offset"] == (await client.events(100))[-1]["offset"]
-        await bench.publish_numbers("kept-a", range(100, 101))
+        await bench.publish_numbers("stored-a", range(100, 101))
         assert numbers(await slow.events(1)) == [100]
 
     async def test_a_replay_gives_up_on_a_publisher_that_is_always_faster(self, bench):
         worker = await bench.start()
         await bench.keep(keep=300)
         first = await bench.client(worker, query=RECOVER)
-        since = position_of(await first.subscribe("kept-a"))
-        await bench.publish_numbers("kept-a", range(150))
+        since = position_of(await first.subscribe("stored-a"))
+        await bench.publish_numbers("stored-a", range(150))
         await first.events(150)
         withheld = Withheld(worker)
         client = await bench.client(worker, query=RECOVER)
-        await client.ask("kept-a", since=since)
+        await client.ask("stored-a", since=since)
         for at in range(150, 150 + 64 * 13, 64):
             await bench.settled(worker, lambda: withheld.waiting)
-            await bench.publish_numbers("kept-a", range(at, at + 64))
+            await bench.publish_numbers("stored-a", range(at, at + 64))
             await first.events(64)
             withheld.let_one()
         position = data_of(await client.until("pusher:position"))
         assert position == {"epoch": since["epoch"], "offset": first.seen[-1]["offset"], "recovered": False}
         received = numbers([frame for frame in client.seen if frame["event"] == "n"])
         assert received == list(range(64 * 13))
-        await bench.publish_numbers("kept-a", range(2000, 2001))
+        await bench.publish_numbers("stored-a", range(2000, 2001))
         assert numbers(await client.events(1)) == [2000]
 
 

@@ -22,7 +22,7 @@ class ConnectionState(Enum):
     REGISTERING = "registering"
     """Connected; Redis is asked to accept this connection for our W."""
     REASSERTING = "reasserting"
-    """Redis is told again what this worker holds. Changes wait."""
+    """This worker writes everything that it holds to Redis again. Changes wait."""
     OPEN = "open"
     """Redis knows everything; changes are sent as they happen."""
     FENCED = "fenced"

@@ -1,4 +1,4 @@
-"""What this worker knows of one channel: attached sockets, waiting subscribes, and what Redis was last told.
+"""What this worker knows of one channel: attached sockets, waiting subscribes, and what it last wrote to Redis.
 
 Bookkeeping only: no Redis, no event loop. `plan` makes the next call of `hold`, sync.py sends it, and the outcome comes
 back as `accept` or `fail`. Calls carry absolute values, and at most one per channel is in flight; changes that happen
@@ -337,7 +337,7 @@ class LocalChannel:
         """The next call, or None if Redis knows everything. Takes the tickets that the call carries off the queue."""
         if not self.asserted and self.attached == 0:
             # `gone` has all that Redis may still list for us, so an ordinary call is enough. The roster missed changes
-            # during the break, and nobody looks at it: the next joiner reads another one.
+            # during the break, and it isn't used: the next joiner reads another one.
             self._assertion_done()
             self.roster = None
         return self._plan_changes() if self.asserted else self._plan_assertion()
@@ -455,7 +455,7 @@ class LocalChannel:
         return joined
 
     def connection_lost(self) -> None:
-        """Redis must be told everything again, and its present state is unknown."""
+        """Everything must be written to Redis again, whose present state is unknown."""
         self.subscription = Subscription.NONE
         if self.kind == TOPIC:
             return

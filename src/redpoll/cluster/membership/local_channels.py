@@ -36,7 +36,7 @@ class LocalChannels:
         self._emptied = asyncio.Event()
 
     def touch(self, local_channel: LocalChannel) -> None:
-        """Something about this channel changed: Redis is told in this tick, or after the call in flight."""
+        """Something about this channel changed: it is written to Redis in this tick, or after the call in flight."""
         self.on_touch(local_channel)
 
     def channel(self, app_id: str, channel: str) -> LocalChannel:

@@ -45,7 +45,7 @@ def read_first(flat: Sequence[bytes], w: bytes) -> tuple[Roster, Changes]:
 
 def reread(roster: Roster, flat: Sequence[bytes], w: bytes, *, final: bool) -> Changes:
     """Compares a roster with what Redis lists. Unknown users are added. Missing users are removed only if `final`:
-    after a break, other workers may not have told Redis about them yet."""
+    after a break, other workers may not have written them to Redis yet."""
     added: list[tuple[str, bytes]] = []
     ours: list[str] = []
     listed: set[str] = set()

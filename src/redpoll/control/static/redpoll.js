@@ -6,24 +6,26 @@
  *   const pusher = redpoll(new Pusher(KEY, OPTIONS));    // before the first subscribe; laravel-echo: `client: pusher`
  *   const news = pusher.subscribe("news", { rewind: { count: 20 } });
  *
- * `redpoll(pusher)` gives back the same object, which works as before and does this besides, on channels whose history
- * the app keeps (`redpoll history rule add`):
+ * `redpoll(pusher)` returns the same object. It works as before, and adds the following on channels whose messages the
+ * app stores (`redpoll history rule add`):
  *
- * - Recovery. After a lost connection each channel goes on where it stopped: what was missed comes first, oldest first,
- *   to the same handlers, every message once. When the gap cannot be filled, `recovered` is false (below).
- * - `pusher.subscribe(channel, { rewind })`: what came before, as ordinary events behind the success.
- *   `{ count: 20 }`: the last 20 messages, at most 1,000; `{ seconds: 60 }`: those of the last 60 s.
- *   `pusher.subscribe(channel, { since })`: all behind a place, which `pusher.position(channel)` gave earlier, perhaps
- *   before the page was loaded anew. Say either when you subscribe first: once in the channel, nothing more is replayed.
- * - `pusher.history(channel, { limit, before, since })` asks for a page, once the channel is subscribed: a promise of
- *   `{ epoch, messages: [{ offset, event, data, time_ms }], next }`, oldest first. `data` is the text as published.
- *   `limit` is 1 to 1,000, 100 by default. Neither `before` nor `since`: the newest. `next`, unless it is null, is
- *   what to give for the page after: as `since` if you asked with `since`, else as `before`.
- *   Refused, it rejects with the server's sentence; unanswered for 10 s, or with the connection lost, too.
- * - `pusher.position(channel)`: `{ epoch, offset }` of the latest message seen, null where no history is kept.
- * - Event `pusher:position` on the channel, `{ epoch, offset, recovered }`: told with each success on a channel with
- *   history, and when the server lost the history. `recovered` is there after a `since`, so after each reconnect:
- *   false means that messages are missing, and that what follows lies behind this place. Load anew what you show then.
+ * - Recovery. After a lost connection, each channel continues where it stopped: the same handlers get every missed
+ *   message once, oldest first, before new ones. If messages can't be recovered, `recovered` is false (see below).
+ * - `pusher.subscribe(channel, { rewind })` replays earlier messages as ordinary events after the success event.
+ *   `{ count: 20 }`: the last 20 messages, at most 1,000. `{ seconds: 60 }`: the messages of the last 60 s.
+ *   `pusher.subscribe(channel, { since })` replays all messages after a position that `pusher.position(channel)`
+ *   returned earlier, for example before the page was reloaded. Pass these with the first subscribe: a channel that is
+ *   subscribed already replays nothing.
+ * - `pusher.history(channel, { limit, before, since })` requests a page of stored messages of a subscribed channel. It
+ *   returns a promise of `{ epoch, messages: [{ offset, event, data, time_ms }], next }`, oldest first. `data` is the
+ *   text as it was published. `limit` is 1 to 1,000, by default 100. Without `before` and `since` you get the newest
+ *   messages. To get the next page, pass `next` as `since` if you passed `since`, otherwise as `before`. `next` is null
+ *   on the last page. The promise rejects with the server's error text if the server refuses, if no answer comes
+ *   within 10 s, or if the connection is lost.
+ * - `pusher.position(channel)` returns `{ epoch, offset }` of the latest message, or null if the channel stores none.
+ * - The event `pusher:position` on the channel has `{ epoch, offset, recovered }`. It comes with each success on a
+ *   channel with history, and when the server lost the history. `recovered` is set if the subscribe had a `since`, so
+ *   after each reconnect. False means that messages are missing before this position: reload what the page shows.
  *
  * For Node: `const redpoll = require("./redpoll.js")`, or `import`.
  */
@@ -38,13 +40,13 @@
   if (pusher.redpoll) return pusher;
   pusher.redpoll = true;
 
-  // By channel. `wanted`: what to ask for when we have no place to go on from. `place`: the latest we know of.
-  // `asked`: promises of pages. Of these the first alone is sent: an answer does not say to which question, and a refusal
-  // comes sooner than a page that was asked for before.
+  // By channel name. `wanted`: what to request while no position is known. `position`: the latest one known.
+  // `requests`: pending requests for pages. Only the first of them has been sent, because an answer doesn't say which request it is
+  // for, and a refusal can come before the page of an earlier request.
   const channels = new Map();
 
   function known(name) {
-    if (!channels.has(name)) channels.set(name, { wanted: {}, place: null, asked: [] });
+    if (!channels.has(name)) channels.set(name, { wanted: {}, position: null, requests: [] });
     return channels.get(name);
   }
 
@@ -54,9 +56,9 @@
 
   pusher.send_event = function (event, data, channel) {
     if (event === "pusher:subscribe") {
-      const { wanted, place } = known(data.channel);
-      // JSON leaves out what is undefined.
-      data = { ...data, recover: true, since: place || wanted.since, rewind: place ? undefined : wanted.rewind };
+      const { wanted, position } = known(data.channel);
+      // JSON.stringify leaves out undefined members.
+      data = { ...data, recover: true, since: position || wanted.since, rewind: position ? undefined : wanted.rewind };
     }
     return stock.send_event.call(pusher, event, data, channel);
   };
@@ -66,52 +68,52 @@
     return stock.subscribe.call(pusher, name);
   };
 
-  // Who leaves on purpose begins anew when he comes back.
+  // After an unsubscribe, the next subscribe starts without a position.
   pusher.unsubscribe = function (name) {
-    const left = channels.get(name);
+    const channel = channels.get(name);
     channels.delete(name);
-    if (left) refuse(left, `unsubscribed from channel ${name}`);
+    if (channel) refuse(channel, `unsubscribed from channel ${name}`);
     return stock.unsubscribe.call(pusher, name);
   };
 
   pusher.position = function (name) {
-    const { place } = channels.get(name) || { place: null };
-    return place && { ...place };
+    const { position } = channels.get(name) || { position: null };
+    return position && { ...position };
   };
 
   pusher.history = function (name, { limit, before, since } = {}) {
     return new Promise((resolve, reject) => {
       const channel = known(name);
-      const question = { resolve, reject, data: { channel: name, limit, before, since } };
-      question.timer = setTimeout(() => {
-        // The first has its turn until its answer is here, however late.
-        if (channel.asked[0] !== question) channel.asked.splice(channel.asked.indexOf(question), 1);
+      const request = { resolve, reject, data: { channel: name, limit, before, since } };
+      request.timer = setTimeout(() => {
+        // The first request stays until its answer comes, even if that is late.
+        if (channel.requests[0] !== request) channel.requests.splice(channel.requests.indexOf(request), 1);
         reject(new Error(`no history of channel ${name}: not answered within ${ANSWERED_WITHIN_MS / 1000} s`));
       }, ANSWERED_WITHIN_MS);
-      if (channel.asked.push(question) === 1) ask(channel);
+      if (channel.requests.push(request) === 1) ask(channel);
     });
   };
 
   function ask(channel) {
-    if (!pusher.send_event("pusher:history", channel.asked[0].data)) refuse(channel, "not connected");
+    if (!pusher.send_event("pusher:history", channel.requests[0].data)) refuse(channel, "not connected");
   }
 
-  function settle(channel, how, what) {
-    const question = channel.asked.shift();
-    if (!question) return;
-    clearTimeout(question.timer);
-    question[how](what);
-    if (channel.asked.length) ask(channel);
+  function settle(channel, outcome, value) {
+    const request = channel.requests.shift();
+    if (!request) return;
+    clearTimeout(request.timer);
+    request[outcome](value);
+    if (channel.requests.length) ask(channel);
   }
 
-  function refuse(channel, why) {
-    for (const question of channel.asked.splice(0)) {
-      clearTimeout(question.timer);
-      question.reject(new Error(why));
+  function refuse(channel, reason) {
+    for (const request of channel.requests.splice(0)) {
+      clearTimeout(request.timer);
+      request.reject(new Error(reason));
     }
   }
 
-  // -- what is received: pusher-js drops the members of a frame that it doesn't know, so we look before it does
+  // -- what is received: pusher-js drops members of a frame that it doesn't know, so this reads the frame first
 
   function look(text) {
     let frame;
@@ -121,16 +123,18 @@
       const channel = channels.get(frame.channel);
       if (!channel) return null;
       if (frame.offset) {
-        if (channel.place) channel.place.offset = frame.offset;
+        if (channel.position) channel.position.offset = frame.offset;
       } else if (frame.event === SUCCEEDED || frame.event === "pusher:position") {
         const { epoch, offset, recovered } = JSON.parse(frame.data);
-        channel.place = epoch === undefined ? null : { epoch, offset };
-        if (frame.event === SUCCEEDED && (epoch || recovered === false)) return { name: frame.channel, told: { epoch, offset, recovered } };
+        channel.position = epoch === undefined ? null : { epoch, offset };
+        if (frame.event === SUCCEEDED && (epoch || recovered === false)) {
+          return { name: frame.channel, position: { epoch, offset, recovered } };
+        }
       } else if (frame.event === "pusher:history") {
         settle(channel, "resolve", JSON.parse(frame.data));
       }
     } catch {
-      // Not ours to complain about: pusher-js gets the same text.
+      // pusher-js gets the same text and reports the error.
     }
     return null;
   }
@@ -151,7 +155,7 @@
       const success = event === "message" ? look(data.data) : null;
       const result = emit.call(transport, event, data, ...more);
       const channel = success && pusher.channel(success.name);
-      if (channel) channel.emit("pusher:position", success.told);
+      if (channel) channel.emit("pusher:position", success.position);
       return result;
     };
   }

@@ -103,7 +103,9 @@ class Schedule:
         self._clock_known = False
         self._waiting_found = False
         self._loop = asyncio.get_running_loop()
-        self._queues: dict[str, EndpointQueue] = {each.id: EndpointQueue(each.id) for each in endpoints.every()}
+        self._queues: dict[str, EndpointQueue] = {
+            endpoint.id: EndpointQueue(endpoint.id) for endpoint in endpoints.every()
+        }
         self._results = Results(store, self._results_written)
         # The queues of deliveries whose results are not written yet, by the delivery's number.
         self._unwritten: dict[int, EndpointQueue] = {}

@@ -196,7 +196,7 @@ class HistoryReaders:
 
     @property
     def idle(self) -> bool:
-        """Nobody is here, and no page is under way."""
+        """The channel has no readers, and no page is under way."""
         return not (self.replays or self.fills or len(self.recovering)) and self.page_from is None
 
     def post(self, frame: bytes) -> None:

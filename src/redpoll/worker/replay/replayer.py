@@ -2,7 +2,7 @@
 
 A replay starts because the channel's history rule says so, because the client asks for it (`rewind`, `since`), or
 because its user was connected a moment ago (`user_resume.py`). The replays of a channel share pages
-(`shared_pages.py`). A connection that reads slowly waits (`waiting.py`) and delays nobody else.
+(`shared_pages.py`). A connection that reads slowly waits (`waiting.py`) and delays no other.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ class Replayer:
             self._joined(replay)
 
     def _give_up(self, replay: Replay) -> None:
-        """Messages before the next live event are missing. Recovering clients are told so."""
+        """Messages before the next live event are missing. Tells recovering clients."""
         local_channel, unanswered = replay.local_channel, replay.answer is not None
         if unanswered:
             self._send_answer(replay, _last_offset(local_channel), False)
@@ -417,7 +417,7 @@ class Replayer:
                 replay.answer = replay.answer._replace(total=total)
 
     def lost(self, local_channel: LocalChannel) -> None:
-        """The channel's history begins again at `local_channel.history`. Recovering clients are told."""
+        """The channel's history begins again at `local_channel.history`. Tells recovering clients."""
         channel: Channel = local_channel.audience
         readers = channel.readers
         if readers is None or local_channel.history is None:

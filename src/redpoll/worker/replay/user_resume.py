@@ -47,7 +47,8 @@ _SWEEP_S: Final = 1.0
 # A client that only listens sends nothing for minutes, and all of that would be sent again. So it is pinged.
 _QUIET_S: Final = 15
 _PING: Final = _frame.ping()
-# Of one user, the latest connections. Some apps use one user id for all guests, and who returns was one of the last.
+# Only the latest connections of a user count. Some apps use one user id for all guests; a guest who returns was one of
+# the latest.
 _MAX_PINGED: Final = 32
 
 Then = Callable[[int | None], None]
