@@ -321,7 +321,7 @@ class Supervisor:
 
     def _ping_children(self) -> None:
         """Kills children that hang. Nothing else decides that a process is dead: until it is waited for, control
-        doesn't reap it, however long it stalls (cluster/README.md "Who is dead")."""
+        doesn't reap it, however long it stalls (cluster/README.md "Dead workers")."""
         asyncio.get_running_loop().call_later(_PING_EVERY_S, self._ping_children)
         for child in (self._control, *self._workers):
             if child.ping() >= _MAX_SILENT_PINGS:

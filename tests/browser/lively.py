@@ -1,5 +1,5 @@
-"""A server with life in it for whoever looks at the dashboard: an app with channels, members, messages, webhooks that
-arrive and one that doesn't, tokens, refused calls. Not a test; test_clean.py and screenshots.py use it.
+"""A server with activity to show on the dashboard: an app with channels, members, messages, webhooks that arrive and
+one that fails, tokens, refused calls. Not a test; test_clean.py and screenshots.py use it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PEOPLE = ("anna", "bruno", "clara", "dmitri", "elif", "fatou")
 
 @dataclass
 class App:
-    """What a client must know (`wire.Target`)."""
+    """What a client needs (`wire.Target`)."""
 
     port: int
     app_id: str
@@ -47,7 +47,7 @@ class App:
 
 @dataclass
 class Lively:
-    """`paths`: every page of the dashboard that a person can come to, as it stands with this app's data."""
+    """`paths`: every page of the dashboard that a person can reach, with this app's data."""
 
     server: Server
     app: App
@@ -90,7 +90,7 @@ async def headline(api: Api, number: int) -> None:
 
 
 async def days_work(app: App) -> None:
-    """News, weather and what people type, a few a second, until it is cancelled."""
+    """Sends news, weather and chat messages, a few per second, until it is cancelled."""
     typist = await Socket.connect(app)
     await typist.subscribe("presence-room", "anna", {"name": "anna"})
     async with Api(app) as api:

@@ -33,7 +33,7 @@ async def photograph(folder: Path, only: set[str]) -> None:
                     for name, path in life.paths.items():
                         if not only or name in only:
                             await page.goto(f"{life.server.control_url}{path}")
-                            # The console and the charts fill while one looks.
+                            # The console and the charts fill while they are shown.
                             await page.wait_for_timeout(4000 if name == "console" else 400)
                             await page.screenshot(path=folder / f"{name}-{size}-{scheme}.png", full_page=True)
         work.cancel()

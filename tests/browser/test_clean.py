@@ -14,7 +14,7 @@ LOOKS = {
     "desktop, light": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
     "phone, dark": {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"},
 }
-# The page's own policy forbids scripts that it didn't bring; the examiner's is evaluated by the browser's debugger.
+# The page's policy forbids other scripts, so axe is evaluated through the browser's debugger.
 EXAMINE = """async () => (await axe.run(document, {resultTypes: ["violations"]})).violations
     .filter((each) => ["serious", "critical"].includes(each.impact))
     .map((each) => `${each.id}: ${each.nodes.map((node) => node.target.join(" ")).join(", ")}`)"""
@@ -42,7 +42,7 @@ async def test_pages_load_nothing_external_and_are_accessible() -> None:
 
 
 async def test_watch_reports_violations() -> None:
-    """The checks can fail: a page that asks elsewhere, breaks a policy and throws is reported."""
+    """The checks can fail: a page that requests other hosts, breaks a policy and throws is reported."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         page = await browser.new_page()

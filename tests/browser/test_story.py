@@ -1,6 +1,6 @@
-"""The dashboard in a real Chromium, as its first user: from the first login to a dead letter that arrives after all.
+"""The dashboard in a real Chromium, as its first user sees it: from the first login to a dead letter that is retried.
 
-Also: no request leaves the host on the way, no page breaks its own Content-Security-Policy, no script fails.
+No request may leave the host, no page may break its Content-Security-Policy, and no script may fail.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ PATIENCE_MS = 20_000
 
 @dataclass
 class Receiver:
-    """A webhook receiver that can be broken, and the application's page beside it."""
+    """A webhook receiver that can be made to fail, and the application's page."""
 
     broken: bool = False
     delivered: list[dict] = field(default_factory=list)
@@ -93,7 +93,7 @@ async def test_first_login_to_retried_dead_letter(chromium: Browser) -> None:
             page.set_default_timeout(PATIENCE_MS)
             watch = Watch(page)
 
-            # The first login, which asks for a password of one's own.
+            # The first login asks for a new password.
             once = (server.folder / "data" / "first-login").read_text().split()[-1]
             assert once in server.output()
             await page.goto(server.control_url)
@@ -151,7 +151,7 @@ async def test_first_login_to_retried_dead_letter(chromium: Browser) -> None:
             await console.get_by_role("button", name="Publish").click()
             await shop.wait_for_function("window.heard.includes(18)")
 
-            # Found by its trace id, with the count of sockets it was written to.
+            # The event is found by its trace id, with the number of sockets it was written to.
             async def traced() -> bool:
                 await page.goto(f"{here}/trace")
                 await page.fill("#trace_id", trace_id)
@@ -171,7 +171,7 @@ async def test_first_login_to_retried_dead_letter(chromium: Browser) -> None:
             await page.get_by_role("button", name="Create webhook").click()
             await expect(page.locator("main")).to_contain_text(f"{receiver.url}/hook")
             receiver.broken = True
-            # The endpoint is in force in every worker within a second.
+            # Every worker knows the endpoint within a second.
             numbers = iter(range(1_000))
 
             async def dead() -> bool:
@@ -202,7 +202,7 @@ async def arrived(receiver: Receiver, channel: str) -> bool:
 
 
 async def publish(server: Server, app_id: str, token: str, channel: str, event: str, data: object) -> str:
-    """By HTTP with the token; the trace id that the answer said."""
+    """Publishes over HTTP with the token; returns the trace id of the response."""
     body = {"name": event, "channels": [channel], "data": json.dumps(data)}
     headers = {"Authorization": f"Bearer {token}"}
     url = f"{server.public_url}/api/v1/apps/{app_id}/events"

@@ -1,5 +1,5 @@
-"""The dashboard under the hands of a person: dialogs and the keyboard, sessions that end in the middle of something, a
-console with much going by.
+"""The dashboard in use: dialogs and the keyboard, sessions that end while something is typed, a console with many
+events.
 """
 
 import asyncio
@@ -177,7 +177,7 @@ async def test_everything_can_be_reached_by_keyboard(life: Lively, context: Brow
 
 async def test_first_fault_is_visible_and_has_the_focus(life: Lively, context: BrowserContext) -> None:
     page = await context.new_page()
-    # The field begins above the bar at the bottom, and what is said of it lies below.
+    # The field begins above the bar at the bottom, and its error text is below.
     await page.set_viewport_size({"width": 1280, "height": 900})
     await page.goto(life.server.control_url + life.paths["settings"])
     await page.fill("#allowed_origins", "http://shop.example.com")

@@ -1,4 +1,5 @@
-"""What a page of the dashboard must never do: ask another host, breach its own policy, fail in a script. Not a test."""
+"""Records what a page of the dashboard must never do: request another host, break its own policy, fail in a script. Not
+a test."""
 
 from __future__ import annotations
 
@@ -22,6 +23,6 @@ class Watch:
             self.faults.append(f"request to {url}")
 
     def _said(self, text: str) -> None:
-        # As Chromium words it.
+        # Chromium's wording.
         if "Content Security Policy" in text:
             self.faults.append(f"policy: {text}")

@@ -1,4 +1,4 @@
-"""One running redpoll a module, and the official JavaScript libraries beside it."""
+"""One running redpoll per module, and the official JavaScript libraries."""
 
 from collections.abc import AsyncIterator, Iterator
 

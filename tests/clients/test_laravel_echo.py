@@ -35,7 +35,7 @@ async def test_event_names_of_laravel_reach_the_listener(server: Server, node: N
     assert (await node.seen(client="page", event=".order.named"))["data"] == {"id": 2}
 
 
-async def test_to_others_leaves_out_the_page_that_acted(server: Server, node: Node, auth_url: str) -> None:
+async def test_to_others_skips_the_page_that_acted(server: Server, node: Node, auth_url: str) -> None:
     """`toOthers()` sends Echo's socketId back as `socket_id`, whichever worker holds the page."""
     acting, other = await echo_and_socket_on_another_worker(server, node, auth_url, "acting")
     await node.call("echo_listen", client="acting", channel="board", kind="public", events=[".moved", ".end"])
@@ -75,7 +75,7 @@ async def test_whisper_reaches_the_others_only(server: Server, node: Node, auth_
 
 
 async def test_refused_private_channel_calls_error(server: Server, node: Node, auth_url: str) -> None:
-    """No user in the address: the backend refuses, Echo tells, redpoll is not asked."""
+    """Without a user in the address the backend refuses, and Echo reports that without asking redpoll."""
     await node.echo("visitor", auth_url)
     await node.call("echo_listen", client="visitor", channel="members-only", kind="presence")
     assert (await node.seen(client="visitor", event="error"))["data"]["status"] == 403
@@ -97,7 +97,7 @@ async def test_second_tab_of_a_user_is_not_announced(server: Server, node: Node,
     await node.call("echo_listen", client="anna's second tab", channel="tabs", kind="presence")
     await node.seen(client="anna's second tab", event="here")
     await node.call("echo_disconnect", client="anna's second tab")
-    # Someone new is announced after all that would have been announced before.
+    # A new member is announced after everything that would have been announced before.
     last = await Socket.connect(server)
     await last.subscribe(room, "last")
     await observer.next("pusher_internal:member_added", room)
@@ -113,7 +113,7 @@ async def test_second_tab_of_a_user_is_not_announced(server: Server, node: Node,
     await last.close()
 
 
-async def test_leave_takes_every_kind_of_the_name(server: Server, node: Node, auth_url: str) -> None:
+async def test_leave_unsubscribes_every_kind_of_the_name(server: Server, node: Node, auth_url: str) -> None:
     await node.echo("goer", f"{auth_url}?user=goer")
     await node.call("echo_listen", client="goer", channel="hall", kind="public")
     await node.seen(1, client="goer", event="subscribed")

@@ -121,7 +121,7 @@ async def test_upgrade_by_firefox_and_below_a_path_prefix(server: Server) -> Non
     wire.writer.close()
 
 
-async def test_frames_behind_the_upgrade_in_one_packet_are_not_lost(server: Server) -> None:
+async def test_frames_after_the_upgrade_in_one_packet_are_not_lost(server: Server) -> None:
     wire = await Wire.open(server)
     subscribe = frame(TEXT, b'{"event":"pusher:subscribe","data":{"channel":"eager"}}')
     wire.writer.write(upgrade_request(server) + subscribe)

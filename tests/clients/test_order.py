@@ -1,4 +1,4 @@
-"""Order and completeness at every subscriber, over four workers: no event overtakes another."""
+"""Every subscriber on four workers gets all events in order."""
 
 import asyncio
 

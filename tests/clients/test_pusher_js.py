@@ -76,7 +76,7 @@ async def test_private_channel_through_the_applications_auth_endpoint(
     assert (await node.seen(client="holder", event="shipped"))["data"] == {"id": 7}
 
 
-async def test_wrong_signature_is_told_to_the_channel_and_leaves_the_connection(server: Server, node: Node) -> None:
+async def test_wrong_signature_is_reported_on_the_channel_and_keeps_the_connection(server: Server, node: Node) -> None:
     async def sign(form: Mapping[str, str], member: Mapping[str, object] | None) -> Mapping[str, Any]:
         return {"auth": f"{server.app_key}:{'0' * 64}"}
 
@@ -152,7 +152,7 @@ async def test_client_event_reaches_the_others_with_the_senders_id(server: Serve
         heard = await node.seen(client=second, channel=channel, event="client-typing")
         assert heard["data"] == {"on": [1, None]}
         assert heard.get("user_id") == user_id
-    # The answer of the second says that whatever the first might have been sent is there.
+    # After the second one's answer, everything that the first might have been sent has arrived.
     await node.call("trigger", client=second, channel="private-typing", event="client-typing", data="back")
     await node.seen(client=first, channel="private-typing", event="client-typing", data="back")
     assert len(node.matching(client=first, event="client-typing")) == 1
@@ -195,7 +195,7 @@ async def test_requests_in_turn_and_batches_arrive_in_order_at_every_page(server
         assert [one["data"] for one in node.matching(client=name, event="n")] == list(range(100))
 
 
-async def test_unsubscribed_client_hears_nothing_more(server: Server, node: Node) -> None:
+async def test_unsubscribed_client_gets_nothing_more(server: Server, node: Node) -> None:
     await node.connect("leaver")
     await node.subscribe("leaver", "left")
     await node.subscribe("leaver", "kept")

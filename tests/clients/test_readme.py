@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 README = HERE.parents[1] / "README.md"
 TEXT = "Hello from redpoll"
 
-# What a browser gives the page and Node does not: a place to put text, and what the script tag loaded.
+# What a browser has and Node doesn't: a document, and what the script tag loaded.
 BROWSER = """
 import Pusher from "pusher-js";
 globalThis.Pusher = Pusher;
@@ -25,7 +25,7 @@ globalThis.document = { body: { append: (text) => console.log(text) } };
 
 
 def snippet(server: Server, language: str) -> str:
-    """The README's one block in this language, with what a reader puts in: id, key, secret and port."""
+    """The README's one block in this language, with id, key, secret and port filled in."""
     (block,) = re.findall(rf"^```{language}\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
     values = {
         "ID": server.app_id,

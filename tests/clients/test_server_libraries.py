@@ -155,7 +155,7 @@ async def test_npm_library_signs_what_a_socket_may_use(server: Server, node: Nod
     await socket.next("pusher_internal:subscription_succeeded", "private-npm")
 
 
-async def test_npm_library_is_refused_with_the_limits_of_the_spec(server: Server, node: Node) -> None:
+async def test_npm_library_is_refused_beyond_the_limits(server: Server, node: Node) -> None:
     await node_library(server, node)
     with pytest.raises(NodeError, match="413"):
         await node_calls(node, "trigger", "any", "e", "x" * 10_241)
@@ -186,6 +186,7 @@ async def test_pysher_receives_an_event(server: Server) -> None:
         await asyncio.to_thread(python_library(server).trigger, "private-pysher", "news", {"n": 1})
         assert await asyncio.to_thread(delivered.wait, 10)
     finally:
-        # With a bound: where the server's Close beats pysher's reader, its thread sits on a closed descriptor.
+        # With a time limit: if the server's Close comes before pysher's reader, its thread waits on a closed
+        # descriptor.
         client.disconnect(1)
     assert json.loads(heard["data"]) == {"n": 1}

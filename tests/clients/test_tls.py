@@ -14,13 +14,13 @@ from node import Node
 from server import Server
 from wire import Api
 
-# What Node trusts besides its own, for fetch and for the WebSockets of pusher-js' bundle.
+# A certificate that Node trusts additionally, for fetch and for pusher-js' WebSockets.
 TRUST_VARIABLES = ("NODE_EXTRA_CA_CERTS", "WEBSOCKET_CLIENT_CA_BUNDLE")
 
 
 @asynccontextmanager
 async def node_that_trusts(certificate: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
-    """Official clients that take this certificate and no other."""
+    """Official clients that accept only this certificate."""
     for name in TRUST_VARIABLES:
         monkeypatch.setenv(name, str(certificate))
     async with Node(server) as node:
@@ -62,7 +62,8 @@ async def test_open_sockets_stay_and_new_ones_are_shown_the_new_certificate(
             shutil.copy(new_key, key)
             server.signal(signal.SIGHUP)
             new = ssl.PEM_cert_to_DER_cert(new_cert.read_text())
-            # Each worker reads the files for itself: all of them have when none shows the old one many times over.
+            # Each worker reads the files itself. All have done so when no handshake shows the old one many times in a
+            # row.
             await wait_until(lambda: all(shown_by(server) == new for _ in range(32)))
 
             await connect_over_tls(late, "after", server)

@@ -1,4 +1,4 @@
-"""What is published right after a worker became ready reaches its subscribers (Sockudo: 285 of 285 lost)."""
+"""Events published right after a worker became ready reach its subscribers (Sockudo: 285 of 285 lost)."""
 
 import asyncio
 
@@ -16,8 +16,8 @@ async def test_first_publish_after_the_ready_line_reaches_subscribers_of_every_w
         await asyncio.gather(*(socket.close() for socket in sockets))
 
 
-async def test_new_workers_first_subscriber_misses_nothing(server: Server) -> None:
-    """As soon as a killed worker's successor takes a connection, that one is published to."""
+async def test_first_subscriber_of_a_new_worker_misses_nothing(server: Server) -> None:
+    """Publishes to the first connection that the replacement of a killed worker accepts."""
     for _ in range(3):
         old = set(server.worker_pids())
         killed = server.kill_worker(0)

@@ -1,4 +1,4 @@
-"""What the engine's tests share: the fake transport, a connection that writes down what it hears, clients.
+"""What the engine's tests share: a fake transport, a connection that records its callbacks, and clients.
 
 In a debug build every test must leave as many live objects as it found (REDPOLL_DEBUG, setup.py).
 """
@@ -37,7 +37,7 @@ def _load_reference() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def reference() -> ModuleType:
-    """The slow twins of reference.py."""
+    """The slow counterparts in reference.py."""
     return _load_reference()
 
 
@@ -51,7 +51,7 @@ def nothing_stays_alive():
     gc.collect()
     before = _engine.live()
     yield
-    # The garbage collector doesn't look into sinks, so it can't break their cycles with transports.
+    # The garbage collector doesn't visit sinks, so it can't break their cycles with transports.
     for transport in FakeTransport.made:
         transport.protocol = None
     FakeTransport.made.clear()
@@ -60,9 +60,9 @@ def nothing_stays_alive():
 
 
 class FakeTransport:
-    """The transport under the engine: writes are kept in `written`, nothing else happens.
+    """A transport for the engine that only records writes in `written`.
 
-    Has no descriptor, as TLS has none. `full` holds back what is written and pauses the writer.
+    It has no descriptor, as with TLS. `full` keeps what is written and pauses the writer.
     """
 
     made: ClassVar[list["FakeTransport"]] = []
@@ -166,9 +166,9 @@ class Recorder(WebSocket):
         self._note("gone")
 
     def hear(self, data: bytes) -> None:
-        """What the loop does when bytes come."""
+        """Does what the loop does when bytes arrive."""
         buffer = self.get_buffer(65536)
-        # Never the whole buffer: the engine would then ask a loop, which isn't there, for the rest.
+        # Never fill the whole buffer: the engine would then ask the loop for the rest, and there is no loop.
         step = len(buffer) - 1
         for start in range(0, len(data), step):
             part = data[start : start + step]
@@ -178,10 +178,10 @@ class Recorder(WebSocket):
 
 @pytest.fixture
 def flusher() -> Iterator[Flusher]:
-    """A flusher that nobody calls but the test."""
+    """A flusher that only the test calls."""
     flusher = Flusher(lambda: None)
     yield flusher
-    # It owns whoever is waiting for it.
+    # The flusher owns the sinks that wait for it.
     flusher.flush()
 
 
@@ -232,11 +232,11 @@ class Served:
         self.lost = 0
         self.clients: list[socket.socket] = []
         self.port = 0
-        # Told of each connection before its transport is there.
+        # Called for each connection before it has a transport.
         self.prepare: Callable[[Recorder], None] = lambda connection: None
 
     async def client(self, receive_buffer_bytes: int = 0, upgrade: bool = True) -> socket.socket:
-        """A client, upgraded; `receive_buffer_bytes` bounds what its kernel takes without being read."""
+        """An upgraded client. `receive_buffer_bytes` limits what its kernel takes before it reads."""
         loop = asyncio.get_running_loop()
         sock = socket.socket()
         sock.setblocking(False)
@@ -261,7 +261,7 @@ class Served:
         return bytes(data)
 
     async def read_to_end(self, sock: socket.socket) -> bytes:
-        """All that comes until the end of the stream, or until a reset."""
+        """Everything until the end of the stream, or until a reset."""
         loop = asyncio.get_running_loop()
         data = bytearray()
         try:
@@ -278,8 +278,7 @@ class Served:
 
 @pytest.fixture(params=["sockets", "transport"])
 async def served(request, wait_until):
-    """The engine on a real port, flushed by the loop as the worker does it: on sockets of our own, and on the
-    loop's transports."""
+    """The engine on a real port, flushed by the loop as in a worker, on plain sockets and on the loop's transports."""
     loop = asyncio.get_running_loop()
     poller = Poller(loop) if request.param == "sockets" else None
     flusher = Flusher(lambda: loop.call_soon(flusher.flush), poller=poller)

@@ -1,6 +1,6 @@
-"""Slow and obvious: RFC 6455 and our event frames in the plainest Python, to hold the compiled ones against.
+"""RFC 6455 and our event frames in slow, plain Python, to compare the compiled code with.
 
-Written from the RFC alone and shares nothing with ext/. Used by tests/ext and by bench/fuzz.py.
+It was written from the RFC alone and shares no code with ext/. Used by tests/ext and by bench/fuzz.py.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def client_frame(
     length_bytes: int | None = None,
     claim: int | None = None,
 ) -> bytes:
-    """A frame as a client sends it, or as one that errs: `mask` None, a length not in its shortest form
-    (`length_bytes` 0, 2 or 8), or one that claims another size than it has."""
+    """A client's frame, or an invalid one: without a mask, with a length that isn't in its shortest form
+    (`length_bytes` 0, 2 or 8), or with a wrong length."""
     size = len(payload) if claim is None else claim
     if length_bytes is None:
         length_bytes = 0 if size < 126 else 2 if size < 65536 else 8
@@ -41,7 +41,7 @@ def client_frame(
 
 
 def server_frames(data: bytes) -> list[tuple[int, bytes]]:
-    """(opcode, payload) of each frame a server sent; AssertionError if they aren't whole and plain."""
+    """(opcode, payload) of each frame that a server sent. Raises AssertionError if one is incomplete or not plain."""
     frames = []
     while data:
         assert data[0] & 0xF0 == 0x80, f"not a final, plain frame: {data[:4]!r}"
@@ -60,8 +60,8 @@ def server_frames(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def is_utf8_so_far(data: bytes) -> bool:
-    """Whether something could still be added to make it UTF-8. (Python's incremental decoder isn't asked: it
-    holds ED AA, the beginning of a surrogate, for the beginning of a character.)"""
+    """Whether further bytes could make it valid UTF-8. (Python's incremental decoder is no help: it takes ED AA, the
+    beginning of a surrogate, for the beginning of a character.)"""
     # One of the two follows every lead byte: E0 and F0 need the higher, ED and F4 the lower.
     return any(
         is_utf8(data + bytes(tail)) for missing in range(4) for tail in itertools.product((0x80, 0xA0), repeat=missing)
@@ -77,7 +77,7 @@ def is_utf8(data: bytes) -> bool:
 
 
 def parse(stream: bytes, max_message_bytes: int) -> list[tuple]:
-    """What a server hears in `stream`: ("text" | "binary" | "ping", payload) …, and at most one last
+    """What a server receives in `stream`: ("text" | "binary" | "ping", payload) …, and at most one last
     ("close", code, reason) or ("fail", code)."""
     events: list[tuple] = []
     message = bytearray()

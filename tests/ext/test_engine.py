@@ -49,7 +49,7 @@ def test_a_head_in_single_bytes_is_one_head(recorder, fake_transport, flusher, h
     ws.connection_lost(None)
 
 
-def test_frames_behind_the_head_are_heard_when_the_callback_is_done(recorder, fake_transport, flusher, head, reference):
+def test_frames_after_the_head_wait_until_the_callback_returns(recorder, fake_transport, flusher, head, reference):
     ws, transport = recorder(flusher), fake_transport()
 
     def accept(_head):
@@ -70,7 +70,7 @@ async def test_a_head_may_be_accepted_later(recorder, fake_transport, flusher, h
     ws.on["head"] = lambda _head: None
     ws.connection_made(transport)
     ws.hear(head + reference.client_frame(TEXT, b"early"))
-    # Undecided: the kernel keeps what comes.
+    # While the head isn't answered, further bytes stay in the kernel.
     assert not transport.reading
     ws.accept(b"dGhlIHNhbXBsZSBub25jZQ==")
     assert ws.heard == []
@@ -124,7 +124,7 @@ def test_a_head_of_just_16_kib_is_not(recorder, fake_transport, flusher, head):
     ws.connection_lost(None)
 
 
-def test_a_connection_lost_at_its_head_is_gone_not_closed(recorder, fake_transport, flusher):
+def test_a_connection_lost_before_its_upgrade_is_reported_as_gone_not_closed(recorder, fake_transport, flusher):
     ws, transport = recorder(flusher), fake_transport()
     ws.connection_made(transport)
     ws.hear(b"GET / HT")
@@ -135,7 +135,7 @@ def test_a_connection_lost_at_its_head_is_gone_not_closed(recorder, fake_transpo
     assert ws.buffered == 0
 
 
-def test_an_answer_is_the_last_word(recorder, fake_transport, flusher, head, reference):
+def test_nothing_is_written_after_an_answer(recorder, fake_transport, flusher, head, reference):
     ws, transport = recorder(flusher), fake_transport()
     ws.on["head"] = lambda _head: ws.answer(b"HTTP/1.1 404 Not Found\r\n\r\n")
     ws.connection_made(transport)
@@ -145,7 +145,7 @@ def test_an_answer_is_the_last_word(recorder, fake_transport, flusher, head, ref
     flusher.flush()
     assert transport.take() == b"HTTP/1.1 404 Not Found\r\n\r\n"
     assert transport.eof_written
-    # Read and thrown away, so that no reset overtakes the answer; but not for ever.
+    # Bytes are read and dropped, so that no reset overtakes the answer, but only up to a limit.
     ws.hear(b"x" * 65536)
     assert not transport.aborted
     ws.hear(b"x" * 3_000_000)
@@ -165,7 +165,7 @@ def test_a_request_that_came_with_the_end_of_the_stream_is_answered(recorder, fa
     ws.connection_lost(None)
 
 
-def test_a_connection_aborted_on_arrival_hears_no_head(recorder, fake_transport, flusher, head):
+def test_a_connection_aborted_on_arrival_parses_no_head(recorder, fake_transport, flusher, head):
     ws, transport = recorder(flusher), fake_transport()
     heads = []
     ws.on["head"] = heads.append
@@ -225,7 +225,7 @@ def test_an_http_connection_ends_after_its_last_answer(recorder, fake_transport,
     assert ("gone",) in ws.heard
 
 
-def test_bytes_fed_before_the_transport_come_first(recorder, fake_transport, flusher, head, reference):
+def test_bytes_fed_before_the_transport_are_parsed_first(recorder, fake_transport, flusher, head, reference):
     ws, transport = recorder(flusher), fake_transport()
     ws.feed(head[:50])
     ws.feed(head[50:] + reference.client_frame(TEXT, b"fed"))
@@ -234,13 +234,13 @@ def test_bytes_fed_before_the_transport_come_first(recorder, fake_transport, flu
     ws.connection_lost(None)
 
 
-async def test_a_client_can_be_held_back(served, reference, wait_until):
+async def test_reading_from_a_client_can_be_paused(served, reference, wait_until):
     loop = asyncio.get_running_loop()
     client = await served.client()
     [connection] = served.connections
     connection.pause_reading()
     await loop.sock_sendall(client, reference.client_frame(TEXT, b"x"))
-    # Another client's round trip is time enough for it to have been read.
+    # After another client's round trip, it would have been read.
     other = await served.client()
     await loop.sock_sendall(other, reference.client_frame(PING))
     await served.read(other, 2)
@@ -249,7 +249,7 @@ async def test_a_client_can_be_held_back(served, reference, wait_until):
     await wait_until(lambda: connection.heard == [("text", b"x")])
 
 
-async def test_knows_its_peer(served):
+async def test_peer_address(served):
     client = await served.client()
     assert served.connections[0].peer == client.getsockname()
 
@@ -273,7 +273,7 @@ PAYLOADS = st.one_of(
 
 @st.composite
 def streams(draw) -> bytes:
-    """Rows of frames, most of them right, some wrong in one way, and now and then a few bytes damaged."""
+    """Lists of frames: most are valid, some are wrong in one way, and sometimes a few bytes are damaged."""
     from_reference = streams.reference
     parts = []
     for _ in range(draw(st.integers(1, 7))):
@@ -305,7 +305,7 @@ def _streams_know_the_reference(reference):
 
 
 def outcome(ws, transport, flusher, reference) -> list[tuple]:
-    """What the engine made of a stream, in the words of reference.parse."""
+    """What the engine received in a stream, in the form of reference.parse."""
     flusher.flush()
     events = [event for event in ws.heard if event[0] != "closed"]
     frames = reference.server_frames(transport.take())
@@ -335,7 +335,7 @@ def expected_outcome(reference, stream: bytes, limit: int) -> list[tuple]:
 
 @settings(max_examples=600, deadline=None)
 @given(data=st.data())
-def test_hears_what_the_slow_parser_hears_in_any_chunks(recorder, fake_transport, reference, head, data):
+def test_agrees_with_the_slow_parser_in_any_chunks(recorder, fake_transport, reference, head, data):
     stream = data.draw(streams())
     limit = data.draw(st.sampled_from([100, 300, 65536]))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
@@ -386,7 +386,7 @@ def test_valid_messages_arrive_whole_however_they_are_cut(
     flusher.flush()
 
 
-def test_utf8_is_judged_as_python_judges_it(connect, reference):
+def test_utf8_is_checked_as_python_does(connect, reference):
     """Each lead byte with each second byte, and the edges of the longer forms, whole and cut in two."""
     tails = [b"", b"\x80", b"\x80\x80", b"\xbf\xbf", b"\x7f\x80", b"\x80\xc0"]
     samples = [bytes([a, b]) + tail for a in range(0xC0, 0x100) for b in range(0x70, 0x100, 5) for tail in tails]
@@ -450,7 +450,7 @@ def test_a_message_of_the_limit_is_taken_and_one_more_byte_is_not(connect, refer
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_violations_are_named_and_the_connection_ends(connect, reference, flusher, what, code):
+def test_violations_get_their_close_code_and_the_connection_ends(connect, reference, flusher, what, code):
     ws, transport = connect()
     opcode = what.pop("opcode")
     ws.hear(reference.client_frame(opcode, what.pop("payload", b""), **what))
@@ -461,18 +461,18 @@ def test_violations_are_named_and_the_connection_ends(connect, reference, flushe
     assert transport.eof_written
     assert ws.heard[0][:2] == ("closed", code)
     assert ws.buffered == 0
-    # Nothing that follows is listened to.
+    # Nothing that follows is parsed.
     ws.hear(reference.client_frame(TEXT, b"more"))
     assert len(ws.heard) == 1
 
 
-def test_a_size_that_is_only_claimed_costs_nothing(connect, reference):
+def test_a_claimed_size_allocates_nothing(connect, reference):
     ws, _ = connect(1 << 30)
     ws.hear(reference.client_frame(TEXT, b"x" * 10, length_bytes=8, claim=1 << 29))
     assert ws.buffered < 100
 
 
-def test_endless_fragments_are_bounded_by_their_sum(connect, reference):
+def test_endless_fragments_are_limited_by_their_sum(connect, reference):
     ws, _ = connect(10_000)
     ws.hear(reference.client_frame(TEXT, b"x" * 100, fin=False))
     sent = 100
@@ -503,7 +503,7 @@ async def test_one_frame_of_32_mib_is_refused_at_its_header(served, reference):
     assert served.connections[0].heard == [("closed", 1009, "message too big")]
 
 
-async def test_a_flood_of_pings_is_answered_in_full_to_one_who_reads(served, reference):
+async def test_a_flood_of_pings_is_answered_in_full_to_a_client_that_reads(served, reference):
     client = await served.client()
     pings = reference.client_frame(PING, b"p") * 100_000
     sending = asyncio.ensure_future(asyncio.get_running_loop().sock_sendall(client, pings))
@@ -513,7 +513,7 @@ async def test_a_flood_of_pings_is_answered_in_full_to_one_who_reads(served, ref
     assert served.flusher.overruns == 0
 
 
-async def test_a_flood_of_messages_leaves_the_others_their_turn(served, reference):
+async def test_a_flood_of_messages_does_not_starve_other_clients(served, reference):
     loop = asyncio.get_running_loop()
     client = await served.client()
     [connection] = served.connections
@@ -543,7 +543,7 @@ async def test_a_flood_of_messages_leaves_the_others_their_turn(served, referenc
     assert turns >= 48
 
 
-async def test_a_flood_of_pings_from_one_who_does_not_read_is_bounded(served, reference, wait_until):
+async def test_a_flood_of_pings_from_a_client_that_does_not_read_is_bounded(served, reference, wait_until):
     client = await served.client(receive_buffer_bytes=4096)
     served.flusher.max_owed_bytes = 200_000
     [connection] = served.connections
@@ -572,7 +572,7 @@ async def test_a_flood_of_pings_from_one_who_does_not_read_is_bounded(served, re
 # -- pings and closes ----------------------------------------------------------------------------------------
 
 
-def test_a_ping_is_answered_ahead_of_what_is_owed(connect, reference, flusher):
+def test_a_pong_is_sent_before_queued_frames(connect, reference, flusher):
     ws, transport = connect()
     ws.send(_frame.text(b"later"))
     ws.hear(reference.client_frame(PING, b"now"))
@@ -580,7 +580,7 @@ def test_a_ping_is_answered_ahead_of_what_is_owed(connect, reference, flusher):
     assert reference.server_frames(transport.take()) == [(PONG, b"now"), (TEXT, b"later")]
 
 
-def test_a_pong_is_only_a_sign_of_life(connect, reference, flusher):
+def test_a_pong_only_updates_the_tick_of_the_last_bytes(connect, reference, flusher):
     ws, transport = connect()
     _engine.set_tick(77)
     ws.hear(reference.client_frame(PONG, b"unasked"))
@@ -607,7 +607,7 @@ def test_the_peers_close_is_echoed_and_the_stream_ends(connect, reference, flush
     assert len(ws.heard) == 1
 
 
-def test_our_close_goes_behind_what_is_owed_and_waits_for_theirs(connect, reference, flusher):
+def test_our_close_follows_queued_frames_and_waits_for_the_peers(connect, reference, flusher):
     ws, transport = connect()
     ws.send(_frame.text(b"last"))
     ws.close(4200, "going")
@@ -630,7 +630,7 @@ def test_our_close_goes_behind_what_is_owed_and_waits_for_theirs(connect, refere
     assert transport.eof_written
 
 
-def test_a_message_cut_by_our_close_is_not_kept(connect, reference):
+def test_a_message_cut_by_our_close_is_freed(connect, reference):
     ws, _ = connect()
     ws.hear(reference.client_frame(TEXT, b"x" * 50, fin=False))
     ws.close()
@@ -641,7 +641,7 @@ def test_a_message_cut_by_our_close_is_not_kept(connect, reference):
 
 
 @given(st.lists(st.sampled_from(["peer", "close", "abort", "fault", "eof", "lost", "slow", "flush"]), max_size=8))
-def test_closed_is_said_once_whatever_happens(recorder, fake_transport, reference, head, steps):
+def test_closed_is_called_once_in_any_case(recorder, fake_transport, reference, head, steps):
     flusher = Flusher(lambda: None, max_owed_bytes=5000)
     ws, transport = recorder(flusher), fake_transport()
     transport.protocol = ws
@@ -684,7 +684,7 @@ def test_closed_is_said_once_whatever_happens(recorder, fake_transport, referenc
 # -- slow consumers (deploy/failures.md "Slow clients") ------------------------------------------------------
 
 
-async def test_one_who_does_not_read_is_closed_with_4100_and_the_others_do_not_notice(served, reference, wait_until):
+async def test_a_client_that_does_not_read_is_closed_with_4100_and_no_other_is_affected(served, reference, wait_until):
     slow = await served.client(receive_buffer_bytes=4096)
     quick = await served.client()
     audience = Audience(served.flusher)
@@ -828,7 +828,7 @@ def test_a_lost_connection_leaves_every_audience(connect, flusher):
 
 
 def test_an_idle_connection_is_small(connect, flusher):
-    # Everything the engine keeps of an idle connection (ext/README.md "Ownership").
+    # Everything that the engine stores of an idle connection (ext/README.md "Ownership").
     ws, _ = connect()
     idle = _engine.WebSocket(flusher, 1)
     assert sys.getsizeof(idle) <= 192
@@ -836,7 +836,7 @@ def test_an_idle_connection_is_small(connect, flusher):
     assert ws.buffered == 0
 
 
-def test_counts_what_it_hears(connect, reference):
+def test_counts_what_it_receives(connect, reference):
     before = _engine.counters()
     ws, _ = connect()
     ws.hear(
@@ -862,7 +862,7 @@ def test_parses_a_head(head):
     assert upgrade_fault(request) is None
 
 
-def test_joins_headers_that_are_given_twice():
+def test_repeated_headers_are_joined():
     request = parse_head(b"GET /?a=b HTTP/1.1\r\nAccept: a\r\nX-y:\t b \r\naccept: c\r\n\r\n")
     assert request.headers == {b"accept": b"a, c", b"x-y": b"b"}
 
@@ -888,7 +888,7 @@ def test_joins_headers_that_are_given_twice():
         b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
     ],
 )
-def test_refuses_heads_that_two_readers_could_read_differently(bad):
+def test_ambiguous_heads_are_refused(bad):
     with pytest.raises(ValueError, match=r"."):
         parse_head(bad)
 

@@ -1,4 +1,4 @@
-"""Audiences against sets, and the flusher on real sockets whose readers are slow, gone or hostile."""
+"""Audiences compared with sets, and the flusher on real sockets whose readers are slow, closed or hostile."""
 
 import asyncio
 import socket
@@ -80,7 +80,7 @@ def test_a_sink_of_another_flusher_is_refused(flusher):
         Audience(flusher).add(Sink(Flusher(lambda: None)))
 
 
-def test_what_was_never_initialised_is_refused_not_followed(fake_transport, flusher):
+def test_an_uninitialised_sink_is_refused(fake_transport, flusher):
     class Careless(Sink):
         def __init__(self) -> None:
             pass
@@ -154,7 +154,7 @@ def test_schedule_is_called_once_until_the_flush(sinks):
         max_size=60,
     )
 )
-def test_every_sink_gets_what_it_was_promised_in_order(fake_transport, steps):
+def test_every_sink_gets_its_frames_in_order(fake_transport, steps):
     flusher = Flusher(lambda: None)
     audiences = [Audience(flusher) for _ in range(2)]
     transports = [fake_transport() for _ in range(4)]
@@ -253,7 +253,7 @@ def test_a_paused_sink_keeps_its_frames_until_there_is_room(sinks, flusher):
 # -- bounds --------------------------------------------------------------------------------------------------
 
 
-def test_a_sink_that_is_owed_too_much_is_dropped_once(sinks):
+def test_a_sink_above_the_limit_is_dropped_once(sinks):
     flusher = Flusher(lambda: None, max_owed_bytes=1000)
     audience = Audience(flusher)
     (slow, slow_transport), (quick, quick_transport) = sinks(2, flusher)
@@ -273,8 +273,8 @@ def test_a_sink_that_is_owed_too_much_is_dropped_once(sinks):
     assert slow.send(b"more") is False
 
 
-def test_much_in_one_tick_is_written_early_to_one_who_takes_it(sinks):
-    """The bound is on what a client doesn't take; a burst above it is no fault of the client's."""
+def test_a_burst_in_one_tick_is_written_early_to_a_client_that_reads(sinks):
+    """The limit is for what a client doesn't take; a larger burst isn't the client's fault."""
     flusher = Flusher(lambda: None, max_owed_bytes=1000)
     audience = Audience(flusher)
     (quick, quick_transport), (slow, slow_transport) = sinks(2, flusher)
@@ -325,7 +325,7 @@ def test_a_flush_ends_when_its_slice_does(sinks):
     assert flusher.waiting == 0
 
 
-def test_a_callback_that_always_sends_does_not_hold_the_flush(fake_transport):
+def test_a_callback_that_always_sends_does_not_prolong_the_flush(fake_transport):
     flusher = Flusher(lambda: None)
 
     class Chatty(fake_transport):
@@ -348,7 +348,7 @@ def test_a_callback_that_always_sends_does_not_hold_the_flush(fake_transport):
 # -- real sockets --------------------------------------------------------------------------------------------
 
 
-async def test_one_send_carries_all_that_is_owed(served):
+async def test_one_send_carries_all_queued_frames(served):
     clients = [await served.client() for _ in range(3)]
     audience = Audience(served.flusher)
     for connection in served.connections:
@@ -396,7 +396,7 @@ async def test_a_slow_reader_gets_every_byte_in_order(served, wait_until):
     audience.discard(connection)
 
 
-async def test_a_reset_closes_that_one_and_no_other(served, wait_until):
+async def test_a_reset_closes_only_its_connection(served, wait_until):
     lost, other = [await served.client() for _ in range(2)]
     audience = Audience(served.flusher)
     for connection in served.connections:
@@ -414,7 +414,7 @@ async def test_a_reset_closes_that_one_and_no_other(served, wait_until):
     audience.discard(served.connections[1])
 
 
-async def test_a_broken_pipe_is_counted_and_kept_to_its_sink():
+async def test_a_broken_pipe_is_counted_and_affects_only_its_sink():
     loop = asyncio.get_running_loop()
     flusher = Flusher(lambda: None)
     near, far = socket.socketpair()
@@ -437,7 +437,7 @@ async def test_a_broken_pipe_is_counted_and_kept_to_its_sink():
 
 
 class TlsTransport:
-    """A transport that has a descriptor which only it may use, as uvloop's of TLS; full after `room` bytes."""
+    """A transport with a descriptor that only it may use, like uvloop's for TLS. It is full after `room` bytes."""
 
     made: ClassVar[list["TlsTransport"]] = []
 
@@ -465,7 +465,7 @@ class TlsTransport:
 
 @pytest.fixture(autouse=True)
 def no_cycles(nothing_stays_alive):
-    """The garbage collector doesn't look into sinks, so it can't break their cycles with transports."""
+    """The garbage collector doesn't visit sinks, so it can't break their cycles with transports."""
     yield
     for transport in TlsTransport.made:
         transport.sink = None
@@ -497,7 +497,7 @@ def test_a_transport_with_tls_is_written_through_in_order_and_in_pieces():
     assert sink.bytes_owed == 0
 
 
-def test_what_a_full_tls_transport_has_not_taken_stays_ours_and_counts():
+def test_what_a_full_tls_transport_has_not_taken_stays_queued_and_counts():
     flusher = Flusher(lambda: None, 1_000_000)
     sink, transport = tls_sink(flusher, room=0)
     for _ in range(50):

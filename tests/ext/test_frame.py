@@ -1,4 +1,4 @@
-"""The frame encoder against json.dumps, and the envelope parser against what a publisher writes."""
+"""The frame encoder compared with json.dumps, and the envelope parser with what a publisher writes."""
 
 import json
 
@@ -78,7 +78,7 @@ def test_envelope_reads_what_a_publisher_writes(offset, prev, skip, trace, user,
 
 
 @given(offset=st.integers(1, 2**63 - 1), user=st.none() | AWKWARD.filter(bool), data=LONG)
-def test_a_frame_for_those_who_recover_has_its_offset_beside_the_event(reference, offset, user, data):
+def test_a_frame_for_recovering_clients_has_its_offset_beside_the_event(reference, offset, user, data):
     payload = envelope(offset, 0, user=(user or "").encode(), event=b"news", data=data.encode())
     frame, _, _ = _frame.frame_of(payload, b"c", True)
     [(_, text)] = reference.server_frames(frame)
@@ -95,7 +95,7 @@ def test_offsets_of_every_length_fit_their_frame(reference, offset):
         assert (opcode, json.loads(text)["offset"]) == (1, offset)
 
 
-def test_an_event_that_is_not_kept_has_no_offset_to_tell():
+def test_an_unstored_event_has_no_offset():
     assert _frame.frame_of(envelope(), b"c", True) == _frame.frame_of(envelope(), b"c")
 
 
@@ -110,7 +110,7 @@ def test_offsets_and_trace_of_a_malformed_start_are_refused(payload):
         _frame.trace_of(payload)
 
 
-def test_the_trace_is_looked_for_in_the_header_line_alone():
+def test_the_trace_is_read_only_from_the_header_line():
     for payload in (b"e 1 2 \n- abc 0 1\n", b"e 1 2 -\n abc ", b"e 1 2 - abc\n "):
         with pytest.raises(ValueError, match="header line"):
             _frame.trace_of(payload)
@@ -121,7 +121,7 @@ def test_an_empty_event_and_data_are_read():
 
 
 @pytest.mark.parametrize("skip", ["123456789012345678901234567890.1", "1.99999999999999999999", "a.b", "1.", ".1"])
-def test_a_socket_id_that_is_not_ours_skips_nobody(skip):
+def test_an_impossible_socket_id_skips_no_socket(skip):
     assert _frame.envelope(envelope(skip=skip))[2:4] == (0, 0)
 
 
@@ -153,7 +153,7 @@ def test_malformed_envelopes_are_refused(payload):
 
 
 @given(st.data())
-def test_no_damage_to_an_envelope_is_worse_than_a_refusal(data):
+def test_damaged_envelopes_are_parsed_or_refused(data):
     payload = bytearray(envelope(12, 11, "1.2", "abc", b"user", b"event", b'{"a":1}'))
     for _ in range(data.draw(st.integers(1, 4))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))

@@ -44,7 +44,7 @@ def test_agrees_with_a_dict(steps):
                     small[key]
 
 
-def test_one_entry_is_small_and_not_the_collectors_business():
+def test_one_entry_is_small_and_not_tracked_by_the_collector():
     small = SmallMap()
     small["channel"] = object()
     assert sys.getsizeof(small) <= 48

@@ -1,4 +1,4 @@
-"""Sockets of our own: accepting, partial writes, half-closes, resets, HTTP on the same socket, many at once."""
+"""Plain sockets: accepting, partial writes, half-closes, resets, HTTP on the same socket, many at once."""
 
 import asyncio
 import errno
@@ -16,7 +16,7 @@ from redpoll._sockets import Listener, Poller
 
 
 class Client(Sink):
-    """A sink on a socket of our own; its owner says what is written."""
+    """A sink on a plain socket; the test decides what is written."""
 
     __slots__ = ()
 
@@ -36,7 +36,8 @@ def flusher(poller):
 
 
 def socket_pair(buffer_bytes: int = 0) -> tuple[int, socket.socket]:
-    """A connected pair over loopback TCP: the descriptor of ours, and theirs; `buffer_bytes` makes both small."""
+    """A connected pair over loopback TCP: our descriptor and the peer's socket. `buffer_bytes` makes both buffers
+    small."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         if buffer_bytes:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
@@ -101,7 +102,7 @@ async def test_many_are_accepted_in_one_loop_pass(poller, flusher, wait_until):
     await wait_until(lambda: poller.sockets == 0, what="all connections closed")
 
 
-async def test_without_descriptors_it_pauses_and_goes_on_later(poller, flusher, wait_until):
+async def test_without_descriptors_accepting_pauses_and_resumes(poller, flusher, wait_until):
     errors, accepted = [], []
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
@@ -128,7 +129,7 @@ async def test_without_descriptors_it_pauses_and_goes_on_later(poller, flusher, 
     await wait_until(lambda: poller.sockets == 0, what="the connection closed")
 
 
-async def test_a_fault_for_one_client_leaves_the_others(poller, flusher, wait_until):
+async def test_an_error_for_one_client_affects_no_other(poller, flusher, wait_until):
     accepted, faults = [], []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _loop, context: faults.append(context["exception"]))
@@ -152,7 +153,7 @@ async def test_a_fault_for_one_client_leaves_the_others(poller, flusher, wait_un
     loop.set_exception_handler(None)
 
 
-async def test_a_closed_listener_accepts_nobody(poller, flusher):
+async def test_a_closed_listener_accepts_no_client(poller, flusher):
     listening = socket.create_server(("127.0.0.1", 0))
     address = listening.getsockname()
     listener = Listener(poller, listening.detach(), lambda: Client(flusher), pytest.fail)
@@ -250,7 +251,7 @@ async def test_a_reset_is_noticed_while_reading_is_paused(poller, recorder, flus
     assert ws.heard == [("gone",)]
 
 
-async def test_what_is_owed_is_written_after_the_peer_has_ended(served, wait_until):
+async def test_queued_frames_are_written_after_the_peer_has_ended(served, wait_until):
     client = await served.client(receive_buffer_bytes=4096)
     [ws] = served.connections
     ws.send(b"y" * 700_000)
@@ -274,7 +275,7 @@ async def test_the_server_ends_the_connection_after_both_closes(served, referenc
 
 @pytest.fixture
 def http(served):
-    """`served`, where each connection speaks HTTP and writes down what comes."""
+    """`served`, where each connection speaks HTTP and records what it receives."""
 
     def prepare(ws):
         ws.on["head"] = lambda _head: ws.heard.append(("http", ws.serve_http()))
@@ -339,8 +340,8 @@ async def test_an_http_connection_may_become_a_websocket(http, head, reference, 
 # -- many ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_crowd_comes_and_goes_and_nothing_stays(served, head, reference, wait_until):
-    """Clients that connect, send and leave in every way, from a thread of their own."""
+async def test_many_clients_come_and_go_and_nothing_stays(served, head, reference, wait_until):
+    """Clients connect, send and leave in every way, from a separate thread."""
     count = 400
 
     def storm():

@@ -15,7 +15,7 @@ class Thing(Timed):
     __slots__ = ("__weakref__", "name")
 
 
-def test_gives_each_thing_back_at_its_tick():
+def test_returns_each_entry_at_its_tick():
     wheel, first, second = Wheel(8), Timed(), Timed()
     wheel.put(first, 3)
     wheel.put(second, 4)
@@ -40,7 +40,7 @@ def test_a_deadline_that_has_passed_is_due_at_the_next_tick():
     assert wheel.advance(101) == [late]
 
 
-def test_putting_again_moves_the_deadline():
+def test_a_second_put_moves_the_deadline():
     wheel, thing = Wheel(4), Timed()
     wheel.put(thing, 2)
     wheel.put(thing, 5)
@@ -57,7 +57,7 @@ def test_a_late_call_misses_nothing():
     assert set(wheel.advance(1_000_000)) == set(things)
 
 
-def test_owns_what_is_in_it_and_nothing_else():
+def test_owns_only_what_is_in_it():
     wheel, thing = Wheel(4), Thing()
     gone = weakref.ref(thing)
     wheel.put(thing, 3)
@@ -69,7 +69,7 @@ def test_owns_what_is_in_it_and_nothing_else():
     assert gone() is None
 
 
-def test_a_wheel_that_goes_lets_go():
+def test_a_freed_wheel_releases_its_entries():
     wheel, thing = Wheel(4), Thing()
     before = sys.getrefcount(thing)
     wheel.put(thing, 3)
@@ -79,7 +79,7 @@ def test_a_wheel_that_goes_lets_go():
     assert thing.due_tick is None
 
 
-def test_refuses_to_have_no_slots():
+def test_a_wheel_without_slots_is_refused():
     with pytest.raises(ValueError, match="at least one slot"):
         Wheel(0)
 

@@ -83,7 +83,7 @@ NO_USERS = "doesn't support signin"
 class Cell:
     """One cell, or one rule, while it runs.
 
-    Names made here are nobody else's. What it opens, `tidy` closes.
+    Names made here are unique. `tidy` closes what it opened.
     """
 
     world: World
@@ -470,7 +470,7 @@ for prefix, title in (("cache-", "public"), ("private-cache-", "private"), ("pre
         await early.subscribe(channel)
         await early.next("pusher:cache_miss", channel)
         early.abort()
-        # Without subscribers, and with an excluded socket: cached all the same.
+        # It is cached without subscribers and with an excluded socket too.
         await backend.trigger(channel, "news", {"n": 1}, socket_id=early.socket_id)
         cached = (await backend.channel(channel, "cache"))["cache"]
         assert json.loads(cached["data"]) == {"n": 1}
@@ -665,7 +665,7 @@ async def _(cell: Cell) -> None:
     first, second, bystander = [await cell.connect(user=anna) for _ in range(3)]
     for client in (first, second):
         await client.signin()
-    await bystander.subscribe(channel)  # the same user id, but by presence only: stays connected
+    await bystander.subscribe(channel)  # A connection with the same user id by presence only stays connected.
     status, body = await (await cell.api()).ask("POST", f"/users/{anna}/terminate_connections", {})
     assert (status, body) == (200, {})
     for client in (first, second):

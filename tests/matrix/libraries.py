@@ -205,7 +205,7 @@ class PusherJs(Client):
     async def members(self, channel: str) -> set[str]:
         members = await self.call("members", channel=channel)
         assert members["count"] == len(members["all"])
-        # The library has it from the signed data, where it may be a number.
+        # The library reads it from the signed data, where it may be a number.
         assert str(members["me"]["id"]) in members["all"]
         return set(members["all"])
 
@@ -253,7 +253,7 @@ class PusherJsInChromium(PusherJs):
 
 
 class Echo(PusherJs):
-    """laravel-echo with its `reverb` broadcaster, by Echo's own words wherever it has any."""
+    """laravel-echo with its `reverb` broadcaster, by Echo's own methods where it has any."""
 
     tells_sender = False
     _KINDS = (("presence-", "presence"), ("private-encrypted-", "encrypted"), ("private-", "private"), ("", "public"))
@@ -285,7 +285,8 @@ class Echo(PusherJs):
 
     async def ask(self, channel: str, *events: str) -> None:
         kind, name = self._echo_name(channel)
-        # Two channels that differ in the prefix alone are one name to a listener: which was meant, the news can't tell.
+        # For a listener, two channels that differ only in the prefix have one name, and events don't say which was
+        # meant.
         assert not self.node.matching(client=self.name, channel=name)
         listened = [f".{event}" for event in events if not event.startswith("client-")]
         whispers = [event.removeprefix("client-") for event in events if event.startswith("client-")]
@@ -423,7 +424,7 @@ class Pysher(Client):
         return dict((await self._seen(channel=channel, event="pusher:subscription_error"))["data"])
 
     async def heard(self, channel: str, event: str, count: int = 1, **fields: object) -> News:
-        if event == "pusher:subscription_count":  # pusher-js renames it, pysher hands it on as it is
+        if event == "pusher:subscription_count":  # pusher-js renames it, pysher passes it on unchanged.
             event = "pusher_internal:subscription_count"
         return await self._seen(count, channel=channel, event=event, **fields)
 
@@ -463,7 +464,7 @@ class Pysher(Client):
         connection = self._client.connection
 
         def disconnect() -> None:
-            with contextlib.suppress(RuntimeError):  # it waits for its thread's end, which this is
+            with contextlib.suppress(RuntimeError):  # It waits for the end of its thread, which is this one.
                 connection.disconnect()
 
         if connection.is_alive():
@@ -592,7 +593,7 @@ class PypiBackend(Backend):
         super().__init__(world, app, tls=tls)
 
         class Trusting(RequestsBackend):
-            """The library pins a list of authorities of its own; another one is a backend of one's own."""
+            """The library pins its own list of authorities, so another one needs its own backend."""
 
             def __init__(self, client: object, **options: object) -> None:
                 super().__init__(client, **options)
@@ -640,7 +641,7 @@ class PypiBackend(Backend):
 
     async def authorize(self, channel: str, socket_id: str, member: Mapping[str, object] | None = None) -> Any:
         signed = await self._ask(self._library.authenticate, channel, socket_id, member)
-        # Bytes, in the one place where the library gives any.
+        # The only place where the library returns bytes.
         return {name: value.decode() if isinstance(value, bytes) else value for name, value in signed.items()}
 
     async def authenticate_user(self, socket_id: str, user: Mapping[str, object]) -> Any:

@@ -56,7 +56,7 @@ APPS = {
 }
 
 
-# What the app "keeps": channels of these beginnings, and what of it is replayed to whoever subscribes.
+# History rules of the app "keeps": the prefixes of channels, and what is replayed to subscribers.
 KEEPS = {
     "replayed-": ("--replay", "3"),
     "presence-replayed-": ("--replay-seconds", "600"),
@@ -87,8 +87,8 @@ class Visitor:
     app: App
     user: str | int | None = None
     watchlist: tuple[str, ...] = ()
-    by_signin: bool = False  # presence channels are signed without channel_data: the signed-in user is meant
-    forged: bool = False  # signed with a secret that isn't the app's
+    by_signin: bool = False  # Presence channels are signed without channel_data, for the signed-in user.
+    forged: bool = False  # The endpoint signs with a wrong secret.
 
     def member(self) -> dict[str, object]:
         return {"user_id": self.user, "user_info": {"name": f"name of {self.user}"}}
@@ -188,7 +188,7 @@ async def _make_apps(world: World) -> None:
 
 
 async def _open_chromium(world: World) -> str:
-    # The one key whose certificates are taken though nobody signed them: the browser's own way to pin one.
+    # Chromium's way to accept one self-signed certificate: by the hash of its key.
     public_key = public_key_der(world.certificate)
     pin = base64.b64encode(hashlib.sha256(public_key).digest()).decode()
     flags = [*_CHROMIUM_FLAGS, f"--ignore-certificate-errors-spki-list={pin}"]

@@ -4,7 +4,7 @@ from redpoll._fanout import Flusher, Sink
 from redpoll.worker.channel import Channel
 
 
-def test_readers_are_made_once_and_dropped_when_nobody_is_left():
+def test_readers_are_made_once_and_dropped_when_none_is_left():
     flusher = Flusher(lambda: None)
     channel, sink = Channel(flusher, b"c"), Sink(flusher)
     assert channel.readers is None

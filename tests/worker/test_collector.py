@@ -39,7 +39,7 @@ async def test_full_collections_are_not_automatic_while_a_worker_runs(policy):
     assert gc.get_freeze_count() == 0
 
 
-def test_what_would_take_long_to_walk_is_frozen_instead(policy):
+def test_a_collection_that_would_take_long_is_replaced_by_a_freeze(policy):
     gc.collect()
     gc.freeze()
     assert Collector.collect() is True

@@ -126,7 +126,7 @@ class TestSignInTimeout:
         assert await nobody.closed_with() == 4009
         await user.nothing_more()
 
-    async def test_turned_off_or_longer_the_old_timeout_closes_nobody(self, bench):
+    async def test_turned_off_or_longer_the_old_timeout_closes_no_connection(self, bench):
         worker = await bench.start()
         await bench.change(user_authentication_timeout_s=1)
         clients = [await bench.client(worker) for _ in range(2)]
@@ -152,7 +152,7 @@ class TestSignInTimeout:
             assert await client.closed_with() == 4009
         assert not worker.janitor._unauthorised
 
-    async def test_nothing_is_kept_of_closed_connections(self, bench):
+    async def test_nothing_is_stored_of_closed_connections(self, bench):
         worker = await bench.start()
         await bench.change(user_authentication_timeout_s=3600)
         clients = [await bench.client(worker) for _ in range(5)]

@@ -64,7 +64,7 @@ class TestSigningIn:
 
 
 class TestServerToUser:
-    async def test_every_connection_of_the_user_hears_it_and_nobody_else(self, bench):
+    async def test_every_connection_of_the_user_gets_it_and_no_other(self, bench):
         one, other = await bench.start(), await bench.start()
         tab, far_tab, stranger = await bench.client(one), await bench.client(other), await bench.client(one)
         for client, user in ((tab, "7"), (far_tab, "7"), (stranger, "8")):

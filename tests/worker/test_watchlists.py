@@ -256,7 +256,7 @@ async def test_a_hundred_watch_the_same_hundred_across_a_restart_of_redis(own_re
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_after_random_changes_every_watcher_has_the_true_states(bench, pair, seed):
+async def test_after_random_changes_every_watcher_has_the_right_states(bench, pair, seed):
     """Random sign-ins, new lists and ends on two workers, a broken connection to Redis in between."""
     dice = random.Random(seed)
     users = [f"u{n}" for n in range(6)]

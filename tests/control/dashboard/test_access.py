@@ -1,4 +1,4 @@
-"""The access: who gets in where, and forms of other sites."""
+"""Access control: logins, roles, and forms of other sites."""
 
 import re
 
@@ -31,7 +31,7 @@ async def test_pages_need_a_login(plane, open_browser):
 
 async def test_viewers_can_not_change_anything(plane, viewer):
     before = dict(plane.records.apps)
-    # What is a viewer's own, and what only looks.
+    # Except a viewer's own password, and pages that only show.
     allowed = {"log_out", "change_password", "console_watch", "console_auth"}
     for route in await pages_of(plane):
         name = route.name.removeprefix("dashboard_")

@@ -41,7 +41,7 @@ async def test_empty_store_gets_an_admin_with_a_one_time_password(accounts):
     (user,) = await accounts.users()
     assert (user.name, user.role, user.must_change) == ("admin", "admin", True)
     assert await accounts.log_in("admin", made_up)
-    # There is somebody now: neither a made-up nor a given password counts.
+    # A user exists now, so neither a generated nor a configured password counts.
     assert await accounts.first_admin("") is None
     assert await accounts.first_admin(OLD) is None
     assert await accounts.log_in("admin", OLD) is None

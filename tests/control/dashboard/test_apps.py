@@ -1,4 +1,4 @@
-"""The pages of apps: made, renamed, switched off, set."""
+"""The pages of apps: creating, renaming, switching off, settings."""
 
 import pytest
 
@@ -38,7 +38,7 @@ async def test_notice_is_shown_once(browser):
 
 
 def in_force(app):
-    """What the form sends where nothing is touched."""
+    """What the form sends if nothing was changed."""
     fields = {}
     for name, setting in SETTINGS.items():
         value = getattr(app, name)

@@ -1,4 +1,4 @@
-"""The page of connections: every worker is asked, and what it says is shown."""
+"""The page of connections asks every worker and shows the answers."""
 
 import json
 

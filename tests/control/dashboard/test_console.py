@@ -1,4 +1,4 @@
-"""The console: what it may join, what it publishes, and who fills it."""
+"""The console: which channel it may join, what it publishes, and what it shows."""
 
 import json
 import time

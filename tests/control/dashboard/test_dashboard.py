@@ -1,4 +1,4 @@
-"""The dashboard as a whole: its routes, and what a fault looks like."""
+"""The dashboard as a whole: its routes and its error pages."""
 
 from redpoll.protocol.errors import ApiError
 

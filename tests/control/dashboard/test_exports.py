@@ -1,4 +1,4 @@
-"""Exports as a spreadsheet takes them."""
+"""Exports that spreadsheets can read."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Long work: shown as it goes on, to who began it."""
+"""Long jobs show their progress to the user who started them."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The page of keys: the way from one key to the next."""
+"""The page of keys: adding, replacing and disabling them."""
 
 
 async def test_a_key_is_rotated(plane, browser):

@@ -1,4 +1,4 @@
-"""Logging in, out, and the password that is good for once."""
+"""Logging in and out, and the one-time password."""
 
 import html
 import re
@@ -48,7 +48,7 @@ async def test_first_login_asks_for_a_new_password(plane, connect, open_browser,
     reply = await stranger.post("/dashboard/login", name="admin", password=one_time)
     assert reply.headers["location"] == "/dashboard/account"
     assert not (tmp_path / FIRST_LOGIN).exists()
-    # Nothing else is there until it is done.
+    # No other page works until the password is changed.
     assert (await stranger.get("/dashboard/apps")).headers["location"] == "/dashboard/account"
     await stranger.get("/dashboard/account")
     short = await stranger.post(
@@ -93,7 +93,7 @@ async def test_form_sent_after_the_session_ended_is_shown_after_the_login(plane,
     assert html.escape(typed, quote=False).replace('"', "&#34;") in page
     assert 'value="77"' in page
     assert 'action="/dashboard/apps/3/settings"' in page
-    # Sent again by the person, it does what it was to do.
+    # When the person sends it again, it works.
     done = await browser.post("/dashboard/apps/3/settings", max_batch="77")
     assert done.status == 303
     assert plane.records.apps["3"].max_batch == 77

@@ -1,4 +1,4 @@
-"""Pages: escaping, times, files and the policy that holds for them."""
+"""Pages: escaping, times, files and their Content-Security-Policy."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a password must be like, and how it is checked."""
+"""Rules for passwords, and how they are checked."""
 
 import pytest
 from argon2 import PasswordHasher

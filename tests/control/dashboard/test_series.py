@@ -1,4 +1,4 @@
-"""What charts show: rates out of counters, worker by worker."""
+"""The data of charts: rates from counters of each worker."""
 
 from redpoll.control.dashboard import series
 from redpoll.control.dashboard.series import Sampler, Series

@@ -1,4 +1,4 @@
-"""The pages of webhooks: endpoints made, changed, tested and deleted, and what was sent to them."""
+"""The pages of webhooks: creating, changing, testing and deleting endpoints, and their deliveries."""
 
 import pytest
 
@@ -72,7 +72,7 @@ async def test_endpoint_is_changed_switched_rotated_and_deleted(plane, browser):
     assert not endpoints(plane)[0].enabled
     await browser.post(f"{here}/enable")
     assert endpoints(plane)[0].enabled
-    # No certificate over plain http: said, and nothing is pinned.
+    # Plain http has no certificate: the page says so, and nothing is pinned.
     await browser.post(f"{here}/pin")
     assert not endpoints(plane)[0].pin
     await browser.post(f"{here}/delete")

@@ -599,7 +599,7 @@ class TestLiveEventsWait:
 
 
 class TestSlowReaders:
-    async def test_slow_readers_delay_nobody_and_miss_nothing(self, bench):
+    async def test_slow_readers_delay_no_other_and_miss_nothing(self, bench):
         worker = await bench.start()
         await bench.keep(keep=10_000)
         padding = "x" * 2000

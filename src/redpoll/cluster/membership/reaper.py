@@ -2,7 +2,7 @@
 
 Only control runs a reaper. The supervisor alone says which of its own workers are dead, because a worker that stalls
 doesn't beat either. Heartbeats show the death of workers of an earlier supervisor after four unchanged reads. A live
-worker that is reaped by mistake costs its members one removal and one return (cluster/README.md "Who is dead"). Every
+worker that is reaped by mistake costs its members one removal and one return (cluster/README.md "Dead workers"). Every
 step can be repeated, so an interrupted reap simply starts again.
 """
 
