@@ -417,7 +417,7 @@ static void close_publishers(void) {
     }
 }
 
-/* Publishes all that was read. `rate` 0: each publisher goes on when all have its last request; else so many a second. */
+/* Publishes all that was read. `rate` 0: each publisher continues when all have its last request; else so many a second. */
 static void publish(double rate) {
     reset_counts();
     for (int p = 0; p < PUBLISHERS; p++)

@@ -192,7 +192,7 @@ class Bench:
         fds = (listener.fileno(), theirs.fileno())
         process = self.run([sys.executable, "-c", CONTROL, str(theirs.fileno())], self.server_core, pass_fds=fds)
         theirs.close()
-        # Kept open for as long as the process is to live.
+        # Stays open while the process lives.
         child_pipe = ChildPipe(ours.detach())
         self.pipes.append(child_pipe)
         child_pipe.send(start)

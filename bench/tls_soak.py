@@ -4,7 +4,7 @@
 
 One worker, after a warm-up of the same kind. First the handshakes, cut at any byte by FIN and by RST. Then for
 `--seconds`: readers that must miss nothing, events published by HTTP over TLS on one kept-alive connection, clients
-that come and go, clients that don't read (each is to be closed with 4100), handshakes cut, a new certificate by
+that come and go, clients that don't read (each must be closed with 4100), handshakes cut, a new certificate by
 SIGHUP every ten seconds. After both, memory and descriptors of the worker must be back, memory to within 5 %.
 """
 

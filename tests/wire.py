@@ -282,7 +282,7 @@ class Socket(asyncio.Protocol):
         return self.close_code
 
     async def next(self, event: str | None = None, channel: str | None = None, timeout_s: float = 10.0) -> Frame:
-        """Waits for the next frame with this event and channel. The frames before it are skipped for good."""
+        """Waits for the next frame with this event and channel. The frames before it are dropped."""
 
         def found() -> bool:
             while self._cursor < len(self.frames):

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent.parent
 FILE = Path(__file__).parent / "baseline.json"
 CALIBRATION = "calibration"
 # Equal code gives counts within 0.3 %. Code of few instructions a cycle adds less to the count than to the time, so the
-# limit is well below the 10 % that are to be found.
+# limit is well below the 10 % that must be found.
 MAX_GROWTH = 0.02
 # The same calibration code gives the same count in the same environment.
 MAX_CALIBRATION_DRIFT = 0.01

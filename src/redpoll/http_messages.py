@@ -90,7 +90,7 @@ class WorkerRequest(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """`response` is the whole HTTP response, as it is to be written."""
+    """`response` is the whole HTTP response, ready to be written."""
 
     number: int
     flags: int

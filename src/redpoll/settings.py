@@ -217,7 +217,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _about(
             "Maximum rate at which one connection may replace subscriptions: each unsubscribe, and each subscribe that "
             "is repeated or refused by Redis, uses one up. As many as `max_channels_per_connection` may come at once. "
-            "Further subscribes are refused with LimitReached, and a client that goes on is closed with 4100. "
+            "Further subscribes are refused with LimitReached, and a client that continues is closed with 4100. "
             "0: no limit.",
             "1/s",
             ge=0,

@@ -305,7 +305,7 @@ class Supervisor:
                 self._child_ended(child, code)
 
     def _child_ended(self, child: Child, code: int) -> None:
-        # A worker that died can't report this any more.
+        # A worker that died can't report this.
         child.stopped_listening.set()
         if child.k:
             self._alive.discard(child.k)

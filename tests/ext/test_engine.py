@@ -621,7 +621,7 @@ def test_our_close_follows_queued_frames_and_waits_for_the_peers(connect, refere
     ]
     assert ws.heard == []
     assert not transport.eof_written
-    # What they still had under way is not for us any more; their Close is.
+    # Frames that were under way are ignored; the Close is handled.
     ws.hear(reference.client_frame(TEXT, b"crossed") + reference.client_frame(PING, b"x"))
     ws.hear(reference.client_frame(TEXT, b"half", fin=False) + reference.client_frame(CLOSE, close_payload(4200)))
     assert ws.heard == [("closed", 4200, "")]

@@ -170,7 +170,7 @@ async def test_a_socket_is_adopted_once(poller, flusher, wait_until):
     more, theirs_too = socket_pair()
     with pytest.raises(RuntimeError):
         poller.adopt(more, sink)
-    # The descriptor was taken over all the same.
+    # The listener owns the descriptor nevertheless.
     assert await asyncio.get_running_loop().sock_recv(theirs_too, 1) == b""
     with pytest.raises(RuntimeError):
         poller.adopt(socket_pair()[0], Client(Flusher(lambda: None)))

@@ -121,7 +121,7 @@ async def test_redis_killed_and_started_again(
                 refused = await member.next("pusher:error")
                 assert refused["data"]["code"] == 4301
                 await asyncio.sleep(size(2, 5) - (time.monotonic() - killed_at))  # How long Redis is away.
-                # Starting it waits for its first answer, in a thread: the publisher goes on.
+                # Starting it waits for its first answer, in a thread: the publisher continues.
                 await asyncio.to_thread(own_redis.start)
                 back_s = await delivery_is_back(publisher, sockets, time.monotonic(), within_s(3))
                 figures.note("Redis restarts or is away", "Redis killed: delivery back after it is", back_s, "s", "3 s")

@@ -107,7 +107,7 @@ async def test_its_counters_are_in_redis(bench, client_of_redis):
 
 
 async def test_no_client_loses_its_connection_when_redis_restarts(own_redis, bench_on):
-    """deploy/failures.md "Redis restarts or is away", on one worker: connections stay, delivery goes on."""
+    """deploy/failures.md "Redis restarts or is away", on one worker: connections stay, delivery continues."""
     bench = await bench_on(own_redis)
     worker = await bench.start()
     client, member = await bench.client(worker), await bench.client(worker)

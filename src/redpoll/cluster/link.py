@@ -322,7 +322,7 @@ class Link:
         asyncio.get_running_loop().call_exception_handler(context)
 
     def release(self) -> None:
-        """Calls none of `on_push`, `on_up` and `on_down` any more."""
+        """Never calls `on_push`, `on_up` and `on_down` again."""
         self.on_push, self.on_up, self.on_down = _ignore_push, _nothing, _ignore
 
     def drop(self, reason: str) -> None:

@@ -3,7 +3,7 @@
 A row is written in the same step as the change that it reports. `drain` returns the same rows again until they are
 reported as `committed`. So a reader that dies loses none and may get some twice; (shard, stamp) is unique, so readers
 can deduplicate. There is one reader. It uses no consumer group, because the 64 streams are in as many slots of a Redis
-Cluster. This module knows nothing of endpoints (cluster/README.md "Webhook rows").
+Cluster. This module doesn't know endpoints (cluster/README.md "Webhook rows").
 """
 
 import asyncio

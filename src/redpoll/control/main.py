@@ -321,7 +321,7 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
         accounts = Accounts(store)
         first_password = await accounts.first_admin(start.settings.admin_password)
         # Redis may have app records of an earlier run. Workers must not admit clients by older ones: after a wrong
-        # 4001 a client stays away for good.
+        # 4001 a client never reconnects.
         child_pipe.send({"directory": records.version})
         listener = socket.socket(fileno=start.listen_fd)
         plane = ControlPlane(

@@ -1,7 +1,8 @@
 """The workers' HTTP requests: they arrive as messages, and their answers leave as messages.
 
 Listens on a Unix socket; each worker has one connection. Requests run as soon as they are read, answers leave in one
-write for each loop pass. Knows messages (http_messages.py) and nothing of what a request means.
+write for each loop pass. This module knows
+messages (http_messages.py); it doesn't know what a request means.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class _WorkerLink(asyncio.BufferedProtocol):
         self._queue(pack_answer(0, 0, b""))
 
     def goodbye(self) -> None:
-        """Ask the worker to send no more."""
+        """Ask the worker to stop sending."""
         self._queue(pack_answer(0, LAST, b""))
 
     def _queue(self, message: bytes) -> None:
@@ -169,7 +170,7 @@ class WorkerRequests:
         self._beat()
 
     async def finish(self, grace_s: float) -> None:
-        """Take no more, and answer what has come, within `grace_s`."""
+        """Accept no more requests, and answer the received ones within `grace_s`."""
         if self._server is None:
             return
         self.finishing = True

@@ -287,7 +287,7 @@ class Session:
             bucket.charge(now)
 
     def _too_many_subscribes(self, channel: str, now: float) -> list[Effect]:
-        """Answered, unless the client goes on regardless; then the connection is closed."""
+        """Answered, unless the client continues regardless; then the connection is closed."""
         self._limits.refusals.subscribes += 1
         closing = self._count_fault(_REFUSED_EVENT_WEIGHT, now)
         if closing is not None:

@@ -27,7 +27,7 @@ class _Connection(aiosqlite.Connection):
 
     If a task is cancelled and then cancelled again while its connection is being closed, SQLAlchemy stops the
     connection too. Without this class, the close would wait forever for a thread that has ended. `stopped` is done when
-    the thread uses the loop no more.
+    the thread no longer uses the loop.
     """
 
     stopped: asyncio.Future[Any] | None = None
@@ -55,7 +55,7 @@ class Sqlite:
         sa.event.listen(self.engine.sync_engine, "invalidate", _roll_back)
 
     async def close(self) -> None:
-        """Closes all connections and waits until their threads use the loop no more."""
+        """Closes all connections and waits until their threads no longer use the loop."""
         await self.engine.dispose()
         stopped = [connection.stopped for connection in self._connections if connection.stopped is not None]
         await asyncio.gather(*stopped, return_exceptions=True)

@@ -32,7 +32,7 @@ class Collector:
 
     def start(self) -> None:
         gc.collect()
-        # Modules, settings and code are here for good.
+        # Modules, settings and code stay until the end.
         gc.freeze()
         gc.set_threshold(_YOUNG, _MIDDLE, _NEVER)
         self._timer = self._loop.call_later(_EVERY_S, self._collect)

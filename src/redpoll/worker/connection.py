@@ -1,8 +1,8 @@
 """One client's connection, from its first byte to its last.
 
 The engine (`redpoll._engine`) parses HTTP heads and WebSocket frames. This class passes what it found on: request
-heads to the gate, messages to the session, and the session's effects to the hub. It knows nothing of Redis, and keeps
-no state that the session or the engine has.
+heads to the gate, messages to the session, and the session's effects to the hub. It doesn't know Redis, and has no
+state that the session or the engine has.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Watchlists:
             self._schedule()
 
     def drop(self, connection: Connection) -> None:
-        """`connection` watches no users any more. Idempotent."""
+        """`connection` no longer watches any user. Idempotent."""
         for watched in self._lists.pop(connection, ()):
             self._unwatch(connection, watched)
         self._unsent.pop(connection, None)

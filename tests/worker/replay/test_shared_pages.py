@@ -82,7 +82,7 @@ def test_waiting_replays_share_pages_from_the_lowest_offset():
     table.add("c", 40)
     assert table.history.asked == [50]
     table.history.answer(51, 52, more=True)
-    # The reading that began at 50 goes on; the others wait for it.
+    # The reading that began at 50 continues; the others wait for it.
     assert table.served == [("a", 2)]
     assert table.history.asked == [50, 52]
     table.history.answer(100)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Deletes a channel's history and informs its subscribers, in one step. A new epoch begins; offsets go on growing.
+-- Deletes a channel's history and informs its subscribers, in one step. A new epoch begins; offsets keep growing.
 --
 -- KEYS  1 h   the channel's messages
 --       2 hm  its epoch and last offset

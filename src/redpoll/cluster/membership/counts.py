@@ -22,7 +22,7 @@ class Counts:
         self._events = events
 
     def switch(self, local_channel: LocalChannel, on: bool) -> bool:
-        """Follows the app's setting. True: it was turned on, and the subscribers are to be sent the count."""
+        """Follows the app's setting. True: it was turned on, and the subscribers must be sent the count."""
         if local_channel.kind != CHANNEL or on == (local_channel.tally is not None):
             return False
         if local_channel.tally is not None:

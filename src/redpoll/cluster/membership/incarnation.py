@@ -1,7 +1,7 @@
 """This worker's name in Redis, the connection that may speak for it, and its heartbeats.
 
 The name W is `<run>.<k>.<n>`: `run` is the supervisor's start, `k` the process that it started, `n` how often that
-process was fenced (cluster/README.md "Worker names and fencing"). This module knows nothing of channels.
+process was fenced (cluster/README.md "Worker names and fencing"). This module doesn't know channels.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class Incarnation:
         self._set_name()
 
     def connection_lost(self) -> None:
-        """No answer to a beat is awaited any more."""
+        """Stop waiting for the answer to a beat."""
         self._unanswered_ticks = None
         self._registered = False
         self._connection_number += 1
@@ -117,7 +117,7 @@ class Incarnation:
         return False
 
     async def bury(self) -> bool:
-        """The clean end: removes W from Redis if it holds nothing any more. False: the reaper will remove it."""
+        """The clean end: removes W from Redis if it holds nothing. False: the reaper will remove it."""
         if not self._registered:
             return False
         self._registered = False

@@ -137,7 +137,7 @@ class Members:
             self.gone[user] = None
 
     def mark_gone(self, users: Sequence[str]) -> None:
-        """Redis lists these users under our name: those without a socket here are to be removed."""
+        """Redis lists these users under our name: those without a socket here must be removed."""
         for user in users:
             if user not in self.sockets:
                 self.gone[user] = None

@@ -65,7 +65,7 @@ class Tally:
         self.due = True
 
     def settle(self) -> None:
-        """This worker has nothing to announce any more."""
+        """This worker has nothing left to announce."""
         self.due = False
         if self._timer is not None:
             self._timer.cancel()

@@ -216,7 +216,7 @@ class Replayer:
         self.pages.read_next(replay.local_channel)
 
     def _go_on(self, replay: Replay) -> None:
-        """`replay` waited, and may go on."""
+        """`replay` waited, and may continue."""
         if replay.awaited:
             self._locate(replay)
         else:
@@ -423,7 +423,7 @@ class Replayer:
         if readers is None or local_channel.history is None:
             return
         readers.recovering.post(position_frame(local_channel))
-        # In the same epoch a replay goes on, and finds out by itself whether messages are missing.
+        # In the same epoch a replay continues, and finds out by itself whether messages are missing.
         for replay in [*readers.replays.values(), *readers.fills.values()]:
             if replay.epoch != local_channel.history.epoch:
                 self._give_up(replay)

@@ -82,7 +82,7 @@ class SharedPages:
                     if replay.state is State.WAITING_FOR_PAGE and replay.at >= low:
                         self._on_page(replay, readers, page)
         except Exception:
-            # The page would fail again the next time, so its replays go on with live events.
+            # The page would fail again the next time, so its replays continue with live events.
             self._on_lost(readers)
             raise
         finally:
@@ -93,7 +93,7 @@ class SharedPages:
 
 
 def _next_to_share(readers: HistoryReaders) -> list[Replay]:
-    """The replays that share the next page. A reading under way goes on; others join it from its offset on."""
+    """The replays that share the next page. A reading under way continues; others join it from its offset on."""
     waiting = [
         replay
         for replay in (*readers.replays.values(), *readers.fills.values())

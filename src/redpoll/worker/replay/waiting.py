@@ -1,6 +1,6 @@
-"""Replays that cannot go on now: the client has to read first, or Redis failed and is asked again.
+"""Replays that cannot continue now: the client has to read first, or Redis failed and is asked again.
 
-Replays of one connection wait in a queue. When the connection has drained, a few of them go on; the next ones follow
+Replays of one connection wait in a queue. When the connection has drained, a few of them continue; the next ones follow
 when one of these ends or waits again.
 """
 
@@ -30,7 +30,7 @@ _MAX_AT_ONCE: Final = 4
 
 
 class WaitingReplays:
-    """`on_go(replay)` is called for each replay that may go on; it sets the next state."""
+    """`on_go(replay)` is called for each replay that may continue; it sets the next state."""
 
     def __init__(self, drain: DrainSignal, on_go: Callable[[Replay], None]) -> None:
         self._drain = drain
@@ -47,7 +47,7 @@ class WaitingReplays:
         return len(self._retries) + sum(map(len, self._queues.values()))
 
     def wait_drained(self, replay: Replay) -> None:
-        """Let `replay` go on when its connection has less than MAX_UNSENT_BYTES unsent."""
+        """Let `replay` continue when its connection has less than MAX_UNSENT_BYTES unsent."""
         replay.state = State.WAITING_FOR_DRAIN
         self._queues.setdefault(replay.connection, {})[replay] = None
         self.advance(replay.connection)
@@ -55,7 +55,7 @@ class WaitingReplays:
             self._expiry_timer = asyncio.get_running_loop().call_later(_EXPIRY_S, self._expire)
 
     def wait_retry(self, replay: Replay) -> None:
-        """Let `replay` go on after RETRY_S, and not before its channel has come as far as the replay."""
+        """Let `replay` continue after RETRY_S, and not before its channel has come as far as the replay."""
         loop = asyncio.get_running_loop()
         replay.state = State.WAITING_TO_RETRY
         self._retries[replay] = loop.time() + RETRY_S
@@ -64,7 +64,7 @@ class WaitingReplays:
         self.advance(replay.connection)
 
     def advance(self, connection: Connection) -> None:
-        """A replay of this connection ended or waits: let the next ones go on when it has drained."""
+        """A replay of this connection ended or waits: let the next ones continue when it has drained."""
         if connection in self._queues and connection not in self._awaited:
             self._awaited.add(connection)
             self._drain.wait(connection, partial(self._drained, connection))
