@@ -80,7 +80,7 @@ def test_app_values_come_from_one_family_of_variables():
     environment = {"PUSHER_APP_ID": "1", "PUSHER_APP_KEY": "k", "PUSHER_APP_SECRET": "s"}
     settings, _ = load({}, environment)
     assert (settings.app_id, settings.app_key, settings.app_secret) == ("1", "k", "s")
-    # A key of ours doesn't work with the id and secret of an account at Pusher.
+    # A key of this server doesn't work with the id and secret of an account at Pusher.
     faults = faults_of(environment=environment | {"REDPOLL_APP_KEY": "mine"})
     assert list(faults) == ["REDPOLL_APP_ID (app_id), REDPOLL_APP_SECRET (app_secret)"]
 

@@ -32,7 +32,7 @@ def started(tmp_path):
 
 
 def fake(folder: Path, name: str, text: str) -> None:
-    """A program of that name which prints the text, whatever it is asked."""
+    """A program of that name that always prints the text."""
     folder.mkdir(exist_ok=True)
     path = folder / name
     path.write_text(f"#!/bin/sh\necho '{text}'\n")

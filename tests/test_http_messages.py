@@ -1,4 +1,4 @@
-"""Requests and answers between worker and control, as bytes."""
+"""Requests and responses between worker and control, as bytes."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The picture of the README ("How it fits together") held against the tree.
+"""The tree compared with the README ("How it fits together").
 
 Arrows point down only, and every module has its test file: `src/redpoll/a/b.py` -> `tests/a/test_b.py`,
 `ext/redpoll/_x.pyx` -> `tests/ext/test_x.py`.
@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "redpoll"
 
-# Who may import whom, besides oneself. `host` is what stands at the top of the tree: it starts everything.
+# Which package may import which others. `host` is the modules at the top that start everything.
 ROOMS = {
     "protocol": set(),
     "ext": set(),
@@ -24,7 +24,7 @@ ROOMS = {
     "control": {"cluster", "store", "protocol", "ext", "base"},
     "host": {"worker", "control", "store", "protocol", "base"},
 }
-# Modules at the top of src/redpoll that any room but protocol may import.
+# Modules at the top of src/redpoll that every package except protocol may import.
 BASE = {"config", "settings", "certificate", "logs", "child_pipe", "http_messages", "json_text", "proxies", "redpoll"}
 # Modules that only declare types. Their tests would repeat them.
 DECLARATIONS = {
@@ -50,7 +50,7 @@ def room_of(module: str) -> str:
         return "host"
     if name.startswith("_"):
         return "ext"
-    raise AssertionError(f"{module}: in no room; give it one here and in the README")
+    raise AssertionError(f"{module}: in no package; add it here and in the README")
 
 
 def modules() -> list[tuple[str, Path]]:

@@ -1,4 +1,4 @@
-"""Log lines as a person and as a collector sees them."""
+"""Log lines for people and for log collectors."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ def logging_restored():
     structlog.reset_defaults()
 
 
-def test_a_line_says_when_how_grave_who_what_and_the_rest(capsys):
+def test_a_line_has_time_level_process_event_and_fields(capsys):
     logs.configure(Settings(), "worker 0")
     structlog.get_logger().info("child ended", code=-9, why="it was killed", empty="")
     assert capsys.readouterr().out == ""

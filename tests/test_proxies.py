@@ -10,31 +10,31 @@ OURS = TrustedProxies(["10.0.0.0/8", "192.0.2.7", "2001:db8:1::/48"])
 @pytest.mark.parametrize(
     ("peer", "forwarded", "client"),
     [
-        # Nobody in front, or somebody who isn't ours: what they say counts for nothing.
+        # No proxy, or one that isn't trusted: its headers don't count.
         ("203.0.113.9", [], "203.0.113.9"),
         ("203.0.113.9", ["198.51.100.1"], "203.0.113.9"),
         ("10.1.1.1", [], "10.1.1.1"),
         ("10.1.1.1", ["198.51.100.1"], "198.51.100.1"),
-        # The client wrote the left one itself.
+        # The client sent the left address itself.
         ("10.1.1.1", ["1.2.3.4, 198.51.100.1"], "198.51.100.1"),
         ("10.1.1.1", ["1.2.3.4", "198.51.100.1"], "198.51.100.1"),
         # Proxy behind proxy.
         ("10.1.1.1", ["1.2.3.4, 198.51.100.1, 192.0.2.7"], "198.51.100.1"),
         ("10.1.1.1", ["1.2.3.4, 198.51.100.1", "2001:db8:1::9,10.2.2.2"], "198.51.100.1"),
-        # All of them ours: the leftmost.
+        # All addresses are trusted: the leftmost counts.
         ("10.1.1.1", ["10.3.3.3, 10.2.2.2"], "10.3.3.3"),
-        # As some write it.
+        # The form that some proxies send.
         ("10.1.1.1", ["198.51.100.1:4711"], "198.51.100.1"),
         ("10.1.1.1", ["[2001:db8:2::1]:4711"], "2001:db8:2::1"),
         ("10.1.1.1", ["2001:DB8:2:0:0:0:0:1"], "2001:db8:2::1"),
         ("10.1.1.1", ["::ffff:198.51.100.1"], "198.51.100.1"),
-        # No address: whoever wrote it is as far as we know.
+        # Not an address: the proxy that sent it is the last known one.
         ("10.1.1.1", ["unknown"], "10.1.1.1"),
         ("10.1.1.1", ["198.51.100.1, unknown, 10.2.2.2"], "10.2.2.2"),
         ("10.1.1.1", [""], "10.1.1.1"),
         ("10.1.1.1", ["198.51.100.1,"], "10.1.1.1"),
         ("10.1.1.1", ["198.51.100.1 10.2.2.2"], "10.1.1.1"),
-        # A socket of ours that listens on `::`.
+        # On a socket that listens on `::`.
         ("::ffff:10.1.1.1", ["198.51.100.1"], "198.51.100.1"),
     ],
 )
@@ -64,7 +64,7 @@ def test_only_the_rightmost_32_addresses_are_read():
         ("10.1.1.1", "https", False, True),
         ("10.1.1.1", "WSS", False, True),
         ("10.1.1.1", "http", True, False),
-        # The client's hop is the leftmost: a later one in the clear is the operator's affair.
+        # The leftmost is the client's hop. Later hops without TLS are the operator's decision.
         ("10.1.1.1", "https, http", False, True),
         ("10.1.1.1", "http, https", False, False),
         ("10.1.1.1", "gopher", False, False),

@@ -8,7 +8,7 @@ import pytest
 from redpoll.system import StartError, listen, notify_systemd
 
 
-def test_port_of_our_sockets_is_taken_for_others():
+def test_port_of_our_sockets_is_in_use_for_others():
     ours = listen("127.0.0.1", 0, count=3)
     port = ours[0].getsockname()[1]
     assert {sock.getsockname()[1] for sock in ours} == {port}

@@ -1,4 +1,4 @@
-"""bench/ is scripts and no package: `bench_module` loads one of them by its path."""
+"""bench/ contains scripts and isn't a package, so `bench_module` loads one by its path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BENCH = Path(__file__).parents[2] / "bench"
 
 @pytest.fixture(scope="session")
 def bench_module() -> Callable[[str], ModuleType]:
-    """`bench_module("regression/cases")`; the scripts find their neighbours as they do when they run."""
+    """`bench_module("regression/cases")`; the scripts find each other as they do when they run."""
 
     def load(name: str) -> ModuleType:
         path = BENCH / f"{name}.py"

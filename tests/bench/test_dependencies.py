@@ -1,4 +1,4 @@
-"""Declared packages are used, and used packages are declared: pyproject.toml beside the imports of the tree."""
+"""Declared packages are used, and used packages are declared: compares pyproject.toml with all imports."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# What a package is imported as, where its name differs.
+# The module names of packages whose names differ.
 IMPORTED_AS = {"argon2-cffi": "argon2", "websocket-client": "websocket"}
 # Packages that are used without an import in this tree; how.
 USED_BY_NAME = {
@@ -105,7 +105,7 @@ def test_everything_imported_is_declared(folder):
         if module.lower() not in known
         and module not in sys.stdlib_module_names
         and module not in OWN
-        # `_engine` and its like are redpoll's own.
+        # `_engine` and the others are redpoll's extensions.
         and not module.startswith("_")
     }
     assert undeclared == {}

@@ -1,4 +1,4 @@
-"""The regression runs: their cases still work, and their comparison finds what it should."""
+"""The regression runs: their cases work, and their comparison finds changes."""
 
 import json
 
@@ -38,7 +38,7 @@ def counts(**instructions: float) -> dict:
     }
 
 
-def test_every_case_is_there(cases):
+def test_every_case_is_measured(cases):
     assert list(cases.CASES) == NAMES
 
 
@@ -121,7 +121,7 @@ def test_allocator_counts_by_its_calls(counting, tmp_path):
     path.write_text(DUMP)
     title, (total, functions) = counting._read_dump(path)
     assert title == "encode"
-    # 100 of outer, 50 of inner, two calls of malloc at 100 each, whatever they took.
+    # 100 of outer, 50 of inner, two calls of malloc, which count as 100 each.
     assert total == 350
     assert functions == {"outer": 100, "inner": 50, "allocator calls": 200}
 

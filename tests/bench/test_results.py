@@ -1,4 +1,4 @@
-"""The figures that the pages show are those of bench/results, and every result carries what it must."""
+"""The pages show the figures of bench/results, and every result has its date, commit and machine."""
 
 import re
 

@@ -29,14 +29,14 @@ def typed(tmp_path, monkeypatch):
 
 @pytest.fixture
 def app_id(typed):
-    """Of an app that was made without a server."""
+    """The id of an app that was created without a server."""
     return json.loads(typed("app", "create", "demo", "--json").stdout)["id"]
 
 
 @pytest.fixture
 def answering(monkeypatch):
-    """`answering("history", value)`: what every command of that module is answered, as if by a server. The list that it
-    returns fills with what it was asked."""
+    """`answering("history", value)`: every command of that module gets this value, as if from a server. Returns the
+    list of requests."""
 
     def prepare(module: str, value: object) -> list[tuple[str, dict]]:
         asked = []

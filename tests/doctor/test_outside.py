@@ -21,7 +21,7 @@ def server():
 
 
 class Proxy:
-    """A reverse proxy for one server: relays bytes, and breaks what a test asks it to break."""
+    """A reverse proxy for one server. It relays bytes and breaks what the test wants broken."""
 
     def __init__(self, port: int, *, drops_upgrade: bool = False, idle_s: float | None = None, tls=None) -> None:
         self.upstream_port = port
@@ -116,7 +116,7 @@ async def test_a_proxy_with_an_idle_timeout_is_named_with_its_time(server):
     ("hosts", "days", "cause"),
     [(["127.0.0.1"], -1, "renewed"), (["example.com"], 2, "issued for other names than 127.0.0.1")],
 )
-async def test_a_bad_certificate_is_told_from_a_wrong_name(server, tmp_path, monkeypatch, hosts, days, cause):
+async def test_a_bad_certificate_is_distinguished_from_a_wrong_name(server, tmp_path, monkeypatch, hosts, days, cause):
     ca = authority(tmp_path)
     cert, key = issued(tmp_path, ca, hosts=hosts, days=days)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -165,7 +165,7 @@ async def test_a_wrong_key_is_named(server):
 async def test_a_wrong_secret_is_named(server):
     finding = failure(await examine(address(server)._replace(secret="wrong")))
     assert finding.check == "Publish"
-    assert "the secret is another one" in finding.cause
+    assert "the secret is wrong" in finding.cause
 
 
 async def test_a_clock_an_hour_off_is_named(server, monkeypatch):

@@ -34,7 +34,7 @@ def test_an_address_is_read(url, target):
         ("ws://localhost:99999/app/KEY", "Port out of range"),
     ],
 )
-def test_what_is_no_address_is_refused_with_the_reason(url, says):
+def test_an_invalid_address_is_refused_with_the_reason(url, says):
     with pytest.raises(TargetError, match=says):
         parse(url)
 

@@ -125,7 +125,7 @@ def test_rules_survive_json():
         rule("x" * 200),
     ],
 )
-def test_sound_rules_have_no_fault(given):
+def test_valid_rules_have_no_fault(given):
     assert history_fault(given) is None
 
 
