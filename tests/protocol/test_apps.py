@@ -202,8 +202,8 @@ def test_parsed_values_fit_into_a_record_and_survive_json(name):
     setting = SETTINGS[name]
     texts = {
         "switch": ("true", "false"),
-        "count": (str(setting.least), str(setting.most)),
-        "seconds": ("0", "0.25", str(setting.most)),
+        "count": (str(setting.minimum), str(setting.maximum)),
+        "seconds": ("0", "0.25", str(setting.maximum)),
         "choice": setting.choices,
         "hosts": ("", "a.example,*.b.example:8080"),
     }[setting.type]

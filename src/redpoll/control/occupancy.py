@@ -47,24 +47,24 @@ class Occupancy:
         (users,) = await self._ask_all([(b"HKEYS", self._keys.members(app_id, channel))])
         return sorted(user.decode() for user in users)
 
-    async def members(self, app_id: str, channel: str, most: int = 500) -> list[tuple[str, bytes]]:
+    async def members(self, app_id: str, channel: str, limit: int = 500) -> list[tuple[str, bytes]]:
         """At most `most` users of a presence channel with their user_info (JSON, or b""), sorted by id."""
         found: dict[bytes, bytes] = {}
         cursor: Any = b"0"
-        while len(found) < most:
+        while len(found) < limit:
             command = (b"HSCAN", self._keys.members(app_id, channel), cursor, b"COUNT", _SCAN_COUNT)
             ((cursor, flat),) = await self._ask_all([command])
             found.update(zip(flat[::2], flat[1::2], strict=True))
             if not int(cursor):
                 break
         # A value is `WORKER WORKER…\n<user_info>` (cluster/README.md "Keys").
-        return [(user.decode(), value.partition(b"\n")[2]) for user, value in sorted(found.items())[:most]]
+        return [(user.decode(), value.partition(b"\n")[2]) for user, value in sorted(found.items())[:limit]]
 
-    async def with_history(self, app_id: str, most: int = 500) -> list[str]:
+    async def with_history(self, app_id: str, limit: int = 500) -> list[str]:
         """At most `most` channels with stored messages, sorted by name."""
-        commands = [(b"ZREVRANGE", self._keys.histories(shard, app_id), 0, most - 1) for shard in range(SHARDS)]
+        commands = [(b"ZREVRANGE", self._keys.histories(shard, app_id), 0, limit - 1) for shard in range(SHARDS)]
         names = {name.decode() for found in await self._ask_all(commands) for name in found}
-        return sorted(names)[:most]
+        return sorted(names)[:limit]
 
     async def cached(self, app_id: str, channel: str) -> Cached | None:
         """The event that new subscribers of a cache channel get; None if nothing is cached."""

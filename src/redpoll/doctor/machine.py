@@ -64,9 +64,9 @@ def versions() -> Finding:
     return ok("Versions", ", ".join(found))
 
 
-def files(soft: int, hard: int, most: int) -> Finding:
-    """`hard` is what `redpoll serve` raises its limit to; each connection takes one descriptor. `most`: fs.nr_open."""
-    seen = f"{hard} open files per process (fs.nr_open {most})"
+def files(soft: int, hard: int, nr_open: int) -> Finding:
+    """`hard`: `redpoll serve` raises its limit to this; each connection takes one descriptor. `nr_open` is fs.nr_open."""
+    seen = f"{hard} open files per process (fs.nr_open {nr_open})"
     if hard < _MIN_FILES:
         return warning(
             "Descriptors",

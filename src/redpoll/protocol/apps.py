@@ -205,15 +205,15 @@ Value: TypeAlias = bool | int | float | str | tuple[str, ...]
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One changeable field of `App`. `least` and `most` are the bounds of `count` and `seconds`, both included;
+    """One changeable field of `App`. `minimum` and `maximum` are the bounds of `count` and `seconds`, both included;
     `choices` belongs to `choice`; `hosts` is a comma list. `unit` is "" if the name says it all."""
 
     name: str
     type: Literal["switch", "count", "seconds", "choice", "hosts"]
     help: str
     unit: str = ""
-    least: int = 0
-    most: int = 0
+    minimum: int = 0
+    maximum: int = 0
     choices: tuple[str, ...] = ()
 
     @property
@@ -236,7 +236,7 @@ _TABLE = (
         "Close connections (4009) that have neither signed in nor joined a private or presence channel in this time. "
         "0: never.",
         "s",
-        most=3_600,
+        maximum=3_600,
     ),
     Setting(
         "allowed_origins",
@@ -245,7 +245,7 @@ _TABLE = (
         "Empty: all. Clients that send no Origin are always allowed.",
     ),
     Setting(
-        "max_connections", "count", "Open connections, over all workers (else 4004). 0: no limit.", most=100_000_000
+        "max_connections", "count", "Open connections, over all workers (else 4004). 0: no limit.", maximum=100_000_000
     ),
     Setting(
         "plan",
@@ -327,8 +327,8 @@ def _number(setting: Setting, text: str) -> int | float:
         kind = "a whole number" if whole else "a number"
         raise ValueError(f"{setting.name} must be {kind}{unit and ' of' + unit}, not {text!r}")
     value = int(text) if whole else float(text)
-    if not setting.least <= value <= setting.most:
-        raise ValueError(f"{setting.name} must be between {setting.least} and {setting.most}{unit}, not {text}")
+    if not setting.minimum <= value <= setting.maximum:
+        raise ValueError(f"{setting.name} must be between {setting.minimum} and {setting.maximum}{unit}, not {text}")
     return value
 
 
