@@ -1,8 +1,8 @@
-"""How many connections a worker's engine accepts per second, idle and while it flushes to a large audience.
+"""How many connections per second the engine accepts, idle and while it flushes to a large audience.
 
-`python bench/accepts.py [--seconds 5]`: a server process with nothing but the engine, on sockets of its own (`redpoll`)
-or on uvloop's server (`transports`), and one client that connects, resets, and connects again, 64 at a time.
-`flushing`: each loop pass also spends 4 ms, as a flush to a large audience does.
+`python bench/accepts.py [--seconds 5]` starts a server process that contains only the engine, on plain sockets
+(`redpoll`) or on uvloop's server (`transports`), and a client that connects, resets and connects again, 64 at a time.
+With `flushing`, each loop pass also spends 4 ms, as a flush to a large audience does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Autobahn's fuzzing client against the engine, by one command: the standard of others for a WebSocket server.
+"""Runs Autobahn's fuzzing client, the common test suite for WebSocket servers, against the engine.
 
 `python bench/autobahn.py [--cases 1.* 2.* …] [--engine picows]` makes a virtual environment of Python 2.7 or PyPy 2.7
 with the test suite in build/autobahn (once), starts bench/echo_server.py, runs sections 1 to 7, 9 and 10, and prints
-the failed cases. Exit code 1 on any, 2 where no Python 2.7 is found.
+the failed cases. Exit codes: 1 if a case fails, 2 if there is no Python 2.7.
 Reports: build/autobahn/reports/index.html.
 """
 
@@ -23,7 +23,7 @@ from results import save
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "build" / "autobahn"
 SECTIONS = ["1.*", "2.*", "3.*", "4.*", "5.*", "6.*", "7.*", "9.*", "10.*"]
-# What Autobahn calls a case that isn't failed: NON-STRICT is correct, if later than it could be.
+# Autobahn's outcomes of cases that haven't failed. NON-STRICT is correct, but later than possible.
 PASSED = {"OK", "NON-STRICT", "INFORMATIONAL"}
 # Chapter 9 sends messages of 16 MiB.
 MAX_MESSAGE_BYTES = 16 << 20
@@ -59,7 +59,7 @@ def wstest() -> Path:
     FOLDER.mkdir(parents=True, exist_ok=True)
     tools = FOLDER / "tools"
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    # The last virtualenv that runs on 2.7, in a folder of its own: the Python found is left as it is.
+    # The last virtualenv that runs on 2.7, in its own folder, so that the Python isn't changed.
     subprocess.run([*pip, "--target", tools, "virtualenv==20.15.1"], env=environment, check=True)
     made = [python, "-m", "virtualenv", "--quiet", FOLDER / "venv"]
     subprocess.run(made, env=environment | {"PYTHONPATH": str(tools)}, check=True)
@@ -69,7 +69,7 @@ def wstest() -> Path:
 
 
 def run(cases: list[str], port: int) -> dict[str, dict[str, str]]:
-    """Case id -> what Autobahn says of its behaviour and of its close."""
+    """Case id -> Autobahn's outcome for its behaviour and for its close."""
     reports = FOLDER / "reports"
     shutil.rmtree(reports, ignore_errors=True)
     spec = {

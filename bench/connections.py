@@ -1,11 +1,10 @@
-"""How fast clients come into one channel, and what an idle subscribed connection costs a real worker.
+"""How fast clients connect and subscribe to one channel, and how much memory an idle subscribed connection takes.
 
     python bench/connections.py [--up-to 10000] [--json FILE]
 
-One redpoll of one worker, one C client (bench/client.c). Memory is the worker's resident set after the last
-connection less that after the first hundred, over the connections between: user space, without the kernel's
-socket buffers. Beside it, the same for the control process and Redis, which must not grow with connections to
-one channel.
+Starts a redpoll with one worker and a client in C (bench/client.c). The memory is the growth of the worker's resident
+set from the 100th connection to the last, divided by their number. It doesn't include the kernel's socket buffers. The
+same figures are shown for the control process and Redis, which must not grow with connections to one channel.
 """
 
 from __future__ import annotations

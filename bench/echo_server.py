@@ -1,7 +1,8 @@
-"""An echo server on the bare engine, or on picows: the target of Autobahn and the fuzzer. No channels, no Redis.
+"""An echo server on the engine, or on picows, for Autobahn and the fuzzer. It has no channels and no Redis.
 
 `python bench/echo_server.py [--engine redpoll|transports|picows] [--port N] [--max-message-bytes N]` prints `port N`
-and serves until killed. `transports`: our engine on uvloop's transports instead of sockets of its own, as with TLS.
+and serves until it is killed. `transports` is redpoll's engine on uvloop's transports instead of plain sockets, as with
+TLS.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ class Echo(_engine.WebSocket):
         self.send(b"\x82" + _frame.text(message)[1:])
 
     def closing(self) -> None:
-        # The engine has no timers. Five seconds for the peer's half of the handshake.
+        # The engine has no timers. The peer has five seconds for its half of the handshake.
         asyncio.get_running_loop().call_later(5.0, self.abort)
 
 
 def _flusher(max_message_bytes: int) -> Flusher:
     loop = asyncio.get_running_loop()
-    # Room for a whole echo of the largest message beside one that is on its way.
+    # Room for an echo of the largest message while another one is being sent.
     limit = max(1 << 20, 4 * max_message_bytes)
     flusher = Flusher(lambda: loop.call_soon(flusher.flush), limit, poller=Poller(loop))
     return flusher
@@ -80,7 +81,8 @@ async def serve_transports(port: int, max_message_bytes: int) -> None:
 
 
 async def serve_picows(port: int, max_message_bytes: int) -> None:
-    """picows' own example: every frame goes back as it came. Fragments, UTF-8 and reserved bits are its users' work."""
+    """picows' own example: every frame is sent back as it is. picows leaves fragments, UTF-8 and reserved bits to its
+    users."""
     from picows import WSFrame, WSListener, WSMsgType, WSTransport, ws_create_server
 
     class PicowsEcho(WSListener):

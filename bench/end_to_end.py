@@ -1,13 +1,12 @@
-"""From an HTTP request to every subscriber: deliveries a second, latency, order and loss, beside a bare C
+"""From an HTTP request to every subscriber: deliveries per second, latency, order and loss, compared with a bare C
 loop.
 
-    python bench/end_to_end.py                      starts a redpoll of one worker of its own
-    PUSHER_URL=http://KEY:SECRET@HOST:PORT/apps/ID python bench/end_to_end.py      any Pusher-compatible
-    server
+    python bench/end_to_end.py                      starts a redpoll with one worker
+    PUSHER_URL=http://KEY:SECRET@HOST:PORT/apps/ID python bench/end_to_end.py      any Pusher-compatible server
 
-Three ways to publish: one event at a time (the next when all have the last),
-batches of ten, and over ten connections at once. The reference runs in between, with the same client and as
-many sockets. Not measured here: processor time, more than one machine, TLS.
+It publishes in three ways: one event at a time (the next one when all subscribers have the last), batches of ten, and
+over ten connections at once. The reference runs in between, with the same client and as many sockets. Not measured:
+processor time, more than one machine, TLS.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def server_under_test(url: str | None, workers: int, core: int | None) -> Iterat
         return
     everywhere = os.sched_getaffinity(0)
     if core is not None:
-        os.sched_setaffinity(0, {core})  # inherited by all processes of the server
+        os.sched_setaffinity(0, {core})  # All processes of the server inherit this.
     with Server(workers=workers) as server:
         os.sched_setaffinity(0, everywhere)
         yield f"redpoll, {workers} worker(s)", Address.parse(server.pusher_url)
@@ -55,7 +54,7 @@ def measure(client: Client, address: Address, subscribers: int, runs: int) -> li
         requests = max(2, DELIVERIES[mode] // (subscribers * publishers * events))
         for _ in range(runs):
             client.connect(address, CHANNEL, subscribers)
-            # Once unmeasured: the first run of a server pays for its first time.
+            # The first run isn't measured, because it is slower than later ones.
             client.publish(address, CHANNEL, publishers=publishers, requests=2, events=events)
             row = client.publish(address, CHANNEL, publishers=publishers, requests=requests, events=events)
             rows.append(row)

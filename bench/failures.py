@@ -1,9 +1,10 @@
-"""The long forms of tests/failures: the same tests as CI runs, at full length and held to the figures themselves.
+"""Runs tests/failures at full length and compares the measured figures with their goals.
 
     python bench/failures.py                 everything (about half an hour)
     python bench/failures.py redis_away      only files whose name contains one of the words
 
-Prints each figure beside its goal; `--json FILE` keeps them. A busy machine fails figures that a quiet one meets.
+Prints each figure with its goal; `--json FILE` writes them. On a busy machine, figures may miss goals that a quiet
+machine meets.
 """
 
 from __future__ import annotations

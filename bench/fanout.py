@@ -1,14 +1,16 @@
-"""Fan-out of one process: redpoll's engine, picows, and bare uvloop, each beside a bare C send() loop in the same run.
+"""Fan-out of one process: redpoll's engine, picows and bare uvloop, each compared with a bare C send() loop in the same
+run.
 
 `python bench/fanout.py [--engines redpoll transports picows uvloop] [--connections N] [--frame-bytes N] [--rounds N]`:
 real WebSocket connections get 1 and then 10 frames a tick; the loop (send_loop.c) writes the same bytes to the same
-sockets, ten frames already joined. Both write, then the clients are read empty, off the clock. Ratio = time of the
-loop / the engine's time, a median of pairs, so that other load hits both. Goals of redpoll: 0.95 at one frame, 0.9 at
-ten; exit code 1 below. `transports` is redpoll's engine on uvloop's transports instead of sockets of its own.
+sockets, ten frames already joined. After both have written, the clients read everything, which isn't measured. The
+ratio is the loop's time divided by the engine's, a median of pairs, so that other load affects both. Goals of redpoll:
+0.95 at one frame, 0.9 at ten; exit code 1 below. `transports` is redpoll's engine on uvloop's transports instead of
+plain sockets.
 
-picows and uvloop have no fan-out: their engine is a Python loop that calls `send_reuse_external_bytearray` (picows' own
-way to write a frame made once) or `transport.write` for every frame and connection. Not included: Redis, JSON, the
-clients' reading. Those are in the end to end benchmark.
+picows and uvloop have no fan-out: so a Python loop calls `send_reuse_external_bytearray` (picows' function for a frame
+that is made once) or `transport.write` for every frame and connection. Redis, JSON and the clients' reading aren't
+included; end_to_end.py measures them.
 """
 
 from __future__ import annotations

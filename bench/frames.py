@@ -1,7 +1,7 @@
-"""The frame encoder beside json.dumps: `python bench/frames.py [--json FILE]`, or `pytest bench/frames.py`.
+"""The frame encoder compared with json.dumps: `python bench/frames.py [--json FILE]`, or `pytest bench/frames.py`.
 
-Each group is one event; the line to look at is the ratio within a group. The encoder is 0.3 µs of a delivery
-whose send(2) is 5 µs, so a change here shows in nothing else.
+Each group is one event; compare within a group. Encoding takes 0.3 µs of a delivery whose send(2) takes 5 µs, so other
+benches don't show a change of the encoder.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Fuzzes the extensions for ten minutes, by one command; guided by coverage, held against the slow parser.
+"""Fuzzes the extensions for ten minutes, guided by coverage, and compares them with the slow parser.
 
-`python bench/fuzz.py [--seconds 600] [--seed N]` builds the extensions apart (build/fuzz) with AddressSanitizer,
+`python bench/fuzz.py [--seconds 600] [--seed N]` builds the extensions separately (build/fuzz) with AddressSanitizer,
 UndefinedBehaviorSanitizer, bounds checks and edge coverage, then feeds damaged frames in damaged chunks, request
-heads, bus envelopes and events. A finding is a sanitizer's report, an exception that is none of ours, or a
-difference from tests/ext/reference.py. Inputs that reach new code are kept in build/fuzz/corpus; a finding goes
-to build/fuzz/findings. Exit code 1 on any. Needs gcc with its sanitizers.
+heads, bus envelopes and events. A finding is a sanitizer's report, an unexpected exception, or a difference from
+tests/ext/reference.py. Inputs that reach new code are stored in build/fuzz/corpus, findings in build/fuzz/findings. The
+exit code is 1 if there is one. Needs gcc with its sanitizers.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def build() -> dict[str, str]:
     preloaded = [library("libasan.so"), library("libubsan.so"), str(coverage)]
     return os.environ | {
         "LD_PRELOAD": " ".join(preloaded),
-        # Python's own allocator would hide overruns from the sanitizer; what it leaks at exit is its own affair.
+        # Python's allocator would hide overruns from the sanitizer. What it leaks at exit doesn't matter.
         "PYTHONMALLOC": "malloc",
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=77",
         "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -78,7 +78,7 @@ def supervise(seconds: float, seed: int, result: Path | None) -> int:
     (FOLDER / "figures.json").unlink(missing_ok=True)
     status = subprocess.run(command, env=environment).returncode
     if status not in (0, 1):
-        # It died in the middle of an input: that is the finding.
+        # The process died while handling an input, which is the finding.
         size, _, data = (FOLDER / "current").read_bytes().partition(b"\n")
         keep(FINDINGS, data[: int(size)])
         print(f"FAILED: the process ended with {status}; the input is in {FINDINGS}")
@@ -95,7 +95,7 @@ def keep(folder: Path, data: bytes) -> None:
 
 
 class Difference(Exception):
-    """The engine and the slow parser don't agree."""
+    """The engine and the slow parser disagree."""
 
 
 def load_reference():
@@ -106,7 +106,7 @@ def load_reference():
 
 
 class Transport:
-    """Keeps what is written."""
+    """Records what is written."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -130,7 +130,7 @@ class Transport:
 
 
 class Targets:
-    """What an input is fed to. Its first byte chooses, the next few say how it is cut."""
+    """Feeds one input to one of the targets. Its first byte chooses the target, the next few how it is cut."""
 
     def __init__(self) -> None:
         from redpoll import _engine, _frame
@@ -151,7 +151,7 @@ class Targets:
 
         self.engine, self.frame, self.flusher_type, self.listener_type = _engine, _frame, Flusher, MembershipEvents
         self.reference = load_reference()
-        # Frames are three quarters of the work: there the state is.
+        # Three quarters of the inputs are frames, because only they have state.
         self.by_byte: list[Callable[[bytes], None]] = [self.frames] * 6 + [self.heads, self.envelopes]
 
     def run(self, data: bytes) -> None:
@@ -220,7 +220,7 @@ class Targets:
 
 
 def seeds(reference) -> list[bytes]:
-    """Something right of each kind, to be damaged."""
+    """A valid input of each kind, to be damaged."""
     frame = reference.client_frame
     streams = [
         frame(1, b"hello") + frame(9, b"ping") + frame(8, b"\x03\xe8bye"),
@@ -282,7 +282,7 @@ def fuzz(seconds: float, seed: int) -> int:
         print(f"seed {seed}, {len(corpus)} inputs at the start, {reached} edges", flush=True)
         while (ran_s := time.monotonic() - began) < seconds:
             data = damage(chance.choice(corpus), corpus, chance)
-            # Before it runs: what kills the process must be readable afterwards.
+            # Written before it runs, so that an input that kills the process can be found.
             entry = b"%d\n" % len(data) + data
             current[: len(entry)] = entry
             try:

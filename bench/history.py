@@ -1,10 +1,10 @@
-"""What history costs: publishes a second with a rule that keeps them, beside the same without; Redis' memory a message.
+"""What storing messages costs: publishes per second with and without a history rule, and Redis' memory per message.
 
     python bench/history.py [--seconds 5] [--rounds 3] [--keep 1000]
 
-One control process on one core; client and Redis share another. 1,000 channels in turn, keep-alive, signed. The rule
-comes and goes between rounds, as operators' commands do it. Memory is Redis' own figure, with only kept messages
-of the size that is printed in it. No worker listens.
+One control process on one core; the client and Redis share another. Signed requests on keep-alive connections publish
+to 1,000 channels in turn. The rule is added and removed between rounds, as an operator's command does it. The memory is
+Redis' own figure, divided by the stored messages; the size of a message is printed. No worker listens.
 """
 
 from __future__ import annotations

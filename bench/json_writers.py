@@ -1,7 +1,7 @@
-"""orjson beside msgspec where redpoll writes JSON: what an HTTP answer, a log line and the CLI's `--json` cost.
+"""orjson compared with msgspec where redpoll writes JSON: HTTP responses, log lines, and the CLI's `--json`.
 
-`python bench/json_writers.py [--json FILE]` prints ns per document, the fastest of many rounds in turns. `records` are
-msgspec Structs, which orjson can't write: there msgspec has no rival. It decides which library writes what (README).
+`python bench/json_writers.py [--json FILE]` prints ns per document, the fastest of many rounds, in turns. `records` are
+msgspec Structs, which orjson can't write. The figures decide which library writes what (README).
 """
 
 from __future__ import annotations

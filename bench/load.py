@@ -1,6 +1,6 @@
 """What the end-to-end benchmarks share: the C client and the signed requests that it sends.
 
-Runs nothing by itself: see end_to_end.py and connections.py.
+Not a bench by itself: see end_to_end.py and connections.py.
 """
 
 from __future__ import annotations

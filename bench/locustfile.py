@@ -4,9 +4,10 @@
     PUSHER_URL=… locust -f bench/locustfile.py            the web page at http://127.0.0.1:8089
 
 `subscribe` is the time from connect to the subscription's success, `event` the time from publishing an event to its
-arrival at one subscriber (both clocks are this machine's), `publish` that of the HTTP request. LOCUST_PUBLISHERS (2),
-LOCUST_CHANNELS (10) and LOCUST_RATE (5 events/s for each publisher) change the mix. Locust does much for each message:
-for more than a thousand a second use bench/swarm.py, and for the most the C client of bench/end_to_end.py.
+arrival at one subscriber (both times are from this machine's clock), `publish` that of the HTTP request.
+LOCUST_PUBLISHERS (2), LOCUST_CHANNELS (10) and LOCUST_RATE (5 events/s for each publisher) change the mix. Locust takes
+much processor time per message: for more than a thousand per second use bench/swarm.py, and for the highest rates the C
+client of bench/end_to_end.py.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def digest(text: str) -> str:
 
 
 class Subscriber(User):
-    """One connection in one private channel; every event that arrives is a row of the statistics."""
+    """One connection in one private channel. Every event that arrives is a row of the statistics."""
 
     host = f"http://{HOST}"
 
@@ -56,7 +57,7 @@ class Subscriber(User):
             answer = json.loads(self.socket.recv())
             if answer["event"] != "pusher_internal:subscription_succeeded":
                 raise ConnectionError(f"subscribe was answered {answer}")
-        except Exception as raised:  # whatever it is, it is this user's failure
+        except Exception as raised:  # Any error counts as a failure of this user.
             error = raised
         self._note("WS", "subscribe", time.perf_counter() - began, 0, error)
         if error is None:

@@ -1,11 +1,11 @@
-"""Memory per idle connection of several engines: growth of resident memory / connections.
+"""Memory per idle connection of several engines: growth of resident memory divided by the number of connections.
 
-`python bench/memory.py [--connections N] [--kinds uvloop redpoll transports picows picows-small]`: each figure is a
-server process of its own, whose clients are another process. `uvloop` is its transport with the smallest protocol;
-`redpoll` is an open WebSocket in one Audience, as redpoll's worker has it without session and app; `transports` is the
-same on uvloop's transport instead of a socket of our own; `picows` is picows with its defaults, `picows-small` with a
-read buffer of 2 kB, its least, on uvloop's transport. Kernel memory isn't counted. The goal of 500 B is for a whole
-worker, session and subscription included: `connections.py` measures that.
+`python bench/memory.py [--connections N] [--kinds uvloop redpoll transports picows picows-small]` measures each kind in
+a server process of its own, with the clients in another process. `uvloop` is its transport with the smallest protocol.
+`redpoll` is an open WebSocket in one Audience, as a worker has it, without session and app. `transports` is the same on
+uvloop's transport instead of a plain socket. `picows` has its defaults, `picows-small` the smallest read buffer, 2 kB,
+on uvloop's transport. Kernel memory isn't counted. connections.py measures a whole worker, with session and
+subscription.
 """
 
 from __future__ import annotations

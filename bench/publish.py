@@ -1,4 +1,4 @@
-"""Signed REST publishes a second through the public port, as back ends send them, beside a bare C server.
+"""Signed publishes per second through the public port, as back ends send them, compared with a bare C server.
 
     python bench/publish.py [--connections 1,16,64] [--seconds 5] [--rounds 3]       keep-alive
     python bench/publish.py --connection-each        a connection for each publish, as PHP does it
@@ -9,7 +9,7 @@
 Starts a redpoll with one worker, all of its processes on one core (--cores 2: on all), and sends 1,000 different signed
 requests over and over with hammer.c, compiled here, on the other core. Each request publishes to one channel that has
 no subscriber; event log and trace are on, the rate limit is off. The reference (bare_http.c, on the same core) answers
-the same requests with `{}`: what it can't reach, no server can. Rounds alternate. `us` is processor time per request by
+the same requests with `{}`: no server can be faster. Rounds alternate. `us` is processor time per request by
 process: on a machine that has other things to do, it says more than rates.
 """
 
@@ -101,7 +101,7 @@ def compiled(source: str, to: Path, *flags: str) -> Path:
 
 
 class Bench:
-    """What runs meanwhile, in one folder; `with` ends it all."""
+    """The servers of a run, in one folder; `with` ends them all."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="rp"))

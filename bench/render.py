@@ -3,7 +3,7 @@
     python bench/render.py            writes them
     python bench/render.py --check    exit code 1 where a page doesn't match the results
 
-A result is what a bench writes with `--json` (results.py says what it carries). To renew a figure, run the command that
+A result is what a bench writes with `--json` (results.py describes its form). To renew a figure, run the command that
 its row shows, with `--json bench/results/NAME.json`, and then this. A table is the text between
 `<!-- figures: NAME -->` and `<!-- end -->` of a page; everything else on a page is written by hand.
 """
@@ -51,7 +51,7 @@ def rounded(number: float, digits: int = 3) -> str:
 
 
 def main_figures(results: dict[str, Result]) -> str:
-    """What README.md promises, each beside the limit that a release must keep."""
+    """The figures of README.md, each with the limit that a release must meet."""
     figures = {name: result["figures"] for name, result in results.items()}
     end, publish, tracing = figures["end_to_end"], figures["publish"], figures["tracing"]
     serial, batch = end["throughput"]["serial"]["1000"], end["throughput"]["batch of 10"]["1000"]

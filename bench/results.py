@@ -1,7 +1,7 @@
-"""What every result of bench/ carries: date, commit, machine, command and figures, as JSON.
+"""The form of every result of bench/: date, commit, machine, command and figures, as JSON.
 
 `save` writes one; `bench/render.py` makes the tables of bench/README.md and README.md from those in bench/results.
-Runs nothing by itself.
+Not a bench by itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def machine() -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """The command that runs, from the root of the checkout, as it can be repeated; without the files it writes."""
+    """The running command, to be repeated from the root of the checkout; without the files that it writes."""
     words = iter(sys.argv[1:])
     shown = []
     for word in words:

@@ -1,11 +1,10 @@
-"""A reconnect storm: connects many clients, cuts them all at once, and measures how they come back.
+"""A reconnect storm: connects many clients, cuts them all at once, and measures how they reconnect.
 
     python bench/storm.py --url http://KEY:SECRET@HOST:PORT/apps/ID --connections 5000 --rate 500 --repeat 3
 
-Works against any Pusher-compatible server, with the clients, options and checks of `swarm.py`. The cut aborts every
-connection from the client's side, as when a network breaks. Clients reconnect as pusher-js does: one second after
-the loss, and at once after a failed attempt (here after 0.1 s). A client is back when all its channels are
-subscribed.
+Works with any Pusher-compatible server, with the clients, options and checks of `swarm.py`. The cut aborts every
+connection from the client's side, as a broken network does. Clients reconnect like pusher-js: one second after the
+loss, and again after a failed attempt (here after 0.1 s). A client is back when all its channels are subscribed.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Many clients of any Pusher-compatible server: connects them at a given rate, publishes, and measures what arrives.
 
     python bench/swarm.py --url http://KEY:SECRET@HOST:PORT/apps/ID --connections 5000 --rate 500 --publish 50
-    python bench/swarm.py --own-cost                 what swarm itself costs: the same against a server in C
+    python bench/swarm.py --own-cost                 the cost of swarm itself: the same against a server in C
 
 Clients are picows connections in several processes; they subscribe to public, private and presence channels
-(`--profile`), answer pings, and check the order of every event. First prints what it needs of the machine, and stops
-where that is missing. Shows its progress, and at the end a table; `--json` and `--png` keep the figures. Latency counts
-from the moment at which an event was due to be published.
+(`--profile`), answer pings, and check the order of every event. It first prints what it needs of the machine, and stops
+if something is missing. It shows its progress, and at the end a table; `--json` and `--png` write the figures to files.
+Latency counts from the moment at which an event was due to be published.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Whether TLS leaks memory or descriptors: handshakes cut half-way, and then everything at once for a while.
+"""Whether TLS leaks memory or descriptors: many handshakes that are cut, then mixed load for a while.
 
     python bench/tls_soak.py [--handshakes 50000] [--seconds 600] [--json FILE]
 
-One worker, after a warm-up of the same kind. First the handshakes, cut at any byte by FIN and by RST. Then for
-`--seconds`: readers that must miss nothing, events published by HTTP over TLS on one kept-alive connection, clients
-that come and go, clients that don't read (each must be closed with 4100), handshakes cut, a new certificate by
-SIGHUP every ten seconds. After both, memory and descriptors of the worker must be back, memory to within 5 %.
+One worker, after a warm-up of the same kind. First handshakes are cut at any byte, by FIN and by RST. Then for
+`--seconds`: readers that must miss nothing, events published over HTTPS on one keep-alive connection, clients that come
+and go, clients that don't read (each must be closed with 4100), handshakes that are cut, and a new certificate by
+SIGHUP every ten seconds. Afterwards the worker must have as many descriptors as before, and its memory to within 5 %.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What the event log and the trace cost the control plane: the same publishes with them and without, in turns.
+"""What the event log and the trace cost the control plane: the same publishes with and without them, in turns.
 
     python bench/tracing.py [--seconds 5] [--rounds 3] [--rate 2000]
 
-Two control processes on one Redis, one with the event log as it is by default, one with none; signed publishes of one
-event to one channel over keep-alive. First at `--rate` calls a second, where processor time per publish counts, then as
-fast as answers come. Processor time is the whole process', the thread that writes the log included. No worker listens.
+Two control processes on one Redis, one with the default event log, one with none. Signed requests on keep-alive
+connections publish one event to one channel each: first `--rate` requests per second, to compare processor time per
+publish, then as fast as responses come. Processor time includes the thread that writes the log. No worker listens.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Webhook deliveries of 1,000 transitions a second to a fast receiver, beside an endpoint that never answers.
+"""Webhook deliveries of 1,000 transitions per second to a fast receiver, while another endpoint never answers.
 
     python bench/webhooks.py [--rate 1000] [--seconds 30] [--no-dead] [--json FILE]
 
-The whole path: sockets join and leave channels of one server, so that each channel is occupied and, after a second,
-vacated; both endpoints want all of it. Latency is from the time of the transition that stands in the body, for leaves
-plus the debounce, to the receiver's hearing of it. The receiver is a process of its own that does nothing else; client,
-receiver and server share the machine. Goal: every transition delivered, once (exit code 1), p99 below 250 ms.
+Measures the whole path: sockets join and leave channels of one server, so that each channel is occupied and, after a
+second, vacated; both endpoints want all events. Latency counts from the time of the transition in the body (for leaves,
+plus the debounce) until the receiver has the request. The receiver is a separate process; client, receiver and server
+share the machine. Goals: every transition is delivered once (otherwise exit code 1), p99 below 250 ms.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How long a worker killed with -9 keeps others waiting: for each `member_removed`, for right counts, for
+"""How long other clients wait after a worker was killed with -9: for each `member_removed`, for right counts, for
 service.
 
     python bench/worker_killed.py [--repeat 20] [--members 50] [--json FILE]
 
-Four workers; the members sit on one, observers on the others. The clock runs from just before the signal.
+Four workers; the members are on one of them, observers on the others. The time counts from just before the signal.
 Goal: all removals seen and counts right within a second.
 """
 

@@ -65,7 +65,7 @@ def versions() -> Finding:
 
 
 def files(soft: int, hard: int, nr_open: int) -> Finding:
-    """`hard`: `redpoll serve` raises its limit to this; each connection takes one descriptor. `nr_open` is fs.nr_open."""
+    """`redpoll serve` raises its limit to `hard`; each connection takes one descriptor. `nr_open` is fs.nr_open."""
     seen = f"{hard} open files per process (fs.nr_open {nr_open})"
     if hard < _MIN_FILES:
         return warning(
