@@ -8,7 +8,7 @@ ratio is the loop's time divided by the engine's, a median of pairs, so that oth
 0.95 at one frame, 0.9 at ten; exit code 1 below. `transports` is redpoll's engine on uvloop's transports instead of
 plain sockets.
 
-picows and uvloop have no fan-out: so a Python loop calls `send_reuse_external_bytearray` (picows' function for a frame
+picows and uvloop have no fan-out, so a Python loop calls `send_reuse_external_bytearray` (picows' function for a frame
 that is made once) or `transport.write` for every frame and connection. Redis, JSON and the clients' reading aren't
 included; end_to_end.py measures them.
 """

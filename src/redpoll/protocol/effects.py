@@ -71,7 +71,7 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
 
 class AskHistory(msgspec.Struct, frozen=True, gc=False):
     """Send a page of the channel's history, oldest first: the newest `limit` messages, the newest `limit` before a
-    place, or the oldest `limit` after one. If that fails, the worker calls `Session.history_refused`."""
+    position, or the oldest `limit` after one. If that fails, the worker calls `Session.history_refused`."""
 
     channel: str
     limit: int

@@ -80,8 +80,8 @@ def subscription_succeeded(
     if epoch is None and recovered is None:
         data = b'"{}"' if presence is None else _string(presence)
     else:
-        place = _place(epoch, offset, recovered)
-        data = _string(place if presence is None else presence[:-1] + b"," + place[1:])
+        fields = _position(epoch, offset, recovered)
+        data = _string(fields if presence is None else presence[:-1] + b"," + fields[1:])
     return b'{"event":"pusher_internal:subscription_succeeded","channel":%b,"data":%b}' % (
         _encode(channel),
         data,
@@ -89,9 +89,9 @@ def subscription_succeeded(
 
 
 def position(channel: str, epoch: str, offset: int, recovered: bool) -> bytes:
-    """A recovering client's new place in the channel, after the history was lost or cleared, or a gap could not be
+    """A recovering client's new position in the channel, after the history was lost or cleared, or a gap could not be
     filled (`recovered` false)."""
-    data = _place(epoch, offset, recovered)
+    data = _position(epoch, offset, recovered)
     return b'{"event":"pusher:position","channel":%b,"data":%b}' % (_encode(channel), _string(data))
 
 
@@ -165,7 +165,7 @@ def console(channel: str, event: str, data: str, user: str | None, skip: str | N
     return b'{"event":"event","channel":"%b","data":%b}' % (CONSOLE.encode(), _string(copy))
 
 
-def _place(epoch: str | None, offset: int | None, recovered: bool | None) -> bytes:
+def _position(epoch: str | None, offset: int | None, recovered: bool | None) -> bytes:
     members = (("epoch", epoch), ("offset", offset), ("recovered", recovered))
     return _encode({name: value for name, value in members if value is not None})
 

@@ -1,7 +1,7 @@
 """Requests for a channel's history: missed messages at a subscribe, or a page of it.
 
-A place in a history is an offset and an epoch. Offsets rise from message to message, with gaps. The epoch changes when
-the history was lost or cleared, and an offset means nothing without it. The app's rules say what is stored; the
+A position in a history is an offset and an epoch. Offsets rise from message to message, with gaps. The epoch changes
+when the history was lost or cleared, and an offset means nothing without it. The app's rules say what is stored; the
 cluster stores it. What clients may send: protocol/README.md "History and recovery".
 """
 
@@ -40,7 +40,7 @@ _POSITION = re.compile(r"([^:]{1,100}):([0-9]{1,16})").fullmatch
 
 
 class Position(msgspec.Struct, frozen=True, gc=False):
-    """A place in a channel's history. `epoch` None stands for the current one."""
+    """A position in a channel's history. `epoch` None stands for the current one."""
 
     epoch: str | None
     offset: int

@@ -45,7 +45,7 @@ def test_backticks_make_code_and_everything_is_escaped():
 
 
 def test_path_segments_are_quoted():
-    assert pages.place("/dashboard", "a/b?c#d é") == "/dashboard/a%2Fb%3Fc%23d%20%C3%A9"
+    assert pages.path_to("/dashboard", "a/b?c#d é") == "/dashboard/a%2Fb%3Fc%23d%20%C3%A9"
 
 
 async def test_pages_have_a_policy_and_are_not_cached(browser):

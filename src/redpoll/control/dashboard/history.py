@@ -11,7 +11,7 @@ from redpoll.control.dashboard.channels import pretty
 from redpoll.control.dashboard.exports import MAX_ROWS, Exports
 from redpoll.control.dashboard.forms import Form, sentence
 from redpoll.control.dashboard.jobs import Progress
-from redpoll.control.dashboard.pages import iso, place
+from redpoll.control.dashboard.pages import iso, path_to
 from redpoll.control.history import ChannelHistory
 from redpoll.control.occupancy import Occupancy
 from redpoll.control.records import RecordError, Records
@@ -54,7 +54,7 @@ class HistoryPages:
         """GET …/history: the rules. With `channel` it redirects to that channel's messages."""
         channel = visit.query.get("channel", "").strip()
         if channel:
-            return visit.redirect(place(f"{HOME}/apps/{visit.app.id}/history", channel))
+            return visit.redirect(path_to(f"{HOME}/apps/{visit.app.id}/history", channel))
         return await self._page(visit, visit.app, Form())
 
     async def _page(self, visit: Visit, app: App, form: Form, status: int = 200) -> Response:
@@ -147,7 +147,7 @@ class HistoryPages:
         await self._history.clear(app.id, channel)
         await visit.note("history cleared", app=app, target=channel)
         notice = f"The stored messages of {channel} were deleted."
-        return visit.redirect(place(f"{HOME}/apps/{app.id}/history", channel), notice)
+        return visit.redirect(path_to(f"{HOME}/apps/{app.id}/history", channel), notice)
 
     async def export(self, visit: Visit) -> Response:
         """POST …/history/{channel}/export: format. Oldest first."""
@@ -174,7 +174,7 @@ class HistoryPages:
                     break
             return found[::-1]
 
-        back = place(f"{HOME}/apps/{app.id}/history", channel)
+        back = path_to(f"{HOME}/apps/{app.id}/history", channel)
         return self._exports.begin(
             visit, f"Messages of {channel}", "history", visit.form.text("format"), rows, app, back
         )

@@ -21,7 +21,7 @@ from redpoll.control.request import Request
 from redpoll.control.response import Response, header_line
 from redpoll.protocol.errors import ApiError
 
-__all__ = ["SECURITY", "Pages", "StaticFiles", "iso", "place"]
+__all__ = ["SECURITY", "Pages", "StaticFiles", "iso", "path_to"]
 
 _HTML: Final = b"Content-Type: text/html; charset=utf-8\r\n"
 # Headers of every response of the dashboard.
@@ -39,7 +39,7 @@ _TYPES: Final = {
 }
 
 
-def place(path: str, *segments: str) -> str:
+def path_to(path: str, *segments: str) -> str:
     """A path followed by segments, which are quoted."""
     return "/".join((path, *(quote(segment, safe="") for segment in segments)))
 
