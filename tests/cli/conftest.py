@@ -1,12 +1,16 @@
-"""Runs the command `redpoll` in this process, without a server."""
+"""Runs the command `redpoll` in this process, and one server for the commands that need it."""
 
+import asyncio
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
 
 from redpoll.cli import main
+from server import Server
 
 
 @pytest.fixture
@@ -49,3 +53,50 @@ def answering(monkeypatch):
         return asked
 
     return prepare
+
+
+@pytest.fixture(scope="package")
+def server():
+    """One server for all tests of commands that need one."""
+    with Server(workers=1) as running:
+        yield running
+
+
+@pytest.fixture
+def on_server(typed, server, monkeypatch):
+    """`typed`, with PUSHER_URL naming the server's app."""
+    monkeypatch.setenv("PUSHER_URL", server.pusher_url)
+    return typed
+
+
+@pytest.fixture
+def on_server_async(on_server):
+    """The same for async tests: the command has an event loop of its own."""
+
+    async def run(*words: str):
+        return await asyncio.to_thread(on_server, *words)
+
+    return run
+
+
+@pytest.fixture
+def background(server):
+    """`background("subscribe", …)` starts the command as a process, with PUSHER_URL. The end of the test kills it."""
+    started = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "redpoll", *words],
+            env={**server.environment(), "PUSHER_URL": server.pusher_url},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -43,3 +43,13 @@ def test_the_signature_is_one_that_the_server_accepts():
     app = App(id="1", name="a", keys=(Key(key="K", secret="S"),))
     path, _, query = parse("http://K:S@localhost/apps/1").signed_path(b"{}").partition("?")
     assert dict(check_query(app, "POST", path, query, b"{}", time.time()))["auth_key"] == "K"
+
+
+def test_a_signed_request_may_have_parameters_and_an_encoded_path():
+    app = App(id="1", name="a", keys=(Key(key="K", secret="S"),))
+    target = parse("http://K:S@localhost/realtime/apps/1")
+    signed = target.signed_path(None, method="GET", path="/channels/a%2Cb", params={"filter_by_prefix": "a b&c="})
+    path, _, query = signed.partition("?")
+    assert path == "/realtime/apps/1/channels/a%2Cb"
+    found = check_query(app, "GET", path.removeprefix("/realtime"), query, None, time.time())
+    assert dict(found)["filter_by_prefix"] == "a b&c="

@@ -1,14 +1,14 @@
 """The command `redpoll`: its subcommands, flags, output and exit codes.
 
 Each noun (app, key, token, …) has a module. common.py has what they share. execute.py runs a command in the server that
-owns the data folder, or in this process when no server runs.
+owns the data folder, or in this process when no server runs. remote.py reaches an app over the network.
 
-Exit codes: 0 success, 1 failure (one sentence says why), 2 wrong flags or settings (every fault is printed).
+deploy/README.md "Command line" lists the exit codes.
 """
 
 import click
 
-from redpoll.cli import apps, doctor, history, keys, server, tokens, users, webhooks
+from redpoll.cli import apps, doctor, history, keys, messages, server, subscribe, tokens, tools, users, webhooks
 
 __all__ = ["main"]
 
@@ -20,6 +20,8 @@ def main() -> None:
 
 for _command in (
     *server.COMMANDS,
+    *messages.COMMANDS,
+    subscribe.subscribe,
     apps.app,
     keys.key,
     tokens.token,
@@ -28,5 +30,6 @@ for _command in (
     webhooks.dead_letter,
     users.user,
     doctor.doctor,
+    *tools.COMMANDS,
 ):
     main.add_command(_command)

@@ -88,6 +88,11 @@ def _whole(at_s: float | None) -> int | None:
     return None if at_s is None else int(at_s)
 
 
+async def _server_show(context: Context, _args: dict[str, Any]) -> Any:
+    context.running("the address of the server")
+    return {"host": context.settings.host, "port": context.settings.port}
+
+
 async def _app_create(context: Context, args: dict[str, Any]) -> Any:
     return app_shape(await context.records.create_app(args["name"]))
 
@@ -181,6 +186,7 @@ def _app(context: Context, app_id: str) -> App:
 
 
 COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
+    "server show": _server_show,  # {} -> {host, port}: where it listens for clients
     "app create": _app_create,  # {name} -> app
     "app list": _app_list,  # {} -> [app]
     "app show": _app_show,  # {id} -> app

@@ -1,14 +1,15 @@
-"""The address that the doctor checks, in the forms that people have at hand.
+"""The address of an app, which the doctor checks and the command line uses, in the forms that people have at hand.
 
-`http[s]://KEY:SECRET@HOST[:PORT]/apps/ID` is what Pusher's server libraries read from PUSHER_URL; it lets the
-doctor publish too. `ws[s]://HOST[:PORT]/app/KEY` is what a browser connects to.
+`http[s]://KEY:SECRET@HOST[:PORT]/apps/ID` is what Pusher's server libraries read from PUSHER_URL. Its secret allows to
+publish and to sign subscriptions. `ws[s]://HOST[:PORT]/app/KEY` is what a browser connects to.
 """
 
 import hashlib
 import hmac
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
 
 __all__ = ["Target", "TargetError", "parse"]
 
@@ -42,16 +43,31 @@ class Target(NamedTuple):
     def socket_path(self) -> str:
         return f"{self.prefix}/app/{self.key}?protocol=7&client=redpoll-doctor&version=1"
 
-    def signed_path(self, body: bytes) -> str:
-        """Path and query of a signed POST to `events` (`protocol/README.md "Request signing"`)."""
-        path = f"/apps/{self.app_id}/events"
-        query = (
-            f"auth_key={self.key}&auth_timestamp={int(time.time())}&auth_version=1.0"
-            f"&body_md5={hashlib.md5(body, usedforsecurity=False).hexdigest()}"
-        )
-        text = f"POST\n{path}\n{query}"
+    def signed_path(
+        self,
+        body: bytes | None,
+        *,
+        method: str = "POST",
+        path: str = "/events",
+        params: Mapping[str, str] | None = None,
+    ) -> str:
+        """Path and query of a signed request (`protocol/README.md "Request signing"`).
+
+        `path` is below `/apps/ID`, percent-encoded; `params` are not.
+        """
+        path = f"/apps/{self.app_id}{path}"
+        query = {
+            **(params or {}),
+            "auth_key": self.key,
+            "auth_timestamp": str(int(time.time())),
+            "auth_version": "1.0",
+        }
+        if body is not None:
+            query["body_md5"] = hashlib.md5(body, usedforsecurity=False).hexdigest()
+        signed = "&".join(f"{name}={value}" for name, value in sorted(query.items()))
+        text = f"{method}\n{path}\n{signed}"
         signature = hmac.new(self.secret.encode(), text.encode(), hashlib.sha256).hexdigest()
-        return f"{self.prefix}{path}?{query}&auth_signature={signature}"
+        return f"{self.prefix}{path}?{urlencode(query, quote_via=quote)}&auth_signature={signature}"
 
 
 def parse(url: str) -> Target:

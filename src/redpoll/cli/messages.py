@@ -1,0 +1,255 @@
+"""`redpoll publish`, `channels`, `trace` and `tail`: what a back end does over the HTTP API, and what it did."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import click
+
+from redpoll import json_text
+from redpoll.cli.common import print_json, refuse, safe
+from redpoll.cli.remote import RemoteError, app_command, call, execute, session, with_secret
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from redpoll.doctor.target import Target
+
+__all__ = ["COMMANDS"]
+
+# The server writes its event log once a second.
+_LOG_DELAY_S: Final = 3.0
+_POLL_EVERY_S: Final = 1.0
+# A call is logged when it has ended, with the time of its start, and those of clients arrive from other processes.
+_OVERLAP_MS: Final = 10_000
+_MAX_LIMIT: Final = 1_000
+
+
+@click.command()
+@click.argument("channel")
+@click.argument("event")
+@click.argument("data", default="{}")
+@click.option("--also", "further", metavar="CHANNEL", multiple=True, help="A further channel. May be repeated.")
+@click.option("--socket-id", metavar="ID", help="The connection that does not get the event.")
+@app_command
+def publish(
+    channel: str,
+    event: str,
+    data: str,
+    further: tuple[str, ...],
+    socket_id: str | None,
+    target: Target,
+    as_json: bool,
+) -> None:
+    """Publish an event to a channel, on any Pusher server.
+
+    DATA is sent as it is; clients expect JSON. Default: {}. With - it is read from standard input.
+
+    \b
+    Examples:
+      redpoll publish news headline '{"title":"Hello"}'
+      redpoll publish news headline - --also sports
+      redpoll publish news headline 1 --url https://KEY:SECRET@ws.example.com/apps/ID
+      redpoll publish news headline 1 --app 1234567 --json
+    """
+    if data == "-":
+        data = sys.stdin.read()
+    event_body: dict[str, Any] = {"name": event, "channels": [channel, *further], "data": data}
+    if socket_id is not None:
+        event_body["socket_id"] = socket_id
+    body = json.dumps(event_body).encode()
+
+    async def send() -> None:
+        async with session() as http:
+            reply = await call(http, with_secret(target), "POST", "/events", body=body)
+        if as_json:
+            print_json({**reply.body, "trace_id": reply.trace_id})
+        else:
+            click.echo("published" + (f", trace {reply.trace_id}" if reply.trace_id else ""))
+
+    execute(send())
+
+
+@click.command()
+@click.argument("channel", required=False)
+@click.option("--prefix", metavar="P", help="Only channels whose names begin with P.")
+@click.option(
+    "--info",
+    metavar="NAMES",
+    help="Counts to ask for: user_count, subscription_count. Pusher limits which are allowed.",
+)
+@click.option("--users", is_flag=True, help="The user ids of the presence channel CHANNEL.")
+@app_command
+def channels(
+    channel: str | None, prefix: str | None, info: str | None, users: bool, target: Target, as_json: bool
+) -> None:
+    """List the channels that have subscribers, or show CHANNEL, on any Pusher server.
+
+    \b
+    Examples:
+      redpoll channels
+      redpoll channels --prefix presence- --info user_count
+      redpoll channels presence-room --users --json
+    """
+    if users and channel is None:
+        refuse(["--users needs a CHANNEL"])
+    if prefix is not None and channel is not None:
+        refuse(["give either CHANNEL or --prefix"])
+    given = {"filter_by_prefix": prefix, "info": info}
+    params = {name: value for name, value in given.items() if value is not None}
+    path = "/channels" + (f"/{quote(channel, safe='')}" if channel is not None else "") + ("/users" if users else "")
+
+    async def show() -> None:
+        async with session() as http:
+            body = (await call(http, with_secret(target), "GET", path, params)).body
+        if as_json:
+            print_json(body)
+        elif users:
+            for user in body["users"]:
+                click.echo(safe(str(user["id"])))
+        elif channel is not None:
+            _print_channel(channel, body)
+        else:
+            for name, counts in sorted(body["channels"].items()):
+                _print_channel(name, counts)
+
+    execute(show())
+
+
+def _print_channel(name: str, counts: dict[str, Any]) -> None:
+    words = [f"{field}={safe(json.dumps(value))}" for field, value in counts.items()]
+    click.echo("  ".join([safe(name), *words]))
+
+
+@click.command()
+@click.argument("trace_id", metavar="ID")
+@app_command
+def trace(trace_id: str, target: Target, as_json: bool) -> None:
+    """Show what became of one publish request: when it was accepted, and to how many sockets it was written.
+
+    ID is what `publish` prints and each response has in X-Service-Trace-Id. Only redpoll servers have traces.
+
+    \b
+    Examples:
+      redpoll trace 4bf92f3577b34da6a3ce929d0e0e4736
+      redpoll trace 4bf92f3577b34da6a3ce929d0e0e4736 --app 1234567 --json
+    """
+
+    async def show() -> None:
+        async with session() as http:
+            shown = await _logged_trace(http, with_secret(target), trace_id)
+        if as_json:
+            print_json(shown)
+            return
+        _print_call(shown)
+        for span in shown["spans"]:
+            detail = {name: value for name, value in span.items() if name not in ("time_ms", "time_us", "stage")}
+            words = "  ".join(f"{name}={safe(str(value))}" for name, value in detail.items())
+            click.echo(f"{(span['time_us'] - shown['time_us']) / 1000:+9.2f} ms  {span['stage']:<13}  {words}".rstrip())
+        if not shown["sampled"]:
+            click.echo("no stages: more requests came in that second than the server traces")
+
+    execute(show())
+
+
+async def _logged_trace(http: aiohttp.ClientSession, target: Target, trace_id: str) -> Any:
+    """The trace, for which this waits a moment, because the server logs a request after its response."""
+    deadline = asyncio.get_running_loop().time() + _LOG_DELAY_S
+    while True:
+        try:
+            found = (await call(http, target, "GET", f"/trace/{quote(trace_id, safe='')}")).body
+            if not found["sampled"] or any(span["stage"] == "accepted" for span in found["spans"]):
+                return found
+        except RemoteError as error:
+            if error.status != 404 or asyncio.get_running_loop().time() > deadline:
+                raise
+        else:
+            if asyncio.get_running_loop().time() > deadline:
+                return found
+        await asyncio.sleep(0.2)
+
+
+@click.command()
+@click.option("--channel", metavar="NAME", help="Only events of this channel.")
+@click.option("--event", "name", metavar="NAME", help="Only events with this name.")
+@click.option(
+    "--lines",
+    type=click.IntRange(0, _MAX_LIMIT),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="How many earlier events to begin with.",
+)
+@click.option("--no-follow", is_flag=True, help="Print the earlier events and end.")
+@app_command
+def tail(channel: str | None, name: str | None, lines: int, no_follow: bool, target: Target, as_json: bool) -> None:
+    """Print the events of an app as they pass: publish requests, refused ones too, and traced client events.
+
+    It reads the server's event log once a second, so an event appears within two seconds. It shows names, channels
+    and sizes; `subscribe` shows the data. Only redpoll servers have this log. With --json, each line is an object.
+
+    \b
+    Examples:
+      redpoll tail
+      redpoll tail --channel news --json
+      redpoll tail --lines 100 --no-follow
+    """
+    given = {"channel": channel, "name": name}
+    params = {name: value for name, value in given.items() if value is not None}
+
+    async def follow() -> None:
+        async with session() as http:
+            page = (
+                await call(http, with_secret(target), "GET", "/events/log", {**params, "limit": str(max(lines, 1))})
+            ).body
+            seen = {logged["trace_id"]: logged["time_ms"] for logged in page["events"]}
+            for logged in reversed(page["events"][:lines]):
+                _print_logged(logged, as_json)
+            newest_ms = max(seen.values(), default=0)
+            while not no_follow:
+                await asyncio.sleep(_POLL_EVERY_S)
+                since_ms = max(newest_ms - _OVERLAP_MS, 0)
+                for logged in await _logged_since(http, target, params, since_ms):
+                    if logged["trace_id"] not in seen:
+                        seen[logged["trace_id"]] = logged["time_ms"]
+                        _print_logged(logged, as_json)
+                newest_ms = max(seen.values(), default=0)
+                seen = {trace_id: time_ms for trace_id, time_ms in seen.items() if time_ms >= newest_ms - _OVERLAP_MS}
+
+    execute(follow())
+
+
+async def _logged_since(
+    http: aiohttp.ClientSession, target: Target, params: dict[str, str], since_ms: int
+) -> list[dict[str, Any]]:
+    """All logged events since a Unix time in ms, oldest first."""
+    query = {**params, "since": str(since_ms), "limit": str(_MAX_LIMIT)}
+    found: list[dict[str, Any]] = []
+    while True:
+        page = (await call(http, target, "GET", "/events/log", query)).body
+        found += page["events"]
+        if page["next"] is None:
+            return found[::-1]
+        query["cursor"] = page["next"]
+
+
+def _print_logged(logged: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json_text.compact(logged))
+    else:
+        _print_call(logged)
+
+
+def _print_call(logged: dict[str, Any]) -> None:
+    at = datetime.fromtimestamp(logged["time_ms"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    channels = safe(", ".join(logged["channels"]))
+    columns = (at, logged["status"], channels, safe(logged["name"]), f"{logged['size']} bytes", safe(logged["caller"]))
+    click.echo("  ".join(map(str, (*columns, logged["trace_id"]))))
+
+
+COMMANDS = (publish, channels, trace, tail)

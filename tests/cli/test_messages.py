@@ -1,0 +1,81 @@
+"""`redpoll publish`, `channels`, `trace` and `tail` against a server."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+
+from wire import Socket
+
+
+async def test_a_published_event_arrives_and_has_a_trace(on_server_async, server):
+    client = await Socket.connect(server)
+    await client.subscribe("a,b;c")
+    shown = json.loads(
+        (await on_server_async("publish", "a,b;c", "greeting", '{"x":1}', "--also", "d", "--json")).stdout
+    )
+    assert (await client.next("greeting"))["data"] == '{"x":1}'
+    trace = json.loads((await on_server_async("trace", shown["trace_id"], "--json")).stdout)
+    assert (trace["channels"], trace["name"], trace["size"]) == (["a,b;c", "d"], "greeting", 7)
+    text = await on_server_async("trace", shown["trace_id"])
+    assert "accepted" in text.stdout
+    client.abort()
+
+
+async def test_data_is_read_from_standard_input_and_a_connection_can_be_left_out(background, server):
+    with_id, without = await Socket.connect(server), await Socket.connect(server)
+    for client in (with_id, without):
+        await client.subscribe("input")
+    publishing = background("publish", "input", "big", "-", "--socket-id", with_id.socket_id)
+    await asyncio.to_thread(publishing.communicate, "from a pipe")
+    assert (await without.next("big"))["data"] == "from a pipe"
+    await with_id.settle()
+    assert with_id.all("big") == []
+    for client in (with_id, without):
+        client.abort()
+
+
+def test_a_refused_publish_ends_with_1_and_says_why(on_server):
+    result = on_server("publish", "no spaces", "x")
+    assert (result.exit_code, "400" in result.stderr, result.stdout) == (1, True, "")
+
+
+async def test_channels_are_listed_and_shown(on_server_async, server):
+    client = await Socket.connect(server)
+    await client.subscribe("presence-list;1", user_id="7")
+    await client.subscribe("list-2")
+    assert (await on_server_async("channels", "--prefix", "list-")).stdout == "list-2\n"
+    shown = (await on_server_async("channels", "--prefix", "presence-list", "--info", "user_count", "--json")).stdout
+    assert json.loads(shown) == {"channels": {"presence-list;1": {"user_count": 1}}}
+    assert (await on_server_async("channels", "presence-list;1", "--users")).stdout == "7\n"
+    assert "occupied=true" in (await on_server_async("channels", "presence-list;1")).stdout
+    client.abort()
+
+
+@pytest.mark.parametrize("words", [("--users",), ("a", "--prefix", "b")])
+def test_contradictory_options_end_with_2(on_server, words):
+    assert on_server("channels", *words).exit_code == 2
+
+
+def test_an_unknown_trace_ends_with_1(on_server):
+    result = on_server("trace", "0" * 32)
+    assert (result.exit_code, "404" in result.stderr) == (1, True)
+
+
+def test_tail_prints_events_as_they_pass(on_server, background):
+    following = background("tail", "--channel", "tailed", "--lines", "0", "--json")
+    assert following.stdout is not None
+    on_server("publish", "tailed", "first")
+    # What is logged before the first page was read isn't followed, so events are published until one appears.
+    line = ""
+    reading = threading.Thread(target=lambda: lines.append(following.stdout.readline()))
+    lines: list[str] = []
+    reading.start()
+    while reading.is_alive():
+        on_server("publish", "tailed", "another")
+        reading.join(0.2)
+    line = lines[0]
+    assert json.loads(line)["channels"] == ["tailed"]
+    earlier = on_server("tail", "--channel", "tailed", "--no-follow", "--lines", "1000").stdout.splitlines()
+    assert "tailed  first  2 bytes" in earlier[0]

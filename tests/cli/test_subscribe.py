@@ -1,0 +1,111 @@
+"""`redpoll subscribe` against a server."""
+
+import asyncio
+import json
+import os
+import signal
+
+import pytest
+
+from redpoll.cli.subscribe import Follower
+from redpoll.doctor.target import parse
+from wire import Socket, eventually
+
+
+def lines_of(process):
+    return [json.loads(line) for line in process.communicate(timeout=20)[0].splitlines()]
+
+
+async def test_events_of_public_private_and_presence_channels_are_lines(background, on_server_async, server):
+    other = await Socket.connect(server)
+    await other.subscribe("presence-room", user_id="1", user_info={"name": "Ann"})
+    following = background("subscribe", "news", "private-a", "presence-room", "--user-id", "7", "--count", "6")
+    await other.next("pusher_internal:member_added", "presence-room")
+    for channel, data in (("news", '{"n":1}'), ("private-a", "text")):
+        await eventually(lambda: _occupied(on_server_async, channel), True)  # noqa: B023
+        await on_server_async("publish", channel, "e", data)
+    other.send({"event": "client-x", "channel": "presence-room", "data": [1]})
+    lines = await asyncio.to_thread(lines_of, following)
+    assert following.returncode == 0
+    by_channel = {name: [line for line in lines if line["channel"] == name] for name in ("news", "private-a")}
+    for name, data in (("news", {"n": 1}), ("private-a", "text")):
+        first, second = by_channel[name]
+        assert first["event"] == "pusher_internal:subscription_succeeded"
+        assert (second["event"], second["data"]) == ("e", data)
+    room = [line for line in lines if line["channel"] == "presence-room"]
+    assert room[0]["data"]["presence"]["hash"] == {"1": {"name": "Ann"}, "7": {}}
+    assert (room[1]["event"], room[1]["data"], room[1]["user_id"]) == ("client-x", [1], "1")
+    other.abort()
+
+
+async def _occupied(on_server_async, channel):
+    return json.loads((await on_server_async("channels", channel, "--json")).stdout)["occupied"]
+
+
+def test_the_history_comes_first(on_server, server):
+    where = ("--data-dir", str(server.folder / "data"))
+    on_server("history", "rule", "add", server.app_id, "--prefix", "kept-", "--keep", "10", "--seconds", "60", *where)
+    for number in range(3):
+        on_server("publish", "kept-1", "e", f"[{number}]")
+    result = on_server("subscribe", "kept-1", "--history", "2", "--event", "e", "--count", "2")
+    assert [json.loads(line)["data"] for line in result.stdout.splitlines()] == [[1], [2]]
+
+
+async def test_after_a_lost_connection_nothing_is_missing(on_server_async, server):
+    where = ("--data-dir", str(server.folder / "data"))
+    await on_server_async(
+        "history", "rule", "add", server.app_id, "--prefix", "cut-", "--keep", "10", "--seconds", "60", *where
+    )
+    notes = []
+    follower = Follower(parse(server.pusher_url), ("cut-1",), {"user_id": "1"}, note=notes.append)
+    lines = follower.lines()
+    assert (await anext(lines))["event"] == "pusher_internal:subscription_succeeded"
+    await on_server_async("publish", "cut-1", "e", "[1]")
+    assert (await anext(lines))["data"] == [1]
+    os.kill(server.worker_pids()[0], signal.SIGKILL)
+    await eventually(lambda: _published(on_server_async), True)
+    assert (await anext(lines))["data"]["recovered"] is True
+    assert (await anext(lines))["data"] == [2]
+    assert notes
+    await lines.aclose()
+
+
+async def _published(on_server_async):
+    return (await on_server_async("publish", "cut-1", "e", "[2]")).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("private-a", "--url", "ws://127.0.0.1:9/app/K"), 2, "has no secret"),
+        (("presence-a", "--user-info", "{"), 2, "not JSON"),
+        (("a", "--url", "ws://127.0.0.1:9/app/K"), 1, "can't be reached"),
+        (("no spaces",), 1, "refused the subscription"),
+    ],
+)
+def test_what_is_wrong_is_said(on_server, words, code, says):
+    result = on_server("subscribe", *words)
+    assert (result.exit_code, says in result.stderr) == (code, True), result.stderr
+
+
+def test_a_wrong_secret_and_a_wrong_key_end_with_1(typed, server):
+    right = server.pusher_url
+    refused = typed("subscribe", "private-a", "--url", right.replace(server.app_secret, "wrong"))
+    assert (refused.exit_code, "refused the subscription private-a" in refused.stderr) == (1, True)
+    closed = typed("subscribe", "a", "--url", right.replace(server.app_key, "wrong"))
+    assert (closed.exit_code, "4001" in closed.stderr) == (1, True)
+
+
+def test_it_ends_after_the_seconds_given_and_without_a_secret(typed, server):
+    url = f"ws://127.0.0.1:{server.port}/app/{server.app_key}"
+    result = typed("subscribe", "a", "--seconds", "0.5", "--url", url)
+    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 1)
+
+
+def test_interrupted_it_ends_with_130(background):
+    following = background("subscribe", "a")
+    assert following.stdout is not None
+    following.stdout.readline()
+    following.send_signal(signal.SIGINT)
+    assert following.wait(20) == 130
+    assert "Traceback" not in following.stderr.read()
