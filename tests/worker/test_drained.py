@@ -22,7 +22,7 @@ async def test_a_connection_is_reported_when_its_client_has_read(bench, wait_unt
     worker = await bench.start()
     client, connection, sent = await stalled(bench, worker)
     unsent: list[int] = []
-    worker.hub._drain.wait(connection, lambda: unsent.append(connection.bytes_owed))
+    worker.hub.drain_signal.wait(connection, lambda: unsent.append(connection.bytes_owed))
     # Frames to others are flushed meanwhile.
     witness = await bench.client(worker)
     await witness.nothing_more()
@@ -32,7 +32,7 @@ async def test_a_connection_is_reported_when_its_client_has_read(bench, wait_unt
         await asyncio.wait_for(client.socket.recv(), 10)
     await wait_until(lambda: len(unsent) == 1)
     assert unsent[0] < MAX_UNSENT_BYTES
-    assert not worker.hub._drain._waiting
+    assert not worker.hub.drain_signal._waiting
 
 
 async def test_a_connection_with_little_unsent_is_reported_at_once_but_not_from_within_the_call(bench, wait_until):
@@ -40,8 +40,8 @@ async def test_a_connection_with_little_unsent_is_reported_at_once_but_not_from_
     await bench.client(worker)
     (connection,) = worker.hub.everyone
     calls: list[int] = []
-    worker.hub._drain.wait(connection, lambda: calls.append(1))
-    worker.hub._drain.wait(connection, lambda: calls.append(2))
+    worker.hub.drain_signal.wait(connection, lambda: calls.append(1))
+    worker.hub.drain_signal.wait(connection, lambda: calls.append(2))
     assert calls == []
     await wait_until(lambda: calls == [1, 2])
 
@@ -53,7 +53,7 @@ async def test_what_fits_into_the_kernel_is_reported_after_the_flush(bench, wait
     calls: list[int] = []
     connection.send(b"\x82\x7f" + (MAX_UNSENT_BYTES).to_bytes(8) + b"x" * MAX_UNSENT_BYTES)
     assert connection.bytes_owed >= MAX_UNSENT_BYTES
-    worker.hub._drain.wait(connection, lambda: calls.append(1))
+    worker.hub.drain_signal.wait(connection, lambda: calls.append(1))
     assert len(await asyncio.wait_for(client.socket.recv(), 10)) == MAX_UNSENT_BYTES
     await wait_until(lambda: calls == [1])
 
@@ -62,11 +62,11 @@ async def test_a_connection_that_closes_is_not_reported(bench, wait_until):
     worker = await bench.start()
     client, connection, _ = await stalled(bench, worker)
     calls: list[int] = []
-    worker.hub._drain.wait(connection, lambda: calls.append(1))
+    worker.hub.drain_signal.wait(connection, lambda: calls.append(1))
     client.socket.transport.abort()
     await wait_until(lambda: not len(worker.hub.everyone))
     assert calls == []
-    assert not worker.hub._drain._waiting
+    assert not worker.hub.drain_signal._waiting
 
 
 async def test_an_error_in_one_caller_does_not_lose_the_others(bench, wait_until):
@@ -78,7 +78,7 @@ async def test_an_error_in_one_caller_does_not_lose_the_others(bench, wait_until
     def fail() -> None:
         raise RuntimeError("injected")
 
-    worker.hub._drain.wait(connection, fail)
-    worker.hub._drain.wait(connection, lambda: calls.append(1))
+    worker.hub.drain_signal.wait(connection, fail)
+    worker.hub.drain_signal.wait(connection, lambda: calls.append(1))
     await wait_until(lambda: calls == [1])
     assert worker.loop_exceptions_total == 1

@@ -62,7 +62,7 @@ class Hub:
         self.events_sent: dict[str, int] = {}
         self.admission = Admission()
         self._overruns = 0
-        self._drain = DrainSignal(flusher)
+        self.drain_signal = DrainSignal(flusher)
         self.registry: Registry
         self.bus: Bus
         self.quota: Quota
@@ -80,9 +80,9 @@ class Hub:
         self.quota = quota
         self.tracing = tracing
         self.user_resume = user_resume
-        self.replayer = Replayer(registry.history, self.perform, user_resume, self._drain)
+        self.replayer = Replayer(registry.history, self.perform, user_resume, self.drain_signal)
         user_resume.replay_missed = self.replayer.replay_missed
-        self.history_requests = HistoryRequests(registry.history, self.perform, self._drain)
+        self.history_requests = HistoryRequests(registry.history, self.perform, self.drain_signal)
 
     # -- what sessions ask for -----------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class Hub:
         self.history_requests.closed(connection)
         self.replayer.closed(connection)
         self.user_resume.closed(connection)
-        self._drain.closed(connection)
+        self.drain_signal.closed(connection)
         self.registry.depart(session.app.id)
 
     def _take_ticket(self, connection: Connection, channel: str) -> Ticket:

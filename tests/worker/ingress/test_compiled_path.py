@@ -77,7 +77,7 @@ class Shared:
     def __init__(self):
         self.link = Link()
         self.idle = {}
-        self.stalled = {}
+        self.drain_signal = None
         self.upgraded = None
 
     def wait_for_head(self, connection):

@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
+from redpoll._fanout import Flusher
 from redpoll.config import Settings
+from redpoll.worker.drained import DrainSignal
 from redpoll.worker.ingress import http_requests
 from redpoll.worker.ingress.http_requests import HttpRequests
 
@@ -18,7 +20,13 @@ class FakeJanitor:
 
 @pytest.fixture
 async def http(tmp_path):
-    return HttpRequests(Settings(trusted_proxies=["10.0.0.0/8"]), FakeJanitor(), str(tmp_path / "none.sock"), 10)
+    return HttpRequests(
+        Settings(trusted_proxies=["10.0.0.0/8"]),
+        FakeJanitor(),
+        DrainSignal(Flusher(lambda: None)),
+        str(tmp_path / "none.sock"),
+        10,
+    )
 
 
 async def test_a_limit_is_logged_once_for_each_time_it_is_reached(http, monkeypatch):

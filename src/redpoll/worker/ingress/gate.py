@@ -74,7 +74,7 @@ class Gate:
         self._ready = ready
         self._max_connections = max_connections
         self._trusted = TrustedProxies(settings.trusted_proxies)
-        self.http = HttpRequests(settings, janitor, requests_path, max(1, max_connections // 2))
+        self.http = HttpRequests(settings, janitor, hub.drain_signal, requests_path, max(1, max_connections // 2))
         self.http_connections: Mapping[Connection, HttpReader] = self.http.connections
         self._limits = Limits(
             settings.max_channels_per_connection, settings.client_events_per_second, settings.subscribes_per_second

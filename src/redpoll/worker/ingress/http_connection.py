@@ -16,10 +16,12 @@ import httptools
 from redpoll._engine import HTTP
 from redpoll._http import simple_request
 from redpoll.http_messages import CLOSES, CONTINUE, FIELDS, HEAD_ONLY, HTTP_1_0, LAST, MAX_BODY_BYTES, pack_fields
+from redpoll.worker.drained import MAX_UNSENT_BYTES
 from redpoll.worker.ingress.http_errors import closing, error_response
 
 if TYPE_CHECKING:
     from redpoll.worker.connection import Connection
+    from redpoll.worker.drained import DrainSignal
     from redpoll.worker.ingress.control_link import ControlLink
 
 __all__ = ["MAX_HEADERS", "MAX_HEAD_BYTES", "HttpConnection"]
@@ -31,8 +33,6 @@ _MAX_UNASKED_BODY_BYTES: Final = 16 * 1024
 # Tiny chunks cost far more than their bytes. Beyond this many, chunks must have this size on average.
 _FREE_CHUNKS: Final = 1024
 _MIN_CHUNK_BYTES: Final = 64
-# While this much of earlier answers is unread, the next pipelined request waits.
-MAX_UNREAD_BYTES: Final = 256 * 1024
 
 # The kind of a header field: its place in FIELDS if it is passed to control, else one of these.
 _IGNORE, _HOST, _LENGTH, _ENCODING, _EXPECT, _UPGRADE, _FORWARDED = -1, 100, 101, 102, 103, 104, 105
@@ -71,7 +71,7 @@ class Shared(Protocol):
     reading_bytes: int
     max_reading_bytes: int
     idle: dict[HttpConnection, None]
-    stalled: dict[HttpConnection, None]
+    drain_signal: DrainSignal
 
     def wait_for_head(self, connection: Connection) -> None: ...
     def wait_for_body(self, connection: Connection) -> None: ...
@@ -84,10 +84,12 @@ class Shared(Protocol):
 class HttpConnection:
     """Reads requests from `connection` and answers them. `http` is what all HTTP connections of the worker share.
 
-    `busy`: the number of the request that control has, 0 while it has none.
+    `busy`: the number of the request that control has, 0 while it has none. `stalled`: the next request waits until
+    the client has read the answers before it.
     """
 
     busy = 0
+    stalled = False
     # llhttp's, made for the first request that isn't of the usual shape.
     _parser: httptools.HttpRequestParser | None = None
     _phase = _BETWEEN
@@ -375,8 +377,10 @@ class HttpConnection:
         """Take the next step: send a complete request, refuse, parse the backlog, or read on."""
         connection, requests = self.connection, self._requests
         while requests:
-            if connection.bytes_owed > MAX_UNREAD_BYTES:
-                self._http.stalled[self] = None
+            # A client that pipelines must read the answers before its next request is executed.
+            if connection.bytes_owed >= MAX_UNSENT_BYTES:
+                self.stalled = True
+                self._http.drain_signal.wait(connection, self._client_has_read)
                 return
             request = requests.pop(0)
             if isinstance(request, bytes):
@@ -464,12 +468,10 @@ class HttpConnection:
             self.connection.write_http(answer.replace(b"Connection: close\r\n", b"", 1))
             self._go_on()
 
-    def go_on(self) -> None:
-        """Continue if the client has read enough of the earlier answers."""
-        if self.connection.bytes_owed > MAX_UNREAD_BYTES:
-            return
-        self._http.stalled.pop(self, None)
-        self._go_on()
+    def _client_has_read(self) -> None:
+        if self.stalled:
+            self.stalled = False
+            self._go_on()
 
     def _refuse(self) -> None:
         assert self._fault is not None
@@ -482,7 +484,9 @@ class HttpConnection:
         """The connection is lost, or became a WebSocket."""
         http = self._http
         http.idle.pop(self, None)
-        http.stalled.pop(self, None)
+        if self.stalled:
+            self.stalled = False
+            http.drain_signal.closed(self.connection)
         self._drop_body()
         if self.busy:
             http.link.forget(self.busy)

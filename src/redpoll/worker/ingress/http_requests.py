@@ -21,6 +21,7 @@ from redpoll.worker.ingress.http_errors import error_response
 if TYPE_CHECKING:
     from redpoll.config import Settings
     from redpoll.worker.connection import Connection
+    from redpoll.worker.drained import DrainSignal
     from redpoll.worker.janitor import Janitor
 
 __all__ = ["HttpRequests"]
@@ -43,18 +44,20 @@ _ALIVE: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length:
 class HttpRequests:
     """The HTTP side of a worker. `max_connections` bounds its HTTP connections.
 
-    `idle`: connections between two requests, the longest idle first. `stalled`: those whose client leaves answers
-    unread. `refused` counts refusals by the limit that was reached.
+    `idle`: connections between two requests, the longest idle first. `refused` counts refusals by the limit that was
+    reached. `drain_signal` says when a client has read the answers that it left unread.
     """
 
-    def __init__(self, settings: Settings, janitor: Janitor, path: str, max_connections: int) -> None:
+    def __init__(
+        self, settings: Settings, janitor: Janitor, drain_signal: DrainSignal, path: str, max_connections: int
+    ) -> None:
+        self.drain_signal = drain_signal
         self.link = ControlLink(path)
         self.draining = False
         self.max_requests = MAX_REQUESTS
         self.max_reading_bytes = MAX_READING_BYTES
         self.reading_bytes = 0
         self.idle: dict[HttpConnection, None] = {}
-        self.stalled: dict[HttpConnection, None] = {}
         self.refused: dict[str, int] = {"connections": 0, "requests": 0, "bodies": 0}
         self.connections: dict[Connection, HttpConnection] = {}
         self._max_connections = max_connections
@@ -130,8 +133,6 @@ class HttpRequests:
     def beat(self) -> None:
         """Four times a second."""
         self.link.beat()
-        for http in list(self.stalled):
-            http.go_on()
 
     # -- limits and answers --------------------------------------------------------------------------------
 
