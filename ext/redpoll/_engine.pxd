@@ -1,7 +1,7 @@
 # A WebSocket connection's bytes: layout and ownership. Behaviour is in _engine.pyx.
 
 cimport cython
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from redpoll._fanout cimport Sink
 
@@ -58,6 +58,8 @@ cdef class WebSocket(Sink):
     cdef uint8_t deciding
     # pong_received() is called for the next pong.
     cdef public uint8_t awaits_pong
+    # For the layer above: where it counts connections by address; 0: not counted. It fits into the padding.
+    cdef public uint16_t address_slot
     # Owned; for the layer above. They lie here because a subclass with slots of its own would be tracked by the
     # garbage collector: 16 bytes more, and each full collection would visit every connection.
     cdef public object gate

@@ -323,7 +323,7 @@ cdef class WebSocket(Sink):
     """One client's connection, from accept to close. Override what you need:
 
     connected(), head_received(head), head_too_large(), message_received(message), binary_received(),
-    pong_received(), closing(), closed(code, reason), gone(), http_received(data), http_ended().
+    pong_received(), closing(), closed(code, reason), gone(), released(), http_received(data), http_ended().
 
     If one of them raises, this socket is closed with 1011, and the exception is counted and passed to the loop's
     exception handler. Other connections aren't affected. `max_message_bytes` bounds a message, in one frame or in many.
@@ -391,6 +391,10 @@ cdef class WebSocket(Sink):
 
     def gone(self):
         """The connection is lost or was answered, and was never accepted as a WebSocket."""
+
+    def released(self):
+        """The descriptor is closed; called once, after closed() or gone(), and seconds after closed() if the client
+        keeps the TCP connection open."""
 
     # -- what the poller calls -------------------------------------------------------------------------------
 
@@ -486,6 +490,7 @@ cdef class WebSocket(Sink):
             elif not self.end_reported:
                 self.end_reported = True
                 self.gone()
+            self.released()
         except Exception as error:
             self.callback_failed(error)
         finally:

@@ -120,6 +120,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ()
     workers: Annotated[int, _about("Number of worker processes. 0: one per available CPU.", ge=0, le=1024)] = 0
+    expected_connections: Annotated[
+        int,
+        _about(
+            "The number of connections that this machine is meant to carry. At its start redpoll checks descriptors, "
+            "the backlog, ports, TCP memory, memory and CPUs against it, and logs what won't suffice and what to "
+            "write where. It limits nothing. 0: no check.",
+            ge=0,
+            le=100_000_000,
+        ),
+    ] = 0
     redis_url: Annotated[
         str,
         _about(
@@ -200,6 +210,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_channels_per_connection: Annotated[
         int, _about("Maximum number of channels that one connection may subscribe to.", ge=1, le=1_000_000)
     ] = 1_000
+    max_connections_per_address: Annotated[
+        int,
+        _about(
+            "Maximum number of WebSockets that one client address (IPv6: one /64) may have open with each worker. More "
+            "are closed with 4100. Counts addresses that redpoll knows: public addresses that connect directly without "
+            "an X-Forwarded-For header, and what `trusted_proxies` name. Once `trusted_proxies` is set, every other "
+            "address counts as a client's own. 0: no limit.",
+            ge=0,
+        ),
+    ] = 2_000
     trigger_rate_per_minute: Annotated[
         int,
         _about(

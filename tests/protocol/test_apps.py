@@ -188,6 +188,7 @@ def test_the_default_of_each_setting():
         "max_user_info_bytes": 1024,
         "user_resume_s": 0,
         "max_history_channels": 10_000,
+        "max_occupied_channels": 1_000_000,
     }
 
 

@@ -36,8 +36,10 @@ def serve(config_path: str | None, **flags: Any) -> None:
     """
     settings = settings_of(config_path, flags)
     from redpoll import logs, supervisor
+    from redpoll.doctor import capacity
 
     logs.configure(settings, "supervisor")
+    capacity.log_shortages(settings)
     try:
         code = supervisor.serve(settings)
     except supervisor.StartError as error:

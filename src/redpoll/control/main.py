@@ -117,6 +117,9 @@ class ControlPlane:
             self._keys,
             start.run,
             hooks_of=lambda app_id: records.apps[app_id].hooks if app_id in records.apps else "",
+            has_history=lambda app_id, channel: (
+                app_id in records.apps and records.apps[app_id].history_rule(channel) is not None
+            ),
             debounced=settings.webhook_debounce_s > 0,
         )
         self.outbox = Outbox(self.link, self._keys, settings.webhook_debounce_s)

@@ -69,6 +69,8 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
             "upgrades_refused_total",
             "WebSocket upgrades refused because the server was not ready or full, or the key unknown.",
         ),
+        _family("address_limited_total", "WebSockets refused because of max_connections_per_address."),
+        _family("channels_limited_total", "Subscribes refused because of an app's max_occupied_channels."),
         _family("subscribes_limited_total", "Subscribes refused because of subscribes_per_second."),
         _family("channels", "Channels with subscribers on this worker."),
         _family("subscriptions", "Subscriptions on this worker."),

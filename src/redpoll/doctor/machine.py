@@ -24,6 +24,7 @@ from redis.exceptions import RedisError
 from redpoll import __version__, embedded
 from redpoll.certificate import PairError, read_pair
 from redpoll.config import Settings
+from redpoll.doctor import capacity
 from redpoll.doctor.report import Finding, failed, ok, skipped, warning
 
 __all__ = ["examine"]
@@ -50,6 +51,7 @@ async def examine(settings: Settings) -> list[Finding]:
         clock(_clock_state()),
         certificate(settings),
         await redis_server(settings),
+        *capacity.examine(settings, capacity.this_machine()),
     ]
 
 

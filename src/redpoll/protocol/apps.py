@@ -94,6 +94,7 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_user_info_bytes: int = 1_024
     user_resume_s: int = 0
     max_history_channels: int = 10_000
+    max_occupied_channels: int = 1_000_000
     history: tuple[HistoryRule, ...] = ()
     hooks: str = ""
     console_key: Key | None = None
@@ -282,6 +283,13 @@ _TABLE = (
         "",
         1,
         1_000_000,
+    ),
+    Setting(
+        "max_occupied_channels",
+        "count",
+        "Channels that have subscribers at a time, over all workers; subscribes to further ones are refused. Each "
+        "takes about 1 kB of Redis. 0: no limit.",
+        maximum=100_000_000,
     ),
 )
 SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}

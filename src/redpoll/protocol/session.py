@@ -198,15 +198,19 @@ class Session:
 
     def refused(self, channel: str, reason: str, now: float) -> list[Effect]:
         """The worker calls this when the Join of `channel` failed. `reason` is "members" if the presence channel is
-        full, or "unavailable", after which the worker closes the connection."""
+        full, "channels" if the app has too many occupied channels, or "unavailable", after which the worker closes the
+        connection."""
         subscription = self.channels.get(channel)
         if subscription is None or not subscription.pending:
             return []
         del self.channels[channel]
         self._charge_subscribe(now)
-        if reason != "members":
+        if reason == "members":
+            fault = f"the presence channel is full: {self.app.max_presence_members} members are allowed"
+        elif reason == "channels":
+            fault = "the app has as many channels with subscribers as it may have"
+        else:
             return []
-        fault = f"the presence channel is full: {self.app.max_presence_members} members are allowed"
         return _refusal(channel, "LimitReached", fault, 413) * (subscription.repeats + 1)
 
     # -- subscribing ----------------------------------------------------------------------------------------

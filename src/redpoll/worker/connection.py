@@ -64,6 +64,9 @@ class Doorkeeper(Protocol):
     def closed(self, connection: Connection) -> None:
         """The WebSocket has ended."""
 
+    def released(self, connection: Connection) -> None:
+        """Its descriptor is closed."""
+
 
 @untracked
 class Connection(WebSocket):
@@ -120,6 +123,9 @@ class Connection(WebSocket):
 
     def closed(self, code: int, reason: str) -> None:
         self.gate.closed(self)
+
+    def released(self) -> None:
+        self.gate.released(self)
 
     # -- called by the worker -----------------------------------------------------------------------------
 

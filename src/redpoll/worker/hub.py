@@ -61,6 +61,8 @@ class Hub:
         # By app id: events times the connections that each was sent to.
         self.events_sent: dict[str, int] = {}
         self.admission = Admission()
+        # Subscribes refused because of max_occupied_channels.
+        self.channels_refused = 0
         self._overruns = 0
         self.drain_signal = DrainSignal(flusher)
         self.registry: Registry
@@ -274,6 +276,8 @@ class Hub:
     def refused(self, local_channel: LocalChannel, ticket: Ticket, reason: str) -> None:
         connection: Connection = ticket.owner
         self._take_ticket(connection, local_channel.channel)
+        if reason == "channels":
+            self.channels_refused += 1
         self.perform(connection, connection.session.refused(local_channel.channel, reason, monotonic()))
         if reason == "unavailable":
             connection.shut(4100, "the subscription could not be confirmed in time; connect again")

@@ -289,6 +289,8 @@ class Worker:
                 "brakes_total": self.backpressure.times_on,
                 "handshakes_failed_total": self.listeners.handshakes_failed_total,
                 "upgrades_refused_total": gate.upgrades_refused_total,
+                "address_limited_total": gate.addresses.refused,
+                "channels_limited_total": self.hub.channels_refused,
                 "subscribes_limited_total": gate.refusals.subscribes,
                 "http_connections": len(gate.http.connections),
                 "http_forwarded_total": gate.http.link.requests_total,

@@ -367,7 +367,7 @@ def test_every_call_carries_the_flags_for_webhook_rows():
     local_channel = room()
     local_channel.follow(app(hooks="om"))
     wait(local_channel, "a")
-    assert send(local_channel).flags == "rom"
+    assert send(local_channel).flags == "rlom"
     answer(local_channel)
     local_channel.detach("a")
     assert send(local_channel).flags == "om"
@@ -386,7 +386,7 @@ def test_joins_of_a_channel_with_history_ask_for_its_position():
     local_channel.follow(app(history=(RULE,), max_history_channels=6_400))
     wait(local_channel)
     assert (local_channel.rule, local_channel.settings.max_histories) == (RULE, cap_of_shard(6_400))
-    assert send(local_channel).flags == "h"
+    assert send(local_channel).flags == "hl"
     answer(local_channel)
     local_channel.history = HistoryPosition("e", 5, True)
     local_channel.follow(app(history=(RULE,)))
@@ -396,6 +396,9 @@ def test_joins_of_a_channel_with_history_ask_for_its_position():
     answer(local_channel)
     local_channel.detach(None)
     assert send(local_channel).flags == ""
+    answer(local_channel)
+    local_channel.detach(None)
+    assert send(local_channel).flags == "z"
 
 
 def test_history_position_is_asked_for_once_and_forgotten_when_the_rule_goes():

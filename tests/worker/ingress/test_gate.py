@@ -174,3 +174,34 @@ class TestPlainHttp:
         worker = await bench.start()
         assert b" 200 OK" in await exchange(worker, b"GET /healthz HTTP/1.0\r\n\r\n")
         assert b" 503 " in await exchange(worker, b"GET /readyz HTTP/1.0\r\n\r\n")
+
+
+class TestAddresses:
+    async def test_connections_of_one_address_beyond_the_limit_are_refused_with_4100(self, bench):
+        worker = await bench.start(max_connections_per_address=2, trusted_proxies=("127.0.0.1",))
+        client = {"additional_headers": {"X-Forwarded-For": "8.8.8.8"}}
+        first, _ = [await bench.client(worker, **client) for _ in range(2)]
+        frame, code, reason = await refusal(bench, worker, f"/app/{KEY}?protocol=7", **client)
+        assert (frame["data"]["code"], code) == (4100, 4100)
+        assert "your address" in reason
+        assert worker.gate.addresses.refused == 1
+        await bench.client(worker, additional_headers={"X-Forwarded-For": "8.8.4.4"})
+        await first.socket.close()
+        await bench.settled(worker, lambda: worker.gate.connections == 2)
+        await bench.client(worker, **client)
+
+    async def test_a_closed_connection_counts_until_its_descriptor_is_closed(self, bench):
+        """Clients that violated the protocol and kept TCP open filled all descriptors of a worker."""
+        worker = await bench.start()
+        writers = []
+        for _ in range(10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+            # A frame without a mask: closed with 1002.
+            writer.write(UPGRADE.format(path=f"/app/{KEY}").encode() + b"\x81\x01x")
+            await asyncio.wait_for(reader.read(), 5)
+            writers.append(writer)
+        assert len(worker.hub.everyone) == 0
+        assert worker.gate.connections == 10
+        for writer in writers:
+            writer.close()
+        await bench.settled(worker, lambda: worker.gate.connections == 0)

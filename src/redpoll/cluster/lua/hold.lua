@@ -13,17 +13,18 @@
 --       then n      the count last announced, and when (COUNT)
 --       then k      the cached event (CACHED)
 --       then km     marker: the cache miss was reported (CACHED and CACHE_MISS_ROWS)
---       then hm ha  the epoch and last offset of the channel's history; the app's channels with history (HISTORY)
+--       then hm ha  the epoch and last offset of the channel's history; the app's channels with history (HISTORY or
+--                   HISTORY_ENDS)
 -- ARGV  1 W  2 gen (-1: the reaper's)  3 kind  4 flags
 --       5 app id  6 channel  7 base: the number of attached sockets that stay
 --       8 cap on users (PRESENCE) or on the sum of all counts (CONNECTIONS); 0: none
 --       9 topic  10 PUBLISH or SPUBLISH  11 number of gone users  12 number of joins
 --       13... the gone users; then for PRESENCE a user and a user_info per join; then for HISTORY the epoch to begin if
 --       the channel has none of this era, the seconds that messages are kept, the cap on the app's channels with
---       history in this shard, and the era
+--       history in this shard, and the era; then for OCCUPIED_LIMIT the cap on the app's occupied channels in this shard
 -- Returns {'OK', stamp, accepted, added, removed[, roster][, cached][, epoch, top][, total, due][, dropped]}.
---       accepted: a digit per join, 1 or 0. added, removed: the joins and the gone users that this call announced,
---       counted from 0. roster (ROSTER): p, flat. cached (CACHED): an envelope's tail, or nil. epoch, top (HISTORY):
+--       accepted: a digit per join: 1, or 0 (beyond the cap), or 2 (beyond the cap on occupied channels). added, removed:
+--       the joins and the gone users that this call announced, counted from 0. roster (ROSTER): p, flat. cached (CACHED): an envelope's tail, or nil. epoch, top (HISTORY):
 --       epoch is nil if the app has no history left to give; top is the last offset. total, due (COUNT): the sum of all
 --       counts, and the ms until it may be announced, 0 if it is. dropped (COUNT_ROWS or CACHE_MISS_ROWS): the number
 --       of webhook rows that were not written because too many are unread.
@@ -54,6 +55,10 @@ local WORKER_ENDS = flag('e')
 local CACHED = flag('c')
 -- The reply carries the position of the history, which is created if it doesn't exist.
 local HISTORY = flag('h')
+-- If nobody is left, a history in which nothing was published ends within minutes.
+local HISTORY_ENDS = flag('z')
+-- An unoccupied channel may only be joined if the app has fewer occupied channels in this shard than the cap.
+local OCCUPIED_LIMIT = flag('l')
 -- Write webhook rows: channel.occupied and .vacated; member.added and .removed; subscription.count; cache.miss.
 local OCCUPANCY_ROWS = flag('o')
 local MEMBER_ROWS = flag('m')
@@ -65,6 +70,9 @@ local DEBOUNCE = flag('d')
 -- Limits on the stream of webhook rows: above the first, rows that nobody relies on are not written; above the
 -- second, the oldest rows are lost. publish.lua and drain.lua have the same.
 local MAX_OPTIONAL_ROWS, MAX_ROWS = 10000, 20000
+
+-- The seconds for which a history without a message outlives its last subscriber.
+local EMPTY_HISTORY_S = 300
 
 -- The envelopes that this script publishes (envelopes.py).
 local MEMBER_ADDED, MEMBER_REMOVED, TOTAL, USER_ONLINE, USER_OFFLINE = 'm', 'r', 'n', 'o', 'f'
@@ -81,7 +89,7 @@ if stored ~= gen then return {'STALE'} end
 
 local key_of, at = {}, 6
 for _, key in ipairs({{'p', PRESENCE}, {'n', COUNT}, {'k', CACHED}, {'km', CACHED and CACHE_MISS_ROWS},
-                      {'hm', HISTORY}, {'ha', HISTORY}}) do
+                      {'hm', HISTORY or HISTORY_ENDS}, {'ha', HISTORY or HISTORY_ENDS}}) do
   if key[2] then
     at = at + 1
     key_of[key[1]] = KEYS[at]
@@ -91,6 +99,13 @@ end
 local last = tonumber(redis.call('GET', KEYS[4]) or '0')
 local held = tonumber(redis.call('HGET', KEYS[2], W) or '0')
 local holders = redis.call('HLEN', KEYS[2])
+-- Where the arguments of HISTORY and those after them begin.
+local first = 13 + gone + (PRESENCE and 2 * joins or 0)
+local refused_joins = 0
+if OCCUPIED_LIMIT and holders == 0
+    and redis.call('SCARD', KEYS[3]) >= tonumber(ARGV[first + (HISTORY and 4 or 0)]) then
+  refused_joins, joins = joins, 0
+end
 local elsewhere = -held
 if CONNECTIONS or COUNT then
   for _, count in ipairs(redis.call('HVALS', KEYS[2])) do elsewhere = elsewhere + tonumber(count) end
@@ -199,6 +214,8 @@ else
   admitted = joins
 end
 
+if refused_joins > 0 then accepted = string.rep('2', refused_joins) end
+
 local n = base + admitted
 -- While users remain to be removed, W's field must stay: a reaper finds the users by way of it. Without a field there
 -- are no such users.
@@ -251,14 +268,15 @@ end
 if missed then deltas[#deltas + 1] = {row = {'cache.miss'}} end
 
 local epoch, top, begun, before = false, '0', false, false
--- Where the arguments of HISTORY begin.
-local first = 13 + gone + (PRESENCE and 2 * joins or 0)
-if HISTORY then
-  local meta = redis.call('HMGET', key_of.hm, 'e', 's', 'r')
+local published = false
+if HISTORY and refused_joins == 0 then
+  local meta = redis.call('HMGET', key_of.hm, 'e', 's', 'r', 't')
   epoch, top, before = meta[1], meta[2] or '0', meta[1]
+  published = meta[4]
   if (meta[3] or '') ~= ARGV[first + 3] then epoch = false end
+  -- Subscribes alone may take half of the cap: anyone can subscribe, and a publish must still find room.
   begun = not epoch and (tonumber(redis.call('ZSCORE', key_of.ha, channel) or '0') > tonumber(now_ms)
-    or redis.call('ZCOUNT', key_of.ha, '(' .. now_ms, '+inf') < tonumber(ARGV[first + 2]))
+    or redis.call('ZCOUNT', key_of.ha, '(' .. now_ms, '+inf') < math.ceil(tonumber(ARGV[first + 2]) / 2))
   if begun then epoch = ARGV[first] end
 end
 
@@ -296,6 +314,17 @@ if epoch then
   -- If something was published, publish.lua has set a longer expiry, which stays.
   local seconds = tonumber(ARGV[first + 1]) + 86400
   if before then redis.call('EXPIRE', key_of.hm, seconds, 'GT') else redis.call('EXPIRE', key_of.hm, seconds) end
+  if not published then
+    -- It counts towards the cap although nothing is stored in it.
+    if begun then redis.call('ZREMRANGEBYSCORE', key_of.ha, '-inf', now_ms) end
+    redis.call('ZADD', key_of.ha, string.format('%.0f', now_ms + seconds * 1000), channel)
+    redis.call('EXPIRE', key_of.ha, 5184000)
+  end
+end
+if HISTORY_ENDS and holders == (held > 0 and 1 or 0) and n == 0
+    and redis.call('EXISTS', key_of.hm) == 1 and redis.call('HEXISTS', key_of.hm, 't') == 0 then
+  redis.call('EXPIRE', key_of.hm, EMPTY_HISTORY_S)
+  redis.call('ZADD', key_of.ha, string.format('%.0f', now_ms + EMPTY_HISTORY_S * 1000), channel)
 end
 if announce then
   redis.call('SET', key_of.n, string.format('%.0f ', total) .. now_ms, 'EX', 60)

@@ -66,6 +66,10 @@ class Flag:
     """The reply carries the cached event."""
     HISTORY: Final = "h"
     """The reply carries the position of the channel's history, which is created if it doesn't exist."""
+    HISTORY_ENDS: Final = "z"
+    """If nobody is left, a history in which nothing was published ends within minutes."""
+    OCCUPIED_LIMIT: Final = "l"
+    """An unoccupied channel is joined only if the app has few enough occupied ones."""
     OCCUPANCY_ROWS: Final = "o"
     """Write webhook rows for channel.occupied and channel.vacated."""
     MEMBER_ROWS: Final = "m"
@@ -138,7 +142,8 @@ class HistoryTerms(NamedTuple):
 class HoldReply(NamedTuple):
     """What Redis answered. Fields that the call's flags didn't ask for keep their defaults.
 
-    `accepted` has one digit for each subscription of the call: b"1" or b"0". `added` indexes the call's `joins`,
+    `accepted` has one digit for each subscription of the call: b"1"; b"0" beyond the cap; b"2" if the app has as many
+    occupied channels as it may have. `added` indexes the call's `joins`,
     `removed` its `gone`: the users whose arrival or departure this call announced.
     """
 
@@ -185,7 +190,7 @@ def hold_keys(keys: Keys, w: str, app_id: str, channel: str, kind: str, flags: s
         names.append(b"%bk:%b" % (head, tail))
         if Flag.CACHE_MISS_ROWS in flags:
             names.append(b"%bkm:%b" % (head, tail))
-    if Flag.HISTORY in flags:
+    if Flag.HISTORY in flags or Flag.HISTORY_ENDS in flags:
         names += (b"%bhm:%b" % (head, tail), b"%bha:%b" % (head, app))
     return names
 
@@ -201,9 +206,10 @@ def encode(
     call: HoldCall[Any],
     extra_flags: str = "",
     history: HistoryTerms | None = None,
+    max_occupied: int = 0,
 ) -> tuple[list[bytes], list[bytes | str | int]]:
     """KEYS and ARGV of a call that worker `w` makes. `extra_flags` are the sender's; `history` is required with
-    Flag.HISTORY."""
+    Flag.HISTORY, `max_occupied` with Flag.OCCUPIED_LIMIT: the cap in this shard."""
     base, cap, flags, gone, joins, tickets, _, _ = call
     flags += extra_flags
     args: list[bytes | str | int] = [
@@ -226,6 +232,8 @@ def encode(
     if Flag.HISTORY in flags:
         assert history is not None
         args += history
+    if Flag.OCCUPIED_LIMIT in flags:
+        args.append(max_occupied)
     return hold_keys(keys, w, app_id, channel, kind, flags), args
 
 

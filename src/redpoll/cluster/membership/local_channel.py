@@ -68,13 +68,14 @@ class HistoryPosition:
 class ChannelSettings(NamedTuple):
     """What the app's record says about a channel. `cap`: most members. `caches`: joiners get the cached event. `hooks`:
     the flags of `hold` for webhook rows. `rule`: the history rule, None without history. `max_histories`: cap on the
-    app's channels with history in this shard."""
+    app's channels with history in this shard. `max_occupied`: cap on its occupied channels there, 0 for none."""
 
     cap: int = 0
     caches: bool = False
     hooks: str = ""
     rule: HistoryRule | None = None
     max_histories: int = 0
+    max_occupied: int = 0
 
 
 NO_SETTINGS: Final = ChannelSettings()
@@ -248,7 +249,9 @@ class LocalChannel:
             self.history = None
         hooks = hook_flags(app.hooks, channel, kind)
         # Channels with the same settings share one object.
-        settings = ChannelSettings(cap, is_cache(channel), hooks, rule, cap_of_shard(app.max_history_channels))
+        max_occupied = cap_of_shard(app.max_occupied_channels) if app.max_occupied_channels else 0
+        max_histories = cap_of_shard(app.max_history_channels)
+        settings = ChannelSettings(cap, is_cache(channel), hooks, rule, max_histories, max_occupied)
         if settings != self.settings:
             self.settings = _shared(settings)
         self.needs_position = rule is not None and self.history is None
@@ -388,6 +391,10 @@ class LocalChannel:
         if settings.rule is not None and (tickets or asking):
             flags += Flag.HISTORY
             self.needs_position = False
+        elif settings.rule is not None and not self.attached:
+            flags += Flag.HISTORY_ENDS
+        if settings.max_occupied and tickets and not self.attached:
+            flags += Flag.OCCUPIED_LIMIT
         return HoldCall(self.attached, settings.cap, flags + settings.hooks, gone, joins, tickets, True, recheck)
 
     def accept(self, call: HoldCall[Ticket], accepted: bytes) -> tuple[list[Ticket], list[Ticket]]:

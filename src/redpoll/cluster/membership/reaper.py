@@ -36,6 +36,10 @@ def _no_hooks(app_id: str) -> str:
     return ""
 
 
+def _no_history(app_id: str, channel: str) -> bool:
+    return False
+
+
 class Beats:
     """Decides which workers are dead, from the beat table and the supervisor's list. No I/O; `now` is control's clock.
 
@@ -106,7 +110,7 @@ class Reaper:
 
     A read without an answer for `unanswered_s` drops the connection, as a worker's beat does. `hooks_of(app_id)` is
     `App.hooks` as it is now, "" if there is no such app: the reaper writes the webhook rows for what a dead worker
-    held. `debounced` is as in `Sync`.
+    held. `has_history(app_id, channel)`: a history rule applies to the channel. `debounced` is as in `Sync`.
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class Reaper:
         run: str,
         *,
         hooks_of: Callable[[str], str] = _no_hooks,
+        has_history: Callable[[str, str], bool] = _no_history,
         debounced: bool = True,
         read_s: float = 1.0,
         max_same: int = 4,
@@ -126,6 +131,7 @@ class Reaper:
         self._link = link
         self._keys = keys
         self._hooks_of = hooks_of
+        self._has_history = has_history
         self._debounced = debounced
         self._read_s = read_s
         self._unanswered_s = unanswered_s
@@ -298,6 +304,8 @@ class Reaper:
         hooks = hook_flags(self._hooks_of(app_id), channel, kind)
         if hooks and self._debounced:
             hooks += Flag.DEBOUNCE
+        if kind in (CHANNEL, PRESENCE) and self._has_history(app_id, channel):
+            flags += Flag.HISTORY_ENDS
         call: HoldCall[Any] = HoldCall(0, 0, flags + hooks, gone, (), (), True, False)
         topic = self._keys.topic(app_id, channel)
         return encode(self._keys, w, REAPER_GEN, app_id, channel, kind, topic, call)

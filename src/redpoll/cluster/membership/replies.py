@@ -22,6 +22,9 @@ from redpoll.cluster.membership.timings import Timings
 
 __all__ = ["Replies"]
 
+# The digit of HoldReply.accepted for subscribes beyond the cap on occupied channels.
+_BEYOND_OCCUPIED = b"2"
+
 
 class Replies:
     def __init__(
@@ -77,8 +80,10 @@ class Replies:
             if total is not None and local_channel.tally is not None:
                 local_channel.tally.joined(total, alone=not attached)
             self._events.joined(local_channel, joined, cached, total)
-        for ticket in refused:
-            self._events.refused(local_channel, ticket, "members")
+        if refused:
+            reason = "channels" if _BEYOND_OCCUPIED in reply.accepted else "members"
+            for ticket in refused:
+                self._events.refused(local_channel, ticket, reason)
 
     def _report(self, local_channel: LocalChannel, changes: Changes) -> None:
         for user in changes.removed:

@@ -267,6 +267,7 @@ class Sync:
             call,
             extra_flags,
             history,
+            settings.max_occupied,
         )
         self._link.run(HOLD, names, args, partial(self._answered, local_channel, call))
 

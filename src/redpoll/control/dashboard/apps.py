@@ -21,7 +21,16 @@ __all__ = ["AppPages"]
 # How the page groups the settings. Settings that are in no group appear under the last heading.
 _GROUPS: Final = (
     ("What clients may do", ("client_events", "subscription_count", "watchlist", "idempotency")),
-    ("Who may connect", ("allowed_origins", "tls_required", "user_authentication_timeout_s", "max_connections")),
+    (
+        "Who may connect",
+        (
+            "allowed_origins",
+            "tls_required",
+            "user_authentication_timeout_s",
+            "max_connections",
+            "max_occupied_channels",
+        ),
+    ),
     ("Limits of an event", ("max_event_name_chars", "max_channels", "max_data_bytes", "max_batch")),
     ("Presence", ("max_presence_members", "max_user_info_bytes")),
     ("Storage", ("cache_ttl_s", "max_history_channels", "user_resume_s")),

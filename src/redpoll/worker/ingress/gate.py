@@ -26,6 +26,7 @@ from redpoll.proxies import TrustedProxies
 from redpoll.worker.client_libraries import ClientLibraries
 from redpoll.worker.connection import Connection, HttpReader, Introduced
 from redpoll.worker.hub import Hub
+from redpoll.worker.ingress.addresses import Addresses
 from redpoll.worker.ingress.http_errors import error_response
 from redpoll.worker.ingress.http_requests import HttpRequests
 from redpoll.worker.janitor import Janitor
@@ -74,6 +75,7 @@ class Gate:
         self._ready = ready
         self._max_connections = max_connections
         self._trusted = TrustedProxies(settings.trusted_proxies)
+        self.addresses = Addresses(settings.max_connections_per_address, self._trusted)
         self.http = HttpRequests(settings, janitor, hub.drain_signal, requests_path, max(1, max_connections // 2))
         self.http_connections: Mapping[Connection, HttpReader] = self.http.connections
         self._limits = Limits(
@@ -102,7 +104,6 @@ class Gate:
 
     def gone(self, connection: Connection) -> None:
         """A connection that never became a WebSocket has ended."""
-        self.connections -= 1
         self.http.gone(connection)
         self.janitor.departed(connection)
         self.hub.admission.withdraw(connection)
@@ -115,11 +116,15 @@ class Gate:
 
     def closed(self, connection: Connection) -> None:
         """A WebSocket has ended, whatever the cause: FIN, RST, timeout, protocol error, or a close by this server."""
-        self.connections -= 1
         if connection.state == _engine.CLOSED:
             self.janitor.departed(connection)
         if connection.session is not None:
             self.hub.closed(connection)
+
+    def released(self, connection: Connection) -> None:
+        """The descriptor is closed. Until then it counts: clients choose how long they keep a closed connection."""
+        self.connections -= 1
+        self.addresses.leave(connection.address_slot)
 
     def head_received(self, connection: Connection, head: bytes) -> None:
         # A server may ignore an Upgrade to another protocol, such as curl's h2c, and answer in HTTP/1.1.
@@ -163,6 +168,18 @@ class Gate:
             self._answer(connection, 503, "unavailable", text, "Retry-After: 1\r\n")
             return
         upgrade = _read(request)
+        if not connection.address_slot and self.addresses.limit:
+            slot = self.addresses.enter(
+                self._introduction(connection)[0][0],
+                request.headers,
+                named=self.settings.proxy_protocol,
+            )
+            if slot is None:
+                # 4100 and not 4004: others may share the address, and pusher-js never reconnects after 4004.
+                text = "your address has as many connections as this server allows"
+                self._settle(connection, upgrade, handshake.Refusal(4100, text))
+                return
+            connection.address_slot = slot
         outcome = self._check(connection, upgrade)
         if isinstance(outcome, handshake.Refusal):
             self._settle(connection, upgrade, outcome)

@@ -1,0 +1,139 @@
+"""What subscribes may leave in Redis: occupied channels of an app, and histories in which nothing was published."""
+
+import pytest
+
+from redpoll.cluster.bus import Bus, Outgoing
+from redpoll.cluster.keys import shard
+from redpoll.cluster.membership.reaper import Reaper
+from redpoll.protocol.apps import HistoryRule
+
+RULE = HistoryRule(id="0a0b0c", name="", prefix=True, keep=10, seconds=3_600)
+
+
+def of_one_shard(count: int) -> list[str]:
+    """Channels whose keys are in one shard."""
+    names = (f"room-{n}" for n in range(10_000))
+    return [name for name in names if shard("7", name) == 5][:count]
+
+
+async def outcome(socket, wait_until) -> str:
+    await wait_until(lambda: socket.state != "pending")
+    return socket.reason or socket.state
+
+
+async def nothing_held(worker, wait_until) -> None:
+    await wait_until(lambda: not list(worker.registry.local_channels()))
+
+
+# Occupied channels
+
+
+@pytest.mark.parametrize("prefix", ["", "presence-"])
+async def test_subscribes_to_further_channels_are_refused_at_the_apps_limit(a, b, make_app, wait_until, truth, prefix):
+    one, two = [name for name in (f"{prefix}{n}" for n in range(1_000)) if shard("7", name) == 5][:2]
+    # One in each shard.
+    a.app = b.app = make_app(max_occupied_channels=1)
+    u, v, w = ("u", "v", "w") if prefix else (None, None, None)
+    first = await a.attach(one, u)
+    assert await outcome(a.join(two, u), wait_until) == "channels"
+    assert await outcome(b.join(two, u), wait_until) == "channels"
+    # Another subscriber of an occupied channel adds none.
+    assert await outcome(b.join(one, v), wait_until) == "attached"
+    assert await outcome(a.join(one, w), wait_until) == "attached"
+    assert await truth.counts(two) == 0
+    for worker in (a, b):
+        worker.leave_all()
+    assert first.state == "left"
+    await nothing_held(a, wait_until)
+    await nothing_held(b, wait_until)
+    assert await outcome(b.join(two, u), wait_until) == "attached"
+    await truth.settled([a, b])
+
+
+async def test_refused_channel_begins_no_history(a, link, keys, make_app, wait_until):
+    one, two = of_one_shard(2)
+    a.app = make_app(max_occupied_channels=1, history=(RULE,))
+    await a.attach(one)
+    assert await outcome(a.join(two), wait_until) == "channels"
+    assert await link.ask(b"EXISTS", keys.history_meta("7", two)) == 0
+
+
+async def test_without_a_limit_calls_are_as_before(a, make_app, wait_until):
+    a.app = make_app(max_occupied_channels=0)
+    sockets = [a.join(name) for name in of_one_shard(50)]
+    await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
+    assert all(local_channel.settings.max_occupied == 0 for local_channel in a.registry.local_channels())
+
+
+# Histories
+
+
+@pytest.fixture
+async def keeping(a, make_app):
+    a.app = make_app(history=(RULE,))
+    return a
+
+
+async def test_history_without_a_message_ends_minutes_after_its_last_subscriber(keeping, b, link, keys, wait_until):
+    """A visitor who subscribed and left left a key for the rule's seconds and a day: 16,000 keys in seconds."""
+    b.app = keeping.app
+    key = keys.history_meta("7", "room")
+    one, two = await keeping.attach("room"), await b.attach("room")
+    assert one.place is not None
+    assert one.place == two.place
+    assert await link.ask(b"TTL", key) > 3_600
+    keeping.leave(one)
+    await nothing_held(keeping, wait_until)
+    assert await link.ask(b"TTL", key) > 3_600
+    b.leave(two)
+    await nothing_held(b, wait_until)
+    assert 0 < await link.ask(b"TTL", key) <= 300
+    # Whoever returns within that time finds the same history, and it lasts.
+    again = await keeping.attach("room")
+    assert again.place == one.place
+    assert await link.ask(b"TTL", key) > 3_600
+
+
+async def test_history_with_a_message_stays(keeping, link, keys, wait_until):
+    socket = await keeping.attach("room")
+    await Bus(link, keys).publish_all(keeping.app, [Outgoing("room", "e", "1")])
+    keeping.leave(socket)
+    await nothing_held(keeping, wait_until)
+    assert await link.ask(b"TTL", keys.history_meta("7", "room")) > 86_400
+
+
+async def test_subscribes_count_towards_the_cap_on_histories_and_take_at_most_half(a, link, keys, make_app, wait_until):
+    # Four in each shard.
+    a.app = make_app(history=(RULE,), max_history_channels=128)
+    names = of_one_shard(6)
+    sockets = [await a.attach(name) for name in names]
+    assert [socket.place is not None for socket in sockets] == [True, True, False, False, False, False]
+    bus = Bus(link, keys)
+    await bus.publish_all(a.app, [Outgoing(name, "e", "1") for name in names])
+    assert bus.unkept == 2
+    assert await link.ask(b"ZCARD", keys.histories(5, "7")) == 4
+
+
+async def test_left_histories_make_room_when_they_end(a, link, keys, make_app, wait_until):
+    a.app = make_app(history=(RULE,), max_history_channels=64)
+    one, two = of_one_shard(2)
+    a.leave(await a.attach(one))
+    await nothing_held(a, wait_until)
+    now_ms = int((await link.ask(b"TIME"))[0]) * 1000
+    ends_ms = int(float(await link.ask(b"ZSCORE", keys.histories(5, "7"), one)))
+    assert now_ms < ends_ms <= now_ms + 302_000
+    assert (await a.attach(two)).place is None
+    a.leave_all()
+    await nothing_held(a, wait_until)
+    # As if the five minutes were over.
+    await link.ask(b"ZADD", keys.histories(5, "7"), now_ms - 1, one)
+    await link.ask(b"DEL", keys.history_meta("7", one))
+    assert (await a.attach(two)).place is not None
+
+
+async def test_reaper_ends_histories_that_a_dead_worker_began(keeping, link, keys, wait_until):
+    await keeping.attach("room")
+    await keeping.kill()
+    reaper = Reaper(link, keys, "r", has_history=lambda app_id, channel: (app_id, channel) == ("7", "room"))
+    await reaper.reap(keeping.registry.w)
+    assert 0 < await link.ask(b"TTL", keys.history_meta("7", "room")) <= 300
