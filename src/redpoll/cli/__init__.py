@@ -8,7 +8,7 @@ deploy/README.md "Command line" lists the exit codes.
 
 import click
 
-from redpoll.cli import apps, doctor, history, keys, messages, server, subscribe, tokens, tools, users, webhooks
+from redpoll.cli import apps, backup, doctor, history, keys, messages, server, subscribe, tokens, tools, users, webhooks
 
 __all__ = ["main"]
 
@@ -29,6 +29,7 @@ for _command in (
     webhooks.webhook,
     webhooks.dead_letter,
     users.user,
+    *backup.COMMANDS,
     doctor.doctor,
     *tools.COMMANDS,
 ):

@@ -1,0 +1,158 @@
+"""`redpoll backup` and `redpoll restore`: a copy of the record store in one file.
+
+A backup reads the database beside the running server: SQLite's own backup copies one state of it and never blocks the
+writer (WAL). A restore needs the data folder for itself, because the server has its records in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from redpoll import config
+from redpoll.cli.common import fail, print_json, records_command, refuse
+
+__all__ = ["COMMANDS"]
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@records_command
+def backup(file: Path, force: bool, settings: config.Settings, as_json: bool) -> None:
+    """Copy the records to FILE, while the server runs: apps, keys, tokens, users, webhooks and their deliveries.
+
+    FILE contains secrets and gets mode 0600. Histories are in Redis, and the event log in events.sqlite; neither is in
+    FILE.
+
+    \b
+    Examples:
+      redpoll backup /var/backups/redpoll.sqlite --force
+      redpoll backup today.sqlite --data-dir /var/lib/redpoll --json
+    """
+    source = _database(settings)
+    if not source.exists():
+        fail(f"there is no record store at {source}")
+    if file.exists() and not force:
+        refuse([f"{file} exists; --force replaces it"])
+    partial = file.with_name(file.name + ".partial")
+    try:
+        with _temporary(partial):
+            _copy(source, partial)
+            os.replace(partial, file)
+            _sync_folder(file.parent)
+    except (OSError, sqlite3.Error) as error:
+        fail(f"the backup failed: {error}")
+    _print_done(file, "saved to", as_json)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@records_command
+def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
+    """Replace all records by those of a backup. Stop the server first; the next start serves the restored records.
+
+    The records before are kept in redpoll.sqlite.before-restore in the data folder. Deliveries that waited when the
+    backup was made are sent again.
+
+    \b
+    Examples:
+      redpoll restore /var/backups/redpoll.sqlite
+      redpoll restore today.sqlite --data-dir /var/lib/redpoll
+    """
+    from redpoll import datafolder
+
+    database = _database(settings)
+    partial = database.with_name(database.name + ".partial")
+    try:
+        with datafolder.lock(database.parent, "restore"), _temporary(partial):
+            _copy(file, partial)
+            _raise_directory_version(partial)
+            _give_to_owner(partial)
+            # Moved and not copied, because the present records may be damaged. The -wal belongs to them.
+            for suffix in ("", "-wal", "-shm"):
+                kept = database.with_name(f"{database.name}.before-restore{suffix}")
+                kept.unlink(missing_ok=True)
+                present = database.with_name(database.name + suffix)
+                if present.exists():
+                    present.rename(kept)
+            os.replace(partial, database)
+            _sync_folder(database.parent)
+    except datafolder.DataFolderError as error:
+        fail(f"{error}; stop the server first")
+    except (OSError, sqlite3.Error) as error:
+        fail(f"the restore failed: {error}")
+    _print_done(database, "restored to", as_json)
+
+
+def _database(settings: config.Settings) -> Path:
+    from redpoll.store.store import database_url
+
+    return Path(str(database_url(Path(settings.data_dir).resolve()).database))
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copies one state of a database to a file that is complete without -wal, and checks it. Raises sqlite3.Error."""
+    target.unlink(missing_ok=True)
+    os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    with contextlib.closing(sqlite3.connect(source)) as reading, contextlib.closing(sqlite3.connect(target)) as writing:
+        reading.execute("PRAGMA busy_timeout=5000")
+        reading.backup(writing)
+        writing.execute("PRAGMA journal_mode=DELETE")
+        (found,) = writing.execute("PRAGMA quick_check").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(f"{source} is damaged: {found}")
+        if not writing.execute("SELECT 1 FROM sqlite_master WHERE name = 'apps'").fetchone():
+            raise sqlite3.DatabaseError(f"{source} is no record store of redpoll")
+
+
+def _raise_directory_version(path: Path) -> None:
+    """Redis may have the directory of later records. Workers take only a newer one (cluster/README.md "Directory")."""
+    from redpoll.store.schema import meta
+
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute(
+            f"UPDATE {meta.name} SET value = ? WHERE name = 'directory_version'", [str(time.time_ns() // 1_000_000)]
+        )
+        database.commit()
+
+
+def _give_to_owner(path: Path) -> None:
+    """Root may restore for the user that the server runs as, who owns the data folder."""
+    if os.geteuid() == 0:
+        owner = path.parent.stat()
+        os.chown(path, owner.st_uid, owner.st_gid)
+
+
+@contextlib.contextmanager
+def _temporary(path: Path) -> Iterator[None]:
+    """Removes the file at the end, unless it was renamed."""
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _print_done(path: Path, what: str, as_json: bool) -> None:
+    size = path.stat().st_size
+    if as_json:
+        print_json({"file": str(path), "bytes": size})
+    else:
+        click.echo(f"{what} {path} ({size} bytes)")
+
+
+COMMANDS = (backup, restore)

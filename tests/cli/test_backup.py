@@ -1,0 +1,77 @@
+"""`redpoll backup` and `restore`, without a server and beside a running one."""
+
+import json
+import sqlite3
+import stat
+
+import pytest
+
+from server import Server
+from wire import Socket
+
+
+def test_what_changed_since_the_backup_is_gone_after_the_restore(typed, app_id, tmp_path):
+    file = tmp_path / "saved.sqlite"
+    saved = json.loads(typed("backup", str(file), "--json").stdout)
+    assert saved == {"file": str(file), "bytes": file.stat().st_size}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "saved.sqlite"]
+    later = json.loads(typed("app", "create", "later", "--json").stdout)
+    restored = typed("restore", str(file))
+    assert (restored.exit_code, restored.stdout.startswith("restored to")) == (0, True), restored.stderr
+    assert [row["id"] for row in json.loads(typed("app", "list", "--json").stdout)] == [app_id]
+    before = tmp_path / "data" / "redpoll.sqlite.before-restore"
+    with sqlite3.connect(before) as database:
+        assert {row[0] for row in database.execute("SELECT id FROM apps")} == {app_id, later["id"]}
+    database.close()
+
+
+def test_a_backup_is_replaced_only_by_force(typed, app_id, tmp_path):
+    file = tmp_path / "saved.sqlite"
+    for words, code in (((), 0), ((), 2), (("--force",), 0)):
+        assert typed("backup", str(file), *words).exit_code == code
+
+
+def test_without_records_there_is_no_backup(typed, tmp_path):
+    result = typed("backup", str(tmp_path / "saved.sqlite"))
+    assert (result.exit_code, "no record store" in result.stderr) == (1, True)
+
+
+def test_a_damaged_record_store_can_be_restored(typed, app_id, tmp_path):
+    file = tmp_path / "saved.sqlite"
+    typed("backup", str(file))
+    (tmp_path / "data" / "redpoll.sqlite").write_bytes(b"damaged" * 1000)
+    assert typed("backup", str(tmp_path / "again.sqlite")).exit_code == 1
+    assert typed("restore", str(file)).exit_code == 0
+    assert json.loads(typed("app", "list", "--json").stdout)[0]["id"] == app_id
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database, but text" * 100])
+def test_what_is_no_backup_changes_nothing(typed, app_id, tmp_path, content):
+    file = tmp_path / "wrong.sqlite"
+    file.write_bytes(content)
+    result = typed("restore", str(file))
+    assert (result.exit_code, "the restore failed" in result.stderr) == (1, True)
+    assert json.loads(typed("app", "list", "--json").stdout)[0]["id"] == app_id
+
+
+async def test_a_server_is_backed_up_while_it_runs_and_serves_the_restored_records(typed, tmp_path):
+    file = tmp_path / "saved.sqlite"
+    with Server(workers=1) as server:
+        where = ("--data-dir", str(server.folder / "data"))
+        assert typed("backup", str(file), *where).exit_code == 0
+        refused = typed("restore", str(file), *where)
+        assert (refused.exit_code, "stop the server first" in refused.stderr) == (1, True)
+        later = json.loads(typed("app", "create", "later", "--json", *where).stdout)
+        server.stop()
+        assert typed("restore", str(file), *where).exit_code == 0
+        server.start()
+        client = await Socket.connect(server)
+        client.abort()
+        gone = typed("app", "show", later["id"], *where)
+        assert (gone.exit_code, later["id"] in gone.stderr) == (1, True)
+        key = server.app_key
+        server.app_key = later["key"]
+        with pytest.raises(ConnectionError, match="4001"):
+            await Socket.connect(server)
+        server.app_key = key
