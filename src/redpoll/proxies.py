@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
-__all__ = ["NO_PROXIES", "TrustedProxies", "plain_address"]
+__all__ = ["NO_PROXIES", "TrustedProxies", "network_of", "plain_address"]
 
 # With or without a port, as `192.0.2.1:4711` and `[2001:db8::1]:4711`.
 _ADDRESS = re.compile(r"(?:(?P<v4>[0-9.]+)|\[(?P<v6>[0-9A-Fa-f:.]+)\])(?::[0-9]{1,5})?|(?P<bare>[0-9A-Fa-f:.]+)")
@@ -84,6 +84,18 @@ def plain_address(address: str) -> str:
     if address[:7].lower() == "::ffff:" and "." in address:
         return address[7:]
     return address
+
+
+def network_of(address: str) -> str:
+    """What limits by address count: an IPv4 address, and of an IPv6 address the /64, which one client has as a rule."""
+    if ":" not in address:
+        return address
+    plain = plain_address(address)
+    try:
+        parsed = ipaddress.IPv6Address(plain)
+    except ValueError:
+        return plain
+    return f"{ipaddress.IPv6Address(int(parsed) >> 64 << 64)}/64"
 
 
 def _address_in(text: str) -> str | None:

@@ -2,8 +2,10 @@
 
 import html
 import re
+import time
 
-from redpoll.control.dashboard.login import FIRST_LOGIN
+from redpoll.control.dashboard.login import FIRST_LOGIN, Login
+from redpoll.control.dashboard.login_throttle import MAX_WAIT_S, LoginThrottle
 
 PASSWORD = "correct horse battery"
 
@@ -28,14 +30,27 @@ async def test_wrong_password_and_wrong_name_have_the_same_message(open_browser)
     assert not stranger.cookie
 
 
-async def test_eleventh_failed_login_must_wait(open_browser):
+async def test_right_password_logs_in_after_many_wrong_ones_from_the_same_address(plane, open_browser):
+    """Ten wrong logins used to lock out everybody at an address for five minutes."""
+    waits = []
+
+    async def sleep(seconds):
+        waits.append(seconds)
+
+    (login,) = (part for part in plane.plane.dashboard._parts if isinstance(part, Login))
+    login._throttle = LoginThrottle(sleep=sleep)
     stranger = await open_browser()
-    for _ in range(10):
-        assert (await stranger.post("/dashboard/login", name="admin", password="wrong")).status == 401
+    replies = [await stranger.post("/dashboard/login", name="admin", password="wrong") for _ in range(11)]
+    assert {reply.status for reply in replies} == {401, 429}
+    refused = replies[-1]
+    assert refused.status == 429
+    assert 0 < int(refused.headers["retry-after"]) < 30
+    # The refused one would have waited for the others, which this test's sleep doesn't.
+    login._throttle._clock = lambda: time.monotonic() + 10
     reply = await stranger.post("/dashboard/login", name="admin", password=PASSWORD)
-    assert reply.status == 429
-    assert int(reply.headers["retry-after"]) > 0
-    assert not stranger.cookie
+    assert reply.status == 303
+    assert 0 < max(waits) <= MAX_WAIT_S
+    assert (await (await open_browser()).post("/dashboard/login", name="admin", password=PASSWORD)).status == 303
 
 
 async def test_first_login_asks_for_a_new_password(plane, connect, open_browser, tmp_path):

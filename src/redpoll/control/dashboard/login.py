@@ -104,13 +104,12 @@ class Login:
         following = own_path(form.text("next", HOME))
         resend_path, resend = form.text("resend_path"), form.raw("resend")
         again: dict[str, Any] = {"following": following, "resend_path": resend_path, "resend": resend, "name": name}
-        wait_s = math.ceil(self._throttle.wait_s(address, name))
+        wait_s = math.ceil(await self._throttle.admit(address, name))
         if wait_s > 0:
-            fault = f"Too many failed logins. Try again in {wait_s} s."
+            fault = f"Too many logins fail at present. Try again in {wait_s} s."
             return self._page(
                 request, status=429, fault=fault, headers=header_line("Retry-After", str(wait_s)), **again
             )
-        self._throttle.attempt(address, name)
         plain = await self._accounts.log_in(name, form.raw("password"))
         if plain is None:
             await self._access.note(name[:64], address, "login failed")
@@ -147,13 +146,12 @@ class Login:
     async def change_password(self, visit: Visit) -> Response:
         """POST /dashboard/account: old_password, new_password, new_password_again."""
         form = visit.form
-        wait_s = math.ceil(self._throttle.wait_s(visit.request.remote, visit.session.user.name))
-        if wait_s > 0:
-            raise ApiError("rate_limited", f"Too many wrong passwords. Try again in {wait_s} s.")
         if form.raw("new_password") != form.raw("new_password_again"):
             form.fault("new_password_again", "The two passwords are different.")
         else:
-            self._throttle.attempt(visit.request.remote, visit.session.user.name)
+            wait_s = math.ceil(await self._throttle.admit(visit.request.remote, visit.session.user.name))
+            if wait_s > 0:
+                raise ApiError("rate_limited", f"Too many wrong passwords. Try again in {wait_s} s.")
             try:
                 await self._accounts.change_password(visit.session, form.raw("old_password"), form.raw("new_password"))
             except AccountError as error:
