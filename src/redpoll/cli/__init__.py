@@ -8,7 +8,21 @@ deploy/README.md "Command line" lists the exit codes.
 
 import click
 
-from redpoll.cli import apps, backup, doctor, history, keys, messages, server, subscribe, tokens, tools, users, webhooks
+from redpoll.cli import (
+    apps,
+    backup,
+    connections,
+    doctor,
+    history,
+    keys,
+    messages,
+    server,
+    subscribe,
+    tokens,
+    tools,
+    users,
+    webhooks,
+)
 
 __all__ = ["main"]
 
@@ -29,6 +43,7 @@ for _command in (
     webhooks.webhook,
     webhooks.dead_letter,
     users.user,
+    connections.connections,
     *backup.COMMANDS,
     doctor.doctor,
     *tools.COMMANDS,

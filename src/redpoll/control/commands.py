@@ -19,6 +19,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.bus import Unavailable
+from redpoll.cluster.survey import Survey
 from redpoll.control.context import CommandError, Context
 from redpoll.control.dashboard import commands as user_commands
 from redpoll.control.history import ChannelHistory
@@ -34,6 +35,8 @@ __all__ = ["COMMANDS", "CommandError", "app_shape", "ask", "run", "serve_command
 
 log = structlog.get_logger()
 
+# A worker lists at most this many (worker/connection_list.py).
+_MAX_CONNECTIONS = 500
 # A command line has at most 2 MiB, which is somewhat more as JSON.
 _MAX_REQUEST_BYTES = 4 << 20
 # Linux' sun_path has 108 bytes including the final zero.
@@ -178,6 +181,37 @@ async def _history_clear(context: Context, args: dict[str, Any]) -> Any:
     return {"epoch": await history.clear(app.id, args["channel"])}
 
 
+async def _connections_list(context: Context, args: dict[str, Any]) -> Any:
+    app = _app(context, args["app"])
+    found = await _survey(context).ask(
+        "connections", app=app.id, find=args["find"], channel=args["channel"], limit=args["limit"]
+    )
+    rows = [connection for page in found.values() for connection in page["connections"]]
+    rows.sort(key=lambda row: row["since"], reverse=True)
+    return {"total": sum(page["total"] for page in found.values()), "connections": rows[: args["limit"]]}
+
+
+async def _connections_show(context: Context, args: dict[str, Any]) -> Any:
+    about = {"app": args["app"], "find": args["id"], "channel": "", "limit": _MAX_CONNECTIONS}
+    for row in (await _connections_list(context, about))["connections"]:
+        if row["socket"] == args["id"]:
+            return row
+    raise CommandError(f"this app has no connection with the socket id {args['id']}")
+
+
+async def _connections_kick(context: Context, args: dict[str, Any]) -> Any:
+    app = _app(context, args["app"])
+    answers = await _survey(context).ask("close", app=app.id, socket=args["id"])
+    if not sum(answers.values()):
+        raise CommandError(f"this app has no connection with the socket id {args['id']}")
+    return {"socket": args["id"]}
+
+
+def _survey(context: Context) -> Survey:
+    cluster = context.running("the list of connections")
+    return Survey(cluster.link, cluster.keys)
+
+
 def _app(context: Context, app_id: str) -> App:
     app = context.records.apps.get(app_id)
     if app is None:
@@ -202,6 +236,9 @@ COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
     "history rule remove": _rule_remove,  # {app, rule} -> rule
     "history show": _history_show,  # {app, channel, query: {name: text}} -> {epoch, messages, next}, as over HTTP
     "history clear": _history_clear,  # {app, channel} -> {epoch}
+    "connections list": _connections_list,  # {app, find, channel, limit} -> {total, connections}, newest first
+    "connections show": _connections_show,  # {app, id: socket id} -> connection (worker/connection_list.py)
+    "connections kick": _connections_kick,  # {app, id} -> {socket}
     **webhook_commands.COMMANDS,
     **user_commands.COMMANDS,
 }

@@ -1,0 +1,98 @@
+"""`redpoll connections …`: lists, shows and closes the connections of an app. Needs a running server."""
+
+from typing import Any
+
+import click
+
+from redpoll import config
+from redpoll.cli.common import print_json, records_command, safe, time_text
+from redpoll.cli.execute import run
+
+__all__ = ["connections"]
+
+
+@click.group()
+def connections() -> None:
+    """List, show and close the connections of an app, on all workers. Needs a running server.
+
+    \b
+    Examples:
+      redpoll connections list 1234567 --channel presence-room
+      redpoll connections kick 1234567 123.456
+    """
+
+
+@connections.command("list")
+@click.argument("app_id")
+@click.option("--find", default="", metavar="TEXT", help="Part of a socket id, an address, a library or a user id.")
+@click.option("--channel", default="", metavar="NAME", help="Only those that are subscribed to this channel.")
+@click.option("--limit", type=click.IntRange(1, 500), default=100, show_default=True, metavar="N", help="The newest N.")
+@records_command
+def connections_list(
+    app_id: str, find: str, channel: str, limit: int, settings: config.Settings, as_json: bool
+) -> None:
+    """List connections, newest first: socket id, address, library, channels, unsent bytes, user.
+
+    \b
+    Examples:
+      redpoll connections list 1234567
+      redpoll connections list 1234567 --find 203.0.113.7 --json
+    """
+    args = {"app": app_id, "find": find, "channel": channel, "limit": limit}
+    found = run(settings, "connections list", args)
+    if as_json:
+        print_json(found)
+        return
+    for row in found["connections"]:
+        _print_line(row)
+    if len(found["connections"]) < found["total"]:
+        click.echo(f"showing {len(found['connections'])} of {found['total']} connections", err=True)
+
+
+@connections.command("show")
+@click.argument("app_id")
+@click.argument("socket_id")
+@records_command
+def connections_show(app_id: str, socket_id: str, settings: config.Settings, as_json: bool) -> None:
+    """Show a connection and the channels it is subscribed to.
+
+    \b
+    Examples:
+      redpoll connections show 1234567 123.456
+      redpoll connections show 1234567 123.456 --json
+    """
+    row = run(settings, "connections show", {"app": app_id, "id": socket_id})
+    if as_json:
+        print_json(row)
+        return
+    _print_line(row)
+    for channel in row["named"]:
+        click.echo(f"  {safe(channel)}")
+    if len(row["named"]) < row["channels"]:
+        click.echo(f"  and {row['channels'] - len(row['named'])} more")
+
+
+@connections.command("kick")
+@click.argument("app_id")
+@click.argument("socket_id")
+@records_command
+def connections_kick(app_id: str, socket_id: str, settings: config.Settings, as_json: bool) -> None:
+    """Close a connection with 4009, so that Pusher's libraries don't connect again.
+
+    \b
+    Examples:
+      redpoll connections kick 1234567 123.456
+    """
+    kicked = run(settings, "connections kick", {"app": app_id, "id": socket_id})
+    if as_json:
+        print_json(kicked)
+    else:
+        click.echo(f"closed {kicked['socket']}")
+
+
+def _print_line(row: dict[str, Any]) -> None:
+    columns = [row["socket"], time_text(row["since"]), safe(row["address"]), safe(row["library"]) or "-"]
+    columns += [f"{row['channels']} channels", f"{row['owed']} bytes unsent"]
+    if row["user"]:
+        columns.append(f"user {safe(row['user'])}")
+    click.echo("  ".join(columns))
