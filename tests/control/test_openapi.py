@@ -72,7 +72,7 @@ async def test_every_error_code_is_documented_with_its_status(document):
     assert documented == set(HTTP_STATUS) - ELSEWHERE
 
 
-async def test_document_is_the_same_for_everybody_and_contains_no_data_of_apps(plane, document):
+async def test_document_is_the_same_for_all_callers_and_contains_no_data_of_apps(plane, document):
     text = json.dumps(document)
     assert "278d425bdf160c739803" not in text
     with_credential = await plane.ask("GET", "/api/v1/openapi.json", headers={"Authorization": "Bearer x"})

@@ -111,7 +111,7 @@ async def test_unconfirmed_publish_is_unavailable_and_a_late_answer_is_ignored(p
     assert (len(first), len(second)) == (1, 1)
 
 
-async def test_confirmed_publishes_are_not_kept_in_memory(publisher, bus, wait_until):
+async def test_confirmed_publishes_are_not_stored_in_memory(publisher, bus, wait_until):
     it = await opened(publisher(), wait_until)
     answers = Answers()
     for _ in range(1000):

@@ -40,7 +40,7 @@ async def test_a_request_in_single_bytes_and_one_of_a_megabyte(workers_request, 
     assert (await workers_request("GET", "/healthz")).status == 200
 
 
-async def test_the_answer_says_what_becomes_of_the_connection(workers_request):
+async def test_the_response_says_whether_the_connection_stays_open(workers_request):
     for flags, connection, last in ((0, b"", 0), (CLOSES, b"close", LAST), (HTTP_1_0, b"keep-alive", 0)):
         workers_request.send("GET", "/healthz", flags=flags)
         answer = await workers_request.next()
@@ -48,7 +48,7 @@ async def test_the_answer_says_what_becomes_of_the_connection(workers_request):
         assert (b"\r\nConnection: %b\r\n" % connection in answer.response) is bool(connection)
 
 
-async def test_a_head_is_judged_before_its_body_is_read(workers_request, sign):
+async def test_a_head_is_checked_before_its_body_is_read(workers_request, sign):
     async def verdict(target, announced=100_000, fields=()):
         workers_request.send("POST", target, flags=HEAD_ONLY, announced=announced, fields=fields)
         answer = await workers_request.next()
@@ -94,7 +94,7 @@ async def test_bytes_that_are_not_utf_8_are_refused_without_a_traceback(workers_
         assert reply.status == 401, json.loads(reply.body)
 
 
-async def test_a_stop_answers_what_has_come_and_says_goodbye(plane, workers_request):
+async def test_a_stop_answers_received_requests_and_ends_the_link(plane, workers_request):
     workers_request.send("GET", "/healthz")
     await workers_request.next()
     finishing = asyncio.create_task(plane.plane.worker_requests.finish(5.0))

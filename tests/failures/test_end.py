@@ -69,7 +69,7 @@ def test_port_that_is_taken_is_reported_in_one_sentence() -> None:
             check=False,
         )
         assert second.returncode not in (0, None)
-        said = (second.stdout + second.stderr).strip()
-        assert str(server.port) in said
-        assert "Traceback" not in said
-        assert len(said.splitlines()) <= 3, said
+        output = (second.stdout + second.stderr).strip()
+        assert str(server.port) in output
+        assert "Traceback" not in output
+        assert len(output.splitlines()) <= 3, output

@@ -154,8 +154,8 @@ async def kill_at_random(server: Server, seconds: float) -> list[str]:
     return killed
 
 
-def alternates(said: list[str], first: str, second: str) -> bool:
-    return said == [first, second] * (len(said) // 2) + [first] * (len(said) % 2)
+def alternates(announced: list[str], first: str, second: str) -> bool:
+    return announced == [first, second] * (len(announced) // 2) + [first] * (len(announced) % 2)
 
 
 def faults_of(receiver: Receiver, visitors: list[Visitor]) -> list[str]:
@@ -163,21 +163,21 @@ def faults_of(receiver: Receiver, visitors: list[Visitor]) -> list[str]:
     channels, members = receiver.announced()
     faults = list(receiver.faults)
     for channel in CHANNELS:
-        said = channels.get(channel, [])
-        if not alternates(said, "channel.occupied", "channel.vacated"):
-            faults.append(f"{channel}: {said}")
+        announced = channels.get(channel, [])
+        if not alternates(announced, "channel.occupied", "channel.vacated"):
+            faults.append(f"{channel}: {announced}")
         occupied = any(channel in visitor.inside for visitor in visitors)
-        if occupied != (said[-1:] == ["channel.occupied"]):
-            faults.append(f"{channel} is {'occupied' if occupied else 'vacated'}, announced {said[-1:]}")
+        if occupied != (announced[-1:] == ["channel.occupied"]):
+            faults.append(f"{channel} is {'occupied' if occupied else 'vacated'}, announced {announced[-1:]}")
     present = {
         (channel, visitor.user) for visitor in visitors for channel in visitor.inside if channel.startswith("presence-")
     }
     for member in present | members.keys():
-        said = members.get(member, [])
-        if not alternates(said, "member.added", "member.removed"):
-            faults.append(f"{member}: {said}")
-        if (member in present) != (said[-1:] == ["member.added"]):
-            faults.append(f"{member} is {'in' if member in present else 'out'}, announced {said[-1:]}")
+        announced = members.get(member, [])
+        if not alternates(announced, "member.added", "member.removed"):
+            faults.append(f"{member}: {announced}")
+        if (member in present) != (announced[-1:] == ["member.added"]):
+            faults.append(f"{member} is {'in' if member in present else 'out'}, announced {announced[-1:]}")
     return faults
 
 

@@ -8,7 +8,7 @@ from redpoll.protocol.history import StoredMessage
 AWKWARD = 'a"b\\c\n\x00 é\U0001f600</script>'
 
 
-def test_the_first_frame_is_exactly_the_protocols():
+def test_the_first_frame_is_exactly_as_the_protocol_says():
     assert frames.connection_established("123456.7890123", 120) == (
         b'{"event":"pusher:connection_established",'
         b'"data":"{\\"socket_id\\":\\"123456.7890123\\",\\"activity_timeout\\":120}"}'
@@ -51,7 +51,7 @@ def test_success_on_presence_carries_the_snapshot_as_a_string(read_frame):
     assert frame["data"] == snapshot
 
 
-def test_success_for_one_who_recovers_says_where_he_is(read_frame):
+def test_success_for_a_recovering_client_has_its_position(read_frame):
     frame = read_frame(frames.subscription_succeeded("x", epoch="e1", offset=7))
     assert json.loads(frame["data"]) == {"epoch": "e1", "offset": 7}
     frame = read_frame(frames.subscription_succeeded("x", epoch="e1", offset=0, recovered=False))
@@ -60,7 +60,7 @@ def test_success_for_one_who_recovers_says_where_he_is(read_frame):
     assert json.loads(frame["data"]) == {"recovered": False}
 
 
-def test_success_for_one_who_recovers_has_the_snapshot_too(read_frame):
+def test_success_for_a_recovering_client_has_the_snapshot_too(read_frame):
     snapshot = {"presence": {"count": 1, "ids": [AWKWARD], "hash": {AWKWARD: {}}}}
     payload = frames.subscription_succeeded(
         "presence-x", json.dumps(snapshot).encode(), epoch="e", offset=2**53 - 1, recovered=True
@@ -93,7 +93,7 @@ def test_a_page_of_history_has_the_one_shape_of_messages(read_frame):
     assert json.loads(read_frame(frames.history("x", "e", [], None))["data"])["next"] is None
 
 
-def test_the_console_is_shown_an_event_with_all_that_is_known_of_it():
+def test_the_console_gets_an_event_with_all_its_details():
     frame = json.loads(frames.console("a", AWKWARD, AWKWARD, "7", None))
     assert (frame["event"], frame["channel"]) == ("event", "private-redpoll.console")
     assert json.loads(frame["data"]) == {
@@ -105,7 +105,7 @@ def test_the_console_is_shown_an_event_with_all_that_is_known_of_it():
     }
 
 
-def test_a_refusal_has_type_error_status_and_what_is_added(read_frame):
+def test_a_refusal_has_type_error_status_and_additions(read_frame):
     frame = read_frame(frames.subscription_error(AWKWARD, "AuthError", AWKWARD, 401, reason="auth_required"))
     assert frame["event"] == "pusher:subscription_error"
     assert frame["channel"] == AWKWARD
@@ -137,7 +137,7 @@ def test_a_member_without_info_gets_an_empty_object(read_frame):
     assert json.loads(read_frame(frames.member_added("presence-x", "7", b""))["data"])["user_info"] == {}
 
 
-def test_a_miss_and_a_count_are_exactly_the_protocols(read_frame):
+def test_a_miss_and_a_count_have_the_protocols_exact_frames(read_frame):
     assert frames.cache_miss("cache-x") == b'{"event":"pusher:cache_miss","channel":"cache-x","data":"{}"}'
     assert frames.subscription_count("x", 42) == (
         b'{"event":"pusher_internal:subscription_count","channel":"x","data":"{\\"subscription_count\\":42}"}'
@@ -146,7 +146,7 @@ def test_a_miss_and_a_count_are_exactly_the_protocols(read_frame):
         assert read_frame(frame)["channel"] == AWKWARD
 
 
-def test_a_sign_in_is_answered_with_the_very_text_that_was_signed(read_frame):
+def test_a_sign_in_is_answered_with_the_signed_text(read_frame):
     assert frames.signin_success('{"id":"7"}') == (
         b'{"event":"pusher:signin_success","data":"{\\"user_data\\":\\"{\\\\\\"id\\\\\\":\\\\\\"7\\\\\\"}\\"}"}'
     )

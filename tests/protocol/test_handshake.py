@@ -35,12 +35,12 @@ def test_other_paths_are_not_found(path):
 
 
 @pytest.mark.parametrize("version", [None, "5", "6", "7"])
-def test_protocols_5_to_7_are_spoken_and_7_is_supposed(version):
+def test_protocols_5_to_7_are_accepted_and_7_is_the_default(version):
     assert outcome("/app/aa", {} if version is None else {"protocol": version, "client": "js"}) is APP
 
 
 @pytest.mark.parametrize("version", ["", "x", "7.0", " 7", "7_0", "٧", "+7", "1e1", "9" * 5000])
-def test_a_version_that_is_no_integer_is_malformed(version):
+def test_a_version_that_is_not_an_integer_is_malformed(version):
     assert outcome("/app/aa", {"protocol": version}).code == 4006
 
 
@@ -61,7 +61,7 @@ def test_checks_are_made_in_the_documented_order():
     assert outcome("/app/cc", {"protocol": "7"}, "https://good.example") is PICKY
 
 
-def test_an_app_that_requires_tls_says_so_before_anything_else_about_it():
+def test_an_app_that_requires_tls_refuses_plain_connections_first():
     refusal = outcome("/app/dd", {"protocol": "x"})
     assert refusal.code == 4000
     assert "wss://" in refusal.message
@@ -161,7 +161,7 @@ def test_the_dashboards_console_connects_by_its_own_key_and_from_anywhere():
     assert check("/app/ee", {}, None, lambda key: PICKY, False).code == 4001
 
 
-def test_who_asks_to_recover_says_1():
+def test_recover_is_requested_by_1():
     assert recovers({"protocol": "7", "recover": "1"})
     for query in ({}, {"recover": ""}, {"recover": "0"}, {"recover": "true"}, {"Recover": "1"}):
         assert not recovers(query)

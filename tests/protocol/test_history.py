@@ -7,14 +7,14 @@ from redpoll.protocol.history import MAX_OFFSET, Position, Rewind, parse_page, p
 TOO_MUCH = json.loads("9" * 400)
 
 
-def test_a_place_is_an_epoch_and_an_offset_in_either_spelling_or_an_offset_alone():
+def test_a_position_is_an_epoch_and_an_offset_in_either_spelling_or_an_offset_alone():
     assert parse_position({"epoch": "e", "offset": 7}) == Position("e", 7)
     assert parse_position("e:7") == Position("e", 7)
     assert parse_position(7) == Position(None, 7)
     assert parse_position({"epoch": "\u00e9 /", "offset": MAX_OFFSET}) == Position("\u00e9 /", MAX_OFFSET)
 
 
-def test_a_place_in_one_word_is_read_again():
+def test_a_position_in_one_word_is_parsed_again():
     assert parse_position(str(Position("0a1b", 1_795_242_899_679_000))) == Position("0a1b", 1_795_242_899_679_000)
 
 
@@ -35,12 +35,12 @@ def test_a_place_in_one_word_is_read_again():
         {"epoch": "e", "offset": MAX_OFFSET + 1},
     ],
 )
-def test_what_is_no_place_is_refused_with_a_sentence(given):
+def test_an_invalid_position_is_refused_with_a_sentence(given):
     with pytest.raises(ValueError, match="must be"):
         parse_position(given)
 
 
-def test_a_rewind_is_a_count_seconds_or_a_place():
+def test_a_rewind_is_a_count_seconds_or_a_position():
     assert parse_rewind(None, None) is None
     assert parse_rewind({"count": 1_000}, None) == Rewind(count=1_000)
     assert parse_rewind({"count": 1, "seconds": None}, None) == Rewind(count=1)

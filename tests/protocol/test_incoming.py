@@ -17,7 +17,7 @@ def test_data_of_a_control_event_may_be_an_object_or_a_string_of_one(data):
     assert incoming.decode_subscribe(incoming.data_of(raw(data))) == Subscribe("c", "a")
 
 
-def test_what_is_wrong_with_a_wish_about_history_does_not_make_the_message_malformed():
+def test_an_invalid_history_request_does_not_make_the_message_malformed():
     asked = incoming.decode_subscribe(b'{"channel":"c","rewind":7,"since":[],"recover":"x"}')
     assert (asked.channel, asked.rewind, asked.since, asked.recover) == ("c", 7, [], "x")
     page = incoming.decode_history(b'{"channel":"c","limit":"x","before":{}}')

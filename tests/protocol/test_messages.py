@@ -206,7 +206,7 @@ def test_a_malformed_body_is_refused(app, body):
 
 
 @pytest.mark.parametrize("socket_id", ["007.1", "1.007", "9" * 40 + ".1", "1.18446744073709551616", "1." + "9" * 19])
-def test_an_id_that_no_connection_can_have_excludes_nobody(app, socket_id):
+def test_an_id_that_no_connection_can_have_excludes_no_connection(app, socket_id):
     """It is well formed, so it is accepted; it never reaches the bus, where ids are two 64-bit numbers."""
     assert event(app, socket_id=socket_id).socket_id is None
 

@@ -454,7 +454,7 @@ def test_unsubscribing_without_a_subscription_is_ignored(client):
     assert client.unsubscribe("") == []
 
 
-def test_leaving_while_pending_and_coming_back_is_a_join_of_its_own(client):
+def test_leaving_while_pending_and_subscribing_again_is_a_new_join(client):
     assert client.subscribe("a") == [Join("a", None)]
     assert client.unsubscribe("a") == [Leave("a", None)]
     assert client.subscribe("a") == [Join("a", None)]
@@ -490,7 +490,7 @@ def test_the_console_accepts_only_its_own_key_and_no_other_channel_does(app, cha
                 assert client.refusal_of(effects, channel)[:2] == ("AuthError", 401)
 
 
-def test_without_a_console_key_the_console_refuses_everybody(client):
+def test_without_a_console_key_the_console_refuses_every_client(client):
     assert client.refusal_of(client.subscribe(CONSOLE), CONSOLE) == (
         "AuthError",
         401,
@@ -709,7 +709,7 @@ def test_a_refused_sign_in_closes_connections_that_must_authorise_themselves(mak
     assert type(make_client(client.session.app).sign_in(USER_7)[1]) is SignedIn
 
 
-def test_a_watchlist_over_the_limit_succeeds_with_its_first_hundred_and_says_so(make_client, app, changed):
+def test_a_watchlist_over_the_limit_succeeds_with_its_first_hundred_and_an_error(make_client, app, changed):
     client = make_client(changed(app, watchlist=True))
     ids = [str(number) for number in range(101)]
     send, signed_in, more = client.sign_in(json.dumps({"id": "7", "watchlist": ids}))
@@ -1047,7 +1047,7 @@ def test_errors_are_sent_once_a_second(client):
     assert sent == 5
 
 
-def test_a_hundred_bad_frames_in_ten_seconds_close(client):
+def test_a_hundred_bad_frames_in_ten_seconds_close_the_connection(client):
     effects = []
     for frame in range(100):
         client.now = 1000 + frame * 0.099
@@ -1057,7 +1057,7 @@ def test_a_hundred_bad_frames_in_ten_seconds_close(client):
     assert client.session.receive(b"{", client.now + 100) == []
 
 
-def test_a_hundred_bad_frames_in_a_minute_do_not(client):
+def test_a_hundred_bad_frames_in_a_minute_do_not_close_the_connection(client):
     for frame in range(500):
         effects = client.session.receive(b"{", 1000 + frame * 0.2)
         assert not any(type(effect) is Close for effect in effects)

@@ -25,7 +25,7 @@ def test_the_scope_all_includes_every_scope(scope):
     assert code_of(replace(TOKEN, scopes=("all",)), scope) is None
 
 
-def test_a_missing_scope_is_403_and_named_with_those_there_are():
+def test_a_missing_scope_is_403_and_named_with_the_present_ones():
     assert code_of(TOKEN, "auth") == ("insufficient_scope", 403)
     assert code_of(TOKEN, "all") == ("insufficient_scope", 403)
     assert fault_of_token(TOKEN, "auth", "3", NOW).message == "the token lacks the scope auth; it has publish, read"
@@ -42,7 +42,7 @@ def test_a_token_is_for_its_app_or_for_all():
     assert code_of(replace(TOKEN, app_id=None), app_id="4") is None
 
 
-def test_an_expired_token_says_when_and_what_time_it_is():
+def test_an_expired_token_is_refused_with_its_end_and_the_present_time():
     old = replace(TOKEN, expires_at=NOW)
     assert code_of(old) == ("token_expired", 401)
     assert code_of(old, now_s=NOW - 0.001) is None
