@@ -2,7 +2,7 @@
 
 import pytest
 
-from redpoll.control.request import Request, error_answer
+from redpoll.control.request import Request, error_response
 from redpoll.protocol.apps import App, Key
 from redpoll.protocol.errors import HTTP_STATUS, ApiError
 from redpoll.protocol.tokens import Token
@@ -37,19 +37,19 @@ def test_the_key_of_the_header_wins_over_the_query():
 def test_responses_and_errors_have_the_trace_id_and_the_requests_headers():
     seen = call()
     seen.more_headers = b"X-More: 1\r\n"
-    for answer in (seen.answer(b"{}", b"X-Own: 2\r\n"), seen.error(ApiError("bad_request", "no"))):
+    for answer in (seen.ok(b"{}", b"X-Own: 2\r\n"), seen.error(ApiError("bad_request", "no"))):
         assert b"X-Service-Trace-Id: %b\r\n" % seen.trace_id.encode() in answer.headers
         assert b"X-More: 1\r\n" in answer.headers
-    assert b"X-Own: 2\r\n" in seen.answer(b"{}", b"X-Own: 2\r\n").headers
+    assert b"X-Own: 2\r\n" in seen.ok(b"{}", b"X-Own: 2\r\n").headers
 
 
 def test_503_has_a_retry_after_header():
-    assert b"Retry-After: 1\r\n" in error_answer(ApiError("unavailable", "x"), "0" * 32).headers
-    assert b"Retry-After" not in error_answer(ApiError("bad_request", "x"), "0" * 32).headers
+    assert b"Retry-After: 1\r\n" in error_response(ApiError("unavailable", "x"), "0" * 32).headers
+    assert b"Retry-After" not in error_response(ApiError("bad_request", "x"), "0" * 32).headers
 
 
 def test_a_status_that_replaces_the_codes_is_also_in_the_body():
-    answer = error_answer(ApiError("bad_request", "late"), "0" * 32, 408)
+    answer = error_response(ApiError("bad_request", "late"), "0" * 32, 408)
     assert answer.status == 408
     assert b'"status":408' in answer.body
     assert b'"code":"bad_request"' in answer.body
@@ -68,7 +68,7 @@ def test_the_key_of_a_request_with_a_token_is_the_signing_key():
 
 @pytest.mark.parametrize("code", [code for code, status in HTTP_STATUS.items() if status in (400, 401, 403, 429)])
 def test_every_401_has_a_challenge(code):
-    headers = error_answer(ApiError(code, "x"), "0" * 32).headers
+    headers = error_response(ApiError(code, "x"), "0" * 32).headers
     assert (b"WWW-Authenticate: Bearer" in headers) is (HTTP_STATUS[code] == 401 or code == "insufficient_scope")
 
 

@@ -122,7 +122,7 @@ class Api:
             return
         if trace is not None:
             self._accepted(request, trace)
-        self.conclude(request, request.answer(EMPTY_OBJECT))
+        self.conclude(request, request.ok(EMPTY_OBJECT))
 
     async def publish(self, request: Request, event: Event) -> Response:
         """Publish any event: count it, trace it, wait for Redis' confirmation.
@@ -137,7 +137,7 @@ class Api:
             attributes = await self._attributes(request.app.id, [(channel, event.info) for channel in event.channels])
             return _encode(TriggerResponse(dict(zip(event.channels, attributes, strict=True))))
 
-        return request.answer(await self._publish(request, "events", items, event.correlation_id, render_body))
+        return request.ok(await self._publish(request, "events", items, event.correlation_id, render_body))
 
     def trigger_batch(self, request: Request) -> Handling:
         """POST batch_events. Responds with `{}`, or with any `info` `{"batch": [{…}, …]}`, in order of the events."""
@@ -162,7 +162,7 @@ class Api:
             wanted = [(event.channels[0], event.info) for event in events]
             return _encode(BatchResponse(await self._attributes(app.id, wanted)))
 
-        return request.answer(await self._publish(request, "batch_events", items, correlation_id, render_body))
+        return request.ok(await self._publish(request, "batch_events", items, correlation_id, render_body))
 
     async def _publish(
         self,
@@ -259,7 +259,7 @@ class Api:
         prefix = request.param("filter_by_prefix") or ""
         channels = await self._occupancy.channels(request.app.id, prefix)
         attributes = await self._attributes(request.app.id, [(channel, info) for channel in channels])
-        return request.answer(_encode(ChannelsResponse(dict(zip(channels, attributes, strict=True)))))
+        return request.ok(_encode(ChannelsResponse(dict(zip(channels, attributes, strict=True)))))
 
     async def show_channel(self, request: Request) -> Response:
         """GET channels/NAME. Responds with `occupied`, `subscription_count`, and `user_count` of a presence channel.
@@ -276,7 +276,7 @@ class Api:
         if "cache" in info:
             cached = await self._occupancy.cached(app_id, channel)
             body.cache = None if cached is None else CachedEvent(cached.data, cached.ttl_s)
-        return request.answer(_encode(body))
+        return request.ok(_encode(body))
 
     async def list_users(self, request: Request) -> Response:
         """GET channels/NAME/users. Responds with `{"users": [{"id": …}, …]}`; presence channels only."""
@@ -285,7 +285,7 @@ class Api:
         if kind_of(channel) is not Kind.PRESENCE:
             raise ApiError("not_presence_channel", "only presence channels have a list of users")
         users = await self._occupancy.user_ids(request.app.id, channel)
-        return request.answer(_encode(UsersResponse([User(user) for user in users])))
+        return request.ok(_encode(UsersResponse([User(user) for user in users])))
 
     # -- users
 
@@ -299,7 +299,7 @@ class Api:
         if len(user_id) > MAX_USER_ID_CHARS:
             raise ApiError("bad_request", f"a user id has at most {MAX_USER_ID_CHARS} characters")
         await self._survey.ask("terminate", app=request.app.id, user=user_id)
-        return request.answer(EMPTY_OBJECT)
+        return request.ok(EMPTY_OBJECT)
 
     async def authorize(self, request: Request) -> Response:
         """POST auth. Responds with `{"auth": "KEY:HEX"}`, and for a presence channel with the signed `channel_data`.
@@ -322,7 +322,7 @@ class Api:
             body.channel_data = channel_data
         if self._master_key is not None and is_encrypted(channel):
             body.shared_secret = encryption_secret(self._master_key, channel)
-        return request.answer(_encode(body))
+        return request.ok(_encode(body))
 
     async def preflight(self, request: Request) -> Response:
         """OPTIONS auth: the preflight of browsers (protocol/README.md "CORS")."""

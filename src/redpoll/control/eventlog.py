@@ -52,7 +52,7 @@ class EventTrace:
         )
         found = await self._opened().find(request.app.id, query, limit)
         following = None if found.next is None else str(found.next)
-        return request.answer(_encode(EventsResponse([LoggedCall(**_fields(row)) for row in found.calls], following)))
+        return request.ok(_encode(EventsResponse([LoggedCall(**_fields(row)) for row in found.calls], following)))
 
     async def show(self, request: Request) -> Response:
         """Answers a call and its spans in order of time.
@@ -67,7 +67,7 @@ class EventTrace:
         rendered = [
             {"time_ms": span.time_ms, "time_us": span.time_us, "stage": span.stage, **span.detail} for span in spans
         ]
-        return request.answer(_encode(TraceResponse(**_fields(row), spans=rendered)))
+        return request.ok(_encode(TraceResponse(**_fields(row), spans=rendered)))
 
     def _opened(self) -> EventLog:
         if self._log is None:

@@ -72,11 +72,11 @@ class ChannelHistory:
         A channel without history has no messages and the epoch "".
         """
         query = {name: value for name, value in request.params if name in _PARAMETERS}
-        return request.answer(_encode(await self.page(request.app.id, request.parameters[1], query)))
+        return request.ok(_encode(await self.page(request.app.id, request.parameters[1], query)))
 
     async def forget(self, request: Request) -> Response:
         """DELETE channels/NAME/history: `{"epoch"}`, the new epoch, or "" if there was nothing to clear."""
-        return request.answer(_encode(ClearedResponse(await self.clear(request.app.id, request.parameters[1]))))
+        return request.ok(_encode(ClearedResponse(await self.clear(request.app.id, request.parameters[1]))))
 
     async def page(self, app_id: str, channel: str, query: Mapping[str, str]) -> HistoryResponse:
         """The messages of a channel that `query` selects; its keys are the names of the URL's parameters."""

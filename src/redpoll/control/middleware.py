@@ -21,7 +21,7 @@ from redpoll.cluster.traces import new_trace_id
 from redpoll.control.connections import PortRequest
 from redpoll.control.host_names import HostNames
 from redpoll.control.ratelimit import WINDOW_S, RateLimit
-from redpoll.control.request import CutOff, Request, error_answer, too_large
+from redpoll.control.request import CutOff, Request, error_response, too_large
 from redpoll.control.response import Response, header_line
 from redpoll.control.router import Access, Place, Route, Routes, no_times
 from redpoll.control.tracing import Tracer
@@ -95,153 +95,153 @@ class Front:
 
     # -- from request to response --------------------------------------------------------------------------
 
-    def received(self, call: ReceivedRequest) -> None:
+    def received(self, request: ReceivedRequest) -> None:
         """Handle a request from a worker.
 
         `head_only`: decide from the head whether the worker may read the body. `refusal`: the worker couldn't read
         the body; count and log the request.
         """
-        call.began = time.perf_counter()
-        call.route = self._routes.unmatched
+        request.began = time.perf_counter()
+        request.route = self._routes.unmatched
         try:
-            if call.refusal:
-                self._find(call)
-                if call.refusal == 413:
+            if request.refusal:
+                self._find(request)
+                if request.refusal == 413:
                     raise too_large()
-                raise CutOff(call.refusal, *_BODY_REFUSALS[call.refusal])
-            if not call.head_only:
-                self._execute(call)
+                raise CutOff(request.refusal, *_BODY_REFUSALS[request.refusal])
+            if not request.head_only:
+                self._execute(request)
                 return
-            self._check_head(call, call.announced)
+            self._check_head(request, request.announced)
         except Exception as error:
-            response = self._rendered(call, error)
-            if call.head_only:
+            response = self._rendered(request, error)
+            if request.head_only:
                 response.keep_alive = False
-            self._end(call, response)
+            self._end(request, response)
         else:
-            call.let_body_in()
+            request.let_body_in()
 
-    async def handle(self, call: PortRequest) -> Response:
+    async def handle(self, request: PortRequest) -> Response:
         """Handle a request to the control port, and read the rest of its body first."""
-        call.began = time.perf_counter()
-        call.route = self._routes.unmatched
+        request.began = time.perf_counter()
+        request.route = self._routes.unmatched
         try:
-            if not call.body_is_whole:
-                self._check_head(call, call.body_size)
-            await call.read_body(self._body_timeout_s)
-            self._execute(call)
+            if not request.body_is_whole:
+                self._check_head(request, request.body_size)
+            await request.read_body(self._body_timeout_s)
+            self._execute(request)
         except Exception as error:
-            response = self._rendered(call, error)
-            if not call.body_is_whole:
+            response = self._rendered(request, error)
+            if not request.body_is_whole:
                 response.keep_alive = False
-            self._end(call, response)
-        return await call.answered
+            self._end(request, response)
+        return await request.answered
 
-    def conclude(self, call: Request, result: Response | Exception) -> None:
+    def conclude(self, request: Request, result: Response | Exception) -> None:
         """End a request whose handler returned None, with its response or its error."""
-        self._end(call, self._rendered(call, result) if isinstance(result, Exception) else result)
+        self._end(request, self._rendered(request, result) if isinstance(result, Exception) else result)
 
-    def _check_head(self, call: Request, announced: int | None) -> None:
+    def _check_head(self, request: Request, announced: int | None) -> None:
         """Refuse a request by its head, before its body is read. Raises ApiError or CutOff."""
-        self._find(call)
+        self._find(request)
         if announced is not None and announced > MAX_BODY_BYTES:
             raise too_large()
-        if call.route.wants_credential:
-            self._authenticate(call, call.route, None)
-            call.caller_known = False
+        if request.route.wants_credential:
+            self._authenticate(request, request.route, None)
+            request.caller_known = False
 
-    def _execute(self, call: Request) -> None:
+    def _execute(self, request: Request) -> None:
         """Call the handler of a complete request. Errors of a handler that needs no task are raised."""
-        self._find(call)
-        route = call.route
+        self._find(request)
+        route = request.route
         if route.wants_credential:
-            self._authenticate(call, route, call.body)
+            self._authenticate(request, route, request.body)
             if route.limited and self._rate is not None:
-                self._limit(call, self._rate)
-        result = route.handler(call)
+                self._limit(request, self._rate)
+        result = route.handler(request)
         if result is None:
             return
         if isinstance(result, Response):
-            self._end(call, result)
+            self._end(request, result)
             return
-        task = self._loop.create_task(self._finish(call, result))
+        task = self._loop.create_task(self._finish(request, result))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _finish(self, call: Request, handling: Coroutine[Any, Any, Response]) -> None:
+    async def _finish(self, request: Request, handling: Coroutine[Any, Any, Response]) -> None:
         try:
             response = await handling
         except Exception as error:
-            response = self._rendered(call, error)
-        self._end(call, response)
+            response = self._rendered(request, error)
+        self._end(request, response)
 
-    def _end(self, call: Request, response: Response) -> None:
+    def _end(self, request: Request, response: Response) -> None:
         """Count and log the request, and send its response."""
-        route, status = call.route, response.status
-        took_s = time.perf_counter() - call.began
+        route, status = request.route, response.status
+        took_s = time.perf_counter() - request.began
         slot = route.count(status, took_s)
-        if route.limited and call.caller_known:
-            times = self.times_by_app.get(call.app.id)
+        if route.limited and request.caller_known:
+            times = self.times_by_app.get(request.app.id)
             if times is None:
-                times = self.times_by_app[call.app.id] = no_times()
+                times = self.times_by_app[request.app.id] = no_times()
             times[slot] += 1
             if self._tracer is not None:
-                self._tracer.ended(call, status, took_s)
-        call.respond(response)
+                self._tracer.ended(request, status, took_s)
+        request.respond(response)
 
-    def _rendered(self, call: Request, error: Exception) -> Response:
+    def _rendered(self, request: Request, error: Exception) -> Response:
         """The response for an error."""
         if isinstance(error, ApiError):
-            return self._fault(call, error)
+            return self._fault(request, error)
         if isinstance(error, CutOff):
-            if call.route.limited:
-                self._recognise(call, call.route)
-            response = self._fault(call, ApiError(error.code, error.text), error.status)
+            if request.route.limited:
+                self._recognise(request, request.route)
+            response = self._fault(request, ApiError(error.code, error.text), error.status)
             response.keep_alive = False
             return response
         if isinstance(error, Unavailable):
-            return self._fault(call, ApiError("unavailable", str(error)))
+            return self._fault(request, ApiError("unavailable", str(error)))
         if isinstance(error, UnicodeError):
-            return self._fault(call, ApiError("bad_request", "a header or the query is not UTF-8"))
-        log.error("request failed", route=call.route.name, trace_id=call.trace_id, exc_info=error)
-        return self._fault(call, ApiError("internal", "internal error; search the server's log for this trace id"))
+            return self._fault(request, ApiError("bad_request", "a header or the query is not UTF-8"))
+        log.error("request failed", route=request.route.name, trace_id=request.trace_id, exc_info=error)
+        return self._fault(request, ApiError("internal", "internal error; search the server's log for this trace id"))
 
-    def _fault(self, call: Request, error: ApiError, status: int = 0) -> Response:
-        page = self.fault_page(call, error, status) if self.fault_page is not None else None
-        return page or call.error(error, status)
+    def _fault(self, request: Request, error: ApiError, status: int = 0) -> Response:
+        page = self.fault_page(request, error, status) if self.fault_page is not None else None
+        return page or request.error(error, status)
 
     def error_page(self, status: int, code: str, text: str) -> Response:
         """An error response for bytes that never became a request: malformed, or incomplete at the deadline."""
         self._routes.unmatched.count(status, 0.0)
-        return error_answer(ApiError(code, text), new_trace_id(), status)
+        return error_response(ApiError(code, text), new_trace_id(), status)
 
-    def _find(self, call: Request) -> None:
+    def _find(self, request: Request) -> None:
         """Set the request's route and its parameters."""
-        if call.path[:1] != "/":
+        if request.path[:1] != "/":
             # The absolute form, http://host/path (RFC 9112 section 3.2.2).
-            _, scheme_end, rest = call.path.partition("://")
-            call.path = "/" + rest.partition("/")[2] if scheme_end else call.path
+            _, scheme_end, rest = request.path.partition("://")
+            request.path = "/" + rest.partition("/")[2] if scheme_end else request.path
         try:
-            by_method, call.parameters = self._routes.find(call.path)
+            by_method, request.parameters = self._routes.find(request.path)
         except UnicodeDecodeError:
             raise ApiError("bad_request", "the percent-encoded path is not UTF-8") from None
-        route = by_method.get("GET" if call.method == "HEAD" else call.method)
+        route = by_method.get("GET" if request.method == "HEAD" else request.method)
         if route is None:
             if not by_method:
                 raise ApiError("not_found", "no such path")
             allowed = ", ".join(sorted(by_method))
-            call.more_headers = header_line("Allow", allowed)
+            request.more_headers = header_line("Allow", allowed)
             raise ApiError("method_not_allowed", f"method not allowed; use {allowed}")
         if route.place is Place.CONTROL:
-            if call.from_worker:
+            if request.from_worker:
                 raise ApiError("not_found", "no such path")
-            self._check_host(call)
-        call.route = route
+            self._check_host(request)
+        request.route = route
         if route.cross_origin:
-            call.more_headers = self._cross_origin(call)
+            request.more_headers = self._cross_origin(request)
 
-    def _check_host(self, call: Request) -> None:
-        host = call.headers.get("Host")
+    def _check_host(self, request: Request) -> None:
+        host = request.headers.get("Host")
         if self._host_names is None or self._host_names.allow(host):
             return
         raise ApiError(
@@ -250,60 +250,60 @@ class Front:
             "the server's setting control_names (REDPOLL_CONTROL_NAMES), or use an IP address",
         )
 
-    def _recognise(self, call: Request, route: Route) -> None:
+    def _recognise(self, request: Request, route: Route) -> None:
         """Find the app of a request that was refused before its body was read, for its row in the event log."""
         with suppress(ApiError):
-            self._authenticate(call, route, None)
+            self._authenticate(request, route, None)
 
-    def _authenticate(self, call: Request, route: Route, body: bytes | None) -> None:
+    def _authenticate(self, request: Request, route: Route, body: bytes | None) -> None:
         """Set the request's app. Raises ApiError 401 if the request has no valid credential of the app.
 
         An unknown app gets the same response as a wrong key, so that clients can't find out which ids exist. Only a
         token for every app gets 404 (protocol/README.md "Tokens").
         """
-        headers = call.headers
+        headers = request.headers
         app: App | None
-        if not headers and route.access is Access.APP and self._is_signed(call, body):
+        if not headers and route.access is Access.APP and self._is_signed(request, body):
             return
         if "Authorization" in headers and headers["Authorization"].partition(" ")[0].lower() == "bearer":
-            app = self._app_of_token(call, route)
+            app = self._app_of_token(request, route)
         elif "X-Service-Key" in headers or "X-Service-Secret" in headers:
             key = headers.get("X-Service-Key", "")
-            app = self._apps.get(call.parameters[0]) if route.access is Access.APP else self._by_key.get(key)
+            app = self._apps.get(request.parameters[0]) if route.access is Access.APP else self._by_key.get(key)
             auth.check_pair(app, key, headers.get("X-Service-Secret", ""))
-            call.params = auth.parse_query(call.query)
+            request.params = auth.parse_query(request.query)
         else:
-            app = self._apps.get(call.parameters[0]) if route.access is Access.APP else self._app_of_query(call)
-            call.params = auth.check_query(app, call.method, call.path, call.query, body, self._clock())
+            app = self._apps.get(request.parameters[0]) if route.access is Access.APP else self._app_of_query(request)
+            request.params = auth.check_query(app, request.method, request.path, request.query, body, self._clock())
         assert app is not None
-        call.app, call.caller_known = app, True
+        request.app, request.caller_known = app, True
         if not app.enabled:
             raise ApiError("app_disabled", "this app is disabled")
         if "Content-Encoding" in headers and headers["Content-Encoding"].lower() != "identity":
             raise ApiError("unsupported_media_type", "the body is compressed; send it without Content-Encoding")
 
-    def _is_signed(self, call: Request, body: bytes | None) -> bool:
+    def _is_signed(self, request: Request, body: bytes | None) -> bool:
         """Whether the request is signed in the usual layout, which is checked in C; then `app` is set. For all others
         protocol.auth decides, and says what is wrong."""
-        app = self._apps.get(call.parameters[0])
+        app = self._apps.get(request.parameters[0])
         signed = signed_params(
-            call.method, call.path, call.query, body, app, auth.hashes_of, self._clock(), auth.MAX_SKEW_S
+            request.method, request.path, request.query, body, app, auth.hashes_of, self._clock(), auth.MAX_SKEW_S
         )
         # Decided after the signature, so that the time of a refusal doesn't tell which apps exist.
         if signed is None or app is None or not app.enabled:
             return False
-        call.found_key, more = signed
+        request.found_key, more = signed
         if not more:
-            call.params = []
-        call.app, call.caller_known = app, True
+            request.params = []
+        request.app, request.caller_known = app, True
         return True
 
-    def _app_of_token(self, call: Request, route: Route) -> App:
+    def _app_of_token(self, request: Request, route: Route) -> App:
         now_s = self._clock()
-        plain = call.headers["Authorization"].partition(" ")[2].strip()
+        plain = request.headers["Authorization"].partition(" ")[2].strip()
         token = self._records.tokens.get(auth.token_hash(plain))
         if route.access is Access.APP:
-            app_id = call.parameters[0]
+            app_id = request.parameters[0]
         else:
             app_id = (token.app_id if token is not None else None) or ""
         fault = fault_of_token(token, route.scope, app_id, now_s)
@@ -316,22 +316,22 @@ class Front:
         if app is None:
             raise ApiError("unknown_app", "there is no app with this id")
         self._records.token_used(token, now_s)
-        call.params = auth.parse_query(call.query)
-        call.token = token
+        request.params = auth.parse_query(request.query)
+        request.token = token
         return app
 
-    def _app_of_query(self, call: Request) -> App | None:
+    def _app_of_query(self, request: Request) -> App | None:
         # If auth_key is repeated, any of its values will do: check_query refuses the request.
-        return self._by_key.get(dict(auth.parse_query(call.query)).get("auth_key", ""))
+        return self._by_key.get(dict(auth.parse_query(request.query)).get("auth_key", ""))
 
-    def _limit(self, call: Request, rate: RateLimit) -> None:
+    def _limit(self, request: Request, rate: RateLimit) -> None:
         """Count a trigger of this client address and add the rate limit's headers. Raises ApiError `rate_limited`."""
-        address = call.remote
+        address = request.remote
         window = rate.take(address)
-        call.more_headers = window.headers()
+        request.more_headers = window.headers()
         if window.passed:
             left_s = rate.left_s(window)
-            call.more_headers += header_line("Retry-After", str(left_s))
+            request.more_headers += header_line("Retry-After", str(left_s))
             raise ApiError(
                 "rate_limited",
                 f"more than {rate.per_minute} triggers within {WINDOW_S:.0f} s from the address {address}; try again "
@@ -339,12 +339,12 @@ class Front:
                 "(REDPOLL_TRIGGER_RATE_PER_MINUTE); 0 turns the limit off",
             )
 
-    def _cross_origin(self, call: Request) -> bytes:
+    def _cross_origin(self, request: Request) -> bytes:
         """The header lines that let a page of an allowed origin read the response (protocol/README.md "CORS")."""
-        origin = call.headers.get("Origin")
+        origin = request.headers.get("Origin")
         if origin is None or not origin.isascii():
             return _VARY
-        app = self._apps.get(call.parameters[0])
+        app = self._apps.get(request.parameters[0])
         # An unknown app is treated like one that allows every origin, so that the headers don't show which ids exist.
         if app is not None and not handshake.origin_allowed(origin, app.allowed_origins):
             return _VARY

@@ -163,7 +163,7 @@ class Document:
 
     async def show(self, request: Request) -> Response:
         """Answers the document."""
-        return request.answer(self._json)
+        return request.ok(self._json)
 
     def render(self, routes: Routes) -> None:
         self._json = msgspec.json.encode(_document(list(_described(routes))), order="sorted")

@@ -22,7 +22,7 @@ from redpoll.protocol.errors import ApiError
 from redpoll.protocol.messages import Event
 from redpoll.protocol.tokens import Token
 
-__all__ = ["CutOff", "Request", "error_answer", "too_large"]
+__all__ = ["CutOff", "Request", "error_response", "too_large"]
 
 _RETRY_AFTER: Final = b"Retry-After: 1\r\n"
 # RFC 9110 section 15.5.2 requires a challenge on every 401. Bearer (RFC 6750) is our only registered scheme.
@@ -125,7 +125,7 @@ class Request(IncomingRequest):
                 return value
         return None
 
-    def answer(self, body: bytes, more_headers: bytes = b"") -> Response:
+    def ok(self, body: bytes, more_headers: bytes = b"") -> Response:
         """A 200 response of the API, with JSON, the trace id and `more_headers` (complete lines)."""
         return Response(
             200,
@@ -134,13 +134,13 @@ class Request(IncomingRequest):
         )
 
     def error(self, error: ApiError, status: int = 0) -> Response:
-        """An error response with this request's trace id and headers. `status`: as in `error_answer`."""
-        response = error_answer(error, self.trace_id, status)
+        """An error response with this request's trace id and headers. `status`: as in `error_response`."""
+        response = error_response(error, self.trace_id, status)
         response.headers += self.more_headers
         return response
 
 
-def error_answer(error: ApiError, trace_id: str, status: int = 0) -> Response:
+def error_response(error: ApiError, trace_id: str, status: int = 0) -> Response:
     """An error response (protocol/README.md "Errors"): `{"error", "code", "status", "trace_id"}`.
 
     503 has a Retry-After header, 401 a WWW-Authenticate header. `status`, if not 0, replaces the status of the error's

@@ -145,8 +145,8 @@ class _Node:
         self.routes: dict[str, Route] = {}
 
 
-async def _unmatched(call: Request) -> Response:
-    raise LookupError(call.path)
+async def _unmatched(request: Request) -> Response:
+    raise LookupError(request.path)
 
 
 class Routes:

@@ -59,5 +59,5 @@ class Verify:
                 if hmac.compare_digest(sign(secret, body).encode(), signature):
                     found = endpoint_id
         if found is None:
-            return request.answer(_encode(VerifyResponse(False)))
-        return request.answer(_encode(VerifyResponse(True, found)))
+            return request.ok(_encode(VerifyResponse(False)))
+        return request.ok(_encode(VerifyResponse(True, found)))
