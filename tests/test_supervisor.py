@@ -38,6 +38,7 @@ notes = open(folder / f"{place}.{os.getpid()}", "a", buffering=1)
 def note(what): notes.write(json.dumps(what) + "\\n")
 note({"k": start.k, "number": start.number, "run": start.run, "redis_url": start.redis_url,
       "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "notify": os.environ.get("NOTIFY_SOCKET"),
+      "secrets": [start.settings.app_secret, start.settings.admin_password, start.settings.encryption_master_key],
       "pair": [start.settings.tls_cert, start.settings.tls_key],
       "ports": [start.settings.port, start.settings.control_port, start.settings.tls_port]})
 listeners = [socket.socket(fileno=fd) for fd in (start.listen_fd, start.tls_fd) if fd is not None]
@@ -88,7 +89,7 @@ def command_of(role, number, fd):
     place = role if role == "control" else f"{role}{number}"
     return [sys.executable, f"{folder}/stand_in.py", folder, place, str(fd)]
 supervisor._PING_EVERY_S = float(os.environ.get("PING_EVERY_S", "1"))
-settings, _ = load(dict(word.split("=", 1) for word in sys.argv[2:]), {})
+settings, _ = load(dict(word.split("=", 1) for word in sys.argv[2:]), os.environ)
 logs.configure(settings, "supervisor")
 try:
     sys.exit(supervisor.serve(settings, command_of))
@@ -186,6 +187,10 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def environment_of(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
 def said_by(port: int) -> str:
     """What the worker that accepts this connection sends."""
     with socket.create_connection(("127.0.0.1", port), 10) as connection:
@@ -201,6 +206,30 @@ def tree(tmp_path):
     if tree.process is not None and tree.process.poll() is None:
         os.killpg(tree.process.pid, signal.SIGKILL)
         tree.process.wait()
+
+
+async def test_secrets_are_in_no_childs_environment_and_only_control_gets_them(tree, wait_until):
+    secrets = ["the-app-secret", "the-admin-password", "c2VjcmV0" + "A" * 35 + "="]
+    environment = {
+        "SOKETI_DEFAULT_APP_ID": "1",
+        "SOKETI_DEFAULT_APP_KEY": "abc",
+        "SOKETI_DEFAULT_APP_SECRET": secrets[0],
+        "REDPOLL_ADMIN_PASSWORD": secrets[1],
+        "REDPOLL_ENCRYPTION_MASTER_KEY": secrets[2],
+        "REDIS_URL": "redis://:the-redis-password@127.0.0.1:1",
+        "PUSHER_APP_SECRET": "unused-but-secret",
+        "TZ": "UTC",
+    }
+    tree.start(environment=environment)
+    await wait_until(lambda: tree.is_ready)
+    assert tree.notes("control")[0]["secrets"] == secrets
+    assert tree.notes("worker0")[0]["secrets"] == ["", "", ""]
+    for place in ("control", "worker0", "worker1"):
+        (pid,) = tree.pids(place)
+        inherited = environment_of(pid)
+        assert b"TZ=UTC" in inherited
+        values = [line.partition(b"=")[2].decode() for line in inherited]
+        assert not [value for value in values if value in environment.values() and value not in ("UTC", "1")]
 
 
 async def test_ready_line_is_printed_when_all_are_ready_and_names_the_ports(tree, wait_until):

@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 
 from redpoll.child_pipe import ChildPipe, arm_child
+from redpoll.settings import VARIABLES
 
 __all__ = ["Child"]
 
@@ -27,6 +28,7 @@ _FIRST_RESTART_DELAY_S = 0.1
 _MAX_RESTART_DELAY_S = 5.0
 # A process that lives this long counts as healthy, and resets the restart delay.
 _HEALTHY_AFTER_S = 10.0
+_NOT_INHERITED = VARIABLES | {"NOTIFY_SOCKET"}
 
 
 class Child:
@@ -65,8 +67,8 @@ class Child:
 
     def spawn(self, command: Sequence[str], pass_fds: Sequence[int] = (), process_group: int | None = None) -> None:
         """Starts a process. Raises OSError."""
-        # NOTIFY_SOCKET is between systemd and the supervisor.
-        environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
+        # NOTIFY_SOCKET is between systemd and the supervisor. Settings may be secret; children get theirs by pipe.
+        environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

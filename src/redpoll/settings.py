@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-__all__ = ["PREFIX", "TABLE", "Alias", "Setting", "Settings", "sample"]
+__all__ = ["PREFIX", "TABLE", "VARIABLES", "Alias", "Setting", "Settings", "sample"]
 
 PREFIX = "REDPOLL_"
 
@@ -371,6 +371,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ""
 
+    def without_secrets(self) -> "Settings":
+        """The settings for a worker, which needs none of the secret ones. `redis_url` isn't one of these."""
+        return msgspec.structs.replace(self, **{setting.name: "" for setting in TABLE if setting.is_secret})
+
     def master_key(self) -> bytes | None:
         """The 32 bytes of `encryption_master_key`, or None if it is empty. Raises ValueError if it is malformed."""
         if not self.encryption_master_key:
@@ -435,6 +439,10 @@ def _rows() -> tuple[Setting, ...]:
 
 
 TABLE = _rows()
+# Every environment variable that sets a setting, with the aliases.
+VARIABLES = frozenset(
+    variable for setting in TABLE for variable in (setting.variable, *(alias.variable for alias in setting.aliases))
+)
 
 
 def sample() -> str:

@@ -236,7 +236,7 @@ class Supervisor:
                 tls_fd=child.tls.fileno() if child.tls is not None else None,
                 requests_path=str(self._run_dir / "requests.sock"),
                 data_dir=str(self._folder),
-                settings=self._children_settings,
+                settings=self._children_settings if role == "control" else self._children_settings.without_secrets(),
             )
         )
 
