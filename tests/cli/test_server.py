@@ -1,5 +1,7 @@
 """`serve`, `check-config`, `version`: output and exit codes."""
 
+import json
+
 import redpoll
 from redpoll import datafolder
 from redpoll.config import TABLE
@@ -54,3 +56,11 @@ def test_help_shows_list_defaults_in_their_typed_form(typed):
     assert "[s] Default: 10.0,60.0,300.0." in text
     assert "Default: ()" not in text
     assert "Default: None" not in text
+
+
+def test_settings_and_version_as_json(typed):
+    assert json.loads(typed("version", "--json").stdout) == {"version": redpoll.__version__}
+    assert json.loads(typed("check-config", "--json").stdout)["faults"] == []
+    wrong = typed("check-config", "--port", "x", "--json")
+    assert wrong.exit_code == 2
+    assert "port" in json.loads(wrong.stdout)["faults"][0]

@@ -29,7 +29,15 @@ __all__ = ["main"]
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """A self-hosted real-time messaging server that speaks the Pusher Channels protocol."""
+    """A self-hosted real-time messaging server that speaks the Pusher Channels protocol.
+
+    \b
+    Examples:
+      redpoll serve
+      redpoll subscribe news
+      redpoll publish news headline '{"title":"Hello"}'
+      redpoll doctor
+    """
 
 
 for _command in (

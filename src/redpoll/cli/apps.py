@@ -18,6 +18,11 @@ def app() -> None:
     """Manage apps. Each app has its own keys, channels and settings.
 
     Works with or without a running server.
+
+    \b
+    Examples:
+      redpoll app create "My app"
+      redpoll app list --json
     """
 
 
@@ -25,7 +30,13 @@ def app() -> None:
 @click.argument("name")
 @records_command
 def app_create(name: str, settings: config.Settings, as_json: bool) -> None:
-    """Create an app and print how to connect to it. A running server serves it at once."""
+    """Create an app and print how to connect to it. A running server serves it at once.
+
+    \b
+    Examples:
+      redpoll app create "My app"
+      redpoll app create demo --json
+    """
     created = run(settings, "app create", {"name": name})
     if as_json:
         print_json(created)
@@ -39,7 +50,13 @@ def app_create(name: str, settings: config.Settings, as_json: bool) -> None:
 @app.command("list")
 @records_command
 def app_list(settings: config.Settings, as_json: bool) -> None:
-    """List all apps."""
+    """List all apps.
+
+    \b
+    Examples:
+      redpoll app list
+      redpoll app list --json
+    """
     apps = run(settings, "app list", {})
     if as_json:
         print_json(apps)
@@ -52,7 +69,12 @@ def app_list(settings: config.Settings, as_json: bool) -> None:
 @click.argument("app_id", metavar="ID")
 @records_command
 def app_show(app_id: str, settings: config.Settings, as_json: bool) -> None:
-    """Show an app with its keys, secrets and settings."""
+    """Show an app with its keys, secrets and settings.
+
+    \b
+    Examples:
+      redpoll app show 1234567
+    """
     shown = run(settings, "app show", {"id": app_id})
     if as_json:
         print_json(shown)
@@ -71,6 +93,12 @@ def app_set(app_id: str, assignments: tuple[str, ...], settings: config.Settings
     """Change settings of an app; without NAME=VALUE, show them.
 
     If one assignment is wrong, nothing changes. Changes apply at once, in every process.
+
+    \b
+    Examples:
+      redpoll app set 1234567
+      redpoll app set 1234567 max_connections=5000 allowed_origins=example.com,*.example.com
+      redpoll app set 1234567 enabled=false
     """
     texts = _assigned(assignments)
     changed = run(settings, "app set", {"id": app_id, "settings": texts})

@@ -13,7 +13,13 @@ __all__ = ["history"]
 
 @click.group()
 def history() -> None:
-    """Manage message history, from which clients catch up on missed messages."""
+    """Manage message history, from which clients catch up on missed messages.
+
+    \b
+    Examples:
+      redpoll history rule add 1234567 --prefix news- --keep 1000 --seconds 3600
+      redpoll history show 1234567 news-today
+    """
 
 
 @history.group()
@@ -21,6 +27,11 @@ def rule() -> None:
     """Manage history rules: which channels store messages, how many and for how long.
 
     Channels that no rule matches store nothing.
+
+    \b
+    Examples:
+      redpoll history rule add 1234567 --prefix news- --keep 1000 --seconds 3600
+      redpoll history rule list 1234567
     """
 
 
@@ -40,6 +51,11 @@ def rule_add(
     """Add a rule. It applies at once, in every process, to messages published from then on.
 
     When several prefixes match a channel, the longest one decides.
+
+    \b
+    Examples:
+      redpoll history rule add 1234567 --prefix news- --keep 1000 --seconds 3600 --replay 10
+      redpoll history rule add 1234567 --channel news-secret --keep 0
     """
     from redpoll.protocol.apps import HistoryRule, history_fault
 
@@ -57,7 +73,12 @@ def rule_add(
 @click.argument("app_id")
 @records_command
 def rule_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
-    """List the rules of an app."""
+    """List the rules of an app.
+
+    \b
+    Examples:
+      redpoll history rule list 1234567
+    """
     rules = run(settings, "history rule list", {"app": app_id})
     if as_json:
         print_json(rules)
@@ -71,7 +92,12 @@ def rule_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
 @click.argument("rule_id")
 @records_command
 def rule_remove(app_id: str, rule_id: str, settings: config.Settings, as_json: bool) -> None:
-    """Remove a rule. Messages stored under it stay until they expire or `history clear` deletes them."""
+    """Remove a rule. Messages stored under it stay until they expire or `history clear` deletes them.
+
+    \b
+    Examples:
+      redpoll history rule remove 1234567 RULE_ID
+    """
     _print_rule(run(settings, "history rule remove", {"app": app_id, "rule": rule_id}), as_json)
 
 
@@ -102,7 +128,13 @@ def _print_rule(rule: dict[str, Any], as_json: bool) -> None:
 def history_show(
     app_id: str, channel: str, backwards: bool, settings: config.Settings, as_json: bool, **query: str | None
 ) -> None:
-    """Show a channel's stored messages, by default the newest. Needs a running server."""
+    """Show a channel's stored messages, by default the newest. Needs a running server.
+
+    \b
+    Examples:
+      redpoll history show 1234567 news-today --limit 20
+      redpoll history show 1234567 news-today --since 1700000000000 --json
+    """
     given = {name: value for name, value in query.items() if value is not None}
     if backwards:
         given["direction"] = "backwards"
@@ -127,7 +159,12 @@ def history_show(
 @click.argument("channel")
 @records_command
 def history_clear(app_id: str, channel: str, settings: config.Settings, as_json: bool) -> None:
-    """Delete a channel's stored messages and give its history a new epoch. Needs a running server."""
+    """Delete a channel's stored messages and give its history a new epoch. Needs a running server.
+
+    \b
+    Examples:
+      redpoll history clear 1234567 news-today
+    """
     cleared = run(settings, "history clear", {"app": app_id, "channel": channel})
     if as_json:
         print_json(cleared)

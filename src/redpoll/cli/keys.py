@@ -13,7 +13,13 @@ __all__ = ["key", "state"]
 
 @click.group()
 def key() -> None:
-    """Manage the keys of an app. Several can be enabled at once, so that keys can be rotated."""
+    """Manage the keys of an app. Several can be enabled at once, so that keys can be rotated.
+
+    \b
+    Examples:
+      redpoll key add 1234567
+      redpoll key list 1234567
+    """
 
 
 @key.command("add")
@@ -21,7 +27,13 @@ def key() -> None:
 @click.argument("key", required=False)
 @records_command
 def key_add(app_id: str, key: str | None, settings: config.Settings, as_json: bool) -> None:
-    """Create a key with its secret. With the KEY of a disabled key, enable that one again."""
+    """Create a key with its secret. With the KEY of a disabled key, enable that one again.
+
+    \b
+    Examples:
+      redpoll key add 1234567
+      redpoll key add 1234567 OLDKEY
+    """
     added = run(settings, "key add", {"app": app_id, "key": key})
     if as_json:
         print_json(added)
@@ -33,7 +45,12 @@ def key_add(app_id: str, key: str | None, settings: config.Settings, as_json: bo
 @click.argument("app_id")
 @records_command
 def key_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
-    """List the keys of an app with their secrets, oldest first."""
+    """List the keys of an app with their secrets, oldest first.
+
+    \b
+    Examples:
+      redpoll key list 1234567 --json
+    """
     keys = run(settings, "key list", {"app": app_id})
     if as_json:
         print_json(keys)
@@ -50,6 +67,10 @@ def key_disable(app_id: str, key: str, settings: config.Settings, as_json: bool)
     """Disable a key for new connections and requests.
 
     Open connections stay. The last enabled key can't be disabled.
+
+    \b
+    Examples:
+      redpoll key disable 1234567 OLDKEY
     """
     disabled = run(settings, "key disable", {"app": app_id, "key": key})
     if as_json:

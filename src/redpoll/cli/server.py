@@ -1,5 +1,6 @@
 """`redpoll serve`, `check-config` and `version`, and the hidden commands `worker` and `control` that `serve` runs."""
 
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redpoll import __version__, config
-from redpoll.cli.common import fail, settings_of, with_config
+from redpoll.cli.common import fail, print_json, settings_of, with_config
 
 if TYPE_CHECKING:
     from redpoll.child_pipe import ChildPipe
@@ -33,6 +34,12 @@ def serve(config_path: str | None, **flags: Any) -> None:
     """Start the server and run it until SIGTERM or Ctrl-C.
 
     Each setting can also be given in the environment (REDPOLL_PORT for --port) or in the file of --config.
+
+    \b
+    Examples:
+      redpoll serve
+      redpoll serve --port 6001 --workers 4 --data-dir /var/lib/redpoll
+      redpoll serve --config /etc/redpoll.toml
     """
     settings = settings_of(config_path, flags)
     from redpoll import logs, supervisor
@@ -49,16 +56,44 @@ def serve(config_path: str | None, **flags: Any) -> None:
 
 @click.command("check-config")
 @_with_settings
-def check_config(config_path: str | None, **flags: Any) -> None:
-    """Check flags, environment and file, and report every fault. Starts nothing."""
-    settings_of(config_path, flags)
-    click.echo("the settings are valid")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def check_config(config_path: str | None, as_json: bool, **flags: Any) -> None:
+    """Check flags, environment and file, and report every fault. Starts nothing.
+
+    \b
+    Examples:
+      redpoll check-config --config /etc/redpoll.toml
+      redpoll check-config --port 80 --json
+    """
+    if not as_json:
+        settings_of(config_path, flags)
+        click.echo("the settings are valid")
+        return
+    faults: list[str] = []
+    warnings: list[str] = []
+    try:
+        _, found = config.load(flags, os.environ, config_path)
+        warnings = [str(warning) for warning in found]
+    except config.ConfigError as error:
+        faults = [str(fault) for fault in error.faults]
+    print_json({"faults": faults, "warnings": warnings})
+    sys.exit(2 if faults else 0)
 
 
 @click.command()
-def version() -> None:
-    """Print the version."""
-    click.echo(f"redpoll {__version__}")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def version(as_json: bool) -> None:
+    """Print the version.
+
+    \b
+    Examples:
+      redpoll version
+      redpoll version --json
+    """
+    if as_json:
+        print_json({"version": __version__})
+    else:
+        click.echo(f"redpoll {__version__}")
 
 
 def _child_pipe(fd: int) -> "ChildPipe":

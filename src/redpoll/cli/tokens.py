@@ -16,6 +16,11 @@ def token() -> None:
     """Manage tokens for the HTTP API of an app (`Authorization: Bearer TOKEN`).
 
     A token has scopes and, optionally, an expiry.
+
+    \b
+    Examples:
+      redpoll token create 1234567 --name CI --scope publish
+      redpoll token list 1234567
     """
 
 
@@ -30,7 +35,13 @@ def token() -> None:
 def token_create(
     app_id: str, name: str, scopes: tuple[str, ...], expires: str | None, settings: config.Settings, as_json: bool
 ) -> None:
-    """Create a token and print it. It is printed only once, because the server stores only its hash."""
+    """Create a token and print it. It is printed only once, because the server stores only its hash.
+
+    \b
+    Examples:
+      redpoll token create 1234567 --name CI --scope publish --expires 30d
+      redpoll token create 1234567 --name monitor --scope read --json
+    """
     args = {"app": app_id, "name": name, "scopes": split_words(scopes), "lasts_s": _duration_s(expires)}
     created = run(settings, "token create", args)
     if as_json:
@@ -44,7 +55,12 @@ def token_create(
 @click.argument("app_id")
 @records_command
 def token_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
-    """List the tokens of an app, oldest first, without the tokens themselves."""
+    """List the tokens of an app, oldest first, without the tokens themselves.
+
+    \b
+    Examples:
+      redpoll token list 1234567
+    """
     tokens = run(settings, "token list", {"app": app_id})
     if as_json:
         print_json(tokens)
@@ -60,7 +76,12 @@ def token_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 @records_command
 def token_revoke(ids: tuple[str, ...], settings: config.Settings, as_json: bool) -> None:
-    """Revoke tokens, at once and permanently. If one ID is unknown, none is revoked."""
+    """Revoke tokens, at once and permanently. If one ID is unknown, none is revoked.
+
+    \b
+    Examples:
+      redpoll token revoke tok_1 tok_2
+    """
     revoked = run(settings, "token revoke", {"ids": ids})
     if as_json:
         print_json(revoked)

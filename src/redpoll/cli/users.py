@@ -13,7 +13,12 @@ __all__ = ["user"]
 
 @click.group()
 def user() -> None:
-    """Manage dashboard users."""
+    """Manage dashboard users.
+
+    \b
+    Examples:
+      redpoll user create ann --role admin
+    """
 
 
 @user.command("create")
@@ -21,7 +26,13 @@ def user() -> None:
 @click.option("--role", type=click.Choice(["admin", "viewer"]), required=True, help="A viewer can't change anything.")
 @records_command
 def user_create(name: str, role: str, settings: config.Settings, as_json: bool) -> None:
-    """Create a user and print a one-time password. The first login asks for a new one."""
+    """Create a user and print a one-time password. The first login asks for a new one.
+
+    \b
+    Examples:
+      redpoll user create ann --role admin
+      redpoll user create bob --role viewer --json
+    """
     _print_password(run(settings, "user create", {"name": name, "role": role}), as_json)
 
 
@@ -29,7 +40,12 @@ def user_create(name: str, role: str, settings: config.Settings, as_json: bool) 
 @click.argument("name")
 @records_command
 def user_reset(name: str, settings: config.Settings, as_json: bool) -> None:
-    """Give a user a new one-time password. The user's open sessions end."""
+    """Give a user a new one-time password. The user's open sessions end.
+
+    \b
+    Examples:
+      redpoll user reset ann
+    """
     _print_password(run(settings, "user reset", {"name": name}), as_json)
 
 

@@ -14,7 +14,13 @@ __all__ = ["dead_letter", "webhook"]
 
 @click.group()
 def webhook() -> None:
-    """Manage webhook endpoints. They receive an app's events: channels occupied and vacated, members, client events."""
+    """Manage webhook endpoints. They receive an app's events: channels occupied and vacated, members, client events.
+
+    \b
+    Examples:
+      redpoll webhook create 1234567 https://example.com/hooks
+      redpoll webhook test ID
+    """
 
 
 @webhook.command("create")
@@ -42,7 +48,13 @@ def webhook_create(
     settings: config.Settings,
     as_json: bool,
 ) -> None:
-    """Create an endpoint and print its id and its signing secret."""
+    """Create an endpoint and print its id and its signing secret.
+
+    \b
+    Examples:
+      redpoll webhook create 1234567 https://example.com/hooks
+      redpoll webhook create 1234567 https://example.com/p --events member.added --channels presence- --format pusher
+    """
     args = {
         "app": app_id,
         "url": url,
@@ -63,7 +75,12 @@ def webhook_create(
 @click.argument("app_id")
 @records_command
 def webhook_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
-    """List the endpoints of an app, without their secrets."""
+    """List the endpoints of an app, without their secrets.
+
+    \b
+    Examples:
+      redpoll webhook list 1234567
+    """
     endpoints = run(settings, "webhook list", {"app": app_id})
     if as_json:
         print_json(endpoints)
@@ -97,7 +114,7 @@ def _endpoint_command(verb: str, text: str) -> click.Command:
         else:
             _print_endpoint(endpoint)
 
-    command.__doc__ = text
+    command.__doc__ = f"{text}\n\n\b\nExamples:\n  redpoll webhook {verb} ID"
     return click.command(verb)(command)
 
 
@@ -115,7 +132,12 @@ for _verb, _text in (
 @click.argument("endpoint_id", metavar="ID")
 @records_command
 def webhook_rotate(endpoint_id: str, settings: config.Settings, as_json: bool) -> None:
-    """Give an endpoint a new secret. For a while deliveries are signed with the old one too."""
+    """Give an endpoint a new secret. For a while deliveries are signed with the old one too.
+
+    \b
+    Examples:
+      redpoll webhook rotate ID
+    """
     rotated = run(settings, "webhook rotate", {"id": endpoint_id})
     if as_json:
         print_json(rotated)
@@ -131,6 +153,11 @@ def webhook_test(endpoint_id: str, settings: config.Settings, as_json: bool) -> 
     """Send one test event now and print the result. Exits with 1 if it was not delivered.
 
     Works for disabled endpoints too.
+
+    \b
+    Examples:
+      redpoll webhook test ID
+      redpoll webhook test ID --json
     """
     attempt = run(settings, "webhook test", {"id": endpoint_id})
     if as_json:
@@ -142,14 +169,25 @@ def webhook_test(endpoint_id: str, settings: config.Settings, as_json: bool) -> 
 
 @click.group("dead-letter")
 def dead_letter() -> None:
-    """Manage dead letters: webhook deliveries whose attempts have all failed."""
+    """Manage dead letters: webhook deliveries whose attempts have all failed.
+
+    \b
+    Examples:
+      redpoll dead-letter list 1234567
+      redpoll dead-letter retry ID
+    """
 
 
 @dead_letter.command("list")
 @click.argument("app_id")
 @records_command
 def dead_letter_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
-    """List an app's dead letters, the latest first. Retried and discarded ones are not listed."""
+    """List an app's dead letters, the latest first. Retried and discarded ones are not listed.
+
+    \b
+    Examples:
+      redpoll dead-letter list 1234567 --json
+    """
     answer = run(settings, "dead-letter list", {"app": app_id})
     letters = answer["letters"]
     if len(letters) < answer["total"]:
@@ -168,7 +206,12 @@ def dead_letter_list(app_id: str, settings: config.Settings, as_json: bool) -> N
 @click.argument("letter_id", metavar="ID")
 @records_command
 def dead_letter_show(letter_id: str, settings: config.Settings, as_json: bool) -> None:
-    """Show the payload of a dead letter and every attempt with its result."""
+    """Show the payload of a dead letter and every attempt with its result.
+
+    \b
+    Examples:
+      redpoll dead-letter show ID
+    """
     letter = run(settings, "dead-letter show", {"id": letter_id})
     if as_json:
         print_json(letter)
@@ -198,7 +241,7 @@ def _letters_command(verb: str, text: str) -> click.Command:
         for letter in letters:
             click.echo(f"{letter['id']}  {letter['state']}")
 
-    command.__doc__ = text
+    command.__doc__ = f"{text}\n\n\b\nExamples:\n  redpoll dead-letter {verb} ID"
     return click.command(verb)(command)
 
 
