@@ -45,3 +45,19 @@ def test_file_in_place_of_the_folder_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataFolderError, match="can't be used: "), datafolder.lock(tmp_path / "file", "serve"):
         pytest.fail("held a file")
+
+
+@pytest.mark.parametrize(
+    ("mode", "text"),
+    [
+        (0o700, None),
+        (0o755, "mode 0755 lets other users of this machine see the names of its files; close it with: chmod 700 "),
+        (0o770, "mode 0770 lets other users of this machine replace its files, and so take over this server; "),
+    ],
+)
+def test_folder_open_to_others_is_reported_and_keeps_its_mode(tmp_path, mode, text):
+    tmp_path.chmod(mode)
+    with datafolder.lock(tmp_path, "serve"):
+        found = datafolder.openness(tmp_path)
+    assert found is None if text is None else found is not None and found.startswith(text)
+    assert tmp_path.stat().st_mode & 0o777 == mode

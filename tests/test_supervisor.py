@@ -208,6 +208,15 @@ def tree(tmp_path):
         tree.process.wait()
 
 
+async def test_data_folder_that_others_can_list_is_logged(tree, wait_until):
+    (tree.folder / "data").mkdir()
+    (tree.folder / "data").chmod(0o755)
+    tree.start()
+    await wait_until(lambda: tree.is_ready)
+    assert "data folder open to others" in tree.err
+    assert f"chmod 700 {tree.folder / 'data'}" in tree.err
+
+
 async def test_secrets_are_in_no_childs_environment_and_only_control_gets_them(tree, wait_until):
     secrets = ["the-app-secret", "the-admin-password", "c2VjcmV0" + "A" * 35 + "="]
     environment = {

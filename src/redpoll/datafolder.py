@@ -3,17 +3,33 @@
 import contextlib
 import fcntl
 import os
+import shlex
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["DataFolderError", "lock"]
+__all__ = ["DataFolderError", "lock", "openness"]
 
 _LOCK_NAME = "lock"
 
 
 class DataFolderError(Exception):
     """The folder can't be used, or another process uses it. The text is a sentence for the operator."""
+
+
+def openness(folder: Path) -> str | None:
+    """What other users of this machine may do in the folder, and how to end it; None if they may do nothing.
+
+    An existing folder keeps its mode: it may be one that the operator shares on purpose.
+    """
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if not mode & 0o077:
+        return None
+    may = "replace its files, and so take over this server" if mode & 0o022 else "see the names of its files"
+    return (
+        f"mode {mode:04o} lets other users of this machine {may}; close it with: chmod 700 {shlex.quote(str(folder))}"
+    )
 
 
 @contextlib.contextmanager

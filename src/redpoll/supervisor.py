@@ -62,6 +62,9 @@ def serve(settings: Settings, command_of: Callable[[str, int, int], list[str]] |
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(datafolder.lock(folder, "serve"))
+            open_to_others = datafolder.openness(folder)
+            if open_to_others is not None:
+                log.warning("data folder open to others", data_dir=str(folder), what=open_to_others)
             redis_binary = None if settings.redis_url else embedded.find_binary()
         except (datafolder.DataFolderError, embedded.RedisMissing) as error:
             raise StartError(str(error)) from error
