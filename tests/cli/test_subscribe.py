@@ -42,20 +42,28 @@ async def _occupied(on_server_async, channel):
     return json.loads((await on_server_async("channels", channel, "--json")).stdout)["occupied"]
 
 
+def _wait_for_history(on_server, channel):
+    """Workers learn of a new rule within a second."""
+    while "epoch" not in on_server("subscribe", channel, "--count", "1").stdout:
+        pass
+
+
 def test_the_history_comes_first(on_server, server):
     where = ("--data-dir", str(server.folder / "data"))
     on_server("history", "rule", "add", server.app_id, "--prefix", "kept-", "--keep", "10", "--seconds", "60", *where)
+    _wait_for_history(on_server, "kept-1")
     for number in range(3):
         on_server("publish", "kept-1", "e", f"[{number}]")
     result = on_server("subscribe", "kept-1", "--history", "2", "--event", "e", "--count", "2")
     assert [json.loads(line)["data"] for line in result.stdout.splitlines()] == [[1], [2]]
 
 
-async def test_after_a_lost_connection_nothing_is_missing(on_server_async, server):
+async def test_after_a_lost_connection_nothing_is_missing(on_server, on_server_async, server):
     where = ("--data-dir", str(server.folder / "data"))
     await on_server_async(
         "history", "rule", "add", server.app_id, "--prefix", "cut-", "--keep", "10", "--seconds", "60", *where
     )
+    await asyncio.to_thread(_wait_for_history, on_server, "cut-1")
     notes = []
     follower = Follower(parse(server.pusher_url), ("cut-1",), {"user_id": "1"}, note=notes.append)
     lines = follower.lines()
@@ -67,6 +75,17 @@ async def test_after_a_lost_connection_nothing_is_missing(on_server_async, serve
     assert (await anext(lines))["data"]["recovered"] is True
     assert (await anext(lines))["data"] == [2]
     assert notes
+    await lines.aclose()
+
+
+async def test_a_channel_without_history_is_followed_after_a_lost_connection(on_server_async, server):
+    follower = Follower(parse(server.pusher_url), ("plain",), {"user_id": "1"}, note=lambda text: None)
+    lines = follower.lines()
+    assert (await anext(lines))["event"] == "pusher_internal:subscription_succeeded"
+    os.kill(server.worker_pids()[0], signal.SIGKILL)
+    assert (await anext(lines))["event"] == "pusher_internal:subscription_succeeded"
+    await on_server_async("publish", "plain", "e", "[1]")
+    assert (await anext(lines))["data"] == [1]
     await lines.aclose()
 
 
@@ -96,9 +115,9 @@ def test_a_wrong_secret_and_a_wrong_key_end_with_1(typed, server):
     assert (closed.exit_code, "4001" in closed.stderr) == (1, True)
 
 
-def test_it_ends_after_the_seconds_given_and_without_a_secret(typed, server):
+def test_without_a_secret_it_follows_public_channels_and_ends_after_the_seconds_given(typed, server):
     url = f"ws://127.0.0.1:{server.port}/app/{server.app_key}"
-    result = typed("subscribe", "a", "--seconds", "0.5", "--url", url)
+    result = typed("subscribe", "a", "--seconds", "0.1", "--url", url)
     assert (result.exit_code, len(result.stdout.splitlines())) == (0, 1)
 
 

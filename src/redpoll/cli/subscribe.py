@@ -43,7 +43,12 @@ _PONG_TIMEOUT_S: Final = 30.0
 )
 @click.option("--user-info", metavar="JSON", help="What the other members see of this member.")
 @click.option("--count", type=click.IntRange(1), metavar="N", help="End after N lines.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), metavar="S", help="End after S seconds.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    metavar="S",
+    help="End S seconds after the first subscription.",
+)
 @app_command
 def subscribe(
     channels: tuple[str, ...],
@@ -84,9 +89,14 @@ def subscribe(
 
     async def follow() -> None:
         printed = 0
+        ends_at_s = None if seconds is None else asyncio.get_running_loop().time() + TIMEOUT_S + seconds
+        is_first = True
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout_at(ends_at_s) as end:
                 async for line in follower.lines():
+                    if is_first and seconds is not None:
+                        end.reschedule(asyncio.get_running_loop().time() + seconds)
+                    is_first = False
                     if names and line["event"] not in names:
                         continue
                     click.echo(json_text.compact(line))
