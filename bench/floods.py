@@ -198,12 +198,12 @@ def attack(flood: str, port: int, key: str) -> None:
             for start in itertools.count(0, 100)
         )
     connects = sent = 0
+    print(connects, sent, flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             with socket.create_connection(("127.0.0.1", port)) as client, contextlib.suppress(OSError):
                 connects += 1
                 client.sendall(upgrade(key))
-                client.settimeout(1.0)
                 for piece in pieces:
                     client.sendall(piece)
                     sent += 100
@@ -245,6 +245,8 @@ async def measure(server: Server, flood: str, options: argparse.Namespace) -> di
         before, scripts, used_s = redis.info(), scripts_of(redis), [cpu_s(pid) for pid in server.worker_pids()]
         command = [sys.executable, __file__, "--attack", flood, str(address.port), address.app_key]
         attacker = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        assert attacker.stdout is not None
+        await attacker.stdout.readline()
         began = time.perf_counter()
         try:
             await use(goods, address, options.seconds)

@@ -258,8 +258,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     trace_calls_per_second: Annotated[
         int,
         _about(
-            "Number of publish requests per second whose stages are recorded for the event trace. Further requests "
-            "have a row in the event log but no stages.",
+            "Number of publish requests per second whose stages are recorded for the event trace, and for each worker "
+            "of client events that webhooks want. Further ones have a row in the event log but no stages.",
             "1/s",
             ge=0,
         ),

@@ -31,7 +31,7 @@ async def test_a_long_stream_is_read_in_parts(link, keys):
         writer.flush()
     seen, after = [], "0-0"
     while entries := await reader.read(after):
-        assert len(entries) <= 100
+        assert len(entries) <= 16
         seen += [span.time_ms for entry in entries for span in entry.batch.spans]
         after = entries[-1].id
     assert seen == list(range(250))
@@ -56,9 +56,53 @@ async def test_while_redis_is_away_a_bounded_number_of_spans_waits(redis, keys, 
     link.start()
     await wait_until(lambda: link.up)
     writer.flush()
-    (entry,) = await TraceReader(link, keys).read("0-0")
-    assert len(entry.batch.spans) == 10_000
+    assert await wait_count(link, keys, writer) == 10_000
     await link.close()
+
+
+async def wait_count(link, keys, writer) -> int:
+    """Flushes until nothing waits; the number of spans in the stream."""
+    while writer._spans:
+        writer.flush()
+    count, after = 0, "0-0"
+    while entries := await TraceReader(link, keys).read(after):
+        count += sum(len(entry.batch.spans) for entry in entries)
+        after = entries[-1].id
+    return count
+
+
+async def test_entries_and_flushes_are_bounded_in_bytes(link, keys):
+    """One entry per flush had any size: 12 MB were read ahead of the confirmations of publishes."""
+    writer = TraceWriter(link, keys)
+    for number in range(5_000):
+        writer.note_triggered(Triggered("c" * 32, "1", number, "client-x" * 20, "private-room", 12, "1.2"))
+    writer.flush()
+    entries = await link.ask(b"XRANGE", keys.traces, b"-", b"+")
+    sizes = [len(fields[1]) for _, fields in entries]
+    assert max(sizes) <= 16 * 1024
+    assert 15 * 16 * 1024 * 0.9 < sum(sizes) <= 16 * 16 * 1024
+    assert writer._triggered
+    assert writer.lost == 0
+
+
+async def test_span_larger_than_an_entry_is_an_entry_of_its_own(link, keys):
+    writer = TraceWriter(link, keys)
+    writer.note(Span("a" * 32, "1", 1, "received", {"text": "x" * 20_000}))
+    writer.note(Span("a" * 32, "1", 2, "written", {}))
+    writer.flush()
+    entries = await TraceReader(link, keys).read("0-0")
+    assert [len(entry.batch.spans) for entry in entries] == [1, 1]
+
+
+async def test_what_is_stored_is_removed_from_the_stream(link, keys):
+    writer, reader = TraceWriter(link, keys), TraceReader(link, keys)
+    for number in range(5):
+        writer.note(Span("a" * 32, "1", number, "received", {}))
+        writer.flush()
+    entries = await reader.read("0-0")
+    reader.trim(entries[3].id)
+    assert await link.ask(b"XLEN", keys.traces) == 2
+    assert await reader.read(entries[3].id) == entries[4:]
 
 
 def test_trace_ids_differ():

@@ -210,3 +210,15 @@ def test_fields_of_a_refused_call_are_truncated():
     )
     assert len(name) == 200
     assert channels == ["c"]
+
+
+async def test_one_flush_stores_what_many_workers_appended_and_removes_it(tracer, event_log, link):
+    """100 entries a second were read and none removed: from 25 workers on, rows were lost."""
+    await tracer.flush()
+    worker = TraceWriter(link, Keys())
+    for number in range(150):
+        worker.note_triggered(Triggered(f"{number:032x}", "3", 1, "client-x", "private-a", 2, "1.2"))
+        worker.flush()
+    await tracer.flush()
+    assert len((await event_log.find("3", Query(), 1_000)).calls) == 150
+    assert await link.ask(b"XLEN", Keys().traces) == 1

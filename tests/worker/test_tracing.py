@@ -30,7 +30,7 @@ def made() -> tuple[Tracing, Recorder, Audience, Sink]:
     flusher = Flusher(lambda: None, 65_536)
     audience, sink, recorder = Audience(flusher), Sink(flusher), Recorder()
     audience.add(sink)
-    return Tracing(recorder, lambda: "r.1.0", clock=lambda: NOW_MS / 1000), recorder, audience, sink
+    return Tracing(recorder, lambda: "r.1.0", 8, clock=lambda: NOW_MS / 1000), recorder, audience, sink
 
 
 def test_an_event_has_a_span_when_received_and_when_sent():
@@ -66,6 +66,18 @@ def test_events_before_the_last_flush_count_as_sent():
 
 def test_a_client_event_has_its_row_and_its_first_span():
     tracing, recorder, _, _ = made()
-    tracing.triggered(TRACE, "1", "client-x", "private-room", 12, "3.4")
+    tracing.triggered(TRACE, "1", "client-x", "private-room", 12, "3.4", True)
     assert recorder.calls == [Triggered(TRACE, "1", NOW_MS, "client-x", "private-room", 12, "3.4", NOW_MS * 1000)]
     assert [span.stage for span in recorder.spans] == ["accepted"]
+
+
+def test_client_events_beyond_the_rate_have_a_row_but_no_spans():
+    tracing, recorder, _, _ = made()
+    # Eight a second are two per flush.
+    for sampled in (True, True, False, False):
+        assert tracing.sample() is sampled
+        tracing.triggered(TRACE, "1", "client-x", "private-room", 12, "3.4", sampled)
+    assert [call.sampled for call in recorder.calls] == [True, True, False, False]
+    assert [span.stage for span in recorder.spans] == ["accepted"] * 2
+    tracing.flush()
+    assert tracing.sample()

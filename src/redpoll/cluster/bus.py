@@ -149,23 +149,28 @@ class Bus:
         *,
         skip: str | None = None,
         trace: str | None = None,
+        sampled: bool = True,
         user: str | None = None,
         done: Done,
     ) -> None:
-        """A client's event. It is never cached; it is stored only if the channel's history rule says so, and gets a
-        webhook row if an endpoint wants it. `done` gets the number of receiving workers, a ReplyError or a LinkDown.
-        While Redis is disconnected it gets LinkDown at once, and the client gets 4301."""
+        """A client's event. `trace` goes into its webhook row and, if it is `sampled`, to the workers.
+
+        It is never cached; it is stored only if the channel's history rule says so, and gets a webhook row if an
+        endpoint wants it. `done` gets the number of receiving workers, a ReplyError or a LinkDown. While Redis is
+        disconnected it gets LinkDown at once, and the client gets 4301.
+        """
         rule = app.history_rule(channel) if app.history else None
         if rule is not None and not rule.client_events:
             rule = None
         if app.console_until:
             self._copy_to_console(app, channel, event, data, skip, user)
         hooked = Hook.CLIENT_EVENTS in app.hooks
+        spans = trace if sampled else None
         if rule is None and not hooked:
-            self._plain(app, channel, event, data, skip, trace, user, done)
+            self._plain(app, channel, event, data, skip, spans, user, done)
             return
         flags = (Flag.HISTORY if rule else "") + (Flag.ROW if hooked else "")
-        tail = event_tail(event, data, skip=skip, trace=trace, user=user)
+        tail = event_tail(event, data, skip=skip, trace=spans, user=user)
         row = RowTerms(user or "", trace or "", _row_detail(event, data, skip)) if hooked else None
         self._run_script(app, channel, flags, tail, rule, "", 0, row, done)
 

@@ -1,13 +1,15 @@
 """Carries trace spans from the workers to control: one stream in Redis, written in batches, lossy.
 
-A worker records the stages of traced events and appends them to the stream as one entry per flush. Control reads on
-from where it stopped. The recorder chooses a span's fields.
+A worker records the stages of traced events and appends them to the stream in entries of at most 16 KiB. Control reads
+on from where it stopped, and removes what it has stored. So the stream's memory is bounded, and no read delays the
+confirmations of publishes on the same connection. The recorder chooses a span's fields.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -17,11 +19,17 @@ from redpoll.cluster.link import Link
 
 __all__ = ["Batch", "Span", "TraceReader", "TraceWriter", "Triggered", "new_trace_id"]
 
-# Entries of the stream, about: twenty minutes of four workers with two flushes a second, while control is down.
-_MAX_ENTRIES: Final = 10_000
+# Together they bound the stream to about 64 MiB while control is down. Without client events, that is minutes of four
+# workers with four flushes a second.
+_MAX_ENTRIES: Final = 4_000
+_MAX_ENTRY_BYTES: Final = 16 * 1024
+# What one flush appends; the rest waits for the next one.
+_MAX_FLUSH_ENTRIES: Final = 16
 # Spans that may wait while Redis is disconnected; as many triggers.
 _MAX_WAITING: Final = 10_000
-_MAX_READ: Final = 100
+# A read brings at most 256 KiB.
+_MAX_READ: Final = 16
+_encode: Final = msgspec.json.Encoder().encode
 # Trace ids are unique but not secret, so a generator that the kernel seeds at import is enough. Asking the kernel for
 # each one would cost as much as parsing the event.
 _random_bits: Final = random.Random().getrandbits
@@ -57,6 +65,8 @@ class Triggered(msgspec.Struct, frozen=True, array_like=True, gc=False):
     socket_id: str
     # As in Span.
     time_us: int = 0
+    # Whether its stages are recorded.
+    sampled: bool = True
 
 
 class Batch(msgspec.Struct, array_like=True, gc=False):
@@ -79,28 +89,46 @@ class TraceWriter:
         self.lost = 0
         self._link = link
         self._key = keys.traces
-        self._batch = Batch([], [])
+        # Encoded at once, so that the size of an entry is known.
+        self._spans: deque[bytes] = deque()
+        self._triggered: deque[bytes] = deque()
 
     def note(self, span: Span) -> None:
-        if len(self._batch.spans) < _MAX_WAITING:
-            self._batch.spans.append(span)
-        else:
-            self.lost += 1
+        self._queue(self._spans, span)
 
     def note_triggered(self, triggered: Triggered) -> None:
-        if len(self._batch.triggered) < _MAX_WAITING:
-            self._batch.triggered.append(triggered)
+        self._queue(self._triggered, triggered)
+
+    def _queue(self, queue: deque[bytes], item: Span | Triggered) -> None:
+        if len(queue) < _MAX_WAITING:
+            queue.append(_encode(item))
         else:
             self.lost += 1
 
     def flush(self) -> None:
-        """Appends the queued spans to the stream, if Redis is connected. The outcome doesn't matter: traces may be
+        """Appends queued spans to the stream, if Redis is connected. The outcome doesn't matter: traces may be
         lost."""
-        if not self._link.up or not (self._batch.spans or self._batch.triggered):
+        if not self._link.up:
             return
-        batch, self._batch = self._batch, Batch([], [])
-        encoded = msgspec.json.encode(batch)
-        self._link.call(b"XADD", self._key, b"MAXLEN", b"~", _MAX_ENTRIES, b"*", b"d", encoded)
+        for _ in range(_MAX_FLUSH_ENTRIES):
+            if not (self._spans or self._triggered):
+                return
+            room = _MAX_ENTRY_BYTES
+            spans, room = _take(self._spans, room)
+            triggered, _ = _take(self._triggered, room)
+            entry = b"[[%b],[%b]]" % (b",".join(spans), b",".join(triggered))
+            self._link.call(b"XADD", self._key, b"MAXLEN", b"~", _MAX_ENTRIES, b"*", b"d", entry)
+
+
+def _take(queue: deque[bytes], room: int) -> tuple[list[bytes], int]:
+    """Takes items off the queue that fit into `room` bytes, and returns them and the room that is left."""
+    taken: list[bytes] = []
+    # The first one in any case: an entry isn't empty.
+    while queue and (room > len(queue[0]) or (not taken and room == _MAX_ENTRY_BYTES)):
+        item = queue.popleft()
+        room -= len(item) + 1
+        taken.append(item)
+    return taken, room
 
 
 class TraceReader:
@@ -112,7 +140,7 @@ class TraceReader:
         self._decode = msgspec.json.Decoder(Batch).decode
 
     async def read(self, after: str) -> list[Entry]:
-        """Entries after the one with this id, oldest first, at most 100. Raises LinkDown or hiredis.ReplyError. An
+        """Entries after the one with this id, oldest first, at most 16. Raises LinkDown or hiredis.ReplyError. An
         unreadable entry has an empty batch."""
         stored = await self._link.ask(b"XRANGE", self._key, f"({after}", b"+", b"COUNT", _MAX_READ)
         entries = []
@@ -123,3 +151,7 @@ class TraceReader:
                 batch = Batch([], [])
             entries.append(Entry(entry_id.decode(), batch))
         return entries
+
+    def trim(self, upto: str) -> None:
+        """Removes the entries before the one with this id: they are stored."""
+        self._link.call(b"XTRIM", self._key, b"MINID", b"=", upto)

@@ -33,6 +33,8 @@ FLUSH_EVERY_S: Final = 1.0
 PRUNE_EVERY_S: Final = 10.0
 # Rows that may wait while the disk doesn't keep up: five seconds at full rate.
 _MAX_WAITING: Final = 100_000
+# Entries of the workers' stream that one flush stores. Those of 25 busy workers are twice as few.
+_MAX_ENTRIES: Final = 256
 # Limits on what is logged of a refused call. Accepted calls are within the limits of their app.
 _MAX_CHANNELS: Final = 100
 _MAX_CHARS: Final = 200
@@ -143,7 +145,9 @@ class Tracer:
                 position = entries[-1].id if entries else None
                 batches = [ended, CallBatch(_triggered(entries))]
                 await self._log.write(batches, [*spans, *_worker_spans(entries)], position)
-                self._position = position or self._position
+                if position:
+                    self._position = position
+                    self._reader.trim(position)
                 ended, spans = CallBatch(), []
             if self._clock() >= self._prune_at_s:
                 self._prune_at_s = self._clock() + PRUNE_EVERY_S
@@ -156,12 +160,17 @@ class Tracer:
     async def _read(self) -> list[Entry]:
         if not self._position:
             return []
-        try:
+        entries: list[Entry] = []
+        # In parts: other replies, such as those to publishes, come in between.
+        with suppress(LinkDown, hiredis.ReplyError, TimeoutError):
             async with asyncio.timeout(FLUSH_EVERY_S):
-                return await self._reader.read(self._position)
-        except (LinkDown, hiredis.ReplyError, TimeoutError):
-            # The entries stay in the stream.
-            return []
+                while len(entries) < _MAX_ENTRIES:
+                    part = await self._reader.read(entries[-1].id if entries else self._position)
+                    if not part:
+                        break
+                    entries += part
+        # What wasn't read stays in the stream.
+        return entries
 
 
 def _triggered(entries: Sequence[Entry]) -> list[CallRow]:
@@ -176,7 +185,7 @@ def _triggered(entries: Sequence[Entry]) -> list[CallRow]:
             event.size,
             f"client {event.socket_id}",
             200,
-            True,
+            event.sampled,
             event.time_us,
         )
         for entry in entries

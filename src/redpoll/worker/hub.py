@@ -155,7 +155,7 @@ class Hub:
 
     def _spent(self, connection: Connection, publish: Publish, outcome: Spent | Exception) -> None:
         if isinstance(outcome, Exception):
-            self._published(connection, publish, None, outcome)
+            self._published(connection, publish, None, False, outcome)
         elif outcome.ok:
             self._send_on(connection, publish)
         else:
@@ -163,8 +163,10 @@ class Hub:
 
     def _send_on(self, connection: Connection, publish: Publish) -> None:
         session = connection.session
-        # Trace only client events that trigger webhooks; the others are too many.
+        # Only client events that trigger webhooks have a trace id, the others are too many; and of these only some have
+        # spans.
         trace = new_trace_id() if "c" in session.app.hooks else None
+        sampled = trace is not None and self.tracing.sample()
         self.bus.publish(
             session.app,
             publish.channel,
@@ -172,17 +174,22 @@ class Hub:
             publish.data,
             skip=session.socket_id,
             trace=trace,
+            sampled=sampled,
             user=publish.user_id,
-            done=partial(self._published, connection, publish, trace),
+            done=partial(self._published, connection, publish, trace, sampled),
         )
 
-    def _published(self, connection: Connection, publish: Publish, trace: str | None, reply: object) -> None:
+    def _published(
+        self, connection: Connection, publish: Publish, trace: str | None, sampled: bool, reply: object
+    ) -> None:
         if isinstance(reply, Exception):
             self._rejected(connection, "the server has lost its connection to Redis; send it again")
         elif trace is not None:
             session = connection.session
             size = len(publish.data.encode())
-            self.tracing.triggered(trace, session.app.id, publish.event, publish.channel, size, session.socket_id)
+            self.tracing.triggered(
+                trace, session.app.id, publish.event, publish.channel, size, session.socket_id, sampled
+            )
 
     def _rejected(self, connection: Connection, fault: str) -> None:
         self.perform(connection, connection.session.rejected(fault, monotonic()))

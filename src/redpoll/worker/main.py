@@ -95,7 +95,7 @@ class Worker:
             on_sys=self._sys_message,
             debounced=settings.webhook_debounce_s > 0,
         )
-        self.tracing = Tracing(TraceWriter(self.link, keys), lambda: self.registry.w)
+        self.tracing = Tracing(TraceWriter(self.link, keys), lambda: self.registry.w, settings.trace_calls_per_second)
         self.janitor.on_tick = self._on_tick
         resume = UserResume(self.registry, self.link, keys, self.janitor)
         self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing)

@@ -15,17 +15,27 @@ from redpoll.cluster.traces import Span, TraceWriter, Triggered
 
 __all__ = ["Tracing"]
 
+# How often `flush` is called.
+_FLUSHES_PER_S: Final = 4
 # Traced events between two flushes for which dropped connections are recorded.
 _MAX_RECENT: Final = 100
 
 
 class Tracing:
-    """`worker()` is this worker's name, `clock` Unix time."""
+    """`worker()` is this worker's name, `clock` Unix time. Of this worker's client events, at most `spans_per_s` have
+    spans."""
 
     def __init__(
-        self, writer: TraceWriter, worker: Callable[[], str], *, clock: Callable[[], float] = time.time
+        self,
+        writer: TraceWriter,
+        worker: Callable[[], str],
+        spans_per_s: int,
+        *,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._writer = writer
+        self._per_flush = -(-spans_per_s // _FLUSHES_PER_S)
+        self._left = self._per_flush
         self._worker = worker
         self._clock = clock
         # Sent since the last flush, perhaps not to all yet: trace id, app, channel and its subscribers.
@@ -45,16 +55,27 @@ class Tracing:
             if event_app_id == app_id and sink in audience:
                 self._span(trace_id, app_id, "dropped", channel=channel, socket_id=socket_id)
 
-    def triggered(self, trace_id: str, app_id: str, event: str, channel: str, size: int, socket_id: str) -> None:
-        """A client event was published with this trace id."""
+    def sample(self) -> bool:
+        """Whether the stages of the next client event are recorded. Call it once for each."""
+        if self._left <= 0:
+            return False
+        self._left -= 1
+        return True
+
+    def triggered(
+        self, trace_id: str, app_id: str, event: str, channel: str, size: int, socket_id: str, sampled: bool
+    ) -> None:
+        """A client event was published with this trace id. `sampled`: the answer of `sample`."""
         now_us = self._now_us()
         self._writer.note_triggered(
-            Triggered(trace_id, app_id, now_us // 1000, event, channel, size, socket_id, now_us)
+            Triggered(trace_id, app_id, now_us // 1000, event, channel, size, socket_id, now_us, sampled)
         )
-        self._span(trace_id, app_id, "accepted")
+        if sampled:
+            self._span(trace_id, app_id, "accepted")
 
     def flush(self) -> None:
         """Write the spans. Called four times a second."""
+        self._left = self._per_flush
         self._recent.clear()
         self._writer.flush()
 
