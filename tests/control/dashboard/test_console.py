@@ -1,10 +1,13 @@
 """The console: which channel it may join, what it publishes, and what it shows."""
 
+import asyncio
 import json
 import time
 
 import pytest
 
+from redpoll.cluster.keys import Keys
+from redpoll.cluster.link import Link
 from redpoll.protocol.auth import channel_fault
 from redpoll.protocol.channels import CONSOLE
 
@@ -29,6 +32,35 @@ async def test_only_subscriptions_to_the_console_channel_are_signed(plane, brows
     assert channel_fault(app, "1.2", CONSOLE, reply.json()["auth"], None) is None
     other = await browser.post("/dashboard/apps/3/console/auth", socket_id="1.2", channel_name="private-orders")
     assert other.status == 403
+
+
+@pytest.mark.parametrize("end", ["removed", "reset", "logged out"])
+async def test_console_connection_is_closed_when_its_session_ends(
+    plane, browser, viewer, redis, wait_until, monkeypatch, end
+):
+    monkeypatch.setattr("redpoll.control.dashboard.console._CHECK_EVERY_S", 0.01)
+    link = Link(redis.url)
+    closed = []
+    link.on_push = lambda _topic, payload: closed.append(json.loads(payload))
+    link.start()
+    await link.wait_up()
+    done = asyncio.get_running_loop().create_future()
+    link.subscribe((Keys("rp").sys,), done.set_result)
+    await done
+    for session, socket_id in ((browser, "1.1"), (viewer, "2.2")):
+        await session.get("/dashboard/apps/3/console")
+        reply = await session.post("/dashboard/apps/3/console/auth", socket_id=socket_id, channel_name=CONSOLE)
+        assert reply.status == 200
+        assert (await session.post("/dashboard/apps/3/console/watch", socket_id=socket_id)).status == 204
+    if end == "logged out":
+        await viewer.post("/dashboard/logout")
+    else:
+        await browser.get("/dashboard/users")
+        await browser.post(f"/dashboard/users/{'remove' if end == 'removed' else end}", user="vera")
+    await wait_until(lambda: any(message.get("ask") == "close" for message in closed))
+    sockets = [(message["app"], message["socket"]) for message in closed if message.get("ask") == "close"]
+    assert sockets == [("3", "2.2")]
+    await link.close()
 
 
 async def test_event_is_published_as_with_the_api(plane, browser, hear):

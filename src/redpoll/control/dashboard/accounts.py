@@ -181,6 +181,11 @@ class Accounts:
         csrf = hmac.new(plain.encode(), b"csrf", hashlib.sha256).hexdigest()
         return Session(row.user, row.hash, csrf)
 
+    async def is_open(self, session_hash: str) -> bool:
+        """Whether this session still exists: its user wasn't removed or reset, and didn't log out."""
+        async with self.store.reading() as connection:
+            return await rows.find_session(connection, session_hash) is not None
+
     async def log_out(self, session: Session) -> None:
         async with self.store.change() as connection:
             await rows.end_sessions(connection, (session.hash,))

@@ -4,16 +4,22 @@ The page connects to the public port with pusher-js and subscribes to a channel 
 module signs the subscription with a key that the app's record has for this purpose only (control/README.md
 "Dashboard"). Publishers copy events to that channel only while the record says that somebody watches, so the page
 renews this every 30 s.
+
+A subscription outlives the session that was allowed to make it. So this module remembers the console's connections, and
+closes them within seconds when their session ends or their page no longer renews.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from typing import Any, Final
 
 import msgspec
 
 from redpoll.cluster.bus import Unavailable
+from redpoll.cluster.survey import Survey
 from redpoll.control.api import Api
 from redpoll.control.dashboard.access import AccessControl, Visit
 from redpoll.control.dashboard.forms import sentence
@@ -32,17 +38,31 @@ __all__ = ["ConsolePages"]
 
 # The page renews it every 30 s.
 _WATCHED_S: Final = 60.0
+# Browsers may run the timers of a hidden page only once a minute.
+_LEASE_S: Final = 180.0
+_CHECK_EVERY_S: Final = 3.0
+_MAX_LEASES: Final = 1_000
 # The form field that an error code is about. Other errors are about the data or the whole form.
 _FIELDS: Final = {"invalid_channel": "channel", "invalid_event_name": "name"}
 _JSON: Final = b"Content-Type: application/json\r\nCache-Control: no-store\r\n" + SECURITY
 
 
 class ConsolePages:
-    """`api` publishes events. `tracer` is None if the event log is disabled."""
+    """`api` publishes events, `survey` closes connections. `tracer` is None if the event log is disabled."""
 
     def __init__(
-        self, access: AccessControl, records: Records, api: Api, tracer: Tracer | None, address: PublicAddress
+        self,
+        access: AccessControl,
+        records: Records,
+        api: Api,
+        survey: Survey,
+        tracer: Tracer | None,
+        address: PublicAddress,
     ) -> None:
+        self._survey = survey
+        # (app id, socket id) -> hash of the session, and when (monotonic) its page must have renewed it.
+        self._leases: dict[tuple[str, str], tuple[str, float]] = {}
+        self._checking: asyncio.Task[None] | None = None
         self._access = access
         self._records = records
         self._api = api
@@ -75,7 +95,10 @@ class ConsolePages:
         )
 
     async def watch(self, visit: Visit) -> Response:
-        """POST …/console/watch: the page is still open."""
+        """POST …/console/watch: the page is still open. `socket_id` is its connection's, if it is subscribed."""
+        socket_id = visit.form.text("socket_id")
+        if socket_id:
+            self._lease(visit, socket_id)
         await self._records.watch_console(visit.app.id, time.time() + _WATCHED_S)
         return Response(204, b"", SECURITY)
 
@@ -85,7 +108,36 @@ class ConsolePages:
         if form.text("channel_name") != CONSOLE or key is None:
             raise ApiError("forbidden", "This endpoint only authorizes the console's own channel.")
         signature = sign_channel(key.secret, form.text("socket_id"), CONSOLE)
+        self._lease(visit, form.text("socket_id"))
         return Response(200, msgspec.json.encode({"auth": f"{key.key}:{signature}"}), _JSON)
+
+    def _lease(self, visit: Visit, socket_id: str) -> None:
+        key = visit.app.id, socket_id[:64]
+        self._leases.pop(key, None)
+        if len(self._leases) >= _MAX_LEASES:
+            del self._leases[next(iter(self._leases))]
+        self._leases[key] = visit.session.hash, time.monotonic() + _LEASE_S
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._check(), name="console connections")
+
+    async def _check(self) -> None:
+        """Runs while there are leases."""
+        while self._leases:
+            await asyncio.sleep(_CHECK_EVERY_S)
+            sessions = {session_hash for session_hash, _ in self._leases.values()}
+            open_sessions = {one for one in sessions if await self._access.accounts.is_open(one)}
+            for (app_id, socket_id), (session_hash, until) in list(self._leases.items()):
+                if session_hash in open_sessions and until > time.monotonic():
+                    continue
+                # If a worker doesn't answer, the next round asks again.
+                with contextlib.suppress(Unavailable):
+                    await self._survey.ask("close", app=app_id, socket=socket_id)
+                    self._leases.pop((app_id, socket_id), None)
+
+    async def finish(self) -> None:
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.gather(self._checking, return_exceptions=True)
 
     async def publish(self, visit: Visit) -> Response:
         """POST …/console/publish: channel, name, data. Responds with `{"fault": {field: sentence}}` or `{"trace_id"}`.

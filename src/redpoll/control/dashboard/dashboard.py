@@ -96,7 +96,9 @@ class Dashboard:
         address = PublicAddress(settings.public_url, settings.port)
         exports = Exports(self._jobs)
         occupancy = Occupancy(dependencies.link, dependencies.keys)
-        connections = ConnectionPages(access, Survey(dependencies.link, dependencies.keys), exports)
+        survey = Survey(dependencies.link, dependencies.keys)
+        connections = ConnectionPages(access, survey, exports)
+        self._console = ConsolePages(access, records, dependencies.api, survey, dependencies.tracer, address)
         self._parts = (
             Login(access, accounts, dependencies.data_dir),
             Overview(access, records, self.sampler, webhooks, dependencies.health),
@@ -105,7 +107,7 @@ class Dashboard:
             TokenPages(access, records),
             ChannelPages(access, occupancy, connections, exports),
             connections,
-            ConsolePages(access, records, dependencies.api, dependencies.tracer, address),
+            self._console,
             TracePages(access, dependencies.event_log),
             HistoryPages(access, records, dependencies.history, occupancy, exports),
             WebhookPages(access, webhooks, exports),
@@ -123,6 +125,7 @@ class Dashboard:
 
     async def finish(self) -> None:
         await self.sampler.finish()
+        await self._console.finish()
         await self._jobs.finish()
 
     def routes(self) -> list[Route]:

@@ -128,7 +128,8 @@
     channel.bind("event", received);
     // The server copies events to this channel only while the dashboard keeps asking for them.
     setInterval(async () => {
-      const answer = await fetch(`${root.dataset.base}/watch`, { method: "POST", headers }).catch(() => null);
+      const body = new URLSearchParams({ socket_id: pusher.connection.socket_id || "" });
+      const answer = await fetch(`${root.dataset.base}/watch`, { method: "POST", headers, body }).catch(() => null);
       if (answer && SESSION_ENDED.includes(answer.status)) ended();
     }, WATCH_MS);
 
