@@ -37,6 +37,12 @@ def test_addresses_do_not_share_a_window(clock):
     assert [rate.take(address).passed for address in "abab"] == [False, False, True, True]
 
 
+def test_addresses_of_one_ipv6_network_share_a_window(clock):
+    rate = RateLimit(1, clock=clock)
+    addresses = ["2001:db8::1", "2001:db8::ffff:1", "2001:db8:0:1::1", "::ffff:192.0.2.1", "192.0.2.1", "192.0.2.2"]
+    assert [rate.take(address).passed for address in addresses] == [False, True, False, False, True, False]
+
+
 def test_headers_show_the_rest_and_the_end_of_the_window(clock):
     rate = RateLimit(2, clock=clock, wall_clock=lambda: 1_700_000_000.4)
     assert headers_of(rate.take("a")) == {"Policy": "ip", "Limit": "2", "Remaining": "1", "Reset": "1700000061"}

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from redpoll.control.response import header_line
+from redpoll.proxies import network_of
 
 __all__ = ["WINDOW_S", "RateLimit", "Window", "limit_lines"]
 
@@ -77,7 +78,11 @@ class RateLimit:
         return len(self._windows)
 
     def take(self, address: str) -> Window:
-        """Counts one trigger of `address` and returns its window. The trigger must be refused if `passed` is true."""
+        """Counts one trigger of `address` and returns its window. The trigger must be refused if `passed` is true.
+
+        Of an IPv6 address the /64 counts: a client usually has a whole one.
+        """
+        address = network_of(address)
         window = self._windows.get(address)
         if window is None or window.ends <= self._clock():
             window = self._begin(address)
