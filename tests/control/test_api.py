@@ -215,6 +215,67 @@ async def test_all_channels_are_listed_if_redis_returns_them_in_several_pages(pl
     assert channels["c1199"] == {"subscription_count": 1}
 
 
+@pytest.mark.parametrize("info", ["", "subscription_count,user_count"])
+async def test_channels_in_pages_have_each_channel_once(plane, occupy, info):
+    names = {f"presence-{number}" for number in range(30)} | {"other"}
+    for name in names:
+        await occupy(name, {"w": 2}, users=["1"])
+    expected = {"subscription_count": 2, "user_count": 1} if info else {}
+    query = {"filter_by_prefix": "presence-", "limit": "7", **({"info": info} if info else {})}
+    found, sizes = {}, []
+    while True:
+        page = (await plane.call("GET", "/apps/3/channels", params=query)).json()
+        assert set(page) == {"channels", "next"}
+        found |= page["channels"]
+        sizes.append(len(page["channels"]))
+        if page["next"] is None:
+            break
+        query["cursor"] = page["next"]
+    assert sizes == [7, 7, 7, 7, 2]
+    assert found == dict.fromkeys(names - {"other"}, expected)
+
+
+async def test_pages_have_100_channels_if_no_limit_is_given(plane, occupy):
+    for number in range(130):
+        await occupy(f"c{number}", {"w": 1})
+    first = (await plane.call("GET", "/apps/3/channels", params={"limit": "30"})).json()
+    second = (await plane.call("GET", "/apps/3/channels", params={"cursor": first["next"]})).json()
+    assert (len(first["channels"]), len(second["channels"]), second["next"]) == (30, 100, None)
+
+
+async def test_an_empty_page_has_no_next(plane):
+    reply = await plane.call("GET", "/apps/3/channels", params={"limit": "10"})
+    assert reply.body == b'{"channels":{},"next":null}'
+
+
+@pytest.mark.parametrize("limit", ["0", "1001", "x", "-1", "1e2", "", "٣"])
+async def test_a_limit_out_of_range_is_refused(plane, limit):
+    reply = await plane.call("GET", "/apps/3/channels", params={"limit": limit})
+    assert (reply.status, reply.json()["code"]) == (400, "bad_request")
+    assert "1 to 1000" in reply.json()["error"]
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "NjQ6YQ", "LTE6YQ", "OmE", "MQ", "_w", "M~"])
+async def test_a_cursor_that_no_answer_had_is_refused(plane, cursor):
+    """Shard 64, shard -1, none, no name, not UTF-8, not base64."""
+    reply = await plane.call("GET", "/apps/3/channels", params={"cursor": cursor})
+    assert (reply.status, reply.json()["code"]) == (400, "invalid_cursor")
+
+
+async def test_more_channels_than_an_answer_takes_are_refused_with_the_way_to_pages(plane, occupy, monkeypatch):
+    monkeypatch.setattr("redpoll.control.api.MAX_UNPAGED", 20)
+    for number in range(21):
+        await occupy(f"c{number}", {"w": 1})
+    reply = await plane.call("GET", "/apps/3/channels")
+    assert (reply.status, reply.json()["code"]) == (400, "bad_request")
+    assert "more than 20 occupied channels" in reply.json()["error"]
+    assert "limit=" in reply.json()["error"]
+    assert (
+        len((await plane.call("GET", "/apps/3/channels", params={"filter_by_prefix": "c1"})).json()["channels"]) == 11
+    )
+    assert len((await plane.call("GET", "/apps/3/channels", params={"limit": "50"})).json()["channels"]) == 21
+
+
 async def test_an_unknown_info_is_refused(plane):
     reply = await plane.call("GET", "/apps/3/channels", params={"info": "members"})
     assert (reply.status, reply.json()["code"]) == (400, "invalid_info")

@@ -8,6 +8,7 @@ Redis, for at most 2 s; after that the response is 503.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -17,9 +18,10 @@ import msgspec
 
 from redpoll.cluster.bus import Outgoing, Unavailable
 from redpoll.cluster.idempotency import Claim, Idempotency, Outcome
+from redpoll.cluster.keys import SHARDS
 from redpoll.cluster.survey import Survey
 from redpoll.control.daily_limit import DailyLimit
-from redpoll.control.occupancy import Occupancy
+from redpoll.control.occupancy import ChannelPage, Occupancy, TooManyChannels
 from redpoll.control.publisher import Publisher
 from redpoll.control.request import Request
 from redpoll.control.response import EMPTY_OBJECT, Response, header_line
@@ -29,10 +31,8 @@ from redpoll.control.schemas import (
     BatchResponse,
     CachedEvent,
     ChannelResponse,
-    ChannelsResponse,
     TriggerResponse,
     User,
-    UsersResponse,
 )
 from redpoll.control.tracing import Tracer
 from redpoll.protocol.apps import App
@@ -51,10 +51,19 @@ from redpoll.protocol.messages import (
 )
 from redpoll.protocol.presence import MAX_USER_ID_CHARS
 
-__all__ = ["Api"]
+__all__ = ["DEFAULT_PAGE", "MAX_PAGE", "MAX_UNPAGED", "Api"]
+
+# Channels of a page, and of an answer without `limit` and `cursor`.
+DEFAULT_PAGE: Final = 100
+MAX_PAGE: Final = 1_000
+MAX_UNPAGED: Final = 50_000
+# An answer is copied as a whole a few times on its way to the worker; 2 MiB of names are 1 ms.
+_MAX_UNPAGED_BYTES: Final = 2 * 1024 * 1024
+_RENDERED_AT_ONCE: Final = 500
 
 _encode: Final = msgspec.json.Encoder().encode
 _PREFLIGHT_HEADERS: Final = b"Access-Control-Allow-Methods: POST\r\nAccess-Control-Max-Age: 600\r\n"
+_NO_ATTRIBUTES: Final = Attributes()
 _FORM: Final = "application/x-www-form-urlencoded"
 # For a publish and the steps before it. The client gets its response within 2 s.
 _PUBLISHED_WITHIN_S: Final = 1.9
@@ -254,12 +263,40 @@ class Api:
     # -- channels
 
     async def list_channels(self, request: Request) -> Response:
-        """GET channels. Responds with `{"channels": {name: {…}}}`: the occupied channels, sorted by name."""
+        """GET channels. Responds with `{"channels": {name: {…}}}`: the occupied channels, sorted by name.
+
+        With `limit` or `cursor` a page of them, and `next`. Without, more than MAX_UNPAGED channels are refused.
+        """
         info = parse_info(request.param("info") or "", EVENT_INFO)
         prefix = request.param("filter_by_prefix") or ""
-        channels = await self._occupancy.channels(request.app.id, prefix)
-        attributes = await self._attributes(request.app.id, [(channel, info) for channel in channels])
-        return request.ok(_encode(ChannelsResponse(dict(zip(channels, attributes, strict=True)))))
+        limit, cursor = request.param("limit"), request.param("cursor")
+        app_id, parts, end = request.app.id, [], b"}}"
+        if limit is None and cursor is None:
+            found = self._occupancy.channels(app_id, prefix, max_count=MAX_UNPAGED, max_bytes=_MAX_UNPAGED_BYTES)
+            try:
+                async for names in found:
+                    parts.append(await self._channel_items(app_id, names, info))
+            except TooManyChannels:
+                raise ApiError(
+                    "bad_request",
+                    f"there are more than {MAX_UNPAGED} occupied channels, or their names are longer than "
+                    f"{_MAX_UNPAGED_BYTES} bytes; read them in pages: add limit=1000, and then cursor= with the `next` "
+                    "of the answer before",
+                ) from None
+        else:
+            page = await self._occupancy.page(app_id, prefix, _page_limit(limit), _parse_cursor(cursor))
+            for start in range(0, len(page.names), _RENDERED_AT_ONCE):
+                parts.append(await self._channel_items(app_id, page.names[start : start + _RENDERED_AT_ONCE], info))
+                await asyncio.sleep(0)
+            end = b'},"next":%b}' % _encode(_cursor_of(page))
+        return request.ok(b'{"channels":{%b%b' % (b",".join(filter(None, parts)), end))
+
+    async def _channel_items(self, app_id: str, names: Sequence[str], info: tuple[str, ...]) -> bytes:
+        """The members of the JSON object of channels, without its braces."""
+        if not info:
+            return _encode(dict.fromkeys(names, _NO_ATTRIBUTES))[1:-1]
+        attributes = await self._attributes(app_id, [(name, info) for name in names])
+        return _encode(dict(zip(names, attributes, strict=True)))[1:-1]
 
     async def show_channel(self, request: Request) -> Response:
         """GET channels/NAME. Responds with `occupied`, `subscription_count`, and `user_count` of a presence channel.
@@ -284,8 +321,11 @@ class Api:
         check_channel(channel)
         if kind_of(channel) is not Kind.PRESENCE:
             raise ApiError("not_presence_channel", "only presence channels have a list of users")
-        users = await self._occupancy.user_ids(request.app.id, channel)
-        return request.ok(_encode(UsersResponse([User(user) for user in users])))
+        # The shape of UsersResponse, in slices.
+        parts = []
+        async for ids in self._occupancy.user_ids(request.app.id, channel):
+            parts.append(_encode([User(user) for user in ids])[1:-1])
+        return request.ok(b'{"users":[%b]}' % b",".join(filter(None, parts)))
 
     # -- users
 
@@ -360,3 +400,33 @@ def _fingerprint(endpoint: str, request: Request) -> bytes:
     """Equal for a repeated request, whatever its path prefix, signature and credential."""
     query = sorted((name, value) for name, value in request.params if name not in AUTH_NAMES)
     return b"%b\n%b\n%b" % (endpoint.encode(), _encode(query), request.body)
+
+
+def _page_limit(given: str | None) -> int:
+    if given is None:
+        return DEFAULT_PAGE
+    limit = int(given) if given.isascii() and given.isdecimal() and len(given) <= 9 else 0
+    if not 1 <= limit <= MAX_PAGE:
+        raise ApiError("bad_request", f"limit must be a number from 1 to {MAX_PAGE}, not {given[:40]!r}")
+    return limit
+
+
+def _cursor_of(page: ChannelPage) -> str | None:
+    """`SHARD:NAME` in base64url, which needs no escapes in a URL."""
+    if page.after is None:
+        return None
+    shard, name = page.after
+    return base64.urlsafe_b64encode(f"{shard}:{name}".encode()).decode().rstrip("=")
+
+
+def _parse_cursor(given: str | None) -> tuple[int, str] | None:
+    if given is None:
+        return None
+    try:
+        text = base64.b64decode(given + "=" * (-len(given) % 4), altchars=b"-_", validate=True).decode()
+    except ValueError:
+        text = ""
+    shard, colon, name = text.partition(":")
+    if not colon or not (shard.isascii() and shard.isdecimal() and len(shard) <= 2 and int(shard) < SHARDS):
+        raise ApiError("invalid_cursor", "cursor must be the `next` of an earlier answer")
+    return int(shard), name

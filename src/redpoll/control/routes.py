@@ -101,8 +101,8 @@ def routes_of(
                 about=About(
                     "List the occupied channels.",
                     ChannelsResponse,
-                    query=("filter_by_prefix", "info"),
-                    faults=("invalid_info",),
+                    query=("filter_by_prefix", "info", "channels_limit", "channels_cursor"),
+                    faults=("invalid_info", "invalid_cursor"),
                 ),
             ),
             Route(

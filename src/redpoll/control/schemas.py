@@ -55,10 +55,12 @@ class BatchResponse(msgspec.Struct, gc=False, omit_defaults=True):
     batch: list[Attributes] | UnsetType = UNSET
 
 
-class ChannelsResponse(msgspec.Struct, gc=False):
-    """The occupied channels, by name."""
+class ChannelsResponse(msgspec.Struct, gc=False, omit_defaults=True):
+    """The occupied channels, by name. `next` is present in a page: the `cursor` of the following one, null if there is
+    none."""
 
     channels: dict[str, Attributes]
+    next: str | UnsetType | None = UNSET
 
 
 class CachedEvent(msgspec.Struct, gc=False):

@@ -51,7 +51,7 @@ class ChannelPages:
         rows: list[dict[str, Any]] = []
         total, fault = 0, ""
         try:
-            names = await self._occupancy.channels(app.id, prefix)
+            names = await self._names(app, prefix)
             total = len(names)
             at = min(at, max(0, total - 1) // _PAGE)
             rows = await self._rows(app, names[at * _PAGE : (at + 1) * _PAGE])
@@ -65,6 +65,9 @@ class ChannelPages:
         return visit.page(
             "channels.html", app=app, rows=rows, total=total, prefix=prefix, fault=fault, here=here, **pages
         )
+
+    async def _names(self, app: App, prefix: str) -> list[str]:
+        return [name async for names in self._occupancy.channels(app.id, prefix) for name in names]
 
     async def _rows(self, app: App, names: list[str]) -> list[dict[str, Any]]:
         presence = [name for name in names if kind_of(name) is Kind.PRESENCE]
@@ -109,7 +112,7 @@ class ChannelPages:
         prefix = form.text("prefix")
 
         async def rows(progress: Progress) -> list[dict[str, Any]]:
-            names = await self._occupancy.channels(app.id, prefix)
+            names = await self._names(app, prefix)
             progress.total = len(names)
             found: list[dict[str, Any]] = []
             for at in range(0, len(names), _PAGE):
