@@ -84,3 +84,18 @@ def test_ipv4_mapped_address_is_shortened():
     assert plain_address("::FFFF:192.0.2.1") == "192.0.2.1"
     assert plain_address("2001:db8::1") == "2001:db8::1"
     assert not OURS.trusts("no address at all")
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("::1", "::/64"),
+        ("", ""),
+        ("no:address", "no:address"),
+    ],
+)
+def test_an_ipv6_client_counts_as_its_network(address, network):
+    assert network_of(address) == network

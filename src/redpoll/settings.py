@@ -223,8 +223,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     trigger_rate_per_minute: Annotated[
         int,
         _about(
-            "Maximum number of publish requests (single or batch) per client address and minute. More are refused with "
-            "429. 0: no limit.",
+            "Maximum number of publish requests (single or batch) per client address (IPv6: /64) and minute. More are "
+            "refused with 429. 0: no limit.",
+            "1/min",
+            ge=0,
+        ),
+    ] = 300
+    auth_failures_per_minute: Annotated[
+        int,
+        _about(
+            "Maximum number of HTTP requests with wrong credentials per client address (IPv6: /64) and minute that are "
+            "answered with 401. More get 429; right credentials are accepted all the same. 0: no limit.",
             "1/min",
             ge=0,
         ),

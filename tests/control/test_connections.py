@@ -271,6 +271,31 @@ async def test_a_client_that_disconnects_within_its_body_is_counted_as_400(serve
     assert faults == [(400, "the client closed the connection before its body was complete")]
 
 
+async def test_bytes_of_unfinished_bodies_are_bounded(serve, connect, wait_until):
+    refusals = []
+
+    async def handler(call):
+        try:
+            await call.read_body(10.0)
+        except CutOff as fault:
+            refusals.append((fault.status, fault.code))
+            return Response(fault.status, b"")
+        return Response(200, b"")
+
+    connections, port = await serve(handler)
+    connections.max_reading_bytes = 100_000
+    first, second = await connect(port), await connect(port)
+    for wire in (first, second):
+        wire.send(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 70000\r\n\r\n" + b"x" * 60_000)
+    await wait_until(lambda: refusals)
+    assert refusals == [(503, "unavailable")]
+    for wire in (first, second):
+        wire.send(b"x" * 10_000)
+    assert sorted([(await first.receive()).status, (await second.receive()).status]) == [200, 503]
+    assert connections.reading_bytes == 0
+    assert (await (await connect(port)).ask(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\nab")).status == 200
+
+
 async def test_each_request_of_a_trusted_proxy_has_its_own_client_address(serve, connect):
     async def whose(call):
         return Response(200, f"{call.remote} {call.secure}".encode())

@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+from structlog.testing import capture_logs
 
 KEY, SECRET = "278d425bdf160c739803", "7ad3773142a6692b25b8"
 OTHER_KEY, OTHER_SECRET = "1111111111111111aaaa", "2222222222222222bbbb"
@@ -44,6 +45,23 @@ async def test_a_request_target_may_be_an_absolute_url(plane, sign):
     assert (await plane.ask("POST", target, BODY)).status == 200
     assert (await plane.ask("GET", "http://example.com/healthz")).status == 200
     assert (await plane.ask("OPTIONS", "*")).status == 404
+
+
+async def test_a_query_of_more_than_100_parameters_is_400_before_it_is_parsed(plane, sign):
+    params = {f"a{number}[]": "" for number in range(96)}
+    assert (await plane.ask("GET", sign("GET", "/apps/3/channels", params=params))).status == 200
+    params = {f"a{number}[]": "" for number in range(97)}
+    for target in (sign("GET", "/apps/3/channels", params=params), "/healthz?" + "&" * 100, "/dashboard?" + "a&" * 100):
+        reply = await plane.ask("GET", target)
+        assert reply.status == 400
+        assert b"more than 100 parameters" in reply.body
+
+
+async def test_a_parameter_can_not_be_added_to_a_signed_query(plane, sign):
+    target = sign("GET", "/apps/3/channels")
+    assert (await plane.ask("GET", target)).status == 200
+    for added in ("auth_signature[x]=1", "auth_signature%5B%5D=1", "body_md5[]=1", "info[]=user_count"):
+        assert (await plane.ask("GET", f"{target}&{added}")).status == 401
 
 
 # -- credentials ------------------------------------------------------------------------------------------------
@@ -475,6 +493,36 @@ async def test_with_a_token_the_key_header_is_ignored(plane):
         assert reply.json()["auth"].startswith(KEY + ":")
 
 
+NOT_TEXT = (b"\xff", b"\xed\xa0\x80", b"http://[", b"\x80" * 4096)
+
+
+@pytest.mark.parametrize("value", NOT_TEXT)
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+async def test_bytes_that_are_no_text_in_any_header_are_refused_without_a_traceback(plane, connect, method, value):
+    """Routes of the API and of the dashboard. A traceback would be 30 log lines for one anonymous request."""
+    names = (
+        *(b"Authorization", b"X-Service-Key", b"X-Service-Secret", b"Content-Type", b"Content-Encoding", b"Origin"),
+        *(b"Cookie", b"X-CSRF-Token", b"Host", b"Sec-Fetch-Site", b"HX-Request", b"HX-Current-URL", b"traceparent"),
+        *(b"X-Forwarded-For", b"X-Forwarded-Proto", b"Access-Control-Request-Headers"),
+    )
+    prefixes = {b"Authorization": b"Bearer ", b"Cookie": b"redpoll="}
+    await plane.records.set_app("3", {"allowed_origins": ("good.example",)})
+    wire = await connect(plane.port)
+    with capture_logs() as lines:
+        for path in (b"/apps/3/events", b"/apps/3/auth", b"/dashboard", b"/dashboard/login", b"/dashboard/apps/new"):
+            for name in names:
+                host = b"" if name == b"Host" else b"Host: test\r\n"
+                header = name + b": " + prefixes.get(name, b"") + value
+                body = b"" if method == "GET" else b"Content-Length: 0\r\n"
+                reply = await wire.ask(
+                    method.encode() + b" " + path + b" HTTP/1.1\r\n" + host + body + header + b"\r\n\r\n"
+                )
+                assert reply.status < 500, (path, name)
+                if reply.headers.get("connection") == "close":
+                    wire = await connect(plane.port)
+    assert not [line for line in lines if line["log_level"] in ("error", "critical")]
+
+
 # -- the rate limit ---------------------------------------------------------------------------------------------
 
 
@@ -527,6 +575,15 @@ async def test_an_untrusted_client_can_not_choose_its_address(make_plane, redis,
     for client, status in (("192.0.2.1", 200), ("192.0.2.2", 429)):
         reply = await plane.ask("POST", sign("POST", "/apps/3/events", BODY), BODY, {"X-Forwarded-For": client})
         assert reply.status == status
+
+
+async def test_addresses_of_one_ipv6_network_share_the_rate_limit(make_plane, redis, sign):
+    plane = await make_plane(redis.url, trigger_rate_per_minute=1, trusted_proxies=("127.0.0.0/8",))
+    statuses = []
+    for client in ("2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"):
+        target = sign("POST", "/apps/3/events", BODY)
+        statuses.append((await plane.ask("POST", target, BODY, {"X-Forwarded-For": client})).status)
+    assert statuses == [200, 429, 200]
 
 
 async def test_a_rate_of_0_means_no_limit_and_no_headers(make_plane, redis):

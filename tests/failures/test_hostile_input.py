@@ -531,6 +531,25 @@ async def test_announced_body_of_256_mib_is_refused_at_once(server: Server) -> N
     assert status_of(await exchange(server, request)) in (413, None)
 
 
+async def test_bodies_of_strangers_are_refused_by_the_head_alone(server: Server) -> None:
+    """The answer comes although no byte of the body was sent. Bodies of up to 16 KiB are read first."""
+    body = b"x"
+    signed = signed_path(server, "POST", f"/apps/{server.app_id}/events", body)
+    targets = {f"/apps/{server.app_id}/events": 401, signed[:-1] + "~": 401, "/nothing": 404, "/healthz": 405}
+    lengths = [
+        "Content-Length: 16385",
+        "Content-Length: 100000",
+        f"Content-Length: {MIB}",
+        "Transfer-Encoding: chunked",
+    ]
+    cases = {(target, length): status for target, status in targets.items() for length in lengths}
+    cases |= {(signed, f"Content-Length: {MIB + 1}"): 413}
+    answers = await asyncio.gather(
+        *(exchange(server, head(f"POST {target} HTTP/1.1", "Host: x", length)) for target, length in cases)
+    )
+    assert dict(zip(cases, map(status_of, answers), strict=True)) == cases
+
+
 async def test_bad_json_over_http_is_400_and_never_a_traceback(server: Server) -> None:
     async with Api(server) as api:
         bodies: list[object] = [

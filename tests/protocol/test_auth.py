@@ -12,6 +12,7 @@ from redpoll.protocol.auth import (
     channel_fault,
     check_pair,
     check_query,
+    check_size,
     encryption_secret,
     parse_query,
     sign_channel,
@@ -288,6 +289,21 @@ def test_every_credential_is_required(app, name):
     with pytest.raises(ApiError, match=name) as refusal:
         check_query(app, "POST", "/apps/3/events", rest, BODY, NOW)
     assert refusal.value.code == "unauthorized"
+
+
+@pytest.mark.parametrize("name", ["auth_key", "auth_timestamp", "auth_version", "auth_signature", "body_md5"])
+@pytest.mark.parametrize("spelled", ["{}[]", "{}[x]", "{}%5Bx%5D", "{}["])
+def test_a_credential_with_brackets_can_not_be_added_to_a_signed_request(app, name, spelled):
+    """A layout that libraries sign joins `name[…]` to `name`, so `auth_signature[x]` would be left out of the text."""
+    query = f"{POST_QUERY}&{spelled.format(name)}=1"
+    assert code_of(app, "POST", "/apps/3/events", query, BODY, NOW) == "unauthorized"
+
+
+def test_a_query_has_at_most_100_parameters():
+    check_size("&".join(f"a{number}[]=" for number in range(100)))
+    with pytest.raises(ApiError, match="more than 100 parameters") as refusal:
+        check_size("&".join(f"a{number}[]=" for number in range(101)))
+    assert refusal.value.status == 400
 
 
 @pytest.mark.parametrize("name", ["auth_key", "auth_timestamp", "auth_version", "auth_signature", "body_md5"])

@@ -41,6 +41,8 @@ _CUT_WITHIN_S: Final = 0.1
 # deliveries need the other descriptors.
 _MAX_CONNECTIONS: Final = 1024
 _MAX_SHARE_OF_DESCRIPTORS: Final = 4
+# Of all bodies that are being read, as in a worker. Forms of the dashboard are read before their session is known.
+_MAX_READING_BYTES: Final = 32 * 1024 * 1024
 
 # (status, code, text) -> an error response of the API.
 ErrorPage = Callable[[int, str, str], Response]
@@ -98,14 +100,19 @@ class PortRequest(Request):
             transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         parts: list[bytes] = []
         size = 0
+        connections = self.protocol.connections
         try:
             async with asyncio.timeout(timeout_s):
                 while not content.at_eof():
                     part = await content.readany()
                     parts.append(part)
                     size += len(part)
+                    connections.reading_bytes += len(part)
                     if size > MAX_BODY_BYTES:
                         raise too_large()
+                    if connections.reading_bytes > connections.max_reading_bytes:
+                        text = "the control port is reading too many request bodies; send the request again"
+                        raise CutOff(503, "unavailable", text)
         except TimeoutError:
             raise CutOff(408, "bad_request", f"the body was not complete within {timeout_s:g} s") from None
         except RequestPayloadError:
@@ -113,6 +120,8 @@ class PortRequest(Request):
         except ConnectionError:
             # No client reads this response, but the request is counted.
             raise CutOff(400, "bad_request", "the client closed the connection before its body was complete") from None
+        finally:
+            connections.reading_bytes -= size
         self.body = b"".join(parts)
 
     # -- called by aiohttp's server ------------------------------------------------------------------------
@@ -133,11 +142,11 @@ class Connection(RequestHandler):
     `takes_no_more`: the connection closes after the current response.
     """
 
-    __slots__ = ("_connections", "_error_page", "half_head_since", "peername", "takes_no_more", "trusted")
+    __slots__ = ("_error_page", "connections", "half_head_since", "peername", "takes_no_more", "trusted")
 
     def __init__(self, connections: Connections) -> None:
         super().__init__(connections, **connections.options)
-        self._connections = connections
+        self.connections = connections
         # A reference of our own: when the peer disconnects, aiohttp drops its server and may still render an error.
         self._error_page = connections.error_page
         self.trusted = connections.trusted
@@ -153,7 +162,7 @@ class Connection(RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.peername = transport.get_extra_info("peername")
-        if not self._connections.make_room():
+        if not self.connections.make_room():
             text = "the control port has too many connections; try again later"
             self.refuse(self._error_page(503, "unavailable", text))
 
@@ -198,7 +207,7 @@ class Connections(Server):
     """Creates the connections of the control port, limits their number and closes slow ones.
 
     `handler` responds to requests; `error_page` renders the errors of bytes that are no request. `refused` counts the
-    connections that were refused because of `max_connections`.
+    connections that were refused because of `max_connections`. `reading_bytes`: of bodies that aren't complete.
     """
 
     def __init__(
@@ -212,6 +221,8 @@ class Connections(Server):
     ) -> None:
         super().__init__(handler, request_factory=PortRequest)  # type: ignore[arg-type]
         self.refused = 0
+        self.reading_bytes = 0
+        self.max_reading_bytes = _MAX_READING_BYTES
         self.max_connections = max_connections or _default_max_connections()
         self._refusing = False
         self.error_page = error_page

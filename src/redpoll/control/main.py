@@ -38,6 +38,7 @@ from redpoll.cluster.survey import Survey
 from redpoll.cluster.traces import TraceReader
 from redpoll.control import commands
 from redpoll.control.api import Api
+from redpoll.control.auth_failures import AuthFailures
 from redpoll.control.browser_module import BrowserModule
 from redpoll.control.connections import Connections
 from redpoll.control.context import Cluster, Context
@@ -171,11 +172,14 @@ class ControlPlane:
         )
         per_minute = settings.trigger_rate_per_minute
         rate = RateLimit(per_minute) if per_minute else None
+        per_minute = settings.auth_failures_per_minute
+        self.auth_failures = AuthFailures(per_minute) if per_minute else None
         self.front = Front(
             self.routes,
             records,
             host_names=HostNames.of(settings),
             rate=rate,
+            failures=self.auth_failures,
             tracer=self.tracer,
             body_timeout_s=body_timeout_s,
         )
@@ -295,6 +299,7 @@ class ControlPlane:
             "apps": len(self._records.apps),
             "http_connections": len(self.connections.connections),
             "http_refused_connections_total": self.connections.refused,
+            "auth_failures_limited_total": self.auth_failures.limited_total if self.auth_failures else 0,
             "events_published_total": self.publisher.events_published,
             "events_unconfirmed_total": self.publisher.unconfirmed,
             "events_unkept_total": self.bus.unkept,

@@ -97,6 +97,10 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
         _family("redis_reconnects_total", "Reconnects to Redis."),
         _family("redis_errors_total", "Error replies from Redis."),
         _family("http_connections", "HTTP connections that are open; of control, those of its own port."),
+        _family(
+            "auth_failures_limited_total",
+            "HTTP requests answered 429 because too many from their address had failed to authenticate.",
+        ),
         _family("events_published_total", "Events that Redis confirmed, counted per channel."),
         _family("events_unconfirmed_total", "Events that Redis did not confirm in time (answered with 503)."),
         _family(

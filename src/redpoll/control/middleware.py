@@ -18,6 +18,7 @@ import structlog
 from redpoll._http import signed_params
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.traces import new_trace_id
+from redpoll.control.auth_failures import MAX_CHECKED_QUERY_CHARS, AuthFailures
 from redpoll.control.connections import PortRequest
 from redpoll.control.host_names import HostNames
 from redpoll.control.ratelimit import WINDOW_S, RateLimit
@@ -31,6 +32,7 @@ from redpoll.protocol import auth, handshake
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.tokens import Token, fault_of_token
+from redpoll.proxies import network_of
 
 __all__ = ["Front"]
 
@@ -61,8 +63,8 @@ class Front:
     """Receives every request of the API. It reads `records` on each request, so changes take effect at once.
 
     `host_names`: None if requests to the control port may name any host. `rate`: None if triggers have no rate limit.
-    `tracer`: None if they aren't logged. `clock` returns Unix time, for timestamps of signatures. `body_timeout_s`: the
-    time for a complete body; more bytes don't extend it.
+    `failures`: None if failed authentications have no limit. `tracer`: None if triggers aren't logged. `clock` returns
+    Unix time, for timestamps of signatures. `body_timeout_s`: the time for a complete body; more bytes don't extend it.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Front:
         *,
         host_names: HostNames | None = None,
         rate: RateLimit | None = None,
+        failures: AuthFailures | None = None,
         tracer: Tracer | None = None,
         clock: Callable[[], float] = time.time,
         body_timeout_s: float = 15.0,
@@ -83,6 +86,7 @@ class Front:
         self._by_key = records.by_key
         self._host_names = host_names
         self._rate = rate
+        self._failures = failures
         self._tracer = tracer
         self._clock = clock
         self._body_timeout_s = body_timeout_s
@@ -147,7 +151,7 @@ class Front:
         if announced is not None and announced > MAX_BODY_BYTES:
             raise too_large()
         if request.route.wants_credential:
-            self._authenticate(request, request.route, None)
+            self._admit(request, request.route, None)
             request.caller_known = False
 
     def _execute(self, request: Request) -> None:
@@ -155,7 +159,7 @@ class Front:
         self._find(request)
         route = request.route
         if route.wants_credential:
-            self._authenticate(request, route, request.body)
+            self._admit(request, route, request.body)
             if route.limited and self._rate is not None:
                 self._limit(request, self._rate)
         result = route.handler(request)
@@ -221,6 +225,7 @@ class Front:
             # The absolute form, http://host/path (RFC 9112 section 3.2.2).
             _, scheme_end, rest = request.path.partition("://")
             request.path = "/" + rest.partition("/")[2] if scheme_end else request.path
+        auth.check_size(request.query)
         try:
             by_method, request.parameters = self._routes.find(request.path)
         except UnicodeDecodeError:
@@ -254,6 +259,36 @@ class Front:
         """Find the app of a request that was refused before its body was read, for its row in the event log."""
         with suppress(ApiError):
             self._authenticate(request, route, None)
+
+    def _admit(self, request: Request, route: Route, body: bytes | None) -> None:
+        """Authenticate the request, and limit the failures of its address. Raises ApiError 401, or 429 at the limit."""
+        failures = self._failures
+        if failures is None:
+            self._authenticate(request, route, body)
+            return
+        wait_s = failures.wait_s(request.remote)
+        if wait_s and len(request.query) > MAX_CHECKED_QUERY_CHARS:
+            raise self._limited(request, failures, wait_s)
+        try:
+            self._authenticate(request, route, body)
+        except ApiError as error:
+            if error.status != 401:
+                raise
+            if wait_s:
+                raise self._limited(request, failures, wait_s) from None
+            failures.count(request.remote)
+            raise
+
+    def _limited(self, request: Request, failures: AuthFailures, wait_s: int) -> ApiError:
+        failures.limited_total += 1
+        request.more_headers += header_line("Retry-After", str(wait_s))
+        return ApiError(
+            "rate_limited",
+            f"more than {failures.per_minute} failed authentications within {WINDOW_S:.0f} s from the address "
+            f"{network_of(request.remote)}, and this request's credential is wrong or its query too long to be "
+            "checked now. The server's setting is auth_failures_per_minute (REDPOLL_AUTH_FAILURES_PER_MINUTE); 0 turns the "
+            "limit off",
+        )
 
     def _authenticate(self, request: Request, route: Route, body: bytes | None) -> None:
         """Set the request's app. Raises ApiError 401 if the request has no valid credential of the app.
@@ -326,7 +361,7 @@ class Front:
 
     def _limit(self, request: Request, rate: RateLimit) -> None:
         """Count a trigger of this client address and add the rate limit's headers. Raises ApiError `rate_limited`."""
-        address = request.remote
+        address = network_of(request.remote)
         window = rate.take(address)
         request.more_headers = window.headers()
         if window.passed:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from redpoll import __version__
+from redpoll.control.api import DEFAULT_PAGE, MAX_PAGE, MAX_UNPAGED
 from redpoll.control.request import Request
 from redpoll.control.response import Response
 from redpoll.control.router import API_PREFIX, Access, Route, Routes
@@ -38,6 +39,7 @@ _OF_CREDENTIALS: Final = (
     "insufficient_scope",
     "unknown_app",
     "unsupported_media_type",
+    "rate_limited",
     "unavailable",
 )
 # The status of `bad_request` if the body doesn't arrive in time.
@@ -119,6 +121,12 @@ _QUERY: Final = {
     ),
     "filter_by_prefix": ("filter_by_prefix", "Only channels whose names begin with this text."),
     "info": ("info", _COUNTS),
+    "channels_limit": (
+        "limit",
+        f"Answer a page: at most this many channels, 1 to {MAX_PAGE}; default {DEFAULT_PAGE}. A page may have fewer "
+        f"although more follow. Without `limit` and `cursor` all channels, if they are at most {MAX_UNPAGED}.",
+    ),
+    "channels_cursor": ("cursor", "`next` of the page before; leave the other parameters unchanged."),
     "channel_info": (
         "info",
         "Comma-separated list of `subscription_count`, `user_count` (presence channels only) and `cache` (cache "
@@ -313,4 +321,4 @@ def _codes(route: Route) -> tuple[str, ...]:
     """The error codes that follow from the route's access."""
     if route.access is Access.OPEN:
         return ()
-    return (*_OF_CREDENTIALS, "rate_limited") if route.limited else _OF_CREDENTIALS
+    return _OF_CREDENTIALS

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from structlog.testing import capture_logs
 
 from redpoll.control.dashboard.access import own_path
 
@@ -52,6 +53,18 @@ async def test_form_without_the_csrf_token_changes_nothing(plane, browser, token
     reply = await browser.post("/dashboard/apps/new", csrf=token, name="stolen")
     assert reply.status == 403
     assert all(app.name != "stolen" for app in plane.records.apps.values())
+
+
+async def test_bytes_that_are_not_utf_8_are_refused_without_a_traceback(plane, browser, connect):
+    wire = await connect(plane.port)
+    with capture_logs() as lines:
+        for cookie, token in ((b"redpoll=\xff", b"x"), (browser.cookie.encode(), b"\xff"), (b"\xff=1; ;=", b"\xff")):
+            reply = await wire.ask(
+                b"POST /dashboard/apps/new HTTP/1.1\r\nHost: test\r\nContent-Length: 0\r\n"
+                b"Cookie: " + cookie + b"\r\nX-CSRF-Token: " + token + b"\r\n\r\n"
+            )
+            assert reply.status in (400, 401), (cookie, token)
+    assert not [line for line in lines if line["log_level"] == "error"]
 
 
 @pytest.mark.parametrize(
