@@ -2,7 +2,7 @@
 
 import pytest
 
-from redpoll.proxies import NO_PROXIES, TrustedProxies, plain_address
+from redpoll.proxies import NO_PROXIES, TrustedProxies, network_of, plain_address
 
 OURS = TrustedProxies(["10.0.0.0/8", "192.0.2.7", "2001:db8:1::/48"])
 

@@ -286,8 +286,8 @@ class Front:
             "rate_limited",
             f"more than {failures.per_minute} failed authentications within {WINDOW_S:.0f} s from the address "
             f"{network_of(request.remote)}, and this request's credential is wrong or its query too long to be "
-            "checked now. The server's setting is auth_failures_per_minute (REDPOLL_AUTH_FAILURES_PER_MINUTE); 0 turns the "
-            "limit off",
+            "checked now. The server's setting is auth_failures_per_minute (REDPOLL_AUTH_FAILURES_PER_MINUTE); 0 turns "
+            "the limit off",
         )
 
     def _authenticate(self, request: Request, route: Route, body: bytes | None) -> None:
