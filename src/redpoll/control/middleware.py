@@ -361,7 +361,7 @@ class Front:
 
     def _limit(self, request: Request, rate: RateLimit) -> None:
         """Count a trigger of this client address and add the rate limit's headers. Raises ApiError `rate_limited`."""
-        address = network_of(request.remote)
+        address = request.remote
         window = rate.take(address)
         request.more_headers = window.headers()
         if window.passed:
