@@ -81,6 +81,13 @@ class ConnectionLimit:
         self._pending: dict[Ticket, _Refusal | None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
+    def admit_at_once(self, app: App) -> bool:
+        """Counts a new connection, if its app has no limit. False: it needs a ticket and `admit`."""
+        if app.max_connections or app.id in self._limits:
+            return False
+        self._connections[app.id] = self._connections.get(app.id, 0) + 1
+        return True
+
     def admit(self, app: App, ticket: Ticket) -> None:
         """A new connection. Without a limit it is admitted at once, from within this call."""
         if app.max_connections != self._limits.get(app.id, 0):

@@ -30,16 +30,19 @@ class ClientLibraries:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._last: dict[str, Arrival] = {}
+        # By what the client says, cut to a bounded length.
+        self._last: dict[tuple[str, str], Arrival] = {}
 
     def note(self, query: Mapping[str, str]) -> Arrival:
         """The arrival of a connection with this query (`client`, `version`: protocol/README.md "Connecting")."""
-        words = (query.get(name, "")[:_MAX_CHARS] for name in ("client", "version"))
-        library = "".join(char for char in " ".join(words) if char.isprintable()).strip()
+        said = query.get("client", "")[:_MAX_CHARS], query.get("version", "")[:_MAX_CHARS]
         now_s = int(self._clock())
-        last = self._last.get(library)
-        if last is None or last.at_s != now_s:
-            if last is None and len(self._last) >= _MAX_LIBRARIES:
+        last = self._last.get(said)
+        if last is None:
+            if len(self._last) >= _MAX_LIBRARIES:
                 self._last.clear()
-            last = self._last[library] = Arrival(library, now_s)
+            library = "".join(char for char in " ".join(said) if char.isprintable()).strip()
+            last = self._last[said] = Arrival(library, now_s)
+        elif last.at_s != now_s:
+            last = self._last[said] = Arrival(last.library, now_s)
         return last

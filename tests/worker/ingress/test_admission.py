@@ -164,3 +164,19 @@ async def test_messages_sent_before_the_greeting_are_handled_after_it(bench):
     await client.send("pusher:subscribe", {"channel": "news"})
     assert (await client.next())["event"] == GREETED
     assert json.loads((await client.until("pusher_internal:subscription_succeeded"))["data"]) == {}
+
+
+async def test_connections_of_an_app_without_a_limit_are_counted_without_a_ticket(bench, monkeypatch):
+    def fail(**_):
+        raise AssertionError("what is off costs nothing")
+
+    worker = await bench.start()
+    monkeypatch.setattr("redpoll.worker.ingress.admission.Ticket", fail)
+    clients = [await bench.client(worker) for _ in range(3)]
+    monkeypatch.undo()
+    await bench.change(max_connections=3)
+    refused = await bench.open(worker)
+    assert (await refused.next(15))["data"]["code"] in (4004, 4100)
+    await clients[0].socket.close()
+    await bench.settled(worker, lambda: worker.gate.connections == 2)
+    await bench.client(worker)

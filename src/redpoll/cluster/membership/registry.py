@@ -131,6 +131,7 @@ class Registry:
         self.sign_in, self.sign_out = self._signed_in.sign_in, self._signed_in.sign_out
         self.watch, self.unwatch = self._online.watch, self._online.unwatch
         self.admit, self.depart = self._connection_limit.admit, self._connection_limit.depart
+        self.admit_at_once = self._connection_limit.admit_at_once
         # Subscribes in order of arrival. Some of them were answered or withdrawn meanwhile.
         self._pending: deque[Ticket] = deque()
         self._expiry: asyncio.TimerHandle | None = None

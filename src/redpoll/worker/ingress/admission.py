@@ -45,6 +45,9 @@ class Admission:
 
         The connection counts until its session closes (`Hub.closed`) or until `give_back`.
         """
+        if self.registry.admit_at_once(app):
+            on_answer(None)
+            return
         ticket = Ticket(owner=connection)
         self._waiting[connection] = (ticket, on_answer)
         self.registry.admit(app, ticket)
