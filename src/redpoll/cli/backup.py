@@ -58,7 +58,7 @@ def backup(file: Path, force: bool, settings: config.Settings, as_json: bool) ->
 def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
     """Replace all records by those of a backup. Stop the server first; the next start serves the restored records.
 
-    The records before are kept in redpoll.sqlite.before-restore in the data folder. Deliveries that waited when the
+    The present records are moved to redpoll.sqlite.before-restore in the data folder. Deliveries that waited when the
     backup was made are sent again.
 
     \b
@@ -77,11 +77,11 @@ def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
             _give_to_owner(partial)
             # Moved and not copied, because the present records may be damaged. The -wal belongs to them.
             for suffix in ("", "-wal", "-shm"):
-                kept = database.with_name(f"{database.name}.before-restore{suffix}")
-                kept.unlink(missing_ok=True)
+                previous = database.with_name(f"{database.name}.before-restore{suffix}")
+                previous.unlink(missing_ok=True)
                 present = database.with_name(database.name + suffix)
                 if present.exists():
-                    present.rename(kept)
+                    present.rename(previous)
             os.replace(partial, database)
             _sync_folder(database.parent)
     except datafolder.DataFolderError as error:

@@ -130,7 +130,7 @@ def _print_channel(name: str, counts: dict[str, Any]) -> None:
 @click.argument("trace_id", metavar="ID")
 @app_command
 def trace(trace_id: str, target: Target, as_json: bool) -> None:
-    """Show what became of one publish request: when it was accepted, and to how many sockets it was written.
+    """Show the trace of one publish request: when it was accepted, and to how many sockets it was written.
 
     ID is what `publish` prints and each response has in X-Service-Trace-Id. Only redpoll servers have traces.
 

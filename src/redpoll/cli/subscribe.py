@@ -137,12 +137,12 @@ class Follower:
         self._member = json.dumps(member)
         self._history = history
         self._note = note
-        # Channel -> the place in its history after which to continue.
+        # Channel -> the position in its history after which to continue.
         self._places: dict[str, dict[str, Any]] = {}
         self._was_connected = False
 
     async def lines(self) -> AsyncIterator[dict[str, Any]]:
-        """Yields each event of the channels, for ever. Raises RemoteError when the server refuses."""
+        """Yields each event of the channels, without end. Raises RemoteError when the server refuses."""
         retry_after_s = 0.0
         async with session() as http:
             while True:
@@ -228,7 +228,7 @@ class Follower:
         return {"event": "pusher:subscribe", "data": data}
 
     def _refused(self, frame: dict[str, Any], data: Any) -> None:
-        """Raises RemoteError unless the server goes on to close the connection with a code of its own."""
+        """Raises RemoteError unless the server then closes the connection with its own code."""
         said = data if isinstance(data, dict) else {}
         if frame["event"] == "pusher:error" and said.get("code") is not None:
             return
@@ -237,7 +237,7 @@ class Follower:
         raise RemoteError(f"{self._target.origin} refused the subscription{channel}: {safe(str(text), 500)}")
 
     def _keep_place(self, frame: dict[str, Any], data: Any) -> None:
-        """Remembers the place in the channel's history, if the server sends one."""
+        """Remembers the position in the channel's history, if the server sends one."""
         channel = frame["channel"]
         if frame["event"] in (_SUCCEEDED, "pusher:position") and isinstance(data, dict) and "epoch" in data:
             self._places[channel] = {"epoch": data["epoch"], "offset": data["offset"]}

@@ -2,7 +2,8 @@
 
 A page of another site can let its own name resolve to this machine's address (DNS rebinding). To the browser the
 control port then belongs to that site, whose page may read every response. The Host header still has the site's name,
-so requests with unknown names are refused. Addresses are no names: no DNS server decides where they lead.
+so requests with unknown names are refused. Addresses are always accepted, because no DNS server decides where they
+lead.
 """
 
 from __future__ import annotations

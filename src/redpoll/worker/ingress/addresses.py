@@ -3,7 +3,7 @@
 An IPv6 /64 counts as one address, because a client has a whole one. The counts are in a fixed table of 65,535 slots,
 which an address chooses by a hash that differs in each process: a count is too high where two addresses share a slot,
 never too low, and a connection needs two bytes. A connection isn't counted if the client's address isn't known, since
-everybody behind a proxy would share its limit.
+all clients behind a proxy would share its limit.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Addresses:
             return None if self._trusted.trusts(client) else client
         if named:
             return peer
-        # Without trusted_proxies nobody said which proxies there are. One on this machine or network is likely if the
+        # Without trusted_proxies the proxies aren't known. One on this machine or network is likely if the
         # peer's address is private, and certain if a header says so.
         if not self._trusted and (forwarded is not None or b"forwarded" in headers or _is_private(peer)):
             return None
