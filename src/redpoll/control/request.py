@@ -39,7 +39,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class CutOff(Exception):
-    """An error after which the connection closes: the rest of the body can't be told from the next request."""
+    """An error after which the connection closes: the rest of the body can't be distinguished from the next request."""
 
     def __init__(self, status: int, code: str, text: str) -> None:
         super().__init__(status, code, text)

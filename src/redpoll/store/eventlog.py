@@ -216,7 +216,7 @@ class EventLog:
         self._engine = database.engine
         self._keep_calls = keep_calls
         self._keep_ms = int(keep_s * 1000)
-        # Calls in the file, by app: counting them anew would read every batch.
+        # Calls in the file, by app: counting them again would read every batch.
         self._counts: Counter[str] = Counter()
         self._searches = asyncio.Semaphore(_MAX_SEARCHES)
         self._pruned_spans = False

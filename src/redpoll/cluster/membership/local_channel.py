@@ -185,7 +185,7 @@ class LocalChannel:
     record `app`.
 
     `call` is the call in flight. `confirmed` is the count that Redis has. `asserted` is False from a break until Redis
-    has been told everything again.
+    has everything again.
     """
 
     __slots__ = (

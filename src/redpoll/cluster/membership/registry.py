@@ -176,7 +176,7 @@ class Registry:
 
     @property
     def histories_lost(self) -> int:
-        """How often subscribers were told of a gap or a new history. For /metrics."""
+        """How often subscribers got a message about a gap or a new history. For /metrics."""
         return self._catchup.lost
 
     @property
@@ -257,8 +257,8 @@ class Registry:
         self._sync.touch(local_channel)
 
     def app_changed(self, old: App | None, new: App | None) -> None:
-        """An app's record changed: Redis is told what the app turned on or off. If the app is gone, the hub closes its
-        sockets instead."""
+        """An app's record changed: writes to Redis what the app turned on or off. If the app is gone, the hub closes
+        its sockets instead."""
         if old is None or new is None:
             return
         self._signed_in.switch(new.id, needs_sign_ins(new))

@@ -120,7 +120,7 @@ class Sync:
         channels.on_touch = self.touch
 
     def touch(self, local_channel: LocalChannel) -> None:
-        """Something changed: Redis is told in this tick's write, or when the call in flight is answered."""
+        """Something changed: it is written to Redis in this tick, or when the call in flight is answered."""
         if local_channel.busy:
             return
         if local_channel.idle:
