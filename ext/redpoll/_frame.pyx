@@ -5,10 +5,22 @@ Bytes in, bytes out: no sockets, no state. Payloads must be valid UTF-8; the cal
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcpy, memset
 
-__all__ = ["close", "envelope", "event_frame", "frame_of", "offsets", "ping", "pong", "text", "trace_of"]
+__all__ = [
+    "close",
+    "envelope",
+    "event_frame",
+    "frame_of",
+    "offsets",
+    "pack_event",
+    "pack_publish",
+    "ping",
+    "pong",
+    "text",
+    "trace_of",
+]
 
 # RFC 6455 5.2: FIN set, no RSV, opcode. 5.5: a control frame carries at most 125 bytes.
 cdef enum:
@@ -196,52 +208,152 @@ cdef int put_number(uint8_t* to, uint64_t number) noexcept nogil:
     return count
 
 
+# An EVENT envelope in parts, before its bytes are allocated.
+cdef struct Parts:
+    # Skip, trace, user, event, data.
+    Span[5] text
+    uint8_t[20] user_digits
+    uint8_t[20] event_digits
+    int user_count
+    int event_count
+    Py_ssize_t size
+
+
 def pack_event(str event not None, str data not None, str skip, str trace, str user) -> bytes:
     """An EVENT envelope without offsets (cluster/envelopes.py): `e 0 0 SKIP TRACE USER_BYTES EVENT_BYTES\\n` and the
     user, the event and the data."""
     cdef:
-        Span[5] parts
-        uint8_t[20] user_digits
-        uint8_t[20] event_digits
-        int user_count, event_count
-        Py_ssize_t size
+        Parts parts
+        bytes made
+    read_parts(&parts, event, data, skip, trace, user)
+    made = PyBytes_FromStringAndSize(NULL, parts.size)
+    put_parts(<uint8_t*> PyBytes_AS_STRING(made), &parts)
+    return made
+
+
+def pack_publish(
+    bytes command not None,
+    tuple heads not None,
+    str app_id not None,
+    str channel not None,
+    str event not None,
+    str data not None,
+    str skip,
+    str trace,
+    str user,
+) -> bytes:
+    """The command for Redis, in RESP, that publishes `pack_event(event, data, skip, trace, user)` to a channel's topic.
+
+    `heads` are the beginnings of keys by shard (cluster/keys.py); `command` is PUBLISH or SPUBLISH.
+    """
+    cdef:
+        Parts parts
+        Span app = span_of_text(app_id)
+        Span name = span_of_text(channel)
+        Span head
+        uint32_t crc = 0xFFFFFFFF
+        Py_ssize_t topic_size, size
         bytes made
         uint8_t* to
-        int i
-    parts[0] = span_of_text(skip or "-")
-    parts[1] = span_of_text(trace or "-")
-    parts[2] = span_of_text(user or "")
-    parts[3] = span_of_text(event)
-    parts[4] = span_of_text(data)
-    user_count = put_number(user_digits, parts[2].size)
-    event_count = put_number(event_digits, parts[3].size)
-    size = 6 + 1 + 1 + user_count + 1 + event_count + 1
-    for i in range(5):
-        size += parts[i].size
+    if not heads:
+        raise ValueError("no shards")
+    read_parts(&parts, event, data, skip, trace, user)
+    crc = crc_of(crc, app.at, app.size)
+    crc = crc_of(crc, <const uint8_t*> b":", 1)
+    crc = ~crc_of(crc, name.at, name.size)
+    head = span_of(<bytes?> heads[crc % <uint32_t> len(heads)])
+    topic_size = head.size + 2 + app.size + 1 + name.size
+    size = 4 + bulk_size(PyBytes_GET_SIZE(command)) + bulk_size(topic_size) + bulk_size(parts.size)
     made = PyBytes_FromStringAndSize(NULL, size)
-    to = <uint8_t*> PyBytes_AS_STRING(made)
-    memcpy(to, b"e 0 0 ", 6)
-    to += 6
-    memcpy(to, parts[0].at, parts[0].size)
-    to += parts[0].size
-    to[0] = c" "
-    to += 1
-    memcpy(to, parts[1].at, parts[1].size)
-    to += parts[1].size
-    to[0] = c" "
-    to += 1
-    memcpy(to, user_digits, user_count)
-    to += user_count
-    to[0] = c" "
-    to += 1
-    memcpy(to, event_digits, event_count)
-    to += event_count
-    to[0] = c"\n"
-    to += 1
-    for i in range(2, 5):
-        memcpy(to, parts[i].at, parts[i].size)
-        to += parts[i].size
+    to = put(<uint8_t*> PyBytes_AS_STRING(made), b"*3\r\n", 4)
+    to = put_bulk_size(to, PyBytes_GET_SIZE(command))
+    to = put(to, PyBytes_AS_STRING(command), PyBytes_GET_SIZE(command))
+    to = put(to, b"\r\n", 2)
+    to = put_bulk_size(to, topic_size)
+    to = put(to, <const char*> head.at, head.size)
+    to = put(to, b"t:", 2)
+    to = put(to, <const char*> app.at, app.size)
+    to = put(to, b":", 1)
+    to = put(to, <const char*> name.at, name.size)
+    to = put(to, b"\r\n", 2)
+    to = put_bulk_size(to, parts.size)
+    to = put_parts(to, &parts)
+    put(to, b"\r\n", 2)
     return made
+
+
+cdef int read_parts(Parts* parts, str event, str data, str skip, str trace, str user) except -1:
+    # The parts refer to the texts, which the caller keeps.
+    cdef int i
+    parts.text[0] = span_of_text(skip or "-")
+    parts.text[1] = span_of_text(trace or "-")
+    parts.text[2] = span_of_text(user or "")
+    parts.text[3] = span_of_text(event)
+    parts.text[4] = span_of_text(data)
+    parts.user_count = put_number(parts.user_digits, parts.text[2].size)
+    parts.event_count = put_number(parts.event_digits, parts.text[3].size)
+    parts.size = 6 + 1 + 1 + parts.user_count + 1 + parts.event_count + 1
+    for i in range(5):
+        parts.size += parts.text[i].size
+    return 0
+
+
+cdef uint8_t* put_parts(uint8_t* to, Parts* parts) noexcept nogil:
+    cdef int i
+    to = put(to, b"e 0 0 ", 6)
+    for i in range(2):
+        to = put(to, <const char*> parts.text[i].at, parts.text[i].size)
+        to = put(to, b" ", 1)
+    to = put(to, <const char*> parts.user_digits, parts.user_count)
+    to = put(to, b" ", 1)
+    to = put(to, <const char*> parts.event_digits, parts.event_count)
+    to = put(to, b"\n", 1)
+    for i in range(2, 5):
+        to = put(to, <const char*> parts.text[i].at, parts.text[i].size)
+    return to
+
+
+cdef inline uint8_t* put(uint8_t* to, const char* source, Py_ssize_t size) noexcept nogil:
+    memcpy(to, source, size)
+    return to + size
+
+
+cdef inline Py_ssize_t bulk_size(Py_ssize_t size) noexcept nogil:
+    """Bytes of a bulk string of RESP: `$`, its size, and two line ends besides its own bytes."""
+    cdef uint8_t[20] digits
+    return 1 + put_number(digits, size) + 2 + size + 2
+
+
+cdef inline uint8_t* put_bulk_size(uint8_t* to, Py_ssize_t size) noexcept nogil:
+    to[0] = c"$"
+    to += 1
+    to += put_number(to, size)
+    return put(to, b"\r\n", 2)
+
+
+# CRC-32 as in zlib, by bytes: topics are short.
+cdef uint32_t[256] crc_table
+
+
+def _fill_crc_table():
+    cdef uint32_t crc
+    cdef int byte, bit
+    for byte in range(256):
+        crc = <uint32_t> byte
+        for bit in range(8):
+            crc = (crc >> 1) ^ (0xEDB88320 if crc & 1 else 0)
+        crc_table[byte] = crc
+
+
+_fill_crc_table()
+del _fill_crc_table
+
+
+cdef inline uint32_t crc_of(uint32_t crc, const uint8_t* at, Py_ssize_t size) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(size):
+        crc = crc_table[(crc ^ at[i]) & 0xFF] ^ (crc >> 8)
+    return crc
 
 
 cdef inline Span span_of_text(str of) except *:

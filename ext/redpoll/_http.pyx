@@ -8,12 +8,13 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.unicode cimport PyUnicode_DecodeASCII, PyUnicode_DecodeUTF8
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
 from libc.string cimport memchr, memcmp, memcpy
 
 import hashlib
 from hmac import compare_digest
 
-__all__ = ["IncomingRequest", "pack_answer", "pack_request", "read_answers", "read_requests", "signed_params", "simple_request"]
+__all__ = ["IncomingRequest", "pack_answer", "pack_ok", "pack_request", "read_answers", "read_requests", "signed_params", "simple_request"]
 
 cdef enum:
     MAX_HEAD_BYTES = 16384
@@ -267,6 +268,39 @@ def pack_answer(uint32_t number, uint8_t flags, bytes response not None) -> byte
     head.flags = flags
     memcpy(to, &head, sizeof(AnswerHead))
     memcpy(to + sizeof(AnswerHead), PyBytes_AS_STRING(response), size)
+    return message
+
+
+def pack_ok(
+    uint32_t number, bytes dateline not None, bytes headers not None, bytes body not None
+) -> bytes:
+    """The message of a 200 answer after which the connection stays open: as pack_answer of the response that
+    control/response.py renders. `dateline` and `headers` are whole lines."""
+    cdef:
+        AnswerHead head
+        char[64] length
+        int length_size
+        Py_ssize_t size
+        bytes message
+        char* to
+    length_size = snprintf(length, 64, b"Content-Length: %zd\r\n\r\n", PyBytes_GET_SIZE(body))
+    size = 17 + PyBytes_GET_SIZE(dateline) + PyBytes_GET_SIZE(headers) + length_size + PyBytes_GET_SIZE(body)
+    head.size = <uint32_t> (sizeof(AnswerHead) - 4 + size)
+    head.number = number
+    head.flags = 0
+    message = PyBytes_FromStringAndSize(NULL, sizeof(AnswerHead) + size)
+    to = PyBytes_AS_STRING(message)
+    memcpy(to, &head, sizeof(AnswerHead))
+    to += sizeof(AnswerHead)
+    memcpy(to, b"HTTP/1.1 200 OK\r\n", 17)
+    to += 17
+    memcpy(to, PyBytes_AS_STRING(dateline), PyBytes_GET_SIZE(dateline))
+    to += PyBytes_GET_SIZE(dateline)
+    memcpy(to, PyBytes_AS_STRING(headers), PyBytes_GET_SIZE(headers))
+    to += PyBytes_GET_SIZE(headers)
+    memcpy(to, length, length_size)
+    to += length_size
+    memcpy(to, PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body))
     return message
 
 

@@ -1,7 +1,9 @@
+import hiredis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redpoll import _frame
 from redpoll.cluster.envelopes import (
     Added,
     Removed,
@@ -14,6 +16,7 @@ from redpoll.cluster.envelopes import (
     parse_count,
     parse_removed,
 )
+from redpoll.cluster.keys import Keys
 
 
 def test_event_has_a_header_line_and_then_user_event_and_data():
@@ -85,13 +88,31 @@ def test_malformed_cleared_history_is_refused(payload):
         parse_cleared(payload)
 
 
-@given(
-    st.text(st.characters(exclude_categories=["Cs"]), max_size=50),
-    st.text(st.characters(exclude_categories=["Cs"]), max_size=200),
-    st.none() | st.from_regex(r"[0-9]{1,13}\.[0-9]{1,13}", fullmatch=True),
-    st.none() | st.from_regex(r"[0-9a-f]{32}", fullmatch=True),
-    st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
-)
+TEXT = st.characters(exclude_categories=["Cs"])
+SKIP = st.none() | st.from_regex(r"[0-9]{1,13}\.[0-9]{1,13}", fullmatch=True)
+TRACE = st.none() | st.from_regex(r"[0-9a-f]{32}", fullmatch=True)
+USER = st.none() | st.text(TEXT, max_size=20)
+
+
+@given(st.text(TEXT, max_size=50), st.text(TEXT, max_size=200), SKIP, TRACE, USER)
 def test_an_envelope_packed_in_c_is_head_and_tail(event, data, skip, trace, user):
     tail = event_tail(event, data, skip=skip, trace=trace, user=user)
     assert event_envelope(event, data, skip=skip, trace=trace, user=user) == b"e 0 0 " + tail
+
+
+@given(
+    st.sampled_from([Keys("rp"), Keys("", sharded=True), Keys("é")]),
+    st.text(TEXT, max_size=20),
+    st.text(TEXT, max_size=200),
+    st.text(TEXT, max_size=50),
+    st.text(TEXT, max_size=50) | st.integers(0, 12_000).map("x".__mul__),
+    SKIP,
+    TRACE,
+    USER,
+)
+def test_a_publish_packed_in_c_is_the_command_with_topic_and_envelope(
+    keys, app_id, channel, event, data, skip, trace, user
+):
+    packed = _frame.pack_publish(keys.publish, keys.heads, app_id, channel, event, data, skip, trace, user)
+    envelope = event_envelope(event, data, skip=skip, trace=trace, user=user)
+    assert packed == hiredis.pack_command((keys.publish, keys.topic(app_id, channel), envelope))

@@ -4,6 +4,7 @@ import email.utils
 
 import pytest
 
+from redpoll._http import pack_answer, pack_ok
 from redpoll.control.response import JSON, Dateline, Response, dateline, header_line
 
 
@@ -64,3 +65,10 @@ def test_the_date_line_changes_only_at_a_tick():
     assert line.line.startswith(b"Date: ")
     assert line.line.endswith(b" GMT\r\n")
     assert dateline.line in Response(200, b"").render("GET")
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"x" * 100_000])
+def test_an_answer_packed_in_c_is_the_rendered_response(body):
+    response = Response(200, body, JSON + b"X-A: b\r\n")
+    packed = pack_ok(7, dateline.line, response.headers, response.body)
+    assert packed == pack_answer(7, 0, response.render("POST"))

@@ -16,12 +16,12 @@ class FakeRequest:
     """The part of `control.request.Request` that the tracer uses."""
 
     def __init__(self, number: int, said: Event | list[Event] | None = None, body: bytes = b"") -> None:
-        self.trace_id = f"{int(NOW_S * 1000):012x}{number:020x}"
+        self.trace_id = self.found_trace_id = f"{int(NOW_S * 1000):012x}{number:020x}"
         self.app = type("App", (), {"id": "3"})
         self.said = said
         self.body = body
         self.token = None
-        self.key = "k"
+        self.key = self.found_key = "k"
         self.remote = "192.0.2.1"
         self.sampled = False
 

@@ -222,9 +222,10 @@ class Bus:
         user: str | None,
         done: Done,
     ) -> None:
-        envelope = event_envelope(event, data, skip=skip, trace=trace, user=user)
+        keys = self._keys
+        command = _frame.pack_publish(keys.publish, keys.heads, app.id, channel, event, data, skip, trace, user)
         self.published += 1
-        self._link.call(self._keys.publish, self._keys.topic(app.id, channel), envelope, done=done)
+        self._link.call_packed(command, done)
 
     def _run_script(
         self,

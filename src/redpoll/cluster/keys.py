@@ -164,8 +164,9 @@ class Keys:
         self.prefix = prefix
         self.sharded = sharded
         self.publish = b"SPUBLISH" if sharded else b"PUBLISH"
-        self._heads = tuple(b"%b:{%b}:" % (prefix.encode(), tag) for tag in TAGS)
-        zero = self._heads[0]
+        # The beginning of each shard's keys.
+        self.heads = tuple(b"%b:{%b}:" % (prefix.encode(), tag) for tag in TAGS)
+        zero = self.heads[0]
         self.beat = zero + b"beat"
         self.directory = zero + b"dir"
         self.directory_version = zero + b"dirver"
@@ -174,67 +175,67 @@ class Keys:
 
     def head(self, at: int) -> bytes:
         """The prefix of all keys of a shard."""
-        return self._heads[at]
+        return self.heads[at]
 
     def clock(self, at: int) -> bytes:
-        return self._heads[at] + b"clock"
+        return self.heads[at] + b"clock"
 
     def worker(self, at: int, w: str) -> bytes:
-        return b"%bw:%b" % (self._heads[at], w.encode())
+        return b"%bw:%b" % (self.heads[at], w.encode())
 
     def counts(self, app_id: str, channel: str) -> bytes:
-        return b"%bc:%b:%b" % (self._heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+        return b"%bc:%b:%b" % (self.heads[shard(app_id, channel)], app_id.encode(), channel.encode())
 
     def members(self, app_id: str, channel: str) -> bytes:
-        return b"%bp:%b:%b" % (self._heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+        return b"%bp:%b:%b" % (self.heads[shard(app_id, channel)], app_id.encode(), channel.encode())
 
     def announced_count(self, app_id: str, channel: str) -> bytes:
-        return b"%bn:%b:%b" % (self._heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+        return b"%bn:%b:%b" % (self.heads[shard(app_id, channel)], app_id.encode(), channel.encode())
 
     def cached(self, app_id: str, channel: str) -> bytes:
-        return b"%bk:%b:%b" % (self._heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+        return b"%bk:%b:%b" % (self.heads[shard(app_id, channel)], app_id.encode(), channel.encode())
 
     def cache_miss(self, app_id: str, channel: str) -> bytes:
-        return b"%bkm:%b:%b" % (self._heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+        return b"%bkm:%b:%b" % (self.heads[shard(app_id, channel)], app_id.encode(), channel.encode())
 
     def history(self, app_id: str, channel: str) -> bytes:
-        return b"%bh:%b:%b" % (self._heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+        return b"%bh:%b:%b" % (self.heads[shard(app_id, channel)], app_id.encode(), channel.encode())
 
     def history_meta(self, app_id: str, channel: str) -> bytes:
-        return b"%bhm:%b:%b" % (self._heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+        return b"%bhm:%b:%b" % (self.heads[shard(app_id, channel)], app_id.encode(), channel.encode())
 
     def histories(self, at: int, app_id: str) -> bytes:
-        return b"%bha:%b" % (self._heads[at], app_id.encode())
+        return b"%bha:%b" % (self.heads[at], app_id.encode())
 
     def outbox(self, at: int) -> bytes:
-        return self._heads[at] + b"out"
+        return self.heads[at] + b"out"
 
     def left(self, at: int) -> bytes:
-        return self._heads[at] + b"left"
+        return self.heads[at] + b"left"
 
     def published(self, app_id: str, channel: str, once: str, index: int) -> bytes:
-        head = self._heads[shard(app_id, channel)]
+        head = self.heads[shard(app_id, channel)]
         return b"%bi:%b:%b:%b.%d" % (head, app_id.encode(), channel.encode(), once.encode(), index)
 
     def request(self, app_id: str, hashed_id: str) -> bytes:
         pseudo = f"%id:{hashed_id}"
-        return b"%bi:%b:%b" % (self._heads[shard(app_id, pseudo)], app_id.encode(), pseudo.encode())
+        return b"%bi:%b:%b" % (self.heads[shard(app_id, pseudo)], app_id.encode(), pseudo.encode())
 
     def resumed(self, app_id: str, user_id: str) -> bytes:
-        head = self._heads[shard(app_id, user_pseudo(user_id))]
+        head = self.heads[shard(app_id, user_pseudo(user_id))]
         return b"%by:%b:%b" % (head, app_id.encode(), user_id.encode())
 
     def spent(self, app_id: str, day: str) -> bytes:
-        return b"%bd:%b:%b" % (self._heads[shard(app_id, "%day")], app_id.encode(), day.encode())
+        return b"%bd:%b:%b" % (self.heads[shard(app_id, "%day")], app_id.encode(), day.encode())
 
     def answers(self, question: str) -> bytes:
-        return b"%bans:%b" % (self._heads[0], question.encode())
+        return b"%bans:%b" % (self.heads[0], question.encode())
 
     def occupied(self, at: int, app_id: str) -> bytes:
-        return b"%ba:%b" % (self._heads[at], app_id.encode())
+        return b"%ba:%b" % (self.heads[at], app_id.encode())
 
     def stats(self, w: str) -> bytes:
-        return b"%bstats:%b" % (self._heads[0], w.encode())
+        return b"%bstats:%b" % (self.heads[0], w.encode())
 
     def topic(self, app_id: str, channel: str) -> bytes:
-        return b"%bt:%b:%b" % (self._heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+        return b"%bt:%b:%b" % (self.heads[shard(app_id, channel)], app_id.encode(), channel.encode())

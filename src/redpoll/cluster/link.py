@@ -135,10 +135,10 @@ class _Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.lose(str(exc) if exc else "closed by Redis")
 
-    def send(self, command: tuple[Any, ...], done: Done) -> None:
+    def send(self, command: bytes, done: Done) -> None:
         if not self._out:
             self._loop.call_soon(self.flush)
-        self._out.append(hiredis.pack_command(command))
+        self._out.append(command)
         self.pending.append(done)
 
     def flush(self) -> None:
@@ -173,6 +173,7 @@ class _Connection(asyncio.BufferedProtocol):
     def _take(self) -> None:
         gets = self._gets
         on_push = self._link.on_push
+        pending = self.pending
         while True:
             item = gets()
             if type(item) is hiredis.PushNotification:
@@ -183,26 +184,28 @@ class _Connection(asyncio.BufferedProtocol):
                     self._confirmed(kind)
             elif item is _NOTHING:
                 break
+            elif type(item) is hiredis.ReplyError or not pending:
+                self._failed(item)
             else:
-                self._replied(item)
+                pending.popleft()(item)
             if self.lost:
                 return
         answered = self.queued - len(self.pending)
         while self._marks and self._marks[0][0] <= answered:
             self.answered_bytes = self._marks.popleft()[1]
 
-    def _replied(self, reply: Any) -> None:
+    def _failed(self, reply: Any) -> None:
+        """An error reply, or a reply without a command."""
         if not self.pending:
             self.lose("an answer without a command")
             return
         done = self.pending.popleft()
-        if type(reply) is hiredis.ReplyError:
-            self._link.errors += 1
-            if str(reply).startswith(_UNAVAILABLE):
-                done(LinkDown(sent=False))
-                self.lose(str(reply))
-                return
-        done(reply)
+        self._link.errors += 1
+        if str(reply).startswith(_UNAVAILABLE):
+            done(LinkDown(sent=False))
+            self.lose(str(reply))
+        else:
+            done(reply)
 
     def _confirmed(self, kind: bytes) -> None:
         if not kind.endswith(b"subscribe"):
@@ -338,7 +341,20 @@ class Link:
             asyncio.get_running_loop().call_soon(done, LinkDown(sent=False))
             return
         self.commands += 1
-        connection.send(command, done)
+        connection.send(hiredis.pack_command(command), done)
+
+    def call_packed(self, command: bytes, done: Done) -> None:
+        """As `call`, with a command in RESP."""
+        connection = self._connection
+        if connection is None:
+            asyncio.get_running_loop().call_soon(done, LinkDown(sent=False))
+            return
+        self.commands += 1
+        # connection.send, without calling it.
+        if not connection._out:
+            connection._loop.call_soon(connection.flush)
+        connection._out.append(command)
+        connection.pending.append(done)
 
     def run(
         self, script: Script, keys: Sequence[bytes], args: Sequence[bytes | str | int], done: Done = _ignore
@@ -425,7 +441,7 @@ class Link:
         for command in commands:
             future = loop.create_future()
             answers.append(future)
-            connection.send(tuple(command), partial(_settle, future))
+            connection.send(hiredis.pack_command(tuple(command)), partial(_settle, future))
         for outcome in await asyncio.gather(*answers, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome

@@ -38,7 +38,7 @@ _random_bits: Final = random.Random().getrandbits
 def new_trace_id() -> str:
     """32 hex digits. They begin with the Unix time in ms, so the event log can find them by time
     (store/eventlog.py)."""
-    return f"{int(time.time() * 1000) << 80 | _random_bits(80):032x}"
+    return f"{int(time.time() * 1000):012x}{_random_bits(80):020x}"
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):

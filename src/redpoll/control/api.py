@@ -122,7 +122,8 @@ class Api:
 
     def _publish_plainly(self, request: Request, items: Sequence[tuple[str, str, str, str | None, None]]) -> None:
         """The path of nearly all requests: no task, no future. Redis' last reply triggers the response."""
-        trace = self._sample(request)
+        tracer = self._tracer
+        trace = None if tracer is None else tracer.sample(request)
         self._publisher.publish(request.app, items, trace, partial(self._published, request, trace))
 
     def _published(self, request: Request, trace: str | None, fault: Unavailable | None) -> None:

@@ -27,7 +27,7 @@ from redpoll.control.response import Response, header_line
 from redpoll.control.router import Access, Place, Route, Routes, no_times
 from redpoll.control.tracing import Tracer
 from redpoll.control.worker_requests import ReceivedRequest
-from redpoll.http_messages import MAX_BODY_BYTES
+from redpoll.http_messages import HEAD_ONLY, MAX_BODY_BYTES
 from redpoll.protocol import auth, handshake
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
@@ -113,7 +113,7 @@ class Front:
                 if request.refusal == 413:
                     raise too_large()
                 raise CutOff(request.refusal, *_BODY_REFUSALS[request.refusal])
-            if not request.head_only:
+            if not request.flags & HEAD_ONLY:
                 self._execute(request)
                 return
             self._check_head(request, request.announced)
@@ -159,7 +159,8 @@ class Front:
         self._find(request)
         route = request.route
         if route.wants_credential:
-            self._admit(request, route, request.body)
+            if request.headers or route.access is not Access.APP or not self._is_signed(request, request.body):
+                self._admit(request, route, request.body)
             if route.limited and self._rate is not None:
                 self._limit(request, self._rate)
         result = route.handler(request)
@@ -298,8 +299,6 @@ class Front:
         """
         headers = request.headers
         app: App | None
-        if not headers and route.access is Access.APP and self._is_signed(request, body):
-            return
         if "Authorization" in headers and headers["Authorization"].partition(" ")[0].lower() == "bearer":
             app = self._app_of_token(request, route)
         elif "X-Service-Key" in headers or "X-Service-Secret" in headers:
@@ -329,7 +328,7 @@ class Front:
             return False
         request.found_key, more = signed
         if not more:
-            request.params = []
+            request.found_params = []
         request.app, request.caller_known = app, True
         return True
 

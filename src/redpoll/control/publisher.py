@@ -86,6 +86,8 @@ class Publisher:
         confirm_s: float = 1.8,
         gate_s: float = _MAX_CLOSED_S,
     ) -> None:
+        # The gate is open: Redis is connected and the workers are subscribed.
+        self.open = False
         self.events_published = 0
         # By app id: events to publish, counted per channel.
         self.by_app: dict[str, int] = {}
@@ -96,17 +98,12 @@ class Publisher:
         self._confirm_s = confirm_s
         self._gate_s = gate_s
         self._loop = asyncio.get_running_loop()
-        self._open = asyncio.Event()
+        self._opened = asyncio.Event()
         self._opening: asyncio.Task[None] | None = None
         # Sorted by deadline, because all have the same time limit. One timer serves all: a timer for each publish would
         # cost as much as the publish.
         self._awaited: deque[tuple[float, _Awaited]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def open(self) -> bool:
-        """The gate is open: Redis is connected and the workers are subscribed."""
-        return self._open.is_set()
 
     def link_up(self) -> None:
         """Redis is connected (again). The gate opens when every worker is subscribed."""
@@ -115,7 +112,8 @@ class Publisher:
         self._opening = self._loop.create_task(self._open_when_subscribed(), name="publish gate")
 
     def link_down(self) -> None:
-        self._open.clear()
+        self.open = False
+        self._opened.clear()
         if self._opening is not None:
             self._opening.cancel()
             self._opening = None
@@ -128,7 +126,8 @@ class Publisher:
                 break
             await asyncio.sleep(_CHECK_EVERY_S)
         self._opening = None
-        self._open.set()
+        self.open = True
+        self._opened.set()
 
     def publish(
         self,
@@ -165,10 +164,10 @@ class Publisher:
         """As `publish`, but waits until publishes are taken and for the confirmation. Raises Unavailable."""
         if not items:
             return
-        if not self._open.is_set():
+        if not self.open:
             try:
                 async with asyncio.timeout(self._confirm_s):
-                    await self._open.wait()
+                    await self._opened.wait()
             except TimeoutError:
                 self.unconfirmed += len(items)
                 raise Unavailable("Redis is disconnected, or not all workers are subscribed again") from None

@@ -137,11 +137,13 @@ def decode_event(body: bytes, query: Params, app: App) -> Event:
     if len(names) > app.max_channels:
         raise ApiError("too_many_channels", f"{len(names)} channels; at most {app.max_channels} are allowed")
     for name in names:
-        _check_target(name)
-    distinct = tuple(dict.fromkeys(names))
+        if not channels.valid_target(name):
+            raise _bad_target(name)
+    distinct = tuple(names if len(names) == 1 else dict.fromkeys(names))
     if len(distinct) > 1:
         _refuse_encrypted(distinct)
-    _check_correlation_id(trigger.correlation_id)
+    if trigger.correlation_id is not None:
+        _check_correlation_id(trigger.correlation_id)
     return _event(trigger, distinct, trigger.correlation_id, app)
 
 
@@ -152,7 +154,8 @@ def decode_batch(body: bytes, app: App) -> list[Event]:
     A `correlation_id` beside `batch` belongs to every event, so that a batch can be repeated as safely as an event.
     """
     batch = _decode(_batch_decoder, body)
-    _check_correlation_id(batch.correlation_id)
+    if batch.correlation_id is not None:
+        _check_correlation_id(batch.correlation_id)
     items = batch.batch
     if len(items) > app.max_batch:
         raise ApiError("batch_too_large", f"{len(items)} events in the batch; at most {app.max_batch} are allowed")
@@ -161,7 +164,8 @@ def decode_batch(body: bytes, app: App) -> list[Event]:
         try:
             if item.channel is None:
                 raise ApiError("bad_request", "channel is missing")
-            _check_target(item.channel)
+            if not channels.valid_target(item.channel):
+                raise _bad_target(item.channel)
             events.append(_event(item, (item.channel,), batch.correlation_id, app))
         except ApiError as fault:
             raise ApiError(fault.code, f"batch[{index}]: {fault.message}") from None
@@ -225,22 +229,21 @@ def parse_channel_info(channel: str, info: str) -> tuple[str, ...]:
     return attributes
 
 
-def _check_correlation_id(value: str | None) -> None:
+def _check_correlation_id(value: str) -> None:
     """Printable, because the answer repeats it in a header."""
-    if value is not None and (len(value) > MAX_CORRELATION_ID_CHARS or _PRINTABLE_ASCII(value) is None):
+    if len(value) > MAX_CORRELATION_ID_CHARS or _PRINTABLE_ASCII(value) is None:
         raise ApiError(
             "bad_request",
             f"correlation_id must be printable ASCII, at most {MAX_CORRELATION_ID_CHARS} characters",
         )
 
 
-def _check_target(name: str) -> None:
+def _bad_target(name: str) -> ApiError:
     if name.startswith(channels.OWN_PREFIX):
-        raise ApiError(
+        return ApiError(
             "invalid_channel", f"channel name {_quoted(name)}: {channels.OWN_PREFIX}… is reserved for the server"
         )
-    if not channels.valid_target(name):
-        raise _bad_name(name)
+    return _bad_name(name)
 
 
 def _bad_name(name: str) -> ApiError:

@@ -187,9 +187,11 @@ class CallBatch:
         batches = self._by_app.get(call.app_id)
         if batches is None:
             batches = self._by_app[call.app_id] = [_AppBatch(call.time_ms)]
-        elif batches[-1].count == _MAX_CALLS:
-            batches.append(_AppBatch(call.time_ms))
-        batches[-1].add(call)
+        batch = batches[-1]
+        if batch.count == _MAX_CALLS:
+            batch = _AppBatch(call.time_ms)
+            batches.append(batch)
+        batch.add(call)
         self.count += 1
 
     def follow(self, before: CallBatch) -> None:
