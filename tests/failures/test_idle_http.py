@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from server import Server
-from wire import Api, Socket, eventually
+from wire import Api, connect_patiently, eventually
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n"
 
@@ -63,7 +63,7 @@ async def test_idle_http_connections_take_nothing_from_the_api_the_dashboard_or_
 
         async def works(channel: str) -> None:
             """A publish reaches a new client; the dashboard and the metrics answer."""
-            client = await Socket.connect(server)
+            client = await connect_patiently(server)
             await client.subscribe(channel)
             async with Api(server, connections=1) as api:
                 await api.publish(channel, "word", "{}")

@@ -52,3 +52,20 @@ async def test_the_client_is_the_one_that_a_trusted_proxy_names(http):
 
 async def test_make_room_closes_nothing_if_no_connection_is_idle(http):
     assert not http.make_room()
+
+
+async def test_many_connections_in_one_loop_pass_each_get_room_of_their_own(http):
+    """An aborted connection reports its end in a later pass. Closing the same one again would make no room."""
+
+    class Idle:
+        def __init__(self):
+            self.connection = self
+            self.aborted = 0
+
+        def abort(self):
+            self.aborted += 1
+
+    idle = [Idle() for _ in range(3)]
+    http.idle = dict.fromkeys(idle)
+    assert [http.make_room() for _ in range(4)] == [True, True, True, False]
+    assert [connection.aborted for connection in idle] == [1, 1, 1]

@@ -80,10 +80,13 @@ class HttpRequests:
 
     def make_room(self) -> bool:
         """Close the connection that has been idle for the longest time. False: none is idle."""
-        for idle in self.idle:
-            idle.connection.abort()
-            return True
-        return False
+        idle = next(iter(self.idle), None)
+        if idle is None:
+            return False
+        # Now, not when the connection is gone, which is later: the next connection of this loop pass needs another one.
+        del self.idle[idle]
+        idle.connection.abort()
+        return True
 
     def upgrade(self, http: HttpConnection, received: bytes) -> None:
         """A request asks for a WebSocket: `received` is its head and what follows."""
