@@ -26,7 +26,8 @@ __all__ = ["DEFAULT_PATIENCE_S", "examine"]
 
 # nginx and many load balancers close a connection after 60 s without data.
 DEFAULT_PATIENCE_S: Final = 65.0
-_STEP_TIMEOUT_S: Final = 10.0
+# More than head_timeout_s: redpoll answers TLS on its plain port only after that.
+_STEP_TIMEOUT_S: Final = 12.0
 # Signed requests are refused beyond this difference (`protocol/README.md "Request signing"`).
 _MAX_SKEW_S: Final = 600
 _NOTICEABLE_SKEW_S: Final = 60
