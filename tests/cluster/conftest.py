@@ -232,6 +232,10 @@ class Worker:
         """Stops reading from Redis, which still carries out commands."""
         self.link._connection._transport.pause_reading()
 
+    def hear(self) -> None:
+        """Ends `deafen`."""
+        self.link._connection._transport.resume_reading()
+
     async def kill(self) -> None:
         """Ends like a killed process: sends nothing to Redis."""
         self.registry.close()

@@ -529,7 +529,7 @@ async def test_rule_that_is_made_while_a_channel_is_held_is_in_force_at_once(
     await wait_until(lambda: len(socket.events) == 2)
     assert data(socket) == ["1", "2"]
     worker.registry.app_changed(new, old)
-    assert worker.registry.local_channel("7", NEWS).history is None
+    await wait_until(lambda: worker.registry.local_channel("7", NEWS).history is None)
     await send(bus, new, 3)
     await send(bus, old, 4)
     await wait_until(lambda: len(socket.events) == 4)

@@ -1,4 +1,5 @@
 import asyncio
+from collections import Counter
 
 import hiredis
 import pytest
@@ -43,6 +44,51 @@ async def test_pushes_and_replies_come_in_the_order_in_which_redis_made_them(lin
     assert payloads == [b"p%d" % number for number in range(500)]
     # A push is next to the reply of the command that caused it: before it on Redis 7.0, after it on Valkey.
     assert all(abs(seen.index(number) - seen.index(b"p%d" % number)) == 1 for number in numbers)
+
+
+async def test_replies_that_came_together_are_handed_out_in_slices_and_in_order(link, monkeypatch):
+    # The clock says that every look comes after the end of the slice.
+    monkeypatch.setattr("redpoll.cluster.link.monotonic", iter(range(1_000_000)).__next__)
+    seen, turns = [], [0]
+
+    def other_work():
+        turns[0] += 1
+        if len(seen) < 2000:
+            asyncio.get_running_loop().call_soon(other_work)
+
+    for number in range(1000):
+        link.call(b"ECHO", b"%d" % number, done=lambda reply: seen.append((int(reply), turns[0])))
+    answered = link.ask(b"PING")
+    for number in range(1000, 2000):
+        link.call(b"ECHO", b"%d" % number, done=lambda reply: seen.append((int(reply), turns[0])))
+    other_work()
+    await answered
+    await link.ask(b"PING")
+    assert [number for number, _ in seen] == list(range(2000))
+    in_one_turn = Counter(turn for _, turn in seen)
+    assert max(in_one_turn.values()) <= 16
+    assert link.unanswered == 0
+
+
+async def test_link_that_breaks_while_replies_wait_hands_out_no_more_of_them(link, monkeypatch, wait_until):
+    monkeypatch.setattr("redpoll.cluster.link.monotonic", iter(range(1_000_000)).__next__)
+    outcomes = []
+
+    def done(reply):
+        outcomes.append(reply)
+        if len(outcomes) == 20:
+            # In the next pass, when the others are read and not handed out.
+            asyncio.get_running_loop().call_soon(link.drop, "for the test")
+
+    for _ in range(500):
+        link.call(b"ECHO", b"x", done=done)
+    await wait_until(lambda: len(outcomes) == 500)
+    replies = [outcome for outcome in outcomes if isinstance(outcome, bytes)]
+    assert 20 <= len(replies) <= 64
+    assert all(isinstance(outcome, LinkDown) for outcome in outcomes[len(replies) :])
+    await link.wait_up()
+    assert await link.ask(b"ECHO", b"again") == b"again"
+    assert len(outcomes) == 500
 
 
 async def test_subscribe_refused_by_acl_ends_with_its_error_and_shifts_no_answer(link, redis):

@@ -98,12 +98,9 @@ class Catchup:
         elif position.live and position.last != top:
             self._begin(local_channel, position)
 
-    def connection_lost(self, local_channels: Iterable[LocalChannel]) -> None:
-        """From here on messages may be missed."""
+    def connection_lost(self) -> None:
+        """From here on messages may be missed: no channel is live (`LocalChannel.connection_lost`)."""
         self._runs.clear()
-        for local_channel in local_channels:
-            if local_channel.history is not None:
-                local_channel.history.live = False
 
     def resume(self, local_channels: Iterable[LocalChannel]) -> None:
         """The connection is back and the topics are subscribed: channels that aren't live catch up. A channel without

@@ -8,10 +8,10 @@ caller decides.
 
 import asyncio
 import random
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any, Final, cast
 
 import hiredis
@@ -32,6 +32,11 @@ Done = Callable[[Any], None]
 # 256 KiB, smaller was faster, by at most a tenth (bench/bus.py).
 _READ_BYTES: Final = 32 * 1024
 _MAX_PARSER_BYTES: Final = 1024 * 1024
+
+# How long one pass of the loop may hand out replies and pushes; clients are served before the rest. The clock is read
+# once in so many of them.
+_SLICE_S: Final = 0.004
+_ITEMS_PER_LOOK: Final = 16
 
 _MAX_UNANSWERED: Final = 50_000
 _MAX_UNANSWERED_BYTES: Final = 64 * 1024 * 1024
@@ -127,6 +132,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._feed = reader.feed
         self._gets = reader.gets
         self._transport: asyncio.Transport | None = None
+        # More was read than one slice could hand out, and nothing is read meanwhile.
+        self._behind = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio's.
@@ -159,21 +166,40 @@ class _Connection(asyncio.BufferedProtocol):
             return
         # hiredis' stubs say bytes; it takes any buffer.
         self._feed(cast(bytes, self._buffer), 0, nbytes)
+        if not self._behind:
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        # Everything that was read, or a slice of it.
+        if self.lost:
+            return
+        until = monotonic() + _SLICE_S
         while True:
             try:
-                self._take()
-                return
+                behind = self._take(until)
+                break
             except hiredis.ProtocolError as error:
                 self.lose(f"not RESP: {error}")
                 return
             except Exception as error:
                 # An exception in one handler must not stop the others.
                 self._link.report(error)
+        if self.lost or self._transport is None:
+            return
+        if behind:
+            self._transport.pause_reading()
+            self._loop.call_soon(self._hand_out)
+        elif self._behind:
+            self._transport.resume_reading()
+        self._behind = behind
 
-    def _take(self) -> None:
+    def _take(self, until: float) -> bool:
+        # True: the time was over before the items were.
         gets = self._gets
         on_push = self._link.on_push
         pending = self.pending
+        left = _ITEMS_PER_LOOK
+        behind = False
         while True:
             item = gets()
             if type(item) is hiredis.PushNotification:
@@ -189,10 +215,17 @@ class _Connection(asyncio.BufferedProtocol):
             else:
                 pending.popleft()(item)
             if self.lost:
-                return
+                return False
+            left -= 1
+            if left == 0:
+                left = _ITEMS_PER_LOOK
+                if monotonic() > until:
+                    behind = True
+                    break
         answered = self.queued - len(self.pending)
         while self._marks and self._marks[0][0] <= answered:
             self.answered_bytes = self._marks.popleft()[1]
+        return behind
 
     def _failed(self, reply: Any) -> None:
         """An error reply, or a reply without a command."""
@@ -253,7 +286,7 @@ class Link:
         on_push: Callable[[bytes, bytes], None] = _ignore_push,
         on_up: Callable[[], None] = _nothing,
         on_down: Callable[[str], None] = _ignore,
-        clock: Clock = time.monotonic,
+        clock: Clock = monotonic,
         sharded: bool = False,
         first_delay_s: float = 0.05,
         max_delay_s: float = 1.0,

@@ -40,9 +40,18 @@ def make(link, keys, seen):
         incarnation.close()
 
 
+def held(shards):
+    return {
+        field: value
+        for fields in shards
+        for field, value in zip(fields[::2], fields[1::2], strict=True)
+        if field != b"gen"
+    }
+
+
 async def test_first_registration_writes_the_name_in_every_shard(make, link, keys):
     one = make()
-    assert await one.register() == {}
+    assert held(await one.register()) == {}
     assert (one.w, one.name, one.gen) == ("0123456789ab.3.0", b"0123456789ab.3.0", 1)
     for at in range(SHARDS):
         assert await link.ask(b"HGETALL", keys.worker(at, one.w)) == {b"gen": b"1"}
@@ -55,7 +64,7 @@ async def test_later_connection_keeps_the_name_and_returns_what_it_holds(make, l
     await link.ask(b"HSET", keys.worker(5, one.w), "7:news", "c3")
     await link.ask(b"HSET", keys.worker(6, one.w), "7:presence-a:b", "p1")
     one.connection_lost()
-    assert await one.register() == {"7:news": "c3", "7:presence-a:b": "p1"}
+    assert held(await one.register()) == {b"7:news": b"c3", b"7:presence-a:b": b"p1"}
     assert (one.w, one.gen) == ("0123456789ab.3.0", 2)
 
 

@@ -81,9 +81,9 @@ class Incarnation:
         self._registered = False
         self._connection_number += 1
 
-    async def register(self) -> dict[str, str]:
+    async def register(self) -> list[list[bytes]]:
         """Makes this connection the one that speaks for the worker, under the next W if Redis gave the present one up.
-        Returns what Redis says that W holds: `A:C` -> kind and count.
+        Returns what Redis says that W holds, by shard: `A:C`, then its kind and count, and so on. `gen` is among them.
 
         Raises LinkDown when the connection breaks meanwhile, or doesn't answer.
         """
@@ -97,12 +97,7 @@ class Incarnation:
                 answers = await self._run_all([(REGISTER, (key,), (self.gen, fresh)) for key in self.worker_keys()])
                 if all(answer[0] == OK for answer in answers) and await self._still_listed(fresh):
                     self._registered = True
-                    return {
-                        field.decode(): value.decode()
-                        for answer in answers
-                        for field, value in zip(answer[1][::2], answer[1][1::2], strict=True)
-                        if field != b"gen"
-                    }
+                    return [answer[1] for answer in answers]
             self.take_next_name()
 
     async def _still_listed(self, fresh: int) -> bool:

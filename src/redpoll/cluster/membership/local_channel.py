@@ -466,6 +466,8 @@ class LocalChannel:
         self.subscription = Subscription.NONE
         if self.kind == TOPIC:
             return
+        if self.history is not None:
+            self.history.live = False
         self._begin_assertion()
         if self.confirmed or self.call is not None:
             self.confirmed = UNKNOWN

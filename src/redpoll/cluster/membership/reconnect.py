@@ -20,6 +20,7 @@ from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.local_channel import UNKNOWN, Activity, LocalChannel
 from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.cluster.membership.rosters import read_first
+from redpoll.cluster.membership.slices import walk
 from redpoll.cluster.membership.sync import Sync
 from redpoll.cluster.online import Online
 
@@ -60,13 +61,19 @@ class Reconnect:
         self._online = online
         self._follow = follow
         self._registration: asyncio.Task[None] | None = None
+        # After a break: the task that resets each channel, a slice at a time.
+        self._reset: asyncio.Task[None] | None = None
         self._scans: set[asyncio.Task[None]] = set()
+        # Channels whose users are being read, or were when the connection broke.
+        self._scanned: set[LocalChannel] = set()
         self._was_registered = asyncio.Event()
         link.on_up = self._up
         link.on_down = self._down
         incarnation.on_fenced = self._fence
         sync.on_fenced = self._fence
         sync.on_stopped = self._stopped
+        # After the SUBSCRIBE, in the same write: what the pages don't have comes as a push.
+        sync.on_subscribing = catchup.resume
 
     @property
     def was_registered(self) -> bool:
@@ -78,8 +85,9 @@ class Reconnect:
         await self._was_registered.wait()
 
     def close(self) -> None:
-        for task in self._scans | ({self._registration} if self._registration else set()):
-            task.cancel()
+        for task in (*self._scans, self._registration, self._reset):
+            if task is not None:
+                task.cancel()
 
     def _up(self) -> None:
         self._registration = asyncio.get_running_loop().create_task(self._register(), name="register worker")
@@ -93,10 +101,12 @@ class Reconnect:
         self._incarnation.connection_lost()
         self._sync.connection_lost()
         self._online.connection_lost()
-        local_channels = self._channels.by_name.values()
-        self._catchup.connection_lost(local_channels)
-        for local_channel in local_channels:
-            local_channel.connection_lost()
+        self._catchup.connection_lost()
+        # Nothing is sent before all channels are reset, so it doesn't matter that some of them change before that.
+        if self._reset is not None:
+            self._reset.cancel()
+        local_channels = list(self._channels.by_name.values())
+        self._reset = asyncio.get_running_loop().create_task(walk(local_channels, LocalChannel.connection_lost))
 
     def _fence(self) -> None:
         # Redis refuses calls under our name.
@@ -110,9 +120,7 @@ class Reconnect:
 
     def _stopped(self) -> None:
         # The last call was answered. Only now the next name is taken, so that no reply is misread.
-        if self._connection.state is not ConnectionState.FENCED:
-            self._sync.touch_all()
-        elif self._registration is None:
+        if self._connection.state is ConnectionState.FENCED and self._registration is None:
             self._up()
 
     async def _register(self) -> None:
@@ -121,7 +129,18 @@ class Reconnect:
             if self._connection.state is ConnectionState.FENCED:
                 self._incarnation.take_next_name()
             self._connection.change(ConnectionState.REGISTERING)
-            fields = await self._incarnation.register()
+            shards = await self._incarnation.register()
+            if self._reset is not None:
+                await self._reset
+                self._reset = None
+            if self._incarnation.w != previous:
+                await walk(list(self._channels.by_name.values()), LocalChannel.renamed)
+            for local_channel in self._scanned:
+                local_channel.activity = Activity.NONE
+            scanned, self._scanned = self._scanned, set()
+            for shard in shards:
+                self._compare(shard, scanned)
+                await asyncio.sleep(0)
         except LinkDown:
             return
         except Exception:
@@ -129,24 +148,25 @@ class Reconnect:
             self._link.drop("registration failed")
             return
         self._registration = None
-        local_channels = self._channels.by_name
-        if self._incarnation.w != previous:
-            for local_channel in local_channels.values():
-                local_channel.renamed()
-        for local_channel in list(local_channels.values()):
-            if local_channel.activity is Activity.SCAN:
-                local_channel.activity = Activity.NONE
-                if f"{local_channel.app_id}:{local_channel.channel}" in fields:
-                    self._release(local_channel)
-        for field, value in fields.items():
-            app_id, _, channel = field.partition(":")
-            if (app_id, channel) not in local_channels:
-                self._release(self._channels.hold(app_id, channel, value[0]))
         self._was_registered.set()
         self._online.connected()
         self._sync.assert_all()
-        # After the topics, in the same write: what the pages don't have comes as a push.
-        self._catchup.resume(local_channels.values())
+
+    def _compare(self, listed: list[bytes], scanned: set[LocalChannel]) -> None:
+        # What Redis lists for us in one shard: `A:C`, then its kind and count, and so on.
+        local_channels = self._channels.by_name
+        for field, value in zip(listed[::2], listed[1::2], strict=True):
+            if field == b"gen":
+                continue
+            app_id, _, channel = field.decode().partition(":")
+            local_channel = local_channels.get((app_id, channel))
+            if local_channel is None:
+                self._release(self._channels.hold(app_id, channel, chr(value[0])))
+            elif local_channel in scanned:
+                self._release(local_channel)
+            elif local_channel.confirmed == 0:
+                # Opened a moment ago. It must not be dropped before Redis knows that nobody is left.
+                local_channel.confirmed = UNKNOWN
 
     def _release(self, local_channel: LocalChannel) -> None:
         # Redis lists a channel that we don't hold. Its users must be read before the count goes to 0, because a reaper
@@ -155,6 +175,7 @@ class Reconnect:
         self._follow(local_channel)
         if local_channel.members is not None:
             local_channel.activity = Activity.SCAN
+            self._scanned.add(local_channel)
             task = asyncio.get_running_loop().create_task(self._scan(local_channel))
             self._scans.add(task)
             task.add_done_callback(self._scans.discard)
@@ -179,4 +200,5 @@ class Reconnect:
             return
         if number == self._connection.number:
             local_channel.activity = Activity.NONE
+            self._scanned.discard(local_channel)
             self._sync.touch(local_channel)

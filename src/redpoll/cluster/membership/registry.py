@@ -30,6 +30,7 @@ from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.cluster.membership.membership_events import MembershipEvents
 from redpoll.cluster.membership.reconnect import Reconnect
 from redpoll.cluster.membership.replies import Replies
+from redpoll.cluster.membership.slices import Cursor, Slices
 from redpoll.cluster.membership.sync import Sync
 from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.online import Online
@@ -49,6 +50,9 @@ _HISTORY_CLEARED: Final = ord(Envelope.HISTORY_CLEARED)
 
 # The parts of an app's record that channels follow while they are held. Other parts change often (console_until).
 _FOLLOWED: Final = ("history", "hooks", "max_history_channels", "max_presence_members", "subscription_count")
+
+# Channels that follow a changed record in one step.
+_MAX_FOLLOWING: Final = 100
 
 
 def _ignore(message: dict[str, Any]) -> None:
@@ -135,6 +139,9 @@ class Registry:
         # Subscribes in order of arrival. Some of them were answered or withdrawn meanwhile.
         self._pending: deque[Ticket] = deque()
         self._expiry: asyncio.TimerHandle | None = None
+        # By app: the channels that are yet to follow its changed record.
+        self._following: dict[str, tuple[App, Cursor[LocalChannel]]] = {}
+        self._follow_slices = Slices(self._follow_some)
         link.on_push = self.push
 
     @property
@@ -224,6 +231,7 @@ class Registry:
         for local_channel in self.local_channels():
             if local_channel.tally is not None:
                 local_channel.tally.settle()
+        self._following.clear()
         self._incarnation.close()
         self._directory.close()
         self._reconnect.close()
@@ -260,17 +268,31 @@ class Registry:
         """An app's record changed: writes to Redis what the app turned on or off. If the app is gone, the hub closes
         its sockets instead."""
         if old is None or new is None:
+            if old is not None:
+                self._following.pop(old.id, None)
             return
         self._signed_in.switch(new.id, needs_sign_ins(new))
         self._connection_limit.limit(new.id, new.max_connections)
         if all(getattr(old, name) == getattr(new, name) for name in _FOLLOWED):
             return
-        channels = [local_channel for local_channel in self.local_channels() if local_channel.app_id == new.id]
-        for local_channel in channels:
-            if self._follow(local_channel, new):
-                self._counts.make_due(local_channel)
-            elif local_channel.needs_position:
-                self._sync.touch(local_channel)
+        # Channels that are opened meanwhile follow the new record at their first join.
+        self._following[new.id] = (new, Cursor(list(self.local_channels())))
+        self._follow_slices.start()
+
+    def _follow_some(self) -> bool:
+        # One step. False: all channels follow the records of their apps.
+        if not self._following:
+            return False
+        app_id, (app, cursor) = next(iter(self._following.items()))
+        for local_channel in cursor.next(_MAX_FOLLOWING):
+            if local_channel.app_id == app_id and not local_channel.dropped:
+                if self._follow(local_channel, app):
+                    self._counts.make_due(local_channel)
+                elif local_channel.needs_position:
+                    self._sync.touch(local_channel)
+        if cursor.done:
+            del self._following[app_id]
+        return bool(self._following)
 
     def _follow(self, local_channel: LocalChannel, app: App) -> bool:
         # True: subscription_count was turned on for this channel.

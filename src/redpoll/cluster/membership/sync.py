@@ -1,12 +1,12 @@
-"""Tells Redis what this worker holds: one write per tick, one call per channel in flight, bounded replies.
+"""Tells Redis what this worker holds: one call per channel in flight, bounded replies, a slice of the work per tick.
 
-This module decides when and in which order. local_channel.py decides what a call says, and replies.py what its reply
-means.
+This module decides when and in which order. Subscribes and, after a break, the topics of what is held come first,
+because clients wait for them. Then comes everything else. local_channel.py decides what a call says, and replies.py
+what its reply means.
 """
 
 import asyncio
 import secrets
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
@@ -23,6 +23,7 @@ from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.local_channel import Activity, LocalChannel, Subscription, Ticket
 from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.cluster.membership.replies import Replies
+from redpoll.cluster.membership.slices import Cursor, Queue, Slices
 from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.scripts import HOLD
 
@@ -34,8 +35,12 @@ _MAX_TOPICS_PER_SUBSCRIBE: Final = 1_000
 # Redis closes a subscribed connection that leaves 32 MB unread. A roster has at most 512 KiB, a cached event 256 KiB.
 _MAX_ROSTERS: Final = 32
 _MAX_CACHED: Final = 64
-# Calls of a re-assertion in flight: enough to keep Redis busy, few enough to let other clients have their turn.
-_MAX_ASSERTIONS: Final = 500
+# Channels whose topics are subscribed in one step after a break; those with history also ask for a page.
+_MAX_RESUBSCRIBED: Final = 250
+# Calls in flight that no client waits for: enough to keep Redis busy, few enough that a subscribe isn't delayed.
+_MAX_BACKGROUND: Final = 500
+# Calls in flight in all. Redis is busy with fewer, and when the connection breaks all of them end at once.
+_MAX_IN_FLIGHT: Final = 1_000
 
 _OPEN: Final = ConnectionState.OPEN
 _REASSERTING: Final = ConnectionState.REASSERTING
@@ -45,35 +50,48 @@ def _ignore() -> None:
     pass
 
 
-class _BigReplies:
-    """Replies of one kind that may be big: at most `limit` are awaited, and further channels wait in `waiting`."""
+def _ignore_all(local_channels: Iterable[LocalChannel]) -> None:
+    pass
 
-    __slots__ = ("awaited", "limit", "waiting")
+
+class _BigReplies:
+    """Replies of one kind that may be big: at most `limit` are awaited, and further channels wait for their turn, those
+    with subscribes first."""
+
+    __slots__ = ("_joining", "_others", "awaited", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.awaited = 0
-        self.waiting: dict[LocalChannel, None] = {}
+        self._joining: Queue[LocalChannel] = Queue()
+        self._others: Queue[LocalChannel] = Queue()
 
     @property
     def full(self) -> bool:
         return self.awaited >= self.limit
 
+    def wait(self, local_channel: LocalChannel) -> None:
+        (self._joining if local_channel.waiting else self._others).add(local_channel)
+
     def next(self) -> LocalChannel | None:
         """The channel whose call may be made now."""
-        if not self.waiting or self.full:
+        if self.full:
             return None
-        local_channel = next(iter(self.waiting))
-        del self.waiting[local_channel]
-        return local_channel
+        if self._joining:
+            return self._joining.pop()
+        return self._others.pop() if self._others else None
+
+    def clear(self) -> None:
+        self._joining.clear()
+        self._others.clear()
 
 
 class Sync:
-    """Takes over `channels.on_touch`. On a new connection nothing is sent before `assert_all`, which first repeats what
-    is held and then lets changes through.
+    """Takes over `channels.on_touch`. On a new connection nothing is sent before `assert_all`. From then on changes go
+    out, new subscribes first, and what is held is repeated in between.
 
-    `on_fenced()`: Redis refuses calls under our name. `on_stopped()`: after `stop`, the last call was answered. Both
-    are set by reconnect.py.
+    `on_fenced()`: Redis refuses calls under our name. `on_stopped()`: after `stop`, the last call was answered.
+    `on_subscribing(local_channels)`: the SUBSCRIBE of these topics was just sent. All are set by reconnect.py.
 
     `debounced`: webhook rows for leaves are held back, and not written if the channel or member returns in time.
     `unhooked` counts webhook rows that were not written because too many are unread. `errors` counts errors that Redis
@@ -98,6 +116,7 @@ class Sync:
         self.ending = False
         self.on_fenced: Callable[[], None] = _ignore
         self.on_stopped: Callable[[], None] = _ignore
+        self.on_subscribing: Callable[[Iterable[LocalChannel]], None] = _ignore_all
         self._link = link
         self._keys = keys
         self._incarnation = incarnation
@@ -109,91 +128,124 @@ class Sync:
         # The caller names the epoch before it knows whether the history needs a new one, so each call brings a name.
         self._run = secrets.token_hex(6)
         self._epochs = count(1)
-        # What this tick's write will contain.
-        self._dirty: dict[LocalChannel, None] = {}
-        self._unsubscribing: list[bytes] = []
-        self._flush_scheduled = False
-        # Held channels that are not asserted again yet, and those of them that wait for their turn.
-        self._unasserted: dict[LocalChannel, None] = {}
-        self._queue: deque[LocalChannel] = deque()
+        self.slices = Slices(self._step, after=link.flush)
+        # Channels with subscribes whose topic is yet to be subscribed, and those whose call may then be made. The first
+        # queue outlives a break of the connection.
+        self._joining: Queue[LocalChannel] = Queue()
+        self._calling: Queue[LocalChannel] = Queue()
+        # Channels with other changes, and topics to unsubscribe.
+        self._dirty: Queue[LocalChannel] = Queue()
+        self._unsubscribing: Queue[bytes] = Queue()
+        # After a break: what is held, as far as its topics are not subscribed again; then the channels that are not
+        # asserted again yet, and those of them that wait for their turn.
+        self._resubscribing: Cursor[LocalChannel] | None = None
+        self._resubscribes_next = False
+        self._unasserted: set[LocalChannel] = set()
+        self._asserting: Queue[LocalChannel] = Queue()
+        # Channels with a call in flight that no client waits for.
+        self._background: set[LocalChannel] = set()
         self._big_replies = {Flag.ROSTER: _BigReplies(_MAX_ROSTERS), Flag.CACHED: _BigReplies(_MAX_CACHED)}
         channels.on_touch = self.touch
 
     def touch(self, local_channel: LocalChannel) -> None:
-        """Something changed: it is written to Redis in this tick, or when the call in flight is answered."""
+        """Something changed: it is written to Redis in one of the next writes, or when the call in flight is answered."""
         if local_channel.busy:
             return
         if local_channel.idle:
             self._drop(local_channel)
-        elif self._connection.state is _OPEN:
-            self._dirty[local_channel] = None
-            self._schedule_flush()
+        elif local_channel.waiting:
+            self._joining.add(local_channel)
+            self.slices.start()
+        elif self._sending:
+            self._dirty.add(local_channel)
+            self.slices.start()
 
-    def touch_all(self) -> None:
-        for local_channel in list(self._channels.by_name.values()):
-            self.touch(local_channel)
+    @property
+    def _sending(self) -> bool:
+        return self._connection.state is _OPEN or self._connection.state is _REASSERTING
 
     def stop(self) -> None:
         """No further calls, because we were fenced. `on_stopped` follows when none is in flight."""
+        # Their topics may be subscribed no longer.
+        while self._calling:
+            self._joining.add(self._calling.pop())
         self._dirty.clear()
+        self._resubscribing = None
         self._unasserted.clear()
-        self._queue.clear()
+        self._asserting.clear()
         for big_replies in self._big_replies.values():
-            big_replies.waiting.clear()
+            big_replies.clear()
 
     def connection_lost(self) -> None:
         self.stop()
         self._unsubscribing.clear()
 
     def assert_all(self) -> None:
-        """A new connection or a new W: subscribes topics, `sys` last, then repeats all that is held, then lets the
-        changes through that waited."""
-        local_channels = list(self._channels.by_name.values())
-        self._unsubscribe()
-        self._subscribe(
-            local_channel for local_channel in local_channels if local_channel.attached or local_channel.waiting
-        )
-        self._link.subscribe([self._keys.sys], self._subscribed)
-        for local_channel in local_channels:
+        """A new connection or a new W: subscribes topics, `sys` last, then repeats all that is held, slice by slice.
+        Subscribes go out in between. Each call carries absolute values, and a channel that isn't asserted yet is
+        asserted before its subscribes, so the order of channels doesn't matter."""
+        self._resubscribing = cursor = Cursor(list(self._channels.by_name.values()))
+        self._connection.change(_REASSERTING)
+        self._resubscribe(cursor)
+        self.slices.start()
+
+    def _resubscribe(self, cursor: Cursor[LocalChannel]) -> None:
+        part = cursor.next(_MAX_RESUBSCRIBED)
+        self._subscribe(local_channel for local_channel in part if local_channel.attached or local_channel.waiting)
+        for local_channel in part:
             # A channel that waits to retry or is scanned is asserted afterwards; the others don't wait for it.
             if local_channel.attached and not local_channel.asserted and local_channel.activity is Activity.NONE:
-                self._unasserted[local_channel] = None
-        self._queue.extend(self._unasserted)
-        self._connection.change(_REASSERTING)
-        self._continue()
-        self._link.flush()
+                self._unasserted.add(local_channel)
+                self._asserting.add(local_channel)
+            else:
+                self.touch(local_channel)
+        if cursor.done:
+            self._resubscribing = None
+            self._link.subscribe([self._keys.sys], self._subscribed)
+            self._open_if_asserted()
 
     def _drop(self, local_channel: LocalChannel) -> None:
         # The channel is no longer held, and Redis knows.
-        self._dirty.pop(local_channel, None)
-        self._unasserted.pop(local_channel, None)
+        self._joining.discard(local_channel)
+        self._calling.discard(local_channel)
+        self._dirty.discard(local_channel)
+        self._asserted(local_channel)
         if local_channel.subscription is not Subscription.NONE and self._link.up:
-            self._unsubscribing.append(local_channel.topic)
-            self._schedule_flush()
+            self._unsubscribing.add(local_channel.topic)
+            self.slices.start()
         self._replies.forget(local_channel)
         self._channels.drop(local_channel)
 
-    def _schedule_flush(self) -> None:
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flush_scheduled = False
-        if self._connection.state is not _OPEN:
-            return
-        self._unsubscribe()
-        dirty, self._dirty = self._dirty, {}
-        self._subscribe(local_channel for local_channel in dirty if local_channel.waiting)
-        # Calls with joins first, because a client waits for those.
-        for local_channel in sorted(dirty, key=lambda local_channel: not local_channel.waiting):
-            self._advance(local_channel)
-        self._link.flush()
-
-    def _unsubscribe(self) -> None:
-        for at in range(0, len(self._unsubscribing), _MAX_TOPICS_PER_SUBSCRIBE):
-            self._link.unsubscribe(self._unsubscribing[at : at + _MAX_TOPICS_PER_SUBSCRIBE], self._subscribed)
-        self._unsubscribing.clear()
+    def _step(self) -> bool:
+        # One step of the most urgent work. False: there is none, or it waits for answers.
+        if not self._sending:
+            return False
+        # By turns with the subscribes, because established clients wait for these topics.
+        self._resubscribes_next = not self._resubscribes_next
+        if self._resubscribing is not None and self._resubscribes_next:
+            self._resubscribe(self._resubscribing)
+        elif self.in_flight >= _MAX_IN_FLIGHT and self._resubscribing is None:
+            return False
+        elif self._calling:
+            # A client waits for this one.
+            self._advance(self._calling.pop())
+        elif self._joining:
+            part = [self._joining.pop() for _ in range(min(len(self._joining), _MAX_TOPICS_PER_SUBSCRIBE))]
+            self._subscribe(part)
+            for local_channel in part:
+                self._calling.add(local_channel)
+        elif self._resubscribing is not None:
+            self._resubscribe(self._resubscribing)
+        elif self._dirty and len(self._background) < _MAX_BACKGROUND:
+            self._advance(self._dirty.pop())
+        elif self._asserting and len(self._background) < _MAX_BACKGROUND:
+            self._advance(self._asserting.pop())
+        elif self._unsubscribing:
+            count = min(len(self._unsubscribing), _MAX_TOPICS_PER_SUBSCRIBE)
+            self._link.unsubscribe([self._unsubscribing.pop() for _ in range(count)], self._subscribed)
+        else:
+            return False
+        return True
 
     def _subscribe(self, local_channels: Iterable[LocalChannel]) -> None:
         # Before the calls, in the same write: no event published after a success frame may be missed.
@@ -201,12 +253,15 @@ class Sync:
         for local_channel in local_channels:
             if local_channel.has_topic and local_channel.subscription is Subscription.NONE:
                 local_channel.subscription = Subscription.REQUESTED
+                # Left and joined again: an UNSUBSCRIBE that is sent later would end this subscription.
+                self._unsubscribing.discard(local_channel.topic)
                 new.append(local_channel)
         for at in range(0, len(new), _MAX_TOPICS_PER_SUBSCRIBE):
             part = new[at : at + _MAX_TOPICS_PER_SUBSCRIBE]
             topics_only = [local_channel for local_channel in part if local_channel.kind == TOPIC]
             topics = [local_channel.topic for local_channel in part]
             self._link.subscribe(topics, partial(self._topics_subscribed, topics_only))
+            self.on_subscribing(part)
 
     def _topics_subscribed(self, topics_only: list[LocalChannel], outcome: Any) -> None:
         self._subscribed(outcome)
@@ -232,11 +287,11 @@ class Sync:
             return
         big_replies = self._big_replies.get(local_channel.big_reply)
         if big_replies is not None and big_replies.full:
-            big_replies.waiting[local_channel] = None
+            big_replies.wait(local_channel)
             return
         call = local_channel.plan()
         if local_channel.asserted:
-            self._unasserted.pop(local_channel, None)
+            self._asserted(local_channel)
         if call is not None:
             self._send(local_channel, call)
         elif local_channel.idle:
@@ -245,6 +300,8 @@ class Sync:
     def _send(self, local_channel: LocalChannel, call: HoldCall[Ticket]) -> None:
         local_channel.call = call
         self.in_flight += 1
+        if not call.tickets:
+            self._background.add(local_channel)
         if call.big_reply:
             self._big_replies[call.big_reply].awaited += 1
         settings, incarnation = local_channel.settings, self._incarnation
@@ -274,6 +331,7 @@ class Sync:
     def _answered(self, local_channel: LocalChannel, call: HoldCall[Ticket], outcome: Any) -> None:
         local_channel.call = None
         self.in_flight -= 1
+        self._background.discard(local_channel)
         if call.big_reply:
             self._big_replies[call.big_reply].awaited -= 1
         try:
@@ -290,24 +348,28 @@ class Sync:
         finally:
             # An exception while one channel's sockets are served must not stop the other channels.
             if local_channel.asserted:
-                self._unasserted.pop(local_channel, None)
-            elif local_channel in self._unasserted:
-                self._queue.appendleft(local_channel)
+                self._asserted(local_channel)
             self.touch(local_channel)
             self._continue()
 
+    def _asserted(self, local_channel: LocalChannel) -> None:
+        if local_channel in self._unasserted:
+            self._unasserted.discard(local_channel)
+            self._open_if_asserted()
+
+    def _open_if_asserted(self) -> None:
+        if self._connection.state is _REASSERTING and not self._unasserted and self._resubscribing is None:
+            self._connection.change(_OPEN)
+
     def _continue(self) -> None:
         # Makes the calls that waited for another to be answered.
-        for big_replies in self._big_replies.values():
-            while local_channel := big_replies.next():
-                self._advance(local_channel)
-        while self._queue and self.in_flight < _MAX_ASSERTIONS:
-            self._advance(self._queue.popleft())
-        if self._connection.state is _REASSERTING:
-            if not self._unasserted:
-                self._connection.change(_OPEN)
-                self.touch_all()
-        elif self._connection.state is not _OPEN and self.in_flight == 0:
+        if self._sending:
+            for big_replies in self._big_replies.values():
+                while local_channel := big_replies.next():
+                    self._advance(local_channel)
+        if self._calling or self._joining or self._dirty or self._asserting:
+            self.slices.start()
+        if not self._sending and self.in_flight == 0:
             self.on_stopped()
 
     def _retry(self, local_channel: LocalChannel, error: hiredis.ReplyError) -> None:
@@ -317,7 +379,7 @@ class Sync:
         local_channel.failures += 1
         log.warning("hold failed", app=local_channel.app_id, channel=local_channel.channel, reason=str(error))
         local_channel.activity = Activity.RETRY_DELAY
-        self._unasserted.pop(local_channel, None)
+        self._asserted(local_channel)
         asyncio.get_running_loop().call_later(delay_s, self._retry_delay_over, local_channel)
 
     def _retry_delay_over(self, local_channel: LocalChannel) -> None:
