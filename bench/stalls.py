@@ -43,7 +43,7 @@ from redpoll.cluster.keys import SHARDS, Keys
 from results import machine, save
 
 # load.py has put the folder of the tests on the path.
-from server import Server
+from server import Server, cpu_s
 from wire import signed_path, upgrade_request
 
 SHARED = "all"
@@ -535,11 +535,15 @@ def main() -> None:
     with running(options) as bench:
         about = machine()
         print(json.dumps(about), flush=True)
+        pid = bench.server.worker_pids()[0]
+        before = cpu_s(pid)
         came = bench.tell("come", range(options.connections), 300.0)
+        worker_us = (cpu_s(pid) - before) * 1e6
         joins = options.connections * (options.channels + 1)
         print(
             f"{came['connected']:,} connections with {joins:,} subscriptions in {came['seconds']:.1f} s: "
-            f"{joins / came['seconds']:,.0f} subscribes/s; {came['retries']} attempts repeated",
+            f"{joins / came['seconds']:,.0f} subscribes/s, {worker_us / joins:.0f} µs of the worker each; "
+            f"{came['retries']} attempts repeated",
             flush=True,
         )
         bench.start_probes()

@@ -487,6 +487,23 @@ cdef class Audience:
         self.remove_at(sink.seats_at()[seat].place)
         return True
 
+    def find(self, uint64_t sid_hi, uint64_t sid_lo):
+        """The sink with this socket id, or None. Looks at each."""
+        cdef uint32_t i
+        for i in range(self.count):
+            if (<Sink> self.sinks[i]).sid_lo == sid_lo and (<Sink> self.sinks[i]).sid_hi == sid_hi:
+                return <Sink> self.sinks[i]
+        return None
+
+    def unsent(self, uint32_t first, uint32_t count) -> int:
+        """The unsent bytes of up to `count` sinks, from the one at place `first` on."""
+        cdef:
+            uint32_t i
+            uint64_t total = 0
+        for i in range(first, min(<uint64_t> first + count, self.count)):
+            total += (<Sink> self.sinks[i]).unsent()
+        return total
+
     cdef void remove_at(self, uint32_t place) noexcept:
         # noexcept, because it only shrinks and dealloc must not fail. The last sink moves into the gap. Its seat is
         # searched for, because an index per sink would double the audience's memory.

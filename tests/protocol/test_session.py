@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redpoll.protocol.apps import App, Key
+from redpoll.protocol.apps import App, CurrentApp, Key
 from redpoll.protocol.channels import CONSOLE, MAX_NAME_CHARS, Kind, kind_of, needs_auth, valid_name
 from redpoll.protocol.effects import Acknowledge, AskHistory, Close, Join, Leave, Publish, Send, SendUrgent, SignedIn
 from redpoll.protocol.history import Position, Rewind
@@ -35,7 +35,8 @@ class Client:
     """A session with helpers: messages as Python values, and a clock that the test sets."""
 
     def __init__(self, app: App, read_frame, sign, limits: Limits = Limits()) -> None:  # noqa: B008
-        self.session = Session(SID, app, limits)
+        self.current_app = CurrentApp(app)
+        self.session = Session(SID, self.current_app, limits)
         self.now = 1000.0
         self._read_frame = read_frame
         self._sign = sign
@@ -105,9 +106,9 @@ def client(make_client) -> Client:
 
 
 def test_the_socket_id_is_two_numbers_and_a_dot(app):
-    assert Session((1, 2), app).socket_id == "1.2"
-    assert Session((2**63 - 1, 0), app).socket_id == "9223372036854775807.0"
-    assert Session((0, 2**64 - 1), app).socket_id == "0.18446744073709551615"
+    assert Session((1, 2), CurrentApp(app)).socket_id == "1.2"
+    assert Session((2**63 - 1, 0), CurrentApp(app)).socket_id == "9223372036854775807.0"
+    assert Session((0, 2**64 - 1), CurrentApp(app)).socket_id == "0.18446744073709551615"
 
 
 # -- ping ----------------------------------------------------------------------------------------------------
@@ -322,7 +323,7 @@ def test_a_join_that_could_not_be_confirmed_is_forgotten(client):
 
 def test_a_changed_app_record_applies_at_once(client, app, changed):
     old = client.auth("private-x")
-    client.session.app = changed(app, keys=())
+    client.current_app.record = changed(app, keys=())
     refusal = client.refusal_of(client.send("pusher:subscribe", {"channel": "private-x", "auth": old}), "private-x")
     assert refusal[0] == "AuthError"
     assert "no enabled key" in refusal[2]
@@ -550,7 +551,7 @@ def test_the_signature_is_checked_before_the_rewind(client):
 
 def test_a_client_that_connected_with_recover_recovers_on_every_channel(app, read_frame, sign):
     client = Client(app, read_frame, sign)
-    client.session = Session(SID, app, recovers=True)
+    client.session = Session(SID, CurrentApp(app), recovers=True)
     assert client.subscribe("a") == [Join("a", None, None, recovers=True)]
     client.join("private-a")
     assert client.subscribe("b") == [Join("b", None, None, recovers=True)]
@@ -813,7 +814,7 @@ def test_sign_ins_need_an_enabled_key(make_client, app, changed, sign):
     assert type(client.sign_in(USER_7)[1]) is SignedIn
     assert type(client.sign_in(USER_7, f"new:{sign(text, 's2')}")[1]) is SignedIn
     old_off = changed(app.keys[0], enabled=False)
-    client.session.app = changed(app, keys=(old_off, Key(key="new", secret="s2")))
+    client.current_app.record = changed(app, keys=(old_off, Key(key="new", secret="s2")))
     code, fault = client.error_of(client.sign_in(USER_7))
     assert code == 4009
     assert fault == f"Invalid key in signin auth data: '{KEY}'; the app has the keys 'new'"
@@ -1275,7 +1276,8 @@ def test_bytes_of_any_kind_are_answered(message, app, read_frame, sign):
 @pytest.mark.parametrize("name", ["my-channel", "private-channel"])
 def test_an_idle_session_with_one_channel_takes_350_bytes(name, app, sign):
     """As in a worker, where all sessions share the registry's string of the channel's name."""
-    sessions: list[Session] = [Session((1, 1), app)] * 2_000
+    current_app = CurrentApp(app)
+    sessions: list[Session] = [Session((1, 1), current_app)] * 2_000
     sids = [(1 << 39 | number, 1 << 39 | number) for number in range(len(sessions))]
     data = [{"channel": name, "auth": f"{KEY}:{sign(f'{sid[0]}.{sid[1]}:{name}')}"} for sid in sids]
     messages = [json.dumps({"event": "pusher:subscribe", "data": fields}).encode() for fields in data]
@@ -1283,7 +1285,7 @@ def test_an_idle_session_with_one_channel_takes_350_bytes(name, app, sign):
     try:
         before, _ = tracemalloc.get_traced_memory()
         for number, (sid, message) in enumerate(zip(sids, messages, strict=True)):
-            session = Session((sid[0], sid[1]), app)
+            session = Session((sid[0], sid[1]), current_app)
             assert type(session.receive(message, 0.0)[0]) is Join
             session.joined(name)
             sessions[number] = session

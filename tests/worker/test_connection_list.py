@@ -13,34 +13,34 @@ def connection(number, *, app="3", library="js 8.6.0", since=100, channels=(), u
     return SimpleNamespace(session=session, arrival=Arrival(library, since), peer=peer, bytes_owed=0, **more)
 
 
-def sockets(connections, **question):
-    return [connection["socket"] for connection in page_of(connections, question)["connections"]]
+async def sockets(connections, **question):
+    return [connection["socket"] for connection in (await page_of(connections, question))["connections"]]
 
 
-def test_the_newest_of_an_app_come_first_and_all_are_counted():
+async def test_the_newest_of_an_app_come_first_and_all_are_counted():
     everyone = [connection(1, since=5), connection(2, since=9), connection(3, app="4"), connection(4, since=7)]
-    page = page_of(everyone, {"app": "3", "limit": 2})
+    page = await page_of(everyone, {"app": "3", "limit": 2})
     assert page["total"] == 3
     assert [connection["socket"] for connection in page["connections"]] == ["2.1", "4.1"]
-    assert len(page_of(everyone, {})["connections"]) == 4
+    assert len((await page_of(everyone, {}))["connections"]) == 4
 
 
-def test_connections_are_found_by_socket_user_address_library_and_channel():
+async def test_connections_are_found_by_socket_user_address_library_and_channel():
     everyone = [
         connection(11, user="anna", channels=("news", "presence-a")),
         connection(22, library="swift 10.1", peer=None),
         connection(33, peer_address=("192.0.2.7", 1)),
     ]
-    assert sockets(everyone, find="22.") == ["22.1"]
-    assert sockets(everyone, find="ann") == ["11.1"]
-    assert sockets(everyone, find="192.0.2.") == ["33.1"]
-    assert sockets(everyone, find="swift") == ["22.1"]
-    assert sockets(everyone, channel="news") == ["11.1"]
-    assert sockets(everyone, channel="new") == []
+    assert await sockets(everyone, find="22.") == ["22.1"]
+    assert await sockets(everyone, find="ann") == ["11.1"]
+    assert await sockets(everyone, find="192.0.2.") == ["33.1"]
+    assert await sockets(everyone, find="swift") == ["22.1"]
+    assert await sockets(everyone, channel="news") == ["11.1"]
+    assert await sockets(everyone, channel="new") == []
 
 
-def test_an_answer_is_bounded():
+async def test_an_answer_is_bounded():
     everyone = [connection(at, channels=[f"c{n}" for n in range(50)]) for at in range(MAX_CONNECTIONS + 10)]
-    page = page_of(everyone, {"limit": 10**9})
+    page = await page_of(everyone, {"limit": 10**9})
     assert (page["total"], len(page["connections"])) == (MAX_CONNECTIONS + 10, MAX_CONNECTIONS)
     assert (page["connections"][0]["channels"], len(page["connections"][0]["named"])) == (50, 20)

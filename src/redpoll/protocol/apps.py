@@ -19,6 +19,7 @@ __all__ = [
     "NOT_SETTINGS",
     "SETTINGS",
     "App",
+    "CurrentApp",
     "HistoryRule",
     "Key",
     "Setting",
@@ -140,6 +141,15 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 # Every publish walks the rules, and a record may have 16 KiB in the directory.
 MAX_HISTORY_RULES = 32
 _RULE_ID = re.compile(r"[0-9a-f]{6}").fullmatch
+
+
+class CurrentApp:
+    """The present record of one app. The sessions of the app share it, so a changed record reaches all at once."""
+
+    __slots__ = ("record",)
+
+    def __init__(self, record: App) -> None:
+        self.record = record
 
 
 def history_fault(rule: HistoryRule) -> str | None:

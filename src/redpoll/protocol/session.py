@@ -10,7 +10,7 @@ from collections.abc import MutableMapping
 import msgspec
 
 from redpoll.protocol import frames, incoming
-from redpoll.protocol.apps import App
+from redpoll.protocol.apps import App, CurrentApp
 from redpoll.protocol.auth import channel_fault, signin_fault
 from redpoll.protocol.channels import (
     CONSOLE,
@@ -105,17 +105,17 @@ _PONG = SendUrgent(frames.PONG)
 class Session:
     """The state of one connection. `sid` is the two numbers of its socket id.
 
-    The worker replaces `app` when the record changes. `channels` has pending subscriptions too; the worker reads it
+    `channels` has pending subscriptions too; the worker reads it
     when the connection closes; it may pass in a mapping that is smaller than a dict. There may be a million sessions,
     so each attribute counts.
     """
 
-    __slots__ = ("_identity", "_limits", "_rates", "_sid", "app", "channels")
+    __slots__ = ("_current_app", "_identity", "_limits", "_rates", "_sid", "channels")
 
     def __init__(
         self,
         sid: tuple[int, int],
-        app: App,
+        app: CurrentApp,
         limits: Limits = Limits(),  # noqa: B008
         recovers: bool = False,
         channels: MutableMapping[str, Subscription] | None = None,
@@ -125,12 +125,17 @@ class Session:
         self._limits = limits
         self._rates: _RateLimits | None = None
         self._identity = _ANONYMOUS[recovers]
-        self.app = app
+        self._current_app = app
         self.channels: MutableMapping[str, Subscription] = {} if channels is None else channels
 
     @property
     def socket_id(self) -> str:
         return f"{self._sid >> 64}.{self._sid & 0xFFFF_FFFF_FFFF_FFFF}"
+
+    @property
+    def app(self) -> App:
+        """The present record of its app."""
+        return self._current_app.record
 
     @property
     def user_id(self) -> str | None:

@@ -6,8 +6,11 @@ A page is bounded, so that clients are served in between.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from heapq import heappush, heapreplace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
+
+from redpoll.cluster.membership.slices import walk
 
 if TYPE_CHECKING:
     from redpoll.worker.connection import Connection
@@ -20,28 +23,41 @@ MAX_CONNECTIONS: Final = 500
 _MAX_CHANNELS_NAMED: Final = 20
 
 
-def page_of(connections: Iterable[Connection], question: Mapping[str, Any]) -> dict[str, Any]:
+async def page_of(connections: Iterable[Connection], question: Mapping[str, Any]) -> dict[str, Any]:
     """The newest `limit` connections of app `question["app"]`, "" for all apps: `{"total", "connections"}`.
 
     `find` is a part of a socket id, an address, a library or a user id; `channel` is one they are subscribed to; "" for
     any. `total` counts all that match. One connection is `{socket, app, address, library, since, channels, named,
     user, owed}`: `channels` is a number, `named` the first of them, `owed` the unsent bytes.
+
+    Searches for a slice in each pass of the loop.
     """
     app_id, find = str(question.get("app", "")), str(question.get("find", ""))
     channel = str(question.get("channel", ""))
     limit = min(int(question.get("limit", MAX_CONNECTIONS)), MAX_CONNECTIONS)
-    matching = []
-    for connection in connections:
+    total = 0
+    # The newest so far, the oldest of them first. The number decides between connections of one moment.
+    newest: list[tuple[float, int, Connection]] = []
+
+    def look(connection: Connection) -> None:
+        nonlocal total
         session = connection.session
         if app_id and session.app.id != app_id:
-            continue
+            return
         if channel and channel not in session.channels:
-            continue
+            return
         if find and not _matches(connection, find):
-            continue
-        matching.append(connection)
-    matching.sort(key=lambda connection: connection.arrival.at_s, reverse=True)
-    return {"total": len(matching), "connections": [_described(connection) for connection in matching[:limit]]}
+            return
+        total += 1
+        entry = (connection.arrival.at_s, -total, connection)
+        if len(newest) < limit:
+            heappush(newest, entry)
+        elif newest and entry > newest[0]:
+            heapreplace(newest, entry)
+
+    await walk(connections, look)
+    newest.sort(reverse=True)
+    return {"total": total, "connections": [_described(connection) for _, _, connection in newest]}
 
 
 def _matches(connection: Connection, find: str) -> bool:

@@ -11,7 +11,7 @@ from functools import partial
 from time import monotonic
 
 from redpoll import _frame
-from redpoll._fanout import Audience, Flusher
+from redpoll._fanout import Flusher
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.membership.local_channel import LocalChannel, Ticket
 from redpoll.cluster.membership.registry import Registry
@@ -33,6 +33,7 @@ from redpoll.protocol.effects import (
 from redpoll.worker.channel import Channel
 from redpoll.worker.connection import Connection
 from redpoll.worker.drained import DrainSignal
+from redpoll.worker.everyone import Everyone
 from redpoll.worker.ingress.admission import Admission
 from redpoll.worker.replay.history_requests import HistoryRequests
 from redpoll.worker.replay.replay import Wants
@@ -53,7 +54,7 @@ class Hub:
 
     def __init__(self, flusher: Flusher) -> None:
         self.flusher = flusher
-        self.everyone = Audience(flusher)
+        self.everyone = Everyone(flusher)
         self.pending: dict[Connection, dict[str, Ticket]] = {}
         self.users = Users(flusher)
         # By app id: client events received, before any check but the session's.
@@ -352,31 +353,16 @@ class Hub:
 
     # -- what the rest of the worker asks ------------------------------------------------------------------
 
-    def occupancy(self) -> tuple[int, int]:
-        """The number of channels with a subscriber on this worker, and the number of subscriptions."""
-        # The registry also holds users and apps' connections, which have no topic.
-        attached = [
-            local_channel.attached
-            for local_channel in self.registry.local_channels()
-            if local_channel.has_topic and local_channel.attached
-        ]
-        return len(attached), sum(attached)
-
-    def of_app(self, app_id: str) -> list[Connection]:
-        """The open connections of one app."""
-        return [connection for connection in self.everyone if connection.session.app.id == app_id]
-
     def close_socket(self, app_id: str, socket_id: str) -> int:
         """Close the connection with this id. Returns how many were closed, 0 or 1.
 
-        Searches all connections: it is rarely called, and a map would cost each connection 100 bytes.
+        Searches the app's connections: it is rarely called, and a map would cost each connection 100 bytes.
         """
         hi, _, lo = socket_id.partition(".")
-        if not (hi.isdecimal() and lo.isdecimal()):
+        if not (hi.isdecimal() and lo.isdecimal()) or max(int(hi), int(lo)) >= 1 << 64:
             return 0
-        sid = (int(hi), int(lo))
-        for connection in self.everyone:
-            if (connection.sid_hi, connection.sid_lo) == sid and connection.session.app.id == app_id:
-                connection.shut(4009, "the connection was closed by the app")
-                return 1
-        return 0
+        connection = self.everyone.find(app_id, int(hi), int(lo))
+        if connection is None:
+            return 0
+        connection.shut(4009, "the connection was closed by the app")
+        return 1

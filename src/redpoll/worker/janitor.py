@@ -20,7 +20,7 @@ from redpoll.worker.backpressure import Backpressure
 if TYPE_CHECKING:
     from redpoll.worker.connection import Connection
 
-__all__ = ["Janitor"]
+__all__ = ["STATS_EVERY_TICKS", "Janitor"]
 
 # Deadlines are kept to a quarter of a second.
 TICK_S = 0.25
@@ -29,7 +29,7 @@ _SLOTS = 1024
 _CLOSE_TIMEOUT_S = 5.0
 # Connections closed per tick because they didn't sign in; a crowd of them must not delay other clients.
 _MAX_EXPIRED_A_TICK = 500
-_STATS_EVERY_TICKS = round(5.0 / TICK_S)
+STATS_EVERY_TICKS = round(5.0 / TICK_S)
 
 
 class _Ping:
@@ -161,12 +161,11 @@ class Janitor:
         if not pings:
             del self._pings[connection]
 
-    def sign_in_timeout_changed(self, connections: Iterable[Connection], timeout_s: float) -> None:
-        """The app of these connections has another `user_authentication_timeout_s`; it counts from now on."""
-        for connection in connections:
-            self._forget_sign_in(connection)
-            if not connection.session.authorised:
-                self._expect_sign_in(connection, timeout_s)
+    def sign_in_timeout_changed(self, connection: Connection) -> None:
+        """This connection's app has another `user_authentication_timeout_s`; it counts from now on."""
+        self._forget_sign_in(connection)
+        if not connection.session.authorised:
+            self._expect_sign_in(connection, connection.session.app.user_authentication_timeout_s)
 
     def _expect_sign_in(self, connection: Connection, timeout_s: float) -> None:
         if timeout_s > 0:
@@ -193,7 +192,9 @@ class Janitor:
             if not queue:
                 del self._unauthorised[ticks]
             for connection in late:
-                if not connection.session.authorised:
+                timeout_s = connection.session.app.user_authentication_timeout_s
+                # If the timeout was changed a moment ago, the connection is about to get its new deadline.
+                if not connection.session.authorised and timeout_s > 0 and _ticks(timeout_s) + 1 == ticks:
                     connection.shut(4009, f"neither signed in nor in a private channel within {_seconds(ticks)} s")
 
     def _due(self, connection: Connection) -> None:
@@ -210,7 +211,7 @@ class Janitor:
     def _check_idle(self, connection: Connection) -> None:
         """Ping after `activity_timeout_s` without bytes, close after `pong_timeout_s` more (protocol/README.md
         "Connecting")."""
-        if self._backpressure.on:
+        if self._backpressure.unsettled:
             # No client is read now. Time in which we were not reading doesn't count as idle.
             self._wheel.put(connection, self._tick + self._silent_ticks)
             return
@@ -241,7 +242,7 @@ class Janitor:
         for connection in self._wheel.advance(self._tick):
             self._due(connection)
         self.on_tick()
-        if self._tick % _STATS_EVERY_TICKS == 0:
+        if self._tick % STATS_EVERY_TICKS == 0:
             self._stats()
             self.loop_lag_s = 0.0
 

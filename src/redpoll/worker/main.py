@@ -9,7 +9,8 @@ import asyncio
 import os
 import resource
 import signal
-from collections import Counter, deque
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -24,6 +25,7 @@ from redpoll.cluster.directory import Directory
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
 from redpoll.cluster.membership.registry import Registry
+from redpoll.cluster.membership.slices import walk
 from redpoll.cluster.quota import Quota
 from redpoll.cluster.stats import Stats
 from redpoll.cluster.survey import Survey
@@ -34,10 +36,12 @@ from redpoll.worker import connection_list
 from redpoll.worker.backpressure import Backpressure
 from redpoll.worker.collector import Collector
 from redpoll.worker.connection import Connection
+from redpoll.worker.everyone import UnsentBytes
 from redpoll.worker.hub import Hub
 from redpoll.worker.ingress.gate import Gate
 from redpoll.worker.ingress.listeners import Listeners
-from redpoll.worker.janitor import Janitor
+from redpoll.worker.janitor import STATS_EVERY_TICKS, Janitor
+from redpoll.worker.paced_close import PacedClose
 from redpoll.worker.replay import user_resume
 from redpoll.worker.replay.user_resume import UserResume
 from redpoll.worker.tracing import Tracing
@@ -49,9 +53,10 @@ log = structlog.get_logger()
 # Descriptors that stay free for Redis, the control plane and logs (deploy/failures.md "Out of
 # descriptors").
 _RESERVED_DESCRIPTORS = 64
-# Connections closed at a time when the worker drains or an app is disabled; other clients are served in between.
-_CLOSES_A_SLICE = 100
-_SLICE_S = 0.01
+# The part of the grace over which connections are closed; the rest is for the answers to our Close frames.
+_SHARE_OF_GRACE = 0.7
+# Over how long the connections of an app that was disabled or deleted are closed.
+_CLOSED_WITHIN_S = 10.0
 # Apps with figures of their own in the statistics, those with the most connections: all are one value in Redis.
 _MAX_APPS_REPORTED = 100
 _RESTARTING = "the server is restarting; connect again"
@@ -73,7 +78,7 @@ class Worker:
         self.ended = asyncio.Event()
         self.loop_exceptions_total = 0
         self._draining = asyncio.Event()
-        self._to_close: deque[tuple[Connection, int, str]] = deque()
+        self._paced_close = PacedClose()
 
         self.poller = Poller(self.loop)
         self.collector = Collector(self.loop)
@@ -81,6 +86,7 @@ class Worker:
         self.hub = Hub(self.flusher)
         keys = Keys(settings.redis_prefix)
         self.link = Link(start.redis_url)
+        self._unsent = UnsentBytes(self.hub.everyone, STATS_EVERY_TICKS)
         self.backpressure = Backpressure(self.hub.everyone, lambda: self.link.congested)
         self.janitor = Janitor(settings, self._write_stats, self.backpressure)
         self.directory = Directory(self.link, keys, on_change=self._app_changed)
@@ -158,12 +164,12 @@ class Worker:
         try:
             async with asyncio.timeout(grace_s):
                 self.hub.admission.dismiss(Refusal(4200, _RESTARTING))
-                self._close_all(self.hub.everyone, 4200, _RESTARTING)
+                # Spread over the grace, because all of them connect elsewhere at once.
+                self._paced_close.close(list(self.hub.everyone), 4200, _RESTARTING, _SHARE_OF_GRACE * grace_s)
                 while self.gate.connections:
-                    await asyncio.sleep(_SLICE_S)
+                    await asyncio.sleep(0.01)
         except TimeoutError:
-            for connection in list(self.hub.everyone):
-                connection.abort()
+            await walk(list(self.hub.everyone), Connection.abort)
             log.warning("connections aborted", count=self.gate.connections, grace_s=grace_s)
         self.janitor.stop()
         self.listeners.finish()
@@ -175,20 +181,6 @@ class Worker:
         self.collector.stop()
         self.child_pipe.close()
         self.ended.set()
-
-    def _close_all(self, connections: Any, code: int, message: str) -> None:
-        idle = not self._to_close
-        self._to_close.extend((connection, code, message) for connection in connections)
-        if idle and self._to_close:
-            self._close_some()
-
-    def _close_some(self) -> None:
-        for _ in range(min(_CLOSES_A_SLICE, len(self._to_close))):
-            connection, code, message = self._to_close.popleft()
-            if connection.state == _engine.OPEN:
-                connection.shut(code, message)
-        if self._to_close:
-            self.loop.call_later(_SLICE_S, self._close_some)
 
     # -- what others say -----------------------------------------------------------------------------------
 
@@ -205,22 +197,34 @@ class Worker:
 
     def _app_changed(self, app_id: str, old: App | None, new: App | None) -> None:
         """An app's record changed. It counts at once, for open connections too."""
-        connections = self.hub.of_app(app_id)
         if new is not None:
-            for connection in connections:
-                connection.session.app = new
+            self.hub.everyone.app_changed(new)
         self.registry.app_changed(old, new)
         if old is None:
             return
         if new is None:
-            self._close_all(connections, 4001, "the app was deleted")
+            self._close_app(app_id, 4001, "the app was deleted")
             return
         self.hub.users.app_changed(old, new)
-        self.hub.user_resume.app_changed(old, new, connections)
+        if bool(new.user_resume_s) != bool(old.user_resume_s):
+            self._each_of_app(app_id, self.hub.user_resume.switch)
         if new.user_authentication_timeout_s != old.user_authentication_timeout_s:
-            self.janitor.sign_in_timeout_changed(connections, new.user_authentication_timeout_s)
+            self._each_of_app(app_id, self.janitor.sign_in_timeout_changed)
         if not new.enabled:
-            self._close_all(connections, 4003, "the app is disabled")
+            self._close_app(app_id, 4003, "the app is disabled")
+
+    def _each_of_app(self, app_id: str, work: Callable[[Connection], None]) -> None:
+        """Calls `work` with each open connection of the app, a slice of them in each pass of the loop. It follows the
+        record as it is then."""
+
+        def follow(connection: Connection) -> None:
+            if connection.state == _engine.OPEN:
+                work(connection)
+
+        self.janitor.spawn(walk(self.hub.everyone.of_app(app_id), follow))
+
+    def _close_app(self, app_id: str, code: int, message: str) -> None:
+        self._paced_close.close(self.hub.everyone.of_app(app_id), code, message, _CLOSED_WITHIN_S)
 
     def _sys_message(self, message: dict[str, Any]) -> None:
         """Control or another worker asks every worker over `sys`, or another worker answers."""
@@ -238,17 +242,23 @@ class Worker:
         elif question == "close":
             answer = self.hub.close_socket(message["app"], message["socket"])
         elif question == connection_list.QUESTION:
-            answer = connection_list.page_of(self.hub.everyone, message)
+            self.janitor.spawn(self._list_connections(message))
+            return
         else:
             log.warning("unknown question", ask=question)
             return
         self.survey.answer(message["id"], self.registry.w, answer)
+
+    async def _list_connections(self, question: dict[str, Any]) -> None:
+        page = await connection_list.page_of(self.hub.everyone, question)
+        self.survey.answer(question["id"], self.registry.w, page)
 
     def _loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.loop_exceptions_total += 1
         log.error("unhandled exception", what=context.get("message"), exc_info=context.get("exception"))
 
     def _on_tick(self) -> None:
+        self._unsent.advance()
         self.tracing.flush()
         self.gate.http.beat()
 
@@ -261,8 +271,6 @@ class Worker:
         if not self.link.up:
             return
         engine, flusher, gate = _engine.counters(), self.flusher, self.gate
-        channels, subscriptions = self.hub.occupancy()
-        unsent, by_app = self._apps()
         self.stats.write(
             self.registry.w,
             {
@@ -273,7 +281,7 @@ class Worker:
                 "frames_posted_total": flusher.frames_posted,
                 "frames_written_total": flusher.frames_written,
                 "bytes_written_total": flusher.bytes_written,
-                "bytes_owed": unsent,
+                "bytes_owed": self._unsent.total,
                 "slow_consumers_closed_total": flusher.overruns,
                 "send_errors_total": flusher.sinks_closed_on_error,
                 "callback_errors_total": engine["callback_errors"],
@@ -283,8 +291,8 @@ class Worker:
                 "redis_reconnects_total": self.link.reconnects,
                 "redis_errors_total": self.link.errors,
                 "redis_connection_state": self.registry.connection_state.value,
-                "channels": channels,
-                "subscriptions": subscriptions,
+                "channels": self.registry.occupied_channels,
+                "subscriptions": self.registry.subscriptions,
                 "users": len(self.hub.users),
                 "brakes_total": self.backpressure.times_on,
                 "handshakes_failed_total": self.listeners.handshakes_failed_total,
@@ -301,20 +309,15 @@ class Worker:
                 "history_pages_total": self.hub.history_requests.answered,
                 "catchups_total": self.registry.catchups,
                 "history_lost_total": self.registry.histories_lost,
-                "by_app": by_app,
+                "by_app": self._apps(),
                 "events_unkept_total": self.hub.bus.unkept,
                 "events_unhooked_total": self.hub.bus.unhooked + self.registry.unhooked,
             },
         )
 
-    def _apps(self) -> tuple[int, dict[str, list[int]]]:
-        """Unsent bytes of all connections; and by app its connections, client events and events sent to clients, for
-        the apps with the most connections."""
-        unsent = 0
-        connections: Counter[str] = Counter()
-        for connection in self.hub.everyone:
-            unsent += connection.bytes_owed
-            connections[connection.session.app.id] += 1
+    def _apps(self) -> dict[str, list[int]]:
+        """By app its connections, client events and events sent to clients, for the apps with the most connections."""
+        connections = Counter(self.hub.everyone.counts())
         client_events, sent = self.hub.client_events, self.hub.events_sent
         by_app = {
             app_id: [count, client_events.get(app_id, 0), sent.get(app_id, 0)]
@@ -323,7 +326,7 @@ class Worker:
         # Apps without connections, too: a counter that disappears and returns looks like one that was reset.
         for app_id in [app_id for app_id in client_events if app_id not in connections][:_MAX_APPS_REPORTED]:
             by_app.setdefault(app_id, [0, client_events[app_id], sent.get(app_id, 0)])
-        return unsent, by_app
+        return by_app
 
 
 def _max_connections() -> int:

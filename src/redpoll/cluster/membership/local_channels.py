@@ -30,6 +30,9 @@ class LocalChannels:
     def __init__(self, keys: Keys, events: MembershipEvents) -> None:
         self.by_name: dict[tuple[str, str], LocalChannel] = {}
         self.by_topic: dict[bytes, LocalChannel] = {}
+        # Sums over the channels of `by_topic`: those with a subscriber, and their subscribers.
+        self.occupied = 0
+        self.subscriptions = 0
         self.on_touch: Callable[[LocalChannel], None] = _ignore
         self._keys = keys
         self._events = events
@@ -38,6 +41,12 @@ class LocalChannels:
     def touch(self, local_channel: LocalChannel) -> None:
         """Something about this channel changed: it is written to Redis in this tick, or after the call in flight."""
         self.on_touch(local_channel)
+
+    def attached_changed(self, local_channel: LocalChannel, before: int) -> None:
+        """Sockets were attached or detached; `before` is how many were attached."""
+        if local_channel.has_topic:
+            self.subscriptions += local_channel.attached - before
+            self.occupied += bool(local_channel.attached) - bool(before)
 
     def channel(self, app_id: str, channel: str) -> LocalChannel:
         """The channel of this name, opened if it isn't held yet. Its name says its kind."""

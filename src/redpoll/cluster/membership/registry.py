@@ -191,6 +191,16 @@ class Registry:
         """How many channels have a subscriber here, or are about to."""
         return len(self._by_topic)
 
+    @property
+    def occupied_channels(self) -> int:
+        """How many channels have an attached subscriber here. For /metrics."""
+        return self._channels.occupied
+
+    @property
+    def subscriptions(self) -> int:
+        """How many subscribers are attached here. For /metrics."""
+        return self._channels.subscriptions
+
     def local_channel(self, app_id: str, channel: str) -> LocalChannel | None:
         return self._channels.by_name.get((app_id, channel))
 
@@ -262,6 +272,7 @@ class Registry:
         """Detaches an attached socket. `user` is the one it joined with, on presence channels."""
         local_channel = self._channels.by_name[(app_id, channel)]
         local_channel.detach(user)
+        self._channels.attached_changed(local_channel, local_channel.attached + 1)
         self._sync.touch(local_channel)
 
     def app_changed(self, old: App | None, new: App | None) -> None:

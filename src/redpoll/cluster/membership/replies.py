@@ -49,7 +49,10 @@ class Replies:
 
     def topic_subscribed(self, local_channel: LocalChannel) -> None:
         """The topic of a channel that is not held is subscribed: its waiting sockets join."""
-        self._events.joined(local_channel, local_channel.attach_waiting(), None, None)
+        before = local_channel.attached
+        joined = local_channel.attach_waiting()
+        self._channels.attached_changed(local_channel, before)
+        self._events.joined(local_channel, joined, None, None)
 
     def forget(self, local_channel: LocalChannel) -> None:
         """The channel is about to be dropped."""
@@ -57,8 +60,10 @@ class Replies:
 
     def apply(self, local_channel: LocalChannel, call: HoldCall[Ticket], reply: HoldReply) -> None:
         """Redis carried out `call`."""
-        attached = local_channel.attached > 0
+        before = local_channel.attached
+        attached = before > 0
         joined, refused = local_channel.accept(call, reply.accepted)
+        self._channels.attached_changed(local_channel, before)
         if local_channel.kind == CONNECTIONS:
             self._connection_limit.answered(local_channel, joined, refused)
             return

@@ -220,7 +220,8 @@ class Gate:
         connection.arrival = self._arrivals.note(upgrade.query)
         recovers = handshake.recovers(upgrade.query)
         channels: SmallMap[Subscription] = SmallMap()
-        session = Session((connection.sid_hi, connection.sid_lo), outcome, self._limits, recovers, channels)
+        app = self.hub.everyone.current(outcome)
+        session = Session((connection.sid_hi, connection.sid_lo), app, self._limits, recovers, channels)
         _engine.untrack(session)
         connection.session = session
         self.hub.everyone.add(connection)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterator
+from itertools import islice
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,7 +44,11 @@ _ANSWERS_S: Final = 0.2
 _PONG_S: Final = 0.12
 # How long Redis is waited for when it is away.
 _REDIS_AWAY_S: Final = 30.0
+# Each connection is looked at so often, in so many parts.
 _SWEEP_S: Final = 1.0
+_PARTS: Final = 20
+# Offsets that one part of a sweep forgets.
+_MAX_FORGOTTEN: Final = 2_000
 # A client that only listens sends nothing for minutes, and all of that would be sent again. So it is pinged.
 _QUIET_S: Final = 15
 _PING: Final = _frame.ping()
@@ -120,7 +125,8 @@ class UserResume:
         self._keys = keys
         self._janitor = janitor
         # Connections by app and user, users by connection, and what is known of their return.
-        self._connections: dict[tuple[str, str], list[Connection]] = {}
+        # The connections of a user are in order of arrival; a dict, because one user may have very many.
+        self._connections: dict[tuple[str, str], dict[Connection, None]] = {}
         self._users: dict[Connection, tuple[str, ...]] = {}
         self._returned: dict[Connection, Returned] = {}
         # Since when a connection has had unsent bytes, as far as the sweeps saw.
@@ -129,6 +135,12 @@ class UserResume:
         # later; until then, and no longer than `user_resume_s`, the offset is remembered.
         self._attached_at: dict[Connection, dict[str, int]] = {}
         self._remembered: deque[tuple[float, Connection, str]] = deque()
+        # The present round of looks: the connections that are left, how many a part has, when the round began, and how
+        # long ago the one before it began.
+        self._unswept: Iterator[Connection] | None = None
+        self._part = 0
+        self._round_began = 0.0
+        self._round_s = _SWEEP_S
         self._questions: dict[str, _Question] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -169,21 +181,18 @@ class UserResume:
         if users and app.user_resume_s:
             self._spawn(self._write_point(app, users, age_s))
 
-    def app_changed(self, old: App, new: App, connections: Iterable[Connection]) -> None:
-        """The app's record changed. If `user_resume_s` was turned on or off, it counts for open connections too."""
-        if bool(old.user_resume_s) == bool(new.user_resume_s):
+    def switch(self, connection: Connection) -> None:
+        """`user_resume_s` was turned on or off in the app of this open connection."""
+        session = connection.session
+        if not session.app.user_resume_s:
+            self._remove(connection)
+            self._attached_at.pop(connection, None)
             return
-        for connection in connections:
-            if not new.user_resume_s:
-                self._remove(connection)
-                self._attached_at.pop(connection, None)
-                continue
-            session = connection.session
-            users = [membership.user_id for membership in session.channels.values() if membership.user_id is not None]
-            if session.user_id is not None:
-                users.append(session.user_id)
-            for user in users:
-                self._add(connection, user)
+        users = [membership.user_id for membership in session.channels.values() if membership.user_id is not None]
+        if session.user_id is not None:
+            users.append(session.user_id)
+        for user in users:
+            self._add(connection, user)
 
     def asked(self, message: dict[str, Any]) -> None:
         """A worker asks over `sys` about a user. This worker answers if it is among those that Redis lists."""
@@ -212,7 +221,7 @@ class UserResume:
         if user in users:
             return False
         self._users[connection] = (*users, user)
-        self._connections.setdefault((connection.session.app.id, user), []).append(connection)
+        self._connections.setdefault((connection.session.app.id, user), {})[connection] = None
         self._sweep_later()
         return True
 
@@ -222,13 +231,19 @@ class UserResume:
         for user in users:
             key = (connection.session.app.id, user)
             connections = self._connections[key]
-            connections.remove(connection)
+            del connections[connection]
             if not connections:
                 del self._connections[key]
         returned = self._returned.pop(connection, None)
         if returned is not None and not returned.known:
             returned.settle(None, 0.0)
         return users
+
+    def _latest(self, app_id: str, user: str, but: Connection | None = None) -> list[Connection]:
+        """The user's latest connections on this worker, in order of arrival, without `but`."""
+        newest_first = reversed(self._connections.get((app_id, user), {}))
+        latest = list(islice((connection for connection in newest_first if connection is not but), _MAX_PINGED))
+        return latest[::-1]
 
     def _age_s(self, connection: Connection) -> float:
         """How long ago the connection certainly worked: bytes came from it, and none were unsent."""
@@ -278,7 +293,7 @@ class UserResume:
         # The members' hash lists a member's workers before the first line feed.
         names = (*holders, *(member or b"").partition(b"\n")[0].split())
         workers = {name.decode() for name in names} - {self._registry.w}
-        others = [other for other in self._connections.get((app.id, user), ()) if other is not connection]
+        others = self._latest(app.id, user, but=connection)
         ages = await asyncio.gather(self._silence(others), self._ask(app.id, user, sorted(workers)))
         for age_s in ages:
             if age_s is not None:
@@ -289,7 +304,7 @@ class UserResume:
     async def _silence(self, connections: list[Connection]) -> float | None:
         """Ping these connections of a user. Returns the longest silence of those that don't answer; None if all do,
         as an open second tab does."""
-        silent = await self._janitor.ping(connections[-_MAX_PINGED:], _PING, _PONG_S)
+        silent = await self._janitor.ping(connections, _PING, _PONG_S)
         return max(map(self._age_s, silent), default=None)
 
     async def _ask(self, app_id: str, user: str, workers: list[str]) -> float | None:
@@ -311,7 +326,7 @@ class UserResume:
         return max((age_s for age_s in question.ages if age_s is not None), default=None)
 
     async def _answer(self, message: dict[str, Any]) -> None:
-        age_s = await self._silence(list(self._connections.get((message["app"], message["user"]), ())))
+        age_s = await self._silence(self._latest(message["app"], message["user"]))
         # Over `sys`, as the question: a list in Redis would have to be polled.
         answer = msgspec.json.encode({"answer": message["id"], "age_s": age_s})
         self._link.call(self._keys.publish, self._keys.sys, answer)
@@ -341,24 +356,49 @@ class UserResume:
         for user in users:
             self._link.call(b"SET", self._keys.resumed(app.id, user), max(0, point), b"EX", app.user_resume_s)
 
-    # -- once a second -------------------------------------------------------------------------------------
+    # -- once a second, for each connection -----------------------------------------------------------------
 
     def _sweep_later(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
+            self._timer = asyncio.get_running_loop().call_later(_SWEEP_S / _PARTS, self._sweep)
 
     def _sweep(self) -> None:
+        """Looks at the next part of the connections, so that neither the looks nor the pings come all at once."""
         self._timer = None
         now = asyncio.get_running_loop().time()
-        for connection in self._users:
-            if not connection.bytes_owed:
-                self._unsent_since.pop(connection, None)
-            else:
-                self._unsent_since.setdefault(connection, now - _SWEEP_S)
-            silent_s = self._janitor.silent_s(connection)
-            if silent_s >= _QUIET_S and silent_s % _QUIET_S < _SWEEP_S:
-                connection.send(_PING)
-        while self._remembered:
+        since = now - self._round_began
+        if self._unswept is None and since >= _SWEEP_S:
+            # After a pause there was no round before.
+            self._round_s = since if self._round_began else _SWEEP_S
+            self._round_began = now
+            self._part = -(-len(self._users) // _PARTS)
+            self._unswept = iter(list(self._users))
+        if self._unswept is not None:
+            part = list(islice(self._unswept, self._part))
+            for connection in part:
+                if connection in self._users:
+                    self._look(connection, now)
+            if len(part) < self._part or not part:
+                self._unswept = None
+        self._forget_offsets(now)
+        if self._users or self._remembered:
+            self._sweep_later()
+        else:
+            self._round_began = 0.0
+
+    def _look(self, connection: Connection, now: float) -> None:
+        if not connection.bytes_owed:
+            self._unsent_since.pop(connection, None)
+        else:
+            self._unsent_since.setdefault(connection, now - self._round_s)
+        silent_s = self._janitor.silent_s(connection)
+        if silent_s >= _QUIET_S and silent_s % _QUIET_S < self._round_s:
+            connection.send(_PING)
+
+    def _forget_offsets(self, now: float) -> None:
+        left = _MAX_FORGOTTEN
+        while self._remembered and left:
+            left -= 1
             since, connection, channel = self._remembered[0]
             offsets = self._attached_at.get(connection)
             if offsets is not None and since + connection.session.app.user_resume_s > now:
@@ -369,8 +409,6 @@ class UserResume:
                 offsets.pop(channel, None)
                 if not offsets:
                     del self._attached_at[connection]
-        if self._users or self._remembered:
-            self._sweep_later()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
