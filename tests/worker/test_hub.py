@@ -6,10 +6,12 @@ import time
 
 import msgspec
 import pytest
+import websockets
 
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.quota import Quota
-from redpoll.protocol.apps import DAILY_LIMITS, Key
+from redpoll.protocol.apps import DAILY_LIMITS, HistoryRule, Key
+from redpoll.worker.main import Worker
 
 SUCCEEDED = "pusher_internal:subscription_succeeded"
 ADDED = "pusher_internal:member_added"
@@ -103,6 +105,179 @@ class TestChannels:
         await bench.settled(worker, lambda: worker.hub.registry.local_channel("1", "c29") is None)
         await bench.settled(worker, lambda: worker.hub.registry.local_channel("1", "presence-p") is None)
         assert worker.gate.connections == 0
+
+
+class TestSubscribesAtOnce:
+    """A public channel that is held already admits subscribers before Redis knows of them."""
+
+    async def test_subscriber_hears_events_while_redis_does_not_answer(self, bench):
+        worker = await bench.start()
+        first, second = await bench.client(worker), await bench.client(worker)
+        await first.subscribe("news")
+        worker.link._connection._transport.pause_reading()
+        assert await second.subscribe("news") == {"event": SUCCEEDED, "channel": "news", "data": "{}"}
+        assert not worker.hub.pending
+        worker.link._connection._transport.resume_reading()
+        await bench.publish("news", "headline", "1")
+        await second.until("headline")
+        await first.until("headline")
+
+    async def test_redis_gets_the_number_at_once_and_then_once_in_an_interval(self, bench, monkeypatch):
+        # The test ends the intervals.
+        monkeypatch.setattr("redpoll.cluster.membership.sync._COUNT_S", 600)
+        worker = await bench.start()
+        clients = [await bench.client(worker) for _ in range(20)]
+        await clients[0].subscribe("news")
+        calls = []
+        run = worker.link.run
+
+        def note(script, keys, args, done):
+            if len(args) > 5 and args[5] == "news":
+                calls.append(args)
+            run(script, keys, args, done)
+
+        worker.link.run = note
+
+        async def in_redis():
+            return [int(count) for count in await worker.link.ask(b"HVALS", Keys().counts("1", "news"))]
+
+        async def until_in_redis(expected):
+            while await in_redis() != expected:
+                await asyncio.sleep(0.01)
+
+        for client in clients[1:]:
+            await client.subscribe("news")
+        await until_in_redis([2])
+        worker.registry._sync._count_again()
+        await until_in_redis([20])
+        assert len(calls) == 2
+        for client in clients[1:]:
+            await client.send("pusher:unsubscribe", {"channel": "news"})
+            await client.nothing_more()
+        assert await in_redis() == [20]
+        worker.registry._sync._count_again()
+        await until_in_redis([1])
+        assert len(calls) == 3
+        await clients[0].send("pusher:unsubscribe", {"channel": "news"})
+        await bench.settled(worker, lambda: worker.registry.local_channel("1", "news") is None)
+        assert await in_redis() == []
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"subscription_count": True},
+            {"hooks": "o"},
+            {"history": (HistoryRule(id="0a0b0c", name="news", keep=5, seconds=60),)},
+        ],
+    )
+    async def test_channel_for_which_redis_has_an_answer_waits_for_it(self, bench, settings):
+        worker = await bench.start()
+        first, second = await bench.client(worker), await bench.client(worker)
+        await bench.change(**settings)
+        await first.subscribe("news")
+        worker.link._connection._transport.pause_reading()
+        await second.ask("news")
+        await second.nothing_more()
+        worker.link._connection._transport.resume_reading()
+        await second.until(SUCCEEDED)
+
+    @pytest.mark.parametrize("channel", ["cache-news", "presence-news"])
+    async def test_channel_of_another_kind_waits_for_redis(self, bench, channel):
+        worker = await bench.start()
+        first, second = await bench.client(worker), await bench.client(worker)
+        member = {"user_id": "1"} if channel.startswith("presence-") else None
+        await first.subscribe(channel, member)
+        worker.link._connection._transport.pause_reading()
+        await second.ask(channel, member)
+        await second.nothing_more()
+        worker.link._connection._transport.resume_reading()
+        await second.until(SUCCEEDED)
+
+    async def test_subscribe_waits_while_redis_is_away(self, own_redis, bench_on):
+        bench = await bench_on(own_redis)
+        worker = await bench.start()
+        first, second = await bench.client(worker), await bench.client(worker)
+        await first.subscribe("news")
+        own_redis.kill()
+        await bench.settled(worker, lambda: not worker.link.up)
+        await second.ask("news")
+        await second.nothing_more()
+        own_redis.start()
+        await second.until(SUCCEEDED)
+
+
+class TestFaultsOfOurs:
+    """An exception in what concerns one connection stops nothing that concerns others, and leaves no ghosts."""
+
+    @pytest.fixture
+    def faults(self, monkeypatch):
+        """The exceptions that the worker's loop was told."""
+        told = []
+        monkeypatch.setattr(Worker, "_loop_exception", lambda worker, loop, context: told.append(context["exception"]))
+        return told
+
+    @pytest.mark.parametrize("channel", ["private-news", "presence-news", "news"])
+    async def test_join_that_fails_closes_its_connection_and_the_others_are_attached(self, bench, channel, faults):
+        worker = await bench.start()
+        clients = [await bench.client(worker) for _ in range(5)]
+        unlucky = worker.hub.everyone.find("1", *map(int, clients[2].socket_id.split(".")))
+
+        def fail(name):
+            raise ValueError("for the test")
+
+        unlucky.session = Stubborn(unlucky.session, fail)
+        for number, client in enumerate(clients):
+            await client.ask(channel, {"user_id": str(number)} if channel.startswith("presence-") else None)
+        for client in clients[:2] + clients[3:]:
+            await client.until(SUCCEEDED)
+        with pytest.raises(websockets.ConnectionClosed):
+            await clients[2].until("never")
+        await bench.settled(worker, lambda: worker.gate.connections == 4)
+        await bench.settled(worker, lambda: worker.registry.local_channel("1", channel).attached == 4)
+        assert [str(fault) for fault in faults] == ["for the test"]
+
+    async def test_close_that_fails_for_one_channel_leaves_the_others(self, bench, faults):
+        worker = await bench.start()
+        client = await bench.client(worker)
+        for channel in ("a", "b", "c"):
+            await client.subscribe(channel)
+        leave = worker.hub.registry.leave
+
+        def fail(app_id, channel, user=None):
+            leave(app_id, channel, user)
+            if channel == "b":
+                raise ValueError("for the test")
+
+        worker.hub.registry.leave = fail
+        client.socket.transport.abort()
+        await bench.settled(worker, lambda: not worker.registry.channels)
+        await bench.settled(worker, lambda: worker.gate.connections == 0)
+        assert [str(fault) for fault in faults] == ["for the test"]
+
+    async def test_member_frame_that_fails_does_not_keep_the_joiner_out(self, bench, faults):
+        worker = await bench.start()
+        first, second = await bench.client(worker), await bench.client(worker)
+        await first.subscribe("presence-p", {"user_id": "1"})
+        added = worker.registry._events.member_added
+
+        def fail(*values):
+            raise ValueError("for the test")
+
+        worker.registry._events.member_added = fail
+        await second.subscribe("presence-p", {"user_id": "2"})
+        worker.registry._events.member_added = added
+        assert [str(fault) for fault in faults] == ["for the test"]
+
+
+class Stubborn:
+    """A session that fails when its subscription is confirmed."""
+
+    def __init__(self, session, joined):
+        self._session = session
+        self.joined = joined
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
 
 
 class TestPresence:

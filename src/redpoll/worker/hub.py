@@ -6,6 +6,7 @@ posts their frames to the fan-out. It doesn't know JSON, signatures or other wor
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from time import monotonic
@@ -116,6 +117,15 @@ class Hub:
 
     def _join(self, connection: Connection, join: Join) -> None:
         app, member = connection.session.app, join.member
+        if member is None and join.rewind is None and not join.recovers:
+            local_channel = self.registry.join_at_once(app, join.channel)
+            if local_channel is not None:
+                try:
+                    local_channel.audience.add(connection)
+                    self._greet(local_channel, connection, self._success(local_channel))
+                except Exception as fault:
+                    self._attaching_failed(local_channel, connection, None, fault)
+                return
         ticket = Ticket(
             owner=connection,
             user=member.user_id if member else None,
@@ -139,8 +149,13 @@ class Hub:
             return
         audience: Channel = local_channel.audience
         attached = audience.discard(connection)
-        if audience.readers is not None and self.replayer.leave(audience, connection):
-            attached = True
+        if audience.readers is not None:
+            try:
+                attached = self.replayer.leave(audience, connection) or attached
+            except Exception as fault:
+                # It was in one of the two, and must not be counted any more.
+                attached = True
+                _report(connection, fault)
         if attached:
             self.registry.leave(app_id, channel, user)
 
@@ -214,14 +229,24 @@ class Hub:
             # Closed because its send buffer overflowed.
             self._overruns = self.flusher.overruns
             self.tracing.dropped(session.app.id, session.socket_id, connection)
+        # Whatever fails for one channel or part, the others release the connection too.
         for channel, membership in list(session.channels.items()):
-            self._leave(connection, channel, membership.user_id)
+            try:
+                self._leave(connection, channel, membership.user_id)
+            except Exception as fault:
+                _report(connection, fault)
         session.channels.clear()
-        self.users.closed(connection)
-        self.history_requests.closed(connection)
-        self.replayer.closed(connection)
-        self.user_resume.closed(connection)
-        self.drain_signal.closed(connection)
+        for closed in (
+            self.users.closed,
+            self.history_requests.closed,
+            self.replayer.closed,
+            self.user_resume.closed,
+            self.drain_signal.closed,
+        ):
+            try:
+                closed(connection)
+            except Exception as fault:
+                _report(connection, fault)
         self.registry.depart(session.app.id)
 
     def _take_ticket(self, connection: Connection, channel: str) -> Ticket:
@@ -245,21 +270,36 @@ class Hub:
         it.
         """
         audience: Channel = local_channel.audience
-        replays = self._may_replay(local_channel, tickets[0].owner)
         answer = success = b""
         for ticket in tickets:
             connection: Connection = ticket.owner
-            self._take_ticket(connection, local_channel.channel)
-            if replays or ticket.wants is not None:
-                success = success or self._success(local_channel)
-                self.replayer.attach(local_channel, ticket, cached, total, success)
-                continue
-            answer = answer or self._answer(local_channel, cached, total)
-            audience.add(connection)
-            connection.send(answer)
-            effects = connection.session.joined(local_channel.channel)
-            if effects:
-                self.perform(connection, effects)
+            try:
+                self._take_ticket(connection, local_channel.channel)
+                if ticket.wants is not None or self._may_replay(local_channel, connection):
+                    success = success or self._success(local_channel)
+                    self.replayer.attach(local_channel, ticket, cached, total, success)
+                    continue
+                answer = answer or self._answer(local_channel, cached, total)
+                audience.add(connection)
+                self._greet(local_channel, connection, answer)
+            except Exception as fault:
+                self._attaching_failed(local_channel, connection, ticket.user, fault)
+
+    def _greet(self, local_channel: LocalChannel, connection: Connection, answer: bytes) -> None:
+        connection.send(answer)
+        effects = connection.session.joined(local_channel.channel)
+        if effects:
+            self.perform(connection, effects)
+
+    def _attaching_failed(
+        self, local_channel: LocalChannel, connection: Connection, user: str | None, fault: Exception
+    ) -> None:
+        """The connection counts as a subscriber and wasn't answered: close it, so that it counts no longer."""
+        _report(connection, fault)
+        readers = local_channel.audience.readers
+        if connection not in local_channel.audience and (readers is None or connection not in readers):
+            self.registry.leave(local_channel.app_id, local_channel.channel, user)
+        connection.abort()
 
     @staticmethod
     def _may_replay(local_channel: LocalChannel, connection: Connection) -> bool:
@@ -366,3 +406,9 @@ class Hub:
             return 0
         connection.shut(4009, "the connection was closed by the app")
         return 1
+
+
+def _report(connection: Connection, fault: Exception) -> None:
+    """An exception of ours in what concerns one connection, which must not stop what concerns others."""
+    context = {"message": "exception in the service of a connection", "exception": fault, "protocol": connection}
+    asyncio.get_running_loop().call_exception_handler(context)

@@ -261,6 +261,21 @@ class LocalChannel:
         """The history rule of this channel; None without history."""
         return self.settings.rule
 
+    def is_plain(self, app: App | None) -> bool:
+        """Whether sockets may come and go without waiting for Redis: it knows that the channel is occupied, the topic
+        is subscribed, and `app`, the present record, asks for nothing but a count that is nearly exact."""
+        settings = self.settings
+        return (
+            self.attached > 0
+            and self.asserted
+            and self.app is app
+            and self.kind == CHANNEL
+            and self.tally is None
+            and settings.rule is None
+            and not settings.caches
+            and not settings.hooks
+        )
+
     @property
     def dropped(self) -> bool:
         """The channel is no longer held."""
@@ -318,6 +333,7 @@ class LocalChannel:
         """Cancels a subscribe: removes it from the queue, or marks it if it is in flight."""
         if self.waiting and ticket in self.waiting:
             del self.waiting[ticket]
+            self.waiting = self.waiting or None
             ticket.local_channel = None
         else:
             ticket.cancelled = True
@@ -368,6 +384,8 @@ class LocalChannel:
             tickets = list(islice(self.waiting, MAX_JOINS))
             for ticket in tickets:
                 del self.waiting[ticket]
+            # An empty dict takes as much memory as one ticket.
+            self.waiting = self.waiting or None
         members, tally, settings = self.members, self.tally, self.settings
         gone: Sequence[str] = ()
         joins: Sequence[tuple[str, bytes]] = ()

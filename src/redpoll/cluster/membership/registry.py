@@ -7,7 +7,6 @@ on handling replies and pushes in the order in which the connection brings them.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -28,6 +27,7 @@ from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.local_channel import LocalChannel, Ticket
 from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.cluster.membership.membership_events import MembershipEvents
+from redpoll.cluster.membership.pending import Pending
 from redpoll.cluster.membership.reconnect import Reconnect
 from redpoll.cluster.membership.replies import Replies
 from redpoll.cluster.membership.slices import Cursor, Slices
@@ -51,6 +51,8 @@ _HISTORY_CLEARED: Final = ord(Envelope.HISTORY_CLEARED)
 # The parts of an app's record that channels follow while they are held. Other parts change often (console_until).
 _FOLLOWED: Final = ("history", "hooks", "max_history_channels", "max_presence_members", "subscription_count")
 
+# Subscribes that waited too long and are refused in one pass of the loop.
+_MAX_REFUSED: Final = 100
 # Channels that follow a changed record in one step.
 _MAX_FOLLOWING: Final = 100
 
@@ -101,8 +103,10 @@ class Registry:
         self._signed_in = SignedIn(self._channels)
         self._online = Online(link, keys, self._signed_in, events, timings)
         self._connection_limit = ConnectionLimit(link, keys, self._channels, self._incarnation, events, timings)
+        self._pending = Pending()
         replies = Replies(
             events,
+            self._pending,
             self._incarnation,
             self._connection,
             self._channels,
@@ -136,8 +140,6 @@ class Registry:
         self.watch, self.unwatch = self._online.watch, self._online.unwatch
         self.admit, self.depart = self._connection_limit.admit, self._connection_limit.depart
         self.admit_at_once = self._connection_limit.admit_at_once
-        # Subscribes in order of arrival. Some of them were answered or withdrawn meanwhile.
-        self._pending: deque[Ticket] = deque()
         self._expiry: asyncio.TimerHandle | None = None
         # By app: the channels that are yet to follow its changed record.
         self._following: dict[str, tuple[App, Cursor[LocalChannel]]] = {}
@@ -256,13 +258,25 @@ class Registry:
         self._follow(local_channel, app)
         ticket.since = self._link.clock()
         local_channel.wait(ticket)
-        self._pending.append(ticket)
+        self._pending.add(ticket)
         self._sync.touch(local_channel)
+        return local_channel
+
+    def join_at_once(self, app: App, channel: str) -> LocalChannel | None:
+        """A subscribe of a connection that needs nothing but events, to a channel that needs nothing from Redis for it:
+        the connection counts as attached, and is answered in the same step. None: `join` it."""
+        local_channel = self._channels.by_name.get((app.id, channel))
+        if local_channel is None or not local_channel.is_plain(app) or not self._sync.sending:
+            return None
+        local_channel.attached += 1
+        self._channels.attached_changed(local_channel, local_channel.attached - 1)
+        self._sync.touch_count(local_channel)
         return local_channel
 
     def cancel(self, ticket: Ticket) -> None:
         """Withdraws a subscribe or a connection that waits. No effect on one that was answered."""
         self._connection_limit.forget(ticket)
+        self._pending.discard((ticket,))
         local_channel = ticket.local_channel
         if local_channel is not None:
             local_channel.withdraw(ticket)
@@ -273,7 +287,10 @@ class Registry:
         local_channel = self._channels.by_name[(app_id, channel)]
         local_channel.detach(user)
         self._channels.attached_changed(local_channel, local_channel.attached + 1)
-        self._sync.touch(local_channel)
+        if local_channel.is_plain(local_channel.app):
+            self._sync.touch_count(local_channel)
+        else:
+            self._sync.touch(local_channel)
 
     def app_changed(self, old: App | None, new: App | None) -> None:
         """An app's record changed: writes to Redis what the app turned on or off. If the app is gone, the hub closes
@@ -320,13 +337,15 @@ class Registry:
         loop = asyncio.get_running_loop()
         join_wait_s = self._timings.join_wait_s
         self._expiry = loop.call_later(min(1.0, join_wait_s / 4), self._expire)
-        before = self._link.clock() - join_wait_s
-        while self._pending:
-            ticket = self._pending[0]
-            local_channel = ticket.local_channel if not ticket.cancelled else None
-            if local_channel is not None and ticket.since > before:
-                return
-            self._pending.popleft()
+        self._refuse_late()
+
+    def _refuse_late(self) -> None:
+        before = self._link.clock() - self._timings.join_wait_s
+        late = self._pending.take_late(before, _MAX_REFUSED)
+        if len(late) == _MAX_REFUSED:
+            asyncio.get_running_loop().call_soon(self._refuse_late)
+        for ticket in late:
+            local_channel = ticket.local_channel
             if local_channel is not None:
                 local_channel.withdraw(ticket)
                 self._events.refused(local_channel, ticket, "unavailable")

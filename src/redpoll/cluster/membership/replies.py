@@ -5,7 +5,7 @@ the frames that follow from it are one moment (cluster/README.md "Why snapshot a
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from redpoll.cluster.catchup import Catchup
 from redpoll.cluster.connection_limit import ConnectionLimit
@@ -17,6 +17,7 @@ from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.local_channel import LocalChannel, Ticket
 from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.cluster.membership.membership_events import MembershipEvents
+from redpoll.cluster.membership.pending import Pending
 from redpoll.cluster.membership.rosters import Changes, apply_reply, read_first, reread
 from redpoll.cluster.membership.timings import Timings
 
@@ -26,10 +27,20 @@ __all__ = ["Replies"]
 _BEYOND_OCCUPIED = b"2"
 
 
+def _carry_out(report: Callable[..., None], *values: object) -> None:
+    # An exception is reported to the loop, and doesn't keep the rest of the reply from being applied.
+    try:
+        report(*values)
+    except Exception as fault:
+        context = {"message": "a reply of hold was not carried out completely", "exception": fault}
+        asyncio.get_running_loop().call_exception_handler(context)
+
+
 class Replies:
     def __init__(
         self,
         events: MembershipEvents,
+        pending: Pending,
         incarnation: Incarnation,
         connection: Connection,
         channels: LocalChannels,
@@ -39,6 +50,7 @@ class Replies:
         timings: Timings,
     ) -> None:
         self._events = events
+        self._pending = pending
         self._incarnation = incarnation
         self._connection = connection
         self._channels = channels
@@ -52,6 +64,7 @@ class Replies:
         before = local_channel.attached
         joined = local_channel.attach_waiting()
         self._channels.attached_changed(local_channel, before)
+        self._pending.discard(joined)
         self._events.joined(local_channel, joined, None, None)
 
     def forget(self, local_channel: LocalChannel) -> None:
@@ -64,9 +77,11 @@ class Replies:
         attached = before > 0
         joined, refused = local_channel.accept(call, reply.accepted)
         self._channels.attached_changed(local_channel, before)
+        self._pending.discard(call.tickets)
         if local_channel.kind == CONNECTIONS:
             self._connection_limit.answered(local_channel, joined, refused)
             return
+        # Those who joined count from here on, so nothing that fails below may keep them from being attached.
         if reply.roster is not None:
             self._report(local_channel, self._read_roster(local_channel, reply.roster, call.final))
         elif local_channel.roster is not None:
@@ -76,25 +91,24 @@ class Replies:
         if Flag.CACHED in flags:
             cached = b"" if reply.cached is None else cached_envelope(reply.cached)
         if reply.epoch is not None:
-            self._catchup.position(local_channel, reply.epoch, reply.top, attached)
+            _carry_out(self._catchup.position, local_channel, reply.epoch, reply.top, attached)
         total = None
         if Flag.COUNT in flags and local_channel.tally is not None:
             total = reply.total
-            self._counts.answered(local_channel, reply, attached)
+            _carry_out(self._counts.answered, local_channel, reply, attached)
         if joined:
             if total is not None and local_channel.tally is not None:
                 local_channel.tally.joined(total, alone=not attached)
-            self._events.joined(local_channel, joined, cached, total)
-        if refused:
-            reason = "channels" if _BEYOND_OCCUPIED in reply.accepted else "members"
-            for ticket in refused:
-                self._events.refused(local_channel, ticket, reason)
+            _carry_out(self._events.joined, local_channel, joined, cached, total)
+        reason = "channels" if _BEYOND_OCCUPIED in reply.accepted else "members"
+        for ticket in refused:
+            _carry_out(self._events.refused, local_channel, ticket, reason)
 
     def _report(self, local_channel: LocalChannel, changes: Changes) -> None:
         for user in changes.removed:
-            self._events.member_removed(local_channel, user)
+            _carry_out(self._events.member_removed, local_channel, user)
         for user, info in changes.added:
-            self._events.member_added(local_channel, user, info)
+            _carry_out(self._events.member_added, local_channel, user, info)
 
     def _read_roster(self, local_channel: LocalChannel, flat: Sequence[bytes], final: bool) -> Changes:
         w = self._incarnation.name

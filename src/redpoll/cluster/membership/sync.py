@@ -35,6 +35,8 @@ _MAX_TOPICS_PER_SUBSCRIBE: Final = 1_000
 # Redis closes a subscribed connection that leaves 32 MB unread. A roster has at most 512 KiB, a cached event 256 KiB.
 _MAX_ROSTERS: Final = 32
 _MAX_CACHED: Final = 64
+# Redis gets the number of a plain channel's sockets at most once in so long.
+_COUNT_S: Final = 0.05
 # Channels whose topics are subscribed in one step after a break; those with history also ask for a page.
 _MAX_RESUBSCRIBED: Final = 250
 # Calls in flight that no client waits for: enough to keep Redis busy, few enough that a subscribe isn't delayed.
@@ -144,6 +146,10 @@ class Sync:
         self._asserting: Queue[LocalChannel] = Queue()
         # Channels with a call in flight that no client waits for.
         self._background: set[LocalChannel] = set()
+        # Channels of which Redis got the number of sockets in this interval, and those that changed since.
+        self._counted: set[LocalChannel] = set()
+        self._counted_again: set[LocalChannel] = set()
+        self._count_timer: asyncio.TimerHandle | None = None
         self._big_replies = {Flag.ROSTER: _BigReplies(_MAX_ROSTERS), Flag.CACHED: _BigReplies(_MAX_CACHED)}
         channels.on_touch = self.touch
 
@@ -156,12 +162,32 @@ class Sync:
         elif local_channel.waiting:
             self._joining.add(local_channel)
             self.slices.start()
-        elif self._sending:
+        elif self.sending:
             self._dirty.add(local_channel)
             self.slices.start()
 
+    def touch_count(self, local_channel: LocalChannel) -> None:
+        """Only the number of its sockets changed, and nobody waits for Redis: it is told at once, and then at most
+        every 50 ms."""
+        if local_channel in self._counted:
+            self._counted_again.add(local_channel)
+            return
+        self._counted.add(local_channel)
+        self.touch(local_channel)
+        if self._count_timer is None:
+            self._count_timer = asyncio.get_running_loop().call_later(_COUNT_S, self._count_again)
+
+    def _count_again(self) -> None:
+        self._count_timer = None
+        self._counted, self._counted_again = self._counted_again, set()
+        for local_channel in self._counted:
+            self.touch(local_channel)
+        if self._counted:
+            self._count_timer = asyncio.get_running_loop().call_later(_COUNT_S, self._count_again)
+
     @property
-    def _sending(self) -> bool:
+    def sending(self) -> bool:
+        """Whether calls are made now."""
         return self._connection.state is _OPEN or self._connection.state is _REASSERTING
 
     def stop(self) -> None:
@@ -218,7 +244,7 @@ class Sync:
 
     def _step(self) -> bool:
         # One step of the most urgent work. False: there is none, or it waits for answers.
-        if not self._sending:
+        if not self.sending:
             return False
         # By turns with the subscribes, because established clients wait for these topics.
         self._resubscribes_next = not self._resubscribes_next
@@ -363,13 +389,13 @@ class Sync:
 
     def _continue(self) -> None:
         # Makes the calls that waited for another to be answered.
-        if self._sending:
+        if self.sending:
             for big_replies in self._big_replies.values():
                 while local_channel := big_replies.next():
                     self._advance(local_channel)
         if self._calling or self._joining or self._dirty or self._asserting:
             self.slices.start()
-        if not self._sending and self.in_flight == 0:
+        if not self.sending and self.in_flight == 0:
             self.on_stopped()
 
     def _retry(self, local_channel: LocalChannel, error: hiredis.ReplyError) -> None:

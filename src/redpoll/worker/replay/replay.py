@@ -194,6 +194,10 @@ class HistoryReaders:
         self.unstored: list[Unstored] = []
         self.unstored_bytes = 0
 
+    def __contains__(self, connection: object) -> bool:
+        """Whether the connection is here and not among the plain subscribers."""
+        return connection in self.replays or connection in self.recovering
+
     @property
     def idle(self) -> bool:
         """The channel has no readers, and no page is under way."""
