@@ -25,7 +25,18 @@ ROOMS = {
     "host": {"worker", "control", "store", "protocol", "base"},
 }
 # Modules at the top of src/redpoll that every package except protocol may import.
-BASE = {"config", "settings", "certificate", "logs", "child_pipe", "http_messages", "json_text", "proxies", "redpoll"}
+BASE = {
+    "certificate",
+    "child_pipe",
+    "config",
+    "http_messages",
+    "json_text",
+    "logs",
+    "loop_lag",
+    "proxies",
+    "redpoll",
+    "settings",
+}
 # Modules that only declare types. Their tests would repeat them.
 DECLARATIONS = {
     "redpoll.cluster.membership.membership_events",

@@ -19,6 +19,7 @@ from redpoll.cluster.link import Link, LinkDown
 from redpoll.control.connections import Connections
 from redpoll.control.health import Health
 from redpoll.control.response import dateline
+from redpoll.loop_lag import LoopLag
 from redpoll.protocol.apps import App
 
 __all__ = ["AppRecords", "Janitor"]
@@ -53,7 +54,7 @@ class Janitor:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.loop_lag_s = 0.0
+        self.loop_lag = LoopLag()
         self._link = link
         self._writer = writer
         self._records = records
@@ -65,14 +66,15 @@ class Janitor:
         self._asked_at: float | None = None
         self._asking: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._expected_at = 0.0
         # Only one write at a time: a change of a record during a refill could leave an older version in Redis.
         self._writing = asyncio.Lock()
 
     def start(self) -> None:
+        self.loop_lag.start()
         self._look()
 
     def stop(self) -> None:
+        self.loop_lag.stop()
         if self._timer is not None:
             self._timer.cancel()
         if self._asking is not None:
@@ -95,17 +97,8 @@ class Janitor:
         except (LinkDown, hiredis.ReplyError) as error:
             log.warning("directory not written", app=app_id, reason=str(error))
 
-    def take_loop_lag_s(self) -> float:
-        """The greatest delay of the timer since the last call, in seconds."""
-        lag_s, self.loop_lag_s = self.loop_lag_s, 0.0
-        return lag_s
-
     def _look(self) -> None:
-        now = self._loop.time()
-        if self._expected_at:
-            self.loop_lag_s = max(self.loop_lag_s, now - self._expected_at)
-        self._expected_at = now + LOOK_EVERY_S
-        self._timer = self._loop.call_at(self._expected_at, self._look)
+        self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)
         dateline.tick()
         self._connections.sweep()
         if self._asked_at is not None and self._clock() - self._asked_at > _BROKEN_AFTER_S:

@@ -307,7 +307,7 @@ class ControlPlane:
             "webhook_rows_lost_total": self.outbox.lost,
             **self._webhooks.counters(),
             "workers_reaped_total": self.reaper.reaped,
-            "loop_lag_seconds": self.janitor.take_loop_lag_s(),
+            "loop_lag_seconds": self.janitor.loop_lag.take_s(),
             "loop_exceptions_total": self._loop_exceptions_total,
             "callback_errors_total": self.link.handler_errors,
             "redis_reconnects_total": self.link.reconnects,

@@ -93,7 +93,7 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
         _family("protocol_faults_total", "Connections closed for violations of RFC 6455."),
         _family("callback_errors_total", "Internal errors that closed one connection."),
         _family("loop_exceptions_total", "Exceptions that reached the event loop."),
-        _family("loop_lag_seconds", "The greatest delay of a timer since the last report."),
+        _family("loop_lag_seconds", "The longest time since the last report in which the event loop stood still."),
         _family("redis_reconnects_total", "Reconnects to Redis."),
         _family("redis_errors_total", "Error replies from Redis."),
         _family("http_connections", "HTTP connections that are open; of control, those of its own port."),

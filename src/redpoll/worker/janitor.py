@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from redpoll import _engine, _frame
 from redpoll._wheel import Wheel
 from redpoll.config import Settings
+from redpoll.loop_lag import LoopLag
 from redpoll.protocol import frames
 from redpoll.worker.backpressure import Backpressure
 
@@ -57,7 +58,6 @@ class Janitor:
         self._wheel = Wheel(_SLOTS)
         # Not 0, so that there is a tick before it (`ping`).
         self._tick = 1
-        self._expected_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self.head_timeout_s = settings.head_timeout_s
@@ -70,19 +70,21 @@ class Janitor:
         # queue per timeout, so the first in a queue is due first. Connections of other apps aren't here.
         self._unauthorised: dict[int, dict[Connection, int]] = {}
         self._pings: dict[Connection, list[_Ping]] = {}
-        self.loop_lag_s = 0.0
+        self.loop_lag = LoopLag()
         self.head_late: Callable[[Connection], None]
         self.http_late: Callable[[Connection], None]
         self.on_tick: Callable[[], None]
 
     def start(self) -> None:
         _engine.set_tick(self._tick)
+        self.loop_lag.start()
         self._arm()
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self.loop_lag.stop()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run `work` as a task. An exception goes to the loop's exception handler."""
@@ -227,11 +229,9 @@ class Janitor:
     # -- ticks --------------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        self._expected_at = self.loop.time() + TICK_S
-        self._timer = self.loop.call_at(self._expected_at, self._advance)
+        self._timer = self.loop.call_later(TICK_S, self._advance)
 
     def _advance(self) -> None:
-        self.loop_lag_s = max(self.loop.time() - self._expected_at, self.loop_lag_s)
         # One tick, however late: time in which the loop stood still doesn't count as idle.
         self._tick += 1
         _engine.set_tick(self._tick)
@@ -244,7 +244,6 @@ class Janitor:
         self.on_tick()
         if self._tick % STATS_EVERY_TICKS == 0:
             self._stats()
-            self.loop_lag_s = 0.0
 
 
 def _seconds(ticks: int) -> str:

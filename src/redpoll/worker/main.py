@@ -287,7 +287,7 @@ class Worker:
                 "callback_errors_total": engine["callback_errors"],
                 "protocol_faults_total": engine["protocol_faults"],
                 "loop_exceptions_total": self.loop_exceptions_total,
-                "loop_lag_seconds": self.janitor.loop_lag_s,
+                "loop_lag_seconds": self.janitor.loop_lag.take_s(),
                 "redis_reconnects_total": self.link.reconnects,
                 "redis_errors_total": self.link.errors,
                 "redis_connection_state": self.registry.connection_state.value,
