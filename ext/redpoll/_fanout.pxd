@@ -91,6 +91,17 @@ cdef class Sink(Polled):
     cdef int check_drained(self) except -1
 
 
+cdef struct Post:
+    # Owned: a bytes object.
+    PyObject* frame
+    # The sink that doesn't get it; 0, 0 for none.
+    uint64_t skip_hi
+    uint64_t skip_lo
+    # It is noted on the sinks before place `at`, and to be noted on those from there to before `stop`.
+    uint32_t at
+    uint32_t stop
+
+
 cdef class Audience:
     # Owned.
     cdef readonly Flusher flusher
@@ -98,8 +109,19 @@ cdef class Audience:
     cdef PyObject** sinks
     cdef uint32_t count
     cdef uint32_t capacity
+    # Posts that are not noted on all sinks yet, oldest first: `post_count` of MAX_POSTS, or NULL while there never was
+    # one. Only the first has begun.
+    cdef Post* posts
+    cdef uint32_t post_count
 
     cdef void remove_at(self, uint32_t place) noexcept
+    cdef inline void move(self, uint32_t place, uint32_t hole) noexcept
+    cdef uint32_t keep_zones(self, uint32_t place) noexcept
+    cdef int post_next(self) except -1
+    cdef void drop_post(self) noexcept
+    cdef int post_to(
+        self, bytes frame, uint64_t skip_hi, uint64_t skip_lo, uint32_t first, uint32_t end
+    ) except -1
 
 
 cdef class Flusher:
@@ -111,6 +133,11 @@ cdef class Flusher:
     cdef public double slice_s
     # A sink with fewer unsent bytes counts as drained.
     cdef public uint32_t drained_bytes
+    # An audience with more sinks than this is posted to in slices; so many sinks make a part of a slice.
+    cdef public uint32_t post_at_once
+    cdef public uint32_t post_part
+    # The audiences with posts under way.
+    cdef list posting
     # Owned: called with a list of sinks at the end of a flush; None until it is set.
     cdef public object on_drained
     # Sinks to report at the end of this flush or the next; None while there are none.
@@ -138,6 +165,7 @@ cdef class Flusher:
     cdef void mark(self, PyObject* sink) noexcept
     cdef int wake(self) except -1
     cdef int report_drained(self) except -1
+    cdef int post_some(self, double deadline) except -1
     cdef int write_now(self, Sink sink) except -1
     cdef int write_owed(self, Sink sink) except -1
     cdef int write_through_transport(self, Sink sink, Chain* chain, bint urgent) except -1

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import sys
 from typing import ClassVar
 
 import pytest
@@ -194,6 +195,93 @@ def test_every_sink_gets_its_frames_in_order(fake_transport, steps):
         assert [frame for frame in got if frame in urgent[index]] == urgent[index]
         assert len(got) == len(ordinary[index]) + len(urgent[index])
         assert sinks[index].bytes_owed == 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["add", "discard", "post", "post", "flush", "send"]), st.integers(0, 11)), max_size=80
+    ),
+    st.integers(1, 5),
+)
+def test_large_audience_gets_each_post_in_slices_in_order_and_as_it_was_when_it_was_posted(fake_transport, steps, part):
+    flusher = Flusher(lambda: None, slice_s=0.0)
+    flusher.post_at_once, flusher.post_part = 2, part
+    audience = Audience(flusher)
+    transports = [fake_transport() for _ in range(12)]
+    sinks = [sink_on(transport, flusher) for transport in transports]
+    for number, sink in enumerate(sinks):
+        sink.set_sid(1, number + 1)
+    # By sink: the posts that it must get because it was in from then on, and those that it may get.
+    must: list[list[bytes]] = [[] for _ in sinks]
+    may: list[set[bytes]] = [set() for _ in sinks]
+    members: set[int] = set()
+    for number, (what, index) in enumerate(steps):
+        frame = b"<%d>" % number
+        if what == "add":
+            assert audience.add(sinks[index]) is (index not in members)
+            members.add(index)
+        elif what == "discard":
+            assert audience.discard(sinks[index]) is (index in members)
+            members.discard(index)
+            # What wasn't noted on it yet may be missing, and what was noted is written.
+            must[index] = []
+        elif what == "post":
+            # One of them is skipped, if it is in.
+            heard = members - {index}
+            assert len(heard) <= audience.post(frame, 1, index + 1) <= len(members)
+            for member in heard:
+                must[member].append(frame)
+                may[member].add(frame)
+        elif what == "send":
+            assert sinks[index].send(frame)
+            may[index].add(frame)
+        else:
+            flusher.flush()
+        assert len(audience) == len(members)
+        assert set(audience) == {sinks[member] for member in members}
+    for _ in range(len(steps) * len(sinks) + 10):
+        if not flusher.flush():
+            break
+    assert not flusher.flush()
+    for index, transport in enumerate(transports):
+        got = [part + b">" for part in bytes(transport.written).split(b">")[:-1]]
+        assert len(set(got)) == len(got)
+        assert set(got) <= may[index]
+        posted = [frame for frame in got if frame in must[index]]
+        assert posted == must[index]
+
+
+def test_posts_to_a_large_audience_that_goes_are_let_go(sinks, flusher):
+    flusher.post_at_once = 2
+    frame = bytes([120] * 50)
+    held = sys.getrefcount(frame)
+    audience = Audience(flusher)
+    pairs = sinks(5)
+    for sink, _ in pairs:
+        audience.add(sink)
+    for _ in range(3):
+        assert audience.post(frame) == 5
+    for sink, _ in pairs:
+        audience.discard(sink)
+    del audience
+    while flusher.flush():
+        pass
+    assert sys.getrefcount(frame) == held
+    assert all(not transport.written for _, transport in pairs)
+
+
+def test_so_many_posts_wait_and_no_more(sinks, flusher):
+    flusher.post_at_once = 2
+    audience = Audience(flusher)
+    pairs = sinks(3)
+    for sink, _ in pairs:
+        audience.add(sink)
+    for number in range(200):
+        audience.post(b"%d," % number)
+    audience.finish_posts()
+    while flusher.flush():
+        pass
+    assert all(transport.written == b"".join(b"%d," % number for number in range(200)) for _, transport in pairs)
 
 
 def test_the_same_frame_posted_twice_comes_twice(sinks, flusher):

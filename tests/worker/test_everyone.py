@@ -42,8 +42,9 @@ def test_connections_are_counted_and_found_by_app(everyone, make):
     first, second, other = make(), make(), make("2")
     assert len(everyone) == 3
     assert set(everyone) == {first, second, other}
-    assert everyone.of_app("1") == [first, second]
-    assert everyone.of_app("3") == []
+    assert set(everyone.each_of_app("1")) == {first, second}
+    assert list(everyone.each_of_app("3")) == []
+    assert (everyone.count_of_app("1"), everyone.count_of_app("3")) == (2, 0)
     assert everyone.counts() == {"1": 2, "2": 1}
     assert everyone.find("1", 2, 2) is second
     assert everyone.find("1", 3, 3) is None
@@ -54,10 +55,23 @@ def test_connection_that_left_is_nowhere(everyone, make):
     first, second = make(), make()
     assert everyone.discard(first)
     assert not everyone.discard(first)
-    assert (len(everyone), everyone.of_app("1"), everyone.find("1", 1, 1)) == (1, [second], None)
+    assert (len(everyone), list(everyone.each()), everyone.find("1", 1, 1)) == (1, [second], None)
     assert everyone.discard(second)
     assert not everyone.discard(second)
     assert (len(everyone), everyone.counts()) == (0, {})
+
+
+def test_each_comes_although_others_leave_and_arrive_meanwhile(everyone, make):
+    connections = [make(str(number % 2)) for number in range(500)]
+    seen = []
+    for number, connection in enumerate(everyone.each()):
+        seen.append(connection)
+        if number < 500 and number % 3 == 0:
+            everyone.discard(connections[number])
+            make()
+    stayed = {connection for connection in connections if connection in set(everyone)}
+    assert len(stayed) > 300
+    assert stayed <= set(seen)
 
 
 def test_changed_record_is_that_of_all_sessions_of_the_app_at_once(everyone, make):

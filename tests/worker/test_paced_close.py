@@ -43,7 +43,7 @@ def paced(monkeypatch):
 def test_many_are_spread_over_the_time(paced):
     closed = []
     connections = [Connection(closed) for _ in range(20_000)]
-    paced.close(connections, 4200, "bye", within_s=10.0)
+    paced.close(connections, len(connections), 4200, "bye", within_s=10.0)
     counts = [len(closed)]
     for _ in range(100):
         paced.advance(0.1)
@@ -56,7 +56,7 @@ def test_many_are_spread_over_the_time(paced):
 
 def test_few_are_closed_in_a_moment(paced):
     closed = []
-    paced.close([Connection(closed) for _ in range(20)], 4200, "bye", within_s=10.0)
+    paced.close([Connection(closed) for _ in range(20)], 20, 4200, "bye", within_s=10.0)
     paced.advance(0.01)
     assert len(closed) == 20
 
@@ -64,12 +64,13 @@ def test_few_are_closed_in_a_moment(paced):
 def test_connection_that_closed_meanwhile_is_skipped_and_batches_follow_each_other(paced):
     closed = []
     first, second, third = (Connection(closed) for _ in range(3))
-    paced.close([first, second], 4001, "deleted", within_s=10.0)
-    paced.close([second, third], 4200, "bye", within_s=10.0)
+    paced.close([first, second], 2, 4001, "deleted", within_s=10.0)
+    paced.close([second, third], 2, 4200, "bye", within_s=10.0)
     for _ in range(5):
         paced.advance(0.01)
     assert closed == [(first, 4001), (second, 4001), (third, 4200)]
-    paced.close([], 4200, "bye", within_s=10.0)
+    paced.close([], 0, 4200, "bye", within_s=10.0)
+    paced.advance(0.01)
     assert not paced.timers
 
 
@@ -83,7 +84,7 @@ def test_late_pass_closes_for_a_slice_at_most(paced):
         return now[0]
 
     paced.clock = clock
-    paced.close([Connection(closed) for _ in range(5_000)], 4200, "bye", within_s=1.0)
+    paced.close([Connection(closed) for _ in range(5_000)], 5_000, 4200, "bye", within_s=1.0)
     now[0] += 5.0
     before = len(closed)
     paced.advance(0)

@@ -6,7 +6,7 @@ What clients send during that time waits in the kernel's buffers, and then in th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from redpoll import _engine
@@ -14,6 +14,7 @@ from redpoll.cluster.membership.slices import walk
 
 if TYPE_CHECKING:
     from redpoll.worker.connection import Connection
+    from redpoll.worker.everyone import Everyone
 
 __all__ = ["Backpressure"]
 
@@ -21,7 +22,7 @@ __all__ = ["Backpressure"]
 class Backpressure:
     """`on` while no client is to be read; the gate refuses new clients then. `times_on` is for /metrics."""
 
-    def __init__(self, everyone: Iterable[Connection], congested: Callable[[], bool]) -> None:
+    def __init__(self, everyone: Everyone, congested: Callable[[], bool]) -> None:
         self.on = False
         self.times_on = 0
         self._everyone = everyone
@@ -48,7 +49,7 @@ class Backpressure:
         self.times_on += congested
         if self._walk is not None:
             self._walk.cancel()
-        self._walk = asyncio.get_running_loop().create_task(walk(list(self._everyone), self._follow))
+        self._walk = asyncio.get_running_loop().create_task(walk(self._everyone.each(), self._follow))
 
     def _follow(self, connection: Connection) -> None:
         if self.on:

@@ -57,7 +57,9 @@ async def page_of(connections: Iterable[Connection], question: Mapping[str, Any]
 
     await walk(connections, look)
     newest.sort(reverse=True)
-    return {"total": total, "connections": [_described(connection) for _, _, connection in newest]}
+    # One may have come twice (`Everyone.each`).
+    page = {id(connection): connection for _, _, connection in newest}
+    return {"total": total, "connections": [_described(connection) for connection in page.values()]}
 
 
 def _matches(connection: Connection, find: str) -> bool:

@@ -21,6 +21,8 @@ __all__ = ["Everyone", "UnsentBytes"]
 
 # Connections that one call of `UnsentBytes.advance` looks at, at least.
 _PART: Final = 2_000
+# Connections that `each` takes at a time.
+_CHUNK: Final = 50
 
 
 class _OfApp(Audience):
@@ -76,9 +78,19 @@ class Everyone:
         if audience is not None:
             audience.current.record = app
 
-    def of_app(self, app_id: str) -> list[Connection]:
-        """The connections of one app. A copy."""
-        return list(self._by_app.get(app_id, ()))
+    def each(self) -> Iterator[Connection]:
+        """Every connection, for those who look at a part now and a part later. Connections may come and go meanwhile:
+        those that were here from the beginning to the end come once at least, and new ones may not come."""
+        for audience in self.audiences():
+            yield from _backwards(audience)
+
+    def each_of_app(self, app_id: str) -> Iterator[Connection]:
+        """As `each`, the connections of one app."""
+        audience = self._by_app.get(app_id)
+        return iter(()) if audience is None else _backwards(audience)
+
+    def count_of_app(self, app_id: str) -> int:
+        return len(self._by_app.get(app_id, ()))
 
     def find(self, app_id: str, sid_hi: int, sid_lo: int) -> Connection | None:
         """The app's connection with this socket id."""
@@ -91,8 +103,17 @@ class Everyone:
         return {app_id: len(audience) for app_id, audience in self._by_app.items()}
 
     def audiences(self) -> list[Audience]:
-        """The connections, by app; one of them at least."""
+        """The connections, by app."""
         return list(self._by_app.values())
+
+
+def _backwards(audience: Audience) -> Iterator[Connection]:
+    # When a connection leaves, the last one takes its place. From the end on, none is passed over by that.
+    place = len(audience)
+    while place > 0:
+        first = max(0, place - _CHUNK)
+        yield from reversed(audience.part(first, place - first))
+        place = first
 
 
 class UnsentBytes:

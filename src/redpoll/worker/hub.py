@@ -218,6 +218,10 @@ class Hub:
         if offset is None or local_channel.history is None:
             connection.send(self._success(local_channel))
         else:
+            # The connection has all events up to this offset.
+            local_channel.audience.finish_posts()
+            if local_channel.audience.readers is not None:
+                local_channel.audience.readers.recovering.finish_posts()
             connection.send(self._success(local_channel, local_channel.history.epoch, offset))
 
     def closed(self, connection: Connection) -> None:

@@ -165,11 +165,13 @@ class Worker:
             async with asyncio.timeout(grace_s):
                 self.hub.admission.dismiss(Refusal(4200, _RESTARTING))
                 # Spread over the grace, because all of them connect elsewhere at once.
-                self._paced_close.close(list(self.hub.everyone), 4200, _RESTARTING, _SHARE_OF_GRACE * grace_s)
+                everyone = self.hub.everyone
+                within_s = _SHARE_OF_GRACE * grace_s
+                self._paced_close.close(everyone.each(), len(everyone), 4200, _RESTARTING, within_s)
                 while self.gate.connections:
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            await walk(list(self.hub.everyone), Connection.abort)
+            await walk(self.hub.everyone.each(), Connection.abort)
             log.warning("connections aborted", count=self.gate.connections, grace_s=grace_s)
         self.janitor.stop()
         self.listeners.finish()
@@ -221,10 +223,12 @@ class Worker:
             if connection.state == _engine.OPEN:
                 work(connection)
 
-        self.janitor.spawn(walk(self.hub.everyone.of_app(app_id), follow))
+        self.janitor.spawn(walk(self.hub.everyone.each_of_app(app_id), follow))
 
     def _close_app(self, app_id: str, code: int, message: str) -> None:
-        self._paced_close.close(self.hub.everyone.of_app(app_id), code, message, _CLOSED_WITHIN_S)
+        everyone = self.hub.everyone
+        count = everyone.count_of_app(app_id)
+        self._paced_close.close(everyone.each_of_app(app_id), count, code, message, _CLOSED_WITHIN_S)
 
     def _sys_message(self, message: dict[str, Any]) -> None:
         """Control or another worker asks every worker over `sys`, or another worker answers."""
@@ -250,7 +254,7 @@ class Worker:
         self.survey.answer(message["id"], self.registry.w, answer)
 
     async def _list_connections(self, question: dict[str, Any]) -> None:
-        page = await connection_list.page_of(self.hub.everyone, question)
+        page = await connection_list.page_of(self.hub.everyone.each(), question)
         self.survey.answer(question["id"], self.registry.w, page)
 
     def _loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

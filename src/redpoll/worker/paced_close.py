@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -23,17 +24,17 @@ _MIN_RATE: Final = 1_000
 
 
 class _Batch:
-    """Connections that are closed with the same code, evenly from `begun` on."""
+    """Connections that are closed with the same code, evenly from `begun` on. `taken` of them were looked at."""
 
-    __slots__ = ("at", "begun", "code", "connections", "message", "rate")
+    __slots__ = ("begun", "code", "connections", "message", "rate", "taken")
 
-    def __init__(self, connections: Sequence[Connection], code: int, message: str, within_s: float) -> None:
-        self.connections = connections
+    def __init__(self, connections: Iterable[Connection], count: int, code: int, message: str, within_s: float) -> None:
+        self.connections = iter(connections)
         self.code = code
         self.message = message
-        self.rate = max(_MIN_RATE, len(connections) / within_s)
+        self.rate = max(_MIN_RATE, count / within_s)
         self.begun: float | None = None
-        self.at = 0
+        self.taken = 0
 
 
 class PacedClose:
@@ -43,13 +44,12 @@ class PacedClose:
         self.clock = monotonic
         self._batches: deque[_Batch] = deque()
 
-    def close(self, connections: Sequence[Connection], code: int, message: str, within_s: float) -> None:
-        """Close these connections, spread over `within_s` seconds, and at least 1,000 a second. Those that were closed
-        meanwhile are skipped."""
-        if connections:
-            self._batches.append(_Batch(connections, code, message, within_s))
-            if len(self._batches) == 1:
-                self._close_some()
+    def close(self, connections: Iterable[Connection], count: int, code: int, message: str, within_s: float) -> None:
+        """Close these connections, about `count`, spread over `within_s` seconds, and at least 1,000 a second. Those
+        that were closed meanwhile are skipped."""
+        self._batches.append(_Batch(connections, count, code, message, within_s))
+        if len(self._batches) == 1:
+            self._close_some()
 
     def _close_some(self) -> None:
         now = self.clock()
@@ -58,14 +58,17 @@ class PacedClose:
         if batch.begun is None:
             batch.begun = now
         # One interval's share at once.
-        due = min(len(batch.connections), round((now - batch.begun + _INTERVAL_S) * batch.rate))
-        while batch.at < due and now < until:
-            for connection in batch.connections[batch.at : min(batch.at + 10, due)]:
-                batch.at += 1
+        due = round((now - batch.begun + _INTERVAL_S) * batch.rate)
+        while batch.taken < due and now < until:
+            wanted = min(10, due - batch.taken)
+            part = list(islice(batch.connections, wanted))
+            batch.taken += len(part)
+            for connection in part:
                 if connection.state == _engine.OPEN:
                     connection.shut(batch.code, batch.message)
+            if len(part) < wanted:
+                self._batches.popleft()
+                break
             now = self.clock()
-        if batch.at == len(batch.connections):
-            self._batches.popleft()
         if self._batches:
             asyncio.get_running_loop().call_later(_INTERVAL_S, self._close_some)

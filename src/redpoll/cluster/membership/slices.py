@@ -105,7 +105,7 @@ class Slices:
 
 
 async def walk(items: Iterable[T], work: Callable[[T], None]) -> None:
-    """Calls `work` with each item, a slice of them in each pass of the loop. `items` must not change meanwhile."""
+    """Calls `work` with each item, a slice of them in each pass of the loop. `items` must bear changes meanwhile."""
     left = iter(items)
     while True:
         until = monotonic() + SLICE_S
