@@ -154,7 +154,7 @@ class Sync:
         channels.on_touch = self.touch
 
     def touch(self, local_channel: LocalChannel) -> None:
-        """Something changed: it is written to Redis in one of the next writes, or when the call in flight is answered."""
+        """Something changed: written to Redis in one of the next writes, or when the call in flight is answered."""
         if local_channel.busy:
             return
         if local_channel.idle:
