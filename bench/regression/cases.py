@@ -268,11 +268,12 @@ def hold_call() -> Case:
 
 def session_subscribe() -> Case:
     """A private channel: subscribe with its signature, accepted, unsubscribe; one a second, within the limits."""
+    from redpoll.protocol.apps import CurrentApp
     from redpoll.protocol.limits import Limits
     from redpoll.protocol.session import Session
 
     limits = Limits()
-    session = Session((1234, 5678), _app(), limits)
+    session = Session((1234, 5678), CurrentApp(_app()), limits)
     now = 0.0
     channel = "private-room-17"
     digest = hmac.new(SECRET.encode(), f"{SOCKET_ID}:{channel}".encode(), hashlib.sha256).hexdigest()
