@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 
 import pytest
 
@@ -68,14 +69,14 @@ def test_tail_prints_events_as_they_pass(on_server, background):
     assert following.stdout is not None
     on_server("publish", "tailed", "first")
     # What is logged before the first page was read isn't followed, so events are published until one appears.
-    line = ""
+    deadline = time.monotonic() + 60
     reading = threading.Thread(target=lambda: lines.append(following.stdout.readline()))
     lines: list[str] = []
     reading.start()
     while reading.is_alive():
         on_server("publish", "tailed", "another")
         reading.join(0.2)
-    line = lines[0]
-    assert json.loads(line)["channels"] == ["tailed"]
+        assert time.monotonic() < deadline, "tail printed nothing"
+    assert json.loads(lines[0])["channels"] == ["tailed"]
     earlier = on_server("tail", "--channel", "tailed", "--no-follow", "--lines", "1000").stdout.splitlines()
     assert "tailed  first  2 bytes" in earlier[0]

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 
 import pytest
 
@@ -44,8 +45,9 @@ async def _occupied(on_server_async, channel):
 
 def _wait_for_history(on_server, channel):
     """Workers learn of a new rule within a second."""
+    deadline = time.monotonic() + 60
     while "epoch" not in on_server("subscribe", channel, "--count", "1").stdout:
-        pass
+        assert time.monotonic() < deadline, "the rule has not reached the workers"
 
 
 def test_the_history_comes_first(on_server, server):

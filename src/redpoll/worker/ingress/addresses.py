@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from redpoll.proxies import TrustedProxies, plain_address
+from redpoll.proxies import TrustedProxies, network_of, plain_address
 
 __all__ = ["Addresses"]
 
@@ -39,7 +39,7 @@ class Addresses:
         address = self._client_of(peer, headers, named)
         if address is None:
             return 0
-        slot = hash(_network_of(address)) % (_SLOTS - 1) + 1
+        slot = hash(network_of(address)) % (_SLOTS - 1) + 1
         if self._counts[slot] >= self.limit:
             self.refused += 1
             return None
@@ -74,14 +74,3 @@ def _is_private(address: str) -> bool:
     except ValueError:
         # There is no address.
         return True
-
-
-@lru_cache(maxsize=4096)
-def _network_of(address: str) -> str:
-    address = plain_address(address)
-    if ":" not in address:
-        return address
-    try:
-        return str(ipaddress.ip_network((address.partition("%")[0], 64), strict=False))
-    except ValueError:
-        return address
