@@ -92,7 +92,7 @@ def server():
 
 @pytest.mark.parametrize(
     ("shows_its_key", "mode", "examples"),
-    [(True, GenerationMode.POSITIVE, 20), (True, GenerationMode.NEGATIVE, 12), (False, GenerationMode.POSITIVE, 5)],
+    [(True, GenerationMode.POSITIVE, 10), (True, GenerationMode.NEGATIVE, 6), (False, GenerationMode.POSITIVE, 4)],
 )
 def test_answers_match_the_document(server, shows_its_key, mode, examples):
     """Valid and invalid bodies and parameters. Generated signatures are wrong, so those calls get 401."""
