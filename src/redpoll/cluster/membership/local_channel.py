@@ -380,12 +380,15 @@ class LocalChannel:
 
     def _plan_changes(self) -> HoldCall[Ticket] | None:
         tickets: list[Ticket] = []
-        if self.waiting:
-            tickets = list(islice(self.waiting, MAX_JOINS))
-            for ticket in tickets:
-                del self.waiting[ticket]
-            # An empty dict takes as much memory as one ticket.
-            self.waiting = self.waiting or None
+        waiting = self.waiting
+        if waiting:
+            if len(waiting) <= MAX_JOINS:
+                # None and not an empty dict, which takes as much memory as one ticket.
+                tickets, self.waiting = list(waiting), None
+            else:
+                tickets = list(islice(waiting, MAX_JOINS))
+                for ticket in tickets:
+                    del waiting[ticket]
         members, tally, settings = self.members, self.tally, self.settings
         gone: Sequence[str] = ()
         joins: Sequence[tuple[str, bytes]] = ()
@@ -406,11 +409,12 @@ class LocalChannel:
         if tally is not None:
             flags += Flag.COUNT
             tally.due = False
-        if settings.rule is not None and (tickets or asking):
-            flags += Flag.HISTORY
-            self.needs_position = False
-        elif settings.rule is not None and not self.attached:
-            flags += Flag.HISTORY_ENDS
+        if settings.rule is not None:
+            if tickets or asking:
+                flags += Flag.HISTORY
+                self.needs_position = False
+            elif not self.attached:
+                flags += Flag.HISTORY_ENDS
         if settings.max_occupied and tickets and not self.attached:
             flags += Flag.OCCUPIED_LIMIT
         return HoldCall(self.attached, settings.cap, flags + settings.hooks, gone, joins, tickets, True, recheck)
