@@ -147,8 +147,6 @@ def simple_request(bytes data not None, list fields not None):
                     flags |= FLAG_CLOSES
                 elif not is_name(value, value_size, b"keep-alive", 10):
                     return None
-            elif is_name(name, name_size, b"keep-alive", 10):
-                pass
         elif name_size == 12:
             if is_name(name, name_size, b"content-type", 12):
                 if value_size != 16 or memcmp(value, b"application/json", 16) != 0:

@@ -19,6 +19,7 @@ USED_BY_NAME = {
     "ruff": "a command of .ci/run",
     "mypy": "a command of .ci/run",
     "pytest-asyncio": "pytest loads it",
+    "pytest-timeout": "pytest loads it",
     "pytest-xdist": "pytest loads it",
     "pytest-benchmark": "pytest loads it: the fixture `benchmark`",
 }

@@ -142,8 +142,9 @@ class TestSubscribesAtOnce:
             return [int(count) for count in await worker.link.ask(b"HVALS", Keys().counts("1", "news"))]
 
         async def until_in_redis(expected):
-            while await in_redis() != expected:
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(60):
+                while await in_redis() != expected:
+                    await asyncio.sleep(0.01)
 
         for client in clients[1:]:
             await client.subscribe("news")

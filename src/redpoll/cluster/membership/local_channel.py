@@ -276,6 +276,10 @@ class LocalChannel:
             and not settings.hooks
         )
 
+    def lacks_at_most_count(self) -> bool:
+        """Whether Redis has everything but perhaps the present number of sockets, which may wait a moment."""
+        return not self.waiting and self.is_plain(self.app)
+
     @property
     def dropped(self) -> bool:
         """The channel is no longer held."""

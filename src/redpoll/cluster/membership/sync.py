@@ -375,7 +375,11 @@ class Sync:
             # An exception while one channel's sockets are served must not stop the other channels.
             if local_channel.asserted:
                 self._asserted(local_channel)
-            self.touch(local_channel)
+            if local_channel in self._counted and local_channel.lacks_at_most_count():
+                # While clients keep coming, each reply would be followed by another call.
+                self._counted_again.add(local_channel)
+            else:
+                self.touch(local_channel)
             self._continue()
 
     def _asserted(self, local_channel: LocalChannel) -> None:
