@@ -166,7 +166,7 @@ class Server:
 
     def environment(self) -> dict[str, str]:
         """The environment of the tests without settings of redpoll, plus the settings of this server."""
-        prefixes = ("REDPOLL_", "PUSHER_", "SOKETI_")
+        prefixes = ("REDPOLL_", "PUSHER_", "REVERB_", "SOKETI_")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
         environment.pop("REDIS_URL", None)
         package = importlib.util.find_spec("redpoll")

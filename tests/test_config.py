@@ -71,6 +71,22 @@ def test_soketi_and_pusher_variables_are_accepted():
     assert warnings == []
 
 
+def test_reverb_variables_are_accepted():
+    environment = {
+        "REVERB_SERVER_HOST": "127.0.0.1",
+        "REVERB_SERVER_PORT": "8080",
+        "REVERB_HOST": "ws.example.com",  # where clients connect, not where the server listens
+        "REVERB_PORT": "443",
+        "REVERB_APP_ID": "my-app",
+        "REVERB_APP_KEY": "key",
+        "REVERB_APP_SECRET": "secret",
+        "PUSHER_APP_ID": "1",
+    }
+    settings, warnings = load({}, environment)
+    assert (settings.host, settings.port, settings.app_id) == ("127.0.0.1", 8080, "my-app")
+    assert warnings == []
+
+
 def test_own_variable_overrides_an_alias():
     settings, _ = load({}, {"SOKETI_PORT": "1", "REDPOLL_PORT": "2"})
     assert settings.port == 2
@@ -99,16 +115,28 @@ def test_app_can_be_in_the_file_and_its_secret_in_the_environment(tmp_path):
     assert (settings.app_id, settings.app_key, settings.app_secret) == ("9", "k", "s")
 
 
-@pytest.mark.parametrize("app_id", ["12a", "-1", "1.5", "٣", "1" * 19])
-def test_app_id_must_be_decimal_digits(app_id):
+@pytest.mark.parametrize("app_id", ["12a", "-1", "my_app.1", "a..b", "app-id", "1" * 64])
+def test_app_id_may_have_the_characters_of_other_servers(app_id):
+    settings, _ = load({}, {"REVERB_APP_ID": app_id, "REVERB_APP_KEY": "a.b", "REVERB_APP_SECRET": "s+/="})
+    assert (settings.app_id, settings.app_key, settings.app_secret) == (app_id, "a.b", "s+/=")
+
+
+@pytest.mark.parametrize("app_id", [".", "..", "a b", "a/b", "a:b", "a%b", "٣", "1" * 65])
+def test_app_id_that_would_break_paths_or_redis_keys_is_refused(app_id):
     faults = faults_of(environment={"REDPOLL_APP_ID": app_id, "REDPOLL_APP_KEY": "k", "REDPOLL_APP_SECRET": "s"})
     assert list(faults) == ["REDPOLL_APP_ID"]
 
 
-@pytest.mark.parametrize("text", ["a:b", "a/b", "a@b", "a b", "a\n", "ä"])
-def test_keys_and_secrets_can_not_have_url_characters(text):
+@pytest.mark.parametrize("text", ["a b", "a\n", "ä", 'a"b', "a$b", "a#b"])
+def test_keys_and_secrets_can_not_have_characters_with_a_meaning_in_settings_files(text):
     faults = faults_of(environment={"REDPOLL_APP_ID": "1", "REDPOLL_APP_KEY": text, "REDPOLL_APP_SECRET": text})
     assert set(faults) == {"REDPOLL_APP_KEY", "REDPOLL_APP_SECRET"}
+
+
+@pytest.mark.parametrize("key", ["a:b", "a/b", "a@b", "..", "k" * 129])
+def test_keys_can_not_have_characters_with_a_meaning_in_paths_and_signatures(key):
+    faults = faults_of(environment={"REDPOLL_APP_ID": "1", "REDPOLL_APP_KEY": key, "REDPOLL_APP_SECRET": "s"})
+    assert list(faults) == ["REDPOLL_APP_KEY"]
 
 
 def test_all_faults_are_reported_together_with_their_paths(tmp_path):

@@ -21,7 +21,20 @@ from urllib.parse import urlsplit
 import msgspec
 
 from redpoll import certificate
-from redpoll.settings import PREFIX, TABLE, Alias, Setting, Settings, sample
+from redpoll.settings import (
+    APP_ID_RULE,
+    APP_KEY_RULE,
+    APP_SECRET_RULE,
+    PREFIX,
+    TABLE,
+    Alias,
+    Setting,
+    Settings,
+    sample,
+    valid_app_id,
+    valid_app_key,
+    valid_app_secret,
+)
 
 __all__ = ["TABLE", "ConfigError", "Fault", "Setting", "Settings", "load", "sample", "suggestion"]
 
@@ -179,12 +192,12 @@ def _check_together(values: dict[str, Any], given: dict[str, _Given], faults: li
     if 0 < len(missing) < len(_APP):
         variables = ", ".join(f"{_BY_NAME[name].variable} ({name})" for name in missing)
         faults.append(Fault(variables, "missing: set app_id, app_key and app_secret, or none of them"))
-    if values.get("app_id") and not re.fullmatch(r"[0-9]{1,18}", values["app_id"]):
-        fault("app_id", f"must have 1 to 18 decimal digits; got {values['app_id']!r}")
-    # Characters with a meaning in PUSHER_URL (`:` `/` `@`) or in a signature (`KEY:HEX`) are not allowed.
-    for name in ("app_key", "app_secret"):
-        if values.get(name) and not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", values[name]):
-            fault(name, "must have 1 to 128 letters, digits, `-` or `_`")
+    if values.get("app_id") and not valid_app_id(values["app_id"]):
+        fault("app_id", f"must have {APP_ID_RULE}; got {values['app_id']!r}")
+    if values.get("app_key") and not valid_app_key(values["app_key"]):
+        fault("app_key", f"must have {APP_KEY_RULE}; got {values['app_key']!r}")
+    if values.get("app_secret") and not valid_app_secret(values["app_secret"]):
+        fault("app_secret", f"must have {APP_SECRET_RULE}")
     if values.get("redis_url"):
         text = _redis_url_fault(values["redis_url"])
         if text:

@@ -5,6 +5,7 @@ the values and checks them.
 """
 
 import base64
+import re
 import textwrap
 import typing
 from dataclasses import dataclass
@@ -13,9 +14,50 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-__all__ = ["PREFIX", "TABLE", "VARIABLES", "Alias", "Setting", "Settings", "sample"]
+__all__ = [
+    "APP_ID_RULE",
+    "APP_KEY_RULE",
+    "APP_SECRET_RULE",
+    "MAX_APP_ID_CHARS",
+    "PREFIX",
+    "TABLE",
+    "VARIABLES",
+    "Alias",
+    "Setting",
+    "Settings",
+    "sample",
+    "valid_app_id",
+    "valid_app_key",
+    "valid_app_secret",
+]
 
 PREFIX = "REDPOLL_"
+
+# An app's id and key are parts of paths, the id also of Redis keys, whose parts `:` separates. In a signature, `:`
+# follows the key. Setup snippets quote neither key nor secret, so no character may have a meaning there.
+MAX_APP_ID_CHARS = 64
+_MAX_KEY_CHARS = 128
+APP_ID_RULE = f"1 to {MAX_APP_ID_CHARS} letters, digits, `-`, `_` or `.`, not only dots"
+APP_KEY_RULE = f"1 to {_MAX_KEY_CHARS} letters, digits, `-`, `_` or `.`, not only dots"
+APP_SECRET_RULE = f"1 to {_MAX_KEY_CHARS} letters, digits or characters of `-_.~+/=@:%^*,`"
+_APP_ID = re.compile(rf"(?!\.+\Z)[A-Za-z0-9_.-]{{1,{MAX_APP_ID_CHARS}}}").fullmatch
+_APP_KEY = re.compile(rf"(?!\.+\Z)[A-Za-z0-9_.-]{{1,{_MAX_KEY_CHARS}}}").fullmatch
+_APP_SECRET = re.compile(rf"[A-Za-z0-9_.~+/=@:%^*,-]{{1,{_MAX_KEY_CHARS}}}").fullmatch
+
+
+def valid_app_id(app_id: str) -> bool:
+    """Whether an app may have this id (APP_ID_RULE)."""
+    return _APP_ID(app_id) is not None
+
+
+def valid_app_key(key: str) -> bool:
+    """Whether an app may have this key (APP_KEY_RULE)."""
+    return _APP_KEY(key) is not None
+
+
+def valid_app_secret(secret: str) -> bool:
+    """Whether an app may have this secret (APP_SECRET_RULE)."""
+    return _APP_SECRET(secret) is not None
 
 
 @dataclass(frozen=True)
@@ -44,20 +86,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Every setting, with its type, bounds, unit, default and explanation.
 
     A field's name is the name in the TOML file; the flag (`--data-dir`) and the environment variable
-    (`REDPOLL_DATA_DIR`) are derived from it. Times are in seconds, sizes in bytes. Aliases are the variables that
-    soketi and Pusher's libraries use. None is written as an empty string. A list is an array in the file and
+    (`REDPOLL_DATA_DIR`) are derived from it. Times are in seconds, sizes in bytes. Aliases are variables of
+    soketi, Reverb and Pusher's libraries. None is written as an empty string. A list is an array in the file and
     comma-separated elsewhere.
     """
 
     host: Annotated[
         str,
-        _about("Listen address of the public port (WebSocket and HTTP API). `::` listens on IPv6 and IPv4."),
+        _about(
+            "Listen address of the public port (WebSocket and HTTP API). `::` listens on IPv6 and IPv4.",
+            aliases=(Alias("SOKETI_HOST"), Alias("REVERB_SERVER_HOST")),
+        ),
     ] = "0.0.0.0"
     port: Annotated[
         int,
         _about(
             "The public port. 0 picks a free port, which the ready line prints.",
-            aliases=(Alias("SOKETI_PORT"),),
+            aliases=(Alias("SOKETI_PORT"), Alias("REVERB_SERVER_PORT")),
             ge=0,
             le=65535,
         ),
@@ -348,25 +393,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     app_id: Annotated[
         str,
         _about(
-            "Id (decimal digits) of an app that is created or updated at every start. Set all three of `app_id`, "
+            f"Id of an app that is created or updated at every start: {APP_ID_RULE}. Set all three of `app_id`, "
             "`app_key` and `app_secret`, or none; with none, the first start creates an app and prints it.",
-            aliases=(Alias("SOKETI_DEFAULT_APP_ID"), Alias("PUSHER_APP_ID")),
+            aliases=(Alias("SOKETI_DEFAULT_APP_ID"), Alias("REVERB_APP_ID"), Alias("PUSHER_APP_ID")),
             flag=False,
         ),
     ] = ""
     app_key: Annotated[
         str,
         _about(
-            "Key of that app: letters, digits, `-` and `_`.",
-            aliases=(Alias("SOKETI_DEFAULT_APP_KEY"), Alias("PUSHER_APP_KEY")),
+            f"Key of that app: {APP_KEY_RULE}.",
+            aliases=(Alias("SOKETI_DEFAULT_APP_KEY"), Alias("REVERB_APP_KEY"), Alias("PUSHER_APP_KEY")),
             flag=False,
         ),
     ] = ""
     app_secret: Annotated[
         str,
         _about(
-            "Secret of that app, with the same characters. Has no flag, because other users can read command lines.",
-            aliases=(Alias("SOKETI_DEFAULT_APP_SECRET"), Alias("PUSHER_APP_SECRET")),
+            f"Secret of that app: {APP_SECRET_RULE}. Has no flag, because other users can read command lines.",
+            aliases=(Alias("SOKETI_DEFAULT_APP_SECRET"), Alias("REVERB_APP_SECRET"), Alias("PUSHER_APP_SECRET")),
             secret=True,
         ),
     ] = ""

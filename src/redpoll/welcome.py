@@ -6,6 +6,7 @@ This module builds the texts. The supervisor and `redpoll app create` print them
 import ipaddress
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 __all__ = ["first_login", "how_to_use", "url_host"]
 
@@ -53,7 +54,7 @@ new Pusher("{key}", {{
 
 Server libraries that read PUSHER_URL (Node.js, Ruby):
 
-PUSHER_URL=http://{key}:{secret}@{host}:{port}/apps/{id}
+PUSHER_URL=http://{key}:{quoted_secret}@{host}:{port}/apps/{id}
 
 Python (its library takes no port from PUSHER_URL):
 
@@ -72,6 +73,7 @@ def how_to_use(app: Mapping[str, Any], host: str, port: int, tls_port: int | Non
         id=app["id"],
         key=app["key"],
         secret=app["secret"],
+        quoted_secret=quote(app["secret"], safe=""),
         host=url_host(host),
         port=port,
         tls_port=tls_port or port,

@@ -148,7 +148,7 @@ async def lively(sockets: int = 12) -> AsyncIterator[Lively]:
                     "overview": "/dashboard",
                     "overview-app": f"/dashboard?app={app.app_id}",
                     "apps": "/dashboard/apps",
-                    "new-app": "/dashboard/apps/new",
+                    "new-app": "/dashboard/new-app",
                     "connect": here,
                     "channels": f"{here}/channels",
                     "channel": f"{here}/channels/presence-room",

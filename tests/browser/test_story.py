@@ -108,7 +108,7 @@ async def test_first_login_to_retried_dead_letter(chromium: Browser) -> None:
             assert not (server.folder / "data" / "first-login").exists()
 
             # An app, and its keys.
-            await page.goto(f"{server.control_url}/dashboard/apps/new")
+            await page.goto(f"{server.control_url}/dashboard/new-app")
             await page.fill("#name", "Shop")
             await page.get_by_role("button", name="Create app").click()
             app_id = await page.locator("#app-id").inner_text()

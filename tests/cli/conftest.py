@@ -19,7 +19,7 @@ def typed(tmp_path, monkeypatch):
     clean.
     """
     for name in list(os.environ):
-        if name.startswith(("REDPOLL_", "SOKETI_", "PUSHER_")) or name == "REDIS_URL":
+        if name.startswith(("REDPOLL_", "REVERB_", "SOKETI_", "PUSHER_")) or name == "REDIS_URL":
             monkeypatch.delenv(name)
     monkeypatch.setenv("REDPOLL_DATA_DIR", str(tmp_path / "data"))
     umask = os.umask(0o022)

@@ -509,7 +509,7 @@ async def test_bytes_that_are_no_text_in_any_header_are_refused_without_a_traceb
     await plane.records.set_app("3", {"allowed_origins": ("good.example",)})
     wire = await connect(plane.port)
     with capture_logs() as lines:
-        for path in (b"/apps/3/events", b"/apps/3/auth", b"/dashboard", b"/dashboard/login", b"/dashboard/apps/new"):
+        for path in (b"/apps/3/events", b"/apps/3/auth", b"/dashboard", b"/dashboard/login", b"/dashboard/new-app"):
             for name in names:
                 host = b"" if name == b"Host" else b"Host: test\r\n"
                 header = name + b": " + prefixes.get(name, b"") + value

@@ -28,6 +28,7 @@ from redpoll.control.webhooks import commands as webhook_commands
 from redpoll.protocol.apps import SETTINGS, App, HistoryRule, Key, parse_setting
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.tokens import Token
+from redpoll.settings import MAX_APP_ID_CHARS
 from redpoll.store import audit
 from redpoll.store.sqlite import reason_of
 
@@ -286,7 +287,7 @@ async def _audit(context: Context, verb: str, args: dict[str, Any]) -> None:
         who="command line",
         address="",
         action=verb,
-        app_id=str(app_id)[:18],
+        app_id=str(app_id)[:MAX_APP_ID_CHARS],
         target=str(target)[:1_000],
         detail=", ".join(rest)[:1_000],
     )

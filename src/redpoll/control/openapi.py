@@ -23,6 +23,7 @@ from redpoll.protocol.channels import MAX_NAME_CHARS
 from redpoll.protocol.errors import HTTP_STATUS
 from redpoll.protocol.messages import MAX_CORRELATION_ID_CHARS
 from redpoll.protocol.presence import MAX_USER_ID_CHARS
+from redpoll.settings import APP_ID_RULE, MAX_APP_ID_CHARS
 
 __all__ = ["Document"]
 
@@ -75,7 +76,10 @@ _SIGNED: Final = ("auth_key", "auth_timestamp", "auth_version", "auth_signature"
 _WAYS: Final[list[dict[str, list[str]]]] = [{"token": []}, {"key": [], "secret": []}, {name: [] for name in _SIGNED}]
 
 _PATH: Final = {
-    "app_id": {"description": "The app's id, decimal digits.", "schema": {"type": "string", "pattern": "^[0-9]+$"}},
+    "app_id": {
+        "description": f"The app's id: {APP_ID_RULE}.",
+        "schema": {"type": "string", "pattern": f"^[A-Za-z0-9_.-]{{1,{MAX_APP_ID_CHARS}}}$"},
+    },
     "channel": {
         "description": "The channel's name, percent-encoded if necessary.",
         "schema": {"type": "string", "minLength": 1, "maxLength": MAX_NAME_CHARS},

@@ -5,7 +5,6 @@ All changes are made here, one at a time. Each increases the directory's version
 """
 
 import asyncio
-import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from redpoll.control.record_checks import RecordError, check_name, check_roster, check_rules, check_size
 from redpoll.control.tokens import TokenRecords
 from redpoll.protocol.apps import App, HistoryRule, Key, Value, with_eras
-from redpoll.settings import Settings
+from redpoll.settings import APP_KEY_RULE, Settings, valid_app_key
 from redpoll.store import apps as app_rows
 from redpoll.store import daily
 from redpoll.store import tokens as token_rows
@@ -28,8 +27,6 @@ from redpoll.store.store import Store, directory_version, raise_directory_versio
 __all__ = ["HooksChange", "RecordError", "Records"]
 
 _FIRST_APP_NAME: Final = "first app"
-# A key can't contain characters with a meaning in PUSHER_URL (`:`, `/`, `@`) or in a signature (`KEY:HEX`).
-_KEY = re.compile(r"[A-Za-z0-9_-]{1,128}").fullmatch
 # Disabled keys of an app beyond this number are removed, so that regular key rotations don't fill the record.
 _KEEP_DISABLED_KEYS: Final = 10
 
@@ -246,8 +243,8 @@ class Records(TokenRecords):
         A disabled key of the app is enabled again with its old secret, which undoes a rotation. Of the keys that stay
         disabled, the newest ten are kept.
         """
-        if key is not None and not _KEY(key):
-            raise RecordError("a key must have 1 to 128 letters, digits, `-` and `_`")
+        if key is not None and not valid_app_key(key):
+            raise RecordError(f"a key must have {APP_KEY_RULE}")
         async with self._changing:
             app = self._app(app_id)
             existing = _key_of(app, key) if key is not None else None

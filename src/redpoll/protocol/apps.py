@@ -34,7 +34,7 @@ DAILY_LIMITS: dict[str, int | None] = {"free": 200_000, "starter": 1_000_000, "p
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """A key and its secret, both lowercase hex. A disabled key admits no new connection and signs no request."""
+    """A key and its secret, both lowercase hex if redpoll made them. A disabled key admits no new connection and signs no request."""
 
     key: str
     secret: str
@@ -64,7 +64,8 @@ class HistoryRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One app's record. `SETTINGS` describes the fields that aren't described here.
 
-    `id` is decimal digits if redpoll made it: Pusher's Python and Go libraries accept no other.
+    `id` is decimal digits if redpoll made it, because Pusher's Python library accepts no other. Ids that come from
+    other servers have letters, digits, `-`, `_` and `.` (settings.APP_ID_RULE); so have keys.
     `keys` is oldest first; the server itself signs with the oldest enabled key.
     `history` has at most one rule per name. `hooks` is derived from the app's enabled webhook endpoints, one letter
     per kind of event that any of them wants: o channel.occupied and .vacated, m member.added and .removed,

@@ -45,7 +45,7 @@ meta = Table(
 apps = Table(
     "apps",
     metadata,
-    Column("id", String(18), primary_key=True),
+    Column("id", String(64), primary_key=True),
     Column("name", Text, nullable=False),
     Column("settings", Text, nullable=False),
 )
@@ -58,7 +58,7 @@ keys = Table(
     Column("number", Integer, primary_key=True, autoincrement=True),
     Column("key", String(128), nullable=False, unique=True),
     Column("secret", String(128), nullable=False),
-    Column("app_id", String(18), ForeignKey("apps.id", ondelete="CASCADE"), nullable=False, index=True),
+    Column("app_id", String(64), ForeignKey("apps.id", ondelete="CASCADE"), nullable=False, index=True),
     Column("enabled", Boolean, nullable=False),
     Column("given", Boolean, nullable=False),
 )
@@ -70,7 +70,7 @@ tokens = Table(
     "tokens",
     metadata,
     Column("id", String(12), primary_key=True),
-    Column("app_id", String(18), ForeignKey("apps.id", ondelete="CASCADE"), nullable=True, index=True),
+    Column("app_id", String(64), ForeignKey("apps.id", ondelete="CASCADE"), nullable=True, index=True),
     Column("name", Text, nullable=False),
     Column("hash", String(64), nullable=False, unique=True),
     Column("prefix", String(8), nullable=False),
@@ -86,7 +86,7 @@ tokens = Table(
 daily = Table(
     "daily",
     metadata,
-    Column("app_id", String(18), ForeignKey("apps.id", ondelete="CASCADE"), primary_key=True),
+    Column("app_id", String(64), ForeignKey("apps.id", ondelete="CASCADE"), primary_key=True),
     Column("day", String(8), primary_key=True),
     Column("used", Integer, nullable=False),
 )
@@ -98,7 +98,7 @@ webhooks = Table(
     "webhooks",
     metadata,
     Column("id", String(12), primary_key=True),
-    Column("app_id", String(18), ForeignKey("apps.id", ondelete="CASCADE"), nullable=False, index=True),
+    Column("app_id", String(64), ForeignKey("apps.id", ondelete="CASCADE"), nullable=False, index=True),
     Column("url", Text, nullable=False),
     Column("secret", String(64), nullable=False),
     Column("previous_secret", String(64), nullable=False),
@@ -185,7 +185,7 @@ audit = Table(
     Column("who", String(64), nullable=False),
     Column("address", String(64), nullable=False),
     Column("action", String(64), nullable=False),
-    Column("app_id", String(18), nullable=False, index=True),
+    Column("app_id", String(64), nullable=False, index=True),
     Column("target", Text, nullable=False),
     Column("detail", Text, nullable=False),
 )

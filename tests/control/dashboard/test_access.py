@@ -50,7 +50,7 @@ async def test_secrets_are_shown_to_admins_only(browser, viewer):
 
 @pytest.mark.parametrize("token", ["", "x", "0" * 64])
 async def test_form_without_the_csrf_token_changes_nothing(plane, browser, token):
-    reply = await browser.post("/dashboard/apps/new", csrf=token, name="stolen")
+    reply = await browser.post("/dashboard/new-app", csrf=token, name="stolen")
     assert reply.status == 403
     assert all(app.name != "stolen" for app in plane.records.apps.values())
 
@@ -60,7 +60,7 @@ async def test_bytes_that_are_not_utf_8_are_refused_without_a_traceback(plane, b
     with capture_logs() as lines:
         for cookie, token in ((b"redpoll=\xff", b"x"), (browser.cookie.encode(), b"\xff"), (b"\xff=1; ;=", b"\xff")):
             reply = await wire.ask(
-                b"POST /dashboard/apps/new HTTP/1.1\r\nHost: test\r\nContent-Length: 0\r\n"
+                b"POST /dashboard/new-app HTTP/1.1\r\nHost: test\r\nContent-Length: 0\r\n"
                 b"Cookie: " + cookie + b"\r\nX-CSRF-Token: " + token + b"\r\n\r\n"
             )
             assert reply.status in (400, 401), (cookie, token)
@@ -77,14 +77,14 @@ async def test_bytes_that_are_not_utf_8_are_refused_without_a_traceback(plane, b
     ],
 )
 async def test_form_from_another_site_changes_nothing_even_with_the_token(plane, browser, headers):
-    reply = await browser.post("/dashboard/apps/new", headers=headers, name="stolen")
+    reply = await browser.post("/dashboard/new-app", headers=headers, name="stolen")
     assert reply.status == 403
     assert all(app.name != "stolen" for app in plane.records.apps.values())
 
 
 async def test_own_form_with_browser_headers_is_accepted(browser):
     headers = {"Origin": "http://test", "Sec-Fetch-Site": "same-origin"}
-    assert (await browser.post("/dashboard/apps/new", headers=headers, name="mine")).status == 303
+    assert (await browser.post("/dashboard/new-app", headers=headers, name="mine")).status == 303
 
 
 async def test_htmx_requests_redirect_the_whole_page_to_the_login(open_browser):
@@ -140,13 +140,13 @@ async def test_errors_are_pages_for_people_and_json_for_programs(browser):
 async def test_form_of_an_earlier_session_is_offered_again(plane, browser):
     earlier = browser.csrf
     await browser.log_in()
-    reply = await browser.post("/dashboard/apps/new", csrf=earlier, name="Shop <b>")
+    reply = await browser.post("/dashboard/new-app", csrf=earlier, name="Shop <b>")
     assert reply.status == 403
     assert all(app.name != "Shop <b>" for app in plane.records.apps.values())
     page = reply.body.decode()
-    assert 'action="/dashboard/apps/new"' in page
+    assert 'action="/dashboard/new-app"' in page
     assert 'value="Shop &lt;b&gt;"' in page
-    assert (await browser.post("/dashboard/apps/new", name="Shop <b>")).status == 303
+    assert (await browser.post("/dashboard/new-app", name="Shop <b>")).status == 303
 
 
 async def test_form_of_an_earlier_session_omits_passwords(browser):

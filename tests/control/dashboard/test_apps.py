@@ -8,7 +8,7 @@ SCRIPT = "<script>alert('x')</script>"
 
 
 async def test_created_app_works_at_once_and_is_in_the_audit_log(plane, browser):
-    reply = await browser.post("/dashboard/apps/new", name=SCRIPT)
+    reply = await browser.post("/dashboard/new-app", name=SCRIPT)
     assert reply.status == 303
     app = next(app for app in plane.records.apps.values() if app.name == SCRIPT)
     assert reply.headers["location"] == f"/dashboard/apps/{app.id}"
@@ -24,14 +24,14 @@ async def test_created_app_works_at_once_and_is_in_the_audit_log(plane, browser)
 
 
 async def test_invalid_name_is_reported_at_its_field(browser):
-    reply = await browser.post("/dashboard/apps/new", name="x" * 201)
+    reply = await browser.post("/dashboard/new-app", name="x" * 201)
     assert reply.status == 422
     assert b'id="fault-name"' in reply.body
     assert b'value="' + b"x" * 201 in reply.body
 
 
 async def test_notice_is_shown_once(browser):
-    reply = await browser.post("/dashboard/apps/new", name="shop")
+    reply = await browser.post("/dashboard/new-app", name="shop")
     path = reply.headers["location"]
     assert b"shop was created" in (await browser.get(path)).body
     assert b"shop was created" not in (await browser.get(path)).body

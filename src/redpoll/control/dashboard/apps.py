@@ -52,8 +52,8 @@ class AppPages:
         access = self._access
         return [
             access.route("GET", "/apps", "apps", self.show_all),
-            access.route("GET", "/apps/new", "new_app", self.new, "admin"),
-            access.route("POST", "/apps/new", "create_app", self.create, "admin"),
+            access.route("GET", "/new-app", "new_app", self.new, "admin"),
+            access.route("POST", "/new-app", "create_app", self.create, "admin"),
             access.route("GET", "/apps/{app_id}", "app", self.show),
             access.route("GET", "/apps/{app_id}/settings", "settings", self.settings),
             access.route("POST", "/apps/{app_id}/settings", "set_app", self.change, "admin"),
@@ -70,7 +70,7 @@ class AppPages:
         return visit.page("app_new.html", form=Form())
 
     async def create(self, visit: Visit) -> Response:
-        """POST /dashboard/apps/new: name."""
+        """POST /dashboard/new-app: name."""
         form = visit.form
         try:
             app = await self._records.create_app(form.text("name"))
