@@ -1,4 +1,4 @@
-"""An app id as soketi's and Reverb's users have it, and the longest set of characters in names of channels and events."""
+"""An app id as users of soketi and Reverb have it, and names of channels and events with every allowed character."""
 
 from collections.abc import Iterator
 

@@ -34,7 +34,8 @@ DAILY_LIMITS: dict[str, int | None] = {"free": 200_000, "starter": 1_000_000, "p
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """A key and its secret, both lowercase hex if redpoll made them. A disabled key admits no new connection and signs no request."""
+    """A key and its secret, both lowercase hex if redpoll made them. A disabled key admits no new connection and signs
+    no request."""
 
     key: str
     secret: str
