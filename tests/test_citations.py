@@ -1,8 +1,8 @@
 """Every page that code and documentation cite is in this repository and has the heading that they name.
 
-A citation is `protocol/README.md "Close codes"`: a Markdown file, relative to the repository or to `src/redpoll`,
-and one of its headings in quotes. It may be wrapped over lines. Links within Markdown are checked as well, with
-their anchors.
+A citation is `protocol/README.md "Close codes"`: a Markdown file, relative to the repository, to `src/redpoll` or to
+`deploy/docs`, and one of its headings in quotes. It may be wrapped over lines. Links within Markdown are checked as
+well, with their anchors.
 """
 
 import re
@@ -62,7 +62,7 @@ def anchors_of(page: Path) -> set[str]:
 
 def page_of(cited: str, by: Path) -> Path | None:
     """Markdown may also name a page relative to itself."""
-    bases = [ROOT, ROOT / "src" / "redpoll"] + ([by.parent] if by.suffix == ".md" else [])
+    bases = [ROOT, ROOT / "src" / "redpoll", ROOT / "deploy" / "docs"] + ([by.parent] if by.suffix == ".md" else [])
     return next((base / cited for base in bases if (base / cited).is_file()), None)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # The module names of packages whose names differ.
-IMPORTED_AS = {"argon2-cffi": "argon2", "websocket-client": "websocket"}
+IMPORTED_AS = {"argon2-cffi": "argon2", "pyyaml": "yaml", "websocket-client": "websocket"}
 # Packages that are used without an import in this tree; how.
 USED_BY_NAME = {
     "cython": "setup.py imports Cython, which compiles ext/",
@@ -35,7 +35,11 @@ FIXED_IN = {
 }
 # Modules of the tree itself, imported from scripts and tests by their file names or folders.
 OWN = {"redpoll"}.union(
-    *({path.stem, path.parent.name} for folder in ("bench", "tests") for path in (ROOT / folder).rglob("*.py"))
+    *(
+        {path.stem, path.parent.name}
+        for folder in ("bench", "deploy", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    )
 )
 
 

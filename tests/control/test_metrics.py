@@ -5,7 +5,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.stats import Stats
-from redpoll.control.metrics import FAMILIES, Metrics
+from redpoll.control.latency import PublishLatency
+from redpoll.control.metrics import FAMILIES, Metrics, catalog
 from redpoll.control.router import Route, Routes
 
 
@@ -130,3 +131,29 @@ async def test_metrics_per_app_are_limited_to_100_apps(routes):
     assert 'redpoll_app_events_published_total{app="149"} 7.0' in text
     assert text.count("redpoll_app_connections{") == 100
     assert "quiet" not in text
+
+
+async def test_latency_of_events_is_a_histogram_by_source(routes):
+    latency = PublishLatency()
+    latency.began("a", 1_000_000, "http")
+    latency.written("a", 1_003_000)
+    latency.written("a", 1_030_000)
+
+    async def workers():
+        return {}
+
+    found = samples((await Metrics(lambda: routes, workers, dict, dict, latency).metrics(None)).body)
+
+    def at_most(bound, source="http"):
+        return found["redpoll_publish_to_socket_seconds_bucket", (("le", bound), ("source", source))]
+
+    assert (at_most("0.002048"), at_most("0.004096"), at_most("0.032768"), at_most("+Inf")) == (0, 1, 2, 2)
+    assert at_most("+Inf", "client") == 0
+    assert found["redpoll_publish_to_socket_seconds_sum", (("source", "http"),)] == pytest.approx(0.033)
+
+
+async def test_catalog_has_every_metric_of_a_running_server(plane):
+    await plane.trigger()
+    shown = text_string_to_metric_families((await plane.ask("GET", "/metrics")).body.decode())
+    known = {(metric.name, metric.type, metric.documentation) for metric in catalog()}
+    assert {(metric.name, metric.type, metric.documentation) for metric in shown} <= known

@@ -125,13 +125,17 @@ class ControlPlane:
         )
         self.outbox = Outbox(self.link, self._keys, settings.webhook_debounce_s)
         self.health = Health(lambda: self.janitor.redis_answers(), lambda request: self.dashboard.enter(request))
-        self.metrics = Metrics(
-            lambda: self.routes, self._read_workers, self._own_counters, lambda: self.publisher.by_app
-        )
         self.tracer = None
         if event_log is not None:
             reader = TraceReader(self.link, self._keys)
             self.tracer = Tracer(event_log, reader, settings.trace_calls_per_second)
+        self.metrics = Metrics(
+            lambda: self.routes,
+            self._read_workers,
+            self._own_counters,
+            lambda: self.publisher.by_app,
+            self.tracer.latency if self.tracer else None,
+        )
         api = Api(
             self.publisher,
             Occupancy(self.link, self._keys),

@@ -7,7 +7,7 @@ The table FAMILIES names every counter. Workers may be on other machines, so the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -21,12 +21,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from redpoll import __version__
 from redpoll.cluster.membership.connection_state import ConnectionState
+from redpoll.control.latency import PublishLatency
 from redpoll.control.request import Request
 from redpoll.control.response import Response, header_line
-from redpoll.control.router import Routes, slot_bound_s
+from redpoll.control.router import Access, Route, Routes, slot_bound_s
 from redpoll.control.webhooks.outcomes import Outcome
 
-__all__ = ["FAMILIES", "Family", "Metrics"]
+__all__ = ["FAMILIES", "Family", "Metrics", "catalog"]
 
 # The `worker` label of the control plane's own counters.
 CONTROL: Final = "control"
@@ -138,7 +139,7 @@ Counters = Mapping[str, Any]
 
 class Metrics:
     """The handler. `read_workers` returns the counters of each worker, `own` those of the control plane, and
-    `published` the number of events published over HTTP by app."""
+    `published` the number of events published over HTTP by app. `latency` is None if no events are traced."""
 
     def __init__(
         self,
@@ -146,27 +147,36 @@ class Metrics:
         read_workers: Callable[[], Awaitable[Mapping[str, Counters]]],
         own: Callable[[], Counters],
         published: Callable[[], Mapping[str, int]] = dict,
+        latency: PublishLatency | None = None,
     ) -> None:
         self._routes = routes
         self._read_workers = read_workers
         self._own = own
         self._published = published
+        self._latency = latency
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics. Without Redis the workers' counters are missing."""
         counters = {**await self._read_workers(), CONTROL: self._own()}
         registry = CollectorRegistry()
-        registry.register(_Snapshot(counters, self._published(), self._routes()))
+        registry.register(_Snapshot(counters, self._published(), self._routes(), self._latency))
         return Response(200, generate_latest(registry), _TYPE)
 
 
 class _Snapshot:
     """A prometheus_client Collector for one answer."""
 
-    def __init__(self, counters: Mapping[str, Counters], published: Mapping[str, int], routes: Routes) -> None:
+    def __init__(
+        self,
+        counters: Mapping[str, Counters],
+        published: Mapping[str, int],
+        routes: Routes,
+        latency: PublishLatency | None,
+    ) -> None:
         self._counters = counters
         self._published = published
         self._routes = routes
+        self._latency = latency
 
     def collect(self) -> Iterator[Metric]:
         info = GaugeMetricFamily("redpoll_info", "The version that runs.", labels=["version"])
@@ -176,6 +186,8 @@ class _Snapshot:
         yield self._of_connections()
         yield from self._of_apps()
         yield from self._of_routes()
+        if self._latency is not None:
+            yield self._of_events(self._latency)
 
     def _of_processes(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
@@ -244,10 +256,37 @@ class _Snapshot:
                 continue
             for status, count in sorted(route.answers.items()):
                 requests.add_metric([route.name, str(status)], count)
-            seen, buckets = 0, []
-            for slot, count in enumerate(route.times):
-                seen += count
-                bound_s = slot_bound_s(slot)
-                buckets.append(("+Inf" if bound_s == float("inf") else repr(bound_s), float(seen)))
-            seconds.add_metric([route.name], buckets=buckets, sum_value=route.microseconds / 1e6)
+            seconds.add_metric([route.name], _buckets(route.times), sum_value=route.microseconds / 1e6)
         return requests, seconds
+
+    def _of_events(self, latency: PublishLatency) -> Metric:
+        family = HistogramMetricFamily(
+            "redpoll_publish_to_socket_seconds",
+            "Seconds from the arrival of a traced event until a worker wrote it to the sockets of a channel.",
+            labels=["source"],
+        )
+        for source, times in latency.times.items():
+            family.add_metric([source], _buckets(times), sum_value=latency.microseconds[source] / 1e6)
+        return family
+
+
+def _buckets(times: Sequence[int]) -> list[tuple[str, float]]:
+    """The cumulative buckets of a histogram that counts as `Route.times` does."""
+    seen, buckets = 0, []
+    for slot, count in enumerate(times):
+        seen += count
+        bound_s = slot_bound_s(slot)
+        buckets.append(("+Inf" if bound_s == float("inf") else repr(bound_s), float(seen)))
+    return buckets
+
+
+def catalog() -> list[Metric]:
+    """Every metric that /metrics can show, with one made-up sample or more each, for documentation and its tests."""
+    route = Route("", "", "events", lambda request: None, Access.OPEN)
+    route.count(200, 0.0)
+    counters = {
+        **dict.fromkeys(FAMILIES, 0.0),
+        "redis_connection_state": ConnectionState.OPEN,
+        "by_app": {"1": [0, 0, 0]},
+    }
+    return list(_Snapshot({"": counters}, {}, Routes([route]), PublishLatency()).collect())

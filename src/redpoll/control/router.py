@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from redpoll.control.request import Request
     from redpoll.control.response import Response
 
-__all__ = ["API_PREFIX", "About", "Access", "Handler", "Place", "Route", "Routes", "slot_bound_s"]
+__all__ = [
+    "API_PREFIX",
+    "About",
+    "Access",
+    "Handler",
+    "Place",
+    "Route",
+    "Routes",
+    "no_times",
+    "slot_bound_s",
+    "time_slot",
+]
 
 API_PREFIX: Final = "/api/v1"
 # The second to last slot ends at 2^24 µs, about 17 s, which is longer than any deadline here.
@@ -197,6 +208,11 @@ class Routes:
 def no_times() -> list[int]:
     """`Route.times` before the first response."""
     return [0] * _SLOTS
+
+
+def time_slot(microseconds: int) -> int:
+    """The slot of `Route.times` that counts a duration."""
+    return min(microseconds.bit_length(), _SLOTS - 1)
 
 
 def slot_bound_s(slot: int) -> float:

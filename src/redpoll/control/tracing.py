@@ -20,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.link import LinkDown
 from redpoll.cluster.traces import Entry, TraceReader
+from redpoll.control.latency import PublishLatency
 from redpoll.control.request import Request
 from redpoll.protocol.messages import Event
 from redpoll.store.eventlog import CallBatch, CallRow, EventLog, SpanRow
@@ -44,6 +45,7 @@ class Tracer:
     """`spans_per_s`: at most this many calls per second are traced; the others have a row but no spans.
 
     `clock()` returns Unix seconds. `unlogged` counts calls whose row was lost, `sampled_out` calls without spans.
+    `latency` has the times of the traced ones.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Tracer:
     ) -> None:
         self.unlogged = 0
         self.sampled_out = 0
+        self.latency = PublishLatency()
         self._log = event_log
         self._reader = reader
         self._per_flush = max(1, round(spans_per_s * FLUSH_EVERY_S)) if spans_per_s else 0
@@ -112,6 +115,8 @@ class Tracer:
         token = request.token
         credential = caller or (f"key {request.found_key or request.key}" if token is None else f"token {token.name}")
         began_us = int((self._clock() - took_s) * 1_000_000)
+        if request.sampled:
+            self.latency.began(request.trace_id, began_us, "http")
         self._ended.add(
             CallRow(
                 request.found_trace_id or request.trace_id,
@@ -151,6 +156,7 @@ class Tracer:
                 position = entries[-1].id if entries else None
                 batches = [ended, CallBatch(_triggered(entries))]
                 await self._log.write(batches, [*spans, *_worker_spans(entries)], position)
+                self._measure(entries)
                 if position:
                     self._position = position
                     self._reader.trim(position)
@@ -162,6 +168,20 @@ class Tracer:
             log.warning("event log not written", calls=ended.count, reason=reason_of(error))
             self._ended.follow(ended)
             self._spans[:0] = spans
+
+    def _measure(self, entries: Sequence[Entry]) -> None:
+        """Adds the times of these entries, which are read only once, to the histogram."""
+        latency = self.latency
+        for entry in entries:
+            for event in entry.batch.triggered:
+                if event.sampled and event.time_us:
+                    latency.began(event.trace_id, event.time_us, "client")
+        for entry in entries:
+            for span in entry.batch.spans:
+                # A span of a worker of an earlier version has no time in µs.
+                if span.stage == "written" and span.time_us:
+                    latency.written(span.trace_id, span.time_us)
+        latency.forget(int(self._clock() * 1_000_000))
 
     async def _read(self) -> list[Entry]:
         if not self._position:

@@ -1,0 +1,78 @@
+"""The page of metrics, the alert rules and the Grafana dashboard name metrics and labels that exist."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from docs_pages import METRICS, metrics_page
+
+from redpoll.control.metrics import catalog
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+RULES = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
+PANELS = [
+    (panel["title"], target["expr"])
+    for panel in json.loads((DEPLOY / "grafana" / "redpoll.json").read_text())["panels"]
+    for target in panel.get("targets", ())
+]
+# Every series, with the labels it can have. Prometheus adds `job` and `instance`.
+SERIES = {sample.name: set(sample.labels) for metric in catalog() for sample in metric.samples}
+SELECTOR = re.compile(r"\b(redpoll_\w+)(?:\{([^}]*)\})?")
+GROUPING = re.compile(r"\b(?:by|without|on)\s*\(([^)]*)\)")
+
+
+def faults_of(expression: str) -> list[str]:
+    faults, known = [], {"instance", "job"}
+    for name, matchers in SELECTOR.findall(expression):
+        if name not in SERIES:
+            faults.append(f"{name} doesn't exist")
+            continue
+        known |= SERIES[name]
+        used = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers))
+        faults += [f"{name} has no label {label}" for label in used - SERIES[name] - {"instance", "job"}]
+    for labels in GROUPING.findall(expression):
+        faults += [f"no label {label}" for label in {name.strip() for name in labels.split(",")} - known]
+    return faults
+
+
+def test_page_of_metrics_is_up_to_date():
+    assert METRICS.read_text() == metrics_page(), "run: .venv/bin/python deploy/docs_pages.py"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_alert_uses_metrics_that_exist_and_is_described(rule):
+    assert not faults_of(rule["expr"])
+    assert rule["labels"]["severity"] in ("page", "ticket")
+    assert rule["annotations"]["summary"]
+    assert rule["annotations"]["description"].endswith(".")
+    assert f"`{rule['alert']}` ({rule['labels']['severity']})" in (DEPLOY / "docs" / "monitoring.md").read_text()
+
+
+@pytest.mark.parametrize(("title", "expression"), PANELS)
+def test_panel_uses_metrics_that_exist(title, expression):
+    assert not faults_of(expression)
+
+
+def test_faults_are_found():
+    assert faults_of("rate(redpoll_connectionz[5m])") == ["redpoll_connectionz doesn't exist"]
+    assert faults_of('redpoll_connections{status="200"}') == ["redpoll_connections has no label status"]
+    assert faults_of("sum by (app) (redpoll_connections)") == ["no label app"]
+
+
+def test_every_alert_is_raised_by_a_recorded_series():
+    cases = yaml.safe_load((DEPLOY / "prometheus" / "alerts_test.yml").read_text())["tests"]
+    raised = {test["alertname"] for case in cases for test in case.get("alert_rule_test", ()) if test.get("exp_alerts")}
+    for case in cases:
+        for test in case.get("promql_expr_test", ()):
+            raised |= set(re.findall(r'alertname="(\w+)"', str(test["exp_samples"])))
+    assert raised == {rule["alert"] for rule in RULES}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool isn't installed")
+def test_promtool_accepts_the_rules_and_recorded_series_raise_them():
+    check = subprocess.run([DEPLOY / "prometheus" / "check"], capture_output=True, text=True, timeout=120, check=False)
+    assert check.returncode == 0, check.stdout + check.stderr
