@@ -1,4 +1,5 @@
-"""Renders the tables of figures in README.md and bench/README.md from the results in bench/results.
+"""Renders the tables of figures in README.md, bench/README.md and deploy/docs/sizing.md from the results in
+bench/results.
 
     python bench/render.py            writes them
     python bench/render.py --check    exit code 1 where a page doesn't match the results
@@ -19,7 +20,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-PAGES = (HERE.parent / "README.md", HERE / "README.md")
+PAGES = (HERE.parent / "README.md", HERE / "README.md", HERE.parent / "deploy" / "docs" / "sizing.md")
 _REGION = re.compile(r"(<!-- figures: ([a-z-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 Result = dict[str, Any]

@@ -1,19 +1,46 @@
-"""The generated pages of the documentation.
+"""The documentation site: pages that are generated from the code, pages that are files elsewhere in this repository,
+and links between them. mkdocs loads this module as a hook (mkdocs.yml).
 
-Usage: .venv/bin/python deploy/docs_pages.py   writes deploy/docs/metrics.md again, after a metric changed.
+Usage: .venv/bin/mkdocs build --strict -f deploy/mkdocs.yml       builds the site in build/docs
+       .venv/bin/python deploy/docs_pages.py                      writes deploy/docs/metrics.md again
 """
 
-from collections import defaultdict
-from pathlib import Path
-from typing import Final
+from __future__ import annotations
 
+import inspect
+import posixpath
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
 from prometheus_client.core import Metric
 
+from redpoll.cli import main
 from redpoll.control.metrics import catalog
+from redpoll.settings import PREFIX, TABLE, Setting
 
-__all__ = ["METRICS", "metrics_page"]
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
-METRICS: Final = Path(__file__).parent / "docs" / "metrics.md"
+__all__ = ["INCLUDED", "METRICS", "commands_page", "metrics_page", "rewritten", "settings_page"]
+
+ROOT: Final = Path(__file__).parents[1]
+DOCS: Final = "deploy/docs"
+METRICS: Final = ROOT / DOCS / "metrics.md"
+
+# Pages of the site that are files elsewhere in the repository, without their suffix.
+INCLUDED: Final = {
+    "deploy/README.md": "operation",
+    "deploy/failures.md": "failures",
+    "src/redpoll/protocol/README.md": "protocol",
+    "bench/README.md": "benchmarks",
+    "MATRIX.md": "matrix",
+}
 
 # Headings of the page of metrics, and how the names below them begin, without `redpoll_`. The first match counts.
 _GROUPS: Final = (
@@ -41,6 +68,17 @@ _METRICS_HEAD: Final = """# Metrics
 Workers report every 5 s. The label `worker` is a worker's name, which is new after each restart, or `control` for the
 control plane. So sum rates over it: `sum(rate(redpoll_frames_written_total[5m]))`. A counter ends in `_total` and
 starts at 0 when its process starts. A histogram has the series `…_bucket`, `…_sum` and `…_count`.
+"""
+_SETTINGS_HEAD: Final = """# Settings
+
+A flag overrides the environment, which overrides the file named by `--config` or `REDPOLL_CONFIG`. Lists are
+arrays in the file, and separated by commas elsewhere. [The operator's manual](../README.md#settings) explains how
+settings are read; `redpoll check-config` checks them.
+"""
+_COMMANDS_HEAD: Final = """# Commands
+
+Every command prints this help with `--help`. [The operator's manual](../README.md#command-line) explains how commands
+choose an app, and the exit codes.
 """
 
 
@@ -72,6 +110,151 @@ def _labels_of(metric: Metric) -> str:
         listed = ", ".join(f"`{value}`" for value in values[label]) if label in _LISTED else ""
         shown.append(f"`{label}`: {listed}" if listed else f"`{label}`")
     return "; ".join(shown)
+
+
+def settings_page() -> str:
+    """The page of all settings, from the table in settings.py."""
+    parts = [_SETTINGS_HEAD]
+    for setting in TABLE:
+        unit = f" In {setting.unit}." if setting.unit else ""
+        parts.append(f"## {setting.name}\n\n{setting.help}{unit}\n\n{_setting_rows(setting)}\n")
+    return "\n".join(parts)
+
+
+def _setting_rows(setting: Setting) -> str:
+    flag = f"`--{setting.name.replace('_', '-')}`" if setting.has_flag else "none"
+    variables = [f"{PREFIX}{setting.name.upper()}", *(alias.variable for alias in setting.aliases)]
+    default = ", ".join(map(str, setting.default)) if setting.is_list else setting.default
+    if isinstance(default, bool):
+        default = str(default).lower()
+    shown = "empty" if default in (None, "") else f"`{default}`"
+    return "\n".join(
+        [
+            "| default | flag | environment |",
+            "|---|---|---|",
+            f"| {shown} | {flag} | {', '.join(f'`{name}`' for name in variables)} |",
+        ]
+    )
+
+
+def commands_page() -> str:
+    """The page of all commands, from their help."""
+    return "\n".join([_COMMANDS_HEAD, *(_command(command, words) for command, words in _commands(main, ("redpoll",)))])
+
+
+def _commands(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[click.Command, tuple[str, ...]]]:
+    yield command, words
+    if isinstance(command, click.Group):
+        for name, child in sorted(command.commands.items()):
+            if not child.hidden:
+                yield from _commands(child, (*words, name))
+
+
+def _command(command: click.Command, words: tuple[str, ...]) -> str:
+    context = click.Context(command, info_name=" ".join(words))
+    lines = [f"{'#' * min(len(words) + 1, 4)} {' '.join(words)}", ""]
+    lines += [f"    {' '.join([*words, *command.collect_usage_pieces(context)])}", ""]
+    for block in inspect.cleandoc(command.help or "").split("\n\n"):
+        if block.startswith("\b"):
+            title, _, rest = block.removeprefix("\b\n").partition("\n")
+            if title.endswith(":"):
+                lines += [title, "", *(f"    {line}" for line in inspect.cleandoc(rest).split("\n")), ""]
+            else:
+                lines += [*(f"    {line}" for line in inspect.cleandoc(f"{title}\n{rest}").split("\n")), ""]
+        else:
+            lines += [_escaped(block), ""]
+    records = [parameter.get_help_record(context) for parameter in command.get_params(context)]
+    rows = [f"| `{_cell(record[0])}` | {_cell(_escaped(record[1]))} |" for record in records if record and record[1]]
+    return "\n".join([*lines, "| option | meaning |", "|---|---|", *rows, ""])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _escaped(text: str) -> str:
+    """Plain text as Markdown."""
+    return re.sub(r"([\\*_<>\[\]])", r"\\\1", text)
+
+
+# -- links
+
+# Code, which is left as it is; a link or an image; a citation such as `protocol/README.md "Close codes"`.
+_FENCED: Final = re.compile(r"(^ *(```|~~~).*?^ *\2 *$)", re.MULTILINE | re.DOTALL)
+_LINK: Final = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\]\([^)]*\))*)\]\(([^)\s]+)\)")
+_CITATION: Final = re.compile(r"(`?)(?<![\w/.-])([\w./-]*\w\.md)(`?) ?\"([^\"\n]+)\"(`?)")
+
+
+def rewritten(markdown: str, source: str) -> str:
+    """The text of a page, with its links made for the site.
+
+    `source` is the page's path in the repository. A link to a file that isn't on the site becomes its text.
+    """
+    parts = _FENCED.split(markdown)
+    # split() returns text, fenced block, its fence, text, …
+    for index in range(0, len(parts), 3):
+        parts[index] = _CITATION.sub(
+            lambda match: _cited(match, source), _LINK.sub(lambda match: _linked(match, source), parts[index])
+        )
+    return "".join(part for index, part in enumerate(parts) if index % 3 != 2)
+
+
+def _linked(match: re.Match[str], source: str) -> str:
+    image, text, target = match.groups()
+    text = _LINK.sub(lambda inner: _linked(inner, source), text)
+    file, _, anchor = target.partition("#")
+    if re.match(r"[a-z]+:", target) or not file:
+        return f"{image}[{text}]({target})"
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(source), file))
+    page = _page_of(path)
+    if page is None:
+        # The path says more than a text such as "alert rules", unless the text is the path.
+        return text if image or text.strip("`") in path else f"{text} (`{path}`)"
+    return f"{image}[{text}]({_relative(page, source)}{'#' + anchor if anchor else ''})"
+
+
+def _cited(match: re.Match[str], source: str) -> str:
+    cited, heading = match[2], match[4]
+    paths = (cited, f"src/redpoll/{cited}", posixpath.join(posixpath.dirname(source), cited))
+    page = next((page for path in paths if path.endswith(".md") and (page := _page_of(path))), None)
+    if page is None:
+        return match[0]
+    anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    return f"[{heading}]({_relative(page, source)}#{anchor})"
+
+
+def _page_of(path: str) -> str | None:
+    """The page or image of the site that shows a file of the repository."""
+    if path in INCLUDED:
+        return f"{INCLUDED[path]}.md"
+    if path.startswith("deploy/screenshots/"):
+        return path.removeprefix("deploy/")
+    return posixpath.relpath(path, DOCS) if path.startswith(f"{DOCS}/") else None
+
+
+def _relative(page: str, source: str) -> str:
+    own = _page_of(source) or source
+    return posixpath.relpath(page, posixpath.dirname(own) or ".")
+
+
+# -- mkdocs calls these
+
+
+def on_files(files: Files, config: MkDocsConfig, **more: Any) -> Files:
+    """Adds the pages that aren't in deploy/docs, and the screenshots."""
+    from mkdocs.structure.files import File
+
+    texts = {page: (ROOT / path).read_text() for path, page in INCLUDED.items()}
+    for page, text in {**texts, "settings": settings_page(), "commands": commands_page()}.items():
+        files.append(File.generated(config, f"{page}.md", content=text))
+    for image in sorted((ROOT / "deploy" / "screenshots").glob("*.png")):
+        files.append(File.generated(config, f"screenshots/{image.name}", abs_src_path=str(image)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **more: Any) -> str:
+    sources = {f"{name}.md": path for path, name in INCLUDED.items()}
+    return rewritten(markdown, sources.get(page.file.src_uri, f"{DOCS}/{page.file.src_uri}"))
 
 
 if __name__ == "__main__":

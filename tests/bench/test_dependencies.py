@@ -18,6 +18,7 @@ USED_BY_NAME = {
     "greenlet": "SQLAlchemy's asyncio extra",
     "ruff": "a command of .ci/run",
     "mypy": "a command of .ci/run",
+    "mkdocs-material": "the theme of deploy/mkdocs.yml",
     "pytest-asyncio": "pytest loads it",
     "pytest-timeout": "pytest loads it",
     "pytest-xdist": "pytest loads it",

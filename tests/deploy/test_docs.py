@@ -1,0 +1,403 @@
+"""The documentation: the site builds, every command line is one that redpoll accepts, and every block of code that can
+run here does what its page says, against one server.
+
+A block's title is the name of a file. Blocks use `ID`, `KEY`, `SECRET` and the port 6001, as README.md does.
+"""
+
+import asyncio
+import json
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import click
+import docs_pages
+import pytest
+import yaml
+from playwright.async_api import async_playwright
+
+from redpoll.cli import main
+from redpoll.control import commands
+from server import Server
+from wire import Api, Socket, eventually
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "deploy" / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+NODE_MODULES = ROOT / "tests" / "clients" / "node_modules"
+BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+# Commands of the pages begin a line of an indented block.
+COMMAND = re.compile(r"^    (?:[A-Z_]+=\S+ )*(redpoll .*)$", re.MULTILINE)
+needs_node = pytest.mark.skipif(not NODE_MODULES.is_dir(), reason="run `npm ci` in tests/clients first")
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(DOCS).as_posix()
+
+
+def blocks_of(page: str) -> dict[str, str]:
+    """The blocks of a page by title."""
+    return {title: text for _, title, text in BLOCK.findall((DOCS / page).read_text()) if title}
+
+
+# -- the site
+
+
+def test_the_site_builds_without_a_warning_and_has_every_page(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", ROOT / "deploy" / "mkdocs.yml"]
+    built = subprocess.run([*command, "-d", tmp_path], capture_output=True, text=True, timeout=120, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    pages = {name_of(page).removesuffix(".md") for page in PAGES} | {"settings", "commands"}
+    pages |= set(docs_pages.INCLUDED.values())
+    for page in pages - {"index"}:
+        assert (tmp_path / page / "index.html").is_file()
+    protocol = (tmp_path / "protocol" / "index.html").read_text()
+    # A citation of a heading, and the anchor that it leads to.
+    assert 'href="#close-codes"' in protocol or 'id="close-codes"' in protocol
+    # Nothing is loaded from elsewhere.
+    assert not re.findall(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)"', protocol)
+
+
+def test_links_are_made_for_the_site():
+    def site(text: str, source: str = "deploy/docs/quickstart/node.md") -> str:
+        return docs_pages.rewritten(text, source).replace(".md#", "#")
+
+    assert site("[a](../../README.md#tls)") == "[a](../operation#tls)"
+    assert site("[a](#here) [b](https://example.com/x.md)") == "[a](#here) [b](https://example.com/x.md)"
+    assert (
+        site("[rules](../prometheus/alerts.yml)", "deploy/docs/monitoring.md")
+        == "rules (`deploy/prometheus/alerts.yml`)"
+    )
+    assert site('see `protocol/README.md "Close codes"`') == "see [Close codes](../protocol#close-codes)"
+    assert site("```\n[a](../../README.md)\n```") == "```\n[a](../../README.md)\n```"
+    assert site("![x](screenshots/trace.png)", "deploy/README.md") == "![x](screenshots/trace.png)"
+
+
+def test_page_of_settings_has_every_setting_and_its_variables():
+    page = docs_pages.settings_page()
+    assert page.count("\n## ") == len(docs_pages.TABLE)
+    assert "| `6001` | `--port` | `REDPOLL_PORT`, `SOKETI_PORT`" in page
+    assert "| empty | none | `REDPOLL_APP_SECRET`" in page
+
+
+def test_page_of_commands_has_examples_and_options():
+    page = docs_pages.commands_page()
+    assert "### redpoll publish" in page
+    assert "    redpoll connections kick 1234567 123.456" in page
+    assert "| `--socket-id " in page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_line_is_one_that_redpoll_accepts(page):
+    def parse(command: click.Command, arguments: list[str]) -> None:
+        context = click.Context(command, info_name="redpoll")
+        if isinstance(command, click.Group):
+            _, child, rest = command.resolve_command(context, arguments)
+            parse(child, rest)
+        else:
+            command.parse_args(context, arguments)
+
+    for line in COMMAND.findall(page.read_text()):
+        parse(main, shlex.split(line, comments=True)[1:])
+
+
+# -- blocks of code
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_is_of_a_known_language_and_readable(page, tmp_path):
+    for language, title, text in BLOCK.findall(page.read_text()):
+        assert language in ("html", "ini", "js", "json", "jsx", "php", "python", "ruby"), f"{title}: {language}"
+        if language == "json":
+            json.loads(text)
+        elif language == "python":
+            compile(text, title, "exec")
+        elif language in ("php", "ruby") and shutil.which(language):
+            (tmp_path / "block").write_text(text)
+            option = {"php": "-l", "ruby": "-c"}[language]
+            subprocess.run([language, option, tmp_path / "block"], check=True, capture_output=True)
+        elif language == "ini":
+            assert all(re.fullmatch(r"[A-Z_]+=\S+", line) for line in text.split("\n") if line)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    intranet = {"webhook_allow_http": 1, "webhook_allow_addresses": "127.0.0.0/8"}
+    with Server(workers=2, **intranet) as running:
+        yield running
+
+
+@pytest.fixture
+def folder(tmp_path) -> Iterator[Path]:
+    """A folder below node_modules, where an `import` finds the libraries."""
+    if not NODE_MODULES.is_dir():
+        yield tmp_path
+        return
+    made = Path(tempfile.mkdtemp(prefix=".docs-", dir=NODE_MODULES))
+    yield made
+    shutil.rmtree(made)
+
+
+def operate(server: Server, verb: str, **args: object):
+    """Runs an operator's command in the server."""
+    return commands.ask(commands.socket_path(server.folder / "data"), verb, args)
+
+
+def written(folder: Path, server: Server, page: str, *titles: str, **values: str) -> list[Path]:
+    """Writes blocks of a page as files, with id, key, secret and port filled in and other texts replaced."""
+    replaced = {"ID": server.app_id, "KEY": server.app_key, "SECRET": server.app_secret, "6001": str(server.port)}
+    paths = []
+    for title in titles:
+        text = blocks_of(page)[title]
+        text = re.sub(r"(?<![\w$])(?:ID|KEY|SECRET|6001)(?!\w)", lambda found: replaced[found[0]], text)
+        for old, new in values.items():
+            text = text.replace(old, new)
+        path = folder / title
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        paths.append(path)
+    return paths
+
+
+class Process:
+    """A running program. `line()` waits for its next line of output."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def line(self) -> str:
+        assert self._process.stdout is not None
+        async with asyncio.timeout(30):
+            line = await self._process.stdout.readline()
+        assert line, "the program ended"
+        return line.decode().strip()
+
+    async def until(self, text: str) -> str:
+        while text not in (line := await self.line()):
+            pass
+        return line
+
+
+@asynccontextmanager
+async def running(*command: object, **environment: str) -> AsyncIterator[Process]:
+    words = [str(word) for word in command]
+    process = await asyncio.create_subprocess_exec(
+        *words,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONUNBUFFERED": "1", **environment},
+    )
+    try:
+        yield Process(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def run(*command: object, **environment: str) -> str:
+    """Runs a program to its end. Returns its output."""
+    async with running(*command, **environment) as process:
+        assert process._process.stdout is not None
+        async with asyncio.timeout(30):
+            text = (await process._process.stdout.read()).decode()
+            assert await process._process.wait() == 0, text
+        return text
+
+
+@asynccontextmanager
+async def subscriber(server: Server, *command: object, channel: str = "news") -> AsyncIterator[Process]:
+    """A program that subscribes to a channel; the block begins when it has."""
+    async with Api(server) as api:
+        # The subscriber of the test before has left.
+        await eventually(lambda: api.subscription_count(channel), 0)
+        async with running(*command) as process:
+            await eventually(lambda: api.subscription_count(channel), 1)
+            yield process
+
+
+async def test_python(server, folder):
+    backend, client = written(folder, server, "quickstart/python.md", "backend.py", "client.py")
+    async with subscriber(server, sys.executable, client) as reader:
+        await run(sys.executable, backend)
+        assert json.loads(await reader.line()) == {"text": "Hello from Python"}
+
+
+async def test_python_without_a_library(server, folder):
+    (script,) = written(folder, server, "quickstart/python.md", "with_token.py")
+    made = operate(server, "token create", app=server.app_id, name="script", scopes=["publish"], lasts_s=None)
+    client = await Socket.connect(server)
+    await client.subscribe("news")
+    assert (await run(sys.executable, script, TOKEN=made["token"])).strip() == "200"
+    assert "Hello from a token" in str((await client.next("hello", "news"))["data"])
+    await client.close()
+
+
+@needs_node
+async def test_node(server, folder):
+    backend, client = written(folder, server, "quickstart/node.md", "backend.mjs", "client.mjs")
+    async with subscriber(server, "node", client) as reader:
+        await run("node", backend)
+        assert await reader.line() == "Hello from Node"
+
+
+@needs_node
+@pytest.mark.parametrize(
+    ("page", "auth", "program"), [("node", "auth.mjs", "node"), ("python", "auth.py", sys.executable)]
+)
+async def test_private_channels(server, folder, page, auth, program):
+    (signer,) = written(folder, server, f"quickstart/{page}.md", auth)
+    async with running(program, signer, 0) as signing:
+        address = await signing.line()
+        values = {"http://127.0.0.1:8000": address.rstrip("/")}
+        (client,) = written(folder, server, "quickstart/node.md", "private.mjs", **values)
+        async with running("node", client) as reader:
+            assert await reader.until("here") == "1 here, I am Anna"
+
+
+@needs_node
+async def test_nextjs(server, folder):
+    titles = ("lib/backend.js", "app/api/news/route.js", "app/api/auth/route.js")
+    _, news, auth = written(folder, server, "quickstart/nextjs.md", *titles)
+    (folder / "package.json").write_text('{"type": "module"}')
+    (folder / "call.js").write_text(
+        f"""
+        import {{ POST as news }} from "{news}";
+        import {{ POST as auth }} from "{auth}";
+        const answer = await news(new Request("http://x", {{ method: "POST", body: '{{"text":"Hello from Next"}}' }}));
+        const form = "socket_id=1.2&channel_name=presence-a";
+        const signed = await (await auth(new Request("http://x", {{ method: "POST", body: form }}))).json();
+        console.log(answer.status, signed.auth.split(":")[0], signed.channel_data);
+        """
+    )
+    client = await Socket.connect(server)
+    await client.subscribe("news")
+    said = await run("node", folder / "call.js", REDPOLL_URL=server.pusher_url)
+    assert said.strip() == f'200 {server.app_key} {{"user_id":"42"}}'
+    assert "Hello from Next" in str((await client.next("hello", "news"))["data"])
+    await client.close()
+
+
+@needs_node
+async def test_laravel_echo(server, folder):
+    variables = dict(line.split("=", 1) for line in blocks_of("quickstart/laravel.md")[".env"].split("\n") if line)
+    filled = {"KEY": server.app_key, "6001": str(server.port)}
+    # Vite replaces these in the build.
+    values = {
+        f"import.meta.env.{name}": json.dumps(filled.get(value := variables[name.removeprefix("VITE_")], value))
+        for name in variables
+        if name.startswith("VITE_")
+    }
+    (client,) = written(folder, server, "quickstart/laravel.md", "resources/js/echo.js", **values)
+    client.write_text("globalThis.window = globalThis;\n" + client.read_text())
+    (folder / "package.json").write_text('{"type": "module"}')
+    async with subscriber(server, "node", client) as reader, Api(server) as api:
+        await api.publish("news", "hello", '{"text":"Hello from Laravel"}')
+        assert await reader.line() == "Hello from Laravel"
+
+
+@needs_node
+async def test_rails_page(server, folder):
+    (client,) = written(folder, server, "quickstart/rails.md", "app/javascript/news.js")
+    (folder / "package.json").write_text('{"type": "module"}')
+    async with subscriber(server, "node", client) as reader, Api(server) as api:
+        await api.publish("news", "hello", '{"text":"Hello from Rails"}')
+        assert await reader.line() == "Hello from Rails"
+
+
+@needs_node
+async def test_plain_html(server, folder):
+    (page_file,) = written(folder, server, "quickstart/html.md", "page.html")
+    library = NODE_MODULES / "pusher-js" / "dist" / "web" / "pusher.min.js"
+    async with async_playwright() as playwright, Api(server) as api:
+        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = await browser.new_page()
+        await page.route("https://js.pusher.com/**", lambda route: route.fulfill(path=library))
+        await eventually(lambda: api.subscription_count("news"), 0)
+        await page.goto(page_file.as_uri())
+        await eventually(lambda: api.subscription_count("news"), 1)
+        await api.publish("news", "hello", '{"text":"Hello, page"}')
+        await page.get_by_text("Hello, page").wait_for()
+        await browser.close()
+
+
+@needs_node
+async def test_history(server, folder):
+    operate(server, "history rule add", app=server.app_id, name="news-", prefix=True, keep=1000, seconds=3600)
+    made = operate(server, "token create", app=server.app_id, name="reader", scopes=["read"], lasts_s=None)
+    client, script = written(folder, server, "history.md", "recovering.mjs", "history.py")
+    shutil.copy(ROOT / "src" / "redpoll" / "control" / "static" / "redpoll.js", folder / "redpoll.cjs")
+    client.write_text(client.read_text().replace("./redpoll.js", "./redpoll.cjs"))
+    async with Api(server) as api:
+        await api.publish("news-sport", "goal", '{"text":"1:0"}')
+        async with running("node", client) as reader:
+            assert {await reader.line(), await reader.line()} == {"1:0", "1 stored"}
+    assert "goal" in await run(sys.executable, script, TOKEN=made["token"])
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+RECEIVERS = {
+    "receiver.py": lambda path, port: (sys.executable, path, port),
+    "receiver.mjs": lambda path, port: ("node", path, port),
+    "receiver.php": lambda path, port: ("php", "-S", f"127.0.0.1:{port}", path),
+    "receiver.rb": lambda path, port: ("ruby", path, port),
+}
+
+
+@pytest.mark.parametrize("title", RECEIVERS)
+async def test_webhook_receiver(server, folder, title):
+    (path,) = written(folder, server, "webhooks.md", title)
+    port = free_port()
+    command = RECEIVERS[title](path, port)
+    if shutil.which(str(command[0])) is None:
+        pytest.skip(f"{command[0]} isn't installed")
+    url = f"http://127.0.0.1:{port}/"
+    hook = operate(
+        server, "webhook create", app=server.app_id, url=url, events=["all"], format="service", channels=[], pin=False
+    )
+    async with running(*command, WEBHOOK_SECRET=hook["secret"]) as receiver:
+        # Every receiver prints its address when it listens.
+        await receiver.until(f"http://127.0.0.1:{port}")
+        forged = urllib.request.Request(url, b"{}", {"X-Service-Signature": "00", "X-Service-Delivery": "1"})
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            await asyncio.to_thread(urllib.request.urlopen, forged, timeout=30)
+        client = await Socket.connect(server)
+        await client.subscribe(f"room-of-{title}")
+        assert (await receiver.until("channel.occupied")).endswith(f"channel.occupied room-of-{title}")
+        operate(server, "webhook delete", id=hook["id"])
+        await client.close()
+
+
+def test_navigation_has_every_page():
+    text = (ROOT / "deploy" / "mkdocs.yml").read_text()
+    # The tag names a Python object.
+    nav = yaml.safe_load(re.sub(r"!!python\S+ ", "", text))["nav"]
+
+    def pages(entries: list) -> Iterator[str]:
+        for entry in entries:
+            for value in entry.values():
+                yield from pages(value) if isinstance(value, list) else [value]
+
+    listed = [page.removesuffix(".md") for page in pages(nav)]
+    files = {name_of(page).removesuffix(".md") for page in PAGES}
+    assert sorted(listed) == sorted({*files, *docs_pages.INCLUDED.values(), "settings", "commands"})
+
+
+def test_extra_for_the_site_is_part_of_the_developers():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert "redpoll[bench,docs,embedded]" in extras["dev"]
