@@ -87,6 +87,13 @@ def test_reverb_variables_are_accepted():
     assert warnings == []
 
 
+def test_path_prefix_is_written_with_one_slash_before_it():
+    for text in ("live", "/live", "/live/"):
+        assert load({}, {"REVERB_SERVER_PATH": text})[0].path_prefix == "/live"
+    assert load({}, {"SOKETI_PATH_PREFIX": "/"})[0].path_prefix == ""
+    assert list(faults_of(environment={"REDPOLL_PATH_PREFIX": "/a b"})) == ["REDPOLL_PATH_PREFIX"]
+
+
 def test_own_variable_overrides_an_alias():
     settings, _ = load({}, {"SOKETI_PORT": "1", "REDPOLL_PORT": "2"})
     assert settings.port == 2

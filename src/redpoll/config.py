@@ -41,6 +41,7 @@ __all__ = ["TABLE", "ConfigError", "Fault", "Setting", "Settings", "load", "samp
 _BY_NAME = {setting.name: setting for setting in TABLE}
 _APP = ("app_id", "app_key", "app_secret")
 _SHORT_PASSWORD_CHARS = 12
+_PATH_PREFIX = re.compile(r"[A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*|")
 _HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 # Variables with our prefix that are not settings: the path of the file, and how the extensions are built.
 _NOT_SETTINGS = {PREFIX + "CONFIG", PREFIX + "DEBUG"}
@@ -112,6 +113,8 @@ def load(
         raise ConfigError(faults)
     values["workers"] = values.get("workers") or len(os.sched_getaffinity(0))
     values["public_url"] = values.get("public_url", "").rstrip("/")
+    prefix = values.get("path_prefix", "").strip("/")
+    values["path_prefix"] = f"/{prefix}" if prefix else ""
     settings = Settings(**values)
     warnings = _unknown_variables(environment)
     if settings.tls_port is None and (settings.tls_cert or settings.tls_key):
@@ -198,6 +201,8 @@ def _check_together(values: dict[str, Any], given: dict[str, _Given], faults: li
         fault("app_key", f"must have {APP_KEY_RULE}; got {values['app_key']!r}")
     if values.get("app_secret") and not valid_app_secret(values["app_secret"]):
         fault("app_secret", f"must have {APP_SECRET_RULE}")
+    if values.get("path_prefix") and not _PATH_PREFIX.fullmatch(values["path_prefix"].strip("/")):
+        fault("path_prefix", f"must be a path of letters, digits and `-_.~/`; got {values['path_prefix']!r}")
     if values.get("redis_url"):
         text = _redis_url_fault(values["redis_url"])
         if text:

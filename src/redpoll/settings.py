@@ -107,6 +107,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             le=65535,
         ),
     ] = 6001
+    path_prefix: Annotated[
+        str,
+        _about(
+            "Path before `/apps` in the HTTP API, such as `/ws`, for back ends that were configured with one. Paths "
+            "without it stay valid. Clients may put any path before `/app`.",
+            aliases=(Alias("SOKETI_PATH_PREFIX"), Alias("REVERB_SERVER_PATH")),
+        ),
+    ] = ""
     tls_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
         _about(

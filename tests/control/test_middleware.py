@@ -88,6 +88,16 @@ async def test_the_path_may_be_signed_without_its_prefix_as_php_does(plane, sign
     assert (await plane.ask("POST", target, BODY)).status == 200
 
 
+async def test_the_api_is_also_at_the_configured_prefix_signed_with_or_without_it(plane, sign):
+    plane.plane.front._path_prefix = "/live"
+    for signed_path in ("/live/apps/3/events", "/apps/3/events"):
+        target = sign("POST", "/live/apps/3/events", BODY, signed_path=signed_path)
+        assert (await plane.ask("POST", target, BODY)).status == 200
+    assert (await plane.ask("POST", sign("POST", "/apps/3/events", BODY), BODY)).status == 200
+    for path in ("/other/apps/3/events", "/live/healthz", "/live/live/apps/3/events", "/livelier/apps/3/events"):
+        assert (await plane.ask("GET", path)).status == 404
+
+
 async def test_body_md5_of_an_empty_body_is_accepted_on_get(plane, sign):
     target = sign("GET", "/apps/3/channels", params={"body_md5": "d41d8cd98f00b204e9800998ecf8427e"})
     assert (await plane.ask("GET", target)).status == 200

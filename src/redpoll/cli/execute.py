@@ -32,6 +32,8 @@ def run(settings: config.Settings, verb: str, args: dict[str, Any]) -> Any:
             fail(error)
         try:
             return commands.ask(commands.socket_path(folder), verb, args)
+        except NotADirectoryError:
+            fail(in_use)
         except (FileNotFoundError, ConnectionRefusedError) as error:
             if time.monotonic() > deadline:
                 fail(f"{in_use}, which does not answer commands: {error}")

@@ -186,6 +186,7 @@ class ControlPlane:
             failures=self.auth_failures,
             tracer=self.tracer,
             body_timeout_s=body_timeout_s,
+            path_prefix=settings.path_prefix,
         )
         self.front.fault_page = self.dashboard.fault
         api.conclude = self.front.conclude

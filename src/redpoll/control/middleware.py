@@ -78,6 +78,7 @@ class Front:
         tracer: Tracer | None = None,
         clock: Callable[[], float] = time.time,
         body_timeout_s: float = 15.0,
+        path_prefix: str = "",
     ) -> None:
         self._routes = routes
         self._records = records
@@ -90,6 +91,7 @@ class Front:
         self._tracer = tracer
         self._clock = clock
         self._body_timeout_s = body_timeout_s
+        self._path_prefix = path_prefix
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         # Durations of triggers by app, counted like Route.times.
@@ -228,7 +230,7 @@ class Front:
             request.path = "/" + rest.partition("/")[2] if scheme_end else request.path
         auth.check_size(request.query)
         try:
-            by_method, request.parameters = self._routes.find(request.path)
+            by_method, request.parameters = self._routes.find(self._without_prefix(request.path))
         except UnicodeDecodeError:
             raise ApiError("bad_request", "the percent-encoded path is not UTF-8") from None
         route = by_method.get("GET" if request.method == "HEAD" else request.method)
@@ -245,6 +247,11 @@ class Front:
         request.route = route
         if route.cross_origin:
             request.more_headers = self._cross_origin(request)
+
+    def _without_prefix(self, path: str) -> str:
+        """The path that the table of routes knows."""
+        prefix = self._path_prefix
+        return path[len(prefix) :] if prefix and path.startswith(f"{prefix}/apps/") else path
 
     def _check_host(self, request: Request) -> None:
         host = request.headers.get("Host")
@@ -308,7 +315,10 @@ class Front:
             request.params = auth.parse_query(request.query)
         else:
             app = self._apps.get(request.parameters[0]) if route.access is Access.APP else self._app_of_query(request)
-            request.params = auth.check_query(app, request.method, request.path, request.query, body, self._clock())
+            # Libraries sign the path with the prefix or without it.
+            path = request.path
+            prefix = auth.PREFIX if self._without_prefix(path) is path else self._path_prefix
+            request.params = auth.check_query(app, request.method, path, request.query, body, self._clock(), prefix)
         assert app is not None
         request.app, request.caller_known = app, True
         if not app.enabled:

@@ -18,7 +18,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from redpoll.control.record_checks import RecordError, check_name, check_roster, check_rules, check_size
 from redpoll.control.tokens import TokenRecords
 from redpoll.protocol.apps import App, HistoryRule, Key, Value, with_eras
-from redpoll.settings import APP_KEY_RULE, Settings, valid_app_key
+from redpoll.settings import (
+    APP_ID_RULE,
+    APP_KEY_RULE,
+    APP_SECRET_RULE,
+    Settings,
+    valid_app_id,
+    valid_app_key,
+    valid_app_secret,
+)
 from redpoll.store import apps as app_rows
 from redpoll.store import daily
 from redpoll.store import tokens as token_rows
@@ -137,6 +145,47 @@ class Records(TokenRecords):
         else:
             return removed > 0
         return True
+
+    def check_import(self, app: App) -> None:
+        """Raises RecordError if `import_app` would refuse this app."""
+        for valid, what, rule in (
+            (valid_app_id(app.id), "an app's id", APP_ID_RULE),
+            (all(valid_app_key(key.key) for key in app.keys), "a key", APP_KEY_RULE),
+            (all(valid_app_secret(key.secret) for key in app.keys), "a secret", APP_SECRET_RULE),
+        ):
+            if not valid:
+                raise RecordError(f"{what} must have {rule}")
+        for key in app.keys:
+            owner = self.by_key.get(key.key)
+            if owner is not None and owner.id != app.id:
+                raise RecordError(f"key {key.key} belongs to app {owner.id}")
+        check_name("an app's", app.name)
+        check_roster(app, self._max_roster_bytes)
+        check_size(app)
+
+    async def import_app(self, app: App) -> None:
+        """Creates this app, or gives the existing one of its id these keys, in addition to its own, and these settings.
+
+        Raises RecordError.
+        """
+        async with self._changing:
+            self.check_import(app)
+            known = self.apps.get(app.id)
+            async with self._store.change() as connection:
+                if known is None:
+                    await app_rows.add(connection, app)
+                else:
+                    await app_rows.update(connection, app)
+                    for key in app.keys:
+                        existing = _key_of(known, key.key)
+                        if existing is None:
+                            await app_rows.add_key(connection, app.id, key, given=False)
+                        elif existing != key:
+                            await app_rows.set_secret(connection, key.key, key.secret)
+                            await app_rows.enable_key(connection, key.key, key.enabled)
+                version = await raise_directory_version(connection)
+                stored = await self._read(connection, app.id)
+            await self._changed(stored, version)
 
     # -- settings of an app
 

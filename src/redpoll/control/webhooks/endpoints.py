@@ -303,6 +303,25 @@ class Endpoints:
 
     # -- checking
 
+    def fault_of(self, url: str, events: Sequence[str], format: str, channels: Sequence[str]) -> str | None:
+        """Why `create` would refuse these values; None if it wouldn't."""
+        try:
+            self._check(
+                Endpoint(
+                    id="",
+                    app_id="",
+                    url=url,
+                    secret="",
+                    events=tuple(events),
+                    channels=tuple(channels),
+                    format=format,
+                    created_at=0.0,
+                )
+            )
+        except RecordError as error:
+            return str(error)
+        return None
+
     def _check(self, endpoint: Endpoint) -> None:
         fault = self._sender().check_url(endpoint.url)
         if fault is not None:

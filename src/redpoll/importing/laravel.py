@@ -1,0 +1,246 @@
+"""Reverb and laravel-websockets: an application's `.env`, or the package's file in Laravel's `config` folder.
+
+An environment file has only what the package's own configuration reads from it, so the rest has the package's defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+from redpoll.importing.documents import Document
+from redpoll.importing.php import Expression
+from redpoll.importing.plan import Plan, SourceError, as_bool, as_number
+
+__all__ = ["read_laravel_websockets", "read_reverb"]
+
+# redpoll's own limit of a message from a client, which theirs may exceed.
+_OUR_MESSAGE_BYTES: Final = 65_536
+_OUR_DATA_BYTES: Final = 10_240
+
+
+def read_reverb(document: Document) -> Plan:
+    """Raises SourceError."""
+    config = _config(document, _reverb_of_env)
+    plan = Plan("reverb")
+    servers = _table(config.get("servers"))
+    server = _table(servers.get(str(config.get("default") or "reverb")))
+    apps = _table(config.get("apps")).get("apps")
+    for index, given in enumerate(_list_of_apps(apps, document)):
+        _reverb_app(plan, given, server, f"{document.path}: app {index}")
+    _reverb_server(plan, server)
+    plan.unlimited_triggers("rate of publish requests")
+    return plan
+
+
+def _reverb_of_env(env: Mapping[str, str]) -> dict[str, Any]:
+    def get(name: str) -> Any:
+        return env.get(name) or None
+
+    app = {
+        "app_id": get("REVERB_APP_ID"),
+        "key": get("REVERB_APP_KEY"),
+        "secret": get("REVERB_APP_SECRET"),
+        "options": {"host": get("REVERB_HOST"), "port": get("REVERB_PORT"), "scheme": get("REVERB_SCHEME")},
+        "allowed_origins": ["*"],
+        "ping_interval": get("REVERB_APP_PING_INTERVAL"),
+        "activity_timeout": get("REVERB_APP_ACTIVITY_TIMEOUT"),
+        "max_connections": get("REVERB_APP_MAX_CONNECTIONS"),
+        "max_message_size": get("REVERB_APP_MAX_MESSAGE_SIZE"),
+        "accept_client_events_from": get("REVERB_APP_ACCEPT_CLIENT_EVENTS_FROM"),
+        "rate_limiting": {"enabled": get("REVERB_APP_RATE_LIMITING_ENABLED")},
+    }
+    server = {
+        "host": get("REVERB_SERVER_HOST"),
+        "port": get("REVERB_SERVER_PORT"),
+        "path": get("REVERB_SERVER_PATH"),
+        "max_request_size": get("REVERB_MAX_REQUEST_SIZE"),
+        "scaling": {
+            "enabled": get("REVERB_SCALING_ENABLED"),
+            "server": {
+                "url": get("REDIS_URL"),
+                "host": get("REDIS_HOST"),
+                "port": get("REDIS_PORT"),
+                "username": get("REDIS_USERNAME"),
+                "password": get("REDIS_PASSWORD"),
+                "database": get("REDIS_DB"),
+            },
+        },
+    }
+    return {"servers": {"reverb": server}, "apps": {"apps": [app]}}
+
+
+def _reverb_app(plan: Plan, given: dict[str, Any], server: dict[str, Any], where: str) -> None:
+    given = _readable(plan, given)
+    app = plan.app(given.get("app_id"), given.get("key"), given.get("secret"), given.get("name"), where=where)
+    app.limit("max_connections", given.get("max_connections"), "max_connections")
+    app.origins("allowed_origins", given.get("allowed_origins", ["*"]))
+    accepts = given.get("accept_client_events_from") or "members"
+    note = "redpoll accepts them from subscribers of the channel only" if accepts == "all" else ""
+    app.set("accept_client_events_from", accepts, "client_events", accepts != "none", note)
+    size = server.get("max_request_size")
+    if size is not None and as_number(size, "max_request_size") > _OUR_DATA_BYTES:
+        app.set("max_request_size", size, "max_data_bytes", as_number(size, "max_request_size"))
+    message = given.get("max_message_size")
+    if message is not None and as_number(message, "max_message_size") > _OUR_MESSAGE_BYTES:
+        plan.set("max_message_size", message, "max_message_bytes", int(as_number(message, "max_message_size")))
+    timeout = given.get("activity_timeout")
+    if timeout is not None:
+        plan.set("activity_timeout", timeout, "activity_timeout_s", as_number(timeout, "activity_timeout"))
+    if given.get("ping_interval") is not None:
+        app.nothing("ping_interval", given["ping_interval"], "redpoll pings after activity_timeout_s without a message")
+    limits = _table(given.get("rate_limiting"))
+    if as_bool(limits.get("enabled")):
+        shown = f"{limits.get('max_attempts', 60)} in {limits.get('decay_seconds', 60)} s"
+        app.nothing("rate_limiting", shown, "redpoll limits client events (client_events_per_second) and subscribes")
+    _public_url(plan, _table(given.get("options")))
+
+
+def _public_url(plan: Plan, options: dict[str, Any]) -> None:
+    host = options.get("host")
+    if isinstance(host, str) and host and "public_url" not in plan.server:
+        scheme = options.get("scheme") or "https"
+        url = f"{scheme}://{host}:{options.get('port') or (443 if scheme == 'https' else 80)}"
+        plan.set("options", url, "public_url", url, "the address in the dashboard's examples")
+
+
+def _reverb_server(plan: Plan, server: dict[str, Any]) -> None:
+    for name in ("host", "port"):
+        if server.get(name) is not None:
+            plan.set(f"servers.{name}", server[name], name, server[name])
+    if server.get("path"):
+        plan.set("servers.path", server["path"], "path_prefix", "/" + str(server["path"]).strip("/"))
+    tls = _table(_table(server.get("options")).get("tls"))
+    if tls.get("local_cert") is not None:
+        _certificate(plan, tls, 8_080)
+    scaling = _table(server.get("scaling"))
+    if as_bool(scaling.get("enabled")):
+        _redis(plan, _table(scaling.get("server")))
+
+
+def _certificate(plan: Plan, tls: dict[str, Any], default_port: int) -> None:
+    plan.set("tls.local_cert", tls["local_cert"], "tls_cert", str(tls["local_cert"]))
+    if tls.get("local_pk") is not None:
+        plan.set("tls.local_pk", tls["local_pk"], "tls_key", str(tls["local_pk"]))
+    if tls.get("passphrase") is not None:
+        plan.nothing("tls.passphrase", "…", "the key of tls_key must have no passphrase")
+    port = plan.server.pop("port", default_port)
+    plan.set("port", port, "tls_port", port, "the port is for TLS only if it has a certificate")
+    plan.set("port", port, "port", 0, "redpoll has a port without TLS too; choose one, 0 takes any")
+
+
+def _redis(plan: Plan, redis: dict[str, Any]) -> None:
+    url = redis.get("url")
+    if isinstance(url, str) and url:
+        plan.set("scaling.server.url", url.rpartition("@")[2], "redis_url", url)
+        return
+    user, password = redis.get("username") or "", redis.get("password") or ""
+    at = f"{quote(str(user), safe='')}:{quote(str(password), safe='')}@" if user or password else ""
+    shown = f"redis://{redis.get('host') or '127.0.0.1'}:{redis.get('port') or 6379}/{redis.get('database') or 0}"
+    plan.set("scaling.server", shown, "redis_url", shown.replace("//", f"//{at}"))
+
+
+def read_laravel_websockets(document: Document) -> Plan:
+    """Raises SourceError."""
+    config = _config(document, _websockets_of_env)
+    plan = Plan("laravel-websockets")
+    # Version 1 has one list of origins for all apps.
+    shared_origins = config.get("allowed_origins")
+    size_kb = config.get("max_request_size_in_kb", 250)
+    for index, given in enumerate(_list_of_apps(config.get("apps"), document)):
+        _websockets_app(plan, given, shared_origins, size_kb, f"{document.path}: app {index}")
+    port = _table(config.get("dashboard")).get("port")
+    if port is not None:
+        plan.set("dashboard.port", port, "port", port)
+    tls = _table(config.get("ssl"))
+    if tls.get("local_cert") is not None:
+        _certificate(plan, tls, 6_001)
+    if _table(config.get("replication")).get("mode") == "redis":
+        plan.nothing("replication", "redis", "set redis_url to the address of that Redis")
+    plan.unlimited_triggers("rate of publish requests")
+    return plan
+
+
+def _websockets_of_env(env: Mapping[str, str]) -> dict[str, Any]:
+    def get(name: str) -> Any:
+        return env.get(name) or None
+
+    app = {
+        "id": get("PUSHER_APP_ID"),
+        "key": get("PUSHER_APP_KEY"),
+        "secret": get("PUSHER_APP_SECRET"),
+        "name": get("APP_NAME"),
+        "path": get("PUSHER_APP_PATH"),
+        "enable_client_messages": False,
+    }
+    return {
+        "apps": [app],
+        "dashboard": {"port": get("LARAVEL_WEBSOCKETS_PORT")},
+        "ssl": {
+            "local_cert": get("LARAVEL_WEBSOCKETS_SSL_LOCAL_CERT"),
+            "local_pk": get("LARAVEL_WEBSOCKETS_SSL_LOCAL_PK"),
+            "passphrase": get("LARAVEL_WEBSOCKETS_SSL_PASSPHRASE"),
+        },
+        "replication": {"mode": get("WEBSOCKETS_REPLICATION_MODE")},
+    }
+
+
+def _websockets_app(plan: Plan, given: dict[str, Any], shared_origins: Any, size_kb: Any, where: str) -> None:
+    given = _readable(plan, given)
+    app = plan.app(given.get("id"), given.get("key"), given.get("secret"), given.get("name"), where=where)
+    app.limit("capacity", given.get("capacity"), "max_connections")
+    messages = given.get("enable_client_messages")
+    app.set("enable_client_messages", messages or False, "client_events", as_bool(messages))
+    origins = given.get("allowed_origins", shared_origins)
+    if isinstance(origins, str):
+        # The package's tables have one text.
+        origins = [part for part in origins.split(",") if part.strip()]
+    app.origins("allowed_origins", origins or [])
+    if not isinstance(size_kb, Expression):
+        size = as_number(size_kb, "max_request_size_in_kb") * 1_024
+        app.set("max_request_size_in_kb", size_kb, "max_data_bytes", size)
+    if given.get("path"):
+        app.nothing("path", given["path"], "clients may put any path before /app; path_prefix is that of the HTTP API")
+    if given.get("host"):
+        app.nothing("host", given["host"], "redpoll finds the app by its key, on every host name")
+    if as_bool(given.get("enable_statistics")):
+        app.nothing("enable_statistics", True, "statistics are in the dashboard and at /metrics, always")
+
+
+# -- shared
+
+
+def _config(document: Document, of_env: Any) -> dict[str, Any]:
+    if document.kind == "env":
+        return dict(of_env(document.env))
+    data = document.data
+    if document.kind == "json" and isinstance(data, list):
+        # The table of a database, exported.
+        data = {"apps": data}
+    if not isinstance(data, dict):
+        raise SourceError(f"{document.path} has no apps")
+    return data
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list_of_apps(apps: Any, document: Document) -> list[dict[str, Any]]:
+    if isinstance(apps, dict):
+        apps = list(apps.values())
+    if not isinstance(apps, list) or not apps:
+        shown = f": {apps.text}" if isinstance(apps, Expression) else ""
+        raise SourceError(f"{document.path} has no list of apps that can be read{shown}")
+    if not all(isinstance(app, dict) for app in apps):
+        raise SourceError(f"{document.path}: an app must be an array with its id, key and secret")
+    return apps
+
+
+def _readable(plan: Plan, given: dict[str, Any]) -> dict[str, Any]:
+    """The fields without those that only PHP can compute, which get a row."""
+    for name, value in given.items():
+        if isinstance(value, Expression):
+            plan.nothing(str(name), value.text, "an expression that only PHP can compute: set it by hand")
+    return {name: value for name, value in given.items() if not isinstance(value, Expression)}

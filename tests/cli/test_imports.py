@@ -1,0 +1,89 @@
+"""`redpoll import`, without a server."""
+
+import json
+import tomllib
+
+import pytest
+
+from redpoll import config
+
+SOKETI = {
+    "port": 6010,
+    "appManager.array.apps": [
+        {
+            "id": "shop-1",
+            "key": "shop-key",
+            "secret": "shop-secret",
+            "maxConnections": 20,
+            "webhooks": [
+                {"url": "https://shop.example/h", "event_types": ["channel_occupied"]},
+                {"url": "http://10.0.0.1/h", "event_types": ["channel_occupied"]},
+            ],
+        }
+    ],
+    "queue.driver": "redis",
+}
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "soketi.json"
+    path.write_text(json.dumps(SOKETI))
+    return str(path)
+
+
+def test_app_is_imported_with_its_key_settings_and_webhooks(typed, file):
+    outcome = json.loads(typed("import", "soketi", file, "--json").stdout)
+    (app,) = outcome["apps"]
+    assert (app["id"], app["outcome"]) == ("shop-1", "created")
+    assert [webhook["outcome"] for webhook in app["webhooks"]] == ["created", "refused"]
+    shown = json.loads(typed("app", "show", "shop-1", "--json").stdout)
+    assert (shown["key"], shown["secret"]) == ("shop-key", "shop-secret")
+    settings = json.loads(typed("app", "set", "shop-1", "--json").stdout)["settings"]
+    assert (settings["max_connections"], settings["client_events"]) == (20, False)
+    (webhook,) = json.loads(typed("webhook", "list", "shop-1", "--json").stdout)
+    assert (webhook["url"], webhook["format"]) == ("https://shop.example/h", "pusher")
+
+
+def test_repeated_import_changes_nothing(typed, file):
+    typed("import", "soketi", file)
+    (app,) = json.loads(typed("import", "soketi", file, "--json").stdout)["apps"]
+    assert app["outcome"] == "unchanged"
+    assert [webhook["outcome"] for webhook in app["webhooks"]] == ["unchanged", "refused"]
+
+
+def test_dry_run_shows_all_and_changes_nothing(typed, file):
+    text = typed("import", "soketi", file, "--dry-run").stdout
+    assert "app shop-1 (shop-1): would be created" in text
+    assert "maxConnections: 20" in text
+    assert "max_connections=20" in text
+    assert "NOT created: webhook http://10.0.0.1/h: the URL must begin with https://" in text
+    assert "queue.driver: redis" in text.partition("not taken over")[2]
+    assert "nothing was changed" in text
+    assert json.loads(typed("app", "list", "--json").stdout) == []
+
+
+def test_settings_of_the_server_are_lines_for_the_settings_file(typed, file, tmp_path):
+    text = typed("import", "soketi", file).stdout
+    lines = text.partition("redpoll.toml\n")[2].partition("\n\n")[0]
+    assert tomllib.loads(lines) == {"port": 6010, "trigger_rate_per_minute": 0}
+    (tmp_path / "redpoll.toml").write_text(lines)
+    settings, _ = config.load({}, {}, str(tmp_path / "redpoll.toml"))
+    assert settings.port == 6010
+
+
+def test_unreadable_file_exits_with_2(typed, tmp_path):
+    (tmp_path / "none").write_text("nothing")
+    result = typed("import", "pusher", str(tmp_path / "none"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "has no line NAME=VALUE" in result.stderr
+
+
+def test_key_of_another_app_refuses_the_import_and_changes_nothing(typed, file, tmp_path):
+    typed("import", "soketi", file)
+    apps = [{"id": "new", "key": "k", "secret": "s"}, {"id": "other", "key": "shop-key", "secret": "s"}]
+    (tmp_path / "apps.json").write_text(json.dumps(apps))
+    result = typed("import", "soketi", str(tmp_path / "apps.json"))
+    assert result.exit_code == 1
+    assert "app other: key shop-key belongs to app shop-1" in result.stderr
+    assert [app["id"] for app in json.loads(typed("app", "list", "--json").stdout)] == ["shop-1"]

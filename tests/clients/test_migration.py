@@ -1,0 +1,129 @@
+"""Clients of soketi and Reverb move to redpoll: their configuration is imported, and only the address changes.
+
+The old server is a stand-in that accepts every subscription. A proxy takes the place of the host name: when it points
+to redpoll, the libraries reconnect by themselves, with the keys and options that they had.
+"""
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+
+from node import Node, auth_endpoint, local_signer
+from proxy import Proxy
+from server import Server
+
+SOKETI = {
+    "port": 6001,
+    "appManager.array.apps": [
+        {"id": "app-id", "key": "app-key", "secret": "app-secret", "enableClientMessages": True, "maxConnections": 100}
+    ],
+}
+REVERB = """
+BROADCAST_CONNECTION=reverb
+REVERB_APP_ID=my_app.2
+REVERB_APP_KEY=nq3k7hx2
+REVERB_APP_SECRET=vtz04f8q
+REVERB_HOST=localhost
+REVERB_PORT=8080
+REVERB_SCHEME=http
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A running redpoll that has imported both configurations."""
+    folder = tmp_path_factory.mktemp("other servers")
+    (folder / "soketi.json").write_text(json.dumps(SOKETI))
+    (folder / ".env").write_text(REVERB)
+    with Server(workers=2) as running:
+        for source, name in (("soketi", "soketi.json"), ("reverb", ".env")):
+            outcome = imported(running, source, folder / name)
+            assert [app["outcome"] for app in outcome["apps"]] == ["created"]
+        yield running
+
+
+def imported(server: Server, source: str, file: Path) -> dict:
+    command = [sys.executable, "-m", "redpoll", "import", source, str(file), "--json"]
+    command += ["--data-dir", str(server.folder / "data")]
+    done = subprocess.run(command, env=server.environment(), capture_output=True, text=True, timeout=60, check=True)
+    return json.loads(done.stdout)
+
+
+@contextlib.asynccontextmanager
+async def old_server() -> AsyncIterator[int]:
+    """Speaks as much of the protocol as the libraries need to connect and subscribe. Yields its port."""
+
+    async def answer(socket: ServerConnection) -> None:
+        hello = json.dumps({"socket_id": "1.1", "activity_timeout": 30})
+        await socket.send(json.dumps({"event": "pusher:connection_established", "data": hello}))
+        async for message in socket:
+            frame = json.loads(message)
+            if frame["event"] == "pusher:subscribe":
+                channel = frame["data"]["channel"]
+                data = '{"presence":{"ids":[],"hash":{},"count":0}}' if channel.startswith("presence-") else "{}"
+                succeeded = {"event": "pusher_internal:subscription_succeeded", "channel": channel, "data": data}
+                await socket.send(json.dumps(succeeded))
+
+    async with serve(answer, "127.0.0.1", 0) as listening:
+        yield next(iter(listening.sockets)).getsockname()[1]
+
+
+@contextlib.contextmanager
+def credentials(server: Server, app_id: str, key: str, secret: str) -> Iterator[None]:
+    """Within the block, the tests' helpers use this app."""
+    before = server.app_id, server.app_key, server.app_secret
+    server.app_id, server.app_key, server.app_secret = app_id, key, secret
+    try:
+        yield
+    finally:
+        server.app_id, server.app_key, server.app_secret = before
+
+
+async def trigger(server: Server, node: Node, channel: str, event: str) -> None:
+    """Publishes with Pusher's library for Node, as the back end did, at the new address."""
+    options = {"appId": server.app_id, "key": server.app_key, "secret": server.app_secret, "useTLS": False}
+    await node.call("server", client="back end", options=options | {"host": "127.0.0.1", "port": server.port})
+    await node.call("server_call", client="back end", method="trigger", args=[channel, event, {"n": 1}])
+
+
+async def test_pusher_js_reconnects_from_soketi_to_redpoll(server: Server, node: Node) -> None:
+    with credentials(server, "app-id", "app-key", "app-secret"):
+        async with old_server() as port, auth_endpoint(local_signer(server)) as auth_url:
+            with Proxy(("127.0.0.1", port)) as host:
+                options = node.options(f"{auth_url}?user=anna", wsPort=host.port)
+                await node.call("connect", client="page", key="app-key", options=options)
+                for channel in ("news", "presence-room"):
+                    await node.call("subscribe", client="page", channel=channel, events=["moved"])
+                    await node.seen(client="page", channel=channel, event="pusher:subscription_succeeded")
+                await asyncio.to_thread(move, host, server)
+                for channel in ("news", "presence-room"):
+                    await node.seen(2, client="page", channel=channel, event="pusher:subscription_succeeded")
+                await trigger(server, node, "presence-room", "moved")
+                assert (await node.seen(client="page", event="moved"))["data"] == {"n": 1}
+
+
+async def test_echo_reconnects_from_reverb_to_redpoll(server: Server, node: Node) -> None:
+    with credentials(server, "my_app.2", "nq3k7hx2", "vtz04f8q"):
+        async with old_server() as port, auth_endpoint(local_signer(server)) as auth_url:
+            with Proxy(("127.0.0.1", port)) as host:
+                options = node.options(None, broadcaster="reverb", key="nq3k7hx2", wsPort=host.port)
+                await node.call("echo", client="page", options=options | {"authEndpoint": auth_url})
+                await node.call("echo_listen", client="page", channel="orders", kind="private", events=["OrderShipped"])
+                await node.seen(client="page", event="subscribed")
+                await asyncio.to_thread(move, host, server)
+                await node.seen(2, client="page", event="subscribed")
+                await trigger(server, node, "private-orders", "App\\Events\\OrderShipped")
+                assert (await node.seen(client="page", event="OrderShipped"))["data"] == {"n": 1}
+
+
+def move(host: Proxy, server: Server) -> None:
+    """Points the host name to redpoll, and ends the old server's connections."""
+    host.upstream = ("127.0.0.1", server.port)
+    host.cut()

@@ -1,0 +1,165 @@
+"""Reverb's and laravel-websockets' configurations, as environment files and in PHP."""
+
+import pytest
+
+from redpoll.importing import documents, laravel
+from redpoll.importing.plan import SourceError
+
+REVERB_ENV = """
+APP_NAME=Shop
+BROADCAST_CONNECTION=reverb
+
+REVERB_APP_ID=my-app
+REVERB_APP_KEY=w1u8kq
+REVERB_APP_SECRET=ahb2kq
+REVERB_HOST="ws.shop.example"
+REVERB_PORT=443
+REVERB_SCHEME=https
+REVERB_SERVER_HOST=127.0.0.1
+REVERB_SERVER_PORT=8080
+
+VITE_REVERB_APP_KEY="${REVERB_APP_KEY}"
+VITE_REVERB_HOST="${REVERB_HOST}"
+"""
+REVERB_PHP = """<?php
+
+return [
+    'default' => env('REVERB_SERVER', 'reverb'),
+    'servers' => ['reverb' => [
+        'host' => env('REVERB_SERVER_HOST', '0.0.0.0'),
+        'port' => env('REVERB_SERVER_PORT', 8080),
+        'path' => '/live/',
+        'max_request_size' => 250_000,
+        'options' => ['tls' => ['local_cert' => '/c.pem', 'local_pk' => '/k.pem']],
+        'scaling' => ['enabled' => true, 'server' => ['host' => 'cache', 'password' => env('REDIS_PASSWORD')]],
+    ]],
+    'apps' => ['provider' => 'config', 'apps' => [
+        [
+            'app_id' => env('REVERB_APP_ID'),
+            'key' => env('REVERB_APP_KEY'),
+            'secret' => env('REVERB_APP_SECRET'),
+            'options' => ['useTLS' => env('REVERB_SCHEME', 'https') === 'https'],
+            'allowed_origins' => ['shop.example', '*.shop.example', 'localhost:5173', 'app-*.example'],
+            'ping_interval' => 60,
+            'activity_timeout' => 30,
+            'max_connections' => 500,
+            'max_message_size' => 100_000,
+            'accept_client_events_from' => 'none',
+            'rate_limiting' => ['enabled' => true, 'max_attempts' => 10, 'decay_seconds' => 1],
+        ],
+        ['app_id' => 'b', 'key' => 'kb', 'secret' => 'sb', 'allowed_origins' => explode(',', env('ORIGINS', '*')),
+         'max_connections' => $many],
+    ]],
+];
+"""
+WEBSOCKETS_PHP = """<?php
+
+use BeyondCode\\LaravelWebSockets\\Dashboard\\Http\\Middleware\\Authorize;
+
+return [
+    'dashboard' => ['port' => env('LARAVEL_WEBSOCKETS_PORT', 6001), 'middleware' => ['web', Authorize::class]],
+    'apps' => [[
+        'id' => env('PUSHER_APP_ID'),
+        'name' => env('APP_NAME'),
+        'key' => env('PUSHER_APP_KEY'),
+        'secret' => env('PUSHER_APP_SECRET'),
+        'path' => env('PUSHER_APP_PATH'),
+        'capacity' => null,
+        'enable_client_messages' => true,
+        'enable_statistics' => true,
+        'allowed_origins' => [
+            //
+        ],
+    ]],
+    'max_request_size_in_kb' => 250,
+];
+"""
+
+
+def written(tmp_path, text, env=None):
+    path = tmp_path / "file"
+    path.write_text(text)
+    env_path = None
+    if env is not None:
+        env_path = tmp_path / "env"
+        env_path.write_text(env)
+    return documents.load(path, env_path)
+
+
+def test_env_of_a_laravel_application_with_reverb(tmp_path):
+    plan = laravel.read_reverb(written(tmp_path, REVERB_ENV))
+    (app,) = plan.apps
+    assert (app.id, app.key, app.secret) == ("my-app", "w1u8kq", "ahb2kq")
+    assert app.settings == {"max_connections": "0", "client_events": "true"}
+    assert plan.server == {
+        "host": "127.0.0.1",
+        "port": 8080,
+        "public_url": "https://ws.shop.example:443",
+        "trigger_rate_per_minute": 0,
+    }
+
+
+def test_reverb_configuration_in_php(tmp_path):
+    plan = laravel.read_reverb(written(tmp_path, REVERB_PHP, REVERB_ENV + "REDIS_PASSWORD=p:w\n"))
+    app, other = plan.apps
+    assert (app.id, other.id) == ("my-app", "b")
+    assert app.settings == {
+        "max_connections": "500",
+        "allowed_origins": "shop.example,*.shop.example,localhost:5173",
+        "client_events": "false",
+        "max_data_bytes": "250000",
+    }
+    assert other.settings == {"max_connections": "0", "client_events": "true", "max_data_bytes": "250000"}
+    assert plan.server == {
+        "host": "127.0.0.1",
+        "tls_port": 8080,
+        "tls_cert": "/c.pem",
+        "tls_key": "/k.pem",
+        "port": 0,
+        "path_prefix": "/live",
+        "max_message_bytes": 100_000,
+        "activity_timeout_s": 30.0,
+        "redis_url": "redis://:p%3Aw@cache:6379/0",
+        "trigger_rate_per_minute": 0,
+    }
+    without = {row.theirs: row for row in plan.rows if not row.ours}
+    assert set(without) == {"allowed_origins", "ping_interval", "rate_limiting", "max_connections"}
+    assert without["allowed_origins"].value == "app-*.example"
+    assert without["max_connections"].value == "$many"
+
+
+def test_laravel_websockets_in_php(tmp_path):
+    env = "APP_NAME='My shop'\nPUSHER_APP_ID=app-1\nPUSHER_APP_KEY=k\nPUSHER_APP_SECRET=s\n"
+    plan = laravel.read_laravel_websockets(written(tmp_path, WEBSOCKETS_PHP, env))
+    (app,) = plan.apps
+    assert (app.id, app.name) == ("app-1", "My shop")
+    assert app.settings == {"max_connections": "0", "client_events": "true", "max_data_bytes": "256000"}
+    assert plan.server == {"port": 6001, "trigger_rate_per_minute": 0}
+    assert [row.theirs for row in plan.rows if not row.ours] == ["enable_statistics"]
+
+
+def test_laravel_websockets_as_environment_file(tmp_path):
+    env = "PUSHER_APP_ID=1\nPUSHER_APP_KEY=k\nPUSHER_APP_SECRET=s\nLARAVEL_WEBSOCKETS_PORT=6005\n"
+    plan = laravel.read_laravel_websockets(written(tmp_path, env))
+    assert plan.apps[0].settings["client_events"] == "false"
+    assert plan.server["port"] == 6005
+
+
+def test_table_of_laravel_websockets_apps(tmp_path):
+    rows = '[{"id":"a","key":"k","secret":"s","name":"n","capacity":5,"allowed_origins":"x.example,y.example"}]'
+    (app,) = laravel.read_laravel_websockets(written(tmp_path, rows)).apps
+    assert (app.settings["max_connections"], app.settings["allowed_origins"]) == ("5", "x.example,y.example")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("APP_NAME=x", "no id and no key and no secret"),
+        ("<?php return ['apps' => ['apps' => loaded()]];", "loaded\\(\\)"),
+        ("<?php return ['apps' => ['apps' => ['x']]];", "id, key and secret"),
+        ("<?php return ['apps' => ['apps' => [['app_id' => env('A'), 'key' => 'k', 'secret' => 's']]]];", "no id"),
+    ],
+)
+def test_reverb_files_without_an_app_are_refused(tmp_path, text, fault):
+    with pytest.raises(SourceError, match=fault):
+        laravel.read_reverb(written(tmp_path, text))

@@ -1,0 +1,41 @@
+"""What a plan makes of values that redpoll has no room for."""
+
+import pytest
+
+from redpoll.importing.plan import AppPlan, Plan, SourceError, as_bool, as_number
+
+
+@pytest.fixture
+def app() -> AppPlan:
+    return Plan("x").app("a", "k", "s", where="file")
+
+
+@pytest.mark.parametrize("value", [-1, 0, None, "-1"])
+def test_no_limit_of_theirs_is_none_here(app, value):
+    app.limit("capacity", value, "max_connections")
+    assert app.settings == {"max_connections": "0"}
+
+
+def test_origins(app):
+    app.origins("o", ["https://A.example/", "*.b.example", "c:8080"])
+    assert app.settings == {"allowed_origins": "a.example,*.b.example,c:8080"}
+    for everyone in (["*"], ["a.example", "*"], []):
+        app.settings.clear()
+        app.origins("o", everyone)
+        assert app.settings == {}
+
+
+def test_setting_that_does_not_fit_is_reported(app):
+    app.set("timeout", 9_999, "user_authentication_timeout_s", "9999")
+    assert app.settings == {}
+    assert app.rows[-1].ours == ""
+    assert "3600" in app.rows[-1].note
+
+
+def test_words_of_environment_files():
+    assert [as_bool(value) for value in (True, "true", "1", "On", False, "false", "", None, 0)] == [True] * 4 + [
+        False
+    ] * 5
+    assert as_number("1.5", "x") == 1.5
+    with pytest.raises(SourceError, match="x is not a number"):
+        as_number("many", "x")

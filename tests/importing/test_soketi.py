@@ -1,0 +1,205 @@
+"""soketi's configurations: JSON with paths or nested, environment files, and tables of apps."""
+
+import json
+
+import pytest
+
+from redpoll.importing import documents, soketi
+from redpoll.importing.plan import SourceError
+
+APP = {"id": "shop-1", "key": "shop-key", "secret": "shop/secret+="}
+
+
+def plan_of(tmp_path, content):
+    path = tmp_path / "soketi"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return soketi.read(documents.load(path))
+
+
+def without(plan):
+    return {row.theirs: row.note for row in plan.rows if not row.ours}
+
+
+def test_app_with_everything_that_maps(tmp_path):
+    webhook = {
+        "url": "https://shop.example/hooks",
+        "event_types": ["channel_occupied", "member_added", "cache_miss"],
+        "filter": {"channel_name_starts_with": "presence-"},
+    }
+    given = APP | {
+        "maxConnections": 200,
+        "enableClientMessages": True,
+        "enabled": False,
+        "maxPresenceMembersPerChannel": "50",
+        "maxPresenceMemberSizeInKb": 0.5,
+        "maxEventChannelsAtOnce": 20,
+        "maxEventNameLength": 100,
+        "maxEventPayloadInKb": 32,
+        "maxEventBatchSize": 5,
+        "enableUserAuthentication": True,
+        "webhooks": [webhook],
+    }
+    plan = plan_of(tmp_path, {"appManager.array.apps": [given], "userAuthenticationTimeout": 5_000, "port": 6_002})
+    (app,) = plan.apps
+    assert (app.id, app.key, app.secret) == ("shop-1", "shop-key", "shop/secret+=")
+    assert app.settings == {
+        "max_connections": "200",
+        "client_events": "true",
+        "enabled": "false",
+        "max_presence_members": "50",
+        "max_user_info_bytes": "512",
+        "max_channels": "20",
+        "max_event_name_chars": "100",
+        "max_data_bytes": "32768",
+        "max_batch": "5",
+        "cache_ttl_s": "3600",
+        "user_authentication_timeout_s": "5",
+    }
+    events = ["channel.occupied", "member.added", "cache.miss"]
+    assert app.webhooks == [{"url": "https://shop.example/hooks", "events": events, "channels": ["presence-"]}]
+    assert plan.server == {"port": 6_002, "trigger_rate_per_minute": 0}
+
+
+def test_defaults_of_soketi_that_differ_from_ours_are_taken_over(tmp_path):
+    (app,) = plan_of(tmp_path, {"appManager": {"array": {"apps": [APP]}}}).apps
+    assert app.settings["client_events"] == "false"
+    assert app.settings["max_data_bytes"] == str(100 * 1_024)
+    assert app.settings["max_user_info_bytes"] == "2048"
+    assert "max_channels" not in app.settings
+
+
+def test_no_limit_is_taken_over_as_no_limit(tmp_path):
+    plan = plan_of(tmp_path, {"appManager.array.apps": [APP | {"maxConnections": -1}]})
+    assert plan.apps[0].settings["max_connections"] == "0"
+
+
+def test_environment_file_describes_one_app(tmp_path):
+    plan = plan_of(
+        tmp_path,
+        """
+SOKETI_HOST=127.0.0.1
+SOKETI_PORT='6010'
+SOKETI_METRICS_SERVER_PORT=9602
+SOKETI_PATH_PREFIX=/ws
+SOKETI_SHUTDOWN_GRACE_PERIOD=5000
+SOKETI_DEFAULT_APP_ID=shop-1
+SOKETI_DEFAULT_APP_KEY=shop-key
+SOKETI_DEFAULT_APP_SECRET=shop-secret
+SOKETI_DEFAULT_APP_ENABLE_CLIENT_MESSAGES=true
+SOKETI_DEFAULT_APP_MAX_BACKEND_EVENTS_PER_SEC=100
+SOKETI_DEFAULT_APP_WEBHOOKS='[{"url":"https://shop.example/h","event_types":["client_event"]}]'
+SOKETI_EVENT_MAX_SIZE_IN_KB=10
+SOKETI_ADAPTER_DRIVER=redis
+SOKETI_DB_REDIS_HOST=cache
+SOKETI_DB_REDIS_PASSWORD=p@ss
+SOKETI_QUEUE_DRIVER=redis
+SOKETI_DEFAULT_APP_MAX_CONNECTIONS=500
+UNRELATED=1
+""",
+    )
+    (app,) = plan.apps
+    assert (app.id, app.settings["client_events"], app.settings["max_data_bytes"]) == ("shop-1", "true", "10240")
+    assert app.webhooks[0]["events"] == ["client_event"]
+    assert plan.server == {
+        "host": "127.0.0.1",
+        "port": 6_010,
+        "control_port": 9_602,
+        "path_prefix": "/ws",
+        "shutdown_grace_s": 5.0,
+        "redis_url": "redis://:p%40ss@cache:6379/0",
+        "trigger_rate_per_minute": 6_000,
+    }
+    assert not any("p@ss" in f"{row.ours}{row.value}" or "p%40ss" in row.ours for row in plan.rows)
+    # A variable that soketi doesn't know either.
+    assert set(without(plan)) >= {"SOKETI_QUEUE_DRIVER", "SOKETI_DEFAULT_APP_MAX_CONNECTIONS"}
+
+
+def test_table_of_apps_with_the_spelling_of_a_database(tmp_path):
+    row = {
+        "id": 7,
+        "key": "k",
+        "secret": "s",
+        "max_connections": 10,
+        "enable_client_messages": 1,
+        "max_backend_events_per_sec": -1,
+        "max_client_events_per_sec": 30,
+        "max_read_req_per_sec": 5,
+        "webhooks": "[]",
+        "max_event_payload_in_kb": None,
+    }
+    plan = plan_of(tmp_path, [row, {"AppId": "b", "AppKey": "kb", "AppSecret": "sb", "MaxConnections": 3}])
+    assert [(app.id, app.settings["max_connections"]) for app in plan.apps] == [("7", "10"), ("b", "3")]
+    assert plan.apps[0].settings["client_events"] == "true"
+    assert plan.server == {"trigger_rate_per_minute": 0, "client_events_per_second": 30}
+    assert "maxReadRequestsPerSecond" in without(plan)
+
+
+def test_what_has_no_counterpart_is_listed_with_the_reason(tmp_path):
+    webhooks = [
+        {"lambda_function": "f", "event_types": ["client_event"]},
+        {
+            "url": "https://x.example/",
+            "event_types": ["client_event"],
+            "headers": {"X-A": "1"},
+            "filter": {"channel_name_ends_with": "-x"},
+        },
+        {"url": "https://y.example/", "event_types": ["future_event"]},
+    ]
+    given = {
+        "debug": True,
+        "cors.origin": ["https://a.example"],
+        "adapter": {"driver": "nats", "nats": {"servers": ["n:4222"]}},
+        "appManager.array.apps": [APP | {"webhooks": webhooks, "maxChannelNameLength": 500, "enableStatistics": True}],
+    }
+    plan = plan_of(tmp_path, given)
+    found = without(plan)
+    assert set(found) == {
+        "debug",
+        "cors.origin",
+        "adapter.nats.servers",
+        "webhook",
+        "headers of webhook https://x.example/",
+        "filter of webhook https://x.example/",
+        "webhook https://y.example/",
+        "maxChannelNameLength",
+        "enableStatistics",
+    }
+    assert all(found.values())
+    assert [webhook["url"] for webhook in plan.apps[0].webhooks] == ["https://x.example/"]
+
+
+def test_value_beyond_our_limit_becomes_the_limit_with_a_note(tmp_path):
+    plan = plan_of(tmp_path, {"appManager.array.apps": [APP | {"maxEventPayloadInKb": 1_000}]})
+    assert plan.apps[0].settings["max_data_bytes"] == "262144"
+    (row,) = [row for row in plan.rows if row.theirs == "maxEventPayloadInKb"]
+    assert "262144" in row.note
+
+
+def test_certificate_makes_the_port_one_of_tls(tmp_path):
+    given = {"port": 443, "ssl": {"certPath": "/c.pem", "keyPath": "/k.pem", "passphrase": "x"}}
+    plan = plan_of(tmp_path, given | {"appManager.array.apps": [APP]})
+    assert {name: plan.server[name] for name in ("tls_port", "tls_cert", "tls_key", "port")} == {
+        "tls_port": 443,
+        "tls_cert": "/c.pem",
+        "tls_key": "/k.pem",
+        "port": 0,
+    }
+    assert "ssl.passphrase" in without(plan)
+
+
+@pytest.mark.parametrize(
+    ("apps", "fault"),
+    [
+        ([], "has no apps"),
+        ([APP | {"secret": None}], "no secret"),
+        ([APP | {"id": "a b"}], "app id 'a b' can't be kept"),
+        ([APP | {"key": "a/b"}], "key of app shop-1 can't be kept"),
+        ([APP | {"secret": 'a"b'}], "secret of app shop-1 can't be kept"),
+        ([APP, APP], "two apps"),
+        (["x"], "app 0 is not an object"),
+        ([APP | {"maxEventBatchSize": "many"}], "not a number"),
+    ],
+)
+def test_apps_that_can_not_be_kept_refuse_the_import(tmp_path, apps, fault):
+    with pytest.raises(SourceError, match=fault):
+        plan_of(tmp_path, {"appManager.array.apps": apps})
