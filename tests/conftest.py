@@ -1,4 +1,4 @@
-"""Fixtures for all tests: uvloop as the event loop, `wait_until`, and a real Redis."""
+"""Fixtures for all tests: uvloop as the event loop, `wait_until`, a real Redis and a real PostgreSQL."""
 
 import asyncio
 import shutil
@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 import uvloop
+
+from postgres import PostgresServer
+from postgres import program as postgres_program
 
 TESTS = Path(__file__).parent
 # Folders whose files take longest. They start first, so that no long file runs alone at the end.
@@ -136,3 +139,34 @@ def redis(redis_server: RedisServer) -> RedisServer:
 def own_redis() -> Iterator[RedisServer]:
     """A Redis for this test only, which it may kill, pause and start again."""
     yield from _running_redis()
+
+
+def _running_postgres() -> Iterator[PostgresServer]:
+    if postgres_program("initdb") is None:
+        pytest.skip("PostgreSQL is not installed (Debian: apt install postgresql)")
+    server = PostgresServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One PostgreSQL for the whole session. Use `postgres_url` to get an empty record store in it."""
+    yield from _running_postgres()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """The URL of a record store of this test alone, which is empty."""
+    name = postgres_server.create_database()
+    yield postgres_server.url(name)
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture(scope="module")
+def own_postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL for this module only, which it may kill, pause and start again."""
+    yield from _running_postgres()

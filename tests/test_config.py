@@ -195,6 +195,26 @@ def test_other_redis_urls_are_faults(url):
     assert list(faults_of({"redis_url": url})) == ["--redis-url"]
 
 
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("mysql://user:hunter2@db/x", "must begin with postgresql://"),
+        ("postgresql://user:hunter2@db", "names no database"),
+        ("postgresql://user:hunter2@[db/x", "is not a URL"),
+    ],
+)
+def test_other_database_urls_are_faults_and_messages_omit_the_password(url, fault):
+    (text,) = faults_of({}, {"REDPOLL_DATABASE_URL": url}).values()
+    assert text.startswith(fault)
+    assert "hunter2" not in text
+
+
+def test_database_without_a_shared_redis_gives_a_warning():
+    settings = {"REDPOLL_DATABASE_URL": "postgresql://a:b@h1,h2/x?target_session_attrs=read-write"}
+    assert any("redis_url is not" in warning for warning in load({}, settings)[1])
+    assert load({}, {**settings, "REDPOLL_REDIS_URL": "redis://cache"})[1] == []
+
+
 def test_message_about_a_redis_url_omits_the_password():
     (text,) = faults_of({"redis_url": "http://user:hunter2@cache"}).values()
     assert "hunter2" not in text

@@ -33,7 +33,7 @@ def test_settings_survive_json_unchanged():
 
 def test_secrets_have_no_flag():
     secrets = [setting.name for setting in TABLE if setting.is_secret]
-    assert secrets == ["admin_password", "app_secret", "encryption_master_key"]
+    assert secrets == ["database_url", "admin_password", "app_secret", "encryption_master_key"]
     assert not any(setting.has_flag for setting in TABLE if setting.is_secret)
 
 

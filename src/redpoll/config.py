@@ -119,6 +119,11 @@ def load(
     warnings = _unknown_variables(environment)
     if settings.tls_port is None and (settings.tls_cert or settings.tls_key):
         warnings.append("tls_cert or tls_key is set but tls_port is not: nothing is served over TLS")
+    if settings.database_url and not settings.redis_url:
+        warnings.append(
+            "database_url is set but redis_url is not: only one server can use this database, because servers that "
+            "share their records must share a Redis too"
+        )
     if 0 < len(settings.admin_password) < _SHORT_PASSWORD_CHARS:
         warnings.append(f"admin_password has fewer than {_SHORT_PASSWORD_CHARS} characters and is easy to guess")
     return settings, warnings
@@ -207,6 +212,10 @@ def _check_together(values: dict[str, Any], given: dict[str, _Given], faults: li
         text = _redis_url_fault(values["redis_url"])
         if text:
             fault("redis_url", text)
+    if values.get("database_url"):
+        text = _database_url_fault(values["database_url"])
+        if text:
+            fault("database_url", text)
     for name in ("trusted_proxies", "webhook_allow_addresses"):
         for network in values.get(name, ()):
             try:
@@ -288,6 +297,17 @@ def _redis_url_fault(url: str) -> str | None:
         return "has no host"
     database = parts.path.strip("/")
     return None if not database or database.isdecimal() else f"database {database!r} is not a number"
+
+
+def _database_url_fault(url: str) -> str | None:
+    """Doesn't quote the URL, which contains a password."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "is not a URL"
+    if parts.scheme not in ("postgresql", "postgres"):
+        return "must begin with postgresql://"
+    return None if parts.path.strip("/") else "names no database: postgresql://USER:PASSWORD@HOST/DATABASE"
 
 
 def _unknown_variables(environment: Mapping[str, str]) -> list[str]:

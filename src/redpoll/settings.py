@@ -191,6 +191,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             aliases=(Alias("REDIS_URL"),),
         ),
     ] = ""
+    database_url: Annotated[
+        str,
+        _about(
+            "PostgreSQL database of the records: `postgresql://USER:PASSWORD@HOST[:PORT]/DATABASE`, with libpq's "
+            "parameters (`?sslmode=verify-full`). Needs `pip install redpoll[postgres]`. Empty: the records are in a "
+            "file in the data folder. Has no flag.",
+            secret=True,
+        ),
+    ] = ""
     redis_prefix: Annotated[
         str,
         _about(
@@ -209,8 +218,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: Annotated[
         str,
         _about(
-            "Folder of the record store (apps, keys, webhooks, logs) and of the embedded Redis. Created with mode "
-            "0700.",
+            "Folder of the records (apps, keys, webhooks; unless `database_url` is set), of the event log and of the "
+            "embedded Redis. Created with mode 0700.",
             min_length=1,
         ),
     ] = "./redpoll-data"

@@ -75,3 +75,12 @@ async def test_a_server_is_backed_up_while_it_runs_and_serves_the_restored_recor
         with pytest.raises(ConnectionError, match="4001"):
             await Socket.connect(server)
         server.app_key = key
+
+
+@pytest.mark.parametrize(("command", "tool"), [("backup", "pg_dump"), ("restore", "pg_restore")])
+def test_records_in_postgres_are_left_to_its_own_tools(typed, app_id, tmp_path, monkeypatch, command, tool):
+    file = tmp_path / "saved.sqlite"
+    typed("backup", str(file))
+    monkeypatch.setenv("REDPOLL_DATABASE_URL", "postgresql://redpoll:hunter2@db/redpoll")
+    result = typed(command, str(file), *(["--force"] if command == "backup" else []))
+    assert (result.exit_code, tool in result.stderr, "hunter2" in result.stderr) == (1, True, False)

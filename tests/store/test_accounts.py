@@ -5,12 +5,12 @@ import sqlalchemy as sa
 
 from redpoll.store import accounts as rows
 from redpoll.store.accounts import User
-from redpoll.store.store import Store, database_url
+from redpoll.store.store import Store
 
 
 @pytest.fixture
-async def store(tmp_path):
-    opened = await Store.open(database_url(tmp_path))
+async def store(store_url):
+    opened = await Store.open(store_url)
     yield opened
     await opened.close()
 

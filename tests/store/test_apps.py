@@ -7,15 +7,15 @@ import sqlalchemy as sa
 from redpoll.protocol.apps import App, HistoryRule, Key
 from redpoll.store import apps as app_rows
 from redpoll.store import schema
-from redpoll.store.store import Store, database_url
+from redpoll.store.store import Store
 
 KEYS = (Key(key="aa", secret="s1"), Key(key="bb", secret="s2", enabled=False))
 APP = App(id="7", name="Büro “7”", keys=KEYS, client_events=False, allowed_origins=("*.x.example",), max_batch=3)
 
 
 @pytest.fixture
-async def store(tmp_path):
-    opened = await Store.open(database_url(tmp_path))
+async def store(store_url):
+    opened = await Store.open(store_url)
     yield opened
     await opened.close()
 

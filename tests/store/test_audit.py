@@ -4,12 +4,12 @@ import pytest
 
 from redpoll.store import audit
 from redpoll.store.audit import Entry
-from redpoll.store.store import Store, database_url
+from redpoll.store.store import Store
 
 
 @pytest.fixture
-async def connection(tmp_path):
-    store = await Store.open(database_url(tmp_path))
+async def connection(store_url):
+    store = await Store.open(store_url)
     async with store.change() as opened:
         yield opened
     await store.close()

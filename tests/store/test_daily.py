@@ -5,12 +5,12 @@ import pytest
 from redpoll.protocol.apps import App
 from redpoll.store import apps as app_rows
 from redpoll.store import daily
-from redpoll.store.store import Store, database_url
+from redpoll.store.store import Store
 
 
 @pytest.fixture
-async def store(tmp_path):
-    opened = await Store.open(database_url(tmp_path))
+async def store(store_url):
+    opened = await Store.open(store_url)
     async with opened.change() as connection:
         for app_id in ("7", "8"):
             await app_rows.add(connection, App(id=app_id, name="x", keys=()))

@@ -7,16 +7,16 @@ from redpoll.store import deliveries as rows
 from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.deliveries import AttemptRow, Depth, Result
 from redpoll.store.schema import apps
-from redpoll.store.store import Store, database_url
+from redpoll.store.store import Store
 from redpoll.store.webhooks import Endpoint
 
 PLAIN = {"app_id": "1", "url": "https://e.com", "secret": "s", "events": ("all",), "channels": (), "format": "service"}
 
 
 @pytest.fixture
-async def connection(tmp_path):
+async def connection(store_url):
     """One transaction, in a store that has the endpoints e1 and e2."""
-    store = await Store.open(database_url(tmp_path))
+    store = await Store.open(store_url)
     async with store.change() as opened:
         await opened.execute(sa.insert(apps).values(id="1", name="a", settings="{}"))
         for name in ("e1", "e2"):

@@ -4,12 +4,12 @@ import pytest
 import sqlalchemy as sa
 
 from redpoll.store.schema import apps, daily, keys, tokens
-from redpoll.store.store import Store, database_url
+from redpoll.store.store import Store
 
 
 @pytest.fixture
-async def store(tmp_path):
-    opened = await Store.open(database_url(tmp_path))
+async def store(store_url):
+    opened = await Store.open(store_url)
     async with opened.change() as connection:
         await connection.execute(sa.insert(apps).values(id="1", name="a", settings="{}"))
     yield opened
@@ -30,7 +30,8 @@ async def test_keys_are_unique_across_apps(store):
 async def test_key_needs_an_app_and_is_removed_with_it(store):
     async with store.change() as connection:
         with pytest.raises(sa.exc.IntegrityError):
-            await connection.execute(key(app_id="2"))
+            async with connection.begin_nested():
+                await connection.execute(key(app_id="2"))
         await connection.execute(key())
         await connection.execute(sa.delete(apps))
         assert (await connection.execute(sa.select(keys))).all() == []

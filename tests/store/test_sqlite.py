@@ -5,17 +5,17 @@ from contextlib import suppress
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
-from redpoll.store.sqlite import Sqlite, reason_of
+from redpoll.store.errors import reason_of
+from redpoll.store.sqlite import Sqlite
 
 SLOW = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 100000) SELECT count(*) FROM n"
 
 
 @pytest.fixture
 async def database(tmp_path):
-    made = Sqlite(URL.create("sqlite+aiosqlite", database=str(tmp_path / "a.sqlite")), "journal_mode=WAL")
+    made = Sqlite(tmp_path / "a.sqlite", "journal_mode=WAL")
     yield made
     await made.close()
 

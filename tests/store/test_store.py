@@ -12,12 +12,19 @@ from alembic.migration import MigrationContext
 
 from redpoll.store import apps as app_rows
 from redpoll.store import tokens as token_rows
-from redpoll.store.schema import meta, metadata
+from redpoll.store.schema import apps, meta, metadata
 from redpoll.store.store import Store, StoreError, database_url, directory_version, raise_directory_version
 
 
 @pytest.fixture
-async def store(tmp_path):
+async def store(store_url):
+    opened = await Store.open(store_url)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def sqlite_store(tmp_path):
     opened = await Store.open(database_url(tmp_path))
     yield opened
     await opened.close()
@@ -35,27 +42,27 @@ async def test_migrations_end_at_the_schema(store):
         assert await connection.run_sync(differences) == []
 
 
-async def test_connections_use_wal_full_sync_and_foreign_keys(store):
-    async with store.reading() as connection:
+async def test_connections_use_wal_full_sync_and_foreign_keys(sqlite_store):
+    async with sqlite_store.reading() as connection:
         for pragma, value in (("journal_mode", "wal"), ("synchronous", 2), ("foreign_keys", 1)):
             assert (await connection.exec_driver_sql(f"PRAGMA {pragma}")).scalar_one() == value
 
 
-async def test_version_increases_with_each_change_and_survives_reopening(store, tmp_path):
+async def test_version_increases_with_each_change_and_survives_reopening(store, store_url):
     async with store.change() as connection:
         first = await directory_version(connection)
         assert await raise_directory_version(connection) == first + 1
     await store.close()
-    again = await Store.open(database_url(tmp_path))
+    again = await Store.open(store_url)
     async with again.reading() as connection:
         assert await directory_version(connection) == first + 1
     await again.close()
 
 
-async def test_new_store_starts_with_a_higher_version_than_a_deleted_one(store, tmp_path):
-    async with store.change() as connection:
+async def test_new_store_starts_with_a_higher_version_than_a_deleted_one(sqlite_store, tmp_path):
+    async with sqlite_store.change() as connection:
         before = await raise_directory_version(connection)
-    await store.close()
+    await sqlite_store.close()
     os.unlink(tmp_path / "redpoll.sqlite")
     # Versions start with the time in ms, so this needs at most one new store per ms.
     again = await Store.open(database_url(tmp_path))
@@ -76,8 +83,8 @@ async def test_failed_change_is_rolled_back(store):
         assert (await connection.execute(sa.select(meta).where(meta.c.name == "x"))).first() is None
 
 
-async def test_store_of_the_first_version_is_upgraded_and_keeps_its_rows(store, tmp_path):
-    await store.close()
+async def test_store_of_the_first_version_is_upgraded_and_keeps_its_rows(sqlite_store, tmp_path):
+    await sqlite_store.close()
     later = [name for name in metadata.tables if name not in ("meta", "apps", "keys")]
     with sqlite3.connect(tmp_path / "redpoll.sqlite") as connection:
         # As migration 0001 left it.
@@ -128,13 +135,36 @@ async def test_change_cancelled_at_any_moment_leaves_no_lock(store):
         await asyncio.wait_for(raise_version(store), 2.5)
 
 
-async def test_store_of_a_newer_redpoll_is_refused(store, tmp_path):
+async def pretend_newer(store: Store, compatible: str) -> None:
+    """What a redpoll with the migration 9999 leaves."""
+    async with store.change() as connection:
+        await connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+        await connection.execute(sa.update(meta).where(meta.c.name == "compatible").values(value=compatible))
+        await connection.execute(sa.update(meta).where(meta.c.name == "migrated_by").values(value="7.5.0"))
     await store.close()
-    with sqlite3.connect(tmp_path / "redpoll.sqlite") as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    connection.close()
-    with pytest.raises(StoreError, match="written by another version of redpoll"):
-        await Store.open(database_url(tmp_path))
+
+
+async def test_store_of_a_newer_redpoll_is_refused(store, store_url):
+    await pretend_newer(store, compatible="9998")
+    with pytest.raises(StoreError, match=r"migrated by redpoll 7\.5\.0 \(revision 9999\), and this redpoll"):
+        await Store.open(store_url)
+
+
+async def test_store_of_a_newer_redpoll_is_used_if_it_is_compatible(store, store_url):
+    await pretend_newer(store, compatible="0001")
+    again = await Store.open(store_url)
+    async with again.reading() as connection:
+        assert (await connection.execute(sa.text("SELECT version_num FROM alembic_version"))).scalar_one() == "9999"
+        assert await directory_version(connection) > 0
+    await again.close()
+
+
+async def test_text_may_contain_nul(store):
+    """PostgreSQL can't store NUL; a client's user id may contain it."""
+    async with store.change() as connection:
+        await connection.execute(sa.insert(apps).values(id="1", name="a\0b", settings="{}"))
+        name = (await connection.execute(sa.select(apps.c.name))).scalar_one()
+    assert name == "a\ufffdb"
 
 
 async def test_file_that_is_not_a_database_is_refused(tmp_path):

@@ -6,7 +6,7 @@ from redpoll.protocol.apps import App
 from redpoll.protocol.tokens import Token
 from redpoll.store import apps as app_rows
 from redpoll.store import tokens as token_rows
-from redpoll.store.store import Store, database_url
+from redpoll.store.store import Store
 
 
 def token(number: int, **more) -> Token:
@@ -15,8 +15,8 @@ def token(number: int, **more) -> Token:
 
 
 @pytest.fixture
-async def store(tmp_path):
-    opened = await Store.open(database_url(tmp_path))
+async def store(store_url):
+    opened = await Store.open(store_url)
     async with opened.change() as connection:
         await app_rows.add(connection, App(id="7", name="x", keys=()))
     yield opened

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.schema import apps
-from redpoll.store.store import Store, database_url
+from redpoll.store.store import Store
 from redpoll.store.webhooks import Endpoint
 
 ENDPOINT = Endpoint(
@@ -27,8 +27,8 @@ ENDPOINT = Endpoint(
 
 
 @pytest.fixture
-async def store(tmp_path):
-    opened = await Store.open(database_url(tmp_path))
+async def store(store_url):
+    opened = await Store.open(store_url)
     async with opened.change() as connection:
         await connection.execute(sa.insert(apps).values(id="1", name="a", settings="{}"))
     yield opened
@@ -75,7 +75,8 @@ async def test_endpoints_and_their_deliveries_are_removed_with_the_app(store):
     async with store.change() as connection:
         await endpoint_rows.add(connection, ENDPOINT)
         with pytest.raises(sa.exc.IntegrityError):
-            await endpoint_rows.add(connection, msgspec.structs.replace(ENDPOINT, id="e2", app_id="9"))
+            async with connection.begin_nested():
+                await endpoint_rows.add(connection, msgspec.structs.replace(ENDPOINT, id="e2", app_id="9"))
         await delivery_rows.add(connection, [row("d1")])
         await connection.execute(sa.delete(apps))
         assert await delivery_rows.find_by_id(connection, "d1") is None

@@ -1,4 +1,5 @@
-"""`redpoll backup` and `redpoll restore`: a copy of the record store in one file.
+"""`redpoll backup` and `redpoll restore`: a copy of the record store in one file. Records in PostgreSQL are left to its
+own tools.
 
 A backup reads the database beside the running server: SQLite's own backup copies one state of it and never blocks the
 writer (WAL). A restore needs the data folder for itself, because the server has its records in memory.
@@ -29,13 +30,14 @@ def backup(file: Path, force: bool, settings: config.Settings, as_json: bool) ->
     """Copy the records to FILE, while the server runs: apps, keys, tokens, users, webhooks and their deliveries.
 
     FILE contains secrets and gets mode 0600. Histories are in Redis, and the event log in events.sqlite; neither is in
-    FILE.
+    FILE. With `database_url`, use pg_dump instead.
 
     \b
     Examples:
       redpoll backup /var/backups/redpoll.sqlite --force
       redpoll backup today.sqlite --data-dir /var/lib/redpoll --json
     """
+    _refuse_postgres(settings, "back them up", "pg_dump --format=custom --file=FILE URL")
     source = _database(settings)
     if not source.exists():
         fail(f"there is no record store at {source}")
@@ -59,7 +61,7 @@ def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
     """Replace all records by those of a backup. Stop the server first; the next start serves the restored records.
 
     The present records are moved to redpoll.sqlite.before-restore in the data folder. Deliveries that waited when the
-    backup was made are sent again.
+    backup was made are sent again. With `database_url`, use pg_restore instead.
 
     \b
     Examples:
@@ -68,6 +70,7 @@ def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
     """
     from redpoll import datafolder
 
+    _refuse_postgres(settings, "restore them, with all servers stopped,", "pg_restore --clean --dbname=URL FILE")
     database = _database(settings)
     partial = database.with_name(database.name + ".partial")
     try:
@@ -91,10 +94,15 @@ def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
     _print_done(database, "restored to", as_json)
 
 
-def _database(settings: config.Settings) -> Path:
-    from redpoll.store.store import database_url
+def _refuse_postgres(settings: config.Settings, what: str, command: str) -> None:
+    """Its own tools do this, consistently and while servers run. An SQLite file in the data folder, of the time before
+    `database_url` was set, isn't meant."""
+    if settings.database_url:
+        fail(f"the records are in PostgreSQL (database_url): {what} with `{command}`")
 
-    return Path(str(database_url(Path(settings.data_dir).resolve()).database))
+
+def _database(settings: config.Settings) -> Path:
+    return Path(settings.data_dir).resolve() / "redpoll.sqlite"
 
 
 def _copy(source: Path, target: Path) -> None:

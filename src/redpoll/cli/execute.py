@@ -47,13 +47,14 @@ async def _run_here(settings: config.Settings, folder: Path, verb: str, args: di
     from redpoll.control.context import Context
     from redpoll.control.records import Records
     from redpoll.control.webhooks.webhooks import Webhooks
-    from redpoll.store.store import Store, StoreError, database_url
+    from redpoll.store.errors import StoreError, StoreUnavailable
+    from redpoll.store.store import Store, database_url
 
     # The store contains secrets.
     os.umask(0o077)
     try:
-        store = await Store.open(database_url(folder))
-    except StoreError as error:
+        store = await Store.open(database_url(folder, settings.database_url))
+    except (StoreError, StoreUnavailable) as error:
         raise commands.CommandError(str(error)) from error
     try:
         records = Records(store, max_owed_bytes=settings.max_owed_bytes)

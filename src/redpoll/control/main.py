@@ -62,8 +62,9 @@ from redpoll.control.webhooks.verify import Verify
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.control.worker_requests import WorkerRequests
 from redpoll.proxies import TrustedProxies
+from redpoll.store.errors import StoreError, StoreUnavailable
 from redpoll.store.eventlog import EventLog
-from redpoll.store.store import Store, StoreError, database_url
+from redpoll.store.store import Store, database_url
 
 __all__ = ["ControlPlane", "main"]
 
@@ -72,6 +73,9 @@ log = structlog.get_logger(__name__)
 # Open requests get this long at shutdown. Each waits for Redis for at most 2 s.
 _FINISH_WITHIN_S: Final = 5.0
 _BACKLOG: Final = 1024
+# While PostgreSQL is away at the start: the pause between two attempts, and how often the log says so.
+_CONNECT_AGAIN_AFTER_S: Final = 0.5
+_LOG_WAITING_EVERY_S: Final = 10.0
 
 
 class ControlPlane:
@@ -322,8 +326,52 @@ class ControlPlane:
         }
 
 
+class _Inbox:
+    """Messages of the supervisor that arrive before the control plane exists. It answers pings from the start on,
+    because the record store may be away for long."""
+
+    def __init__(self) -> None:
+        self._messages: list[Mapping[str, Any]] = []
+        self._receive: Callable[[Mapping[str, Any]], None] | None = None
+
+    def __call__(self, message: Mapping[str, Any]) -> None:
+        if self._receive is not None:
+            self._receive(message)
+        elif message.get("drain"):
+            # The server stops before it has started, and there is nothing to close.
+            os._exit(0)
+        else:
+            self._messages.append(message)
+
+    def pass_to(self, receive: Callable[[Mapping[str, Any]], None]) -> None:
+        self._receive = receive
+        for message in self._messages:
+            receive(message)
+
+
+async def _open_store(url: str) -> Store:
+    """Opens the record store, and waits while PostgreSQL is away. Raises StoreError."""
+    clock = asyncio.get_running_loop().time
+    log_at = waiting_since = clock()
+    while True:
+        try:
+            store = await Store.open(url)
+        except StoreUnavailable as error:
+            if clock() >= log_at:
+                log.warning("record store not available, the start waits for it", reason=str(error))
+                log_at = clock() + _LOG_WAITING_EVERY_S
+            await asyncio.sleep(_CONNECT_AGAIN_AFTER_S)
+        else:
+            if log_at > waiting_since:
+                log.info("record store available", waited_s=round(clock() - waiting_since, 1))
+            return store
+
+
 async def _serve(start: Start, child_pipe: ChildPipe) -> None:
-    store = await Store.open(database_url(start.data_dir))
+    inbox = _Inbox()
+    # At end of file the supervisor is dead. All durable data is committed, so the process can exit at once.
+    child_pipe.attach(asyncio.get_running_loop(), inbox, lambda: os._exit(1))
+    store = await _open_store(database_url(start.data_dir, start.settings.database_url))
     event_log = await _open_event_log(start)
     try:
         records = Records(store, max_owed_bytes=start.settings.max_owed_bytes)
@@ -340,8 +388,7 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
         plane = ControlPlane(
             start, records, webhooks, listener, child_pipe.send, accounts=accounts, event_log=event_log
         )
-        # At end of file the supervisor is dead. All durable data is committed, so the process can exit at once.
-        child_pipe.attach(plane.loop, plane.receive, lambda: os._exit(1))
+        inbox.pass_to(plane.receive)
         plane.loop.add_signal_handler(signal.SIGTERM, plane.stop)
         context = Context(store, records, start.settings, webhooks, plane.cluster)
         _warn_of_exposure(start.settings.control_host)

@@ -33,6 +33,7 @@ from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.tokens import Token, fault_of_token
 from redpoll.proxies import network_of
+from redpoll.store.errors import StoreUnavailable
 
 __all__ = ["Front"]
 
@@ -208,6 +209,8 @@ class Front:
             return response
         if isinstance(error, Unavailable):
             return self._fault(request, ApiError("unavailable", str(error)))
+        if isinstance(error, StoreUnavailable):
+            return self._fault(request, ApiError("unavailable", f"not confirmed: {error}"))
         if isinstance(error, UnicodeError):
             return self._fault(request, ApiError("bad_request", "a header or the query is not UTF-8"))
         log.error("request failed", route=request.route.name, trace_id=request.trace_id, exc_info=error)

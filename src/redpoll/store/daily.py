@@ -6,7 +6,7 @@ Days are UTC, as `YYYYMMDD`. cluster/quota.py counts; control/daily_limit.py cop
 from collections.abc import Mapping
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.schema import daily
@@ -24,10 +24,10 @@ async def put(connection: AsyncConnection, day: str, used: Mapping[str, int]) ->
     """Writes counters of `day`. A smaller count than the stored one is ignored, because Redis has lost its counter."""
     if not used:
         return
-    row = insert(daily)
+    row = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(daily)
     statement = row.on_conflict_do_update(
         index_elements=[daily.c.app_id, daily.c.day],
-        set_={"used": sa.func.max(daily.c.used, row.excluded.used)},
+        set_={"used": sa.case((row.excluded.used > daily.c.used, row.excluded.used), else_=daily.c.used)},
     )
     await connection.execute(statement, [{"app_id": app, "day": day, "used": count} for app, count in used.items()])
 

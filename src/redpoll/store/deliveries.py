@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.schema import attempts, deliveries, webhooks
@@ -208,9 +209,8 @@ _PUT_RESULT: Final = (
 
 
 # The delivery may have been discarded and removed during the attempt, if this process was suspended.
-_PUT_ATTEMPT: Final = (
-    sa.insert(attempts)
-    .prefix_with("OR IGNORE", dialect="sqlite")
+_PUT_ATTEMPT: Final = {
+    dialect: insert(attempts)
     .from_select(
         ["delivery", *AttemptRow._fields],
         sa.select(
@@ -218,7 +218,9 @@ _PUT_ATTEMPT: Final = (
             *(sa.bindparam(name, type_=attempts.c[name].type) for name in AttemptRow._fields),
         ).where(deliveries.c.number == sa.bindparam("which")),
     )
-)
+    .on_conflict_do_nothing()
+    for dialect, insert in (("sqlite", sqlite.insert), ("postgresql", postgresql.insert))
+}
 
 
 async def put_results(connection: AsyncConnection, results: Sequence[Result]) -> None:
@@ -230,7 +232,7 @@ async def put_results(connection: AsyncConnection, results: Sequence[Result]) ->
     ]
     await connection.execute(_PUT_RESULT, changed)
     rows = [{"which": result.number, **result.attempt._asdict()} for result in results]
-    await connection.execute(_PUT_ATTEMPT, rows)
+    await connection.execute(_PUT_ATTEMPT[connection.dialect.name], rows)
 
 
 # -- used by the dashboard and by commands that show
@@ -247,7 +249,9 @@ async def find(
     state, or of a waiting one its due time. `before` is `(at, number)` of the last one of the previous page."""
     which = deliveries.c.endpoint_id.in_(endpoint_ids) & deliveries.c.state.in_(states)
     if before is not None:
-        which &= sa.tuple_(deliveries.c.at, deliveries.c.number) < sa.tuple_(*before)
+        which &= sa.tuple_(deliveries.c.at, deliveries.c.number) < sa.tuple_(
+            sa.literal(before[0], deliveries.c.at.type), sa.literal(before[1], deliveries.c.number.type)
+        )
     order = (deliveries.c.at.desc(), deliveries.c.number.desc())
     # Sort numbers with the index alone: there may be very many rows, and rows have bodies.
     chosen = sa.select(deliveries.c.number).where(which).order_by(*order).limit(limit).scalar_subquery()

@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.sqlite import Sqlite
@@ -239,8 +238,7 @@ class EventLog:
 
     @classmethod
     async def _open(cls, path: Path, keep_calls: int, keep_s: float) -> EventLog:
-        url = URL.create("sqlite+aiosqlite", database=str(path))
-        database = Sqlite(url, "journal_mode=WAL", "synchronous=OFF", "busy_timeout=5000", "cache_size=-16384")
+        database = Sqlite(path, "journal_mode=WAL", "synchronous=OFF", "busy_timeout=5000", "cache_size=-16384")
         try:
             async with database.engine.begin() as connection:
                 await _make_tables(connection)

@@ -5,6 +5,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Dialect,
     Float,
     ForeignKey,
     Index,
@@ -14,6 +15,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TypeDecorator,
 )
 
 __all__ = [
@@ -33,6 +35,20 @@ __all__ = [
 
 metadata = MetaData()
 
+# SQLite's integers have 64 bits, and only a column of the type INTEGER assigns numbers by itself.
+_BIG = BigInteger().with_variant(Integer(), "sqlite")
+
+
+class _Words(TypeDecorator[str]):
+    """Text that others wrote. PostgreSQL can't store the character NUL; U+FFFD replaces it."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return value if value is None or "\0" not in value else value.replace("\0", "\ufffd")
+
+
 # Facts about the store itself, one per row. `directory_version` increases with every change of what workers read.
 meta = Table(
     "meta",
@@ -46,7 +62,7 @@ apps = Table(
     "apps",
     metadata,
     Column("id", String(64), primary_key=True),
-    Column("name", Text, nullable=False),
+    Column("name", _Words, nullable=False),
     Column("settings", Text, nullable=False),
 )
 
@@ -55,7 +71,7 @@ apps = Table(
 keys = Table(
     "keys",
     metadata,
-    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("number", _BIG, primary_key=True, autoincrement=True),
     Column("key", String(128), nullable=False, unique=True),
     Column("secret", String(128), nullable=False),
     Column("app_id", String(64), ForeignKey("apps.id", ondelete="CASCADE"), nullable=False, index=True),
@@ -71,7 +87,7 @@ tokens = Table(
     metadata,
     Column("id", String(12), primary_key=True),
     Column("app_id", String(64), ForeignKey("apps.id", ondelete="CASCADE"), nullable=True, index=True),
-    Column("name", Text, nullable=False),
+    Column("name", _Words, nullable=False),
     Column("hash", String(64), nullable=False, unique=True),
     Column("prefix", String(8), nullable=False),
     Column("scopes", Text, nullable=False),
@@ -88,7 +104,7 @@ daily = Table(
     metadata,
     Column("app_id", String(64), ForeignKey("apps.id", ondelete="CASCADE"), primary_key=True),
     Column("day", String(8), primary_key=True),
-    Column("used", Integer, nullable=False),
+    Column("used", _BIG, nullable=False),
 )
 
 # Webhook endpoints. `events` and `channels` are JSON arrays. `disabled_at` null: enabled. `failing_since` is the time
@@ -99,7 +115,7 @@ webhooks = Table(
     metadata,
     Column("id", String(12), primary_key=True),
     Column("app_id", String(64), ForeignKey("apps.id", ondelete="CASCADE"), nullable=False, index=True),
-    Column("url", Text, nullable=False),
+    Column("url", _Words, nullable=False),
     Column("secret", String(64), nullable=False),
     Column("previous_secret", String(64), nullable=False),
     Column("previous_until", Float, nullable=False),
@@ -120,15 +136,15 @@ webhooks = Table(
 deliveries = Table(
     "deliveries",
     metadata,
-    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("number", _BIG, primary_key=True, autoincrement=True),
     Column("id", String(36), nullable=False, unique=True),
     Column("endpoint_id", String(12), ForeignKey("webhooks.id", ondelete="CASCADE"), nullable=False),
     Column("event", String(24), nullable=False),
-    Column("channel", Text, nullable=False),
-    Column("user", Text, nullable=True),
+    Column("channel", _Words, nullable=False),
+    Column("user", _Words, nullable=True),
     Column("stamp", BigInteger, nullable=False),
     Column("time_ms", BigInteger, nullable=False),
-    Column("trace", Text, nullable=True),
+    Column("trace", _Words, nullable=True),
     Column("body", LargeBinary, nullable=False),
     Column("state", String(9), nullable=False),
     Column("at", Float, nullable=False),
@@ -142,13 +158,13 @@ deliveries = Table(
 attempts = Table(
     "attempts",
     metadata,
-    Column("delivery", Integer, ForeignKey("deliveries.number", ondelete="CASCADE"), primary_key=True),
+    Column("delivery", _BIG, ForeignKey("deliveries.number", ondelete="CASCADE"), primary_key=True),
     Column("n", Integer, primary_key=True),
     Column("at", Float, nullable=False),
     Column("status", Integer, nullable=True),
     Column("duration_ms", Integer, nullable=False),
     Column("outcome", String(12), nullable=False),
-    Column("reason", Text, nullable=False),
+    Column("reason", _Words, nullable=False),
     Column("response", LargeBinary, nullable=False),
     sqlite_with_rowid=False,
 )
@@ -180,12 +196,12 @@ sessions = Table(
 audit = Table(
     "audit",
     metadata,
-    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("number", _BIG, primary_key=True, autoincrement=True),
     Column("at", Float, nullable=False),
     Column("who", String(64), nullable=False),
     Column("address", String(64), nullable=False),
     Column("action", String(64), nullable=False),
     Column("app_id", String(64), nullable=False, index=True),
-    Column("target", Text, nullable=False),
-    Column("detail", Text, nullable=False),
+    Column("target", _Words, nullable=False),
+    Column("detail", _Words, nullable=False),
 )

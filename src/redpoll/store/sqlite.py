@@ -5,21 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import aiosqlite
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from redpoll.store.errors import reason_of
 
 __all__ = ["Sqlite", "reason_of"]
-
-
-def reason_of(error: Exception) -> str:
-    """The database's own message (`database is locked`), without the statement, which may contain secrets."""
-    return str(getattr(error, "orig", None) or error)
 
 
 class _Connection(aiosqlite.Connection):
@@ -41,12 +40,13 @@ class _Connection(aiosqlite.Connection):
 class Sqlite:
     """An SQLite file and its engine. `pragmas` are set on each connection."""
 
-    def __init__(self, url: URL, *pragmas: str) -> None:
-        self._path = str(url.database)
+    def __init__(self, path: str | Path, *pragmas: str) -> None:
+        self._path = str(path)
+        self.name = self._path
         self._pragmas = pragmas
         self._connections: WeakSet[_Connection] = WeakSet()
         self.engine: AsyncEngine = create_async_engine(
-            url,
+            URL.create("sqlite+aiosqlite", database=self._path),
             async_creator=self._connect,
             # Errors must not contain parameters: these are secrets and payloads, and errors are logged.
             hide_parameters=True,
@@ -59,6 +59,20 @@ class Sqlite:
         await self.engine.dispose()
         stopped = [connection.stopped for connection in self._connections if connection.stopped is not None]
         await asyncio.gather(*stopped, return_exceptions=True)
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncConnection]:
+        """A connection for reading. All its reads see the same state of the database."""
+        async with self.engine.connect() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def change(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction."""
+        async with self.engine.begin() as connection:
+            yield connection
+
+    migrating = change
 
     def _connect(self) -> _Connection:
         # It is opened, used and closed in its own thread, but the garbage collector may close it in another one.

@@ -1,7 +1,8 @@
-"""Opens the record store: its database, pragmas and migrations. schema.py has the tables, the other modules the
+"""Opens the record store: its database, migrations and transactions. schema.py has the tables, the other modules the
 queries.
 
-Only one process at a time has it open: the control plane of a running server, or a command while no server runs.
+The database is an SQLite file of one server, or PostgreSQL that the control planes of several machines share. Both have
+the same tables. Transactions that write run one at a time, on all machines.
 """
 
 import asyncio
@@ -9,56 +10,78 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Final
 
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
-from alembic.util import CommandError
-from sqlalchemy.engine import URL
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from redpoll import __version__
+from redpoll.store.errors import StoreError, StoreUnavailable
+from redpoll.store.postgres import Postgres
 from redpoll.store.schema import meta
 from redpoll.store.sqlite import Sqlite
 
-__all__ = ["Store", "StoreError", "database_url"]
+__all__ = ["Store", "StoreError", "database_url", "directory_version", "raise_directory_version"]
 
-_DIRECTORY_VERSION = "directory_version"
+_SQLITE: Final = "sqlite:"
+_DIRECTORY_VERSION: Final = "directory_version"
+# The first migration whose redpoll may use a store that this redpoll has migrated. Raise it when a migration removes
+# something, or adds what every writer must maintain (store/README.md "Migrations").
+_COMPATIBLE: Final = "0005"
 
 
-class StoreError(Exception):
-    """The store can't be opened. The text is a sentence for the operator."""
-
-
-def database_url(data_dir: str | Path) -> URL:
-    """The default database: an SQLite file in the data folder."""
-    return URL.create("sqlite+aiosqlite", database=str(Path(data_dir) / "redpoll.sqlite"))
+def database_url(data_dir: str | Path, setting: str = "") -> str:
+    """The database of a server: the one that `setting` names (`postgresql://…`), else an SQLite file in the data
+    folder, as `sqlite:PATH`."""
+    return setting or f"{_SQLITE}{Path(data_dir) / 'redpoll.sqlite'}"
 
 
 class Store:
-    """An open record store, created by `open`. Everything is written inside `change`."""
+    """An open record store, created by `open`. Everything is written inside `change`.
 
-    def __init__(self, database: Sqlite) -> None:
+    `shared`: other processes may have it open too. `name` describes the database without credentials.
+    """
+
+    def __init__(self, database: Sqlite | Postgres) -> None:
+        self.name = database.name
+        self.shared = isinstance(database, Postgres)
         self._database = database
-        self._engine = database.engine
         self._changing = asyncio.Lock()
 
     @classmethod
-    async def open(cls, url: URL) -> "Store":
-        """Connects and migrates the schema to the newest version. Raises StoreError."""
-        # FULL: a confirmed change survives a power loss. It costs little, because records change rarely.
-        pragmas = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000")
-        database = Sqlite(url, *pragmas)
+    async def open(cls, url: str) -> "Store":
+        """Connects and migrates the schema to the newest version.
+
+        `url` is `sqlite:PATH` or `postgresql://…`. Raises StoreError, or StoreUnavailable while PostgreSQL can't be
+        reached.
+        """
+        database: Sqlite | Postgres
+        if url.startswith(_SQLITE):
+            # FULL: a confirmed change survives a power loss. It costs little, because records change rarely.
+            pragmas = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000")
+            database = Sqlite(url.removeprefix(_SQLITE), *pragmas)
+        else:
+            database = Postgres(url)
         try:
-            async with database.engine.begin() as connection:
-                await connection.run_sync(_migrate)
+            async with database.migrating() as connection:
+                await connection.run_sync(_migrate, database.name)
                 await _init_directory_version(connection)
-        except CommandError as error:
+        except StoreUnavailable as error:
             await database.close()
-            raise StoreError(f"{url.database} was written by another version of redpoll: {error}") from error
+            if error.misconfigured:
+                raise StoreError(str(error)) from None
+            raise
         except sa.exc.SQLAlchemyError as error:
             await database.close()
             cause = getattr(error, "orig", None) or error
-            raise StoreError(f"the record store {url.database} can't be opened: {cause}") from error
+            raise StoreError(f"the record store {database.name} can't be opened: {cause}") from error
+        except BaseException:
+            await database.close()
+            raise
         return cls(database)
 
     async def close(self) -> None:
@@ -67,17 +90,23 @@ class Store:
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
         """A connection for reading. All its reads see the same state of the database."""
-        async with self._engine.connect() as connection:
+        async with self._database.reading() as connection:
             yield connection
 
     @asynccontextmanager
     async def change(self) -> AsyncIterator[AsyncConnection]:
         """A transaction. It is on disk when the block ends, and rolled back if the block raises.
 
-        Only one runs at a time, because SQLite has one writer. Waiting for our own lock ends at once when it is free,
-        while SQLite's busy handler sleeps. Don't nest changes: the inner one would wait forever.
+        Only one runs at a time, in all processes, so versions follow the order of commits, and what is read here can't
+        change before the commit. SQLite has one writer anyway; in PostgreSQL the row of the version is locked. Within
+        this process our own lock makes that a queue, because SQLite's busy handler sleeps. Don't nest changes: the
+        inner one would wait forever.
         """
-        async with self._changing, self._engine.begin() as connection:
+        async with self._changing, self._database.change() as connection:
+            if self.shared:
+                await connection.execute(
+                    sa.select(meta.c.value).where(meta.c.name == _DIRECTORY_VERSION).with_for_update()
+                )
             yield connection
 
 
@@ -103,8 +132,26 @@ async def _init_directory_version(connection: AsyncConnection) -> None:
         await connection.execute(sa.insert(meta).values(name=_DIRECTORY_VERSION, value=first))
 
 
-def _migrate(connection: sa.Connection) -> None:
+def _migrate(connection: sa.Connection, database: str) -> None:
+    """Runs the migrations that the store lacks. Raises StoreError if a newer redpoll has migrated it, and this one
+    doesn't understand it."""
     config = Config()
     config.set_main_option("script_location", "redpoll:store/migrations")
     config.attributes["connection"] = connection
+    known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+    revision = MigrationContext.configure(connection).get_current_revision()
+    if revision is not None and revision not in known:
+        stated = {row.name: row.value for row in connection.execute(sa.select(meta))}
+        if stated.get("compatible", revision) <= known[0]:
+            return
+        raise StoreError(
+            f"the record store {database} was migrated by redpoll {stated.get('migrated_by', '(unknown version)')} "
+            f"(revision {revision}), and this redpoll {__version__} (revision {known[0]}) doesn't understand it; "
+            "install the newer one"
+        )
+    if revision == known[0]:
+        return
     command.upgrade(config, "head")
+    facts = {"compatible": _COMPATIBLE, "migrated_by": __version__}
+    connection.execute(sa.delete(meta).where(meta.c.name.in_(facts)))
+    connection.execute(sa.insert(meta), [{"name": name, "value": value} for name, value in facts.items()])

@@ -6,6 +6,8 @@ from alembic import op
 revision = "0001"
 down_revision = None
 
+BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
 
 def upgrade() -> None:
     op.create_table(
@@ -21,7 +23,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "keys",
-        sa.Column("number", sa.Integer, primary_key=True, autoincrement=True),
+        sa.Column("number", BIG, primary_key=True, autoincrement=True),
         sa.Column("key", sa.String(128), nullable=False, unique=True),
         sa.Column("secret", sa.String(128), nullable=False),
         sa.Column("app_id", sa.String(18), sa.ForeignKey("apps.id", ondelete="CASCADE"), nullable=False, index=True),

@@ -5,6 +5,7 @@ from alembic import op
 
 revision = "0002"
 down_revision = "0001"
+BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
@@ -25,5 +26,5 @@ def upgrade() -> None:
         "daily",
         sa.Column("app_id", sa.String(18), sa.ForeignKey("apps.id", ondelete="CASCADE"), primary_key=True),
         sa.Column("day", sa.String(8), primary_key=True),
-        sa.Column("used", sa.Integer, nullable=False),
+        sa.Column("used", BIG, nullable=False),
     )

@@ -6,6 +6,8 @@ from alembic import op
 revision = "0003"
 down_revision = "0002"
 
+BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
 
 def upgrade() -> None:
     op.create_table(
@@ -27,7 +29,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "deliveries",
-        sa.Column("number", sa.Integer, primary_key=True, autoincrement=True),
+        sa.Column("number", BIG, primary_key=True, autoincrement=True),
         sa.Column("id", sa.String(36), nullable=False, unique=True),
         sa.Column("endpoint_id", sa.String(12), sa.ForeignKey("webhooks.id", ondelete="CASCADE"), nullable=False),
         sa.Column("event", sa.String(24), nullable=False),
@@ -46,7 +48,7 @@ def upgrade() -> None:
     op.create_index("deliveries_by_state", "deliveries", ["endpoint_id", "state", "at"])
     op.create_table(
         "attempts",
-        sa.Column("delivery", sa.Integer, sa.ForeignKey("deliveries.number", ondelete="CASCADE"), primary_key=True),
+        sa.Column("delivery", BIG, sa.ForeignKey("deliveries.number", ondelete="CASCADE"), primary_key=True),
         sa.Column("n", sa.Integer, primary_key=True),
         sa.Column("at", sa.Float, nullable=False),
         sa.Column("status", sa.Integer, nullable=True),

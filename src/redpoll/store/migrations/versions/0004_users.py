@@ -6,6 +6,8 @@ from alembic import op
 revision = "0004"
 down_revision = "0003"
 
+BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
 
 def upgrade() -> None:
     op.create_table(
@@ -28,7 +30,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "audit",
-        sa.Column("number", sa.Integer, primary_key=True, autoincrement=True),
+        sa.Column("number", BIG, primary_key=True, autoincrement=True),
         sa.Column("at", sa.Float, nullable=False),
         sa.Column("who", sa.String(64), nullable=False),
         sa.Column("address", sa.String(64), nullable=False),
