@@ -42,5 +42,6 @@ setup(
             "cdivision": True,
             "embedsignature": True,
         },
-    )
+    ),
+    options={"build_ext": {"parallel": os.cpu_count() or 1}},
 )

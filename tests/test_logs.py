@@ -22,14 +22,14 @@ def logging_restored():
 
 def test_a_line_has_time_level_process_event_and_fields(capsys):
     logs.configure(Settings(), "worker 0")
-    structlog.get_logger().info("child ended", code=-9, why="it was killed", empty="")
+    structlog.get_logger().info("child ended", code=-9, reason="it was killed", empty="")
     assert capsys.readouterr().out == ""
     logs.configure(Settings(), "worker 0")
-    structlog.get_logger().info("child ended", code=-9, why='it "was" killed', empty="")
+    structlog.get_logger().info("child ended", code=-9, reason='it "was" killed', empty="")
     time, level, rest = capsys.readouterr().err.split(maxsplit=2)
     assert time.endswith("Z")
     assert level == "info"
-    assert rest == 'worker 0 child ended code=-9 why="it \\"was\\" killed" empty=""\n'
+    assert rest == 'worker 0 child ended code=-9 reason="it \\"was\\" killed" empty=""\n'
 
 
 def test_a_line_break_in_a_value_makes_no_second_line(capsys):

@@ -449,7 +449,7 @@ async def test_fatal_child_ends_the_start_with_its_reason(tree):
     tree.does("control", "fatal")
     tree.start()
     assert tree.process.wait(15) == 1
-    assert 'start failed why="the disk is full"' in tree.err
+    assert 'start failed reason="the disk is full"' in tree.err
     assert "ready" not in tree.out
 
 
@@ -457,7 +457,7 @@ async def test_child_that_keeps_dying_before_all_are_ready_ends_the_start(tree):
     tree.does("worker1", "die")
     tree.start()
     assert tree.process.wait(60) == 1
-    assert 'why="worker 1 ended 5 times in a row"' in tree.err
+    assert 'reason="worker 1 ended 5 times in a row"' in tree.err
 
 
 async def test_redis_that_cannot_start_ends_the_start_with_its_log_tail(tree):

@@ -176,7 +176,7 @@ class Supervisor:
         await asyncio.gather(starting, return_exceptions=True)
         await self._stop()
         if self._failure is not None:
-            log.error("start failed", why=self._failure)
+            log.error("start failed", reason=self._failure)
             return 1
         return 130 if self._interrupts > 1 else 0
 
@@ -277,7 +277,7 @@ class Supervisor:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(f"{password}\n")
         except OSError as error:
-            log.error("first password not written", path=str(path), why=error.strerror)
+            log.error("first password not written", path=str(path), reason=error.strerror)
 
     def _announce(self) -> None:
         """When all children are ready for the first time: prints the first credentials and the ready line."""
@@ -340,7 +340,7 @@ class Supervisor:
         except OSError as error:
             # Out of memory, processes or descriptors. This may pass, so try again.
             delay_s = child.restart_delay_s()
-            log.error("child not started", child=child.name, why=error.strerror, restart_in_s=delay_s)
+            log.error("child not started", child=child.name, reason=error.strerror, restart_in_s=delay_s)
             asyncio.get_running_loop().call_later(delay_s, self._restart, child)
 
     def _why_failed(self, child: Child) -> str:
@@ -371,7 +371,7 @@ class Supervisor:
         try:
             _install_pair(self._settings, self._folder)
         except (certificate.PairError, OSError) as error:
-            log.error("certificate not reloaded, the previous one stays", why=str(error))
+            log.error("certificate not reloaded, the previous one stays", reason=str(error))
             return
         for child in self._workers:
             child.send({"reload": True})

@@ -81,4 +81,4 @@ def notify_systemd(state: str) -> None:
         try:
             notifier.sendto(state.encode(), address)
         except OSError as error:
-            log.warning("systemd notification failed", state=state, why=error.strerror)
+            log.warning("systemd notification failed", state=state, reason=error.strerror)

@@ -174,7 +174,7 @@ class Listeners:
         except (ProxyFault, OSError, ssl.SSLError) as fault:
             # Scanners, clients that leave early, clients that don't trust the certificate: an operator can do nothing.
             self.handshakes_failed_total += 1
-            log.debug("connection setup failed", peer=peer[0], why=str(fault) or type(fault).__name__)
+            log.debug("connection setup failed", peer=peer[0], reason=str(fault) or type(fault).__name__)
             sock.close()
         except BaseException:
             sock.close()
@@ -209,7 +209,7 @@ def _settle(future: asyncio.Future[None]) -> None:
 
 
 def _cannot_accept(error: int | None) -> None:
-    log.error("can't accept", why=os.strerror(error or 0))
+    log.error("can't accept", reason=os.strerror(error or 0))
 
 
 def _listening(descriptor: int) -> socket.socket:
