@@ -7,26 +7,33 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
-from playwright.async_api import BrowserContext, async_playwright, expect
+import pytest_asyncio
+from playwright.async_api import BrowserContext, Playwright, async_playwright, expect
 
 from browser.lively import PASSWORD, Lively, lively, logged_in
 from wire import Api
 
 PATIENCE_MS = 20_000
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def life() -> AsyncIterator[Lively]:
     async with lively(sockets=6) as alive:
         yield alive
 
 
-@pytest.fixture
-async def context(life: Lively) -> AsyncIterator[BrowserContext]:
-    async with (
-        async_playwright() as playwright,
-        logged_in(playwright, life.server, timezone_id="Asia/Kathmandu", locale="en-GB") as browser,
-    ):
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def playwright() -> AsyncIterator[Playwright]:
+    async with async_playwright() as started:
+        yield started
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def context(life: Lively, playwright: Playwright) -> AsyncIterator[BrowserContext]:
+    """A browser of this test's own, logged in."""
+    async with logged_in(playwright, life.server, timezone_id="Asia/Kathmandu", locale="en-GB") as browser:
         browser.set_default_timeout(PATIENCE_MS)
         yield browser
 
