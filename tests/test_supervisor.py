@@ -512,14 +512,20 @@ async def test_file_limit_is_raised_for_all_children(tree, wait_until):
     assert f"file limit raised before=256 now={hard}" in tree.err
 
 
-async def test_systemd_is_notified_of_ready_and_stopping(tree, wait_until):
+async def test_systemd_is_notified_of_ready_running_and_stopping(tree, wait_until):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tree.folder / "notify"))
         systemd.settimeout(15)
-        tree.start(environment={"NOTIFY_SOCKET": str(tree.folder / "notify")})
-        assert systemd.recv(100) == b"READY=1"
+        tree.start(environment={"NOTIFY_SOCKET": str(tree.folder / "notify"), "WATCHDOG_USEC": "30000000"})
+        received = systemd.recv(100)
+        while received == b"WATCHDOG=1":
+            received = systemd.recv(100)
+        assert received == b"READY=1"
+        # As long as it runs, systemd knows that it doesn't hang.
+        assert systemd.recv(100) == b"WATCHDOG=1"
         assert tree.stop() == 0
-        assert systemd.recv(100) == b"STOPPING=1"
+        while received != b"STOPPING=1":
+            received = systemd.recv(100)
     assert tree.notes("worker0")[0]["notify"] is None
 
 

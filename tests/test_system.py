@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from redpoll.system import StartError, listen, notify_systemd
+from redpoll.system import StartError, listen, notify_systemd, notify_watchdog
 
 
 def test_port_of_our_sockets_is_in_use_for_others():
@@ -29,6 +29,22 @@ def test_accepted_connections_inherit_socket_options():
 def test_unknown_host_is_reported():
     with pytest.raises(StartError, match=r"can't listen on 'no\.such\.host\.invalid'"):
         listen("no.such.host.invalid", 0)
+
+
+def test_watchdog_is_fed_only_by_the_process_that_systemd_watches(tmp_path, monkeypatch):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        for usec, pid in ((None, None), ("30000000", str(os.getpid() + 1))):
+            for name, value in (("WATCHDOG_USEC", usec), ("WATCHDOG_PID", pid)):
+                monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+            notify_watchdog()
+        with pytest.raises(BlockingIOError):
+            systemd.recv(100)
+        monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+        notify_watchdog()
+        assert systemd.recv(100) == b"WATCHDOG=1"
 
 
 def test_systemd_is_notified_only_if_it_listens(tmp_path, monkeypatch):

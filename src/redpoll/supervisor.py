@@ -27,7 +27,7 @@ from redpoll import certificate, datafolder, embedded
 from redpoll.child import Child
 from redpoll.child_pipe import ChildPipe, Start
 from redpoll.config import Settings
-from redpoll.system import StartError, has_terminal, listen, notify_systemd, raise_file_limit
+from redpoll.system import StartError, has_terminal, listen, notify_systemd, notify_watchdog, raise_file_limit
 from redpoll.welcome import first_login, how_to_use, url_host
 
 __all__ = ["StartError", "Supervisor", "child_command", "serve"]
@@ -326,6 +326,7 @@ class Supervisor:
         """Kills children that hang. Nothing else decides that a process is dead: until it is waited for, control
         doesn't reap it, however long it stalls (cluster/README.md "Dead workers")."""
         asyncio.get_running_loop().call_later(_PING_EVERY_S, self._ping_children)
+        notify_watchdog()
         for child in (self._control, *self._workers):
             if child.ping() >= _MAX_SILENT_PINGS:
                 log.error("child killed, it does not answer", child=child.name, unanswered_pings=_MAX_SILENT_PINGS)

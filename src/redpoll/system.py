@@ -6,7 +6,7 @@ import socket
 
 import structlog
 
-__all__ = ["StartError", "has_terminal", "listen", "notify_systemd", "raise_file_limit"]
+__all__ = ["StartError", "has_terminal", "listen", "notify_systemd", "notify_watchdog", "raise_file_limit"]
 
 log = structlog.get_logger()
 
@@ -69,6 +69,12 @@ def has_terminal() -> bool:
     except OSError:
         return False
     return True
+
+
+def notify_watchdog() -> None:
+    """Tells systemd that this process doesn't hang, if its unit has WatchdogSec. Call it every few seconds."""
+    if os.environ.get("WATCHDOG_USEC") and os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
+        notify_systemd("WATCHDOG=1")
 
 
 def notify_systemd(state: str) -> None:
