@@ -198,9 +198,17 @@ class Targets:
 
     def heads(self, data: bytes) -> None:
         try:
+            expected = self.reference.parse_head(data)
+        except ValueError:
+            expected = None
+        try:
             head = self.engine.parse_head(data)
         except ValueError:
+            if expected is not None:
+                raise Difference(f"the head {data!r} was refused") from None
             return
+        if (head.method, head.target, head.version, head.headers) != expected:
+            raise Difference(f"{head} is not {expected}")
         self.engine.upgrade_fault(head)
 
     def envelopes(self, data: bytes) -> None:

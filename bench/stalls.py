@@ -11,6 +11,12 @@ Meanwhile three probes, each a process with a connection of its own, measure wha
 - subscribe: the longest time in which a new client connected and got `subscription_succeeded` for a new channel.
 - publish: the longest answer time of `POST /events` for a channel without subscribers.
 
+The probes notice whatever else this machine does. These figures don't:
+
+- stall cpu, subscribe cpu: the most processor time that the worker used while a probe waited once. It is what the probe
+  waits if the worker has a core for itself.
+- worker, control: the longest pass of the process' event loop by its own processor time (bench/passes.py).
+
 A situation ends when its action is done and the crowd has received nothing for 2 s. Every situation is bounded
 (`--bound`). Ends with exit code 1 if a connection of the crowd was lost or refused where it should not have been.
 """
@@ -39,15 +45,17 @@ import redis as redis_py
 import uvloop
 
 from load import Address, print_table
+from passes import Passes, ProfiledServer
 from redpoll.cluster.keys import SHARDS, Keys
 from results import machine, save
 
 # load.py has put the folder of the tests on the path.
-from server import Server, cpu_s
+from server import cpu_s
 from wire import signed_path, upgrade_request
 
 SHARED = "all"
 QUIET_S = 2.0
+FIGURES = ("worker_ms", "control_ms", "stall_cpu_ms", "subscribe_cpu_ms", "stall_ms", "subscribe_ms", "publish_ms")
 # Connections of the crowd under way at a time, and subscribes of one of them.
 AT_ONCE = 100
 PING = b"\x89\x80\0\0\0\0"
@@ -293,34 +301,42 @@ def publish_probe(address: Address) -> Callable[[], None]:
 PROBES = {"stall": ping_probe, "subscribe": subscribe_probe, "publish": publish_probe}
 
 
-def probe(pipe: Pipe, address: Address, name: str) -> None:
-    """Asks in a loop. For each message over the pipe answers with the longest time since the message before."""
+def probe(pipe: Pipe, address: Address, name: str, worker_pid: int) -> None:
+    """Asks in a loop. For each message over the pipe answers with the longest time since the message before, and the
+    most processor time that the worker used during one ask."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ask = PROBES[name](address)
     # The sleep at the end of an ask is none of the server's.
     pause = {"stall": 0.001, "subscribe": 0.05, "publish": 0.02}[name]
-    longest = 0.0
+    longest = longest_cpu = 0.0
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            began = time.monotonic()
+            began, cpu = time.monotonic(), ran_s(worker_pid)
             ask()
             longest = max(longest, time.monotonic() - began - pause)
+            longest_cpu = max(longest_cpu, ran_s(worker_pid) - cpu)
             if pipe.poll():
                 pipe.recv()
-                pipe.send(longest)
-                longest = 0.0
+                pipe.send((longest, longest_cpu))
+                longest = longest_cpu = 0.0
+
+
+def ran_s(pid: int) -> float:
+    """The processor time of a process' first thread, exact to a tick of the kernel."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 # -- situations --------------------------------------------------------------------------------------------------
 
 
 class Bench:
-    def __init__(self, server: Server, options: argparse.Namespace) -> None:
+    def __init__(self, server: ProfiledServer, options: argparse.Namespace) -> None:
         self.server, self.options = server, options
         self.address = Address.parse(server.pusher_url)
         self.crowd_lost = 0
         self.rows: list[dict[str, Any]] = []
         self.webhook_id: Any = None
+        self.passes = Passes(server)
         self._processes: list[multiprocessing.Process] = []
         self._crowd = self._child(crowd, self.address, options.channels)
         self._probes: dict[str, Pipe] = {}
@@ -346,9 +362,10 @@ class Bench:
         # Clients of another app: they must notice nothing of what happens to this one.
         made = json.loads(self.command("app", "create", "probes", "--json"))
         self.probed = Address(self.address.host, self.address.port, made["id"], made["key"], made["secret"])
-        self._probes = {name: self._child(probe, self.probed, name) for name in PROBES}
+        pid = self.server.worker_pids()[0]
+        self._probes = {name: self._child(probe, self.probed, name, pid) for name in PROBES}
 
-    def longest(self) -> dict[str, float]:
+    def longest(self) -> dict[str, tuple[float, float]]:
         for pipe in self._probes.values():
             pipe.send(None)
         return {name: pipe.recv() for name, pipe in self._probes.items()}
@@ -366,17 +383,24 @@ class Bench:
         note = act() or ""
         if settles:
             self.settle()
-        seconds = time.monotonic() - began
+        until = time.monotonic()
         figures = self.longest()
         lost = self.tell("state")["lost"]
         row = {
             "situation": name,
             "what": what,
-            "seconds": round(seconds, 1),
-            **{f"{probe}_ms": round(value * 1000, 1) for probe, value in figures.items()},
+            "seconds": round(until - began, 1),
+            **{f"{probe}_ms": round(wall * 1000, 1) for probe, (wall, _) in figures.items()},
+            **{f"{probe}_cpu_ms": round(cpu * 1000, 1) for probe, (_, cpu) in figures.items()},
             "lost": lost - self.crowd_lost,
             "note": note,
         }
+        # The processes write their lines four times a second.
+        time.sleep(0.4)
+        for name, pid in (("worker", self.server.worker_pids()[0]), ("control", self.server.control_pid)):
+            passes = self.passes.longest(pid, began, until)
+            row |= {f"{name}_ms": passes["ms"], f"{name}_over_20_ms": passes["over_20_ms"]}
+            row[f"{name}_parts"] = passes["parts"]
         self.crowd_lost = lost
         self.rows.append(row)
         print(json.dumps(row), flush=True)
@@ -516,7 +540,7 @@ def situations(bench: Bench) -> None:
 
 @contextlib.contextmanager
 def running(options: argparse.Namespace) -> Iterator[Bench]:
-    with Server(workers=1, **SETTINGS) as server:
+    with ProfiledServer(workers=1, **SETTINGS) as server:
         bench = Bench(server, options)
         try:
             yield bench
@@ -549,7 +573,7 @@ def main() -> None:
         bench.start_probes()
         bench.settle()
         situations(bench)
-    heads = ("situation", "what", "seconds", "stall_ms", "subscribe_ms", "publish_ms", "lost", "note")
+    heads = ("situation", "what", "seconds", *FIGURES, "lost", "note")
     print_table(heads, ([row[head] for head in heads] for row in bench.rows))
     if options.json is not None:
         save(options.json, "stalls", {"connections": options.connections, "joins": joins, "rows": bench.rows})

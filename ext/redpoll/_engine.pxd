@@ -66,6 +66,7 @@ cdef class WebSocket(Sink):
     cdef public object session
     cdef public object arrival
 
+    cdef size_t read_size(self) noexcept
     cdef int take(self, const uint8_t* at, Py_ssize_t size) except -1
     cdef int take_head(self, const uint8_t* at, Py_ssize_t size) except -1
     cdef int take_frames(self, const uint8_t* at, Py_ssize_t size) except -1

@@ -10,19 +10,18 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from libc.errno cimport EAGAIN, EINTR, errno
 
 cimport cython
 
 from redpoll._fanout cimport Audience, Flusher, Sink
-from redpoll._sockets cimport peer_of
+from redpoll._sockets cimport Poller, peer_of
 
 import asyncio
 import binascii
 import hashlib
-import re
 
 from redpoll import _fanout, _frame
 
@@ -56,6 +55,7 @@ cdef extern from *:
 
 cdef extern from "<string.h>" nogil:
     void* memmem(const void* in_, size_t in_size, const void* what, size_t size)
+    void* memchr(const void* in_, int byte, size_t size)
 
 cdef extern from "<sys/socket.h>" nogil:
     ssize_t recv(int fd, void* to, size_t size, int flags)
@@ -88,6 +88,14 @@ cdef enum Opcode:
 
 cdef enum:
     READ_BUFFER_BYTES = 65536
+    # One read of an open WebSocket: what its messages cause must not keep other clients waiting, and a client may send
+    # a hundred subscribes at once. Less while a crowd waits to be read: each is read in turn, so the others wait for a
+    # few messages of each and not for all that the crowd has sent.
+    READ_BYTES = 8192
+    READ_BYTES_IN_CROWD = 512
+    CROWD = 8
+    # One read of a TLS transport: a record's largest payload.
+    TLS_READ_BYTES = 16384
     MAX_HEAD_BYTES = 16384
     MAX_CONTROL_BYTES = 125
     # Bytes that are read and dropped after our last message. If bytes were left unread, the kernel would send a reset,
@@ -99,6 +107,7 @@ cdef enum:
 
 # Shared by all connections of the process, because each read is parsed before the next one.
 cdef object read_buffer = bytearray(READ_BUFFER_BYTES)
+cdef object tls_read_buffer = memoryview(read_buffer)[:TLS_READ_BYTES]
 
 cdef uint32_t tick = 0
 cdef uint64_t bytes_received = 0
@@ -403,7 +412,7 @@ cdef class WebSocket(Sink):
         return self.start()
 
     cdef int socket_readable(self) except -1:
-        cdef ssize_t size = recv(self.fd, PyByteArray_AS_STRING(read_buffer), READ_BUFFER_BYTES, MSG_DONTWAIT)
+        cdef ssize_t size = recv(self.fd, PyByteArray_AS_STRING(read_buffer), self.read_size(), MSG_DONTWAIT)
         if size > 0:
             self.take(<const uint8_t*> PyByteArray_AS_STRING(read_buffer), size)
         elif size == 0:
@@ -411,6 +420,20 @@ cdef class WebSocket(Sink):
         elif errno != EAGAIN and errno != EINTR:
             self.broke()
         return 0
+
+    cdef size_t read_size(self) noexcept:
+        """How much to read at most. What is left is reported again, after the others."""
+        cdef:
+            size_t size = READ_BYTES
+            Poller poller = self.flusher.poller
+        if self.state != STATE_OPEN:
+            return READ_BUFFER_BYTES
+        if poller.event_count - poller.next_event > CROWD:
+            size = READ_BYTES_IN_CROWD
+        if self.unfinished != NULL and self.unfinished.in_payload and self.unfinished.left > size:
+            # The rest of one message.
+            size = min(<size_t> self.unfinished.left, <size_t> READ_BUFFER_BYTES)
+        return size
 
     cdef int socket_lost(self) except -1:
         # A call by name, because a subclass may override it.
@@ -437,7 +460,7 @@ cdef class WebSocket(Sink):
     @staticmethod
     def get_buffer(size_hint):
         # Static, so that there is no bound method per connection. uvloop calls it just before it reads.
-        return read_buffer
+        return tls_read_buffer
 
     @property
     def buffer_updated(self):
@@ -447,8 +470,8 @@ cdef class WebSocket(Sink):
 
     def __call__(self, Py_ssize_t size):
         self.take(<const uint8_t*> PyByteArray_AS_STRING(read_buffer), size)
-        if size == READ_BUFFER_BYTES and self.transport is not None and not self.held:
-            # More has arrived, and libuv would read up to 32 times: 2 MiB of one client's small messages before other
+        if size == TLS_READ_BYTES and self.transport is not None and not self.held:
+            # More has arrived, and libuv would read up to 32 times: 512 KiB of one client's small messages before other
             # clients are served (deploy/failures.md "Hostile input").
             self.transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._read_on)
@@ -1043,10 +1066,64 @@ cdef int append(Unfinished* part, const uint8_t* at, size_t size) except -1:
 
 # -- HTTP heads (RFC 9112) -----------------------------------------------------------------------------------
 
-_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_TARGET = re.compile(rb"[!-~\x80-\xff]+")
-_VALUE = re.compile(rb"[\t !-~\x80-\xff]*")
-_VERSION = re.compile(rb"HTTP/([0-9])\.([0-9])")
+cdef enum CharKind:
+    # Bits of what a byte may be part of.
+    IN_TOKEN = 1
+    IN_TARGET = 2
+    IN_VALUE = 4
+
+cdef uint8_t[256] char_kinds
+
+
+def _fill_char_kinds():
+    cdef int byte
+    for byte in range(256):
+        char_kinds[byte] = 0
+        if 0x21 <= byte <= 0x7E or byte >= 0x80:
+            char_kinds[byte] = IN_TARGET | IN_VALUE
+        elif byte == 0x20 or byte == 0x09:
+            char_kinds[byte] = IN_VALUE
+    for byte in b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz":
+        char_kinds[byte] |= IN_TOKEN
+
+
+_fill_char_kinds()
+
+
+cdef bint all_are(const uint8_t* at, const uint8_t* end, uint8_t kind) noexcept nogil:
+    while at < end:
+        if not char_kinds[at[0]] & kind:
+            return False
+        at += 1
+    return True
+
+
+cdef const uint8_t* end_of_line(const uint8_t* at, const uint8_t* end) noexcept nogil:
+    """Where the next CRLF begins; `end` without one."""
+    cdef const uint8_t* found = at
+    while found < end:
+        found = <const uint8_t*> memchr(found, 13, end - found)
+        if found == NULL:
+            return end
+        if found + 1 < end and found[1] == 10:
+            return found
+        found += 1
+    return end
+
+
+cdef bytes bytes_of(const uint8_t* at, const uint8_t* end):
+    return PyBytes_FromStringAndSize(<const char*> at, end - at)
+
+
+cdef bytes lower_of(const uint8_t* at, const uint8_t* end):
+    cdef:
+        bytes lower = PyBytes_FromStringAndSize(NULL, end - at)
+        uint8_t* to = <uint8_t*> PyBytes_AS_STRING(lower)
+    while at < end:
+        to[0] = at[0] | 0x20 if 65 <= at[0] <= 90 else at[0]
+        to += 1
+        at += 1
+    return lower
 
 
 cdef class Head:
@@ -1074,34 +1151,59 @@ def parse_head(bytes head not None) -> Head:
     control bytes.
     """
     cdef:
-        list lines = head.split(b"\r\n")
-        list words = (<bytes> lines[0]).split(b" ")
+        const uint8_t* at = <const uint8_t*> PyBytes_AS_STRING(head)
+        const uint8_t* end = at + PyBytes_GET_SIZE(head)
+        const uint8_t* line_end = end_of_line(at, end)
+        const uint8_t* target
+        const uint8_t* version = NULL
+        const uint8_t* colon
+        const uint8_t* value_end
         dict headers = {}
-        bytes line, name, value
-    if len(words) != 3:
+        bytes name, value, method
+    target = <const uint8_t*> memchr(at, 32, line_end - at)
+    if target != NULL:
+        version = <const uint8_t*> memchr(target + 1, 32, line_end - target - 1)
+    if version == NULL or memchr(version + 1, 32, line_end - version - 1) != NULL:
         raise ValueError("the request line is not `method target version`")
-    method, target, version = words
-    if not _TOKEN.fullmatch(method):
+    if target == at or not all_are(at, target, IN_TOKEN):
         raise ValueError("the method is not a token")
-    if not _TARGET.fullmatch(target):
+    if version == target + 1 or not all_are(target + 1, version, IN_TARGET):
         raise ValueError("the target has bytes that no URL has")
-    match = _VERSION.fullmatch(version)
-    if match is None:
+    method = bytes_of(at, target)
+    target += 1
+    version += 1
+    if (
+        line_end - version != 8
+        or memcmp(version, b"HTTP/", 5)
+        or not 48 <= version[5] <= 57
+        or version[6] != 46
+        or not 48 <= version[7] <= 57
+    ):
         raise ValueError("the version is not HTTP/n.n")
-    if len(lines) < 3 or lines[-1] or lines[-2]:
+    if end - line_end < 4 or memcmp(end - 4, b"\r\n\r\n", 4):
         raise ValueError("the head does not end in a blank line")
-    for line in lines[1:-2]:
-        name, colon, value = line.partition(b":")
-        if not colon or not _TOKEN.fullmatch(name):
+    # Up to the blank line.
+    at = line_end + 2
+    while at < end - 2:
+        line_end = end_of_line(at, end)
+        colon = <const uint8_t*> memchr(at, 58, line_end - at)
+        if colon == NULL or colon == at or not all_are(at, colon, IN_TOKEN):
             raise ValueError("a header line is not `name: value`")
-        value = value.strip(b" \t")
-        if not _VALUE.fullmatch(value):
+        name = lower_of(at, colon)
+        at = line_end + 2
+        colon += 1
+        value_end = line_end
+        while colon < value_end and (colon[0] == 32 or colon[0] == 9):
+            colon += 1
+        while colon < value_end and (value_end[-1] == 32 or value_end[-1] == 9):
+            value_end -= 1
+        if not all_are(colon, value_end, IN_VALUE):
             raise ValueError("a header value has control bytes")
-        name = name.lower()
+        value = bytes_of(colon, value_end)
         if name in headers:
             value = <bytes> headers[name] + b", " + value
         headers[name] = value
-    return Head(method, target, (int(match[1]), int(match[2])), headers)
+    return Head(method, bytes_of(target, version - 1), (version[5] - 48, version[7] - 48), headers)
 
 
 def upgrade_fault(Head head not None):
@@ -1113,9 +1215,9 @@ def upgrade_fault(Head head not None):
         return 400, "a WebSocket needs HTTP/1.1"
     if not headers.get(b"host") or b"," in headers[b"host"]:
         return 400, "one Host header is required"
-    if b"websocket" not in _tokens(headers.get(b"upgrade", b"")):
+    if not _has_token(headers.get(b"upgrade", b""), b"websocket"):
         return 400, "the Upgrade header does not name websocket"
-    if b"upgrade" not in _tokens(headers.get(b"connection", b"")):
+    if not _has_token(headers.get(b"connection", b""), b"upgrade"):
         return 400, "the Connection header does not name upgrade"
     if headers.get(b"sec-websocket-version") != b"13":
         return 426, "WebSocket version 13 is spoken here"
@@ -1130,5 +1232,7 @@ def upgrade_fault(Head head not None):
     return None
 
 
-def _tokens(bytes value) -> set:
-    return {token.strip(b" \t").lower() for token in value.split(b",")}
+cdef bint _has_token(bytes value, bytes token):
+    """Whether the comma-separated `value` has `token`, which is in lower case."""
+    value = value.lower()
+    return value == token or token in [part.strip(b" \t") for part in value.split(b",")]

@@ -100,6 +100,8 @@ cdef enum:
 
 # The longest time of one turn of accepting, because connected clients wait during it.
 cdef double ACCEPT_SLICE_S = 0.002
+# The longest time of one turn of reporting lost sockets: each leaves its channels.
+cdef double LOST_SLICE_S = 0.002
 # How long accepting pauses after an error such as EMFILE. New clients wait in the kernel's queue.
 cdef double REST_S = 0.25
 
@@ -281,7 +283,7 @@ cdef class Poller:
 
     def _tell_lost(self):
         cdef:
-            double deadline = monotonic_s() + self.slice_s
+            double deadline = monotonic_s() + LOST_SLICE_S
             Polled polled
         self.lost_scheduled = False
         while self.next_lost < len(self.lost):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import struct
 
 CLOSE_CODES = {*range(1000, 1004), *range(1007, 1015), *range(3000, 5000)}
@@ -38,6 +39,36 @@ def client_frame(
     if mask is None:
         return head + payload
     return head + mask + bytes(byte ^ mask[i % 4] for i, byte in enumerate(payload))
+
+
+_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_TARGET = re.compile(rb"[!-~\x80-\xff]+")
+_VALUE = re.compile(rb"[\t !-~\x80-\xff]*")
+_VERSION = re.compile(rb"HTTP/([0-9])\.([0-9])")
+
+
+def parse_head(head: bytes) -> tuple[bytes, bytes, tuple[int, int], dict[bytes, bytes]]:
+    """Method, target, version and headers of a request head (RFC 9112). Raises ValueError for a head that two readers
+    could understand differently."""
+    lines = head.split(b"\r\n")
+    words = lines[0].split(b" ")
+    if len(words) != 3:
+        raise ValueError("the request line is not `method target version`")
+    method, target, version = words
+    match = _VERSION.fullmatch(version)
+    if not _TOKEN.fullmatch(method) or not _TARGET.fullmatch(target) or match is None:
+        raise ValueError("a word of the request line is wrong")
+    if len(lines) < 3 or lines[-1] or lines[-2]:
+        raise ValueError("the head does not end in a blank line")
+    headers: dict[bytes, bytes] = {}
+    for line in lines[1:-2]:
+        name, colon, value = line.partition(b":")
+        value = value.strip(b" \t")
+        if not colon or not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
+            raise ValueError("a header line is wrong")
+        name = name.lower()
+        headers[name] = headers[name] + b", " + value if name in headers else value
+    return method, target, (int(match[1]), int(match[2])), headers
 
 
 def server_frames(data: bytes) -> list[tuple[int, bytes]]:

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from redpoll._engine import CLOSED, HTTP
+from redpoll._engine import CLOSED, HTTP, OPEN
 from redpoll._fanout import Audience, Flusher, Sink
 from redpoll._sockets import Listener, Poller
 
@@ -223,6 +223,44 @@ async def test_frames_arrive_whole_and_in_order_through_a_narrow_socket(poller, 
 
 def total_of(expected: dict[str, list[bytes]]) -> int:
     return sum(len(frame) for frames in expected.values() for frame in frames)
+
+
+async def test_one_client_of_a_crowd_waits_for_a_few_messages_of_each_other(poller, recorder, head, flusher, reference):
+    """With one read of everything from each, it would wait for all that the crowd has sent."""
+    crowd = []
+    for _ in range(20):
+        ours, theirs = socket_pair()
+        ws = recorder(flusher)
+        poller.adopt(ours, ws)
+        theirs.sendall(head)
+        crowd.append((ws, theirs))
+    while not all(ws.state == OPEN for ws, _ in crowd):
+        poller._turn()
+    burst = reference.client_frame(1, b"x" * 44) * 400
+    for _, theirs in crowd:
+        theirs.sendall(burst)
+    ours, late = socket_pair()
+    last = recorder(flusher)
+    poller.adopt(ours, last)
+    late.sendall(head)
+    poller.slice_s = 60.0
+    turns = 0
+    while last.state != OPEN:
+        poller._turn()
+        turns += 1
+    heard = [len(ws.heard) for ws, _ in crowd]
+    assert turns == 1
+    assert sum(count < 20 for count in heard) >= 10
+    assert max(heard) < 200
+    while not all(len(ws.heard) == 400 for ws, _ in crowd):
+        poller._turn()
+    assert {message for ws, _ in crowd for message in ws.heard} == {("text", b"x" * 44)}
+    late.close()
+    for _, theirs in crowd:
+        theirs.close()
+    flusher.flush()
+    while poller.sockets:
+        poller._turn()
 
 
 async def test_a_reset_while_bytes_wait_closes_that_one(served, wait_until):

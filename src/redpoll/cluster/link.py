@@ -35,7 +35,7 @@ _MAX_PARSER_BYTES: Final = 1024 * 1024
 
 # How long one pass of the loop may hand out replies and pushes; clients are served before the rest. The clock is read
 # once in so many of them.
-_SLICE_S: Final = 0.004
+_SLICE_S: Final = 0.002
 _ITEMS_PER_LOOK: Final = 16
 
 _MAX_UNANSWERED: Final = 50_000

@@ -76,4 +76,4 @@ async def test_walk_lets_other_work_in_between(monkeypatch):
 
     await asyncio.gather(walk(range(120), done.append), other_work())
     assert done == list(range(120))
-    assert turns == 2
+    assert turns == 5

@@ -13,8 +13,10 @@ from typing import Final, Generic, TypeVar
 
 __all__ = ["SLICE_S", "Cursor", "Queue", "Slices", "walk"]
 
-SLICE_S: Final = 0.004
-_ITEMS_PER_LOOK: Final = 50
+# In a storm several kinds of work have a slice of the same pass: sockets 4 ms; the fan-out 4; accepting, lost sockets,
+# calls, replies and each walk 2. Together they stay below 20 ms.
+SLICE_S: Final = 0.002
+_ITEMS_PER_LOOK: Final = 20
 
 T = TypeVar("T")
 
