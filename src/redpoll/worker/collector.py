@@ -1,10 +1,12 @@
 """When the garbage collector runs in a worker, so that it never stops the loop for long.
 
 Connections, sessions and their mappings are not tracked by the collector at all (ext/README.md "Ownership"). Of the
-rest, young objects are collected as usual. Automatic full collections are off, because each walks everything that is
-tracked. Instead, `Collector` runs one per minute while there is little to walk; when there is more, it makes
-all present objects permanent (gc.freeze), and the next one walks only later ones. Objects without cycles are still
-freed at once, frozen or not. The price: a cycle that becomes garbage after it was frozen is never freed.
+rest, young objects are collected as usual, a thousand at a time. Collections of the other generations are not
+automatic, because they walk again what was walked before. Instead, `Collector` runs a full one per minute while there
+is little to walk; when there is more, it makes all present objects permanent (gc.freeze), and the next one walks only
+later ones.
+Objects without cycles are still freed at once, frozen or not. The price: a cycle that becomes garbage after it was
+frozen is never freed.
 """
 
 from __future__ import annotations
@@ -17,12 +19,11 @@ __all__ = ["Collector"]
 _EVERY_S = 60.0
 # A full collection takes some 10 ms per 100,000 objects.
 MAX_WALKED_OBJECTS = 100_000
-# A collection of the young walks about so many objects, one of the middle generation about four times that. An object
-# is walked twice at most whatever these are; they say how many at once. 5,000 and ten times that took 18 ms.
-_YOUNG, _MIDDLE = 1_000, 3
+# About so many objects are walked at once; this takes up to 1 ms.
+_YOUNG = 1_000
 _NEVER = 2**30
-# Collections of the middle generation since the last full one. With more, counting the objects takes too long, too.
-_MAX_COUNTED = 50
+# Collections of the young since the last full one. After more of them even counting the objects could take 10 ms.
+_MAX_COUNTED = 500
 
 
 class Collector:
@@ -37,7 +38,7 @@ class Collector:
         gc.collect()
         # Modules, settings and code stay until the end.
         gc.freeze()
-        gc.set_threshold(_YOUNG, _MIDDLE, _NEVER)
+        gc.set_threshold(_YOUNG, _NEVER, _NEVER)
         self._timer = self._loop.call_later(_EVERY_S, self._collect)
 
     def stop(self) -> None:
@@ -54,8 +55,14 @@ class Collector:
     @staticmethod
     def collect() -> bool:
         """Collect all generations, or freeze them if that would take too long: then False."""
-        if gc.get_count()[2] > _MAX_COUNTED or len(gc.get_objects(generation=2)) > MAX_WALKED_OBJECTS:
+        _, middle, _ = gc.get_count()
+        if middle > _MAX_COUNTED or _count_objects() > MAX_WALKED_OBJECTS:
             gc.freeze()
             return False
         gc.collect()
         return True
+
+
+def _count_objects() -> int:
+    # The older generations; the youngest is small.
+    return sum(len(gc.get_objects(generation=generation)) for generation in (1, 2))
