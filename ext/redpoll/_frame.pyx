@@ -178,45 +178,11 @@ cdef uint8_t* put_escaped(uint8_t* to, const uint8_t* at, Py_ssize_t size, bint 
     return to
 
 
-cdef struct Span:
-    # Borrowed bytes: valid while the object that the caller holds is.
-    const uint8_t* at
-    Py_ssize_t size
-
-
 cdef inline Span span_of(bytes of) noexcept:
     cdef Span span
     span.at = <const uint8_t*> PyBytes_AS_STRING(of)
     span.size = PyBytes_GET_SIZE(of)
     return span
-
-
-cdef int put_number(uint8_t* to, uint64_t number) noexcept nogil:
-    """Write decimal digits and return how many, at most 20."""
-    cdef:
-        uint8_t[20] digits
-        int count = 0
-        int i
-    while True:
-        digits[count] = c'0' + <uint8_t> (number % 10)
-        number //= 10
-        count += 1
-        if number == 0:
-            break
-    for i in range(count):
-        to[i] = digits[count - 1 - i]
-    return count
-
-
-# An EVENT envelope in parts, before its bytes are allocated.
-cdef struct Parts:
-    # Skip, trace, user, event, data.
-    Span[5] text
-    uint8_t[20] user_digits
-    uint8_t[20] event_digits
-    int user_count
-    int event_count
-    Py_ssize_t size
 
 
 def pack_event(str event not None, str data not None, str skip, str trace, str user) -> bytes:
@@ -225,7 +191,8 @@ def pack_event(str event not None, str data not None, str skip, str trace, str u
     cdef:
         Parts parts
         bytes made
-    read_parts(&parts, event, data, skip, trace, user)
+    set_parts(&parts, event, data, skip, trace, user)
+    measure_parts(&parts)
     made = PyBytes_FromStringAndSize(NULL, parts.size)
     put_parts(<uint8_t*> PyBytes_AS_STRING(made), &parts)
     return made
@@ -247,55 +214,68 @@ def pack_publish(
     `heads` are the beginnings of keys by shard (cluster/keys.py); `command` is PUBLISH or SPUBLISH.
     """
     cdef:
-        Parts parts
-        Span app = span_of_text(app_id)
-        Span name = span_of_text(channel)
-        Span head
-        uint32_t crc = 0xFFFFFFFF
-        Py_ssize_t topic_size, size
+        Publish publish
+        Py_ssize_t size
         bytes made
-        uint8_t* to
-    if not heads:
-        raise ValueError("no shards")
-    read_parts(&parts, event, data, skip, trace, user)
-    crc = crc_of(crc, app.at, app.size)
-    crc = crc_of(crc, <const uint8_t*> b":", 1)
-    crc = ~crc_of(crc, name.at, name.size)
-    head = span_of(<bytes?> heads[crc % <uint32_t> len(heads)])
-    topic_size = head.size + 2 + app.size + 1 + name.size
-    size = 4 + bulk_size(PyBytes_GET_SIZE(command)) + bulk_size(topic_size) + bulk_size(parts.size)
+    publish.command = span_of(command)
+    publish.app = span_of_text(app_id)
+    publish.channel = span_of_text(channel)
+    set_parts(&publish.parts, event, data, skip, trace, user)
+    size = measure_publish(&publish, heads)
     made = PyBytes_FromStringAndSize(NULL, size)
-    to = put(<uint8_t*> PyBytes_AS_STRING(made), b"*3\r\n", 4)
-    to = put_bulk_size(to, PyBytes_GET_SIZE(command))
-    to = put(to, PyBytes_AS_STRING(command), PyBytes_GET_SIZE(command))
-    to = put(to, b"\r\n", 2)
-    to = put_bulk_size(to, topic_size)
-    to = put(to, <const char*> head.at, head.size)
-    to = put(to, b"t:", 2)
-    to = put(to, <const char*> app.at, app.size)
-    to = put(to, b":", 1)
-    to = put(to, <const char*> name.at, name.size)
-    to = put(to, b"\r\n", 2)
-    to = put_bulk_size(to, parts.size)
-    to = put_parts(to, &parts)
-    put(to, b"\r\n", 2)
+    put_publish(<uint8_t*> PyBytes_AS_STRING(made), &publish)
     return made
 
 
-cdef int read_parts(Parts* parts, str event, str data, str skip, str trace, str user) except -1:
+cdef Py_ssize_t measure_publish(Publish* publish, tuple heads) except -1:
+    """Find the topic's shard, and return the bytes of the whole command. The head is borrowed from `heads`."""
+    cdef uint32_t crc = 0xFFFFFFFF
+    if not heads:
+        raise ValueError("no shards")
+    measure_parts(&publish.parts)
+    crc = crc_of(crc, publish.app.at, publish.app.size)
+    crc = crc_of(crc, <const uint8_t*> b":", 1)
+    crc = ~crc_of(crc, publish.channel.at, publish.channel.size)
+    publish.head = span_of(<bytes?> heads[crc % <uint32_t> len(heads)])
+    publish.topic_size = publish.head.size + 2 + publish.app.size + 1 + publish.channel.size
+    return 4 + bulk_size(publish.command.size) + bulk_size(publish.topic_size) + bulk_size(publish.parts.size)
+
+
+cdef uint8_t* put_publish(uint8_t* to, Publish* publish) noexcept:
+    """Write a command that was measured."""
+    to = put(to, b"*3\r\n", 4)
+    to = put_bulk_size(to, publish.command.size)
+    to = put(to, <const char*> publish.command.at, publish.command.size)
+    to = put(to, b"\r\n", 2)
+    to = put_bulk_size(to, publish.topic_size)
+    to = put(to, <const char*> publish.head.at, publish.head.size)
+    to = put(to, b"t:", 2)
+    to = put(to, <const char*> publish.app.at, publish.app.size)
+    to = put(to, b":", 1)
+    to = put(to, <const char*> publish.channel.at, publish.channel.size)
+    to = put(to, b"\r\n", 2)
+    to = put_bulk_size(to, publish.parts.size)
+    to = put_parts(to, &publish.parts)
+    return put(to, b"\r\n", 2)
+
+
+cdef int set_parts(Parts* parts, str event, str data, str skip, str trace, str user) except -1:
     # The parts refer to the texts, which the caller keeps.
-    cdef int i
     parts.text[0] = span_of_text(skip or "-")
     parts.text[1] = span_of_text(trace or "-")
     parts.text[2] = span_of_text(user or "")
     parts.text[3] = span_of_text(event)
     parts.text[4] = span_of_text(data)
+    return 0
+
+
+cdef void measure_parts(Parts* parts) noexcept:
+    cdef int i
     parts.user_count = put_number(parts.user_digits, parts.text[2].size)
     parts.event_count = put_number(parts.event_digits, parts.text[3].size)
     parts.size = 6 + 1 + 1 + parts.user_count + 1 + parts.event_count + 1
     for i in range(5):
         parts.size += parts.text[i].size
-    return 0
 
 
 cdef uint8_t* put_parts(uint8_t* to, Parts* parts) noexcept nogil:
@@ -311,11 +291,6 @@ cdef uint8_t* put_parts(uint8_t* to, Parts* parts) noexcept nogil:
     for i in range(2, 5):
         to = put(to, <const char*> parts.text[i].at, parts.text[i].size)
     return to
-
-
-cdef inline uint8_t* put(uint8_t* to, const char* source, Py_ssize_t size) noexcept nogil:
-    memcpy(to, source, size)
-    return to + size
 
 
 cdef inline Py_ssize_t bulk_size(Py_ssize_t size) noexcept nogil:

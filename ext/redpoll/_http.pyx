@@ -6,10 +6,12 @@ for bytes (worker/ingress/http_connection.py), protocol/auth.py for signatures. 
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.bytearray cimport PyByteArray_AS_STRING
-from cpython.unicode cimport PyUnicode_DecodeASCII, PyUnicode_DecodeUTF8
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeASCII, PyUnicode_DecodeUTF8
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport memchr, memcmp, memcpy
+
+from redpoll._frame cimport Span, put
 
 import hashlib
 from hmac import compare_digest
@@ -21,10 +23,6 @@ cdef enum:
     MAX_HEADERS = 100
     MAX_LENGTH_DIGITS = 7
     MAX_BODY_BYTES = 1048576
-
-    # Flags of a request (http_messages.py).
-    FLAG_SECURE = 1
-    FLAG_CLOSES = 4
 
 # Characters of a token (RFC 9110 5.6.2), of a target and of a field value without obs-text.
 cdef uint8_t[256] token_chars
@@ -185,23 +183,6 @@ def simple_request(bytes data not None, list fields not None):
 
 # -- messages (http_messages.py) -----------------------------------------------------------------------------
 
-cdef packed struct RequestHead:
-    uint32_t size
-    uint32_t number
-    uint8_t flags
-    uint16_t refusal
-    uint8_t method_size
-    uint8_t client_size
-    uint16_t target_size
-    uint16_t fields_size
-    uint32_t announced
-
-
-cdef packed struct AnswerHead:
-    uint32_t size
-    uint32_t number
-    uint8_t flags
-
 
 def pack_request(
     uint32_t number,
@@ -337,33 +318,6 @@ cdef class IncomingRequest:
     Made by read_requests, which sets `number` to `announced`, or by __init__ where it came in another way.
     """
 
-    cdef:
-        readonly uint32_t number
-        readonly uint8_t flags
-        readonly uint16_t refusal
-        readonly object announced
-        public str method
-        public str path
-        public str query
-        public str remote
-        public object headers
-        public bytes body
-        public bint secure
-        # Set while it is handled.
-        public object link
-        public object route
-        public object parameters
-        public object app
-        public object token
-        public object said
-        public object found_params
-        public object found_key
-        public object found_trace_id
-        public bytes more_headers
-        public bint caller_known
-        public bint sampled
-        public double began
-
     def __init__(self, str method not None, str target not None, headers, bytes body not None):
         self.method = method
         self.path, _, self.query = target.partition("?")
@@ -373,58 +327,72 @@ cdef class IncomingRequest:
         self.more_headers = b""
 
 
+cdef Py_ssize_t whole_request(const char* at, Py_ssize_t size, RequestHead* head) except -1:
+    """Bytes of the message that begins at `at`, if its `size` bytes hold all of it, else 0. ValueError for bytes that
+    are no request."""
+    cdef Py_ssize_t whole
+    if size < <Py_ssize_t> sizeof(RequestHead):
+        return 0
+    memcpy(head, at, sizeof(RequestHead))
+    whole = <Py_ssize_t> head.size + 4
+    if whole > size:
+        return 0
+    if whole < <Py_ssize_t> (
+        sizeof(RequestHead) + head.method_size + head.client_size + head.target_size + head.fields_size
+    ):
+        raise ValueError("a malformed message")
+    return whole
+
+
+cdef IncomingRequest read_request(kind, const char* message, RequestHead* head, tuple names):
+    """The request of a whole message, as a `kind`."""
+    cdef:
+        const char* at = message + sizeof(RequestHead)
+        const char* end = message + 4 + head.size
+        const char* query
+        IncomingRequest request = kind.__new__(kind)
+    request.number = head.number
+    request.flags = head.flags
+    request.refusal = head.refusal
+    request.secure = head.flags & FLAG_SECURE
+    request.more_headers = b""
+    request.announced = None if head.announced == <uint32_t> 0xFFFFFFFF else head.announced
+    if head.method_size == 4 and memcmp(at, b"POST", 4) == 0:
+        request.method = "POST"
+    else:
+        request.method = PyUnicode_DecodeASCII(at, head.method_size, NULL)
+    at += head.method_size
+    request.remote = PyUnicode_DecodeASCII(at, head.client_size, NULL)
+    at += head.client_size
+    query = <const char*> memchr(at, b"?", head.target_size)
+    if query == NULL:
+        request.path = PyUnicode_DecodeUTF8(at, head.target_size, b"surrogateescape")
+        request.query = ""
+    else:
+        request.path = PyUnicode_DecodeUTF8(at, query - at, b"surrogateescape")
+        request.query = PyUnicode_DecodeUTF8(query + 1, head.target_size - (query + 1 - at), b"surrogateescape")
+    at += head.target_size
+    request.headers = read_fields(at, head.fields_size, names) if head.fields_size else no_fields
+    at += head.fields_size
+    request.body = PyBytes_FromStringAndSize(at, end - at)
+    return request
+
+
 def read_requests(kind, bytearray buffer not None, Py_ssize_t size, tuple names not None) -> tuple:
     """`(requests, used)`: each whole request message in the first `size` bytes of `buffer` as a `kind`, a subclass of
     IncomingRequest, and how many bytes they are. `names` are the header names by their numbers."""
     cdef:
         const char* start = PyByteArray_AS_STRING(buffer)
-        const char* at
-        const char* query
         Py_ssize_t used = 0
         Py_ssize_t whole
         RequestHead head
-        IncomingRequest request
         list requests = []
-    while size - used >= <Py_ssize_t> sizeof(RequestHead):
-        memcpy(&head, start + used, sizeof(RequestHead))
-        whole = <Py_ssize_t> head.size + 4
-        if whole > size - used:
-            break
-        if whole < <Py_ssize_t> (
-            sizeof(RequestHead) + head.method_size + head.client_size + head.target_size + head.fields_size
-        ):
-            raise ValueError("a malformed message")
-        request = kind.__new__(kind)
-        at = start + used + sizeof(RequestHead)
+    while True:
+        whole = whole_request(start + used, size - used, &head)
+        if whole == 0:
+            return requests, used
+        requests.append(read_request(kind, start + used, &head, names))
         used += whole
-        request.number = head.number
-        request.flags = head.flags
-        request.refusal = head.refusal
-        request.secure = head.flags & FLAG_SECURE
-        request.more_headers = b""
-        request.announced = None if head.announced == <uint32_t> 0xFFFFFFFF else head.announced
-        if head.method_size == 4 and memcmp(at, b"POST", 4) == 0:
-            request.method = "POST"
-        else:
-            request.method = PyUnicode_DecodeASCII(at, head.method_size, NULL)
-        at += head.method_size
-        request.remote = PyUnicode_DecodeASCII(at, head.client_size, NULL)
-        at += head.client_size
-        query = <const char*> memchr(at, b"?", head.target_size)
-        if query == NULL:
-            request.path = PyUnicode_DecodeUTF8(at, head.target_size, b"surrogateescape")
-            request.query = ""
-        else:
-            request.path = PyUnicode_DecodeUTF8(at, query - at, b"surrogateescape")
-            request.query = PyUnicode_DecodeUTF8(
-                query + 1, head.target_size - (query + 1 - at), b"surrogateescape"
-            )
-        at += head.target_size
-        request.headers = read_fields(at, head.fields_size, names) if head.fields_size else no_fields
-        at += head.fields_size
-        request.body = PyBytes_FromStringAndSize(at, start + used - at)
-        requests.append(request)
-    return requests, used
 
 
 cdef dict read_fields(const char* at, Py_ssize_t size, tuple names):
@@ -448,7 +416,6 @@ cdef dict read_fields(const char* at, Py_ssize_t size, tuple names):
 
 cdef enum:
     MAX_PARAMS = 32
-    MAX_TEXT_BYTES = 4096
 
 cdef struct Field:
     const char* at
@@ -466,6 +433,136 @@ cdef inline bint is_before(Field* a, Field* b) noexcept nogil:
     return order < 0 or (order == 0 and a.name_size < b.name_size)
 
 
+cdef inline Span value_of(Field* field) noexcept nogil:
+    cdef Span value
+    value.at = <const uint8_t*> field.at + field.name_size + 1
+    value.size = field.size - field.name_size - 1
+    return value
+
+
+cdef bint read_signed(Signed* signed, Span method, Span path, Span query, double now_s, int max_skew_s) noexcept nogil:
+    """Read a query that is signed in the usual layout, and the text that was signed. False: it isn't, or its time is
+    wrong.
+
+    The usual layout: plain ASCII without escapes, lower-case names of which none is repeated, and no name with a
+    bracket.
+    """
+    cdef:
+        Field[MAX_PARAMS] params
+        Field field
+        Span stamp
+        char* to = signed.text
+        const char* at = <const char*> query.at
+        const char* end = at + query.size
+        const char* name_end
+        int count = 0, i, j
+        int own = 0
+        bint version = False
+        uint64_t seconds = 0
+        uint8_t char_
+    if query.size + path.size + method.size + 8 > MAX_TEXT_BYTES:
+        return False
+    for i in range(path.size):
+        if path.at[i] >= 0x80:
+            return False
+    stamp.at = signed.key.at = signed.signature.at = signed.digest.at = NULL
+    while True:
+        if count == MAX_PARAMS:
+            return False
+        field.at = at
+        name_end = NULL
+        while at < end and at[0] != b"&":
+            char_ = <uint8_t> at[0]
+            if char_ == b"%" or char_ == b"+" or char_ >= 0x80:
+                return False
+            if name_end == NULL:
+                if char_ == b"=":
+                    name_end = at
+                elif char_ == b"[" or char_ == b"]" or b"A" <= char_ <= b"Z":
+                    return False
+            at += 1
+        if name_end == NULL or name_end == field.at:
+            return False
+        field.name_size = name_end - field.at
+        field.size = at - field.at
+        # In order of name; nearly always they come so, the signature last.
+        i = count
+        while i > 0 and is_before(&field, &params[i - 1]):
+            params[i] = params[i - 1]
+            i -= 1
+        if i > 0 and not is_before(&params[i - 1], &field):
+            # The same name again.
+            return False
+        params[i] = field
+        count += 1
+        if at == end:
+            break
+        at += 1
+    to = <char*> put(<uint8_t*> to, <const char*> method.at, method.size)
+    to[0] = b"\n"
+    to = <char*> put(<uint8_t*> to + 1, <const char*> path.at, path.size)
+    to[0] = b"\n"
+    to += 1
+    j = 0
+    for i in range(count):
+        at = params[i].at
+        if params[i].name_size == 14 and memcmp(at, b"auth_signature", 14) == 0:
+            signed.signature = value_of(&params[i])
+            own += 1
+            continue
+        if params[i].name_size == 8 and memcmp(at, b"auth_key", 8) == 0:
+            signed.key = value_of(&params[i])
+            own += 1
+        elif params[i].name_size == 14 and memcmp(at, b"auth_timestamp", 14) == 0:
+            stamp = value_of(&params[i])
+            own += 1
+        elif params[i].name_size == 12 and memcmp(at, b"auth_version", 12) == 0:
+            version = params[i].size == 16 and memcmp(at + 13, b"1.0", 3) == 0
+            own += 1
+        elif params[i].name_size == 8 and memcmp(at, b"body_md5", 8) == 0:
+            signed.digest = value_of(&params[i])
+            own += 1
+        if j:
+            to[0] = b"&"
+            to += 1
+        j += 1
+        to = <char*> put(<uint8_t*> to, at, params[i].size)
+    if signed.signature.at == NULL or signed.key.at == NULL or stamp.at == NULL or not version or signed.signature.size != 64:
+        return False
+    if not 0 < stamp.size <= 15:
+        return False
+    for i in range(stamp.size):
+        if not 48 <= stamp.at[i] <= 57:
+            return False
+        seconds = seconds * 10 + (stamp.at[i] - 48)
+    if not -max_skew_s <= <double> seconds - now_s <= max_skew_s:
+        return False
+    signed.more = count > own
+    signed.text_size = to - signed.text
+    return True
+
+
+cdef bint is_right(Signed* signed, inner, outer) except -1:
+    """Whether the text is signed with the secret of HMAC's two hashes."""
+    inner = inner.copy()
+    inner.update(PyBytes_FromStringAndSize(signed.text, signed.text_size))
+    outer = outer.copy()
+    outer.update(inner.digest())
+    # In a time that doesn't tell how much of it is the same.
+    return compare_digest(outer.hexdigest(), PyUnicode_DecodeASCII(<const char*> signed.signature.at, 64, NULL))
+
+
+cdef bint is_body_right(Signed* signed, bytes body) except -1:
+    """Whether the query has the digest of this body; it may be left out where there is no body."""
+    if signed.digest.at == NULL:
+        return PyBytes_GET_SIZE(body) == 0
+    if signed.digest.size != 32:
+        return False
+    hashed = new_md5.copy()
+    hashed.update(body)
+    return compare_digest(hashed.hexdigest(), PyUnicode_DecodeASCII(<const char*> signed.digest.at, 32, NULL))
+
+
 def signed_params(
     str method not None,
     str path not None,
@@ -478,130 +575,28 @@ def signed_params(
 ):
     """The key of a request that is signed in the usual layout, whose signature, time and body are right, else None.
 
-    The usual layout: plain ASCII without escapes, lower-case names of which none is repeated, and no name with a
-    bracket. `hashes_of(app, key)` gives HMAC's two hashes of that key's secret, and whether the app has that key
-    enabled; a request with an unknown key costs as much as one with a known key. `body` None: it isn't there yet, and
-    its digest isn't checked. Returns `(key, more)`; `more`: there are parameters besides the signature's own.
+    `hashes_of(app, key)` gives HMAC's two hashes of that key's secret, and whether the app has that key enabled; a
+    request with an unknown key costs as much as one with a known key. `body` None: it isn't there yet, and its digest
+    isn't checked. Returns `(key, more)`; `more`: there are parameters besides the signature's own.
     """
+    cdef Signed signed
+    if not (query.isascii() and path.isascii() and method.isascii()):
+        return None
+    if not read_signed(&signed, ascii_span(method), ascii_span(path), ascii_span(query), now_s, max_skew_s):
+        return None
+    key = PyUnicode_DecodeASCII(<const char*> signed.key.at, signed.key.size, NULL)
+    inner, outer, known = hashes_of(app, key)
+    right = is_right(&signed, inner, outer)
+    if not (right and known) or (body is not None and not is_body_right(&signed, body)):
+        return None
+    return key, signed.more
+
+
+cdef inline Span ascii_span(str of) except *:
+    # Of a text that was checked to be ASCII, and that the caller keeps.
     cdef:
-        bytes raw
-        Field[MAX_PARAMS] params
-        Field field
-        Field* stamp = NULL
-        Field* signature = NULL
-        Field* key = NULL
-        Field* digest = NULL
-        char[MAX_TEXT_BYTES] text
-        char* to = text
-        const char* at
-        const char* end
-        const char* name_end
-        int count = 0, i, j
-        int own = 0
-        bint version = False
-        uint64_t seconds = 0
-        Py_ssize_t value_size
-        char char_
-    if not (query.isascii() and path.isascii() and method.isascii()) or len(query) + len(path) + len(method) + 8 > MAX_TEXT_BYTES:
-        return None
-    raw = query.encode("ascii")
-    at = PyBytes_AS_STRING(raw)
-    end = at + PyBytes_GET_SIZE(raw)
-    while True:
-        if count == MAX_PARAMS:
-            return None
-        field.at = at
-        name_end = NULL
-        while at < end and at[0] != b"&":
-            char_ = at[0]
-            if char_ == b"%" or char_ == b"+":
-                return None
-            if name_end == NULL:
-                if char_ == b"=":
-                    name_end = at
-                elif char_ == b"[" or char_ == b"]" or b"A" <= char_ <= b"Z":
-                    return None
-            at += 1
-        if name_end == NULL or name_end == field.at:
-            return None
-        field.name_size = name_end - field.at
-        field.size = at - field.at
-        # In order of name; nearly always they come so, the signature last.
-        i = count
-        while i > 0 and is_before(&field, &params[i - 1]):
-            params[i] = params[i - 1]
-            i -= 1
-        if i > 0 and not is_before(&params[i - 1], &field):
-            # The same name again.
-            return None
-        params[i] = field
-        count += 1
-        if at == end:
-            break
-        at += 1
-    memcpy(to, PyBytes_AS_STRING(method.encode("ascii")), len(method))
-    to += len(method)
-    to[0] = b"\n"
-    to += 1
-    memcpy(to, PyBytes_AS_STRING(path.encode("ascii")), len(path))
-    to += len(path)
-    to[0] = b"\n"
-    to += 1
-    j = 0
-    for i in range(count):
-        at = params[i].at
-        if params[i].name_size == 14 and memcmp(at, b"auth_signature", 14) == 0:
-            signature = &params[i]
-            own += 1
-            continue
-        if params[i].name_size == 8 and memcmp(at, b"auth_key", 8) == 0:
-            key = &params[i]
-            own += 1
-        elif params[i].name_size == 14 and memcmp(at, b"auth_timestamp", 14) == 0:
-            stamp = &params[i]
-            own += 1
-        elif params[i].name_size == 12 and memcmp(at, b"auth_version", 12) == 0:
-            version = params[i].size == 16 and memcmp(at + 13, b"1.0", 3) == 0
-            own += 1
-        elif params[i].name_size == 8 and memcmp(at, b"body_md5", 8) == 0:
-            digest = &params[i]
-            own += 1
-        if j:
-            to[0] = b"&"
-            to += 1
-        j += 1
-        memcpy(to, at, params[i].size)
-        to += params[i].size
-    if signature == NULL or key == NULL or stamp == NULL or not version or signature.size != 15 + 64:
-        return None
-    value_size = stamp.size - 15
-    if not 0 < value_size <= 15:
-        return None
-    for i in range(value_size):
-        if not 48 <= stamp.at[15 + i] <= 57:
-            return None
-        seconds = seconds * 10 + (stamp.at[15 + i] - 48)
-    if not -max_skew_s <= <double> seconds - now_s <= max_skew_s:
-        return None
-    key_text = PyUnicode_DecodeASCII(key.at + 9, key.size - 9, NULL)
-    inner, outer, known = hashes_of(app, key_text)
-    inner = inner.copy()
-    inner.update(PyBytes_FromStringAndSize(text, to - text))
-    outer = outer.copy()
-    outer.update(inner.digest())
-    # In a time that doesn't tell how much of it is the same.
-    right = compare_digest(outer.hexdigest(), PyUnicode_DecodeASCII(signature.at + 15, 64, NULL))
-    if not (right and known):
-        return None
-    if body is not None:
-        if digest == NULL:
-            if PyBytes_GET_SIZE(body):
-                return None
-        else:
-            if digest.size != 9 + 32:
-                return None
-            hashed = new_md5.copy()
-            hashed.update(body)
-            if not compare_digest(hashed.hexdigest(), PyUnicode_DecodeASCII(digest.at + 9, 32, NULL)):
-                return None
-    return key_text, count > own
+        Span span
+        Py_ssize_t size = 0
+    span.at = <const uint8_t*> PyUnicode_AsUTF8AndSize(of, &size)
+    span.size = size
+    return span

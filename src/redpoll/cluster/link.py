@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import repeat
 from time import monotonic
 from typing import Any, Final, cast
 
@@ -150,13 +151,21 @@ class _Connection(asyncio.BufferedProtocol):
 
     def flush(self) -> None:
         if self._out and not self.lost:
-            assert self._transport is not None
-            data = b"".join(self._out)
-            self.queued += len(self._out)
-            self.queued_bytes += len(data)
-            self._marks.append((self.queued, self.queued_bytes))
-            self._transport.write(data)
+            self._write(b"".join(self._out), len(self._out))
         self._out.clear()
+
+    def send_many(self, commands: bytes, count: int, done: Done) -> None:
+        """Writes `count` commands at once, after those that wait."""
+        self.flush()
+        self.pending.extend(repeat(done, count))
+        self._write(commands, count)
+
+    def _write(self, commands: bytes, count: int) -> None:
+        assert self._transport is not None
+        self.queued += count
+        self.queued_bytes += len(commands)
+        self._marks.append((self.queued, self.queued_bytes))
+        self._transport.write(commands)
 
     def get_buffer(self, sizehint: int) -> bytearray:
         return self._buffer
@@ -173,6 +182,12 @@ class _Connection(asyncio.BufferedProtocol):
         # Everything that was read, or a slice of it.
         if self.lost:
             return
+        try:
+            self._hand_out_slice()
+        finally:
+            self._link.on_handed_out()
+
+    def _hand_out_slice(self) -> None:
         until = monotonic() + _SLICE_S
         while True:
             try:
@@ -274,7 +289,7 @@ class Link:
 
     `on_push(topic, payload)` is called for each message; it is the hot path. `on_up()` is called when the scripts are
     loaded and calls can be made; nothing is subscribed then. `on_down(reason)` is called before the unanswered calls
-    end with `LinkDown`.
+    end with `LinkDown`. `on_handed_out()` is called after each run of replies and messages.
 
     `connects`, `commands`, `errors` (error replies) and `handler_errors` are counters.
     """
@@ -296,6 +311,7 @@ class Link:
         self.on_push = on_push
         self.on_up = on_up
         self.on_down = on_down
+        self.on_handed_out: Callable[[], None] = _nothing
         self.clock = clock
         self.connects = 0
         self.commands = 0
@@ -358,8 +374,8 @@ class Link:
         asyncio.get_running_loop().call_exception_handler(context)
 
     def release(self) -> None:
-        """Never calls `on_push`, `on_up` and `on_down` again."""
-        self.on_push, self.on_up, self.on_down = _ignore_push, _nothing, _ignore
+        """Never calls its callbacks again."""
+        self.on_push, self.on_up, self.on_down, self.on_handed_out = _ignore_push, _nothing, _ignore, _nothing
 
     def drop(self, reason: str) -> None:
         """Closes the connection as broken. The link reconnects."""
@@ -388,6 +404,16 @@ class Link:
             connection._loop.call_soon(connection.flush)
         connection._out.append(command)
         connection.pending.append(done)
+
+    def call_many(self, commands: bytes, count: int, done: Done) -> None:
+        """Writes `count` commands in RESP now. `done` gets the reply of each, or a LinkDown for each."""
+        connection = self._connection
+        if connection is None:
+            for _ in range(count):
+                asyncio.get_running_loop().call_soon(done, LinkDown(sent=False))
+            return
+        self.commands += count
+        connection.send_many(commands, count, done)
 
     def run(
         self, script: Script, keys: Sequence[bytes], args: Sequence[bytes | str | int], done: Done = _ignore

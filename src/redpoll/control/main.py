@@ -46,6 +46,7 @@ from redpoll.control.daily_limit import DailyLimit
 from redpoll.control.dashboard.accounts import Accounts
 from redpoll.control.dashboard.dashboard import Dashboard, Dependencies
 from redpoll.control.eventlog import EventTrace
+from redpoll.control.fast_publish import FastPath
 from redpoll.control.health import Health
 from redpoll.control.history import ChannelHistory
 from redpoll.control.host_names import HostNames
@@ -200,7 +201,9 @@ class ControlPlane:
             head_timeout_s=settings.head_timeout_s,
             trusted=TrustedProxies(settings.trusted_proxies),
         )
-        self.worker_requests = WorkerRequests(start.requests_path, self.front.received)
+        fast = FastPath(self.front, self.routes, records, self.publisher, self._keys, rate, self.tracer)
+        self.link.on_handed_out = fast.finish
+        self.worker_requests = WorkerRequests(start.requests_path, self.front.received, fast.take)
         writer = DirectoryWriter(self.link, self._keys)
         self.janitor = Janitor(self.link, writer, records, self.connections, self.health)
         records.on_change = self.janitor.record_changed

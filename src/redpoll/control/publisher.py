@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -20,7 +20,7 @@ from redpoll.cluster.bus import Bus, Outgoing, Unavailable
 from redpoll.cluster.link import Link
 from redpoll.protocol.apps import App
 
-__all__ = ["Publisher"]
+__all__ = ["Publisher", "Waiting"]
 
 log = structlog.get_logger(__name__)
 
@@ -57,6 +57,20 @@ class _Awaited:
         if not self.left:
             self.publisher.events_published += self.size
             self.published(None)
+
+    def expire(self, error: Exception) -> None:
+        self(error)
+
+
+class Waiting(Protocol):
+    """Publishes that wait for Redis: called with each reply or error. `left` is 0 when all have their outcome."""
+
+    @property
+    def left(self) -> int: ...
+    @property
+    def events(self) -> int: ...
+    def __call__(self, reply: Any) -> None: ...
+    def expire(self, error: Exception) -> None: ...
 
 
 def _settle(future: asyncio.Future[None], fault: Unavailable | None) -> None:
@@ -102,7 +116,7 @@ class Publisher:
         self._opening: asyncio.Task[None] | None = None
         # Sorted by deadline, because all have the same time limit. One timer serves all: a timer for each publish would
         # cost as much as the publish.
-        self._awaited: deque[tuple[float, _Awaited]] = deque()
+        self._awaited: deque[tuple[float, _Awaited | Waiting]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     def link_up(self) -> None:
@@ -151,6 +165,15 @@ class Publisher:
         else:
             for index, item in enumerate(items):
                 self._bus.post(app, item, trace, once=once, index=index, done=waiting)
+        self._await(loop, waiting)
+
+    def publish_packed(self, commands: bytes, waiting: Waiting) -> None:
+        """Publish the events whose commands for Redis are made already, while `open`. The caller counts them by app,
+        and what was confirmed."""
+        self._bus.post_packed(commands, waiting.events, waiting)
+        self._await(self._loop, waiting)
+
+    def _await(self, loop: asyncio.AbstractEventLoop, waiting: _Awaited | Waiting) -> None:
         awaited = self._awaited
         while awaited and not awaited[0][1].left:
             awaited.popleft()
@@ -181,7 +204,7 @@ class Publisher:
         awaited = self._awaited
         while awaited and (not awaited[0][1].left or awaited[0][0] <= now):
             _, waiting = awaited.popleft()
-            waiting(TimeoutError(f"no answer from Redis within {self._confirm_s:g} s"))
+            waiting.expire(TimeoutError(f"no answer from Redis within {self._confirm_s:g} s"))
         if awaited:
             self._timer = self._loop.call_at(awaited[0][0], self._expire)
 

@@ -89,6 +89,14 @@ class RateLimit:
         window.used += 1
         return window
 
+    def take_room(self, address: str) -> bytes | None:
+        """As `take`, but counts nothing and returns None if the limit is reached; otherwise returns the X-RateLimit
+        header lines."""
+        window = self._windows.get(network_of(address))
+        if window is not None and window.used >= window.limit and window.ends > self._clock():
+            return None
+        return self.take(address).headers()
+
     def left_s(self, window: Window) -> int:
         """Whole seconds until the window ends, at least 1."""
         return max(1, math.ceil(window.ends - self._clock()))

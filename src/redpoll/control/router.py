@@ -144,6 +144,13 @@ class Route:
         self.microseconds += microseconds
         return slot
 
+    def count_many(self, status: int, count: int, slots: Iterable[tuple[int, int]], microseconds: int) -> None:
+        """Counts responses; `slots` are pairs of a slot and a count."""
+        self.answers[status] = self.answers.get(status, 0) + count
+        self.microseconds += microseconds
+        for slot, responses in slots:
+            self.times[slot] += responses
+
 
 class _Node:
     """A node of the tree of patterns: children by word, one child for a parameter, and the routes that end here."""

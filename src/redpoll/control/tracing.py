@@ -46,6 +46,7 @@ class Tracer:
 
     `clock()` returns Unix seconds. `unlogged` counts calls whose row was lost, `sampled_out` calls without spans.
     `latency` has the times of the traced ones.
+    `spans_left`: how many more calls are traced until the next flush.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Tracer:
         self._log = event_log
         self._reader = reader
         self._per_flush = max(1, round(spans_per_s * FLUSH_EVERY_S)) if spans_per_s else 0
-        self._left = self._per_flush
+        self.spans_left = self._per_flush
         self._clock = clock
         self._ended = CallBatch()
         self._spans: list[SpanRow] = []
@@ -82,10 +83,10 @@ class Tracer:
 
         Call it once per call, just before it publishes.
         """
-        if self._left <= 0:
+        if self.spans_left <= 0:
             self.sampled_out += 1
             return None
-        self._left -= 1
+        self.spans_left -= 1
         request.sampled = True
         self.span(request.trace_id, request.app.id, "authenticated")
         return request.trace_id
@@ -133,6 +134,14 @@ class Tracer:
             )
         )
 
+    def ended_many(self, app_id: str, rows: bytes, count: int, first_ms: int, last_ms: int) -> None:
+        """Records trigger calls that are not traced (store/eventlog.py CallBatch.add_encoded)."""
+        self.sampled_out += count
+        if self._ended.count >= _MAX_WAITING:
+            self.unlogged += count
+            return
+        self._ended.add_encoded(app_id, rows, count, first_ms, last_ms)
+
     # -- into the log
 
     async def _run(self) -> None:
@@ -145,7 +154,7 @@ class Tracer:
 
     async def flush(self) -> None:
         """Writes what was collected since the last flush. If that fails, the rows wait for the next one."""
-        self._left = self._per_flush
+        self.spans_left = self._per_flush
         entries = await self._read()
         ended, self._ended = self._ended, CallBatch()
         spans, self._spans = self._spans, []

@@ -69,6 +69,17 @@ class ReceivedRequest(Request):
         self.link.answer(self.number, CONTINUE, b"")
 
 
+Take = Callable[
+    ["_WorkerLink", type[ReceivedRequest], bytearray, int, tuple[str, ...]], tuple[list[ReceivedRequest], int, int]
+]
+
+
+def _take_none(
+    _: _WorkerLink, kind: type[ReceivedRequest], buffer: bytearray, size: int, names: tuple[str, ...]
+) -> tuple[list[ReceivedRequest], int, int]:
+    return (*read_requests(kind, buffer, size, names), 0)
+
+
 class _WorkerLink(asyncio.BufferedProtocol):
     """The connection of one worker."""
 
@@ -105,8 +116,8 @@ class _WorkerLink(asyncio.BufferedProtocol):
     def buffer_updated(self, size: int) -> None:
         buffer = self._buffer
         end = self._filled + size
-        requests, used = read_requests(ReceivedRequest, buffer, end, FIELDS)
-        self.unanswered += len(requests)
+        requests, used, taken = self._owner.take(self, ReceivedRequest, buffer, end, FIELDS)
+        self.unanswered += len(requests) + taken
         received = self._owner.received
         for request in requests:
             request.link = self
@@ -145,8 +156,14 @@ class _WorkerLink(asyncio.BufferedProtocol):
             self._loop.call_soon(self._flush)
         self._out.append(message)
 
+    def answer_many(self, messages: bytes, count: int) -> None:
+        """Write `count` answers now."""
+        self.unanswered -= count
+        self._out.append(messages)
+        self._flush()
+
     def _flush(self) -> None:
-        if self._transport is not None:
+        if self._transport is not None and self._out:
             self._transport.write(b"".join(self._out))
         self._out.clear()
         if self._owner.finishing:
@@ -158,10 +175,14 @@ class _WorkerLink(asyncio.BufferedProtocol):
 
 
 class WorkerRequests:
-    """Takes requests at the Unix socket `path`; `received` is called with each and must answer it."""
+    """Takes requests at the Unix socket `path`; `received` is called with each and must answer it.
 
-    def __init__(self, path: str, received: Callable[[ReceivedRequest], None]) -> None:
+    `take` reads messages, as FastPublish.take; it may carry some out itself, and answers them with `answer_many`.
+    """
+
+    def __init__(self, path: str, received: Callable[[ReceivedRequest], None], take: Take | None = None) -> None:
         self.received = received
+        self.take = take or _take_none
         self.links: dict[_WorkerLink, None] = {}
         self.finishing = False
         self._path = path

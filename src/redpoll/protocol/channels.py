@@ -4,7 +4,9 @@ import re
 from enum import Enum
 
 __all__ = [
+    "CACHE_PREFIXES",
     "CONSOLE",
+    "ENCRYPTED_PREFIX",
     "MAX_NAME_CHARS",
     "OWN_PREFIX",
     "SERVER_TO_USER",
@@ -26,7 +28,8 @@ OWN_PREFIX = "private-redpoll."
 CONSOLE = OWN_PREFIX + "console"
 
 _NAME = re.compile(rf"[-a-zA-Z0-9_=@,.;]{{1,{MAX_NAME_CHARS}}}").fullmatch
-_CACHE = ("cache-", "private-cache-", "presence-cache-", "private-encrypted-cache-")
+ENCRYPTED_PREFIX = "private-encrypted-"
+CACHE_PREFIXES = ("cache-", "private-cache-", "presence-cache-", "private-encrypted-cache-")
 
 
 class Kind(Enum):
@@ -57,12 +60,12 @@ def needs_auth(channel: str) -> bool:
 
 def is_cache(channel: str) -> bool:
     """Whether the last published event is stored and sent to new subscribers."""
-    return channel.startswith(_CACHE)
+    return channel.startswith(CACHE_PREFIXES)
 
 
 def is_encrypted(channel: str) -> bool:
     """Whether `data` is ciphertext that only publishers and subscribers can read. The channel is private as well."""
-    return channel.startswith("private-encrypted-")
+    return channel.startswith(ENCRYPTED_PREFIX)
 
 
 def valid_name(channel: str) -> bool:
