@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,11 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
 # First, since it puts tests/ on the path.
 from load import Address, print_table  # isort: skip
-from million import HERE, Driver
+from million import HERE, Driver, end_on_signal
 from redpoll.cluster.keys import SHARDS, Keys
 from results import save
 from server import Server, open_files, rss_bytes
@@ -90,11 +89,12 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=200, help="handshakes under way at a time")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, end_on_signal)
     with tempfile.TemporaryDirectory(prefix="rpchurn") as folder:
         program = Path(folder) / "crowd"
         subprocess.run(["cc", "-O2", "-Wall", "-o", program, HERE / "crowd.c", "-lm"], check=True)
         with Server(workers=1, webhook_debounce_s=0) as server:
-            rounds = uvloop.run(churn(server, program, options))
+            rounds = asyncio.run(churn(server, program, options))
     print_table(rounds[0], (entry.values() for entry in rounds))
     if options.json is not None:
         save(options.json, "churn", {"total": len(rounds) * options.round, "rounds": rounds})

@@ -495,6 +495,11 @@ def figures_of(crowd: Crowd, log: str) -> dict[str, Any]:
     }
 
 
+def end_on_signal(number: int, frame: object) -> None:
+    """So that the server is stopped, too."""
+    sys.exit(128 + number)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--connections", type=int, default=0, help="0: as many as fit, at most a million")
@@ -508,6 +513,8 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="only say what it needs of the machine")
     options = parser.parse_args()
     plan = prepare(options)
+    # While the event loop runs it has handlers of its own.
+    signal.signal(signal.SIGTERM, end_on_signal)
     # 50 workers on two cores take their time.
     server_module.READY_WITHIN_S = 30.0 + 4 * options.workers
     server_module.STOPPED_WITHIN_S = 20.0 + 2 * options.workers
@@ -519,6 +526,7 @@ def main() -> None:
             workers=options.workers, files=(files, files), activity_timeout_s=1_000, max_connections_per_address=0
         ) as server:
             crowd = uvloop.run(run(options, plan, server, program))
+            signal.signal(signal.SIGTERM, end_on_signal)
             figures = figures_of(crowd, (server.folder / "err").read_text(errors="replace"))
     title = f"redpoll, {options.workers} workers: {options.connections:,} connections; latency of the API"
     swarm.print_figures(Console(), title, {name: value for name, value in figures.items() if name != "phases"})

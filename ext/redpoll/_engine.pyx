@@ -92,7 +92,7 @@ cdef enum:
     # a hundred subscribes at once. Less while a crowd waits to be read: each is read in turn, so the others wait for a
     # few messages of each and not for all that the crowd has sent.
     READ_BYTES = 8192
-    READ_BYTES_IN_CROWD = 512
+    READ_BYTES_IN_CROWD = 256
     CROWD = 8
     # One read of a TLS transport: a record's largest payload.
     TLS_READ_BYTES = 16384

@@ -37,6 +37,8 @@ __all__ = ["Gate"]
 # Upgrades are refused at `max_connections`, connections are dropped at this many more. Between the two bounds a client
 # still gets 503 instead of a reset (deploy/failures.md "Out of descriptors").
 _HEADROOM = 48
+_SID_BYTES = 10
+_SIDS_AT_ONCE = 64
 
 
 # Longer targets aren't remembered: clients choose them.
@@ -88,6 +90,8 @@ class Gate:
         )
         self.refusals = self._limits.refusals
         self._arrivals = ClientLibraries()
+        self._random = b""
+        self._random_at = 0
         self.draining = False
         self.connections = 0
         self.connections_total = 0
@@ -219,9 +223,7 @@ class Gate:
             self.upgrades_refused_total += 1
             connection.shut(outcome.code, outcome.message)
             return
-        # Each call of randbits is a system call, so one call yields both halves.
-        high, low = divmod(secrets.randbits(80), 1 << 40)
-        connection.set_sid(high + 1, low + 1)
+        connection.set_sid(*self._new_sid())
         connection.arrival = self._arrivals.note(upgrade.query)
         recovers = handshake.recovers(upgrade.query)
         channels: SmallMap[Subscription] = SmallMap()
@@ -234,6 +236,16 @@ class Gate:
         timeout_s = self.settings.activity_timeout_s
         connection.send(_frame.text(frames.connection_established(session.socket_id, timeout_s, recovers)))
 
+    def _new_sid(self) -> tuple[int, int]:
+        """The two halves of a socket id, 40 bits each. Neither is 0."""
+        at = self._random_at
+        if at == len(self._random):
+            # A system call for each connection would take longer than all else here.
+            self._random, at = secrets.token_bytes(_SID_BYTES * _SIDS_AT_ONCE), 0
+        self._random_at = end = at + _SID_BYTES
+        middle = at + _SID_BYTES // 2
+        return int.from_bytes(self._random[at:middle]) + 1, int.from_bytes(self._random[middle:end]) + 1
+
     # -- helpers -------------------------------------------------------------------------------------------
 
     def _introduction(self, connection: Connection) -> tuple[tuple[str, int], bool]:
@@ -243,8 +255,12 @@ class Gate:
         return connection.peer or ("", 0), False
 
     def _is_secure(self, connection: Connection, request: _engine.Head) -> bool:
+        forwarded = request.headers.get(b"x-forwarded-proto")
+        if forwarded is None:
+            # Then the peer's address doesn't matter, and reading it is a system call.
+            return isinstance(connection, Introduced) and connection.secure
         peer, secure = self._introduction(connection)
-        return self._trusted.is_secure(peer[0], _text(request.headers.get(b"x-forwarded-proto")), secure)
+        return self._trusted.is_secure(peer[0], _text(forwarded), secure)
 
     def _answer(self, connection: Connection, status: int, code: str, text: str, extra_headers: str = "") -> None:
         """Send a last HTTP response and close the connection."""
