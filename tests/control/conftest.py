@@ -24,6 +24,7 @@ from redpoll.control.main import ControlPlane
 from redpoll.control.records import Records
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.http_messages import FIELDS, SIZE_BYTES, pack_fields, pack_request, size_of, unpack_answer
+from redpoll.store.charts import Charts
 from redpoll.store.eventlog import EventLog
 from redpoll.store.store import Store, database_url
 
@@ -176,6 +177,8 @@ async def make_plane(tmp_path, connect, wait_until):
             heard = []
             event_log = await EventLog.open(tmp_path / "events.sqlite", 10_000, 3_600)
             stack.push_async_callback(event_log.close)
+            charts = await Charts.open(tmp_path / "charts.sqlite")
+            stack.push_async_callback(charts.close)
             plane = ControlPlane(
                 start,
                 records,
@@ -184,6 +187,7 @@ async def make_plane(tmp_path, connect, wait_until):
                 heard.append,
                 accounts=Accounts(store, passwords=Passwords(CHEAP)),
                 event_log=event_log,
+                charts=charts,
                 body_timeout_s=body_timeout_s,
             )
             await plane.start()

@@ -9,6 +9,7 @@ SCOPES = {
     "clear_history": "publish",
     "events_log": "read",
     "trace": "read",
+    "usage": "read",
     "webhooks_verify": "read",
     "batch_events": "publish",
     "channels": "read",

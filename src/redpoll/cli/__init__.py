@@ -21,6 +21,7 @@ from redpoll.cli import (
     subscribe,
     tokens,
     tools,
+    usage,
     users,
     webhooks,
 )
@@ -54,6 +55,7 @@ for _command in (
     webhooks.dead_letter,
     users.user,
     connections.connections,
+    usage.usage,
     *backup.COMMANDS,
     doctor.doctor,
     *tools.COMMANDS,

@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,12 +25,14 @@ from redpoll.control.context import CommandError, Context
 from redpoll.control.dashboard import commands as user_commands
 from redpoll.control.history import ChannelHistory
 from redpoll.control.records import RecordError
+from redpoll.control.usage import first_day
 from redpoll.control.webhooks import commands as webhook_commands
 from redpoll.protocol.apps import SETTINGS, App, HistoryRule, Key, parse_setting
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.tokens import Token
 from redpoll.settings import MAX_APP_ID_CHARS
 from redpoll.store import audit
+from redpoll.store.charts import Charts, Day
 from redpoll.store.sqlite import reason_of
 
 __all__ = ["COMMANDS", "CommandError", "app_shape", "ask", "run", "serve_commands", "socket_path"]
@@ -207,6 +209,20 @@ async def _connections_show(context: Context, args: dict[str, Any]) -> Any:
     raise CommandError(f"this app has no connection with the socket id {args['id']}")
 
 
+async def _usage(context: Context, args: dict[str, Any]) -> Any:
+    apps = [_app(context, args["app"])] if args["app"] else list(context.records.apps.values())
+    found: Iterable[Day]
+    if context.usage is not None:
+        found = [day for app in apps for day in await context.usage.days(app.id, args["days"])]
+    else:
+        charts = await Charts.open(Path(context.settings.data_dir) / "charts.sqlite")
+        try:
+            found = await charts.days(first_day(time.time(), args["days"]), args["app"] or None)
+        finally:
+            await charts.close()
+    return [day._asdict() for day in found if day.app_id in context.records.apps]
+
+
 async def _connections_kick(context: Context, args: dict[str, Any]) -> Any:
     app = _app(context, args["app"])
     answers = await _survey(context).ask("close", app=app.id, socket=args["id"])
@@ -247,6 +263,7 @@ COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
     "connections list": _connections_list,  # {app, find, channel, limit} -> {total, connections}, newest first
     "connections show": _connections_show,  # {app, id: socket id} -> connection (worker/connection_list.py)
     "connections kick": _connections_kick,  # {app, id} -> {socket}
+    "usage": _usage,  # {app or "", days} -> [{app_id, day, …the fields of store.charts.Day}], by app and day
     **app_import.COMMANDS,
     **webhook_commands.COMMANDS,
     **user_commands.COMMANDS,

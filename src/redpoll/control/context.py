@@ -15,6 +15,7 @@ from redpoll.settings import Settings
 from redpoll.store.store import Store
 
 if TYPE_CHECKING:
+    from redpoll.control.usage import Usage
     from redpoll.control.webhooks.webhooks import Webhooks
 
 __all__ = ["Cluster", "CommandError", "Context"]
@@ -34,7 +35,7 @@ class Cluster(NamedTuple):
 
 class Context:
     """`store` is open and `records` are loaded. If no server runs, the command has opened the store itself, and
-    `cluster` is None; the next server then sends the waiting deliveries of `webhooks`."""
+    `cluster` and `usage` are None; the next server then sends the waiting deliveries of `webhooks`."""
 
     def __init__(
         self,
@@ -43,12 +44,14 @@ class Context:
         settings: Settings,
         webhooks: Webhooks | None = None,
         cluster: Cluster | None = None,
+        usage: Usage | None = None,
     ) -> None:
         self.store = store
         self.records = records
         self.settings = settings
         self.webhooks = webhooks
         self.cluster = cluster
+        self.usage = usage
 
     def running(self, what: str) -> Cluster:
         """The cluster. Raises CommandError if no server runs; `what` is the subject of its sentence."""

@@ -59,11 +59,13 @@ from redpoll.control.ratelimit import RateLimit
 from redpoll.control.records import RecordError, Records
 from redpoll.control.routes import routes_of
 from redpoll.control.tracing import Tracer
+from redpoll.control.usage import Usage
 from redpoll.control.webhooks.verify import Verify
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.control.worker_requests import WorkerRequests
 from redpoll.proxies import TrustedProxies
-from redpoll.store.errors import StoreError, StoreUnavailable
+from redpoll.store.charts import Charts
+from redpoll.store.errors import StoreError, StoreUnavailable, reason_of
 from redpoll.store.eventlog import EventLog
 from redpoll.store.store import Store, database_url
 
@@ -97,6 +99,7 @@ class ControlPlane:
         *,
         accounts: Accounts,
         event_log: EventLog | None = None,
+        charts: Charts | None = None,
         body_timeout_s: float = 15.0,
     ) -> None:
         settings = start.settings
@@ -151,6 +154,7 @@ class ControlPlane:
             self.tracer,
         )
         self.history = History(self.link, self._keys)
+        self.usage = Usage(charts)
         self.dashboard = Dashboard(
             Dependencies(
                 settings,
@@ -167,6 +171,8 @@ class ControlPlane:
                 self._read_workers,
                 event_log,
                 self.tracer,
+                charts,
+                self.usage,
             )
         )
         self.routes = routes_of(
@@ -174,6 +180,7 @@ class ControlPlane:
             ChannelHistory(self.history),
             EventTrace(event_log),
             BrowserModule(),
+            self.usage,
             Verify(webhooks.secrets_of),
             self.health,
             self.metrics,
@@ -376,6 +383,7 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
     child_pipe.attach(asyncio.get_running_loop(), inbox, lambda: os._exit(1))
     store = await _open_store(database_url(start.data_dir, start.settings.database_url))
     event_log = await _open_event_log(start)
+    charts = await _open_charts(start)
     try:
         records = Records(store, max_owed_bytes=start.settings.max_owed_bytes)
         await records.load()
@@ -389,11 +397,11 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
         child_pipe.send({"directory": records.version})
         listener = socket.socket(fileno=start.listen_fd)
         plane = ControlPlane(
-            start, records, webhooks, listener, child_pipe.send, accounts=accounts, event_log=event_log
+            start, records, webhooks, listener, child_pipe.send, accounts=accounts, event_log=event_log, charts=charts
         )
         inbox.pass_to(plane.receive)
         plane.loop.add_signal_handler(signal.SIGTERM, plane.stop)
-        context = Context(store, records, start.settings, webhooks, plane.cluster)
+        context = Context(store, records, start.settings, webhooks, plane.cluster, plane.usage)
         _warn_of_exposure(start.settings.control_host)
         operators = await commands.serve_commands(context, commands.socket_path(start.data_dir))
         if first_password is not None:
@@ -411,6 +419,8 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
         await store.close()
         if event_log is not None:
             await event_log.close()
+        if charts is not None:
+            await charts.close()
 
 
 def _warn_of_exposure(control_host: str) -> None:
@@ -436,6 +446,15 @@ async def _open_event_log(start: Start) -> EventLog | None:
         return await EventLog.open(path, settings.event_log_calls, settings.event_log_keep_s)
     except (OSError, SQLAlchemyError) as error:
         raise StoreError(f"the event log {path} can't be opened: {error}") from error
+
+
+async def _open_charts(start: Start) -> Charts | None:
+    path = Path(start.data_dir) / "charts.sqlite"
+    try:
+        return await Charts.open(path)
+    except (OSError, SQLAlchemyError) as error:
+        log.warning("chart data and usage not kept", file=str(path), reason=reason_of(error))
+        return None
 
 
 def main(child_pipe: ChildPipe) -> None:

@@ -130,6 +130,7 @@ _QUERY: Final = {
         f"Answer a page: at most this many channels, 1 to {MAX_PAGE}; default {DEFAULT_PAGE}. A page may have fewer "
         f"although more follow. Without `limit` and `cursor` all channels, if they are at most {MAX_UNPAGED}.",
     ),
+    "usage_days": ("days", "The number of days, today included, 1 to 400; default 30."),
     "channels_cursor": ("cursor", "`next` of the page before; leave the other parameters unchanged."),
     "channel_info": (
         "info",

@@ -27,9 +27,11 @@ from redpoll.control.schemas import (
     HistoryResponse,
     TraceResponse,
     TriggerResponse,
+    UsageResponse,
     UsersResponse,
     VerifyResponse,
 )
+from redpoll.control.usage import Usage
 from redpoll.control.webhooks.verify import Verify, Webhook
 
 # The shapes of unchecked request bodies, for the OpenAPI document only; other code uses the checked ones.
@@ -53,6 +55,7 @@ def routes_of(
     history: ChannelHistory,
     event_trace: EventTrace,
     browser_module: BrowserModule,
+    usage: Usage,
     verify: Verify,
     health: Health,
     metrics: Metrics,
@@ -179,6 +182,19 @@ def routes_of(
                     "sockets it was written.",
                     TraceResponse,
                     faults=("not_found",),
+                ),
+            ),
+            Route(
+                "GET",
+                "/apps/{app_id}/usage",
+                "usage",
+                usage.show,
+                scope="read",
+                about=About(
+                    "List what the app used by day: the most connections at a time, and messages.",
+                    UsageResponse,
+                    query=("usage_days",),
+                    faults=("bad_request",),
                 ),
             ),
             Route(

@@ -151,6 +151,23 @@ class TraceResponse(LoggedCall, gc=False, kw_only=True):
     spans: list[dict[str, Any]]
 
 
+class UsageDay(msgspec.Struct, gc=False):
+    """What the app used on a day (`YYYY-MM-DD`, UTC): the most connections at a time, events published over HTTP,
+    events that clients triggered, and events sent to clients, counted per socket."""
+
+    day: str
+    peak_connections: int
+    published: int
+    client_events: int
+    sent: int
+
+
+class UsageResponse(msgspec.Struct, gc=False):
+    """Days on which the app was used, oldest first; today is counted up to the last seconds."""
+
+    days: list[UsageDay]
+
+
 class VerifyResponse(msgspec.Struct, gc=False, omit_defaults=True):
     """Whether a webhook's signature is valid. If it is, `endpoint_id` is the endpoint that it was made for."""
 

@@ -49,6 +49,20 @@ async def test_chart_columns_have_the_same_length(plane, browser):
     assert of_app["p50_ms"][-1] > 0
 
 
+async def test_charts_of_a_day_and_a_week_continue_after_a_restart(plane, browser):
+    sampler = plane.plane.dashboard.sampler
+    await sampler.finish()
+    await sampler.sample()
+    for span in ("day", "week", "hour"):
+        page = (await browser.get(f"/dashboard?span={span}")).body.decode()
+        assert f'data-span="{span}"' in page
+        assert f'<option value="{span}" selected>' in page
+        data = (await browser.get(f"/dashboard/series?span={span}")).json()
+        assert len({len(column) for column in data.values()}) == 1
+        assert data["time"]
+    assert 'data-span="hour"' in (await browser.get("/dashboard?span=<b>")).body.decode()
+
+
 async def test_one_app_has_the_same_charts_as_the_server(browser):
     for path in ("/dashboard", "/dashboard?app=3"):
         page = (await browser.get(path)).body.decode()

@@ -40,9 +40,11 @@ from redpoll.control.request import Request
 from redpoll.control.response import Response
 from redpoll.control.router import Access, Place, Route
 from redpoll.control.tracing import Tracer
+from redpoll.control.usage import Usage
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.protocol.errors import ApiError
 from redpoll.settings import Settings
+from redpoll.store.charts import Charts
 from redpoll.store.eventlog import EventLog
 
 __all__ = ["Dashboard", "Dependencies"]
@@ -76,6 +78,8 @@ class Dependencies(NamedTuple):
     read_workers: Callable[[], Awaitable[Workers]]
     event_log: EventLog | None
     tracer: Tracer | None
+    charts: Charts | None
+    usage: Usage
 
 
 class Dashboard:
@@ -90,7 +94,12 @@ class Dashboard:
         self._pages = Pages(files)
         self.access = access = AccessControl(accounts, records, self._pages)
         self.sampler = Sampler(
-            dependencies.read_workers, webhooks.counters, lambda: publisher.by_app, webhooks.attempts_by_app
+            dependencies.read_workers,
+            webhooks.counters,
+            lambda: publisher.by_app,
+            webhooks.attempts_by_app,
+            charts=dependencies.charts,
+            usage=dependencies.usage,
         )
         self._jobs = Jobs(access)
         address = PublicAddress(settings.public_url, settings.port)

@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from redpoll.control.dashboard.access import AccessControl, Visit
+from redpoll.control.dashboard.averages import SPANS
 from redpoll.control.dashboard.pages import SECURITY
 from redpoll.control.dashboard.series import Sampler
 from redpoll.control.health import Health
@@ -40,10 +41,10 @@ class Overview:
         ]
 
     async def show(self, visit: Visit) -> Response:
-        """GET /dashboard. With `app` the charts are those of one app."""
+        """GET /dashboard. With `app` the charts are those of one app; `span` is the time that they show."""
         app = self._records.apps.get(visit.query.get("app", ""))
         apps = sorted(self._records.apps.values(), key=lambda app: app.name.casefold())
-        return visit.page("overview.html", apps=apps, chosen=app, **self._figures())
+        return visit.page("overview.html", apps=apps, chosen=app, spans=SPANS, span=_span(visit), **self._figures())
 
     async def figures(self, visit: Visit) -> Response:
         """GET /dashboard/figures: the part of the page that is refreshed."""
@@ -74,7 +75,11 @@ class Overview:
         }
 
     async def series(self, visit: Visit) -> Response:
-        """GET /dashboard/series: the charts' data, of one app with `app`."""
-        app_id = visit.query.get("app", "")
-        series = self._sampler.of_app(app_id) if app_id else self._sampler.whole
-        return Response(200, _encode(series.columns()), _JSON)
+        """GET /dashboard/series: the charts' data over a `span`, of one app with `app`."""
+        columns = await self._sampler.columns(visit.query.get("app", ""), _span(visit))
+        return Response(200, _encode(columns), _JSON)
+
+
+def _span(visit: Visit) -> str:
+    given: str = visit.query.get("span", "")
+    return given if given in SPANS else "hour"

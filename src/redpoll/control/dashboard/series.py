@@ -1,7 +1,8 @@
 """The data of the overview's charts: samples of the server's counters, one every five seconds, for the last hour.
 
-Rates are computed from the growth of each worker's counters, so a restarted worker causes no negative rate. The samples
-are in memory only; use /metrics for longer records.
+Rates are computed from the growth of each worker's counters, so a restarted worker causes no negative rate. These
+samples are in memory only; averages.py keeps averages of them for the charts of a day and of a week, usage.py what each
+app used by day.
 """
 
 from __future__ import annotations
@@ -13,9 +14,18 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from redpoll.control.dashboard.averages import SPANS, Averages
 from redpoll.control.router import Route, slot_bound_s
+from redpoll.control.usage import Usage
+from redpoll.store.charts import Charts
+from redpoll.store.errors import reason_of
 
 __all__ = ["EVERY_S", "NAMES", "Sampler", "Series"]
+
+log = structlog.get_logger(__name__)
 
 EVERY_S: Final = 5.0
 _FIRST_S: Final = 0.5
@@ -28,6 +38,7 @@ _MAX_APPS: Final = 100
 _ATTEMPTS: Final = re.compile(r"webhook_attempts_\w+_total").fullmatch
 
 Workers = Mapping[str, Mapping[str, Any]]
+Columns = dict[str, list[float | None]]
 
 
 class Series:
@@ -40,10 +51,14 @@ class Series:
     def add(self, at_s: float, values: Mapping[str, float | None]) -> None:
         self._rows.append((at_s, *(values.get(name) for name in self.names)))
 
-    def columns(self) -> dict[str, list[float | None]]:
-        """`{"time": [Unix seconds], name: [value], …}`, all of the same length."""
-        columns = list(zip(*self._rows, strict=True)) or [()] * (len(self.names) + 1)
+    def columns(self, before: Sequence[tuple[float | None, ...]] = ()) -> Columns:
+        """`{"time": [Unix seconds], name: [value], …}`, all of the same length. `before`: earlier rows."""
+        columns = list(zip(*before, *self._rows, strict=True)) or [()] * (len(self.names) + 1)
         return {name: list(column) for name, column in zip(("time", *self.names), columns, strict=True)}
+
+    def first_s(self) -> float | None:
+        """The time of the first sample."""
+        return self._rows[0][0] if self._rows else None
 
     def last(self) -> dict[str, float | None]:
         row = self._rows[-1] if self._rows else (None,) * (len(self.names) + 1)
@@ -55,7 +70,8 @@ class Sampler:
 
     `read_workers` returns the workers' counters by worker name, `webhooks` the webhook counters, `published` the number
     of events by app and `attempts` the (delivered, failed) webhook attempts by app. `timed` are the routes whose
-    response times make up the publish latency, `times_by_app` has the same by app.
+    response times make up the publish latency, `times_by_app` has the same by app. Averages go to `charts`, what apps
+    used to `usage`.
     """
 
     def __init__(
@@ -65,8 +81,12 @@ class Sampler:
         published: Callable[[], Mapping[str, int]],
         attempts: Callable[[], Mapping[str, tuple[int, int]]],
         *,
+        charts: Charts | None = None,
+        usage: Usage | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self._averages = None if charts is None else Averages(charts, NAMES)
+        self._usage = Usage(None) if usage is None else usage
         self.whole = Series(NAMES)
         self.workers: Workers = {}
         self.timed: Iterable[Route] = ()
@@ -90,16 +110,47 @@ class Sampler:
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
+            await self._usage.write(now=True)
+            if self._averages is not None:
+                await self._write(self._averages.finish())
 
     def of_app(self, app_id: str) -> Series:
         """An app's series; an empty one for an unknown app."""
         return self._apps.get(app_id) or Series(NAMES)
+
+    async def columns(self, app_id: str, span: str) -> Columns:
+        """The data of the charts of an app, or of the server (""), over a span of averages.SPANS.
+
+        The last hour is shown in steps of five seconds as far as this process has sampled it.
+        """
+        series = self.of_app(app_id) if app_id else self.whole
+        if self._averages is None:
+            return series.columns()
+        now_s = self._clock()
+        earlier = await self._averages.rows(app_id, span, now_s)
+        if span != "hour":
+            return Series(NAMES).columns(earlier)
+        first_s = series.first_s()
+        began_s = now_s if first_s is None else first_s
+        before = [row for row in earlier if row[0] is not None and row[0] + SPANS[span][0] <= began_s]
+        if before and began_s - (before[-1][0] or 0.0) > 2 * SPANS[span][0]:
+            before.append((began_s - EVERY_S, *[None] * len(NAMES)))
+        return series.columns(before)
+
+    async def _write(self, writing: Awaitable[None]) -> None:
+        try:
+            await writing
+        except SQLAlchemyError as error:
+            log.warning("chart data not written", reason=reason_of(error))
 
     async def _run(self) -> None:
         # Give Redis a moment to start.
         await asyncio.sleep(_FIRST_S)
         while True:
             await self.sample()
+            if self._averages is not None:
+                await self._write(self._averages.write())
+            await self._usage.write()
             await asyncio.sleep(EVERY_S)
 
     async def sample(self) -> None:
@@ -118,7 +169,8 @@ class Sampler:
             if name.startswith("webhook_attempts_") and name.endswith("_total")
         )
         attempts = self._one(counted, "webhook", "attempts", made)
-        events = sum(self._one(counted, "published", app_id, count, begun=0.0) for app_id, count in published.items())
+        grown = {app: self._one(counted, "published", app, count, begun=0.0) for app, count in published.items()}
+        events = sum(grown.values())
         p50, p99 = self._latency("", [sum(slot) for slot in zip(*(route.times for route in self.timed), strict=True)])
         values = {
             "connections": sum(worker.get("connections", 0) for worker in workers.values()) if workers else None,
@@ -131,7 +183,9 @@ class Sampler:
             "failed": _per(attempts - done, passed_s),
         }
         self.whole.add(now_s, values)
-        self._sample_apps(now_s, passed_s, counted, workers, published)
+        if self._averages is not None:
+            self._averages.add("", now_s, values)
+        self._sample_apps(now_s, passed_s, counted, workers, grown)
         self._counted = counted
 
     def _sample_apps(
@@ -140,8 +194,9 @@ class Sampler:
         passed_s: float | None,
         counted: dict[tuple[str, str], float],
         workers: Workers,
-        published: Mapping[str, int],
+        published: Mapping[str, float],
     ) -> None:
+        """`published`: the growth of each app's counter."""
         connections: dict[str, int] = {}
         received: dict[str, float] = {}
         sent: dict[str, float] = {}
@@ -150,13 +205,15 @@ class Sampler:
                 connections[app_id] = connections.get(app_id, 0) + count
                 received[app_id] = received.get(app_id, 0.0) + self._one(counted, w, f"in {app_id}", events)
                 sent[app_id] = sent.get(app_id, 0.0) + self._one(counted, w, f"out {app_id}", sum(written))
+        for app_id in {**connections, **published}:
+            grown = [int(counts.get(app_id, 0)) for counts in (published, received, sent)]
+            self._usage.count(app_id, connections.get(app_id, 0), *grown)
         attempts = self._attempts()
         for app_id in {**connections, **published, **attempts, **self._apps}:
             if app_id not in self._apps:
                 if len(self._apps) >= _MAX_APPS:
                     continue
                 self._apps[app_id] = Series(NAMES)
-            grown = published.get(app_id, 0) - self._counted.get(("published", app_id), 0.0)
             p50, p99 = self._latency(app_id, self.times_by_app.get(app_id, ()))
             # This process counts these, from zero.
             delivered, failed = (
@@ -167,13 +224,15 @@ class Sampler:
                 "connections": connections.get(app_id, 0),
                 "received": _per(received.get(app_id, 0.0), passed_s),
                 "sent": _per(sent.get(app_id, 0.0), passed_s),
-                "published": _per(max(0.0, grown), passed_s),
+                "published": _per(published.get(app_id, 0.0), passed_s),
                 "p50_ms": p50,
                 "p99_ms": p99,
                 "delivered": _per(delivered, passed_s),
                 "failed": _per(failed, passed_s),
             }
             self._apps[app_id].add(now_s, values)
+            if self._averages is not None:
+                self._averages.add(app_id, now_s, values)
 
     def _grown(self, counted: dict[tuple[str, str], float], workers: Workers, *names: str) -> list[float]:
         return [

@@ -1,10 +1,11 @@
-// The overview's charts, drawn by uPlot in the page's colours. One request every five seconds loads the data of all.
+// The overview's charts, drawn by uPlot in the page's colours. One request loads the data of all: every five seconds for
+// the last hour, every minute for a day or a week.
 (() => {
   "use strict";
 
-  const EVERY_MS = 5000;
   const HOUR_S = 3600;
   const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
+  const weekday = new Intl.DateTimeFormat(undefined, { weekday: "short", day: "numeric" });
   const charts = [];
 
   // Resolves a colour to `rgb(r, g, b)`, because a canvas supports neither var() nor light-dark().
@@ -43,7 +44,7 @@
       cursor: { points: { size: 6 }, drag: { x: false, y: false } },
       legend: { show: false },
       scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.15, 1)] } },
-      axes: [{ ...axis, size: 24, gap: 4, space: 64, incrs: [60, 120, 300, 600, 900, 1800, 3600], values: (_, ticks) => ticks.map((at) => clock.format(at * 1000)) }, { ...axis, size: 46, gap: 4, values: (_, ticks) => ticks.map(short) }],
+      axes: [{ ...axis, size: 24, gap: 4, space: 64, incrs: [60, 120, 300, 600, 900, 1800, 3600, 2 * 3600, 4 * 3600, 86400], values: (_, ticks, __, ___, step) => ticks.map((at) => (step >= 86400 ? weekday : clock).format(at * 1000)) }, { ...axis, size: 46, gap: 4, values: (_, ticks) => ticks.map(short) }],
       series: [
         {},
         ...names.map((name, index) => {
@@ -71,7 +72,7 @@
   }
 
   async function load(root) {
-    const answer = await fetch(`/dashboard/series?app=${encodeURIComponent(root.dataset.app)}`);
+    const answer = await fetch(`/dashboard/series?app=${encodeURIComponent(root.dataset.app)}&span=${root.dataset.span}`);
     if (!answer.ok || answer.redirected) return null;
     return answer.json();
   }
@@ -87,12 +88,13 @@
             if (plot.cursor.idx === null || plot.cursor.idx === undefined) say(section, names, plot.data, null);
           }
         }
+        const seconds = Number(root.dataset.seconds);
         const now = Date.now() / 1000;
-        const from = Math.min(data.time[0] ?? now, now - 300);
-        for (const { plot } of charts) plot.setScale("x", { min: Math.max(from, now - HOUR_S), max: now });
+        const from = Math.min(data.time[0] ?? now, now - seconds / 12);
+        for (const { plot } of charts) plot.setScale("x", { min: Math.max(from, now - seconds), max: now });
       }
     }
-    setTimeout(turn, EVERY_MS, root);
+    setTimeout(turn, Number(root.dataset.seconds) > HOUR_S ? 60000 : 5000, root);
   }
 
   function again() {
