@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -396,8 +395,3 @@ def test_navigation_has_every_page():
     listed = [page.removesuffix(".md") for page in pages(nav)]
     files = {name_of(page).removesuffix(".md") for page in PAGES}
     assert sorted(listed) == sorted({*files, *docs_pages.INCLUDED.values(), "settings", "commands"})
-
-
-def test_extra_for_the_site_is_part_of_the_developers():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert "redpoll[bench,docs,embedded]" in extras["dev"]
