@@ -340,12 +340,14 @@ async def measure(crowd: Crowd, screen: swarm.Screen, program: Path) -> None:
             began = time.monotonic()
             crowd.say("come")
             figures["all_ready"] = await crowd.until(screen, everybody, 20)
+            crowd.sample()
+            came = [sample for sample in crowd.samples if sample["phase"] == "connect"]
             ready = max(crowd.total("ready"), 1)
             took_s = max(driver.last["ready_at"] for driver in crowd.drivers) - began
             figures |= {
                 "connected": ready,
                 "per_s": round(ready / took_s),
-                "per_s_by_tenth": by_tenth(crowd, count),
+                "per_s_by_tenth": by_tenth(came, began - crowd.began, count),
                 "connect": swarm.percentiles(crowd.histogram("connect")),
             }
         figures["server_us_per_connection"] = round(figures["server_cpu_s"] / ready * 1e6, 1)
@@ -379,19 +381,18 @@ async def measure(crowd: Crowd, screen: swarm.Screen, program: Path) -> None:
         asking.cancel()
 
 
-def by_tenth(crowd: Crowd, count: int) -> list[int]:
-    """Connections per second, for each tenth of the connections."""
-    samples = [(0.0, 0)]
-    samples += [(sample["at_s"], sample["ready"]) for sample in crowd.samples if sample["phase"] == "connect"]
-    rates, at = [], 0
+def by_tenth(samples: list[dict[str, Any]], began_s: float, count: int) -> list[int]:
+    """Connections per second while each tenth of `count` came, between samples that are a second apart."""
+    points = [(began_s, 0)] + [(sample["at_s"], sample["ready"]) for sample in samples]
+    rates, first = [], 0
     for tenth in range(1, 11):
-        end = at
-        while end < len(samples) - 1 and samples[end][1] < count * tenth / 10:
-            end += 1
-        begin = max(0, min(at, end - 1))
-        passed_s = samples[end][0] - samples[begin][0]
-        rates.append(round((samples[end][1] - samples[begin][1]) / passed_s) if passed_s > 0 and begin > 0 else 0)
-        at = end
+        last = next((at for at, point in enumerate(points) if point[1] >= count * tenth / 10), len(points) - 1)
+        first = min(first, last - 1)
+        if first < 0:
+            break
+        passed_s = points[last][0] - points[first][0]
+        rates.append(round((points[last][1] - points[first][1]) / max(passed_s, 1e-3)))
+        first = last
     return rates
 
 

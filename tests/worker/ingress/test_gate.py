@@ -60,6 +60,10 @@ class TestUpgrades:
         worker = await bench.start()
         ids = {(await bench.client(worker)).socket_id for _ in range(50)}
         assert len(ids) == 50
+        # More than are drawn at a time.
+        more = {worker.gate._new_sid() for _ in range(300)}
+        assert len(more) == 300
+        assert all(1 <= half <= 1 << 40 for sid in more for half in sid)
 
     @pytest.mark.parametrize(
         ("path", "code"),
