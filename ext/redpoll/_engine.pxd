@@ -68,6 +68,7 @@ cdef class WebSocket(Sink):
 
     cdef size_t read_size(self) noexcept
     cdef int take(self, const uint8_t* at, Py_ssize_t size) except -1
+    cdef bint take_post(self, const uint8_t* at, Py_ssize_t size) except -1
     cdef int take_head(self, const uint8_t* at, Py_ssize_t size) except -1
     cdef int take_frames(self, const uint8_t* at, Py_ssize_t size) except -1
     cdef Py_ssize_t take_whole_frame(self, const uint8_t* at, Py_ssize_t size) except -1

@@ -332,7 +332,7 @@ cdef class WebSocket(Sink):
     """One client's connection, from accept to close. Override what you need:
 
     connected(), head_received(head), head_too_large(), message_received(message), binary_received(),
-    pong_received(), closing(), closed(code, reason), gone(), released(), http_received(data), http_ended().
+    pong_received(), closing(), closed(code, reason), gone(), released(), http_began(data), http_received(data), http_ended().
 
     If one of them raises, this socket is closed with 1011, and the exception is counted and passed to the loop's
     exception handler. Other connections aren't affected. `max_message_bytes` bounds a message, in one frame or in many.
@@ -382,8 +382,12 @@ cdef class WebSocket(Sink):
     def pong_received(self):
         """A pong came after `awaits_pong` was set; each time it is set, this is called once."""
 
+    def http_began(self, data: bytes) -> bool:
+        """The first bytes are a POST with its whole head. True: this connection speaks HTTP from now on, and `data` is
+        taken. False: head_received() decides."""
+        return False
     def http_received(self, data: bytes):
-        """The next bytes of a connection that serve_http() was called on."""
+        """The next bytes of a connection that speaks HTTP."""
 
     def http_ended(self) -> bool:
         """The client of such a connection sends no more. True: it stays open until end_http()."""
@@ -680,7 +684,8 @@ cdef class WebSocket(Sink):
         bytes_received += size
         self.heard_tick = tick
         if self.state == STATE_HEAD:
-            self.take_head(at, size)
+            if not self.take_post(at, size):
+                self.take_head(at, size)
         elif self.state == STATE_HTTP:
             try:
                 self.http_received(PyBytes_FromStringAndSize(<const char*> at, size))
@@ -696,6 +701,26 @@ cdef class WebSocket(Sink):
             self.flusher.write_now(self)
             self.flusher.wake()
         return 0
+
+    cdef bint take_post(self, const uint8_t* at, Py_ssize_t size) except -1:
+        """Whether a POST began the connection, whose head came as a whole and is in other hands now. It can't be a
+        WebSocket's, so nothing has to look at it first."""
+        if (
+            self.unfinished != NULL
+            or size < 9
+            or memcmp(at, b"POST ", 5) != 0
+            or memmem(at, min(size, MAX_HEAD_BYTES), b"\r\n\r\n", 4) == NULL
+        ):
+            return False
+        self.state = STATE_HTTP
+        try:
+            if self.http_began(PyBytes_FromStringAndSize(<const char*> at, size)):
+                return True
+        except Exception as fault:
+            self.callback_failed(fault)
+            return True
+        self.state = STATE_HEAD
+        return False
 
     cdef int take_head(self, const uint8_t* at, Py_ssize_t size) except -1:
         cdef:

@@ -16,7 +16,7 @@ from redpoll._frame cimport Span, put
 import hashlib
 from hmac import compare_digest
 
-__all__ = ["IncomingRequest", "pack_answer", "pack_ok", "pack_request", "read_answers", "read_requests", "signed_params", "simple_request"]
+__all__ = ["IncomingRequest", "pack_answer", "pack_ok", "pack_request", "pack_simple", "read_answers", "read_requests", "signed_params"]
 
 cdef enum:
     MAX_HEAD_BYTES = 16384
@@ -57,12 +57,14 @@ cdef inline bint is_name(const uint8_t* at, Py_ssize_t size, const char* name, P
     return True
 
 
-def simple_request(bytes data not None, list fields not None):
-    """`(flags, method, target, body)` where `data` is exactly one complete request of the usual shape, else None.
+def pack_simple(bytes data not None, uint32_t number, uint8_t flags, bytes client not None, dict places not None):
+    """`(flags, method, message)` where `data` is exactly one complete request of the usual shape, else None.
 
-    The usual shape: GET or POST, an origin-form target, HTTP/1.1, one Host, no header that changes how a message is
-    read except one Content-Length, none that names a proxy. Header fields in lower case that the caller wants to see
-    are appended to `fields` as `(name, value)`: those of control's that are there.
+    `message` is the request for control, as pack_request makes it. `places` has the places of the header fields that
+    control wants, by their names in lower case (http_messages.FIELDS).
+
+    The usual shape: GET or POST, an origin-form target that isn't a WebSocket address (/app/…), HTTP/1.1, one Host, no
+    header that changes how a message is read except one Content-Length, none that names a proxy.
     """
     cdef:
         const uint8_t* start = <const uint8_t*> PyBytes_AS_STRING(data)
@@ -75,9 +77,11 @@ def simple_request(bytes data not None, list fields not None):
         Py_ssize_t name_size, value_size, target_size
         Py_ssize_t length = 0
         int hosts = 0, lengths = 0, headers = 0
-        int flags = 0
         int i
-        bytes method
+        bytes method, message
+        bytes fields = b""
+        RequestHead head
+        uint8_t* to
     if end - at > 5 and memcmp(at, b"POST ", 5) == 0:
         method = b"POST"
         at += 5
@@ -92,6 +96,8 @@ def simple_request(bytes data not None, list fields not None):
     while at < end and target_chars[at[0]]:
         at += 1
     target_size = at - target
+    if target_size >= 5 and memcmp(target, b"/app/", 5) == 0:
+        return None
     if end - at < 11 or memcmp(at, b" HTTP/1.1\r\n", 11) != 0:
         return None
     at += 11
@@ -148,7 +154,7 @@ def simple_request(bytes data not None, list fields not None):
         elif name_size == 12:
             if is_name(name, name_size, b"content-type", 12):
                 if value_size != 16 or memcmp(value, b"application/json", 16) != 0:
-                    fields.append((b"content-type", PyBytes_FromStringAndSize(<const char*> value, value_size)))
+                    fields += packed_field(places, name, name_size, value, value_size)
         elif (
             is_name(name, name_size, b"transfer-encoding", 17)
             or is_name(name, name_size, b"upgrade", 7)
@@ -167,18 +173,42 @@ def simple_request(bytes data not None, list fields not None):
             or name_size == 30 and is_name(name, 30, b"access-control-request-headers", 30)
             or name_size == 11 and is_name(name, 11, b"traceparent", 11)
         ):
-            fields.append((
-                PyBytes_FromStringAndSize(<const char*> name, name_size).lower(),
-                PyBytes_FromStringAndSize(<const char*> value, value_size),
-            ))
-    if at - start > MAX_HEAD_BYTES or hosts != 1 or lengths > 1 or end - at != length or length > MAX_BODY_BYTES:
+            fields += packed_field(places, name, name_size, value, value_size)
+    if PyBytes_GET_SIZE(client) > 255 or at - start > MAX_HEAD_BYTES or hosts != 1 or lengths > 1 or end - at != length or length > MAX_BODY_BYTES:
         return None
-    return (
-        flags,
-        method,
-        PyBytes_FromStringAndSize(<const char*> target, target_size),
-        PyBytes_FromStringAndSize(<const char*> at, length),
+    head.size = <uint32_t> (
+        sizeof(RequestHead) - 4 + PyBytes_GET_SIZE(method) + PyBytes_GET_SIZE(client) + target_size
+        + PyBytes_GET_SIZE(fields) + length
     )
+    head.number = number
+    head.flags = flags
+    head.refusal = 0
+    head.method_size = <uint8_t> PyBytes_GET_SIZE(method)
+    head.client_size = <uint8_t> PyBytes_GET_SIZE(client)
+    head.target_size = <uint16_t> target_size
+    head.fields_size = <uint16_t> PyBytes_GET_SIZE(fields)
+    head.announced = 0
+    message = PyBytes_FromStringAndSize(NULL, 4 + head.size)
+    to = put(<uint8_t*> PyBytes_AS_STRING(message), <const char*> &head, sizeof(RequestHead))
+    to = put(to, PyBytes_AS_STRING(method), PyBytes_GET_SIZE(method))
+    to = put(to, PyBytes_AS_STRING(client), PyBytes_GET_SIZE(client))
+    to = put(to, <const char*> target, target_size)
+    to = put(to, PyBytes_AS_STRING(fields), PyBytes_GET_SIZE(fields))
+    put(to, <const char*> at, length)
+    return flags, method, message
+
+
+cdef bytes packed_field(dict places, const uint8_t* name, Py_ssize_t name_size, const uint8_t* value, Py_ssize_t size):
+    """A header field as http_messages.pack_fields makes it."""
+    cdef:
+        uint8_t place = places[PyBytes_FromStringAndSize(<const char*> name, name_size).lower()]
+        bytes packed = PyBytes_FromStringAndSize(NULL, 3 + size)
+        uint8_t* to = <uint8_t*> PyBytes_AS_STRING(packed)
+        uint16_t value_size = <uint16_t> size
+    to[0] = place
+    memcpy(to + 1, &value_size, 2)
+    memcpy(to + 3, value, size)
+    return packed
 
 
 # -- messages (http_messages.py) -----------------------------------------------------------------------------

@@ -38,7 +38,9 @@ class IncomingRequest:
     began: float
     def __init__(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> None: ...
 
-def simple_request(data: bytes, fields: list[tuple[bytes, bytes]]) -> tuple[int, bytes, bytes, bytes] | None: ...
+def pack_simple(
+    data: bytes, number: int, flags: int, client: bytes, places: Mapping[bytes, int]
+) -> tuple[int, bytes, bytes] | None: ...
 def pack_request(
     number: int,
     flags: int,

@@ -148,6 +148,11 @@ class Recorder(WebSocket):
     def binary_message_received(self, message: bytes) -> None:
         self._note("binary", message)
 
+    def http_began(self, data: bytes) -> bool:
+        if "post" not in self.on:
+            return super().http_began(data)
+        return self.on["post"](data)
+
     def http_received(self, data: bytes) -> None:
         self._note("data", data)
 

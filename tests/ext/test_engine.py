@@ -224,6 +224,58 @@ def test_an_http_connection_ends_after_its_last_answer(recorder, fake_transport,
     assert ("gone",) in ws.heard
 
 
+POST = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nab"
+
+
+def test_a_connection_that_begins_with_a_post_may_be_taken_at_once(recorder, fake_transport, flusher):
+    ws, transport = recorder(flusher), fake_transport()
+    received = []
+    ws.on["post"] = lambda data: received.append(data) or True
+    ws.on["data"] = received.append
+    ws.connection_made(transport)
+    ws.hear(POST)
+    assert (ws.state, received, ws.buffered) == (HTTP, [POST], 0)
+    ws.hear(b"cd")
+    ws.end_http(b"answer")
+    flusher.flush()
+    assert (received, transport.take()) == ([POST, b"cd"], b"answer")
+    ws.connection_lost(None)
+
+
+def test_any_other_beginning_and_a_post_that_is_not_taken_are_heads(recorder, fake_transport, flusher):
+    for pieces, taken in (
+        ([POST], False),
+        ([POST[:30], POST[30:]], True),
+        ([b"GET / HTTP/1.1\r\n\r\n"], True),
+        ([b"PO", b"ST / HTTP/1.1\r\n\r\n"], True),
+    ):
+        ws, transport = recorder(flusher), fake_transport()
+        heads = []
+        ws.on["post"] = lambda data, taken=taken: taken
+        ws.on["head"] = heads.append
+        ws.connection_made(transport)
+        for piece in pieces:
+            ws.hear(piece)
+        assert heads == [b"".join(pieces).removesuffix(b"ab")]
+        ws.answer(b"answer")
+        ws.connection_lost(None)
+
+
+async def test_a_post_whose_callback_raises_closes_its_connection(recorder, fake_transport, flusher):
+    ws, transport = recorder(flusher), fake_transport()
+    reported = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context))
+    ws.on["post"] = lambda data: 1 / 0
+    ws.connection_made(transport)
+    before = _engine.counters()["callback_errors"]
+    ws.hear(POST)
+    flusher.flush()
+    assert _engine.counters()["callback_errors"] == before + 1
+    assert transport.aborted
+    assert len(reported) == 1
+    ws.connection_lost(None)
+
+
 def test_bytes_fed_before_the_transport_are_parsed_first(recorder, fake_transport, flusher, head, reference):
     ws, transport = recorder(flusher), fake_transport()
     ws.feed(head[:50])

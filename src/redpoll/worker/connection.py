@@ -46,6 +46,9 @@ class Doorkeeper(Protocol):
     def head_received(self, connection: Connection, head: bytes) -> None:
         """A complete request head came."""
 
+    def http_began(self, connection: Connection, data: bytes) -> None:
+        """The first bytes are a request that isn't an upgrade."""
+
     def head_too_large(self, connection: Connection) -> None:
         """16 KiB came without the end of a request head."""
 
@@ -100,6 +103,10 @@ class Connection(WebSocket):
 
     def gone(self) -> None:
         self.gate.gone(self)
+
+    def http_began(self, data: bytes) -> bool:
+        self.gate.http_began(self, data)
+        return True
 
     def http_received(self, data: bytes) -> None:
         self.gate.http_connections[self].received(data)

@@ -111,6 +111,11 @@ class Janitor:
         self._answered(connection)
         self._backpressure.closing(connection)
 
+    def http_closing(self, connection: Connection) -> None:
+        """As `closing`, for a connection that never became a WebSocket."""
+        self._wheel.put(connection, self._tick + _ticks(_CLOSE_TIMEOUT_S))
+        self._backpressure.closing(connection)
+
     def departed(self, connection: Connection) -> None:
         self._wheel.drop(connection)
         self._forget_sign_in(connection)

@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from redpoll._engine import HTTP
-from redpoll._http import simple_request
+from redpoll._http import pack_simple
+from redpoll.http_messages import FIELDS, pack_fields, unpack_request
 from redpoll.worker.ingress import http_connection
 from redpoll.worker.ingress.http_connection import HttpConnection
 
@@ -49,12 +50,24 @@ class Link:
     def __init__(self):
         self.requests = []
         self.awaited = {}
+        self.next_number = 1
 
     def send(self, requester, flags, method, client, target, fields, body, announced=0, refusal=0):
         self.requests.append((flags, method, client, target, fields, body, announced, refusal))
-        number = len(self.requests)
+        number = self.next_number
+        self.next_number += 1
         self.awaited[number] = requester, flags, refusal
         return number
+
+    def send_packed(self, requester, message):
+        read = unpack_request(message)
+        assert read.number == self.next_number
+        target = read.target.encode("utf-8", "surrogateescape")
+        values = [(FIELDS.index(name), value.encode("utf-8", "surrogateescape")) for name, value in read.fields.items()]
+        return self.send(
+            *(requester, read.flags, read.method.encode(), read.client.encode(), target, pack_fields(values)),
+            *(read.body, read.announced, read.refusal),
+        )
 
     def answer(self):
         while self.awaited:
@@ -176,13 +189,13 @@ def test_both_ways_of_reading_answer_the_same(requests, data, answer_late):
         pieces = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
     compiled = conversation(pieces, answer_late)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(http_connection, "simple_request", lambda data, fields: None)
+        patched.setattr(http_connection, "pack_simple", lambda *given: None)
         assert conversation(pieces, answer_late) == compiled
 
 
 def test_a_usual_request_is_read_in_c_in_whole_and_by_llhttp_in_parts(monkeypatch):
     seen = []
-    monkeypatch.setattr(http_connection, "simple_request", lambda *given: seen.append(given) or simple_request(*given))
+    monkeypatch.setattr(http_connection, "pack_simple", lambda *given: seen.append(given) or pack_simple(*given))
     made = []
     monkeypatch.setattr(
         http_connection.httptools, "HttpRequestParser", lambda owner: made.append(owner) or PARSER(owner)

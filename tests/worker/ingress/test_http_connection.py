@@ -376,6 +376,24 @@ async def test_an_incomplete_later_head_or_body_times_out(open_wire, control, mo
     assert control.requests[-1].refusal == 408
 
 
+async def test_a_later_head_or_body_that_comes_in_small_pieces_has_no_more_time(open_wire, control, monkeypatch):
+    monkeypatch.setattr(http_requests, "BODY_TIMEOUT_S", 0.75)
+    head = await open_wire(head_timeout_s=0.75)
+    deadlines = []
+    http_waits = head.worker.janitor.http_waits
+    monkeypatch.setattr(head.worker.janitor, "http_waits", lambda *given: deadlines.append(given) or http_waits(*given))
+    for start in (b"GET /2 HTTP/1.1\r\nX: ", b"POST /2 HTTP/1.1\r\nHost: h\r\nContent-Length: 1000\r\n\r\n"):
+        wire = await open_wire(head.worker)
+        wire.send(GET % 1)
+        await wire.next()
+        deadlines.clear()
+        wire.send(start)
+        for _ in range(20):
+            wire.send(b"x")
+            await asyncio.sleep(0.01)
+        assert len(deadlines) == 1
+
+
 async def test_an_idle_connection_is_closed_after_the_idle_timeout(open_wire, control, monkeypatch):
     monkeypatch.setattr(http_requests, "IDLE_TIMEOUT_S", 0.5)
     wire = await open_wire(head_timeout_s=0.25)

@@ -55,7 +55,8 @@ class ControlLink:
         self._path = path
         self._loop = asyncio.get_running_loop()
         self._socket: socket.socket | None = None
-        self._number = 0
+        # Of the next request. 0 is never one: control's heartbeats have it.
+        self.next_number = 1
         self._queued: list[bytes] = []
         self._unsent = bytearray()
         self._received = bytearray()
@@ -83,11 +84,18 @@ class ControlLink:
         refusal: int = 0,
     ) -> int:
         """Queue a request; call it only while `ready`. Returns its number, for `forget`."""
-        self._number = number = self._number % 0xFFFF_FFFF + 1
+        number = self.next_number
+        message = pack_request(number, flags, method, client, target, fields, body, announced, refusal)
+        return self.send_packed(requester, message)
+
+    def send_packed(self, requester: Requester, message: bytes) -> int:
+        """As `send`, with the whole message of a request whose number is `next_number`."""
+        number = self.next_number
+        self.next_number = number + 1 if number < 0xFFFF_FFFF else 1
         queued = self._queued
         if not queued:
             self._loop.call_soon(self._flush)
-        queued.append(pack_request(number, flags, method, client, target, fields, body, announced, refusal))
+        queued.append(message)
         self.awaited[number] = (requester, self._beat)
         self.requests_total += 1
         return number

@@ -119,8 +119,10 @@ class Gate:
 
     def closing(self, connection: Connection) -> None:
         """The close frame is queued: leave the channels now, and give the socket a few seconds to close."""
-        self.janitor.closing(connection)
-        if connection.session is not None:
+        if connection.session is None:
+            self.janitor.http_closing(connection)
+        else:
+            self.janitor.closing(connection)
             self.hub.closed(connection)
 
     def closed(self, connection: Connection) -> None:
@@ -134,6 +136,11 @@ class Gate:
         """The descriptor is closed. Until then it counts: clients choose how long they keep a closed connection."""
         self.connections -= 1
         self.addresses.leave(connection.address_slot)
+
+    def http_began(self, connection: Connection, data: bytes) -> None:
+        """The first request is a POST."""
+        peer, secure = self._introduction(connection)
+        self.http.begin(connection, peer[0], secure, data)
 
     def head_received(self, connection: Connection, head: bytes) -> None:
         # A server may ignore an Upgrade to another protocol, such as curl's h2c, and answer in HTTP/1.1.

@@ -1,6 +1,6 @@
 """One HTTP connection of a client: bytes in, requests to control, answers out in the order of the requests.
 
-A whole request of the usual shape is read in C (_http.simple_request). llhttp (httptools) parses all others; this class
+A whole request of the usual shape is read in C (_http.pack_simple). llhttp (httptools) parses all others; this class
 adds what llhttp leaves to its user: limits on sizes and counts, one request under way at a time, and refusals of heads
 that two readers could understand differently. A request for a WebSocket goes back to the engine, any other to control.
 A large body isn't read before control has checked the head.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import httptools
 
 from redpoll._engine import HTTP
-from redpoll._http import simple_request
+from redpoll._http import pack_simple
 from redpoll.http_messages import CLOSES, CONTINUE, FIELDS, HEAD_ONLY, HTTP_1_0, LAST, MAX_BODY_BYTES, pack_fields
 from redpoll.worker.drained import MAX_UNSENT_BYTES
 from redpoll.worker.ingress.http_errors import closing, error_response
@@ -113,6 +113,8 @@ class HttpConnection:
     _chunks = 0
     _expects = False
     _switching = b""
+    # The phase whose deadline runs. A deadline is for a whole head or body, however many pieces it comes in.
+    _timed_phase = _BETWEEN
     # Control has been asked whether the body may be read.
     _asked = False
     # Bytes of the body that count as being read.
@@ -151,14 +153,11 @@ class HttpConnection:
             http.idle.pop(self, None)
             link = http.link
             if link.ready and len(link.awaited) < http.max_requests:
-                fields: list[tuple[bytes, bytes]] = []
-                simple = simple_request(data, fields)
-                if simple is not None and not simple[2].startswith(b"/app/"):
+                simple = pack_simple(data, link.next_number, self._secure, self._client, _KINDS)
+                if simple is not None:
                     # One whole request of the usual shape: nearly all of them come so.
-                    flags, self._method, target, body = simple
-                    self._flags = flags = flags | self._secure
-                    packed = pack_fields((_KINDS[name], value) for name, value in fields) if fields else b""
-                    self.busy = link.send(self, flags, self._method, self._client, target, packed, body)
+                    self._flags, self._method, message = simple
+                    self.busy = link.send_packed(self, message)
                     return
         self._parse(data)
 
@@ -192,6 +191,7 @@ class HttpConnection:
 
     def on_message_begin(self) -> None:
         self._phase = _IN_HEAD
+        self._timed_phase = _BETWEEN
         self._target = b""
         self._headers = []
 
@@ -355,7 +355,9 @@ class HttpConnection:
             self._send(self._request(b"", HEAD_ONLY, self._announced))
         else:
             self.connection.resume_reading()
-            self._http.wait_for_body(self.connection)
+            if self._timed_phase != _IN_BODY:
+                self._timed_phase = _IN_BODY
+                self._http.wait_for_body(self.connection)
 
     def _count_body(self) -> None:
         self._http.reading_bytes += self._size - self._counted_bytes
@@ -399,7 +401,9 @@ class HttpConnection:
             connection.end_http()
         elif self._phase == _IN_HEAD:
             connection.resume_reading()
-            self._http.wait_for_head(connection)
+            if self._timed_phase != _IN_HEAD:
+                self._timed_phase = _IN_HEAD
+                self._http.wait_for_head(connection)
         elif self._http.draining:
             connection.end_http()
         else:

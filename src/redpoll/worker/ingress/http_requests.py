@@ -69,12 +69,15 @@ class HttpRequests:
 
     def adopt(self, connection: Connection, peer: str, secure: bool) -> None:
         """Serve a connection whose first request head has just come and doesn't ask for a WebSocket."""
+        self.begin(connection, peer, secure, connection.serve_http())
+
+    def begin(self, connection: Connection, peer: str, secure: bool, data: bytes) -> None:
+        """Serve a connection that speaks HTTP. `data` is what came first."""
         if len(self.connections) >= self._max_connections and not self.make_room():
             self.limit_reached("connections")
             text = "this server has as many HTTP connections as it takes; send the request again"
-            connection.answer(error_response(503, "unavailable", text, "Retry-After: 1\r\n"))
+            connection.end_http(error_response(503, "unavailable", text, "Retry-After: 1\r\n"))
             return
-        data = connection.serve_http()
         self.connections[connection] = made = HttpConnection(self, connection, peer, SECURE if secure else 0)
         made.received(data)
 
