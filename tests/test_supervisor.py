@@ -39,6 +39,7 @@ def note(what): notes.write(json.dumps(what) + "\\n")
 note({"k": start.k, "number": start.number, "run": start.run, "redis_url": start.redis_url,
       "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "notify": os.environ.get("NOTIFY_SOCKET"),
       "secrets": [start.settings.app_secret, start.settings.admin_password, start.settings.encryption_master_key],
+      "message_bytes": start.settings.max_message_bytes,
       "pair": [start.settings.tls_cert, start.settings.tls_key],
       "ports": [start.settings.port, start.settings.control_port, start.settings.tls_port]})
 listeners = [socket.socket(fileno=fd) for fd in (start.listen_fd, start.tls_fd) if fd is not None]
@@ -74,6 +75,8 @@ async def main():
         pipe.send({"created_app": {"id": "77", "key": "abc", "secret": "def", "name": "x", "keys": []}})
         pipe.send({"created_admin": "the-first-password"})
     pipe.send({"ready": True})
+    if "reload" in does:
+        pipe.send({"reload": True})
     await ended.wait()
 
 asyncio.run(main())
@@ -89,10 +92,14 @@ def command_of(role, number, fd):
     place = role if role == "control" else f"{role}{number}"
     return [sys.executable, f"{folder}/stand_in.py", folder, place, str(fd)]
 supervisor._PING_EVERY_S = float(os.environ.get("PING_EVERY_S", "1"))
-settings, _ = load(dict(word.split("=", 1) for word in sys.argv[2:]), os.environ)
+file = f"{folder}/redpoll.toml"
+def reread():
+    flags = dict(word.split("=", 1) for word in sys.argv[2:])
+    return load(flags, os.environ, file if os.path.exists(file) else None)[0]
+settings = reread()
 logs.configure(settings, "supervisor")
 try:
-    sys.exit(supervisor.serve(settings, command_of))
+    sys.exit(supervisor.serve(settings, command_of, reread))
 except supervisor.StartError as error:
     sys.exit(f"refused: {error}")
 """
@@ -605,6 +612,39 @@ async def test_sighup_reloads_the_certificate_in_every_worker(tree, pair, wait_u
     assert written == read_pair(pair["tls_cert"], pair["tls_key"])
     assert "certificate reloaded" in tree.err
     assert {"reload": True} not in tree.notes("control")
+
+
+async def test_sighup_applies_live_settings_and_names_those_that_need_a_restart(tree, wait_until):
+    tree.start(workers=1)
+    await wait_until(lambda: tree.is_ready)
+    (tree.folder / "redpoll.toml").write_text('max_message_bytes = 5000\nactivity_timeout_s = 77\nlog_level = "debug"')
+    tree.process.send_signal(signal.SIGHUP)
+    changes = {"settings": {"log_level": "debug", "max_message_bytes": 5_000}}
+    await wait_until(lambda: changes in tree.notes("worker0") and changes in tree.notes("control"))
+    assert "applied=log_level,max_message_bytes need_restart=activity_timeout_s" in tree.err
+    # A child that starts later gets them too, but not what needs a restart.
+    os.kill(tree.pids("worker0")[0], signal.SIGKILL)
+    await wait_until(lambda: len(tree.pids("worker0")) == 2)
+    await wait_until(lambda: tree.notes("worker0"))
+    assert tree.notes("worker0")[0]["message_bytes"] == 5_000
+
+
+async def test_faulty_settings_change_nothing_and_say_why(tree, wait_until):
+    tree.start(workers=1)
+    await wait_until(lambda: tree.is_ready)
+    (tree.folder / "redpoll.toml").write_text("max_message_bytes = 5000\nmax_owed_bytes = 1\nprot = 1")
+    tree.process.send_signal(signal.SIGHUP)
+    await wait_until(lambda: "not reloaded, everything stays as it was" in tree.err)
+    assert "unknown setting; did you mean port?" in tree.err
+    assert "$.max_owed_bytes: " in tree.err
+    assert not [note for note in tree.notes("worker0") if "settings" in note]
+
+
+async def test_child_that_asks_for_a_reload_gets_the_report(tree, wait_until):
+    tree.does("control", "reload")
+    tree.start(workers=1)
+    report = {"faults": [], "applied": {}, "restart": [], "certificate": False}
+    await wait_until(lambda: {"reloaded": report} in tree.notes("control"))
 
 
 async def test_unusable_pair_is_logged_and_changes_nothing(tree, pair, wait_until):

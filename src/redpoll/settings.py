@@ -76,9 +76,10 @@ def _about(
     aliases: tuple[Alias, ...] = (),
     flag: bool = True,
     secret: bool = False,
+    live: bool = False,
     **bounds: Any,
 ) -> Meta:
-    extra = {"unit": unit, "aliases": aliases, "flag": flag and not secret, "secret": secret}
+    extra = {"unit": unit, "aliases": aliases, "flag": flag and not secret, "secret": secret, "live": live}
     return Meta(description=text, extra=extra, **bounds)
 
 
@@ -113,6 +114,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "Path before `/apps` in the HTTP API, such as `/ws`, for back ends that were configured with one. Paths "
             "without it stay valid. Clients may put any path before `/app`.",
             aliases=(Alias("SOKETI_PATH_PREFIX"), Alias("REVERB_SERVER_PATH")),
+            live=True,
         ),
     ] = ""
     tls_port: Annotated[
@@ -125,15 +127,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tls_cert: Annotated[
         str,
         _about(
-            "PEM file with the certificate of the TLS port, followed by its intermediates. Reloaded on SIGHUP.",
+            "PEM file with the certificate of the TLS port, followed by its intermediates.",
             aliases=(Alias("SOKETI_SSL_CERT"),),
+            live=True,
         ),
     ] = ""
     tls_key: Annotated[
         str,
         _about(
-            "PEM file with the private key of that certificate, without a passphrase. Reloaded on SIGHUP.",
+            "PEM file with the private key of that certificate, without a passphrase.",
             aliases=(Alias("SOKETI_SSL_KEY"),),
+            live=True,
         ),
     ] = ""
     trusted_proxies: Annotated[
@@ -169,7 +173,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "Host names at which browsers and scrapers reach the control port, such as `redpoll.example.com` or "
             "`*.internal`. The dashboard and /metrics refuse other names, so that no website can read them by DNS "
             "rebinding. IP addresses, `localhost`, this machine's name, and the hosts in `control_host` and "
-            "`public_url` are always allowed."
+            "`public_url` are always allowed.",
+            live=True,
         ),
     ] = ()
     workers: Annotated[int, _about("Number of worker processes. 0: one per available CPU.", ge=0, le=1024)] = 0
@@ -223,7 +228,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             min_length=1,
         ),
     ] = "./redpoll-data"
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], _about("Minimum log level.")] = "info"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], _about("Minimum log level.", live=True)] = "info"
     log_format: Annotated[
         Literal["text", "json"], _about("Format of log lines on stderr: `text` for people, `json` for log collectors.")
     ] = "text"
@@ -257,6 +262,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "bytes",
             ge=1024,
             le=64 * 1024 * 1024,
+            live=True,
         ),
     ] = 65_536
     max_owed_bytes: Annotated[
@@ -270,7 +276,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 1_048_576
     max_channels_per_connection: Annotated[
-        int, _about("Maximum number of channels that one connection may subscribe to.", ge=1, le=1_000_000)
+        int, _about("Maximum number of channels that one connection may subscribe to.", ge=1, le=1_000_000, live=True)
     ] = 1_000
     max_connections_per_address: Annotated[
         int,
@@ -280,6 +286,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "an X-Forwarded-For header, and what `trusted_proxies` name. Once `trusted_proxies` is set, every other "
             "address counts as a client's own. 0: no limit.",
             ge=0,
+            live=True,
         ),
     ] = 2_000
     trigger_rate_per_minute: Annotated[
@@ -289,6 +296,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "refused with 429. 0: no limit.",
             "1/min",
             ge=0,
+            live=True,
         ),
     ] = 300
     auth_failures_per_minute: Annotated[
@@ -298,10 +306,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "answered with 401. More get 429; right credentials are accepted all the same. 0: no limit.",
             "1/min",
             ge=0,
+            live=True,
         ),
     ] = 300
     client_events_per_second: Annotated[
-        int, _about("Maximum rate of client events per connection. More are refused with 4301.", "1/s", ge=1)
+        int, _about("Maximum rate of client events per connection. More are refused with 4301.", "1/s", ge=1, live=True)
     ] = 10
     subscribes_per_second: Annotated[
         int,
@@ -312,6 +321,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "0: no limit.",
             "1/s",
             ge=0,
+            live=True,
         ),
     ] = 50
     event_log_calls: Annotated[
@@ -405,6 +415,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             aliases=(Alias("SOKETI_SHUTDOWN_GRACE_PERIOD", per_unit=1000),),
             ge=0,
             le=3600,
+            live=True,
         ),
     ] = 10.0
     app_id: Annotated[
@@ -446,6 +457,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """The settings for a worker, which needs none of the secret ones. `redis_url` isn't one of these."""
         return msgspec.structs.replace(self, **{setting.name: "" for setting in TABLE if setting.is_secret})
 
+    def changed_by(self, changes: dict[str, Any]) -> "Settings":
+        """These settings with `changes`, values by name as JSON has them."""
+        return msgspec.convert({**msgspec.to_builtins(self), **changes}, Settings)
+
     def master_key(self) -> bytes | None:
         """The 32 bytes of `encryption_master_key`, or None if it is empty. Raises ValueError if it is malformed."""
         if not self.encryption_master_key:
@@ -468,6 +483,8 @@ class Setting:
     aliases: tuple[Alias, ...]
     has_flag: bool
     is_secret: bool
+    # `redpoll reload` applies a change of it; a change of any other needs a restart.
+    is_live: bool
 
     @property
     def is_list(self) -> bool:
@@ -504,6 +521,7 @@ def _rows() -> tuple[Setting, ...]:
                 extra["aliases"],
                 extra["flag"],
                 extra["secret"],
+                extra["live"],
             )
         )
     return tuple(rows)
@@ -522,10 +540,12 @@ def sample() -> str:
         "# redpoll: every setting with its default.",
         "# A flag (--port) overrides the environment (REDPOLL_PORT), which overrides this file.",
         "# `redpoll check-config --config FILE` reports every error in a file at once.",
+        "# A change of the file counts from the next start on, or where it says so, from `redpoll reload` on.",
     ]
     for setting in TABLE:
         unit = f" [{setting.unit}]" if setting.unit else ""
         text = f"{setting.help}{unit}"
+        text += " Applied by `redpoll reload`." if setting.is_live else ""
         lines += ["", *textwrap.wrap(text, 108, initial_indent="# ", subsequent_indent="# ")]
         lines.append(f"#{setting.name} = {_toml(setting.default)}")
     return "\n".join(lines) + "\n"

@@ -23,10 +23,10 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
-from redpoll import certificate, datafolder, embedded
+from redpoll import certificate, config, datafolder, embedded, logs
 from redpoll.child import Child
 from redpoll.child_pipe import ChildPipe, Start
-from redpoll.config import Settings
+from redpoll.config import TABLE, Settings
 from redpoll.system import StartError, has_terminal, listen, notify_systemd, notify_watchdog, raise_file_limit
 from redpoll.welcome import first_login, how_to_use, url_host
 
@@ -51,10 +51,15 @@ _PAIR_NAME = "tls.pem"
 _FIRST_LOGIN_NAME = "first-login"
 
 
-def serve(settings: Settings, command_of: Callable[[str, int, int], list[str]] | None = None) -> int:
+def serve(
+    settings: Settings,
+    command_of: Callable[[str, int, int], list[str]] | None = None,
+    reread: Callable[[], Settings] | None = None,
+) -> int:
     """Runs the whole server until a signal stops it, and returns the exit code. Raises StartError.
 
-    `command_of(role, number, pipe_fd)` returns a child's command line. Tests replace it to start stand-ins.
+    `command_of(role, number, pipe_fd)` returns a child's command line. Tests replace it to start stand-ins. `reread`
+    reads the settings again for a reload; it raises ConfigError. By default they stay as they are.
     """
     # Files that our processes write may contain secrets.
     os.umask(0o077)
@@ -88,7 +93,15 @@ def serve(settings: Settings, command_of: Callable[[str, int, int], list[str]] |
 
         async def run() -> int:
             return await Supervisor(
-                settings, folder, run_dir, public, tls, control, redis_binary, command_of or child_command
+                settings,
+                folder,
+                run_dir,
+                public,
+                tls,
+                control,
+                redis_binary,
+                command_of or child_command,
+                reread or (lambda: settings),
             ).run()
 
         return asyncio.run(run())
@@ -122,8 +135,10 @@ class Supervisor:
         control: socket.socket,
         redis_binary: Path | None,
         command_of: Callable[[str, int, int], list[str]],
+        reread: Callable[[], Settings],
     ) -> None:
         self._settings = settings
+        self._reread = reread
         bound: dict[str, Any] = {"port": _port(public[0]), "control_port": _port(control)}
         if tls:
             pair = str(folder / _PAIR_NAME)
@@ -265,6 +280,8 @@ class Supervisor:
         if "created_admin" in message:
             self._created_admin = message["created_admin"]
             self._write_first_login(message["created_admin"])
+        if message.get("reload"):
+            child.send({"reloaded": self._reload()})
         if "fatal" in message and not self._announced:
             # The child can't start, and a restart would fail in the same way.
             self._fail(message["fatal"])
@@ -357,26 +374,59 @@ class Supervisor:
     # -- SIGHUP
 
     def _hangup_received(self) -> None:
-        """SIGHUP means "reload the certificate", or that our terminal was closed."""
+        """SIGHUP means "reload", or that our terminal was closed."""
         if self._ends_with_terminal and not has_terminal():
             # The terminal is gone, so no one can stop this process and nothing can be logged. The children end with it.
             asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
             signal.raise_signal(signal.SIGHUP)
         self._reload()
 
-    def _reload(self) -> None:
-        """Loads a new certificate for new handshakes. One that can't be used changes nothing."""
-        if self._settings.tls_port is None:
-            log.info("nothing to reload, tls_port is not set")
-            return
+    def _reload(self) -> dict[str, Any]:
+        """Reads the settings and the certificate again, and applies what a running server can. A fault changes nothing.
+
+        Returns `{faults, applied, restart, certificate}`: sentences, settings by name with their new values, names of
+        settings that changed and need a restart, and whether the certificate was loaded again.
+        """
         try:
-            _install_pair(self._settings, self._folder)
+            settings = self._reread()
+            live = {setting.name for setting in TABLE if setting.is_live}
+            changed = [name for name in settings.__struct_fields__ if self._differs(settings, name)]
+            applied = {name: getattr(settings, name) for name in changed if name in live}
+            new = msgspec.structs.replace(self._settings, **applied)
+            if new.tls_port is not None:
+                _install_pair(new, self._folder)
+        except config.ConfigError as error:
+            return self._not_reloaded([str(fault) for fault in error.faults])
         except (certificate.PairError, OSError) as error:
-            log.error("certificate not reloaded, the previous one stays", reason=str(error))
-            return
-        for child in self._workers:
-            child.send({"reload": True})
-        log.info("certificate reloaded", cert=self._settings.tls_cert)
+            return self._not_reloaded([f"the TLS certificate can't be used: {error}"])
+        self._settings = new
+        restart = [name for name in changed if name not in live]
+        if sent := {name: value for name, value in applied.items() if name not in ("tls_cert", "tls_key")}:
+            self._apply(sent)
+        if new.tls_port is not None:
+            for child in self._workers:
+                child.send({"reload": True})
+            log.info("certificate reloaded", cert=new.tls_cert)
+        if changed:
+            log.info("settings reloaded", applied=",".join(applied) or "none", need_restart=",".join(restart) or "none")
+        elif new.tls_port is None:
+            log.info("nothing to reload, no setting has changed")
+        return {"faults": [], "applied": applied, "restart": restart, "certificate": new.tls_port is not None}
+
+    def _differs(self, settings: Settings, name: str) -> bool:
+        return bool(getattr(settings, name) != getattr(self._settings, name))
+
+    def _not_reloaded(self, faults: list[str]) -> dict[str, Any]:
+        log.error("not reloaded, everything stays as it was", reason="; ".join(faults))
+        return {"faults": faults, "applied": {}, "restart": [], "certificate": False}
+
+    def _apply(self, changes: dict[str, Any]) -> None:
+        """Sends changed settings to the children. Those that start later get them as well."""
+        self._children_settings = msgspec.structs.replace(self._children_settings, **changes)
+        if "log_level" in changes:
+            logs.configure(self._settings, "supervisor")
+        for child in (self._control, *self._workers):
+            child.send({"settings": changes})
 
     # -- stopping
 

@@ -1,4 +1,4 @@
-"""`redpoll serve`, `check-config`, `health`, `version`, and the hidden commands `worker` and `control`."""
+"""`redpoll serve`, `check-config`, `reload`, `health`, `version`, and the hidden commands `worker` and `control`."""
 
 import json
 import os
@@ -10,6 +10,7 @@ import click
 
 from redpoll import __version__, config
 from redpoll.cli.common import fail, print_json, records_command, settings_of, with_config
+from redpoll.cli.execute import run
 
 if TYPE_CHECKING:
     from redpoll.child_pipe import ChildPipe
@@ -51,7 +52,7 @@ def serve(config_path: str | None, **flags: Any) -> None:
     logs.configure(settings, "supervisor")
     capacity.log_shortages(settings)
     try:
-        code = supervisor.serve(settings)
+        code = supervisor.serve(settings, reread=lambda: config.load(flags, os.environ, config_path)[0])
     except supervisor.StartError as error:
         fail(error)
     sys.exit(code)
@@ -97,6 +98,39 @@ def version(as_json: bool) -> None:
         print_json({"version": __version__})
     else:
         click.echo(f"redpoll {__version__}")
+
+
+@click.command()
+@records_command
+def reload(settings: config.Settings, as_json: bool) -> None:
+    """Make the running server read its settings and its certificate again, as SIGHUP does.
+
+    Applies at once what a running server can, and names what needs a restart. If something is wrong, nothing changes,
+    each fault is printed, and the exit code is 1. The server reads its own file and environment, not those given here.
+
+    \b
+    Examples:
+      redpoll reload
+      redpoll reload --data-dir /var/lib/redpoll --json
+    """
+    report = run(settings, "server reload", {})
+    if as_json:
+        print_json(report)
+    else:
+        for fault in report["faults"]:
+            click.echo(fault, err=True)
+        for name, value in report["applied"].items():
+            click.echo(f"{name}: now {','.join(value) if isinstance(value, list) else value}")
+        if report["certificate"]:
+            click.echo("the certificate was loaded again")
+        for name in report["restart"]:
+            click.echo(f"{name}: changed, but needs a restart")
+        if not any(report.values()):
+            click.echo("nothing has changed")
+    if report["faults"]:
+        if not as_json:
+            fail("nothing was changed")
+        sys.exit(1)
 
 
 @click.command()
@@ -170,4 +204,4 @@ def control(pipe_fd: int) -> None:
     run_control(_child_pipe(pipe_fd))
 
 
-COMMANDS = (serve, check_config, version, health, worker, control)
+COMMANDS = (serve, check_config, version, health, reload, worker, control)

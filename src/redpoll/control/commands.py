@@ -106,6 +106,12 @@ async def _server_show(context: Context, _args: dict[str, Any]) -> Any:
     }
 
 
+async def _server_reload(context: Context, _args: dict[str, Any]) -> Any:
+    context.running("a reload")
+    assert context.reload is not None
+    return await context.reload()
+
+
 async def _app_create(context: Context, args: dict[str, Any]) -> Any:
     return app_shape(await context.records.create_app(args["name"]))
 
@@ -245,6 +251,8 @@ def _app(context: Context, app_id: str) -> App:
 
 COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
     "server show": _server_show,  # {} -> {host, port, control_host, control_port}: where it listens
+    # {} -> {faults, applied: {name: value}, restart: [name], certificate: bool}
+    "server reload": _server_reload,
     "app create": _app_create,  # {name} -> app
     "app list": _app_list,  # {} -> [app]
     "app show": _app_show,  # {id} -> app
@@ -291,7 +299,12 @@ async def run(context: Context, verb: str, args: dict[str, Any]) -> Any:
 
 def _audited(verb: str, args: dict[str, Any]) -> list[dict[str, Any]]:
     """The arguments of each entry for the audit log; none if the command changes nothing."""
-    if verb.endswith((" list", " show")) or (verb == "app set" and not args["settings"]) or args.get("dry_run"):
+    if (
+        verb.endswith((" list", " show"))
+        or verb == "server reload"
+        or (verb == "app set" and not args["settings"])
+        or args.get("dry_run")
+    ):
         return []
     if verb == "app import":
         # Its arguments contain secrets, unlike those of other commands.

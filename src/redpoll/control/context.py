@@ -5,7 +5,8 @@ The commands are defined in commands.py, webhooks/commands.py and dashboard/comm
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redpoll.cluster.history import History
 from redpoll.cluster.keys import Keys
@@ -35,7 +36,7 @@ class Cluster(NamedTuple):
 
 class Context:
     """`store` is open and `records` are loaded. If no server runs, the command has opened the store itself, and
-    `cluster` and `usage` are None; the next server then sends the waiting deliveries of `webhooks`."""
+    `cluster`, `usage` and `reload` are None; the next server then sends the waiting deliveries of `webhooks`."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class Context:
         webhooks: Webhooks | None = None,
         cluster: Cluster | None = None,
         usage: Usage | None = None,
+        reload: Callable[[], Awaitable[dict[str, Any]]] | None = None,
     ) -> None:
         self.store = store
         self.records = records
@@ -52,6 +54,7 @@ class Context:
         self.webhooks = webhooks
         self.cluster = cluster
         self.usage = usage
+        self.reload = reload
 
     def running(self, what: str) -> Cluster:
         """The cluster. Raises CommandError if no server runs; `what` is the subject of its sentence."""

@@ -64,6 +64,7 @@ from redpoll.control.webhooks.verify import Verify
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.control.worker_requests import WorkerRequests
 from redpoll.proxies import TrustedProxies
+from redpoll.settings import Settings
 from redpoll.store.charts import Charts
 from redpoll.store.errors import StoreError, StoreUnavailable, reason_of
 from redpoll.store.eventlog import EventLog
@@ -107,6 +108,8 @@ class ControlPlane:
         self.finished = asyncio.Event()
         self._listener = listener
         self._tell = tell
+        self._settings = settings
+        self._reloads: list[asyncio.Future[dict[str, Any]]] = []
         self._records = records
         self._webhooks = webhooks
         self._keys = Keys(settings.redis_prefix)
@@ -186,15 +189,12 @@ class ControlPlane:
             self.metrics,
             self.dashboard.routes(),
         )
-        per_minute = settings.trigger_rate_per_minute
-        rate = RateLimit(per_minute) if per_minute else None
-        per_minute = settings.auth_failures_per_minute
-        self.auth_failures = AuthFailures(per_minute) if per_minute else None
+        self.auth_failures = _auth_failures(settings)
         self.front = Front(
             self.routes,
             records,
             host_names=HostNames.of(settings),
-            rate=rate,
+            rate=_rate(settings),
             failures=self.auth_failures,
             tracer=self.tracer,
             body_timeout_s=body_timeout_s,
@@ -246,6 +246,34 @@ class ControlPlane:
             self.health.draining = True
         if message.get("drain"):
             self.stop()
+        if "settings" in message:
+            self._settings_changed(message["settings"])
+        if "reloaded" in message:
+            for waiting in self._reloads:
+                if not waiting.done():
+                    waiting.set_result(message["reloaded"])
+            self._reloads.clear()
+
+    async def reload(self) -> dict[str, Any]:
+        """Makes the supervisor read the settings and the certificate again. Returns its report (Supervisor._reload)."""
+        waiting: asyncio.Future[dict[str, Any]] = self.loop.create_future()
+        self._reloads.append(waiting)
+        self._tell({"reload": True})
+        return await waiting
+
+    def _settings_changed(self, changes: dict[str, Any]) -> None:
+        """A reload changed these settings (Setting.is_live)."""
+        self._settings = settings = self._settings.changed_by(changes)
+        if "log_level" in changes:
+            logs.configure(settings, "control")
+        if "auth_failures_per_minute" in changes:
+            self.auth_failures = _auth_failures(settings)
+        self.front.settings_changed(
+            HostNames.of(settings),
+            self.auth_failures,
+            _rate(settings) if "trigger_rate_per_minute" in changes else self.front.rate,
+            settings.path_prefix,
+        )
 
     def stop(self) -> None:
         """Begin the shutdown: `finished` is set, and the process then calls `finish`."""
@@ -336,6 +364,14 @@ class ControlPlane:
         }
 
 
+def _rate(settings: Settings) -> RateLimit | None:
+    return RateLimit(settings.trigger_rate_per_minute) if settings.trigger_rate_per_minute else None
+
+
+def _auth_failures(settings: Settings) -> AuthFailures | None:
+    return AuthFailures(settings.auth_failures_per_minute) if settings.auth_failures_per_minute else None
+
+
 class _Inbox:
     """Messages of the supervisor that arrive before the control plane exists. It answers pings from the start on,
     because the record store may be away for long."""
@@ -401,7 +437,7 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
         )
         inbox.pass_to(plane.receive)
         plane.loop.add_signal_handler(signal.SIGTERM, plane.stop)
-        context = Context(store, records, start.settings, webhooks, plane.cluster, plane.usage)
+        context = Context(store, records, start.settings, webhooks, plane.cluster, plane.usage, plane.reload)
         _warn_of_exposure(start.settings.control_host)
         operators = await commands.serve_commands(context, commands.socket_path(start.data_dir))
         if first_password is not None:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import structlog
 import uvloop
 
@@ -192,10 +193,20 @@ class Worker:
         if "directory" in message:
             # The store's version. Stale app records, left in Redis by an earlier run, must not admit clients.
             self.directory.require(message["directory"])
+        if "settings" in message:
+            self._settings_changed(message["settings"])
         if "reload" in message:
             self.listeners.reload()
         if "drain" in message:
             self.drain()
+
+    def _settings_changed(self, changes: dict[str, Any]) -> None:
+        """`redpoll reload` changed these settings (Setting.is_live)."""
+        settings = self.start_message.settings.changed_by(changes)
+        self.start_message = msgspec.structs.replace(self.start_message, settings=settings)
+        if "log_level" in changes:
+            logs.configure(settings, f"worker {self.start_message.number}")
+        self.gate.settings_changed(settings)
 
     def _app_changed(self, app_id: str, old: App | None, new: App | None) -> None:
         """An app's record changed. It counts at once, for open connections too."""

@@ -21,7 +21,7 @@ from redpoll.cluster.directory import Directory
 from redpoll.config import Settings
 from redpoll.protocol import frames, handshake
 from redpoll.protocol.apps import App
-from redpoll.protocol.limits import Limits
+from redpoll.protocol.limits import Limits, Refusals
 from redpoll.protocol.session import Session, Subscription
 from redpoll.proxies import TrustedProxies
 from redpoll.worker.client_libraries import ClientLibraries
@@ -85,10 +85,8 @@ class Gate:
         self.addresses = Addresses(settings.max_connections_per_address, self._trusted)
         self.http = HttpRequests(settings, janitor, hub.drain_signal, requests_path, max(1, max_connections // 2))
         self.http_connections: Mapping[Connection, HttpReader] = self.http.connections
-        self._limits = Limits(
-            settings.max_channels_per_connection, settings.client_events_per_second, settings.subscribes_per_second
-        )
-        self.refusals = self._limits.refusals
+        self.refusals = Refusals()
+        self._limits = self._limits_of(settings, self.refusals)
         self._arrivals = ClientLibraries()
         self._random = b""
         self._random_at = 0
@@ -96,6 +94,22 @@ class Gate:
         self.connections = 0
         self.connections_total = 0
         self.upgrades_refused_total = 0
+
+    def settings_changed(self, settings: Settings) -> None:
+        """Limits of a connection count for those that come from now on."""
+        self.settings = settings
+        self.max_message_bytes = settings.max_message_bytes
+        self.addresses.limit = settings.max_connections_per_address
+        self._limits = self._limits_of(settings, self.refusals)
+
+    @staticmethod
+    def _limits_of(settings: Settings, refusals: Refusals) -> Limits:
+        return Limits(
+            settings.max_channels_per_connection,
+            settings.client_events_per_second,
+            settings.subscribes_per_second,
+            refusals,
+        )
 
     # -- what the engine reports ---------------------------------------------------------------------------
 
