@@ -296,7 +296,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "refused with 429. 0: no limit.",
             "1/min",
             ge=0,
-            live=True,
         ),
     ] = 300
     auth_failures_per_minute: Annotated[

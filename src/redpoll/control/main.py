@@ -189,12 +189,14 @@ class ControlPlane:
             self.metrics,
             self.dashboard.routes(),
         )
+        per_minute = settings.trigger_rate_per_minute
+        rate = RateLimit(per_minute) if per_minute else None
         self.auth_failures = _auth_failures(settings)
         self.front = Front(
             self.routes,
             records,
             host_names=HostNames.of(settings),
-            rate=_rate(settings),
+            rate=rate,
             failures=self.auth_failures,
             tracer=self.tracer,
             body_timeout_s=body_timeout_s,
@@ -268,12 +270,7 @@ class ControlPlane:
             logs.configure(settings, "control")
         if "auth_failures_per_minute" in changes:
             self.auth_failures = _auth_failures(settings)
-        self.front.settings_changed(
-            HostNames.of(settings),
-            self.auth_failures,
-            _rate(settings) if "trigger_rate_per_minute" in changes else self.front.rate,
-            settings.path_prefix,
-        )
+        self.front.settings_changed(HostNames.of(settings), self.auth_failures, settings.path_prefix)
 
     def stop(self) -> None:
         """Begin the shutdown: `finished` is set, and the process then calls `finish`."""
@@ -362,10 +359,6 @@ class ControlPlane:
             "calls_unlogged_total": self.tracer.unlogged if self.tracer else 0,
             "calls_untraced_total": self.tracer.sampled_out if self.tracer else 0,
         }
-
-
-def _rate(settings: Settings) -> RateLimit | None:
-    return RateLimit(settings.trigger_rate_per_minute) if settings.trigger_rate_per_minute else None
 
 
 def _auth_failures(settings: Settings) -> AuthFailures | None:

@@ -100,16 +100,9 @@ class Front:
         # Renders an error as a page of the dashboard; returns None for requests of the API, which get JSON.
         self.fault_page: Callable[[Request, ApiError, int], Response | None] | None = None
 
-    @property
-    def rate(self) -> RateLimit | None:
-        """The rate limit of publish requests; None if it is off."""
-        return self._rate
-
-    def settings_changed(
-        self, host_names: HostNames, failures: AuthFailures | None, rate: RateLimit | None, path_prefix: str
-    ) -> None:
+    def settings_changed(self, host_names: HostNames, failures: AuthFailures | None, path_prefix: str) -> None:
         """Replaces what a reload may change. A new limit counts from 0."""
-        self._host_names, self._failures, self._rate, self._path_prefix = host_names, failures, rate, path_prefix
+        self._host_names, self._failures, self._path_prefix = host_names, failures, path_prefix
 
     # -- from request to response --------------------------------------------------------------------------
 
