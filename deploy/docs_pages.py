@@ -257,5 +257,12 @@ def on_page_markdown(markdown: str, page: Page, **more: Any) -> str:
     return rewritten(markdown, sources.get(page.file.src_uri, f"{DOCS}/{page.file.src_uri}"))
 
 
+def on_post_page(output: str, **more: Any) -> str:
+    """Names the theme's search dialog and its groups of buttons for screen readers."""
+    return output.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )
+
+
 if __name__ == "__main__":
     METRICS.write_text(metrics_page())

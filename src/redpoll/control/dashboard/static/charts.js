@@ -44,7 +44,7 @@
       cursor: { points: { size: 6 }, drag: { x: false, y: false } },
       legend: { show: false },
       scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.15, 1)] } },
-      axes: [{ ...axis, size: 24, gap: 4, space: 64, incrs: [60, 120, 300, 600, 900, 1800, 3600, 2 * 3600, 4 * 3600, 86400], values: (_, ticks, __, ___, step) => ticks.map((at) => (step >= 86400 ? weekday : clock).format(at * 1000)) }, { ...axis, size: 46, gap: 4, values: (_, ticks) => ticks.map(short) }],
+      axes: [{ ...axis, size: 24, gap: 4, space: 64, incrs: [60, 120, 300, 600, 900, 1800, 3600, 2 * 3600, 4 * 3600, 6 * 3600, 12 * 3600, 86400], values: (_, ticks, __, ___, step) => ticks.map((at) => (step >= 86400 ? weekday : clock).format(at * 1000)) }, { ...axis, size: 46, gap: 4, values: (_, ticks) => ticks.map(short) }],
       series: [
         {},
         ...names.map((name, index) => {
