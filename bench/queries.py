@@ -174,6 +174,7 @@ async def control_plane(redis: RedisServer, folder: Path) -> AsyncIterator[int]:
     )
     await plane.start()
     plane.receive({"alive": [], "greatest": 0})
+    plane.receive({"lead": 1})
     plane.receive({"workers_ready": True})
     while not plane.publisher.open:
         await asyncio.sleep(0.01)

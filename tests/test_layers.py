@@ -22,7 +22,7 @@ ROOMS = {
     "store": {"protocol", "base"},
     "worker": {"cluster", "protocol", "ext", "base"},
     "control": {"cluster", "store", "protocol", "ext", "base"},
-    "host": {"worker", "control", "store", "protocol", "base"},
+    "host": {"worker", "control", "cluster", "store", "protocol", "base"},
 }
 # Modules at the top of src/redpoll that every package except protocol may import.
 BASE = {
@@ -43,7 +43,19 @@ DECLARATIONS = {
     "redpoll.control.context",
     "redpoll.protocol.effects",
 }
-HOST = {"__main__", "cli", "supervisor", "system", "child", "embedded", "datafolder", "welcome", "doctor", "importing"}
+HOST = {
+    "__main__",
+    "cli",
+    "supervisor",
+    "heartbeat",
+    "system",
+    "child",
+    "embedded",
+    "datafolder",
+    "welcome",
+    "doctor",
+    "importing",
+}
 
 # Cycles that are still to be broken. Only ever shorten this list: the test below fails when an entry is outdated.
 KNOWN_CYCLES: set[frozenset[str]] = set()

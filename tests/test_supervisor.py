@@ -15,10 +15,11 @@ import termios
 from pathlib import Path
 
 import pytest
-import redis
+import redis as redis_py
 
 from certs import self_signed
 from redpoll.certificate import read_pair
+from redpoll.cluster.keys import Keys
 from redpoll.supervisor import child_command
 
 # The program of a child. It writes the file `NAME.PID` with a line of JSON for its start and for every message. The
@@ -70,7 +71,7 @@ async def main():
         pipe.send({"fatal": "the disk is full"})
         return
     if "records" in does:
-        pipe.send({"directory": 17})
+        pipe.send({"directory": 17, "store": "5eed", "term": 3})
     if "create" in does:
         pipe.send({"created_app": {"id": "77", "key": "abc", "secret": "def", "name": "x", "keys": []}})
         pipe.send({"created_admin": "the-first-password"})
@@ -350,7 +351,8 @@ async def test_restarted_control_plane_gets_the_whole_state(tree, wait_until):
     assert tree.out.count("ready public=") == 1
 
 
-async def test_every_worker_gets_the_version_of_the_records_restarted_ones_too(tree, wait_until):
+async def test_every_worker_gets_the_version_of_the_records_restarted_ones_too(tree, redis, wait_until):
+    tree.redis_url = redis.url
     tree.does("control", "records")
     tree.start(workers=2)
     await wait_until(lambda: tree.is_ready)
@@ -358,6 +360,47 @@ async def test_every_worker_gets_the_version_of_the_records_restarted_ones_too(t
         await wait_until(lambda place=place: {"directory": 17} in tree.notes(place))
     os.kill(tree.pids("worker0")[0], signal.SIGKILL)
     await wait_until(lambda: len(tree.pids("worker0")) == 2 and {"directory": 17} in tree.notes("worker0"))
+
+
+async def test_node_leads_alone_tells_control_and_leaves_redis_as_it_was(tree, redis, wait_until):
+    tree.redis_url = redis.url
+    tree.does("control", "records")
+    tree.start(workers=2, node_name="here")
+    # The record store has seen term 3.
+    await wait_until(lambda: {"lead": 4} in tree.notes("control"))
+    (message,) = [note for note in tree.notes("control") if "nodes" in note][-1:]
+    (node,) = message["nodes"]
+    assert (node["name"], node["store"], node["workers"], node["alive"]) == ("here", "5eed", [1, 2], True)
+    assert message["leader"] == node["run"]
+    # A control plane that starts again learns the same; its node goes on to lead.
+    os.kill(tree.pids("control")[0], signal.SIGKILL)
+    await wait_until(lambda: len(tree.pids("control")) == 2 and {"lead": 4} in tree.notes("control"))
+    assert tree.stop() == 0
+    with redis_py.Redis(unix_socket_path=redis.path) as client:
+        assert client.hgetall(Keys().nodes) == {}
+        assert client.get(Keys().leader) == b"- 4 0"
+
+
+async def test_server_with_another_record_store_than_a_live_node_does_not_start(tree, redis, wait_until):
+    tree.redis_url = redis.url
+    tree.does("control", "records")
+    with redis_py.Redis(unix_socket_path=redis.path) as client:
+        entry = {"name": "first", "version": "1", "store": "other", "started": 0, "workers": [1], "greatest": 1}
+        entry |= {"control": True, "draining": False}
+
+        def beat():
+            client.hset(Keys().nodes, "f" * 12, json.dumps({**entry, "beat": client.incr("beats")}))
+            return tree.process.poll() is not None
+
+        client.set(Keys().leader, f"{'f' * 12} 1 1")
+        tree.start(workers=1)
+        await wait_until(beat)
+        assert tree.process.returncode == 1
+        assert "the server first, up since 1970-01-01 00:00:00 UTC, has another record store" in tree.err
+        assert {"directory": 17} not in tree.notes("worker0")
+        assert not [note for note in tree.notes("control") if note.get("lead")]
+        assert client.hkeys(Keys().nodes) == [b"f" * 12]
+        assert client.get(Keys().leader) == b"f" * 12 + b" 1 1"
 
 
 async def test_stop_goes_in_order_and_exits_with_0(tree, wait_until):
@@ -421,7 +464,7 @@ async def test_embedded_redis_is_restarted_with_its_data_and_stopped_last(tree, 
     await wait_until(lambda: tree.is_ready)
     url = tree.notes("control")[0]["redis_url"]
     assert url == f"unix://{tree.folder}/data/redis.sock"
-    client = redis.Redis.from_url(url)
+    client = redis_py.Redis.from_url(url)
     client.set("kept", "yes")
     pid = client.info("server")["process_id"]
     os.kill(pid, signal.SIGKILL)
@@ -429,7 +472,7 @@ async def test_embedded_redis_is_restarted_with_its_data_and_stopped_last(tree, 
     def answers_again() -> bool:
         try:
             return client.info("server")["process_id"] != pid and not client.info("persistence")["loading"]
-        except redis.ConnectionError:
+        except redis_py.ConnectionError:
             return False
 
     await wait_until(answers_again)

@@ -220,6 +220,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "disk. Ignored when `redis_url` is set."
         ),
     ] = "no"
+    node_name: Annotated[
+        str,
+        _about(
+            "Name of this server in `redpoll node list`. It must differ between the servers of a cluster. Empty: the "
+            "name of the host.",
+            pattern=r"^[A-Za-z0-9_.-]{0,64}\Z",
+        ),
+    ] = ""
     data_dir: Annotated[
         str,
         _about(

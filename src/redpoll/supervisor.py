@@ -2,7 +2,7 @@
 
 It serves no clients itself. It creates every listening socket, so that the accept queue of a crashed worker waits for
 the next one. It restarts children that die, with a growing delay, and kills those that hang. SIGTERM and Ctrl-C become
-an orderly stop. It talks to each child over a pipe (child_pipe.py).
+an orderly stop. It talks to each child over a pipe (child_pipe.py), and to other nodes through Redis (heartbeat.py).
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
@@ -23,10 +24,12 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
-from redpoll import certificate, config, datafolder, embedded, logs
+from redpoll import __version__, certificate, config, datafolder, embedded, logs
 from redpoll.child import Child
 from redpoll.child_pipe import ChildPipe, Start
+from redpoll.cluster.nodes import Node
 from redpoll.config import TABLE, Settings
+from redpoll.heartbeat import Heartbeat
 from redpoll.system import StartError, has_terminal, listen, notify_systemd, notify_watchdog, raise_file_limit
 from redpoll.welcome import first_login, how_to_use, url_host
 
@@ -156,6 +159,9 @@ class Supervisor:
         self._k = 0
         self._alive: set[int] = set()
         self._announced = False
+        self._started_at = time.time()
+        self._heartbeat = Heartbeat(self._redis_url, settings.redis_prefix, self._run, self._describe, self)
+        self._joined = False
         self._directory_version: int | None = None
         self._created_app: dict[str, Any] | None = None
         self._created_admin: str | None = None
@@ -203,6 +209,7 @@ class Supervisor:
             await embedded.wait_answering(self._redis_socket)
         for child in (self._control, *self._workers):
             child.start()
+        self._heartbeat.start()
 
     def _start_done(self, starting: asyncio.Task[None]) -> None:
         if not starting.cancelled() and (error := starting.exception()) is not None:
@@ -219,8 +226,13 @@ class Supervisor:
     def _start_control(self) -> None:
         self._start_child(self._control, "control", 0, 0)
         self._send_alive()
+        if self._heartbeat.message:
+            self._control.send(self._heartbeat.message)
+        self._control.send({"lead": self._heartbeat.term})
+        self._send_drain(self._control)
         if self._announced:
             self._control.send({"workers_ready": True})
+        self._heartbeat.beat_now()
 
     def _start_worker(self, child: Child, number: int) -> None:
         self._k += 1
@@ -229,8 +241,13 @@ class Supervisor:
         self._alive.add(self._k)
         self._send_alive()
         self._start_child(child, "worker", number, self._k)
-        if self._directory_version is not None:
+        if self._joined and self._directory_version is not None:
             child.send({"directory": self._directory_version})
+        self._send_drain(child)
+
+    def _send_drain(self, child: Child) -> None:
+        if self._heartbeat.drain_within_s is not None:
+            child.send({"evacuate": self._heartbeat.drain_within_s})
 
     def _start_child(self, child: Child, role: Literal["worker", "control"], number: int, k: int) -> None:
         assert child.listening is not None
@@ -260,6 +277,57 @@ class Supervisor:
 
     def _send_alive(self) -> None:
         self._control.send({"alive": sorted(self._alive), "greatest": self._k})
+        self._heartbeat.beat_now()
+
+    # -- the other nodes
+
+    def _describe(self, store: str, beat: int) -> Node:
+        return Node(
+            name=self._settings.node_name or socket.gethostname(),
+            version=__version__,
+            store=store,
+            started=self._started_at,
+            workers=sorted(self._alive),
+            greatest=self._k,
+            control=not self._control.ended.is_set(),
+            draining=self._stop_requested.is_set() or self._heartbeat.drain_within_s is not None,
+            beat=beat,
+        )
+
+    def joined(self) -> None:
+        """The node may use its keys in Redis, so workers may admit clients."""
+        self._joined = True
+        self._send_directory_version()
+
+    def refused(self, sentence: str) -> None:
+        """A node with another record store uses the same keys."""
+        if self._joined:
+            # Redis lost its data, or we stalled, and the other server began meanwhile.
+            log.error("another record store uses the same keys in redis", what=sentence)
+        else:
+            self._fail(sentence)
+
+    def nodes_changed(self, message: dict[str, Any]) -> None:
+        """Control lists the nodes, and reaps the workers of dead ones."""
+        self._control.send(message)
+
+    def term_changed(self, term: int | None) -> None:
+        """Control does the work of the leader while `term` isn't None."""
+        self._control.send({"lead": term})
+
+    def drain_changed(self, within_s: float | None) -> None:
+        """Workers close their connections and admit no more, or admit clients again (None)."""
+        for child in (self._control, *self._workers):
+            child.send({"evacuate": within_s})
+        self._heartbeat.beat_now()
+
+    def _send_directory_version(self) -> None:
+        # Workers admit no clients until Redis has this version: older records may lack a change that a command made
+        # while no server ran. They don't get it before the node has joined, because the directory in Redis may be
+        # that of other servers.
+        if self._joined and self._directory_version is not None:
+            for worker in self._workers:
+                worker.send({"directory": self._directory_version})
 
     # -- messages from children
 
@@ -270,11 +338,10 @@ class Supervisor:
         if message.get("listening") is False:
             child.stopped_listening.set()
         if "directory" in message:
-            # The version of the app records. Workers admit no clients until Redis has this version: older records may
-            # lack a change that a command made while no server ran.
             self._directory_version = message["directory"]
-            for worker in self._workers:
-                worker.send({"directory": self._directory_version})
+            self._send_directory_version()
+        if "store" in message:
+            self._heartbeat.know_store(message["store"], message["term"])
         if "created_app" in message:
             self._created_app = message["created_app"]
         if "created_admin" in message:
@@ -442,6 +509,7 @@ class Supervisor:
         grace_s = self._settings.shutdown_grace_s
         log.info("stopping", grace_s=grace_s)
         notify_systemd("STOPPING=1")
+        self._heartbeat.beat_now()
         self._control.send({"draining": True})
         for child in self._workers:
             child.send({"stop_listening": True})
@@ -454,6 +522,7 @@ class Supervisor:
         await asyncio.gather(*(child.wait_ended(grace_s + _SIGN_OFF_WITHIN_S) for child in self._workers))
         self._control.send({"drain": True})
         await self._control.wait_ended(_CONTROL_ENDS_WITHIN_S)
+        await self._heartbeat.leave()
         self._redis.signal(signal.SIGTERM)
         await self._redis.wait_ended(_REDIS_ENDS_WITHIN_S)
         log.info("stopped")

@@ -146,6 +146,18 @@ class Plane:
         return await self.call("POST", "/apps/3/events", {"name": "e", "data": "{}", "channels": ["c"], **event})
 
 
+def described(run: str, name: str, **changed: object) -> dict[str, object]:
+    """A node as the supervisor describes it."""
+    node = {"run": run, "name": name, "version": "1", "store": "s", "started": 0.0, "workers": [], "greatest": 0}
+    return {**node, "control": True, "draining": False, "alive": True, **changed}
+
+
+@pytest.fixture
+def node():
+    """`node(run, name, …)`: a node as the supervisor describes it."""
+    return described
+
+
 @pytest.fixture
 async def make_plane(tmp_path, connect, wait_until):
     """`await make_plane(redis_url, ready=True, **settings)`: a Plane; shut down after the test."""
@@ -193,6 +205,8 @@ async def make_plane(tmp_path, connect, wait_until):
             await plane.start()
             stack.push_async_callback(plane.finish)
             plane.receive({"alive": [], "greatest": 0})
+            plane.receive({"nodes": [described(start.run, "here")], "leader": start.run})
+            plane.receive({"lead": 1})
             plane.receive({"workers_ready": True})
             if ready:
                 await wait_until(lambda: plane.publisher.open and plane.health.obstacle() is None)

@@ -180,6 +180,7 @@ class Process:
         self.child_pipe = ChildPipe(ours.detach())
         self.child_pipe.send(start)
         self.child_pipe.send({"alive": [], "greatest": 0})
+        self.child_pipe.send({"lead": 1})
         self.child_pipe.send({"workers_ready": True})
         self.received = []
         self.child_pipe.attach(asyncio.get_running_loop(), self.received.append, lambda: self.received.append("end"))

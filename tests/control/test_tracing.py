@@ -126,6 +126,18 @@ async def test_client_event_with_a_trace_id_is_logged(tracer, event_log, link):
     assert (row.caller, row.status, row.sampled) == ("client 1.2", 200, True)
 
 
+async def test_entries_stay_for_other_nodes_and_are_logged_once(event_log, link):
+    tracer = Tracer(event_log, TraceReader(link, Keys()), 10, trims=lambda: False, clock=lambda: NOW_S)
+    await tracer.flush()
+    worker = TraceWriter(link, Keys())
+    for name in ("c", "d"):
+        worker.note_triggered(Triggered(name * 32, "3", 1_700_000_000_000, "client-x", "private-room", 12, "1.2"))
+        worker.flush()
+        await tracer.flush()
+    assert await link.ask(b"XLEN", Keys().traces) == 2
+    assert len(await rows(event_log)) == 2
+
+
 async def test_calls_beyond_the_sampling_rate_have_a_row_but_no_spans(tracer, event_log):
     calls = [FakeRequest(number, event()) for number in range(30)]
     sampled = [tracer.sample(call) is not None for call in calls]

@@ -62,6 +62,25 @@ async def test_a_drained_worker_leaves_nothing_in_redis(bench, client_of_redis):
     assert left == {b"clock", b"dir", b"dirver", b"stats"}  # counters are gone after 15 s
 
 
+async def test_a_worker_of_a_drained_node_closes_and_admits_nobody_until_it_serves_again(bench):
+    worker = await bench.start()
+    clients = [await bench.client(worker) for _ in range(20)]
+    worker.supervisor.sendall(b'{"evacuate":0.2}\n')
+    for client in clients:
+        assert await client.closed_with() == 4200
+    with pytest.raises(websockets.InvalidStatus) as refused:
+        await bench.open(worker)
+    assert refused.value.response.status_code == 503
+    assert refused.value.response.headers["Retry-After"] == "1"
+    worker.supervisor.sendall(b'{"evacuate":null}\n')
+    await bench.settled(worker, lambda: not worker.gate.draining)
+    await (await bench.client(worker)).nothing_more()
+    # A worker that ends stays closed.
+    worker.stop_listening()
+    worker.evacuate(None)
+    assert worker.gate.draining
+
+
 async def test_users_counts_and_connections_are_removed_from_redis_too(bench, client_of_redis):
     worker = await bench.start()
     await bench.change(watchlist=True, subscription_count=True, max_connections=10)

@@ -133,6 +133,16 @@ TABLE: Final = (
         "expiry",
     ),
     Key("{T0}:beat", "hash", "W → beats", "until reaped or ended", "beat", "reaper, worker at a clean end"),
+    Key("{T0}:nodes", "hash", "run → the node as JSON", "until ended or dead", "lead", "lead, reaper"),
+    Key("{T0}:leader", "string", "run, term and beat of the node that leads", "forever", "lead", "–"),
+    Key(
+        "{T0}:drained",
+        "hash",
+        "run → seconds, of nodes that are drained",
+        "until undrained or ended",
+        "control",
+        "control, lead, reaper",
+    ),
     Key("{T0}:dir", "hash", "app id → record as JSON", "forever", "dir_put", "dir_put"),
     Key("{T0}:dirver", "string", "version of the directory", "forever", "dir_put", "–"),
     Key("{T0}:stats:W", "string", "counters of a worker as JSON", "15 s", "worker", "expiry"),
@@ -168,6 +178,9 @@ class Keys:
         self.heads = tuple(b"%b:{%b}:" % (prefix.encode(), tag) for tag in TAGS)
         zero = self.heads[0]
         self.beat = zero + b"beat"
+        self.nodes = zero + b"nodes"
+        self.leader = zero + b"leader"
+        self.drained = zero + b"drained"
         self.directory = zero + b"dir"
         self.directory_version = zero + b"dirver"
         self.sys = zero + b"sys"

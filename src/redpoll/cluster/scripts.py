@@ -20,9 +20,11 @@ __all__ = [
     "FENCED",
     "HISTORY",
     "HOLD",
+    "LEAD",
     "LOCATE",
     "OK",
     "PUBLISH",
+    "REFUSED",
     "REGISTER",
     "SPEND",
     "STALE",
@@ -35,6 +37,8 @@ FENCED: Final = b"FENCED"
 """This W was given up, or is being reaped: the worker must take its next W."""
 STALE: Final = b"STALE"
 """A later connection speaks for this W."""
+REFUSED: Final = b"REFUSED"
+"""The reply of `lead` to a node whose record store isn't that of the others."""
 
 
 class Script:
@@ -64,5 +68,6 @@ HISTORY: Final = Script("history")
 LOCATE: Final = Script("locate")
 CLEAR: Final = Script("clear")
 DRAIN: Final = Script("drain")
+LEAD: Final = Script("lead")
 
-ALL: Final = (REGISTER, HOLD, FENCE, BURY, BEAT, DIR_PUT, PUBLISH, SPEND, HISTORY, LOCATE, CLEAR, DRAIN)
+ALL: Final = (REGISTER, HOLD, FENCE, BURY, BEAT, DIR_PUT, PUBLISH, SPEND, HISTORY, LOCATE, CLEAR, DRAIN, LEAD)

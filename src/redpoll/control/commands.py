@@ -14,14 +14,16 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import hiredis
 import msgspec
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.bus import Unavailable
+from redpoll.cluster.link import LinkDown
 from redpoll.cluster.survey import Survey
 from redpoll.control import app_import
-from redpoll.control.context import CommandError, Context
+from redpoll.control.context import Cluster, CommandError, Context
 from redpoll.control.dashboard import commands as user_commands
 from redpoll.control.history import ChannelHistory
 from redpoll.control.records import RecordError
@@ -41,6 +43,7 @@ log = structlog.get_logger()
 
 # A worker lists at most this many (worker/connection_list.py).
 _MAX_CONNECTIONS = 500
+_REDIS_ANSWERS_WITHIN_S: Final = 2.0
 # A command line has at most 2 MiB, which is somewhat more as JSON.
 _MAX_REQUEST_BYTES = 4 << 20
 # Linux' sun_path has 108 bytes including the final zero.
@@ -237,6 +240,39 @@ async def _connections_kick(context: Context, args: dict[str, Any]) -> Any:
     return {"socket": args["id"]}
 
 
+async def _node_list(context: Context, args: dict[str, Any]) -> Any:
+    rows = await context.running("the list of nodes").nodes.rows()
+    return [msgspec.structs.asdict(row) for row in rows]
+
+
+async def _node_drain(context: Context, args: dict[str, Any]) -> Any:
+    cluster, run = _live_node(context, args["name"])
+    await _ask_redis(cluster, b"HSET", cluster.keys.drained, run, f"{args['within_s']:g}")
+    return {"name": args["name"], "draining": True}
+
+
+async def _node_undrain(context: Context, args: dict[str, Any]) -> Any:
+    cluster, run = _live_node(context, args["name"])
+    await _ask_redis(cluster, b"HDEL", cluster.keys.drained, run)
+    return {"name": args["name"], "draining": False}
+
+
+def _live_node(context: Context, name: str) -> tuple[Cluster, str]:
+    cluster = context.running("draining a node")
+    run = cluster.nodes.live_run(name)
+    if run is None:
+        raise CommandError(f"there is no live node with the name {name}; `redpoll node list` shows all")
+    return cluster, run
+
+
+async def _ask_redis(cluster: Cluster, *command: Any) -> None:
+    try:
+        async with asyncio.timeout(_REDIS_ANSWERS_WITHIN_S):
+            await cluster.link.ask(*command)
+    except (LinkDown, hiredis.ReplyError, TimeoutError) as error:
+        raise Unavailable(str(error) or f"no answer within {_REDIS_ANSWERS_WITHIN_S:g} s") from error
+
+
 def _survey(context: Context) -> Survey:
     cluster = context.running("the list of connections")
     return Survey(cluster.link, cluster.keys)
@@ -273,6 +309,9 @@ COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
     "connections kick": _connections_kick,  # {app, id} -> {socket}
     "usage": _usage,  # {app or "", days} -> [{app_id, day, …the fields of store.charts.Day}], by app and day
     **app_import.COMMANDS,
+    "node drain": _node_drain,  # {name, within_s} -> {name, draining}
+    "node undrain": _node_undrain,  # {name} -> {name, draining}
+    "node list": _node_list,  # {} -> [NodeRow (control/nodes.py)]
     **webhook_commands.COMMANDS,
     **user_commands.COMMANDS,
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from redpoll.cluster.history import History
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
+from redpoll.control.nodes import NodeList
 from redpoll.control.records import Records
 from redpoll.settings import Settings
 from redpoll.store.store import Store
@@ -27,11 +28,12 @@ class CommandError(Exception):
 
 
 class Cluster(NamedTuple):
-    """A running server's access to Redis."""
+    """A running server's access to Redis, and the nodes of its cluster."""
 
     link: Link
     keys: Keys
     history: History
+    nodes: NodeList
 
 
 class Context:

@@ -42,18 +42,21 @@ class Counters(Protocol):
 
 
 class DailyLimit:
-    """Counts messages and copies the counters. Call `link_up` and `link_down` when the connection to Redis changes."""
+    """Counts messages, and copies the counters while `leads()`. Call `link_up` and `link_down` when the connection to
+    Redis changes."""
 
     def __init__(
         self,
         quota: Quota,
         records: Counters,
         *,
+        leads: Callable[[], bool] = lambda: True,
         copy_every_s: float = COPY_EVERY_S,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._quota = quota
         self._records = records
+        self._leads = leads
         self._copy_every_s = copy_every_s
         self._wall_clock = wall_clock
         self._restored = asyncio.Event()
@@ -145,7 +148,7 @@ class DailyLimit:
     async def _copy(self) -> None:
         """Copies the counters once. If Redis is away or the store fails, the next copy does it."""
         limited = [app.id for app in self._records.apps.values() if app.daily_limit is not None]
-        if not limited:
+        if not limited or not self._leads():
             return
         try:
             await self._begin_day()

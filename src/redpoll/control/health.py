@@ -28,6 +28,7 @@ class Health:
         self.directory_written = False
         self.workers_ready = False
         self.draining = False
+        self.evacuating = False
         self._redis_answers = redis_answers
         self._enter = enter
 
@@ -35,6 +36,8 @@ class Health:
         """Why this server isn't ready, in one sentence; None if it is ready."""
         if self.draining:
             return "this server is stopping"
+        if self.evacuating:
+            return "an operator drains this server"
         if not self._redis_answers():
             return "Redis doesn't answer"
         if not self.directory_written:

@@ -41,8 +41,9 @@ class AppRecords(Protocol):
 
 
 class Janitor:
-    """Runs once a second: checks the deadlines of `connections`, and compares the directory (`writer`) with
-    `records`."""
+    """Runs once a second: checks the deadlines of `connections`, and compares the directory (`writer`) with `records`.
+
+    Only while `leads()` it writes the whole directory. Changed records are written by the node that changed them."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Janitor:
         connections: Connections,
         health: Health,
         *,
+        leads: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.loop_lag = LoopLag()
@@ -60,6 +62,7 @@ class Janitor:
         self._records = records
         self._connections = connections
         self._health = health
+        self._leads = leads
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._answered_at = -_AWAY_AFTER_S
@@ -89,6 +92,11 @@ class Janitor:
         self._answered_at = self._clock()
         self._ask()
 
+    def check_now(self) -> None:
+        """This node leads now, so it is the one that writes the directory."""
+        if self._link.up:
+            self._ask()
+
     async def record_changed(self, app_id: str, app: App | None, version: int) -> None:
         """Writes a changed record to the directory. If Redis is away, a later check rewrites the directory."""
         try:
@@ -117,7 +125,9 @@ class Janitor:
         try:
             found = await self._writer.version()
             self._answered_at = self._clock()
-            if found != self._records.version or not self._health.directory_written:
+            if not self._leads():
+                self._health.directory_written = found is not None
+            elif found != self._records.version or not self._health.directory_written:
                 await self._fill()
         except (LinkDown, hiredis.ReplyError) as error:
             log.warning("directory not checked", reason=str(error))

@@ -12,7 +12,7 @@ import ipaddress
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from redpoll.cluster.history import History
 from redpoll.cluster.idempotency import Idempotency
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
-from redpoll.cluster.membership.reaper import Reaper
+from redpoll.cluster.membership.reaper import Reaper, Run
 from redpoll.cluster.outbox import Outbox, Transition
 from redpoll.cluster.quota import Quota
 from redpoll.cluster.redis_check import examine
@@ -51,8 +51,10 @@ from redpoll.control.health import Health
 from redpoll.control.history import ChannelHistory
 from redpoll.control.host_names import HostNames
 from redpoll.control.janitor import Janitor
+from redpoll.control.leadership import Leadership, LeaderStore, introduce
 from redpoll.control.metrics import Metrics
 from redpoll.control.middleware import Front
+from redpoll.control.nodes import NodeList
 from redpoll.control.occupancy import Occupancy
 from redpoll.control.publisher import Publisher
 from redpoll.control.ratelimit import RateLimit
@@ -110,10 +112,14 @@ class ControlPlane:
         self._tell = tell
         self._settings = settings
         self._reloads: list[asyncio.Future[dict[str, Any]]] = []
+        self._store = accounts.store
         self._records = records
         self._webhooks = webhooks
         self._keys = Keys(settings.redis_prefix)
+        self._run = start.run
+        # Living workers of this node, and of the others.
         self._workers_alive = 0
+        self._workers_elsewhere = 0
         self._loop_exceptions_total = 0
         self._server: asyncio.Server | None = None
         self._reaping: asyncio.Task[None] | None = None
@@ -122,8 +128,9 @@ class ControlPlane:
         self.link = Link(start.redis_url)
         self.link.on_up, self.link.on_down = self._link_up, self._link_down
         self.bus = Bus(self.link, self._keys)
-        self.publisher = Publisher(self.bus, self.link, lambda: self._workers_alive)
-        self.daily = DailyLimit(Quota(self.link, self._keys), records)
+        self.leadership = Leadership(accounts.store, tell, self._begin_leading, self._end_leading)
+        self.publisher = Publisher(self.bus, self.link, lambda: self._workers_alive + self._workers_elsewhere)
+        self.daily = DailyLimit(Quota(self.link, self._keys), records, leads=self._leads)
         self.reaper = Reaper(
             self.link,
             self._keys,
@@ -139,7 +146,9 @@ class ControlPlane:
         self.tracer = None
         if event_log is not None:
             reader = TraceReader(self.link, self._keys)
-            self.tracer = Tracer(event_log, reader, settings.trace_calls_per_second)
+            self.tracer = Tracer(
+                event_log, reader, settings.trace_calls_per_second, trims=lambda: not self._workers_elsewhere
+            )
         self.metrics = Metrics(
             lambda: self.routes,
             self._read_workers,
@@ -158,6 +167,7 @@ class ControlPlane:
         )
         self.history = History(self.link, self._keys)
         self.usage = Usage(charts)
+        self.nodes = NodeList(self._read_workers)
         self.dashboard = Dashboard(
             Dependencies(
                 settings,
@@ -172,6 +182,7 @@ class ControlPlane:
                 ChannelHistory(self.history),
                 self.health,
                 self._read_workers,
+                self.nodes,
                 event_log,
                 self.tracer,
                 charts,
@@ -214,25 +225,25 @@ class ControlPlane:
         self.link.on_handed_out = fast.finish
         self.worker_requests = WorkerRequests(start.requests_path, self.front.received, fast.take)
         writer = DirectoryWriter(self.link, self._keys)
-        self.janitor = Janitor(self.link, writer, records, self.connections, self.health)
+        self.janitor = Janitor(self.link, writer, records, self.connections, self.health, leads=self._leads)
         records.on_change = self.janitor.record_changed
 
     @property
     def cluster(self) -> Cluster:
         """The Redis connection and stores that operators' commands use."""
-        return Cluster(self.link, self._keys, self.history)
+        return Cluster(self.link, self._keys, self.history, self.nodes)
 
     async def start(self) -> None:
         """Serve. Doesn't wait for Redis: `/healthz` works at once, `/readyz` reports when the server is ready."""
         self.loop.set_exception_handler(self._loop_exception)
+        self._webhooks.prepare()
         self.link.start()
-        self._webhooks.start(self.outbox, self._webhook_traced)
         self.janitor.start()
         self.dashboard.start((route for route in self.routes.all if route.limited), self.front.times_by_app)
         self.daily.start()
         if self.tracer is not None:
             self.tracer.start()
-        self._reaping = self.loop.create_task(self.reaper.run(), name="reaper")
+        self.leadership.start()
         self._server = await self.loop.create_server(self.connections, sock=self._listener, backlog=_BACKLOG)
         await self.worker_requests.start()
         self._tell({"ready": True})
@@ -242,8 +253,15 @@ class ControlPlane:
         if "alive" in message:
             self._workers_alive = len(message["alive"])
             self.reaper.set_alive(set(message["alive"]), message["greatest"])
+        if "nodes" in message:
+            self.nodes.take(message)
+            self._take_nodes(message["nodes"])
+        if "lead" in message:
+            self.leadership.set_term(message["lead"])
         if message.get("workers_ready"):
             self.health.workers_ready = True
+        if "evacuate" in message:
+            self.health.evacuating = message["evacuate"] is not None
         if message.get("draining"):
             self.health.draining = True
         if message.get("drain"):
@@ -272,6 +290,36 @@ class ControlPlane:
             self.auth_failures = _auth_failures(settings)
         self.front.settings_changed(HostNames.of(settings), self.auth_failures, settings.path_prefix)
 
+    def _take_nodes(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+        others = {
+            node["run"]: Run(node["alive"], frozenset(node["workers"]), node["greatest"])
+            for node in nodes
+            if node["run"] != self._run
+        }
+        self._workers_elsewhere = sum(len(node.workers) for node in others.values() if node.alive)
+        self.reaper.set_nodes(others)
+
+    # -- leading
+
+    def _leads(self) -> bool:
+        return self.leadership.term is not None
+
+    def _begin_leading(self) -> None:
+        store = LeaderStore(self._store, self.leadership)
+        self._webhooks.start(self.outbox, self._webhook_traced, store)
+        self._reaping = self.loop.create_task(self.reaper.run(), name="reaper")
+        self.janitor.check_now()
+
+    async def _end_leading(self) -> None:
+        """Another node leads: stops at once, because that node does the same work again."""
+        await self._end(self._reaping)
+        await self._webhooks.stop(0.0)
+
+    async def _end(self, task: asyncio.Task[None] | None) -> None:
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
     def stop(self) -> None:
         """Begin the shutdown: `finished` is set, and the process then calls `finish`."""
         self.health.draining = True
@@ -285,10 +333,9 @@ class ControlPlane:
         if self._server is not None:
             self._server.close()
         await asyncio.gather(self.worker_requests.finish(_FINISH_WITHIN_S), self.connections.finish(_FINISH_WITHIN_S))
-        for task in (self._reaping, self._examining):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        await self.leadership.finish()
+        await self._end(self._reaping)
+        await self._end(self._examining)
         self.janitor.stop()
         # First, because its tasks use the parts below.
         await self.dashboard.finish()
@@ -423,7 +470,7 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
         first_password = await accounts.first_admin(start.settings.admin_password)
         # Redis may have app records of an earlier run. Workers must not admit clients by older ones: after a wrong
         # 4001 a client never reconnects.
-        child_pipe.send({"directory": records.version})
+        child_pipe.send({"directory": records.version, **await introduce(store)})
         listener = socket.socket(fileno=start.listen_fd)
         plane = ControlPlane(
             start, records, webhooks, listener, child_pipe.send, accounts=accounts, event_log=event_log, charts=charts

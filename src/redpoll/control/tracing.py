@@ -44,19 +44,27 @@ _MAX_CHARS: Final = 200
 class Tracer:
     """`spans_per_s`: at most this many calls per second are traced; the others have a row but no spans.
 
-    `clock()` returns Unix seconds. `unlogged` counts calls whose row was lost, `sampled_out` calls without spans.
+    `trims()`: no other node reads the stream; otherwise only its bound removes entries. `clock()` returns Unix seconds.
+    `unlogged` counts calls whose row was lost, `sampled_out` calls without spans.
     `latency` has the times of the traced ones.
     `spans_left`: how many more calls are traced until the next flush.
     """
 
     def __init__(
-        self, event_log: EventLog, reader: TraceReader, spans_per_s: int, *, clock: Callable[[], float] = time.time
+        self,
+        event_log: EventLog,
+        reader: TraceReader,
+        spans_per_s: int,
+        *,
+        trims: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.unlogged = 0
         self.sampled_out = 0
         self.latency = PublishLatency()
         self._log = event_log
         self._reader = reader
+        self._trims = trims
         self._per_flush = max(1, round(spans_per_s * FLUSH_EVERY_S)) if spans_per_s else 0
         self.spans_left = self._per_flush
         self._clock = clock
@@ -168,7 +176,8 @@ class Tracer:
                 self._measure(entries)
                 if position:
                     self._position = position
-                    self._reader.trim(position)
+                    if self._trims():
+                        self._reader.trim(position)
                 ended, spans = CallBatch(), []
             if self._clock() >= self._prune_at_s:
                 self._prune_at_s = self._clock() + PRUNE_EVERY_S

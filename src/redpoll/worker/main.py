@@ -61,6 +61,7 @@ _CLOSED_WITHIN_S = 10.0
 # Apps with figures of their own in the statistics, those with the most connections: all are one value in Redis.
 _MAX_APPS_REPORTED = 100
 _RESTARTING = "the server is restarting; connect again"
+_DRAINING = "the server is draining; connect again"
 
 
 class Worker:
@@ -79,6 +80,7 @@ class Worker:
         self.ended = asyncio.Event()
         self.loop_exceptions_total = 0
         self._draining = asyncio.Event()
+        self._stopped_listening = False
         self._paced_close = PacedClose()
 
         self.poller = Poller(self.loop)
@@ -151,7 +153,7 @@ class Worker:
 
     def stop_listening(self) -> None:
         """Close the port, before any connection is closed (worker/README.md "Draining")."""
-        self.gate.draining = True
+        self._stopped_listening = self.gate.draining = True
         if self.listeners.close():
             self.child_pipe.send({"listening": False})
 
@@ -159,6 +161,18 @@ class Worker:
         """Close all connections with 4200, remove this worker from Redis, and end."""
         self.stop_listening()
         self._draining.set()
+
+    def evacuate(self, within_s: float | None) -> None:
+        """Close all connections with 4200 within this time and admit no more; everything else goes on. None: admit
+        clients again, and keep those that are still connected."""
+        if within_s is None:
+            self._paced_close.cancel()
+            self.gate.draining = self._stopped_listening
+            return
+        self.gate.draining = True
+        self.hub.admission.dismiss(Refusal(4200, _DRAINING))
+        everyone = self.hub.everyone
+        self._paced_close.close(everyone.each(), len(everyone), 4200, _DRAINING, max(within_s, 0.1))
 
     async def _leave(self) -> None:
         grace_s = self.start_message.settings.shutdown_grace_s
@@ -197,6 +211,8 @@ class Worker:
             self._settings_changed(message["settings"])
         if "reload" in message:
             self.listeners.reload()
+        if "evacuate" in message:
+            self.evacuate(message["evacuate"])
         if "drain" in message:
             self.drain()
 

@@ -43,6 +43,7 @@ class PacedClose:
     def __init__(self) -> None:
         self.clock = monotonic
         self._batches: deque[_Batch] = deque()
+        self._timer: asyncio.TimerHandle | None = None
 
     def close(self, connections: Iterable[Connection], count: int, code: int, message: str, within_s: float) -> None:
         """Close these connections, about `count`, spread over `within_s` seconds, and at least 1,000 a second. Those
@@ -50,6 +51,12 @@ class PacedClose:
         self._batches.append(_Batch(connections, count, code, message, within_s))
         if len(self._batches) == 1:
             self._close_some()
+
+    def cancel(self) -> None:
+        """Leave the connections open that aren't closed yet."""
+        self._batches.clear()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _close_some(self) -> None:
         now = self.clock()
@@ -71,4 +78,4 @@ class PacedClose:
                 break
             now = self.clock()
         if self._batches:
-            asyncio.get_running_loop().call_later(_INTERVAL_S, self._close_some)
+            self._timer = asyncio.get_running_loop().call_later(_INTERVAL_S, self._close_some)

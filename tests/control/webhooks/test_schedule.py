@@ -121,6 +121,16 @@ async def test_delivery_is_attempted_at_once(world, receiver):
     assert {name: request.headers[f"x-service-{name}"] for name in expected} == expected
 
 
+async def test_delivery_that_another_node_made_due_is_found_when_the_schedule_looks_again(world, receiver):
+    endpoint = await world.endpoint(receiver.url)
+    (one,) = await world.put(endpoint, "room")
+    await world.wait_state(one, "delivered", 1)
+    (other,) = await world.put(endpoint, "room", add=False)
+    world.schedule.look_again(endpoint.id)
+    await world.wait_state(other, "delivered", 1)
+    assert len(receiver.requests) == 2
+
+
 async def test_failures_are_retried_after_10_60_and_300_seconds_then_become_dead_letters(world, receiver):
     receiver.answer = BROKEN
     endpoint = await world.endpoint(receiver.url)

@@ -1,15 +1,15 @@
 """Removes dead workers from Redis: their counts, members, signed-in users and connections, and then their names.
 
-Only control runs a reaper. The supervisor alone says which of its own workers are dead, because a worker that stalls
-doesn't beat either. Heartbeats show the death of workers of an earlier supervisor after four unchanged reads. A live
-worker that is reaped by mistake costs its members one removal and one return (cluster/README.md "Dead workers"). Every
-step can be repeated, so an interrupted reap simply starts again.
+Only the leading node's control plane runs a reaper. A live supervisor alone says which of its workers are dead, because
+a worker that stalls doesn't beat either. The workers of a dead node, whose supervisor sends no heartbeats, are dead. A
+live worker that is reaped by mistake costs its members one removal and one return (cluster/README.md "Dead workers").
+Every step can be repeated, so an interrupted reap simply starts again.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import hiredis
 import structlog
@@ -18,9 +18,10 @@ from redpoll.cluster.directory import read_app
 from redpoll.cluster.keys import SHARDS, Keys
 from redpoll.cluster.link import Clock, Done, Link, LinkDown
 from redpoll.cluster.membership.hold_call import CHANNEL, PRESENCE, REAPER_GEN, Flag, HoldCall, encode, hook_flags
+from redpoll.cluster.nodes import Unchanged
 from redpoll.cluster.scripts import BURY, FENCE, HOLD, STALE
 
-__all__ = ["Beats", "Reaper"]
+__all__ = ["Beats", "Reaper", "Run"]
 
 log = structlog.get_logger(__name__)
 
@@ -40,43 +41,49 @@ def _no_history(app_id: str, channel: str) -> bool:
     return False
 
 
-class Beats:
-    """Decides which workers are dead, from the beat table and the supervisor's list. No I/O; `now` is control's clock.
+class Run(NamedTuple):
+    """What is known of one node: whether it lives, the `k` of its living workers, and the greatest `k` it assigned."""
 
-    A worker of this run is dead when the supervisor has waited for its process. Its earlier names, and workers of other
-    runs, are dead when their beat didn't change over `max_same` further reads. A pause of more than `gap_s` between two
-    reads restarts the count, because whatever stalled control may have stalled the workers.
+    alive: bool
+    workers: Collection[int]
+    greatest: int
+
+
+class Beats:
+    """Decides which workers are dead, from the beat table and what the nodes' supervisors say. No I/O; `now` is
+    control's clock.
+
+    A worker is dead when its node is dead, or when the supervisor of its node has waited for its process. The earlier
+    names of a process, and workers of unknown nodes, are dead when their beat didn't change over `max_same` further
+    reads. A pause of more than `gap_s` between two reads restarts the count, because whatever stalled control may have
+    stalled the workers.
     """
 
     def __init__(self, run: str, *, max_same: int = 4, gap_s: float = 2.0) -> None:
         self.table: dict[str, bytes] = {}
-        self._run = run
         self._max_same = max_same
-        self._gap_s = gap_s
-        self._same: dict[str, int] = {}
-        # The greatest `n` in the table by `k`, of this run.
-        self._present: dict[int, int] = {}
-        self._read_at: float | None = None
-        self._alive: set[int] = set()
-        self._greatest = -1
+        self._unchanged = Unchanged(gap_s=gap_s)
+        # The greatest `n` in the table by run and `k`.
+        self._present: dict[tuple[str, int], int] = {}
+        self._run = run
+        self._own = Run(True, (), -1)
+        self._nodes: Mapping[str, Run] = {}
 
     def set_alive(self, ks: set[int], greatest: int) -> None:
-        """The supervisor's list: `k` of its living workers, and the greatest `k` that it ever assigned."""
-        self._alive = set(ks)
-        self._greatest = greatest
+        """The own supervisor's list, which is newer than its heartbeat."""
+        self._own = Run(True, frozenset(ks), greatest)
+
+    def set_nodes(self, nodes: Mapping[str, Run]) -> None:
+        """The nodes by run, as of their last heartbeats."""
+        self._nodes = dict(nodes)
 
     def read(self, table: dict[str, bytes], now: float) -> None:
         """Takes the beat table; `now` is when the reply came."""
-        gap = self._read_at is None or now - self._read_at > self._gap_s
-        self._same = {
-            w: self._same.get(w, 0) + 1 if not gap and self.table.get(w) == beat else 0 for w, beat in table.items()
-        }
+        self._unchanged.read(table, now)
         self.table = table
-        self._read_at = now
         self._present = {}
         for run, k, n in map(_parts, table):
-            if run == self._run:
-                self._present[k] = max(n, self._present.get(k, 0))
+            self._present[run, k] = max(n, self._present.get((run, k), 0))
 
     def dead(self) -> list[str]:
         """The workers of the last table that must be reaped."""
@@ -85,17 +92,26 @@ class Beats:
     def _is_dead(self, w: str, beat: bytes) -> bool:
         if beat == _FENCED_BEAT or self.is_reported_dead(w):
             return True
-        return self._same.get(w, 0) >= self._max_same and not self._is_own(w)
+        return self._unchanged.reads(w) >= self._max_same and not self._is_supervised(w)
 
-    def _is_own(self, w: str) -> bool:
-        # The present name of a process of this run. The supervisor decides about it.
+    def _node(self, run: str) -> Run | None:
+        return self._own if run == self._run else self._nodes.get(run)
+
+    def _is_supervised(self, w: str) -> bool:
+        # The present name of a process of a live node. Its supervisor decides about it.
         run, k, n = _parts(w)
-        return run == self._run and self._present.get(k) == n
+        return self._node(run) is not None and self._present.get((run, k)) == n
 
     def is_reported_dead(self, w: str) -> bool:
-        """Whether the supervisor's list says that this worker ended."""
+        """Whether the worker's node is dead, or its supervisor says that this worker ended."""
         run, k, _ = _parts(w)
-        return run == self._run and k not in self._alive and k <= self._greatest
+        node = self._node(run)
+        return node is not None and (not node.alive or (k not in node.workers and k <= node.greatest))
+
+    def forgotten(self) -> list[str]:
+        """The dead nodes of which no worker is left in the last table."""
+        with_workers = {_parts(w)[0] for w in self.table}
+        return [run for run, node in self._nodes.items() if not node.alive and run not in with_workers]
 
 
 def _parts(w: str) -> tuple[str, int, int]:
@@ -144,8 +160,13 @@ class Reaper:
         self._releasing = asyncio.Lock()
 
     def set_alive(self, ks: set[int], greatest: int) -> None:
-        """The supervisor's list, at control's start and at every change."""
+        """The own supervisor's list, at control's start and at every change."""
         self._beats.set_alive(ks, greatest)
+        self._alive_changed.set()
+
+    def set_nodes(self, nodes: Mapping[str, Run]) -> None:
+        """The nodes by run, at control's start and at every change."""
+        self._beats.set_nodes(nodes)
         self._alive_changed.set()
 
     def workers(self) -> list[str]:
@@ -164,6 +185,9 @@ class Reaper:
                     self._beats.read(table, self._clock())
                     for w in self._beats.dead():
                         self._begin(w)
+                    for run in self._beats.forgotten():
+                        self._link.call(b"HDEL", self._keys.nodes, run)
+                        self._link.call(b"HDEL", self._keys.drained, run)
                     await self._wait_for_next_read()
                 except (LinkDown, hiredis.ReplyError) as error:
                     log.warning("heartbeats not read", reason=str(error))
@@ -173,7 +197,7 @@ class Reaper:
                 task.cancel()
 
     async def _wait_for_next_read(self) -> None:
-        # Acts on changes of the supervisor's list; the read for that doesn't count as one of the beats.
+        # Acts on what a supervisor says; the read for that doesn't count as one of the beats.
         loop = asyncio.get_running_loop()
         until = loop.time() + self._read_s
         while (left := until - loop.time()) > 0:

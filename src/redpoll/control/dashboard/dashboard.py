@@ -23,6 +23,7 @@ from redpoll.control.dashboard.history import HistoryPages
 from redpoll.control.dashboard.jobs import Jobs
 from redpoll.control.dashboard.keys import KeyPages
 from redpoll.control.dashboard.login import Login
+from redpoll.control.dashboard.nodes import NodePages
 from redpoll.control.dashboard.overview import Overview
 from redpoll.control.dashboard.pages import Pages, StaticFiles
 from redpoll.control.dashboard.series import Sampler, Workers
@@ -33,6 +34,7 @@ from redpoll.control.dashboard.users import UserPages
 from redpoll.control.dashboard.webhooks import WebhookPages
 from redpoll.control.health import Health
 from redpoll.control.history import ChannelHistory
+from redpoll.control.nodes import NodeList
 from redpoll.control.occupancy import Occupancy
 from redpoll.control.publisher import Publisher
 from redpoll.control.records import Records
@@ -76,6 +78,7 @@ class Dependencies(NamedTuple):
     history: ChannelHistory
     health: Health
     read_workers: Callable[[], Awaitable[Workers]]
+    nodes: NodeList
     event_log: EventLog | None
     tracer: Tracer | None
     charts: Charts | None
@@ -121,6 +124,7 @@ class Dashboard:
             HistoryPages(access, records, dependencies.history, occupancy, exports),
             WebhookPages(access, webhooks, exports),
             DeadLetterPages(access, webhooks, self._jobs, exports),
+            NodePages(access, dependencies.nodes),
             AuditPages(access, accounts.store, exports),
             UserPages(access, accounts),
             self._jobs,

@@ -290,7 +290,7 @@ class Endpoints:
         async with self._store.change() as connection:
             removed = await endpoint_rows.remove_deleted(connection)
         for endpoint_id in removed:
-            del self._all[endpoint_id]
+            self._all.pop(endpoint_id, None)
 
     async def discard_waiting(self, endpoint_id: str) -> None:
         """Discards the waiting deliveries of a deleted endpoint, in batches, so that other writers get their turn."""

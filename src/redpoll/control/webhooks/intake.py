@@ -24,8 +24,8 @@ from redpoll.control.webhooks.endpoints import wants
 from redpoll.control.webhooks.payloads import render
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store.deliveries import Waiting
+from redpoll.store.leadership import Changes
 from redpoll.store.sqlite import reason_of
-from redpoll.store.store import Store
 from redpoll.store.webhooks import Endpoint
 
 __all__ = ["Intake", "Rows", "delivery_id"]
@@ -70,7 +70,7 @@ class Intake:
     def __init__(
         self,
         outbox: Rows,
-        store: Store,
+        store: Changes,
         endpoints_of: Callable[[str], Sequence[Endpoint]],
         any_enabled: Callable[[], bool],
         on_new: Callable[[Sequence[Waiting]], None],

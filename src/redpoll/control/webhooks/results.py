@@ -15,8 +15,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.deliveries import Result
+from redpoll.store.leadership import Changes
 from redpoll.store.sqlite import reason_of
-from redpoll.store.store import Store
 
 __all__ = ["Results"]
 
@@ -32,7 +32,7 @@ _RETRY_AFTER_S: Final = 1.0
 class Results:
     """`put` takes results and `run()` writes them. `on_written(results)` is called after each commit."""
 
-    def __init__(self, store: Store, on_written: Callable[[Sequence[Result]], None]) -> None:
+    def __init__(self, store: Changes, on_written: Callable[[Sequence[Result]], None]) -> None:
         self._store = store
         self._on_written = on_written
         self._waiting: list[Result] = []

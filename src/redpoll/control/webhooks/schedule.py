@@ -25,8 +25,8 @@ from redpoll.control.webhooks.sender import Target
 from redpoll.protocol.apps import Key
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store.deliveries import AttemptRow, Result, Waiting
+from redpoll.store.leadership import Changes
 from redpoll.store.sqlite import reason_of
-from redpoll.store.store import Store
 from redpoll.store.webhooks import Endpoint
 
 __all__ = ["AttemptSender", "EndpointIndex", "Schedule"]
@@ -79,7 +79,7 @@ class Schedule:
 
     def __init__(
         self,
-        store: Store,
+        store: Changes,
         endpoints: EndpointIndex,
         sender: AttemptSender,
         retry_after_s: Sequence[float],
@@ -145,6 +145,13 @@ class Schedule:
             for item in queue.ready.clear():
                 queue.release(item.number)
         self._wake.set()
+
+    def look_again(self, endpoint_id: str) -> None:
+        """Another node may have made deliveries of this endpoint due."""
+        queue = self._queue_of(endpoint_id)
+        if not queue.loaded:
+            queue.more_in_store = True
+            self._wake.set()
 
     def withdraw(self, endpoint_id: str, numbers: Collection[int]) -> None:
         """The operator discarded these deliveries: attempts that are not running don't start."""

@@ -33,6 +33,7 @@ from redpoll.protocol.apps import Key
 from redpoll.settings import Settings
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store.deliveries import STATES, AttemptRow, Delivery, Depth
+from redpoll.store.leadership import Changes
 from redpoll.store.sqlite import reason_of
 from redpoll.store.store import Store
 from redpoll.store.webhooks import Endpoint
@@ -55,7 +56,8 @@ _MAX_SHOWN: Final = 10_000
 
 
 class Webhooks:
-    """Call `load()` first. A running server also calls `start()` and, at its end, `finish()`.
+    """Call `load()` first. A running server also calls `prepare()`, and `finish()` at its end. While it leads, it reads
+    the outbox and sends: from `start()` until `stop()`.
 
     `endpoints` and `dead_letters` are the parts that change records. `clock()` returns Unix seconds, `steady()` seconds
     of a clock that is never set. Methods raise RecordError, with a sentence for people, if something isn't possible.
@@ -72,6 +74,7 @@ class Webhooks:
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
+        self._leader_store: Changes = store
         self._records = records
         self._settings = settings
         self._clock = clock
@@ -90,11 +93,22 @@ class Webhooks:
         """Reads the endpoints and sets the hook masks of the apps. Call it after `Records.load`."""
         await self.endpoints.load()
 
-    def start(self, outbox: Rows, on_traced: Callable[[Transition, str, str], None]) -> None:
-        """Starts to read the outbox and to send. `on_traced`: see Intake. Raises RecordError for unusable settings."""
+    def prepare(self) -> None:
+        """Raises RecordError for unusable settings."""
+        self._get_sender()
+
+    def start(
+        self,
+        outbox: Rows,
+        on_traced: Callable[[Transition, str, str], None],
+        store: Changes | None = None,
+    ) -> None:
+        """Starts to read the outbox and to send. `on_traced`: see Intake. `store` is used for what only the leader may
+        change. Raises RecordError for unusable settings."""
+        self._leader_store = store = store or self._store
         sender = self._get_sender()
         self._schedule = Schedule(
-            self._store,
+            store,
             self.endpoints,
             sender,
             self._settings.webhook_retry_after_s,
@@ -104,7 +118,7 @@ class Webhooks:
         )
         self._intake = Intake(
             outbox,
-            self._store,
+            store,
             self.endpoints.of_app,
             self.endpoints.any_enabled,
             self._schedule.add,
@@ -118,13 +132,21 @@ class Webhooks:
             loop.create_task(self._tidy_repeatedly(), name="webhook tidying"),
         ]
 
-    async def finish(self) -> None:
-        """Stops in order. Running attempts get 3 s; the next process repeats those that took longer."""
+    async def stop(self, within_s: float) -> None:
+        """Stops to read the outbox and to send. Running attempts get `within_s`; the next leader repeats those that
+        took longer."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
         if self._schedule is not None:
-            await self._schedule.finish(_FINISH_WITHIN_S)
+            await self._schedule.finish(within_s)
+            self._schedule = None
+        self._intake = None
+
+    async def finish(self) -> None:
+        """Stops in order. The next process repeats attempts that take longer than 3 s."""
+        await self.stop(_FINISH_WITHIN_S)
         if self._sender is not None:
             await self._sender.close()
             self._sender = None
@@ -289,6 +311,8 @@ class Webhooks:
             depth = self._depths.get(endpoint.id)
             if endpoint.deleted_at is not None and depth is not None and depth.waiting:
                 await self.endpoints.discard_waiting(endpoint.id)
+            elif self._store.shared and depth is not None and depth.waiting:
+                self._schedule.look_again(endpoint.id)
         now_s = self._clock()
         before = min(now_s - _KEEP_ALL_S, self._intake.forgotten_before())
         await self._prune(now_s - _KEEP_S, before)
@@ -302,7 +326,7 @@ class Webhooks:
         for endpoint_id in to_prune:
             removed = 1
             while removed:
-                async with self._store.change() as connection:
+                async with self._leader_store.change() as connection:
                     removed = await delivery_rows.remove_finished(
                         connection, endpoint_id, keep=_MAX_FINISHED, older_than=older_than, before=before
                     )
@@ -313,7 +337,7 @@ class Webhooks:
             excess = depth.failed - self._settings.webhook_max_dead_letters
             total = 0
             while excess > 0:
-                async with self._store.change() as connection:
+                async with self._leader_store.change() as connection:
                     removed = await delivery_rows.remove_dead_letters(connection, endpoint_id, excess, before)
                 if not removed:
                     break

@@ -1,0 +1,89 @@
+"""`redpoll node …`: the servers that share Redis and the record store. Needs a running server."""
+
+import click
+
+from redpoll import config
+from redpoll.cli.common import print_json, records_command, safe, time_text
+from redpoll.cli.execute import run
+
+__all__ = ["node"]
+
+
+@click.group()
+def node() -> None:
+    """List and drain the nodes: the servers that share Redis and the record store. Needs a running server.
+
+    \b
+    Examples:
+      redpoll node list
+      redpoll node drain web-2
+    """
+
+
+@node.command("list")
+@records_command
+def node_list(settings: config.Settings, as_json: bool) -> None:
+    """List all nodes: name, state, workers, connections, version, and since when they are up.
+
+    A node is alive, draining (it is stopping) or dead. One of them leads: it sends webhooks and cleans up after others.
+
+    \b
+    Examples:
+      redpoll node list
+      redpoll node list --data-dir /var/lib/redpoll --json
+    """
+    rows = run(settings, "node list", {})
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        state = "dead" if not row["alive"] else "draining" if row["draining"] else "alive"
+        columns = [safe(row["name"]), state + (", leader" if row["leader"] else "")]
+        columns += [f"{row['workers']} workers", f"{row['connections']} connections", f"redpoll {safe(row['version'])}"]
+        click.echo("  ".join([*columns, f"up since {time_text(row['up_since'])}"]))
+
+
+@node.command("drain")
+@click.argument("name")
+@click.option(
+    "--within",
+    "within_s",
+    type=click.FloatRange(0, 3600),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Spread the closing over this time; at least 1,000 connections are closed per second.",
+)
+@records_command
+def node_drain(name: str, within_s: float, settings: config.Settings, as_json: bool) -> None:
+    """Close the connections of a node evenly within some seconds, and admit no more; clients reconnect to other nodes.
+
+    The node goes on to publish, and answers /readyz with 503, until `undrain` or its next start. It may be any node.
+
+    \b
+    Examples:
+      redpoll node drain web-2
+      redpoll node drain web-2 --within 120 --json
+    """
+    drained = run(settings, "node drain", {"name": name, "within_s": within_s})
+    if as_json:
+        print_json(drained)
+    else:
+        click.echo(f"draining {safe(name)}; `redpoll node list` shows its connections")
+
+
+@node.command("undrain")
+@click.argument("name")
+@records_command
+def node_undrain(name: str, settings: config.Settings, as_json: bool) -> None:
+    """Let a drained node admit clients again.
+
+    \b
+    Examples:
+      redpoll node undrain web-2
+    """
+    drained = run(settings, "node undrain", {"name": name})
+    if as_json:
+        print_json(drained)
+    else:
+        click.echo(f"{safe(name)} admits clients again")

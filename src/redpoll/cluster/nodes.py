@@ -1,0 +1,178 @@
+"""The nodes of a cluster: what each one says about itself in Redis, which of them are dead, and which one leads.
+
+A node is one running `redpoll serve`, named by its `run`. Its supervisor calls the script `lead` once a second, which
+stores the node and returns all others. A node whose entry stays the same over four further reads is dead. The same
+rule applies to the leader's entry (cluster/README.md "Nodes and the leader").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+import structlog
+
+from redpoll.cluster.keys import Keys
+
+__all__ = ["LeadCall", "Leader", "Node", "Nodes", "Unchanged", "entries_of", "lead_call"]
+
+log = structlog.get_logger(__name__)
+
+_MAX_SAME: Final = 4
+# Where `Nodes` counts the reads of the leader's entry. It is no run.
+_LEADER: Final = ""
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node says about itself.
+
+    `store` is the id of its record store, `started` the Unix time of its start. `workers` are the `k` of its living
+    worker processes, `greatest` is the greatest `k` that it ever assigned. `control`: its control process lives.
+    `draining`: it is stopping, or an operator drains it. `beat` grows with every heartbeat.
+    """
+
+    name: str
+    version: str
+    store: str
+    started: float
+    workers: Sequence[int]
+    greatest: int
+    control: bool
+    draining: bool
+    beat: int
+
+
+class Leader(NamedTuple):
+    """The entry of the leader. `run` is "-" after the leader ended. `term` grows with each new leader."""
+
+    run: str
+    term: int
+    text: str
+
+    @classmethod
+    def parse(cls, text: bytes) -> Leader:
+        """From `<run> <term> <beat>`, or b"" if Redis has none."""
+        run, term, _ = text.decode().split(" ") if text else ("-", "0", "0")
+        return cls(run, int(term), text.decode())
+
+
+class Unchanged:
+    """Counts over how many further reads each value of a table stayed the same. `now` is the reader's own clock.
+
+    By the clock of Redis, a stall of Redis would make every process seem dead. A pause of more than `gap_s` between two
+    reads restarts all counts, because the reader may have stalled together with what it watches. A read within
+    `min_pause_s` of the last counted one doesn't count.
+    """
+
+    def __init__(self, *, gap_s: float, min_pause_s: float = 0.0) -> None:
+        self.table: Mapping[str, bytes] = {}
+        self._gap_s = gap_s
+        self._min_pause_s = min_pause_s
+        self._same: dict[str, int] = {}
+        self._read_at: float | None = None
+
+    def read(self, table: Mapping[str, bytes], now: float) -> None:
+        """Takes the table; `now` is when the reply came."""
+        pause_s = None if self._read_at is None else now - self._read_at
+        gap = pause_s is None or pause_s > self._gap_s
+        more = 0 if pause_s is not None and pause_s < self._min_pause_s else 1
+        self._same = {
+            name: self._same.get(name, 0) + more if not gap and self.table.get(name) == value else 0
+            for name, value in table.items()
+        }
+        self.table = table
+        if more:
+            self._read_at = now
+
+    def reads(self, name: str) -> int:
+        """Over how many further reads this value stayed the same."""
+        return self._same.get(name, 0)
+
+
+class Nodes:
+    """The nodes as of the last reply to `lead`. `run` is the reader's own, which is never dead. Every node sends a
+    heartbeat every `every_s`.
+
+    `by_run` has every readable entry, `dead` the runs among them that have ended. `changed` are the runs whose entry
+    changed since it was first read, so that they certainly live or lived a moment ago. `greatest_term` is the greatest
+    one that was ever read.
+    """
+
+    def __init__(self, run: str, every_s: float = 1.0) -> None:
+        self.by_run: dict[str, Node] = {}
+        self.dead: set[str] = set()
+        self.changed: set[str] = set()
+        self.leader = Leader("-", 0, "")
+        self.greatest_term = 0
+        self._run = run
+        # Reads that come sooner, because a process died, don't count.
+        self._unchanged = Unchanged(gap_s=2 * every_s, min_pause_s=0.8 * every_s)
+
+    def read(self, leader: bytes, entries: Mapping[str, bytes], now: float) -> None:
+        """Takes the reply. `now` is the reader's monotonic clock."""
+        before = self._unchanged.table
+        self.changed = {run for run in entries if run in self.changed or before.get(run, entries[run]) != entries[run]}
+        self._unchanged.read({**entries, _LEADER: leader}, now)
+        self.leader = Leader.parse(leader)
+        self.greatest_term = max(self.greatest_term, self.leader.term)
+        self.by_run = {}
+        for run, entry in entries.items():
+            try:
+                self.by_run[run] = msgspec.json.decode(entry, type=Node)
+            except msgspec.DecodeError as error:
+                log.error("node unreadable", run=run, reason=str(error))
+        self.dead = {run for run in entries if run != self._run and self._unchanged.reads(run) >= _MAX_SAME}
+
+    def others(self, store: str) -> list[tuple[str, Node]]:
+        """The runs with another record store that aren't known to be dead, the longest running one first."""
+        found = [
+            (run, node)
+            for run, node in self.by_run.items()
+            if node.store != store and run not in self.dead and run != self._run
+        ]
+        return sorted(found, key=lambda entry: entry[1].started)
+
+    def replaceable(self, name: str, started: float) -> str:
+        """The leader's entry, if this node, with this name and start, may replace it; otherwise "".
+
+        It may if the leader is dead, or an earlier run on this node that hasn't moved since we read it first. Two live
+        nodes with one name don't take turns: only the later one replaces the earlier one.
+        """
+        leader = self.leader
+        if leader.run in ("-", self._run):
+            return ""
+        if self._unchanged.reads(_LEADER) >= _MAX_SAME:
+            return leader.text
+        node = self.by_run.get(leader.run)
+        earlier = node is not None and node.name == name and node.started < started
+        return leader.text if earlier and leader.run not in self.changed else ""
+
+    def namesakes(self, name: str) -> list[str]:
+        """The runs of other live nodes with this name."""
+        return [
+            run for run, node in self.by_run.items() if node.name == name and run != self._run and run in self.changed
+        ]
+
+
+class LeadCall(NamedTuple):
+    keys: tuple[bytes, bytes, bytes]
+    args: list[bytes | str | int]
+
+
+def lead_call(
+    keys: Keys, run: str, node: Node | None, *, may_lead: bool, replaces: str, seen_term: int, dead: Collection[str]
+) -> LeadCall:
+    """A call of the script `lead`. `node` None: the run ends. `seen_term` is the greatest term that the caller has
+    seen: terms don't repeat, even if Redis lost its data."""
+    names = (keys.nodes, keys.leader, keys.drained)
+    if node is None:
+        return LeadCall(names, [run, b"", b"", b"0", b"", 0])
+    entry = msgspec.json.encode(node)
+    args = [run, entry, node.store, b"1" if may_lead else b"0", replaces, seen_term, *dead]
+    return LeadCall(names, args)
+
+
+def entries_of(flat: Sequence[bytes]) -> dict[str, bytes]:
+    """The entries by run, from the flat list that `lead` returns."""
+    return {run.decode(): entry for run, entry in zip(flat[::2], flat[1::2], strict=True)}

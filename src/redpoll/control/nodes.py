@@ -1,0 +1,64 @@
+"""The list of nodes, for `redpoll node list` and the dashboard: what the supervisor learned, with their connections."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+__all__ = ["NodeList", "NodeRow"]
+
+
+class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One node. `up_since` is a Unix time. `workers` counts living processes, `connections` open sockets, as of up to
+    5 s ago."""
+
+    name: str
+    version: str
+    up_since: float
+    workers: int
+    connections: int
+    leader: bool
+    draining: bool
+    alive: bool
+
+
+class NodeList:
+    """`read_workers()` returns the workers' counters by worker name."""
+
+    def __init__(self, read_workers: Callable[[], Awaitable[Mapping[str, Mapping[str, float]]]]) -> None:
+        self._read_workers = read_workers
+        self._nodes: Sequence[Mapping[str, Any]] = ()
+        self._leader: str | None = None
+
+    def take(self, message: Mapping[str, Any]) -> None:
+        """Takes a message of the supervisor (`Listener.nodes_changed` in heartbeat.py)."""
+        self._nodes, self._leader = message["nodes"], message["leader"]
+
+    def live_run(self, name: str) -> str | None:
+        """The run of the live node with this name; of several, the one that was started last. None if there is none."""
+        found = [node for node in self._nodes if node["name"] == name and node["alive"]]
+        run: str | None = max(found, key=lambda node: node["started"])["run"] if found else None
+        return run
+
+    async def rows(self) -> list[NodeRow]:
+        """All nodes, also dead ones whose workers are not removed yet, by name and start."""
+        connections: dict[str, float] = {}
+        for w, counters in (await self._read_workers()).items():
+            run = w.partition(".")[0]
+            connections[run] = connections.get(run, 0) + counters.get("connections", 0)
+        rows = [
+            NodeRow(
+                name=node["name"],
+                version=node["version"],
+                up_since=node["started"],
+                workers=len(node["workers"]) if node["alive"] else 0,
+                connections=int(connections.get(node["run"], 0)) if node["alive"] else 0,
+                leader=node["run"] == self._leader,
+                draining=node["draining"],
+                alive=node["alive"],
+            )
+            for node in self._nodes
+        ]
+        return sorted(rows, key=lambda row: (row.name, row.up_since))

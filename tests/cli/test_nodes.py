@@ -1,0 +1,52 @@
+"""`redpoll node` against a server."""
+
+import json
+import socket
+import time
+
+import pytest
+
+import redpoll
+
+
+@pytest.fixture
+def wait_until_true():
+    def wait(predicate) -> None:
+        deadline = time.monotonic() + 30
+        while not predicate():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    return wait
+
+
+def test_single_node_is_listed_and_leads(typed, server):
+    where = ("--data-dir", str(server.folder / "data"))
+    (row,) = json.loads(typed("node", "list", "--json", *where).stdout)
+    assert row.keys() == {"name", "version", "up_since", "workers", "connections", "leader", "draining", "alive"}
+    assert (row["name"], row["version"]) == (socket.gethostname(), redpoll.__version__)
+    assert (row["workers"], row["leader"], row["draining"], row["alive"]) == (server.workers, True, False, True)
+    assert 0 < row["up_since"] < time.time()
+    (line,) = typed("node", "list", *where).stdout.splitlines()
+    assert line.startswith(f"{socket.gethostname()}  alive, leader  {server.workers} workers  ")
+
+
+def test_node_is_drained_and_serves_again(typed, server, wait_until_true):
+    where = ("--data-dir", str(server.folder / "data"))
+    name = socket.gethostname()
+
+    def draining() -> bool:
+        (row,) = json.loads(typed("node", "list", "--json", *where).stdout)
+        return row["draining"]
+
+    assert typed("node", "drain", name, "--within", "1", *where).stdout.startswith(f"draining {name}")
+    wait_until_true(draining)
+    assert json.loads(typed("node", "undrain", name, "--json", *where).stdout) == {"name": name, "draining": False}
+    wait_until_true(lambda: not draining())
+    missing = typed("node", "drain", "nowhere", *where)
+    assert (missing.exit_code, "no live node with the name nowhere" in missing.stderr) == (1, True)
+
+
+def test_without_a_server_there_is_no_list(typed, app_id):
+    result = typed("node", "list")
+    assert (result.exit_code, "needs a running server" in result.stderr) == (1, True)
