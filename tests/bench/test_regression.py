@@ -10,7 +10,6 @@ NAMES = [
     "parse and unmask",
     "fan-out tick",
     "signature check",
-    "fast publish",
     "request head",
     "hold call",
     "session subscribe",
