@@ -71,8 +71,10 @@ async def test_missed_change_is_found_by_the_next_beat(worker, writer, link, key
 
 async def test_skipped_version_makes_the_worker_read_everything(worker, writer, link, keys, wait_until):
     await wait_until(lambda: worker.directory.complete)
+    # A change whose message the worker didn't get.
     await link.ask(b"HSET", keys.directory, "5", b'{"id":"5","name":"five","keys":[]}')
-    await writer.put("2", app(2), 3)
+    await link.ask(b"SET", keys.directory_version, 2)
+    assert await writer.put("2", app(2), 3)
     await wait_until(lambda: worker.directory.version == 3)
     assert set(worker.directory.by_id) == {"1", "2", "5"}
 
@@ -109,6 +111,16 @@ async def test_change_during_a_reading_is_not_lost(worker, writer, wait_until):
         await writer.put("2", app(2, name=f"v{version}"), version)
     await wait_until(lambda: worker.directory.version == 59)
     assert worker.directory.by_id["2"].name == "v59"
+
+
+async def test_change_is_refused_if_the_directory_lacks_an_earlier_one_or_has_a_later_one(writer, link, keys):
+    assert not await writer.put("1", app(1), 5)
+    await writer.fill([app(1)], 4)
+    assert await writer.put("2", app(2), 5)
+    for version in (7, 5, 4):
+        assert not await writer.put("3", app(3), version)
+    assert await writer.version() == 5
+    assert sorted(await link.ask(b"HKEYS", keys.directory)) == [b"1", b"2"]
 
 
 def test_directory_is_incomplete_until_it_was_read(link, keys):

@@ -103,6 +103,7 @@ def test_every_name_follows_a_row_of_the_table():
         keys.topic("A", "C"),
         keys.topic("A", CONSOLE_TOPIC).replace(b"{%b}" % watched.encode(), b"{%b}" % tag.encode()),
         keys.sys,
+        keys.records,
     }
     zero = TAGS[0].decode()
     table = {"px:" + row.pattern.replace("{T0}", f"{{{zero}}}").replace("{T}", f"{{{tag}}}") for row in TABLE}

@@ -313,10 +313,12 @@ async def test_dir_put_writes_record_and_version_and_publishes_in_one_step(link,
     link.on_push = lambda topic, payload: pushes.append((topic, payload))
     link.subscribe([keys.sys])
     names = (keys.directory, keys.directory_version)
-    assert await link.execute(DIR_PUT, names, ("7", "{}", 5, keys.publish, keys.sys, "m5")) == b"5"
+    await link.ask(b"SET", keys.directory_version, 4)
+    assert await link.execute(DIR_PUT, names, ("7", "{}", 5, keys.publish, keys.sys, "m5", 4)) == 1
+    assert await link.execute(DIR_PUT, names, ("7", "[]", 7, keys.publish, keys.sys, "m7", 6)) == 0
     assert await link.ask(b"HGETALL", keys.directory) == {b"7": b"{}"}
     assert await link.ask(b"GET", keys.directory_version) == b"5"
-    await link.execute(DIR_PUT, names, ("7", "", 6, keys.publish, keys.sys, "m6"))
+    await link.execute(DIR_PUT, names, ("7", "", 6, keys.publish, keys.sys, "m6", 5))
     assert await link.ask(b"EXISTS", keys.directory) == 0
     assert pushes == [(keys.sys, b"m5"), (keys.sys, b"m6")]
 

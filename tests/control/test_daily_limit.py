@@ -10,6 +10,7 @@ from redpoll.cluster.link import Link
 from redpoll.cluster.quota import Quota
 from redpoll.control.daily_limit import DailyLimit
 from redpoll.control.records import Records
+from redpoll.store.errors import StoreUnavailable
 from redpoll.store.store import Store, database_url
 
 NOON = 1_700_050_000.0  # 2023-11-15 12:06:40 UTC
@@ -194,3 +195,16 @@ async def test_spending_is_unavailable_while_redis_is_away(make, records, link, 
     await link.close()
     with pytest.raises(Unavailable):
         await daily.spend(records.apps["3"], 1, 10)
+
+
+async def test_while_postgres_is_away_counting_continues_from_redis(make, records, monkeypatch):
+    daily, quota = make()
+    app = records.apps["3"]
+    assert await quota.spend(app.id, 4, 10) == (True, 4)
+
+    async def away(_day):
+        raise StoreUnavailable("PostgreSQL is away")
+
+    monkeypatch.setattr(records, "daily_used", away)
+    daily.link_up()
+    assert await asyncio.wait_for(daily.spend(app, 3, 10), 20) == (True, 7)

@@ -10,12 +10,21 @@ from redpoll.cluster.link import Link, LinkDown
 from redpoll.control.health import Health
 from redpoll.control.janitor import Janitor
 from redpoll.protocol.apps import App, Key
+from redpoll.store.errors import StoreUnavailable
 
 
 class Records:
     def __init__(self):
         self.version = 7
         self.apps = {"1": App(id="1", name="one", keys=(Key(key="k", secret="s"),))}
+        # What `sync` finds: another control plane's version, or an error.
+        self.stored: int | Exception | None = None
+
+    async def sync(self):
+        if isinstance(self.stored, Exception):
+            raise self.stored
+        self.version, before = self.stored or self.version, self.version
+        return self.version != before
 
 
 class Connections:
@@ -88,6 +97,39 @@ async def test_change_without_redis_succeeds_and_is_written_later(parts, link, w
     janitor.start()
     link.start()
     await wait_until(lambda: health.directory_written)
+    assert await writer.version() == 8
+
+
+async def test_change_after_one_that_redis_lacks_makes_the_whole_directory_be_written(parts, link, wait_until):
+    janitor, records, health, writer, _connections = parts
+    janitor.start()
+    link.start()
+    await wait_until(lambda: health.directory_written)
+    records.version = 9
+    records.apps["2"] = App(id="2", name="two", keys=())
+    await janitor.record_changed("1", records.apps["1"], 9)
+    found = None
+    async with asyncio.timeout(60):
+        while found != 9:
+            found = await writer.version()
+    assert sorted(await link.ask(b"HKEYS", Keys("rp").directory)) == [b"1", b"2"]
+
+
+async def test_directory_of_another_control_plane_is_not_replaced_by_older_records(parts, link, wait_until):
+    janitor, records, health, writer, _connections = parts
+    janitor.start()
+    link.start()
+    await wait_until(lambda: health.directory_written)
+    records.stored = StoreUnavailable("away")
+    await writer.put("1", App(id="1", name="newer", keys=()), 8)
+    await janitor._compare()
+    assert (records.version, await writer.version()) == (7, 8)
+    records.stored = 8
+    await janitor._compare()
+    assert b"newer" in await link.ask(b"HGET", Keys("rp").directory, "1")
+    records.stored = StoreUnavailable("away")
+    await link.ask(b"DEL", Keys("rp").directory_version)
+    await janitor._compare()
     assert await writer.version() == 8
 
 

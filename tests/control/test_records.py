@@ -329,7 +329,7 @@ async def test_rules_of_unknown_apps_and_unknown_rules_are_refused(records):
 async def test_endpoints_and_hooks_change_together(store, records):
     app = await records.create_app("x")
     changes, before = Changes(records), records.version
-    async with records.change_hooks(app.id) as change:
+    async with records.change_hooks(app.id, "e1") as change:
         await app_rows.enable_key(change.connection, app.keys[0].key, False)
         assert change.hooks == ""
         change.hooks = "om"
@@ -344,7 +344,7 @@ async def test_failed_change_of_endpoints_changes_nothing(store, records):
     changes, before = Changes(records), records.version
 
     async def fail():
-        async with records.change_hooks(app.id) as change:
+        async with records.change_hooks(app.id, "e1") as change:
             await app_rows.enable_key(change.connection, app.keys[0].key, False)
             change.hooks = "o"
             raise RecordError("no")
@@ -359,7 +359,7 @@ async def test_failed_change_of_endpoints_changes_nothing(store, records):
 async def test_change_of_endpoints_without_new_hooks_is_not_reported(records):
     app = await records.create_app("x")
     changes, before = Changes(records), records.version
-    async with records.change_hooks(app.id):
+    async with records.change_hooks(app.id, "e1"):
         pass
     assert (changes.seen, records.version) == ([], before)
 

@@ -71,10 +71,10 @@ async def test_update_writes_name_and_settings_but_not_keys(store):
 async def test_history_rules_and_console_key_are_stored_but_computed_fields_are_not(store):
     rule = HistoryRule(id="0a1b2c", name="news-", prefix=True, keep=10, seconds=60, replay=5)
     console = Key(key="cc", secret="c1")
-    expected = App(id="7", name="demo", keys=KEYS, history=(rule,), console_key=console)
+    expected = App(id="7", name="demo", keys=KEYS, history=(rule,), console_key=console, console_until=5.0)
     async with store.change() as connection:
         await app_rows.add(connection, APP)
-        await app_rows.update(connection, msgspec.structs.replace(expected, hooks="om", console_until=5.0))
+        await app_rows.update(connection, msgspec.structs.replace(expected, hooks="om"))
     assert (await read(store))["7"] == expected
 
 

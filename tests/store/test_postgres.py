@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from redpoll.store.errors import StoreError, StoreUnavailable, reason_of
 from redpoll.store.postgres import described
 from redpoll.store.schema import apps, keys, meta
-from redpoll.store.store import Store, directory_version, raise_directory_version
+from redpoll.store.store import Store, raise_version, versions
 
 PASSWORD = "s3cr3t"
 
@@ -62,11 +62,11 @@ async def test_two_control_planes_change_in_turn_and_see_each_others_changes(sto
         versions = []
         for _ in range(20):
             async with mine.change() as connection:
-                versions.append(await raise_directory_version(connection))
+                versions.append((await raise_version(connection, for_workers=True)).directory)
         return versions
 
     async with store.reading() as connection:
-        first = await directory_version(connection)
+        first = (await versions(connection)).directory
     results = await asyncio.gather(raise_often(store), raise_often(other))
     assert sorted(results[0] + results[1]) == list(range(first + 1, first + 41))
     await other.close()
@@ -74,12 +74,12 @@ async def test_two_control_planes_change_in_turn_and_see_each_others_changes(sto
 
 async def test_reading_sees_one_state_during_the_changes_of_others(store):
     async with store.reading() as connection:
-        before = await directory_version(connection)
+        before = (await versions(connection)).directory
         async with store.change() as other:
-            await raise_directory_version(other)
-        assert await directory_version(connection) == before
+            await raise_version(other, for_workers=True)
+        assert (await versions(connection)).directory == before
     async with store.reading() as connection:
-        assert await directory_version(connection) == before + 1
+        assert (await versions(connection)).directory == before + 1
 
 
 async def test_migrations_of_several_servers_that_start_at_once_run_once(postgres_server):
@@ -97,7 +97,7 @@ async def test_connections_that_postgres_closed_are_replaced(store):
         with pytest.raises(StoreUnavailable, match="terminating connection"):
             await change(store, sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
         async with store.change() as connection:
-            await raise_directory_version(connection)
+            await raise_version(connection, for_workers=True)
 
 
 async def test_idle_connections_that_postgres_closed_are_replaced_without_an_error(store, wait_until):
@@ -110,7 +110,7 @@ async def test_idle_connections_that_postgres_closed_are_replaced_without_an_err
         await connection.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": pids[idle]})
     await wait_until(raw[idle].is_closed)
     async with store.reading() as first, store.reading() as second:
-        assert await directory_version(first) == await directory_version(second)
+        assert (await versions(first)).directory == (await versions(second)).directory
 
 
 async def test_change_that_waits_too_long_for_another_one_is_unavailable(postgres_url, store, monkeypatch):
@@ -121,3 +121,21 @@ async def test_change_that_waits_too_long_for_another_one_is_unavailable(postgre
             await change(other, sa.select(meta))
     await change(other, sa.select(meta))
     await other.close()
+
+
+async def test_cancelled_task_ends_as_cancelled(store):
+    async with store.change():
+        reader = asyncio.create_task(read_slowly(store))
+        await asyncio.sleep(0)
+        while not reader.done():
+            # At any moment: while it connects, while it waits for the answer.
+            await asyncio.sleep(0.02)
+            reader.cancel()
+        assert reader.cancelled()
+    async with store.change() as connection:
+        await raise_version(connection)
+
+
+async def read_slowly(store: Store) -> None:
+    async with store.reading() as connection:
+        await connection.execute(sa.text("SELECT pg_sleep(60)"))

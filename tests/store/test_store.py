@@ -13,7 +13,7 @@ from alembic.migration import MigrationContext
 from redpoll.store import apps as app_rows
 from redpoll.store import tokens as token_rows
 from redpoll.store.schema import apps, meta, metadata
-from redpoll.store.store import Store, StoreError, database_url, directory_version, raise_directory_version
+from redpoll.store.store import Store, StoreError, database_url, raise_version, versions
 
 
 @pytest.fixture
@@ -50,24 +50,24 @@ async def test_connections_use_wal_full_sync_and_foreign_keys(sqlite_store):
 
 async def test_version_increases_with_each_change_and_survives_reopening(store, store_url):
     async with store.change() as connection:
-        first = await directory_version(connection)
-        assert await raise_directory_version(connection) == first + 1
+        first = (await versions(connection)).directory
+        assert (await raise_version(connection, for_workers=True)).directory == first + 1
     await store.close()
     again = await Store.open(store_url)
     async with again.reading() as connection:
-        assert await directory_version(connection) == first + 1
+        assert (await versions(connection)).directory == first + 1
     await again.close()
 
 
 async def test_new_store_starts_with_a_higher_version_than_a_deleted_one(sqlite_store, tmp_path):
     async with sqlite_store.change() as connection:
-        before = await raise_directory_version(connection)
+        before = (await raise_version(connection, for_workers=True)).directory
     await sqlite_store.close()
     os.unlink(tmp_path / "redpoll.sqlite")
     # Versions start with the time in ms, so this needs at most one new store per ms.
     again = await Store.open(database_url(tmp_path))
     async with again.reading() as connection:
-        assert await directory_version(connection) > before
+        assert (await versions(connection)).directory > before
     await again.close()
 
 
@@ -89,7 +89,9 @@ async def test_store_of_the_first_version_is_upgraded_and_keeps_its_rows(sqlite_
     with sqlite3.connect(tmp_path / "redpoll.sqlite") as connection:
         # As migration 0001 left it.
         connection.executescript(
-            "".join(f"DROP TABLE {name};" for name in later) + "UPDATE alembic_version SET version_num = '0001';"
+            "".join(f"DROP TABLE {name};" for name in later)
+            + "DROP INDEX apps_by_version; ALTER TABLE apps DROP COLUMN version; DELETE FROM meta;"
+            "INSERT INTO meta VALUES ('directory_version', '5'); UPDATE alembic_version SET version_num = '0001';"
             "INSERT INTO apps VALUES ('7', 'old', '{}');"
             "INSERT INTO keys (key, secret, app_id, enabled, given) VALUES ('k', 's', '7', 1, 0);"
         )
@@ -104,18 +106,18 @@ async def test_store_of_the_first_version_is_upgraded_and_keeps_its_rows(sqlite_
 
 async def test_changes_wait_for_each_other(store):
     async with store.change() as connection:
-        await raise_directory_version(connection)
-        other = asyncio.create_task(raise_version(store))
+        await raise_version(connection, for_workers=True)
+        other = asyncio.create_task(raise_once(store))
         await asyncio.sleep(0)
         # No other change runs until this one ends, so the version that it reads stays valid.
-        before = await directory_version(connection)
-        await raise_directory_version(connection)
+        before = (await versions(connection)).directory
+        await raise_version(connection, for_workers=True)
     assert await other == before + 2
 
 
-async def raise_version(store):
+async def raise_once(store):
     async with store.change() as connection:
-        return await raise_directory_version(connection)
+        return (await raise_version(connection, for_workers=True)).directory
 
 
 async def test_change_cancelled_at_any_moment_leaves_no_lock(store):
@@ -132,7 +134,7 @@ async def test_change_cancelled_at_any_moment_leaves_no_lock(store):
         await asyncio.sleep(moment * 0.00005)
         changes[-1].cancel()
         await asyncio.gather(changes[-1], return_exceptions=True)
-        await asyncio.wait_for(raise_version(store), 2.5)
+        await asyncio.wait_for(raise_once(store), 2.5)
 
 
 async def pretend_newer(store: Store, compatible: str) -> None:
@@ -155,7 +157,7 @@ async def test_store_of_a_newer_redpoll_is_used_if_it_is_compatible(store, store
     again = await Store.open(store_url)
     async with again.reading() as connection:
         assert (await connection.execute(sa.text("SELECT version_num FROM alembic_version"))).scalar_one() == "9999"
-        assert await directory_version(connection) > 0
+        assert (await versions(connection)).directory > 0
     await again.close()
 
 

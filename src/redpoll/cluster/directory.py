@@ -200,14 +200,14 @@ class DirectoryWriter:
         self._link = link
         self._keys = keys
 
-    async def put(self, app_id: str, app: App | None, version: int) -> None:
+    async def put(self, app_id: str, app: App | None, version: int) -> bool:
         """Writes one record (None: the app was deleted) and informs the workers. `version` is the record store's
-        version after this change."""
+        version after this change. False: nothing was written, because Redis doesn't have the version before it."""
         keys = self._keys
         record = b"" if app is None else _ENCODER.encode(app)
         message = _announcement(Change(version, app_id, app))
-        args = (app_id, record, version, keys.publish, keys.sys, message)
-        await self._link.execute(DIR_PUT, (keys.directory, keys.directory_version), args)
+        args = (app_id, record, version, keys.publish, keys.sys, message, version - 1)
+        return bool(await self._link.execute(DIR_PUT, (keys.directory, keys.directory_version), args))
 
     async def version(self) -> int | None:
         """The version that Redis has; None if it was emptied or never filled."""

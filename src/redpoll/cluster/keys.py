@@ -158,6 +158,7 @@ TABLE: Final = (
     Key("{T}:t:A:C", "topic", "events and member deltas of a channel", "–", "publishers, hold", "–"),
     Key("{T}:t:A:%console", "topic", "copies of an app's events, while its console is open", "–", "publishers", "–"),
     Key("{T0}:sys", "topic", "messages to every worker, JSON", "–", "dir_put, control", "–"),
+    Key("{T0}:records", "topic", "the record store's version, to every control plane", "–", "control", "–"),
 )
 
 
@@ -184,6 +185,7 @@ class Keys:
         self.directory = zero + b"dir"
         self.directory_version = zero + b"dirver"
         self.sys = zero + b"sys"
+        self.records = zero + b"records"
         self.traces = zero + b"trace"
 
     def head(self, at: int) -> bytes:

@@ -19,6 +19,7 @@ from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.quota import Quota, Spent
 from redpoll.control.ratelimit import limit_lines
 from redpoll.protocol.apps import App
+from redpoll.store.errors import StoreUnavailable
 from redpoll.store.sqlite import reason_of
 
 __all__ = ["COPY_EVERY_S", "DailyLimit"]
@@ -132,7 +133,12 @@ class DailyLimit:
         today = self._quota.today()
         if today == self._day:
             return
-        used = await self._records.daily_used(today)
+        try:
+            used = await self._records.daily_used(today)
+        except StoreUnavailable as error:
+            # Publishing must not wait for PostgreSQL. Redis still has the counters, unless it was lost too.
+            log.warning("daily counters not read, counting continues from those in Redis", reason=str(error))
+            used = {}
         self._day, self._known = today, used
 
     async def _restore(self, app_id: str) -> None:

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 import hiredis
 import structlog
+from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.link import Link, LinkDown
@@ -21,6 +22,7 @@ from redpoll.control.health import Health
 from redpoll.control.response import dateline
 from redpoll.loop_lag import LoopLag
 from redpoll.protocol.apps import App
+from redpoll.store.errors import reason_of
 
 __all__ = ["AppRecords", "Janitor"]
 
@@ -38,6 +40,8 @@ class AppRecords(Protocol):
 
     apps: dict[str, App]
     version: int
+
+    async def sync(self) -> bool: ...
 
 
 class Janitor:
@@ -98,10 +102,13 @@ class Janitor:
             self._ask()
 
     async def record_changed(self, app_id: str, app: App | None, version: int) -> None:
-        """Writes a changed record to the directory. If Redis is away, a later check rewrites the directory."""
+        """Writes a changed record to the directory. If Redis is away or lacks an earlier change, a later check rewrites
+        the directory."""
         try:
             async with self._writing:
-                await self._writer.put(app_id, app, version)
+                written = await self._writer.put(app_id, app, version)
+            if not written:
+                self._ask()
         except (LinkDown, hiredis.ReplyError) as error:
             log.warning("directory not written", app=app_id, reason=str(error))
 
@@ -125,6 +132,9 @@ class Janitor:
         try:
             found = await self._writer.version()
             self._answered_at = self._clock()
+            if found != self._records.version and not await self._sync() and (found or 0) > self._records.version:
+                # The directory has changes that this control plane can't read at present.
+                return
             if not self._leads():
                 self._health.directory_written = found is not None
             elif found != self._records.version or not self._health.directory_written:
@@ -133,6 +143,16 @@ class Janitor:
             log.warning("directory not checked", reason=str(error))
         finally:
             self._asked_at = None
+
+    async def _sync(self) -> bool:
+        """Takes what another control plane may have changed and written to the directory. Returns whether the record
+        store answered."""
+        try:
+            await self._records.sync()
+        except SQLAlchemyError as error:
+            log.warning("records not read", reason=reason_of(error))
+            return False
+        return True
 
     async def _fill(self) -> None:
         async with self._writing:

@@ -58,6 +58,7 @@ from redpoll.control.nodes import NodeList
 from redpoll.control.occupancy import Occupancy
 from redpoll.control.publisher import Publisher
 from redpoll.control.ratelimit import RateLimit
+from redpoll.control.record_sync import RecordSync
 from redpoll.control.records import RecordError, Records
 from redpoll.control.routes import routes_of
 from redpoll.control.tracing import Tracer
@@ -224,6 +225,12 @@ class ControlPlane:
         fast = FastPath(self.front, self.routes, records, self.publisher, self._keys, rate, self.tracer)
         self.link.on_handed_out = fast.finish
         self.worker_requests = WorkerRequests(start.requests_path, self.front.received, fast.take)
+        self.record_sync: RecordSync | None = None
+        if accounts.store.shared:
+            self.record_sync = RecordSync(self.link, self._keys, records, accounts.store.name)
+            self.record_sync.on_synced = self.dashboard.check_sessions
+            self.link.on_push = self.record_sync.received
+            accounts.store.on_version = self.record_sync.committed
         writer = DirectoryWriter(self.link, self._keys)
         self.janitor = Janitor(self.link, writer, records, self.connections, self.health, leads=self._leads)
         records.on_change = self.janitor.record_changed
@@ -241,6 +248,8 @@ class ControlPlane:
         self.janitor.start()
         self.dashboard.start((route for route in self.routes.all if route.limited), self.front.times_by_app)
         self.daily.start()
+        if self.record_sync is not None:
+            self.record_sync.start()
         if self.tracer is not None:
             self.tracer.start()
         self.leadership.start()
@@ -337,6 +346,8 @@ class ControlPlane:
         await self._end(self._reaping)
         await self._end(self._examining)
         self.janitor.stop()
+        if self.record_sync is not None:
+            await self.record_sync.finish()
         # First, because its tasks use the parts below.
         await self.dashboard.finish()
         await self._webhooks.finish()
@@ -350,6 +361,8 @@ class ControlPlane:
         self.publisher.link_up()
         self.daily.link_up()
         self.janitor.link_up()
+        if self.record_sync is not None:
+            self.record_sync.link_up()
         self._examining = self.loop.create_task(self._examine(), name="redis examined")
 
     async def _examine(self) -> None:
@@ -388,6 +401,7 @@ class ControlPlane:
     def _own_counters(self) -> Mapping[str, float]:
         return {
             "apps": len(self._records.apps),
+            "record_store_up": self.record_sync.store_up if self.record_sync else 1,
             "http_connections": len(self.connections.connections),
             "http_refused_connections_total": self.connections.refused,
             "auth_failures_limited_total": self.auth_failures.limited_total if self.auth_failures else 0,

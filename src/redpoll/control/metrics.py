@@ -110,6 +110,7 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
         ),
         _family("events_unhooked_total", "Events without a webhook, because too many rows waited in Redis."),
         _family("apps", "Apps in the record store."),
+        _family("record_store_up", "0 while PostgreSQL is away: records can't be changed."),
         _family("webhook_rows_waiting", "Transitions in Redis that are not yet deliveries."),
         _family("webhook_rows_lost_total", "Transitions lost for webhooks, because too many waited in Redis."),
         _family("webhook_rows_unreadable_total", "Transitions lost for webhooks, because no body could be rendered."),

@@ -1,7 +1,8 @@
 """The app records: apps, keys, history rules and settings, in memory for reading, changed through the record store.
 
 All changes are made here, one at a time. Each increases the directory's version in the same transaction and calls
-`on_change` after the commit, so workers see all changes in order. tokens.py has the part about tokens.
+`on_change` after the commit, so workers see all changes in order. If control planes share the store, each change begins
+with what the others have changed, and `sync` takes their changes at other times. tokens.py has the part about tokens.
 """
 
 import asyncio
@@ -30,7 +31,9 @@ from redpoll.settings import (
 from redpoll.store import apps as app_rows
 from redpoll.store import daily
 from redpoll.store import tokens as token_rows
-from redpoll.store.store import Store, directory_version, raise_directory_version
+from redpoll.store import webhooks as endpoint_rows
+from redpoll.store.store import Store, Versions, raise_version, versions
+from redpoll.store.webhooks import Endpoint
 
 __all__ = ["HooksChange", "RecordError", "Records"]
 
@@ -67,6 +70,10 @@ class Records(TokenRecords):
         super().__init__(store, clock, asyncio.Lock())
         self.by_key: dict[str, App] = {}
         self.version = 0
+        # The store's version up to which memory has all changes.
+        self.known_version = 0
+        # Takes the webhook endpoints that other control planes changed.
+        self.on_endpoints: Callable[[Mapping[str, Endpoint]], None] | None = None
         self.on_change: Callable[[str, App | None, int], Awaitable[None]] | None = None
         self._max_roster_bytes = max_owed_bytes // 2
 
@@ -75,8 +82,34 @@ class Records(TokenRecords):
         async with self._store.reading() as connection:
             self.apps.update(await app_rows.all_by_id(connection))
             self.tokens.update(await token_rows.all_by_hash(connection))
-            self.version = await directory_version(connection)
+            self.known_version, self.version = await versions(connection)
         self.by_key.update({key.key: app for app in self.apps.values() for key in app.keys})
+
+    async def sync(self) -> bool:
+        """Takes what other control planes have changed. Returns whether there was anything. Raises SQLAlchemyError."""
+        if not self._store.shared:
+            return False
+        async with self._changing, self._store.reading() as connection:
+            return await self._catch_up(connection)
+
+    async def _catch_up(self, connection: AsyncConnection) -> bool:
+        stored = await versions(connection)
+        if stored.records == self.known_version:
+            return False
+        since = self.known_version
+        apps = await app_rows.all_by_id(connection, since)
+        tokens = await token_rows.all_by_hash(connection, since)
+        endpoints = await endpoint_rows.all_by_id(connection, since)
+        # All at once: readers of memory see one state.
+        for app in apps.values():
+            known = self.apps.get(app.id, app)
+            self._put(msgspec.structs.replace(app, hooks=known.hooks))
+        for token in tokens.values():
+            self._take_token(token)
+        if self.on_endpoints is not None:
+            self.on_endpoints(endpoints)
+        self.known_version, self.version = stored
+        return True
 
     async def first_app(self, settings: Settings) -> App | None:
         """At the start: creates or updates the app of the settings (`REDPOLL_APP_…`), or adds an app to an empty store.
@@ -89,19 +122,27 @@ class Records(TokenRecords):
             return None
         if self.apps:
             return None
-        return await self.create_app(_FIRST_APP_NAME)
+        return await self._create_app(_FIRST_APP_NAME, only_first=True)
 
     async def create_app(self, name: str) -> App:
         """Creates an app with a new id (7 digits), key (20 hex digits) and secret (40). Raises RecordError."""
         check_name("an app's", name)
+        app = await self._create_app(name)
+        assert app is not None
+        return app
+
+    async def _create_app(self, name: str, *, only_first: bool = False) -> App | None:
         async with self._changing:
-            app_id = str(secrets.randbelow(9_000_000) + 1_000_000)
-            while app_id in self.apps:
+            async with self._change() as connection:
+                if only_first and self.apps:
+                    # Another server has started at the same time.
+                    return None
                 app_id = str(secrets.randbelow(9_000_000) + 1_000_000)
-            app = App(id=app_id, name=name, keys=(Key(key=secrets.token_hex(10), secret=secrets.token_hex(20)),))
-            async with self._store.change() as connection:
+                while app_id in self.apps:
+                    app_id = str(secrets.randbelow(9_000_000) + 1_000_000)
+                app = App(id=app_id, name=name, keys=(Key(key=secrets.token_hex(10), secret=secrets.token_hex(20)),))
                 await app_rows.add(connection, app)
-                version = await raise_directory_version(connection)
+                version = await raise_version(connection, app_id=app_id, for_workers=True)
             await self._changed(app, version)
             return app
 
@@ -112,23 +153,23 @@ class Records(TokenRecords):
         RecordError if the key belongs to another app.
         """
         async with self._changing:
-            owner = self.by_key.get(key)
-            if owner is not None and owner.id != app_id:
-                raise RecordError(f"key {key} belongs to app {owner.id} and can't be given to app {app_id}")
-            async with self._store.change() as connection:
+            async with self._change() as connection:
+                owner = self.by_key.get(key)
+                if owner is not None and owner.id != app_id:
+                    raise RecordError(f"key {key} belongs to app {owner.id} and can't be given to app {app_id}")
                 if not await self._write_given(connection, app_id, Key(key=key, secret=secret)):
                     return self.apps[app_id]
-                version = await raise_directory_version(connection)
+                version = await raise_version(connection, app_id=app_id, for_workers=True)
                 app = await self._read(connection, app_id)
             await self._changed(app, version)
             return app
 
     async def _read(self, connection: AsyncConnection, app_id: str) -> App:
-        """The app from the store, with the fields that are only in memory."""
+        """The app from the store, with the field that is only in memory."""
         app = await app_rows.find_by_id(connection, app_id)
         assert app is not None
         known = self.apps.get(app_id, app)
-        return msgspec.structs.replace(app, hooks=known.hooks, console_until=known.console_until)
+        return msgspec.structs.replace(app, hooks=known.hooks)
 
     async def _write_given(self, connection: AsyncConnection, app_id: str, key: Key) -> bool:
         """The writes of `upsert_app` in its transaction. Returns whether anything was written."""
@@ -169,9 +210,9 @@ class Records(TokenRecords):
         Raises RecordError.
         """
         async with self._changing:
-            self.check_import(app)
-            known = self.apps.get(app.id)
-            async with self._store.change() as connection:
+            async with self._change() as connection:
+                self.check_import(app)
+                known = self.apps.get(app.id)
                 if known is None:
                     await app_rows.add(connection, app)
                 else:
@@ -183,7 +224,7 @@ class Records(TokenRecords):
                         elif existing != key:
                             await app_rows.set_secret(connection, key.key, key.secret)
                             await app_rows.enable_key(connection, key.key, key.enabled)
-                version = await raise_directory_version(connection)
+                version = await raise_version(connection, app_id=app.id, for_workers=True)
                 stored = await self._read(connection, app.id)
             await self._changed(stored, version)
 
@@ -201,15 +242,15 @@ class Records(TokenRecords):
     async def _replace(self, app_id: str, changed: Callable[[App], App]) -> App:
         """Replaces an app with `changed(app)`, which may raise RecordError. Writes nothing if they are equal."""
         async with self._changing:
-            before = self._app(app_id)
-            app = changed(before)
-            if app == before:
-                return app
-            check_roster(app, self._max_roster_bytes)
-            check_size(app)
-            async with self._store.change() as connection:
+            async with self._change() as connection:
+                before = self._app(app_id)
+                app = changed(before)
+                if app == before:
+                    return app
+                check_roster(app, self._max_roster_bytes)
+                check_size(app)
                 await app_rows.update(connection, app)
-                version = await raise_directory_version(connection)
+                version = await raise_version(connection, app_id=app_id, for_workers=True)
             await self._changed(app, version)
             return app
 
@@ -254,21 +295,22 @@ class Records(TokenRecords):
                 self._put(msgspec.structs.replace(self.apps[app_id], hooks=mask))
 
     @asynccontextmanager
-    async def change_hooks(self, app_id: str) -> AsyncIterator[HooksChange]:
-        """A transaction for a change of an app's webhook endpoints. Set `hooks` of the yielded object before its end.
+    async def change_hooks(self, app_id: str, endpoint_id: str) -> AsyncIterator[HooksChange]:
+        """A transaction for a change of a webhook endpoint of an app. Set `hooks` of the yielded object before its end.
 
         Endpoints and hook mask change together. Raises RecordError.
         """
         async with self._changing:
-            app = self._app(app_id)
-            version = None
-            async with self._store.change() as connection:
+            async with self._change() as connection:
+                app = self._app(app_id)
                 change = HooksChange(connection, app.hooks)
                 yield change
-                if change.hooks != app.hooks:
-                    version = await raise_directory_version(connection)
-            if version is not None:
+                for_workers = change.hooks != app.hooks
+                version = await raise_version(connection, webhooks=(endpoint_id,), for_workers=for_workers)
+            if for_workers:
                 await self._changed(msgspec.structs.replace(app, hooks=change.hooks), version)
+            else:
+                self.known_version = version.records
 
     async def watch_console(self, app_id: str, until: float) -> Key:
         """Makes the workers send an app's events to its console until this Unix time.
@@ -295,24 +337,24 @@ class Records(TokenRecords):
         if key is not None and not valid_app_key(key):
             raise RecordError(f"a key must have {APP_KEY_RULE}")
         async with self._changing:
-            app = self._app(app_id)
-            existing = _key_of(app, key) if key is not None else None
-            if existing is not None and existing.enabled:
-                raise RecordError(f"app {app_id} already has the key {key}")
-            if existing is None and key in self.by_key:
-                raise RecordError(f"key {key} belongs to app {self.by_key[key].id}")
-            secret = existing.secret if existing else secrets.token_hex(20)
-            added = Key(key=key or secrets.token_hex(10), secret=secret)
-            if existing is None:
-                check_size(msgspec.structs.replace(app, keys=(*app.keys, added)))
-            disabled = [other.key for other in app.keys if not other.enabled and other is not existing]
-            async with self._store.change() as connection:
+            async with self._change() as connection:
+                app = self._app(app_id)
+                existing = _key_of(app, key) if key is not None else None
+                if existing is not None and existing.enabled:
+                    raise RecordError(f"app {app_id} already has the key {key}")
+                if existing is None and key in self.by_key:
+                    raise RecordError(f"key {key} belongs to app {self.by_key[key].id}")
+                secret = existing.secret if existing else secrets.token_hex(20)
+                added = Key(key=key or secrets.token_hex(10), secret=secret)
+                if existing is None:
+                    check_size(msgspec.structs.replace(app, keys=(*app.keys, added)))
+                disabled = [other.key for other in app.keys if not other.enabled and other is not existing]
                 await app_rows.remove_keys(connection, disabled[:-_KEEP_DISABLED_KEYS])
                 if existing is None:
                     await app_rows.add_key(connection, app_id, added, given=False)
                 else:
                     await app_rows.enable_key(connection, added.key, True)
-                version = await raise_directory_version(connection)
+                version = await raise_version(connection, app_id=app_id, for_workers=True)
                 changed = await self._read(connection, app_id)
             await self._changed(changed, version)
             return added
@@ -323,20 +365,20 @@ class Records(TokenRecords):
         The last enabled key can't be disabled; to close an app, switch it off.
         """
         async with self._changing:
-            app = self._app(app_id)
-            existing = _key_of(app, key)
-            if existing is None:
-                raise RecordError(f"app {app_id} has no key {key}")
-            if not existing.enabled:
-                return existing
-            if not any(other.enabled for other in app.keys if other is not existing):
-                raise RecordError(
-                    f"{key} is the last enabled key of app {app_id}: add another one first "
-                    f"(redpoll key add {app_id}), or switch the app off (redpoll app set {app_id} enabled=false)"
-                )
-            async with self._store.change() as connection:
+            async with self._change() as connection:
+                app = self._app(app_id)
+                existing = _key_of(app, key)
+                if existing is None:
+                    raise RecordError(f"app {app_id} has no key {key}")
+                if not existing.enabled:
+                    return existing
+                if not any(other.enabled for other in app.keys if other is not existing):
+                    raise RecordError(
+                        f"{key} is the last enabled key of app {app_id}: add another one first "
+                        f"(redpoll key add {app_id}), or switch the app off (redpoll app set {app_id} enabled=false)"
+                    )
                 await app_rows.enable_key(connection, key, False)
-                version = await raise_directory_version(connection)
+                version = await raise_version(connection, app_id=app_id, for_workers=True)
                 changed = await self._read(connection, app_id)
             await self._changed(changed, version)
             return msgspec.structs.replace(existing, enabled=False)
@@ -355,11 +397,11 @@ class Records(TokenRecords):
             await daily.put(connection, day, {app: count for app, count in used.items() if app in self.apps})
             await daily.remove_before(connection, oldest)
 
-    async def _changed(self, app: App, version: int) -> None:
+    async def _changed(self, app: App, version: Versions) -> None:
         self._put(app)
-        self.version = version
+        self.known_version, self.version = version
         if self.on_change is not None:
-            await self.on_change(app.id, app, version)
+            await self.on_change(app.id, app, version.directory)
 
     def _put(self, app: App) -> None:
         before = self.apps.get(app.id)

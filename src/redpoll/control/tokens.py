@@ -6,12 +6,14 @@ This is the base class of Records (records.py), which adds the apps. Only the co
 import asyncio
 import secrets
 import string
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.control.record_checks import RecordError, check_name
 from redpoll.protocol.apps import App
@@ -19,7 +21,7 @@ from redpoll.protocol.auth import token_hash
 from redpoll.protocol.tokens import SCOPES, Token
 from redpoll.store import tokens as token_rows
 from redpoll.store.sqlite import reason_of
-from redpoll.store.store import Store
+from redpoll.store.store import Store, raise_version
 
 __all__ = ["TOKEN_USE_EVERY_S", "TokenRecords"]
 
@@ -38,6 +40,8 @@ class TokenRecords:
 
     def __init__(self, store: Store, clock: Callable[[], float], changing: asyncio.Lock) -> None:
         self.apps: dict[str, App] = {}
+        # The store's version up to which memory has all changes.
+        self.known_version = 0
         self.tokens: dict[str, Token] = {}
         self._store = store
         self._clock = clock
@@ -45,6 +49,24 @@ class TokenRecords:
         # Token id -> time of last use that isn't written yet.
         self._used: dict[str, float] = {}
         self._writing_used: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def _change(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction, with memory as the store is. The caller holds `changing`."""
+        async with self._store.change() as connection:
+            if self._store.shared:
+                await self._catch_up(connection)
+            yield connection
+
+    async def _catch_up(self, connection: AsyncConnection) -> bool:
+        """Takes what other control planes have changed. Returns whether there was anything."""
+        raise NotImplementedError
+
+    def _take_token(self, token: Token) -> None:
+        """Takes a token that another control plane has changed."""
+        known = self.tokens.get(token.hash, token)
+        used_at = max(known.last_used_at or 0.0, token.last_used_at or 0.0) or None
+        self.tokens[token.hash] = msgspec.structs.replace(token, last_used_at=used_at)
 
     async def create_token(
         self, app_id: str, name: str, scopes: Sequence[str], lasts_s: float | None = None
@@ -62,25 +84,27 @@ class TokenRecords:
             raise RecordError("a token's lifetime must be more than zero and at most a hundred years")
         plain = "rp_" + "".join(secrets.choice(_TOKEN_CHARACTERS) for _ in range(40))
         async with self._changing:
-            self._app(app_id)
-            now_s = self._clock()
-            token = Token(
-                id=secrets.token_hex(6),
-                app_id=app_id,
-                name=name,
-                hash=token_hash(plain),
-                prefix=plain[:_TOKEN_PREFIX_CHARS],
-                scopes=tuple(scope for scope in SCOPES if scope in scopes),
-                created_at=now_s,
-                expires_at=None if lasts_s is None else now_s + lasts_s,
-            )
-            ended = [known for known in self.tokens.values() if _ended_at(known) < now_s - _FORGET_TOKEN_AFTER_S]
-            async with self._store.change() as connection:
+            async with self._change() as connection:
+                self._app(app_id)
+                now_s = self._clock()
+                token = Token(
+                    id=secrets.token_hex(6),
+                    app_id=app_id,
+                    name=name,
+                    hash=token_hash(plain),
+                    prefix=plain[:_TOKEN_PREFIX_CHARS],
+                    scopes=tuple(scope for scope in SCOPES if scope in scopes),
+                    created_at=now_s,
+                    expires_at=None if lasts_s is None else now_s + lasts_s,
+                )
+                ended = [known for known in self.tokens.values() if _ended_at(known) < now_s - _FORGET_TOKEN_AFTER_S]
                 await token_rows.add(connection, token)
                 await token_rows.remove(connection, [known.id for known in ended])
+                version = await raise_version(connection, tokens=(token.id,))
             for known in ended:
                 del self.tokens[known.hash]
             self.tokens[token.hash] = token
+            self.known_version = version.records
             return token, plain
 
     def tokens_of(self, app_id: str) -> list[Token]:
@@ -91,13 +115,15 @@ class TokenRecords:
     async def revoke_tokens(self, ids: Collection[str]) -> list[Token]:
         """Revokes tokens, all or none. A token that was revoked before stays as it is. Raises RecordError."""
         async with self._changing:
-            by_id = {token.id: token for token in self.tokens.values()}
-            unknown = [token_id for token_id in ids if token_id not in by_id]
-            if unknown:
-                raise RecordError(f"there is no token with the id {', '.join(unknown)}; nothing was revoked")
-            now_s = self._clock()
-            async with self._store.change() as connection:
+            async with self._change() as connection:
+                by_id = {token.id: token for token in self.tokens.values()}
+                unknown = [token_id for token_id in ids if token_id not in by_id]
+                if unknown:
+                    raise RecordError(f"there is no token with the id {', '.join(unknown)}; nothing was revoked")
+                now_s = self._clock()
                 await token_rows.revoke(connection, ids, now_s)
+                version = await raise_version(connection, tokens=ids)
+            self.known_version = version.records
             for token_id in ids:
                 # Look it up again: its last use may have changed during the write.
                 token = self.tokens[by_id[token_id].hash]

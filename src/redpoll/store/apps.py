@@ -22,16 +22,20 @@ __all__ = [
     "update",
 ]
 
-# Fields that have their own column or table, that are computed from other tables, or that are temporary. All other
-# fields are stored in the column `settings`.
-_NOT_IN_SETTINGS = {"id", "name", "keys", "hooks", "console_until"}
+# Fields that have their own column or table, or that are computed from other tables. All other fields are stored in the
+# column `settings`.
+_NOT_IN_SETTINGS = {"id", "name", "keys", "hooks"}
 
 
-async def all_by_id(connection: AsyncConnection) -> dict[str, App]:
-    """All apps by id, each with its keys, oldest first."""
-    rows = (await connection.execute(sa.select(apps).order_by(apps.c.id))).all()
+async def all_by_id(connection: AsyncConnection, since: int | None = None) -> dict[str, App]:
+    """All apps by id, each with its keys, oldest first; with `since` only those that changed after that version."""
+    chosen, found = sa.select(apps).order_by(apps.c.id), sa.select(keys).order_by(keys.c.number)
+    if since is not None:
+        chosen = chosen.where(apps.c.version > since)
+        found = found.where(keys.c.app_id.in_(sa.select(apps.c.id).where(apps.c.version > since)))
+    rows = (await connection.execute(chosen)).all()
     app_keys: dict[str, list[Key]] = {row.id: [] for row in rows}
-    for key in await connection.execute(sa.select(keys).order_by(keys.c.number)):
+    for key in await connection.execute(found):
         app_keys[key.app_id].append(Key(key=key.key, secret=key.secret, enabled=key.enabled))
     return {row.id: _app(row, app_keys[row.id]) for row in rows}
 

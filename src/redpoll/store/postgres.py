@@ -6,7 +6,6 @@ asyncpg reads the URL itself, so everything that libpq's URLs allow works: sever
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
@@ -151,6 +150,9 @@ class Postgres:
     def _explain(self, context: ExceptionContext) -> StoreUnavailable | None:
         """Called for each error of a statement. Its result replaces the error."""
         error = context.original_exception
+        if not isinstance(error, Exception):
+            # The task is cancelled.
+            return None
         cause: Any = error.__cause__
         if getattr(cause, "detail", None):
             # It quotes values of the row.
@@ -158,7 +160,7 @@ class Postgres:
             for shown in (error, context.sqlalchemy_exception):
                 if shown is not None:
                     shown.args = tuple(_without(text, argument) for argument in shown.args)
-        if isinstance(error, TimeoutError | asyncio.TimeoutError | OSError):
+        if isinstance(error, TimeoutError | OSError):
             context.is_disconnect = True
             return StoreUnavailable(f"{self.name} doesn't answer: {error or 'timed out'}")
         state = getattr(error, "sqlstate", None) or ""

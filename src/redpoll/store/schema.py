@@ -49,7 +49,17 @@ class _Words(TypeDecorator[str]):
         return value if value is None or "\0" not in value else value.replace("\0", "\ufffd")
 
 
-# Facts about the store itself, one per row. `directory_version` increases with every change of what workers read.
+def _version_of(table: str) -> tuple[Column[int], Index]:
+    """The version of the store at the row's last change, and the index that finds what has changed since then."""
+    return (
+        Column("version", BigInteger, nullable=False, server_default="0"),
+        Index(f"{table}_by_version", "version"),
+    )
+
+
+# Facts about the store itself, one per row. `version` increases with every change of what control planes keep in
+# memory, `directory_version` with every change of what workers read. `compatible` and `migrated_by`: store/README.md
+# "Migrations".
 meta = Table(
     "meta",
     metadata,
@@ -57,13 +67,15 @@ meta = Table(
     Column("value", Text, nullable=False),
 )
 
-# `settings` is a JSON object of the App fields that differ from their defaults, so a new field needs no migration.
+# `settings` is a JSON object of the App fields that differ from their defaults, so a new field needs no migration. A
+# change of a key changes the `version` of its app.
 apps = Table(
     "apps",
     metadata,
     Column("id", String(64), primary_key=True),
     Column("name", _Words, nullable=False),
     Column("settings", Text, nullable=False),
+    *_version_of("apps"),
 )
 
 # `number` increases, so the oldest key of an app has the lowest one. `given`: the key came from REDPOLL_APP_KEY and is
@@ -95,6 +107,7 @@ tokens = Table(
     Column("expires_at", Float, nullable=True),
     Column("last_used_at", Float, nullable=True),
     Column("revoked_at", Float, nullable=True),
+    *_version_of("tokens"),
 )
 
 # The messages of an app on a UTC day (YYYYMMDD) that count against its daily limit: a copy of the counter in Redis, at
@@ -127,6 +140,7 @@ webhooks = Table(
     Column("disabled_at", Float, nullable=True),
     Column("failing_since", Float, nullable=True),
     Column("deleted_at", Float, nullable=True),
+    *_version_of("webhooks"),
 )
 
 # One row per transition and endpoint. `id` is computed from both, so reading a transition twice adds no second row.

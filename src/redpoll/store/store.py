@@ -7,10 +7,10 @@ the same tables. Transactions that write run one at a time, on all machines.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 from alembic import command
@@ -20,18 +20,29 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll import __version__
+from redpoll.store import schema
 from redpoll.store.errors import StoreError, StoreUnavailable
 from redpoll.store.postgres import Postgres
 from redpoll.store.schema import meta
 from redpoll.store.sqlite import Sqlite
 
-__all__ = ["Store", "StoreError", "database_url", "directory_version", "raise_directory_version"]
+__all__ = ["Store", "StoreError", "Versions", "database_url", "raise_version", "versions"]
 
 _SQLITE: Final = "sqlite:"
+_VERSION: Final = "version"
 _DIRECTORY_VERSION: Final = "directory_version"
 # The first migration whose redpoll may use a store that this redpoll has migrated. Raise it when a migration removes
 # something, or adds what every writer must maintain (store/README.md "Migrations").
-_COMPATIBLE: Final = "0005"
+_COMPATIBLE: Final = "0007"
+
+
+class Versions(NamedTuple):
+    """`records` increases with every change of what control planes keep in memory: apps, keys, tokens, webhooks, and
+    with changes of users and their sessions. `directory` increases with every change of what workers read: it is the
+    version that the app directory in Redis should have (cluster/README.md "Directory")."""
+
+    records: int
+    directory: int
 
 
 def database_url(data_dir: str | Path, setting: str = "") -> str:
@@ -44,12 +55,14 @@ class Store:
     """An open record store, created by `open`. Everything is written inside `change`.
 
     `shared`: other processes may have it open too. `name` describes the database without credentials.
+    `on_version(version)` is called after each commit of a change that has increased `Versions.records`.
     """
 
     def __init__(self, database: Sqlite | Postgres) -> None:
         self.name = database.name
         self.shared = isinstance(database, Postgres)
         self._database = database
+        self.on_version: Callable[[int], None] | None = None
         self._changing = asyncio.Lock()
 
     @classmethod
@@ -69,7 +82,7 @@ class Store:
         try:
             async with database.migrating() as connection:
                 await connection.run_sync(_migrate, database.name)
-                await _init_directory_version(connection)
+                await _init_versions(connection)
         except StoreUnavailable as error:
             await database.close()
             if error.misconfigured:
@@ -104,32 +117,60 @@ class Store:
         """
         async with self._changing, self._database.change() as connection:
             if self.shared:
-                await connection.execute(
-                    sa.select(meta.c.value).where(meta.c.name == _DIRECTORY_VERSION).with_for_update()
-                )
+                await connection.execute(sa.select(meta.c.value).where(meta.c.name == _VERSION).with_for_update())
+            # The dictionary stays with the connection when that returns to the pool.
+            connection.info.pop(_VERSION, None)
             yield connection
+            raised = connection.info.pop(_VERSION, None)
+        if raised is not None and self.on_version is not None:
+            self.on_version(raised)
 
 
-async def directory_version(connection: AsyncConnection) -> int:
-    """The version that the app directory in Redis should have (cluster/README.md "Directory")."""
-    row = await connection.execute(sa.select(meta.c.value).where(meta.c.name == _DIRECTORY_VERSION))
-    return int(row.scalar_one())
+async def versions(connection: AsyncConnection) -> Versions:
+    """The present versions."""
+    rows = await connection.execute(sa.select(meta).where(meta.c.name.in_((_VERSION, _DIRECTORY_VERSION))))
+    found = {row.name: int(row.value) for row in rows}
+    return Versions(found[_VERSION], found[_DIRECTORY_VERSION])
 
 
-async def raise_directory_version(connection: AsyncConnection) -> int:
-    """Increases the version, in the same transaction as the change of the records. Returns the new version."""
-    version = await directory_version(connection) + 1
-    await connection.execute(sa.update(meta).where(meta.c.name == _DIRECTORY_VERSION).values(value=str(version)))
-    return version
+async def raise_version(
+    connection: AsyncConnection,
+    *,
+    app_id: str = "",
+    tokens: Collection[str] = (),
+    webhooks: Collection[str] = (),
+    for_workers: bool = False,
+) -> Versions:
+    """Increases the version, in the same transaction as the change of the records. Returns the new versions.
+
+    The arguments say what changed: an app or its keys, tokens and webhooks by id. `for_workers`: the directory changes
+    too.
+    """
+    before = await versions(connection)
+    after = Versions(before.records + 1, before.directory + for_workers)
+    await _put(connection, _VERSION, after.records)
+    if for_workers:
+        await _put(connection, _DIRECTORY_VERSION, after.directory)
+    for table, ids in ((schema.apps, (app_id,)), (schema.tokens, tokens), (schema.webhooks, webhooks)):
+        changed = [one for one in ids if one]
+        if changed:
+            await connection.execute(sa.update(table).where(table.c.id.in_(changed)).values(version=after.records))
+    connection.info[_VERSION] = after.records
+    return after
 
 
-async def _init_directory_version(connection: AsyncConnection) -> None:
-    stored = await connection.execute(sa.select(meta.c.value).where(meta.c.name == _DIRECTORY_VERSION))
-    if stored.first() is None:
-        # Start with the time in ms, not with 1. Redis may still have the directory of a deleted store, and must not
-        # take a lower version of the new store for an old one.
-        first = str(time.time_ns() // 1_000_000)
-        await connection.execute(sa.insert(meta).values(name=_DIRECTORY_VERSION, value=first))
+async def _put(connection: AsyncConnection, name: str, version: int) -> None:
+    await connection.execute(sa.update(meta).where(meta.c.name == name).values(value=str(version)))
+
+
+async def _init_versions(connection: AsyncConnection) -> None:
+    stored = set((await connection.execute(sa.select(meta.c.name))).scalars())
+    for name in (_VERSION, _DIRECTORY_VERSION):
+        if name not in stored:
+            # Start with the time in ms, not with 1. Redis may still have the directory of a deleted store, and must not
+            # take a lower version of the new store for an old one.
+            first = str(time.time_ns() // 1_000_000)
+            await connection.execute(sa.insert(meta).values(name=name, value=first))
 
 
 def _migrate(connection: sa.Connection, database: str) -> None:

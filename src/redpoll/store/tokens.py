@@ -1,6 +1,7 @@
 """App tokens in the record store. control/tokens.py decides which changes are allowed."""
 
 from collections.abc import Collection, Mapping
+from typing import Final
 
 import msgspec
 import sqlalchemy as sa
@@ -12,9 +13,14 @@ from redpoll.store.schema import tokens
 __all__ = ["add", "all_by_hash", "remove", "revoke", "set_last_used"]
 
 
-async def all_by_hash(connection: AsyncConnection) -> dict[str, Token]:
-    """All tokens by hash, oldest first, including expired and revoked ones."""
-    rows = await connection.execute(sa.select(tokens).order_by(tokens.c.created_at, tokens.c.id))
+_TOKEN: Final = tuple(tokens.c[name] for name in Token.__struct_fields__)
+
+
+async def all_by_hash(connection: AsyncConnection, since: int | None = None) -> dict[str, Token]:
+    """All tokens by hash, oldest first, including expired and revoked ones; with `since` only those that changed after
+    that version."""
+    query = sa.select(*_TOKEN).order_by(tokens.c.created_at, tokens.c.id)
+    rows = await connection.execute(query if since is None else query.where(tokens.c.version > since))
     found = [Token(**{**row._mapping, "scopes": tuple(msgspec.json.decode(row.scopes))}) for row in rows]
     return {token.hash: token for token in found}
 

@@ -1,6 +1,6 @@
 """Webhook endpoints in the record store. control/webhooks/endpoints.py decides which changes are allowed."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import sqlalchemy as sa
@@ -44,15 +44,20 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         return [self.secret, self.previous_secret] if now_s < self.previous_until else [self.secret]
 
 
-async def all_by_id(connection: AsyncConnection) -> dict[str, Endpoint]:
-    """All endpoints by id, oldest first, including deleted ones that still have deliveries."""
-    rows = await connection.execute(sa.select(webhooks).order_by(webhooks.c.created_at, webhooks.c.id))
+_ENDPOINT: Final = tuple(webhooks.c[name] for name in Endpoint.__struct_fields__)
+
+
+async def all_by_id(connection: AsyncConnection, since: int | None = None) -> dict[str, Endpoint]:
+    """All endpoints by id, oldest first, including deleted ones that still have deliveries; with `since` only those
+    that changed after that version."""
+    query = sa.select(*_ENDPOINT).order_by(webhooks.c.created_at, webhooks.c.id)
+    rows = await connection.execute(query if since is None else query.where(webhooks.c.version > since))
     return {row.id: _endpoint(row) for row in rows}
 
 
 async def find_by_id(connection: AsyncConnection, endpoint_id: str) -> Endpoint | None:
     """The endpoint with this id, also if it is deleted; None if there is none."""
-    row = (await connection.execute(sa.select(webhooks).where(webhooks.c.id == endpoint_id))).first()
+    row = (await connection.execute(sa.select(*_ENDPOINT).where(webhooks.c.id == endpoint_id))).first()
     return None if row is None else _endpoint(row)
 
 

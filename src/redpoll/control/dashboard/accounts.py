@@ -14,11 +14,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.control.dashboard.passwords import Passwords, fault_of_password, one_time_password
 from redpoll.store import accounts as rows
 from redpoll.store.accounts import ROLES, User
-from redpoll.store.store import Store
+from redpoll.store.store import Store, raise_version
 
 __all__ = ["ABSOLUTE_S", "FIRST_USER", "IDLE_S", "AccountError", "Accounts", "Session"]
 
@@ -79,7 +80,11 @@ class Accounts:
         if await self.users():
             return None
         given = password or one_time_password()
-        await self._add(FIRST_USER, "admin", given, must_change=not password)
+        try:
+            await self._add(FIRST_USER, "admin", given, must_change=not password)
+        except AccountError:
+            # Another server with the same store has started at the same time.
+            return None
         return None if password else given
 
     async def users(self) -> list[User]:
@@ -109,6 +114,7 @@ class Accounts:
         try:
             async with self.store.change() as connection:
                 await rows.add(connection, user)
+                await raise_version(connection)
         except IntegrityError:
             raise AccountError(f"The user {name} already exists.", "name") from None
 
@@ -121,34 +127,28 @@ class Accounts:
         async with self.store.change() as connection:
             await rows.set_password(connection, name, hashed, must_change=True)
             await rows.end_matching_sessions(connection, user_name=name)
+            await raise_version(connection)
         return password
 
     async def set_role(self, name: str, role: str) -> None:
         """Applies from the user's next request. Raises AccountError, also for the last admin."""
         _check_role(role)
-        await self._check_not_last_admin(name, "stays an admin", but_if=role == "admin")
         async with self.store.change() as connection:
+            await _check_not_last_admin(connection, name, "stays an admin", but_if=role == "admin")
             await rows.set_role(connection, name, role)
+            await raise_version(connection)
 
     async def remove(self, name: str) -> None:
         """Removes a user and the user's sessions. Raises AccountError, also for the last admin."""
-        await self._check_not_last_admin(name, "can't be removed")
         async with self.store.change() as connection:
+            await _check_not_last_admin(connection, name, "can't be removed")
             await rows.remove(connection, name)
-
-    async def _check_not_last_admin(self, name: str, what: str, *, but_if: bool = False) -> None:
-        user = await self.user(name)
-        others = [other for other in await self.users() if other.role == "admin" and other.name != name]
-        if user.role == "admin" and not others and not but_if:
-            raise AccountError(f"{name} is the only admin, and {what}.")
+            await raise_version(connection)
 
     async def user(self, name: str) -> User:
         """The user with this name. Raises AccountError."""
         async with self.store.reading() as connection:
-            user = await rows.find_user(connection, name)
-        if user is None:
-            raise AccountError(f"There is no user {name}.")
-        return user
+            return await _user(connection, name)
 
     # -- sessions
 
@@ -189,6 +189,7 @@ class Accounts:
     async def log_out(self, session: Session) -> None:
         async with self.store.change() as connection:
             await rows.end_sessions(connection, (session.hash,))
+            await raise_version(connection)
 
     async def change_password(self, session: Session, old: str, new: str) -> Session:
         """Changes the user's own password and ends the user's other sessions. Raises AccountError."""
@@ -204,8 +205,23 @@ class Accounts:
         async with self.store.change() as connection:
             await rows.set_password(connection, user.name, hashed, must_change=False)
             await rows.end_matching_sessions(connection, user_name=user.name, except_hash=session.hash)
+            await raise_version(connection)
         changed = msgspec.structs.replace(user, password_hash=hashed, must_change=False)
         return session._replace(user=changed)
+
+
+async def _user(connection: AsyncConnection, name: str) -> User:
+    user = await rows.find_user(connection, name)
+    if user is None:
+        raise AccountError(f"There is no user {name}.")
+    return user
+
+
+async def _check_not_last_admin(connection: AsyncConnection, name: str, what: str, *, but_if: bool = False) -> None:
+    user = await _user(connection, name)
+    others = [other for other in await rows.list_users(connection) if other.role == "admin" and other.name != name]
+    if user.role == "admin" and not others and not but_if:
+        raise AccountError(f"{name} is the only admin, and {what}.")
 
 
 def _check_role(role: str) -> None:

@@ -17,6 +17,8 @@ import time
 from typing import Any, Final
 
 import msgspec
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.survey import Survey
@@ -33,8 +35,11 @@ from redpoll.protocol.auth import sign_channel
 from redpoll.protocol.channels import CONSOLE
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.messages import decode_event
+from redpoll.store.errors import reason_of
 
 __all__ = ["ConsolePages"]
+
+log = structlog.get_logger(__name__)
 
 # The page renews it every 30 s.
 _WATCHED_S: Final = 60.0
@@ -63,6 +68,7 @@ class ConsolePages:
         # (app id, socket id) -> hash of the session, and when (monotonic) its page must have renewed it.
         self._leases: dict[tuple[str, str], tuple[str, float]] = {}
         self._checking: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
         self._access = access
         self._records = records
         self._api = api
@@ -120,12 +126,26 @@ class ConsolePages:
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._check(), name="console connections")
 
+    def check_now(self) -> None:
+        """Checks at once whether the sessions of open consoles still exist."""
+        self._wake.set()
+
     async def _check(self) -> None:
         """Runs while there are leases."""
         while self._leases:
-            await asyncio.sleep(_CHECK_EVERY_S)
+            try:
+                async with asyncio.timeout(_CHECK_EVERY_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
             sessions = {session_hash for session_hash, _ in self._leases.values()}
-            open_sessions = {one for one in sessions if await self._access.accounts.is_open(one)}
+            try:
+                open_sessions = {one for one in sessions if await self._access.accounts.is_open(one)}
+            except SQLAlchemyError as error:
+                # No session can end meanwhile either, on any machine: that is a change of the store.
+                log.warning("console sessions not checked", reason=reason_of(error))
+                continue
             for (app_id, socket_id), (session_hash, until) in list(self._leases.items()):
                 if session_hash in open_sessions and until > time.monotonic():
                     continue

@@ -136,6 +136,10 @@ class Dashboard:
         self.sampler.times_by_app = times_by_app
         self.sampler.start()
 
+    def check_sessions(self) -> None:
+        """Users or sessions may have changed on another machine."""
+        self._console.check_now()
+
     async def finish(self) -> None:
         await self.sampler.finish()
         await self._console.finish()

@@ -10,7 +10,7 @@ from redpoll.control.records import RecordError
 from redpoll.control.webhooks.endpoints import Endpoints
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store.deliveries import Delivery
-from redpoll.store.store import Store
+from redpoll.store.store import Store, raise_version
 
 __all__ = ["DeadLetters"]
 
@@ -45,6 +45,8 @@ class DeadLetters:
                 self._check_not_deleted(delivery)
             await delivery_rows.retry(connection, ids, self._clock())
             changed = await _deliveries(connection, ids)
+            # The control plane that sends webhooks may be another one. It reads the store again.
+            await raise_version(connection, webhooks={delivery.endpoint_id for delivery in changed})
         for endpoint_id in {delivery.endpoint_id for delivery in changed}:
             self._on_retry(endpoint_id)
         return changed

@@ -8,7 +8,7 @@ which events to write to the outbox. What is sent, and when, is decided in paylo
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -79,6 +79,7 @@ class Endpoints:
         # Includes deleted endpoints that still have deliveries.
         self._all: dict[str, Endpoint] = {}
         self._by_app: dict[str, tuple[Endpoint, ...]] = {}
+        records.on_endpoints = self._take
 
     async def load(self) -> None:
         """Reads all endpoints and sets the hook mask of each app. Call it after `Records.load`."""
@@ -91,6 +92,16 @@ class Endpoints:
                 of_app.append(endpoint)
         self._by_app = {app_id: tuple(of_app) for app_id, of_app in by_app.items()}
         self._records.set_hooks({app_id: hooks_of(of_app) for app_id, of_app in self._by_app.items()})
+
+    def _take(self, changed: Mapping[str, Endpoint]) -> None:
+        """Takes endpoints that other control planes have changed."""
+        for endpoint in changed.values():
+            self._put_in_memory(endpoint)
+        app_ids = {endpoint.app_id for endpoint in changed.values()}
+        self._records.set_hooks({app_id: hooks_of(self.of_app(app_id)) for app_id in app_ids})
+        if self.on_change is not None:
+            for endpoint in changed.values():
+                self.on_change(endpoint)
 
     def _index(self, app_id: str) -> None:
         self._by_app[app_id] = tuple(
@@ -259,7 +270,7 @@ class Endpoints:
         Memory changes before workers see the new hook mask. Otherwise rows written at once would find none.
         """
         try:
-            async with self._records.change_hooks(app_id) as change:
+            async with self._records.change_hooks(app_id, endpoint_id) as change:
                 yield change.connection
                 change.hooks = hooks_of(self.of_app(app_id))
         except BaseException:
@@ -288,9 +299,12 @@ class Endpoints:
         if not any(endpoint.deleted_at is not None for endpoint in self._all.values()):
             return
         async with self._store.change() as connection:
-            removed = await endpoint_rows.remove_deleted(connection)
-        for endpoint_id in removed:
-            self._all.pop(endpoint_id, None)
+            await endpoint_rows.remove_deleted(connection)
+            # Another control plane may have removed some, while it was the one that tidies.
+            stored = await endpoint_rows.all_by_id(connection)
+        for endpoint_id in [one.id for one in self._all.values() if one.deleted_at is not None]:
+            if endpoint_id not in stored:
+                del self._all[endpoint_id]
 
     async def discard_waiting(self, endpoint_id: str) -> None:
         """Discards the waiting deliveries of a deleted endpoint, in batches, so that other writers get their turn."""

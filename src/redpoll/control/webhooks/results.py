@@ -17,6 +17,7 @@ from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.deliveries import Result
 from redpoll.store.leadership import Changes
 from redpoll.store.sqlite import reason_of
+from redpoll.store.store import raise_version
 
 __all__ = ["Results"]
 
@@ -101,6 +102,8 @@ class Results:
                     await delivery_rows.put_results(connection, results)
                 for endpoint_id, since in failing.items():
                     await endpoint_rows.set_failing_since(connection, endpoint_id, since)
+                if failing:
+                    await raise_version(connection, webhooks=failing)
         except SQLAlchemyError as error:
             log.error("webhook results not written", waiting=self.unwritten, reason=reason_of(error))
             return False
