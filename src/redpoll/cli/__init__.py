@@ -19,6 +19,7 @@ from redpoll.cli import (
     messages,
     nodes,
     server,
+    store,
     subscribe,
     tokens,
     tools,
@@ -59,6 +60,7 @@ for _command in (
     usage.usage,
     nodes.node,
     *backup.COMMANDS,
+    *store.COMMANDS,
     doctor.doctor,
     *tools.COMMANDS,
 ):

@@ -1,0 +1,130 @@
+"""`redpoll store copy`: moves the records of an existing server to another database."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import tempfile
+from pathlib import Path
+
+import click
+
+from redpoll.cli.common import fail, print_json, refuse
+
+__all__ = ["COMMANDS"]
+
+_SQLITE = "sqlite:"
+
+
+@click.group()
+def store() -> None:
+    """Move the records to another database.
+
+    \b
+    Examples:
+      redpoll store copy sqlite:./redpoll-data/redpoll.sqlite postgresql://redpoll@db/redpoll
+    """
+
+
+@store.command("copy")
+@click.argument("source")
+@click.argument("target")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def copy(source: str, target: str, as_json: bool) -> None:
+    """Copy all records from the database SOURCE to the empty database TARGET. Stop the servers that use them first.
+
+    A database is `sqlite:PATH` or `postgresql://USER@HOST/DATABASE`. Give the password in the environment variable
+    PGPASSWORD or in ~/.pgpass, because other users can read command lines. SOURCE isn't changed. TARGET gets its tables
+    here, so it must be a new database, which no server has used yet.
+
+    \b
+    Examples:
+      redpoll store copy sqlite:/var/lib/redpoll/redpoll.sqlite postgresql://redpoll@db/redpoll
+      redpoll store copy postgresql://redpoll@db/redpoll sqlite:./redpoll-data/redpoll.sqlite --json
+    """
+    faults = [fault for name, url in (("SOURCE", source), ("TARGET", target)) if (fault := _fault(name, url))]
+    if faults:
+        refuse(faults)
+    with contextlib.ExitStack() as stack:
+        path = _path(source)
+        if path is not None:
+            if (path.parent / "lock").exists():
+                # It is a server's data folder; a backup may be anywhere.
+                _lock(stack, path)
+            source = _SQLITE + str(_copied(stack, path))
+        path = _path(target)
+        if path is not None:
+            if path.exists():
+                fail(f"{path} exists; the target must be a new file")
+            _lock(stack, path)
+        # The store contains secrets.
+        os.umask(0o077)
+        copied = asyncio.run(_copy(source, target))
+    if as_json:
+        # SQLAlchemy's names are a subclass of str, which isn't JSON.
+        print_json({"rows": {"".join(table): rows for table, rows in copied.items()}})
+        return
+    for table, rows in copied.items():
+        click.echo(f"{table:12} {rows}")
+    click.echo(f"copied {sum(copied.values())} rows and counted them again")
+
+
+def _fault(name: str, url: str) -> str | None:
+    if url.startswith((_SQLITE, "postgresql://", "postgres://")):
+        return None
+    return f"{name} must begin with sqlite: or postgresql://"
+
+
+def _path(url: str) -> Path | None:
+    return Path(url.removeprefix(_SQLITE)).resolve() if url.startswith(_SQLITE) else None
+
+
+def _lock(stack: contextlib.ExitStack, path: Path) -> None:
+    """No server may use the file's folder meanwhile: what it changes after the copy would be missing."""
+    from redpoll import datafolder
+
+    try:
+        stack.enter_context(datafolder.lock(path.parent, "store copy"))
+    except datafolder.DataFolderError as error:
+        fail(f"{error}; stop the server first")
+
+
+def _copied(stack: contextlib.ExitStack, path: Path) -> Path:
+    """A temporary copy of an SQLite file, which may be migrated: the source may be of an older version."""
+    if not path.is_file():
+        fail(f"there is no record store at {path}")
+    temporary = Path(stack.enter_context(tempfile.TemporaryDirectory())) / path.name
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as reading,
+            contextlib.closing(sqlite3.connect(temporary)) as writing,
+        ):
+            reading.backup(writing)
+    except sqlite3.Error as error:
+        fail(f"{path} can't be read: {error}")
+    return temporary
+
+
+async def _copy(source_url: str, target_url: str) -> dict[str, int]:
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from redpoll.store import copying
+    from redpoll.store.errors import StoreError, StoreUnavailable, reason_of
+    from redpoll.store.store import Store
+
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            opened = []
+            for url in (source_url, target_url):
+                opened.append(await Store.open(url))
+                stack.push_async_callback(opened[-1].close)
+            return await copying.copy(*opened)
+        except (StoreError, StoreUnavailable) as error:
+            fail(error)
+        except SQLAlchemyError as error:
+            fail(f"the copy failed, and nothing was kept: {reason_of(error)}")
+
+
+COMMANDS = (store,)
