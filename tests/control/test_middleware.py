@@ -371,6 +371,7 @@ CALLS = {
     "read": [
         ("GET", "/apps/3/channels", b""),
         ("GET", "/apps/3/events/log", b""),
+        ("GET", "/apps/3/usage", b""),
         ("GET", "/apps/3/channels/c/history", b""),
         ("POST", "/apps/3/webhooks/verify", b'{"payload":"p","signature":"s"}'),
         ("GET", "/apps/3/trace/1", b""),
