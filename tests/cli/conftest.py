@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -92,6 +93,8 @@ def background(server):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # A run of the tests in the background ignores SIGINT, and so would the command.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         started.append(process)
         return process
