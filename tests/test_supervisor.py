@@ -725,8 +725,8 @@ async def test_closed_terminal_ends_the_server_unless_nohup_started_it(tree, wai
 
     def take_terminal() -> None:
         fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
-        if nohup:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # Set in both cases: the tests themselves may run under nohup.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
 
     tree.start(before=take_terminal)
     os.close(terminal)
