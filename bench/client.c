@@ -7,7 +7,8 @@
  * Built and driven by bench/end_to_end.py and bench/connections.py: commands on stdin, one a line; each is answered by one
  * line of JSON on stdout. Requests come from a file: per request "LENGTH PUBLISHER EVENTS\n" and LENGTH bytes.
  *
- *   connect HOST PORT KEY CHANNEL COUNT AT_ONCE   further subscribers, up to COUNT in all
+ *   connect DIALECT HOST PORT KEY CHANNEL COUNT AT_ONCE
+ *                                                 further subscribers, up to COUNT in all; DIALECT: pusher, centrifugo
  *   disconnect
  *   publish HOST PORT FILE                        each publisher: next request when all have the last one
  *   paced HOST PORT FILE RATE                     RATE requests a second, whatever has arrived; latency from the due time
@@ -68,7 +69,8 @@ static uint32_t subscriber_count, ready_count, lost_count;
 static struct publisher publishers[PUBLISHERS];
 static uint64_t delivered, late, refused, answers;
 static char *buffer; /* the start of an incomplete frame, and what is read after it */
-static char host[64], key[64], channel[256];
+static char dialect[16], host[64], key[64], channel[256];
+static int centrifugo; /* Centrifugo's own protocol instead of Pusher's, for bench/peers.py */
 static struct sockaddr_in address, publish_address;
 
 /* ---- time and latencies: a histogram of microseconds, 64 steps an octave, so within 1.6 % */
@@ -180,11 +182,12 @@ static void begin_connect(uint32_t index) {
 }
 
 static void upgrade(struct subscriber *s, uint32_t index) {
-    char head[640];
+    char path[160], head[640];
+    snprintf(path, sizeof path, centrifugo ? "/connection/websocket" : "/app/%s?protocol=7&client=bench&version=1", key);
     int length = snprintf(head, sizeof head,
-        "GET /app/%s?protocol=7&client=bench&version=1 HTTP/1.1\r\nHost: %s:%d\r\nUpgrade: websocket\r\n"
+        "GET %s HTTP/1.1\r\nHost: %s:%d\r\nUpgrade: websocket\r\n"
         "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
-        key, host, ntohs(address.sin_port));
+        path, host, ntohs(address.sin_port));
     write_all(s->fd, head, length);
     s->state = HEAD;
     watch(s->fd, EPOLLIN, index, EPOLL_CTL_MOD);
@@ -202,8 +205,25 @@ static void take_delivery(struct subscriber *s, const char *mark, uint64_t at_ns
     note_latency(at_ns - publishers[p].sent_at_ns[number]);
 }
 
+/* A message of Centrifugo has replies and events, one a line. */
+static void take_lines(struct subscriber *s, char *text, size_t length, uint64_t at_ns) {
+    const char *end = text + length, *mark = text;
+    if (s->state == ACCEPTED_NEXT && memmem(text, length, "\"subscribe\":{", 13)) {
+        s->state = READY;
+        ready_count++;
+    } else if (length == 2 || !memcmp(text, "{}\n", 3) || memmem(text, length, "\n{}", 3)) {
+        send_text(s->fd, "{}"); /* a ping and its answer */
+    }
+    while (s->state == READY && (mark = memchr(mark, '#', end - mark)) && end - mark >= MARK_BYTES) {
+        take_delivery(s, mark, at_ns);
+        mark += MARK_BYTES;
+    }
+}
+
 static void take_message(struct subscriber *s, char *text, size_t length, uint64_t at_ns) {
-    if (s->state == READY) {
+    if (centrifugo) {
+        take_lines(s, text, length, at_ns);
+    } else if (s->state == READY) {
         const char *mark = memchr(text, '#', length);
         if (mark && (size_t)(text + length - mark) >= MARK_BYTES) take_delivery(s, mark, at_ns);
         else if (memmem(text, length, "pusher:ping", 11)) send_text(s->fd, "{\"event\":\"pusher:pong\",\"data\":{}}");
@@ -261,6 +281,13 @@ static void read_subscriber(struct subscriber *s) {
         if (end) {
             s->state = GREETED_NEXT;
             at = end + 4 - buffer;
+        }
+        if (end && centrifugo) {
+            char subscribe[400];
+            snprintf(subscribe, sizeof subscribe,
+                "{\"id\":1,\"connect\":{}}\n{\"id\":2,\"subscribe\":{\"channel\":\"%s\"}}", channel);
+            send_text(s->fd, subscribe);
+            s->state = ACCEPTED_NEXT;
         }
     }
     if (s->state != HEAD) at += take_frames(s, buffer + at, length - at, now_ns());
@@ -615,7 +642,9 @@ int main(void) {
         unsigned count, at_once, frame_bytes, joined, rounds;
         double rate;
         int core;
-        if (sscanf(line, "connect %63s %15s %63s %255s %u %u", host, port, key, channel, &count, &at_once) == 6) {
+        if (sscanf(line, "connect %15s %63s %15s %63s %255s %u %u", dialect, host, port, key, channel, &count,
+                   &at_once) == 7) {
+            centrifugo = !strcmp(dialect, "centrifugo");
             resolve(host, port, &address);
             connect_subscribers(count, at_once);
         } else if (sscanf(line, "publish %63s %15s %1023s", host, port, path) == 3) {

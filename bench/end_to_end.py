@@ -4,9 +4,11 @@ loop.
     python bench/end_to_end.py                      starts a redpoll with one worker
     PUSHER_URL=http://KEY:SECRET@HOST:PORT/apps/ID python bench/end_to_end.py      any Pusher-compatible server
 
+    python bench/end_to_end.py --nodes 2 --subscribers 1000     two nodes on one Redis, half of the subscribers each
+
 It publishes in three ways: one event at a time (the next one when all subscribers have the last), batches of ten, and
-over ten connections at once. The reference runs in between, with the same client and as many sockets. Not measured:
-processor time, more than one machine, TLS.
+over ten connections at once; with several nodes, all to the first one. The reference runs in between, with the same
+client and as many sockets. Not measured: processor time, more than one machine, TLS.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import contextlib
 import json
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,27 +35,50 @@ PACES = [(100, 100.0), (1000, 20.0), (1000, 100.0)]
 
 
 @contextlib.contextmanager
-def server_under_test(url: str | None, workers: int, core: int | None) -> Iterator[tuple[str, Address]]:
+def servers_under_test(
+    url: str | None, nodes: int, workers: int, core: int | None
+) -> Iterator[tuple[str, list[Address]]]:
     if url is not None:
-        yield "server at PUSHER_URL", Address.parse(url)
+        yield "server at PUSHER_URL", [Address.parse(url)]
         return
     everywhere = os.sched_getaffinity(0)
     if core is not None:
         os.sched_setaffinity(0, {core})  # All processes of the server inherit this.
-    with Server(workers=workers) as server:
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(Server(workers=workers))]
+        while len(servers) < nodes:
+            servers.append(stack.enter_context(second_node(servers[0], len(servers))))
         os.sched_setaffinity(0, everywhere)
-        yield f"redpoll, {workers} worker(s)", Address.parse(server.pusher_url)
+        name = f"redpoll, {nodes} node(s) with {workers} worker(s)"
+        yield name, [Address.parse(server.pusher_url) for server in servers]
 
 
-def measure(client: Client, address: Address, subscribers: int, runs: int) -> list[dict[str, Any]]:
+def second_node(first: Server, number: int) -> Server:
+    """A further node, not started yet, on the Redis and with the records of the first one."""
+    server = Server(
+        workers=first.workers, redis_url=f"unix://{first.folder}/data/redis.sock", node_name=f"node-{number}"
+    )
+    (server.folder / "data").mkdir(mode=0o700)
+    (server.folder / "data" / "redpoll.sqlite").symlink_to(first.folder / "data" / "redpoll.sqlite")
+    return server
+
+
+def connect(client: Client, addresses: Sequence[Address], subscribers: int) -> None:
+    """As many subscribers on each node."""
+    for number, address in enumerate(addresses, 1):
+        client.connect(address, CHANNEL, subscribers * number // len(addresses))
+
+
+def measure(client: Client, addresses: Sequence[Address], subscribers: int, runs: int) -> list[dict[str, Any]]:
     """One row for each mode: medians over `runs`, each run beside its reference."""
+    address = addresses[0]
     results = []
     size_bytes = frame_bytes(CHANNEL)
     for mode, (publishers, events) in MODES.items():
         rates, references, rows = [], [], []
         requests = max(2, DELIVERIES[mode] // (subscribers * publishers * events))
         for _ in range(runs):
-            client.connect(address, CHANNEL, subscribers)
+            connect(client, addresses, subscribers)
             # The first run isn't measured, because it is slower than later ones.
             client.publish(address, CHANNEL, publishers=publishers, requests=2, events=events)
             row = client.publish(address, CHANNEL, publishers=publishers, requests=requests, events=events)
@@ -83,10 +108,11 @@ def measure(client: Client, address: Address, subscribers: int, runs: int) -> li
     return results
 
 
-def measure_latency(client: Client, address: Address, seconds: float) -> list[dict[str, Any]]:
+def measure_latency(client: Client, addresses: Sequence[Address], seconds: float) -> list[dict[str, Any]]:
+    address = addresses[0]
     results = []
     for subscribers, rate in PACES:
-        client.connect(address, CHANNEL, subscribers)
+        connect(client, addresses, subscribers)
         client.paced(address, CHANNEL, rate=rate, seconds=1)
         row = client.paced(address, CHANNEL, rate=rate, seconds=seconds)
         client.disconnect()
@@ -99,19 +125,20 @@ def main() -> None:
     parser.add_argument("--subscribers", type=int, nargs="+", default=[1000, 10_000])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1, help="of the redpoll that is started here")
+    parser.add_argument("--nodes", type=int, default=1, help="that are started here, on one Redis")
     parser.add_argument("--latency-seconds", type=float, default=10.0, help="0 leaves the latencies out")
     parser.add_argument("--pin", action="store_true", help="server on core 0, client on core 1")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
     core = 0 if options.pin else None
     with (
-        server_under_test(os.environ.get("PUSHER_URL"), options.workers, core) as (name, address),
+        servers_under_test(os.environ.get("PUSHER_URL"), options.nodes, options.workers, core) as (name, addresses),
         Client(1 if options.pin else None, core) as client,
     ):
         about = {**machine(), "server": name, "pinned": options.pin, "runs": options.runs}
         print(json.dumps(about))
-        rows = [row for count in options.subscribers for row in measure(client, address, count, options.runs)]
-        latencies = measure_latency(client, address, options.latency_seconds) if options.latency_seconds else []
+        rows = [row for count in options.subscribers for row in measure(client, addresses, count, options.runs)]
+        latencies = measure_latency(client, addresses, options.latency_seconds) if options.latency_seconds else []
     print()
     print_table(
         [
@@ -161,7 +188,7 @@ def main() -> None:
         )
     print()
     for row in rows:
-        if row["subscribers"] == 1000 and row["mode"] in GOALS:
+        if row["subscribers"] == 1000 and row["mode"] in GOALS and len(addresses) == 1:
             per_s, ratio = GOALS[row["mode"]]
             print(
                 f"{row['mode']}: {row['deliveries_per_s']} of {per_s} deliveries/s; "

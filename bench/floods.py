@@ -6,8 +6,11 @@ Two floods, each on a fresh redpoll whose app stores the messages of all channel
 and leaves them, again and again; `names` does the same with new names each time. Both send as fast as the server reads,
 at the lowest priority of this machine, and connect again at once when they are closed. The good clients are in a
 channel each: every one sends a ping a second, some subscribe again, and events are published to them. Their times are
-measured first alone, then during the flood. Redis' figures are those of the flood; `left` are its keys afterwards,
-beyond those from before.
+measured first alone, then during the flood. `server_p99_ms` is the processor time that the server used while a client
+waited: the client's worker, for subscribes also Redis, for events also control. It is about what the client waits on a
+machine with a core for each of them, whatever else this one does. Redis' figures are those of the flood;
+`longest_pass_ms` is the longest pass of a worker's loop by its own processor time (bench/passes.py); `left` are Redis'
+keys afterwards, beyond those from before.
 """
 
 from __future__ import annotations
@@ -33,8 +36,9 @@ import uvloop
 
 # First, since it puts tests/ on the path.
 from load import Address  # isort: skip
+from passes import Passes, ProfiledServer
 from results import save
-from server import Server, cpu_s
+from server import cpu_s
 from wire import signed_path
 
 RULE_SECONDS = 3_600
@@ -62,30 +66,49 @@ def upgrade(key: str) -> bytes:
 PING = frame("pusher:ping")
 
 
+class Clock:
+    """The processor time that a process has used, in seconds, exact to a tick of the kernel."""
+
+    def __init__(self, pid: int) -> None:
+        self._file = os.open(f"/proc/{pid}/schedstat", os.O_RDONLY)
+
+    def __call__(self) -> float:
+        return int(os.pread(self._file, 32, 0).split()[0]) / 1e9
+
+
 class Times:
     """What good clients waited for, in seconds, by kind."""
 
     def __init__(self) -> None:
         self.waited: dict[str, list[float]] = {"pong": [], "subscribe": [], "event": []}
+        self.ran: dict[str, list[float]] = {"pong": [], "subscribe": [], "event": []}
         self.late = 0
+
+    def note(self, kind: str, waited_s: float, ran_s: float) -> None:
+        self.waited[kind].append(waited_s)
+        self.ran[kind].append(ran_s)
 
     def figures(self) -> dict[str, Any]:
         found: dict[str, Any] = {"lost": self.late}
         for kind, values in self.waited.items():
-            ordered = sorted(values)
+            ordered, ran = sorted(values), sorted(self.ran[kind])
             if ordered:
                 p50, p99 = (ordered[int(len(ordered) * share)] for share in (0.5, 0.99))
                 found[kind] = {
                     "p50_ms": round(p50 * 1000, 1),
                     "p99_ms": round(p99 * 1000, 1),
                     "max_ms": round(ordered[-1] * 1000, 1),
+                    "server_p50_ms": round(ran[len(ran) // 2] * 1000, 1),
+                    "server_p99_ms": round(ran[int(len(ran) * 0.99)] * 1000, 1),
                     "count": len(ordered),
                 }
         return found
 
 
 class Good(asyncio.Protocol):
-    """A good client. `times` is replaced between the phases."""
+    """A good client. `times` is replaced between the phases. `clocks` are of its worker, Redis and control."""
+
+    clocks: tuple[Clock, Clock, Clock]
 
     def __init__(self, key: str, number: int, times: list[Times]) -> None:
         self.channel = f"good-{number}"
@@ -95,6 +118,7 @@ class Good(asyncio.Protocol):
         self._received = b""
         self._upgraded = False
         self._pinged = self._subscribed = 0.0
+        self._ran_at_ping = self._ran_at_subscribe = 0.0
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -125,31 +149,42 @@ class Good(asyncio.Protocol):
         return received[start : start + size]
 
     def _message(self, message: bytes) -> None:
-        now, waited = time.perf_counter(), self._times[0].waited
+        now, note = time.perf_counter(), self._times[0].note
         if message.startswith(b'{"event":"pusher:pong"'):
-            waited["pong"].append(now - self._pinged)
+            note("pong", now - self._pinged, self._ran(1) - self._ran_at_ping)
             self._pinged = 0.0
         elif b"subscription_succeeded" in message[:60]:
-            waited["subscribe"].append(now - self._subscribed)
-            self._subscribed = 0.0
-            if not self.ready.done():
+            if self.ready.done():
+                note("subscribe", now - self._subscribed, self._ran(2) - self._ran_at_subscribe)
+            else:
                 self.ready.set_result(None)
+            self._subscribed = 0.0
         elif message.startswith(b'{"event":"sent"'):
-            waited["event"].append(now - float(json.loads(message)["data"]))
+            published, ran = map(float, json.loads(message)["data"].split())
+            note("event", now - published, self._ran(3) - ran)
+
+    def _ran(self, processes: int) -> float:
+        return sum(clock() for clock in self.clocks[:processes])
 
     def connection_lost(self, error: Exception | None) -> None:
         self._times[0].late += 1
 
     def ping(self) -> None:
         if not self._pinged:
-            self._pinged = time.perf_counter()
+            self._pinged, self._ran_at_ping = time.perf_counter(), self._ran(1)
             self.transport.write(PING)
 
     def subscribe(self) -> None:
         if not self._subscribed:
-            self._subscribed = time.perf_counter()
-            again = frame("pusher:unsubscribe", channel=self.channel) if self.ready.done() else b""
+            self._subscribed, again = time.perf_counter(), b""
+            if self.ready.done():
+                self._ran_at_subscribe = self._ran(2)
+                again = frame("pusher:unsubscribe", channel=self.channel)
             self.transport.write(again + frame("pusher:subscribe", channel=self.channel))
+
+    def publish_data(self) -> str:
+        """What an event's data says when it is published now."""
+        return f"{time.perf_counter()!r} {self._ran(3)!r}"
 
 
 async def use(goods: list[Good], address: Address, seconds: float) -> None:
@@ -169,7 +204,7 @@ async def use(goods: list[Good], address: Address, seconds: float) -> None:
             for _ in range(int(passed * _PUBLISHES_PER_S) - published):
                 # Not to those that are about to subscribe again.
                 good = goods[-1 - published % (len(goods) // 2)]
-                publishes.add(loop.create_task(publish(session, address, good.channel)))
+                publishes.add(loop.create_task(publish(session, address, good)))
                 published += 1
             await asyncio.sleep(0.005)
         await asyncio.sleep(0.5)
@@ -178,8 +213,8 @@ async def use(goods: list[Good], address: Address, seconds: float) -> None:
         await asyncio.gather(*publishes, return_exceptions=True)
 
 
-async def publish(session: aiohttp.ClientSession, address: Address, channel: str) -> None:
-    body = json.dumps({"name": "sent", "channel": channel, "data": repr(time.perf_counter())}).encode()
+async def publish(session: aiohttp.ClientSession, address: Address, good: Good) -> None:
+    body = json.dumps({"name": "sent", "channel": good.channel, "data": good.publish_data()}).encode()
     path = signed_path(address, "POST", f"/apps/{address.app_id}/events", body)
     url = f"http://{address.host}:{address.port}{path}"
     async with session.post(url, data=body, headers={"Content-Type": "application/json"}) as answer:
@@ -233,9 +268,9 @@ def scripts_of(redis: Any) -> int:
     )
 
 
-async def measure(server: Server, flood: str, options: argparse.Namespace) -> dict[str, Any]:
+async def measure(server: ProfiledServer, flood: str, options: argparse.Namespace) -> dict[str, Any]:
     address = Address.parse(server.pusher_url)
-    times = [Times()]
+    times, passes = [Times()], Passes(server)
     loop = asyncio.get_running_loop()
     goods = []
     for number in range(options.good):
@@ -244,6 +279,12 @@ async def measure(server: Server, flood: str, options: argparse.Namespace) -> di
         )
         goods.append(good)
         await good.ready
+    redis_clock, control_clock = Clock(server.redis_pid), Clock(server.control_pid)
+    clocks = {pid: Clock(pid) for pid in server.worker_pids()}
+    clock_of = {port: clocks[pid] for pid, ports in server.client_ports().items() for port in ports}
+    for good in goods:
+        port = good.transport.get_extra_info("sockname")[1]
+        good.clocks = clock_of[port], redis_clock, control_clock
     times[0] = Times()
     await use(goods, address, options.seconds)
     alone, times[0] = times[0], Times()
@@ -254,13 +295,14 @@ async def measure(server: Server, flood: str, options: argparse.Namespace) -> di
         attacker = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
         assert attacker.stdout is not None
         await attacker.stdout.readline()
-        began = time.perf_counter()
+        began, began_at = time.perf_counter(), time.monotonic()
         try:
             await use(goods, address, options.seconds)
         finally:
             attacker.terminate()
             output, _ = await attacker.communicate()
         took_s = time.perf_counter() - began
+        until = time.monotonic()
         after = redis.info()
         workers_s = sum(cpu_s(pid) for pid in server.worker_pids()) - sum(used_s)
         redis_s = sum(after[name] - before[name] for name in ("used_cpu_sys", "used_cpu_user"))
@@ -285,12 +327,13 @@ async def measure(server: Server, flood: str, options: argparse.Namespace) -> di
             "cpu_percent": round(redis_s / took_s * 100, 1),
         },
         "workers_cpu_percent": round(workers_s / took_s * 100, 1),
+        "longest_pass_ms": max(passes.longest(pid, began_at, until)["ms"] for pid in server.worker_pids()),
         "left": {"keys": dict(left), "bytes": grown, "longest_ttl_s": longest_s},
     }
 
 
 def run_flood(flood: str, options: argparse.Namespace) -> dict[str, Any]:
-    with Server(workers=options.workers) as server:
+    with ProfiledServer(workers=options.workers) as server:
         rule = ["history", "rule", "add", server.app_id, "--prefix", "", "--keep", "10", "--seconds", str(RULE_SECONDS)]
         command = [sys.executable, "-m", "redpoll", *rule, "--data-dir", str(server.folder / "data")]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

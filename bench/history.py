@@ -17,7 +17,7 @@ from typing import Any
 import redis
 
 from publish import APP_ID, Bench
-from redpoll.control.commands import ask, socket_path
+from redpoll.command_socket import ask, socket_path
 from results import save
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -26,17 +26,21 @@ DATA_BYTES = 100
 
 @dataclass(frozen=True)
 class Address:
-    """A Pusher-compatible server, from `http://KEY:SECRET@HOST:PORT/apps/ID`."""
+    """A Pusher-compatible server, from `http://KEY:SECRET@HOST:PORT/apps/ID`, or a Centrifugo, from
+    `centrifugo://API_KEY@HOST:PORT`, for benches whose clients speak its protocol, too."""
 
     host: str
     port: int
     app_id: str
     app_key: str
     app_secret: str
+    dialect: str = "pusher"
 
     @classmethod
     def parse(cls, url: str) -> Self:
         parts = urllib.parse.urlsplit(url)
+        if parts.scheme == "centrifugo" and parts.hostname and parts.port and parts.username:
+            return cls(parts.hostname, parts.port, "-", "-", parts.username, "centrifugo")
         app_id = parts.path.rpartition("/")[2]
         if not (parts.hostname and parts.username and parts.password and app_id):
             raise SystemExit(f"not http://KEY:SECRET@HOST:PORT/apps/ID: {url}")
@@ -54,25 +58,36 @@ def frame_bytes(channel: str) -> int:
     return len(text) + (2 if len(text) < 126 else 4)
 
 
+def publish_request(address: Address, events: Sequence[tuple[str, str]], *, close: bool = False) -> bytes:
+    """One HTTP request that publishes `events`, each a channel and its data: an event, or a batch of several."""
+    body, headers = {}, ["Content-Type: application/json", *["Connection: close"] * close]
+    channel, data = events[0]
+    if address.dialect == "centrifugo":
+        path = "/api/publish" if len(events) == 1 else "/api/batch"
+        items = [{"channel": channel, "data": data} for channel, data in events]
+        body = items[0] if len(events) == 1 else {"commands": [{"publish": item} for item in items]}
+        headers.append(f"X-API-Key: {address.app_secret}")
+    elif len(events) == 1:
+        path = f"/apps/{address.app_id}/events"
+        body = {"name": EVENT_NAME, "channels": [channel], "data": data}
+    else:
+        path = f"/apps/{address.app_id}/batch_events"
+        body = {"batch": [{"name": EVENT_NAME, "channel": channel, "data": data} for channel, data in events]}
+    content = json.dumps(body, separators=(",", ":")).encode()
+    if address.dialect == "pusher":
+        path = signed_path(address, "POST", path, content)
+    lines = [f"POST {path} HTTP/1.1", f"Host: {address.host}:{address.port}", *headers]
+    return "\r\n".join([*lines, f"Content-Length: {len(content)}", "", ""]).encode() + content
+
+
 def write_requests(file: Path, address: Address, channel: str, *, publishers: int, requests: int, events: int) -> None:
-    """Signs and writes `requests` for each publisher, of one event each, or a batch of several."""
-    path = f"/apps/{address.app_id}/{'events' if events == 1 else 'batch_events'}"
+    """Writes `requests` for each publisher, of one event each, or a batch of several, as client.c reads them."""
     with open(file, "wb") as out:
         for index in range(requests):
             for publisher in range(publishers):
-                data = [data_of(publisher, index * events + place) for place in range(events)]
-                if events == 1:
-                    content: dict[str, Any] = {"name": EVENT_NAME, "channels": [channel], "data": data[0]}
-                else:
-                    items = [{"name": EVENT_NAME, "channel": channel, "data": one} for one in data]
-                    content = {"batch": items}
-                body = json.dumps(content, separators=(",", ":")).encode()
-                head = (
-                    f"POST {signed_path(address, 'POST', path, body)} HTTP/1.1\r\n"
-                    f"Host: {address.host}:{address.port}\r\nContent-Type: application/json\r\n"
-                    f"Content-Length: {len(body)}\r\n\r\n"
-                ).encode()
-                out.write(f"{len(head) + len(body)} {publisher} {events}\n".encode() + head + body)
+                numbers = range(index * events, (index + 1) * events)
+                request = publish_request(address, [(channel, data_of(publisher, number)) for number in numbers])
+                out.write(f"{len(request)} {publisher} {events}\n".encode() + request)
 
 
 class Client:
@@ -112,7 +127,9 @@ class Client:
 
     def connect(self, address: Address, channel: str, count: int, at_once: int = 64) -> dict[str, Any]:
         """Up to `count` subscribers in all, `at_once` of them under way at a time."""
-        return self._ask("connect", address.host, address.port, address.app_key, channel, count, at_once)
+        return self._ask(
+            "connect", address.dialect, address.host, address.port, address.app_key, channel, count, at_once
+        )
 
     def disconnect(self) -> None:
         self._ask("disconnect")

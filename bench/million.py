@@ -51,7 +51,7 @@ from server import Server  # isort: skip
 from wire import signed_path  # isort: skip
 
 HERE = Path(__file__).parent
-MOST = 1_000_000
+MAX_CONNECTIONS = 1_000_000
 # Of a connection, both ends, in user space and kernel; of a worker and of a driver without connections. Estimates for
 # what fits; a run measures its own.
 BYTES_PER_CONNECTION = 10_000
@@ -92,7 +92,7 @@ def fitting(wanted: int) -> int:
 
 def prepare(options: argparse.Namespace) -> swarm.Plan:
     """Prints what the run needs, and ends the program where something is missing."""
-    fits = fitting(options.connections or MOST)
+    fits = fitting(options.connections or MAX_CONNECTIONS)
     count = options.connections = options.connections or fits // 1000 * 1000
     options.workers = options.workers or math.ceil(count / per_worker())
     options.bound = options.bound or 240 + count / 1000
@@ -107,14 +107,7 @@ def prepare(options: argparse.Namespace) -> swarm.Plan:
     if options.workers * per_worker() < count:
         plan.faults.append(f"{options.workers} workers hold {options.workers * per_worker():,} connections")
     print(f"{count:,} connections")
-    for need in plan.needs:
-        print(f"needs {need}")
-    for fault in plan.faults:
-        print(f"missing: {fault}", file=sys.stderr)
-    if plan.faults:
-        sys.exit(2)
-    if options.dry_run:
-        sys.exit(0)
+    plan.print_or_exit(options.dry_run)
     return plan
 
 
@@ -127,6 +120,14 @@ def kernel_bytes() -> int:
     objects = sum(int(fields[name].split()[0]) * 1024 for name in ("Slab", "PageTables"))
     match = re.search(r"^TCP:.* mem (\d+)", Path("/proc/net/sockstat").read_text(), re.MULTILINE)
     return objects + (int(match[1]) * resource.getpagesize() if match else 0)
+
+
+def machine_s() -> tuple[float, float]:
+    """Seconds in which processors had nothing to do, and those that other virtual machines took, since the start of
+    this one, summed over the processors."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    ticks = os.sysconf("SC_CLK_TCK")
+    return (int(words[3]) + int(words[4])) / ticks, int(words[7]) / ticks
 
 
 def open_files(pids: list[int]) -> int:
@@ -247,20 +248,29 @@ class Crowd:
 
     @contextlib.asynccontextmanager
     async def during(self, phase: str) -> AsyncIterator[dict[str, Any]]:
-        """One phase: its figures, with its length, processor time and API latency."""
+        """One phase: its figures, with its length, processor time and API latency. `idle_s` and `stolen_s` are sums
+        over the processors (`machine_s`)."""
         self.phase = phase
         figures: dict[str, Any] = {"phase": phase}
         began, cpu_s, failed, lost = time.monotonic(), swarm.cpu_of(self.pids), self.total("failed"), self.total("lost")
+        drivers_cpu_s, (idle_s, stolen_s) = self.drivers_cpu_s(), machine_s()
         yield figures
+        idle_until_s, stolen_until_s = machine_s()
         figures |= {
             "seconds": round(time.monotonic() - began, 2),
             "server_cpu_s": round(swarm.cpu_of(self.pids) - cpu_s, 2),
+            "drivers_cpu_s": round(self.drivers_cpu_s() - drivers_cpu_s, 2),
+            "idle_s": round(idle_until_s - idle_s, 2),
+            "stolen_s": round(stolen_until_s - stolen_s, 2),
             "failed_attempts": self.total("failed") - failed,
             "lost_connections": self.total("lost") - lost,
             "api": self.api(phase),
         }
         self.phases.append(figures)
         print(json.dumps(figures), flush=True)
+
+    def drivers_cpu_s(self) -> float:
+        return swarm.cpu_of([driver.process.pid for driver in self.drivers if driver.process.returncode is None])
 
     def api(self, phase: str) -> dict[str, Any]:
         waited = sorted(self.answers.get(phase, []))
@@ -362,6 +372,8 @@ async def measure(crowd: Crowd, screen: swarm.Screen, program: Path) -> None:
                 figures |= await broadcast(crowd, screen, session)
         async with crowd.during("all leave at once") as figures:
             figures |= await leave(crowd, screen, session)
+        # The drivers say so up to 0.25 s later.
+        await crowd.until(screen, lambda: crowd.total("ready") == 0, 20)
         async with crowd.during("all come at once") as figures:
             began = time.monotonic()
             crowd.say("come")
@@ -401,7 +413,8 @@ async def broadcast(crowd: Crowd, screen: swarm.Screen, session: aiohttp.ClientS
     before, seen = crowd.total("messages"), crowd.histogram("latency")
     ready = crowd.total("ready")
     status = await crowd.publish(session, CHANNEL, f"#{CHANNEL}|1|{time.monotonic():.6f}|{'x' * 60}")
-    await crowd.until(screen, lambda: crowd.total("messages") - before >= ready, 5)
+    if status == 200:
+        await crowd.until(screen, lambda: crowd.total("messages") - before >= ready, 5)
     # The drivers report four times a second, so the latencies are exact and this moment isn't.
     await asyncio.sleep(0.3)
     latency = swarm.percentiles(crowd.histogram("latency") - seen)

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
-import hmac
 import json
 import os
 import platform
@@ -38,7 +36,7 @@ from typing import NamedTuple
 import msgspec
 
 # First, since it puts tests/ on the path.
-from load import Address  # isort: skip
+from load import Address, publish_request  # isort: skip
 from certs import self_signed
 from redpoll.child_pipe import ChildPipe, Start
 from redpoll.config import Settings
@@ -59,38 +57,18 @@ DISTINCT_REQUESTS = 1_000
 
 def write_requests(
     path: Path,
-    app: tuple[str, str, str] = (APP_ID, KEY, SECRET),
+    address: Address,
     *,
     events: int = 1,
     data_bytes: int = 100,
     closes: bool = False,
 ) -> None:
-    """What the client sends, each request after its length: an event, or a batch of several."""
-    app_id, key, secret = app
-    target = f"/apps/{app_id}/" + ("events" if events == 1 else "batch_events")
+    """What hammer.c sends, each request after its length: an event, or a batch of several."""
     with path.open("wb") as out:
         for number in range(DISTINCT_REQUESTS):
             data = json.dumps({"number": number, "text": "x" * data_bytes})
-            event: dict[str, object] = {"name": "measured", "channels": [f"bench-{number}"], "data": data}
-            if events > 1:
-                event = {
-                    "batch": [
-                        {"name": "measured", "channel": f"bench-{number}-{at}", "data": data} for at in range(events)
-                    ]
-                }
-            body = json.dumps(event).encode()
-            query = (
-                f"auth_key={key}&auth_timestamp={int(time.time())}&auth_version=1.0"
-                f"&body_md5={hashlib.md5(body).hexdigest()}"
-            )
-            signed = f"POST\n{target}\n{query}".encode()
-            signature = hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
-            request = (
-                f"POST {target}?{query}&auth_signature={signature} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-                + ("Connection: close\r\n" if closes else "")
-                + "\r\n"
-            ).encode() + body
+            channels = [f"bench-{number}-{at}" for at in range(events)]
+            request = publish_request(address, [(channel, data) for channel in channels], close=closes)
             out.write(struct.pack("<I", len(request)) + request)
 
 
@@ -136,7 +114,7 @@ class Bench:
         client, requests = self.folder / "hammer", self.folder / "requests"
         if not client.exists():
             compiled("hammer.c", client)
-            write_requests(requests)
+            write_requests(requests, Address("127.0.0.1", server[1], APP_ID, KEY, SECRET))
         process, port = server
         used_s = cpu_s(process.pid)
         command = [client, "127.0.0.1", str(port), str(connections), str(seconds), requests]
@@ -197,6 +175,8 @@ class Bench:
         self.pipes.append(child_pipe)
         child_pipe.send(start)
         child_pipe.send({"alive": [], "greatest": 0})
+        child_pipe.send({"nodes": [], "leader": None})
+        child_pipe.send({"lead": 1})
         child_pipe.send({"workers_ready": True})
         port = listener.getsockname()[1]
         listener.close()
@@ -327,12 +307,11 @@ def main() -> None:
         client = compiled("hammer.c", folder / "hammer", *(["-DTLS", "-lssl", "-lcrypto"] if given.tls else []))
         if url:
             address = Address.parse(url)
-            app = (address.app_id, address.app_key, address.app_secret)
             tested = Target(address.port, {}, socket.gethostbyname(address.host), address.port)
         else:
-            app = (SERVER_APP_ID, SERVER_KEY, SERVER_SECRET)
             tested = stack.enter_context(redpoll(cores, given.tls))
-        write_requests(folder / "requests", app, events=events, data_bytes=data_bytes, closes=given.connection_each)
+            address = Address(tested.host, tested.port, SERVER_APP_ID, SERVER_KEY, SERVER_SECRET)
+        write_requests(folder / "requests", address, events=events, data_bytes=data_bytes, closes=given.connection_each)
         targets = {"server at PUSHER_URL" if url else "redpoll, signed publish": tested}
         if not given.tls:
             targets["bare C server, `{}`"] = stack.enter_context(reference({everywhere[0]}, folder))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import hashlib
 import hmac
 import http.client
@@ -36,7 +37,7 @@ from redpoll.child_pipe import Start
 from redpoll.cluster.keys import Keys, shard
 from redpoll.config import Settings
 from redpoll.control.dashboard.accounts import Accounts
-from redpoll.control.main import ControlPlane
+from redpoll.control.plane import ControlPlane
 from redpoll.control.records import Records
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.store.eventlog import EventLog
@@ -174,10 +175,14 @@ async def control_plane(redis: RedisServer, folder: Path) -> AsyncIterator[int]:
     )
     await plane.start()
     plane.receive({"alive": [], "greatest": 0})
+    plane.receive({"nodes": [], "leader": None})
     plane.receive({"lead": 1})
     plane.receive({"workers_ready": True})
     while not plane.publisher.open:
         await asyncio.sleep(0.01)
+    # As in control's own process (control/main.py). Otherwise a pass would contain a collection of all modules.
+    gc.collect()
+    gc.freeze()
     try:
         yield listener.getsockname()[1]
     finally:
@@ -243,6 +248,8 @@ async def measure(port: int, kinds: list[str]) -> list[dict[str, object]]:
 async def run(options: argparse.Namespace) -> list[dict[str, object]]:
     kinds = ["nothing", "all channels", "a quarter of the channels", "a quarter, with counts", "a rare prefix"]
     kinds += ["users of a channel", *([] if options.unpaged_only else ["pages of 1,000"])]
+    if options.only:
+        kinds = options.only
     with tempfile.TemporaryDirectory(prefix="rp") as folder:
         redis = RedisServer(Path(folder))
         redis.start()
@@ -266,6 +273,7 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=200_000)
     parser.add_argument("--users", type=int, default=10_000, help="of one presence channel")
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--only", nargs="+", default=[], help="the queries to measure")
     parser.add_argument("--unpaged-only", action="store_true", help="for servers without pages")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

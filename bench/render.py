@@ -64,7 +64,10 @@ def main_figures(results: dict[str, Result]) -> str:
     p50, p99 = max(row["p50"] for row in hook.values()), max(row["p99"] for row in hook.values())
     picows = figures["fanout"].get("picows")
     busy = publish[max(publish, key=int)]
-    recovery = figures["recovery"]
+    recovery, million = figures["recovery"], figures["million"]
+    phases = {phase["phase"]: phase for phase in million["phases"]}
+    hold = phases["hold"]
+    refused = sum(phase["failed_attempts"] + phase["lost_connections"] for phase in million["phases"])
     rows = [
         [
             "published by HTTP, received by 1,000 subscribers, one event at a time",
@@ -122,6 +125,14 @@ def main_figures(results: dict[str, Result]) -> str:
             f"{rounded(connections['10000']['per_s'], 2)}/s up to 10,000 (least {rounded(least, 2)})",
             "6,000/s",
         ],
+        [
+            f"{million['connections']:,} connections to one channel, {million['workers']} workers, "
+            "the clients on the same two cores and 24 GB",
+            f"{refused} refused or lost, {million['fenced']} workers fenced; {hold['user_bytes_per_connection']} B of "
+            f"a worker and {hold['kernel_bytes_per_connection_both_ends'] / 1000:.1f} kB of the kernel (both ends) for "
+            f"each; one event reaches all in {phases['broadcast']['latency']['max_ms'] / 1000:.0f} s",
+            "none fenced",
+        ],
         ["events received from Redis by one worker", f"{rounded(bus['per_s'])}/s", "300,000/s"],
         [
             "worker killed with -9: members removed, counts right",
@@ -138,14 +149,23 @@ def main_figures(results: dict[str, Result]) -> str:
     return table(["what", "seen", "limit"], rows)
 
 
+_PEER_ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "serial_per_s": ("deliveries/s to 1,000 subscribers, one event at a time", rounded),
+    "batch of 10_per_s": ("the same in batches of ten", rounded),
+    "p99_ms_at_20": ("p99 latency, 1,000 subscribers, 20 events/s", lambda ms: f"{ms:,.0f} ms"),
+    "p99_ms_at_100": ("the same with 100 events/s", lambda ms: f"{ms:,.0f} ms"),
+    "connects_per_s": ("connect + subscribe/s, up to 10,000", rounded),
+    "bytes": ("memory for each idle subscribed connection", lambda size: f"{size / 1000:.1f} kB"),
+    "publishes_per_s": ("publishes/s, 64 keep-alive connections", rounded),
+    "publishes_each_per_s": ("publishes/s, a connection for each (PHP)", rounded),
+}
+
+
 def peers(results: dict[str, Result]) -> str:
-    """redpoll beside Centrifugo and soketi, measured in one run."""
+    """redpoll beside other servers, measured in one run."""
     figures = results["peers"]["figures"]
-    servers = list(figures["versions"])
-    heads = ["", *(f"{server} {figures['versions'][server]}" for server in servers)]
-    return table(
-        heads, [[what, *(row.get(server, "–") for server in servers)] for what, row in figures["rows"].items()]
-    )
+    rows = [[what, *(shown(row[name]) for row in figures.values())] for name, (what, shown) in _PEER_ROWS.items()]
+    return table(["", *figures], rows)
 
 
 # -- bench/README.md -------------------------------------------------------------------------------------------------
@@ -304,14 +324,23 @@ def _plain(figures: dict[str, Any]) -> str:
 
 
 def _peers(figures: dict[str, Any]) -> str:
-    return "redpoll, Centrifugo and soketi side by side: the first table of README.md"
+    return f"{', '.join(figures)} side by side: the first table of README.md"
 
 
 def _tools(figures: dict[str, Any]) -> str:
     return f"{figures['server']}: the table above"
 
 
+def _million(figures: dict[str, Any]) -> str:
+    phases = "; ".join(
+        f"{phase['phase']} {phase['seconds']:,.0f} s (publishes p99 {phase['api']['p99_ms']:,.0f} ms)"
+        for phase in figures["phases"]
+    )
+    return f"{figures['connections']:,} connections, {figures['workers']} workers; {phases}"
+
+
 _SUMMARIES: dict[str, Summary] = {
+    "million": _million,
     "peers": _peers,
     "end_to_end": _end_to_end,
     "fanout": _fanout,
@@ -347,6 +376,59 @@ def most(results: dict[str, Result]) -> str:
                 ]
             )
     return table(["server", "connections", "memory each", "processor time each", "events", "latency"], rows)
+
+
+def per_unit(results: dict[str, Result]) -> str:
+    """What one connection, event, publish and message costs the server."""
+    figures = {name: result["figures"] for name, result in results.items()}
+    shared, each = figures["connections"]["10000"], figures["connections-each"]
+    # Memory of the first round stays for the next ones.
+    own, own_per_s = each["round 1"], max(row["per_core_per_s"] for row in each.values())
+    ticker, chat = figures["swarm-ticker-redpoll"], figures["swarm-chat-redpoll"]
+    publish = figures["publish"][max(figures["publish"], key=int)]["us"]
+    most, history = figures["swarm-20000-redpoll"], figures["history"]
+    rows = [
+        [
+            "idle connection with one subscription",
+            f"{shared['bytes_per_connection']} B of a worker's memory; with a channel of its own "
+            f"{own['worker_bytes']:,} B, and {own['redis_bytes']:,} B of Redis'",
+            "`bench/connections.py`",
+        ],
+        [
+            "connect and subscribe, as fast as possible",
+            f"{1000 / shared['per_core_per_s']:.2f} ms of processor time; with a channel of its own "
+            f"{1000 / own_per_s:.2f} ms",
+            "`bench/connections.py`",
+        ],
+        [
+            f"the same at a steady {rounded(ticker['connected_per_s'], 2)} connections a second",
+            f"{ticker['server_us_per_connection'] / 1000:.1f} ms; with three channels, one of them a presence channel, "
+            f"{chat['server_us_per_connection'] / 1000:.1f} ms",
+            "`bench/swarm.py`, profiles ticker and chat",
+        ],
+        [
+            "event sent to a socket",
+            f"{ticker['server_us_per_event']:.0f} µs of processor time, less in bursts",
+            "`bench/swarm.py`, profile ticker",
+        ],
+        [
+            "publish over HTTP, signed, logged and traced",
+            f"{sum(publish.values()):.0f} µs of processor time: {publish['worker']:.0f} of a worker, "
+            f"{publish['control']:.0f} of the control plane, {publish['redis']:.0f} of Redis",
+            "`bench/publish.py`",
+        ],
+        [
+            f"the same at {most['published_per_s']:.0f} a second, with all that the server does meanwhile",
+            f"{most['server_us_per_event'] / 1000:.1f} ms",
+            "`bench/swarm.py`, profile notifications",
+        ],
+        [
+            "message kept in a history",
+            f"{history['redis_bytes'] - 130} B of Redis' memory besides its own size",
+            "`bench/history.py`",
+        ],
+    ]
+    return table(["for each", "it takes", "measured by"], rows)
 
 
 def own_cost(results: dict[str, Result]) -> str:
@@ -387,6 +469,7 @@ TABLES: dict[str, Callable[[dict[str, Result]], str]] = {
     "engines": engines,
     "load": load,
     "most": most,
+    "per-unit": per_unit,
     "own-cost": own_cost,
     "seen": seen,
     "machines": machines,

@@ -22,25 +22,9 @@ import load  # noqa: F401  (finds tests/, where server and wire are)
 from load import print_table
 from results import machine, save
 from server import Server
-from wire import Api, Socket, connect_patiently, eventually
+from wire import Api, Socket, eventually, sockets_by_worker
 
 CHANNEL = "presence-killed"
-
-
-async def sockets_by_worker(server: Server, want: int) -> dict[int, list[Socket]]:
-    """Connections by the pid of the worker that holds them: one worker has `want` or more, others have some."""
-    held: dict[int, list[Socket]] = {}
-    while len(held) < 2 or max(map(len, held.values())) < want:
-        for socket in [await connect_patiently(server) for _ in range(want)]:
-            held.setdefault(0, []).append(socket)
-        sockets = [socket for mine in held.values() for socket in mine]
-        ports = server.client_ports()
-        held = {
-            pid: mine
-            for pid, theirs in ports.items()
-            if (mine := [socket for socket in sockets if socket.port in theirs])
-        }
-    return held
 
 
 async def one_kill(server: Server, members: int) -> dict[str, float]:

@@ -20,7 +20,7 @@ from prometheus_client.core import Metric
 
 from redpoll.cli import main
 from redpoll.control.metrics import catalog
-from redpoll.settings import PREFIX, TABLE, Setting
+from redpoll.setting_table import PREFIX, TABLE, Setting
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -258,7 +258,10 @@ def on_page_markdown(markdown: str, page: Page, **more: Any) -> str:
 
 
 def on_post_page(output: str, **more: Any) -> str:
-    """Names the theme's search dialog and its groups of buttons for screen readers."""
+    """Names the theme's search dialog, its groups of buttons and the boxes of checklists for screen readers."""
+    output = re.sub(
+        r'<input type="checkbox" disabled ?/?>', '<input type="checkbox" disabled aria-label="To do">', output
+    )
     return output.replace(
         'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
     )

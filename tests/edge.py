@@ -53,7 +53,7 @@ class Edge:
         writer.write(before)
         await writer.drain()
         if tls:
-            await asyncio.wait_for(writer.start_tls(self.trusting(), server_hostname="localhost"), 10)
+            await asyncio.wait_for(writer.start_tls(self.trusting(), server_hostname="localhost"), 60)
         return reader, writer
 
     async def ask(self, request: bytes, **how) -> bytes:
@@ -73,7 +73,7 @@ async def until_end(reader: asyncio.StreamReader) -> bytes:
     """Reads until the connection ends or is reset. The kernel resets it if the server leaves bytes unread."""
     received = b""
     try:
-        while piece := await asyncio.wait_for(reader.read(65536), 10):
+        while piece := await asyncio.wait_for(reader.read(65536), 60):
             received += piece
     except ConnectionResetError:
         pass
@@ -90,10 +90,10 @@ def upgrade(path: str, extra: str = "") -> bytes:
 
 async def first_frame(reader: asyncio.StreamReader) -> bytes:
     """Checks that the response is 101 and returns the payload of the first frame."""
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     assert head.startswith(b"HTTP/1.1 101 "), head
-    start = await asyncio.wait_for(reader.readexactly(2), 10)
+    start = await asyncio.wait_for(reader.readexactly(2), 60)
     size = start[1]
     if size == 126:
         size = int.from_bytes(await reader.readexactly(2), "big")
-    return await asyncio.wait_for(reader.readexactly(size), 10)
+    return await asyncio.wait_for(reader.readexactly(size), 60)

@@ -53,7 +53,7 @@ class Node:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 code = await self._process.wait()
         except TimeoutError:
             self._process.kill()
@@ -68,6 +68,9 @@ class Node:
             message = json.loads(line)
             if "id" in message:
                 future = self._awaited.pop(message["id"])
+                if future.done():
+                    # The caller stopped waiting for it.
+                    continue
                 if "error" in message:
                     future.set_exception(NodeError(message["error"]))
                 else:
@@ -86,7 +89,7 @@ class Node:
         self._awaited[self._numbers] = future
         line = json.dumps({"id": self._numbers, "do": command, **parameters})
         self._process.stdin.write(line.encode() + b"\n")
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             return await future
 
     # -- events and states of the clients
@@ -95,7 +98,7 @@ class Node:
         """All news with these fields."""
         return [item for item in self.news if all(item.get(name) == value for name, value in fields.items())]
 
-    async def seen(self, count: int = 1, timeout_s: float = 10.0, **fields: object) -> News:
+    async def seen(self, count: int = 1, timeout_s: float = 60.0, **fields: object) -> News:
         """Waits for `count` pieces of news with these fields and returns the last of them."""
         try:
             async with asyncio.timeout(timeout_s):

@@ -58,7 +58,7 @@ class PostgresServer:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, cwd=self.folder, start_new_session=True, **self._user
             )
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             try:
                 self.execute("postgres", "SELECT 1")
@@ -100,7 +100,7 @@ class PostgresServer:
         """Executes statements, each in a transaction of its own. Returns the rows of the last one."""
 
         async def execute() -> list[asyncpg.Record]:
-            connection = await asyncpg.connect(self.url(database), timeout=10)
+            connection = await asyncpg.connect(self.url(database), timeout=60)
             try:
                 rows = []
                 for statement in statements:

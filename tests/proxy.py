@@ -1,17 +1,19 @@
 """A proxy for failure tests, between redpoll and its Redis or any other client and server.
 
 It forwards bytes unchanged. A test can make it cut all connections, or stall: then it neither reads nor writes, like a
-host that hangs. Between a client and Redis it can also record the commands. It runs in its own thread, so that it works
-while a test blocks.
+host that hangs. Between a client and Redis it can also record the commands, and leave out the messages of PUBLISH. It
+runs in its own thread, so that it works while a test blocks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -19,24 +21,49 @@ import hiredis
 
 Result = TypeVar("Result")
 CHUNK_BYTES = 1 << 18
+# The beginning of a push (RESP3) with a message of a topic.
+_MESSAGE = re.compile(rb">\d+\r\n\$\d+\r\ns?message\r\n")
+
+
+def _end_of_reply(data: bytes, at: int) -> int | None:
+    """Where the reply or push ends that begins at `at`; None if it isn't complete."""
+    line_end = data.find(b"\r\n", at)
+    if line_end < 0:
+        return None
+    kind, after = data[at : at + 1], line_end + 2
+    if kind in b"+-:_#,(":
+        return after
+    count = int(data[at + 1 : line_end])
+    if kind in b"$!=":
+        end = after + count + 2 if count >= 0 else after
+        return end if end <= len(data) else None
+    for _ in range(2 * count if kind == b"%" else count):
+        following = _end_of_reply(data, after)
+        if following is None:
+            return None
+        after = following
+    return after
 
 
 class Proxy:
     """`with Proxy(upstream) as proxy:` listens on the Unix socket `proxy.path` (`proxy.url`) and on 127.0.0.1,
     `proxy.port`.
 
-    `upstream` is the path of a Unix socket, or (host, port). `accepted` counts the connections to the proxy. `commands`
-    has the Redis commands since `note_commands()`, each as a list of bytes.
+    `upstream` is the path of a Unix socket, or (host, port). `swallow_messages` needs `splits_replies`. `accepted`
+    counts the connections to the proxy. `commands` has the Redis commands since `note_commands()`, each as a list of
+    bytes.
     """
 
-    def __init__(self, upstream: str | tuple[str, int]) -> None:
+    def __init__(self, upstream: str | tuple[str, int], *, splits_replies: bool = False) -> None:
         self.upstream = upstream
+        self.splits_replies = splits_replies
         self.commands: list[list[bytes]] = []
         self._folder = Path(tempfile.mkdtemp(prefix="rp"))
         self.path = str(self._folder / "proxy.sock")
         self.port = 0
         self.accepted = 0
         self._noting = False
+        self._swallowing = False
         self._open: set[asyncio.StreamWriter] = set()
         self._flowing: asyncio.Event | None = None
         self._loop = asyncio.new_event_loop()
@@ -75,6 +102,13 @@ class Proxy:
         """Records the commands of all connections in `commands` from now on."""
         self.commands.clear()
         self._noting = True
+
+    def swallow_messages(self) -> None:
+        """Leaves out the messages that Redis delivers to subscribers, until `deliver_messages`. Replies arrive."""
+        self._swallowing = True
+
+    def deliver_messages(self) -> None:
+        self._swallowing = False
 
     # -- in the proxy's thread
 
@@ -126,13 +160,31 @@ class Proxy:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pass(reader, other_writer, hiredis.Reader()))
-                group.create_task(self._pass(other_reader, writer, None))
+                replies = self._pass_replies if self.splits_replies else partial(self._pass, commands=None)
+                group.create_task(replies(other_reader, writer))
         except* (ConnectionError, EOFError):
             pass
         finally:
             self._open -= both
             for end in both:
                 end.transport.abort()
+
+    async def _pass_replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received = b""
+        while data := await reader.read(CHUNK_BYTES):
+            await self._flow().wait()
+            received += data
+            at = begin = 0
+            forwarded = b""
+            while (end := _end_of_reply(received, at)) is not None:
+                if self._swallowing and _MESSAGE.match(received, at):
+                    forwarded += received[begin:at]
+                    begin = end
+                at = end
+            writer.write(forwarded + received[begin:at])
+            received = received[at:]
+            await writer.drain()
+        raise EOFError
 
     async def _pass(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, commands: hiredis.Reader | None

@@ -8,6 +8,7 @@ import pytest
 
 from certs import self_signed
 from redpoll.config import TABLE, ConfigError, Settings, load
+from redpoll.redis_url import RedisUrl
 
 
 def faults_of(flags=None, environment=None, config_path=None) -> dict[str, str]:
@@ -182,14 +183,23 @@ def test_empty_variable_counts_as_not_set(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://h", "redis://:p%40@h:6380/3", "redis://user:p@[::1]:6379", "unix:///run/redis.sock"]
+    "url",
+    [
+        "redis://h",
+        "redis://:p%40@h:6380/3",
+        "redis://user:p@[::1]:6379",
+        "unix:///run/redis.sock",
+        "rediss://h",
+        "redis+sentinel://a,b:7/main?sentinel_password=x",
+        "redis+cluster://a,b:7",
+    ],
 )
 def test_redis_urls_are_accepted(url):
     assert load({"redis_url": url}, {})[0].redis_url == url
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:6379", "redis://", "redis://h:port", "redis://h/db", "unix://redis.sock", "rediss://h"]
+    "url", ["localhost:6379", "redis://", "redis://h:port", "redis://h/db", "unix://redis.sock", "redis+proxy://h"]
 )
 def test_other_redis_urls_are_faults(url):
     assert list(faults_of({"redis_url": url})) == ["--redis-url"]
@@ -215,9 +225,22 @@ def test_database_without_a_shared_redis_gives_a_warning():
     assert load({}, {**settings, "REDPOLL_REDIS_URL": "redis://cache"})[1] == []
 
 
-def test_message_about_a_redis_url_omits_the_password():
-    (text,) = faults_of({"redis_url": "http://user:hunter2@cache"}).values()
+@pytest.mark.parametrize("url", ["http://user:hunter2@cache", "redis://user:hunter2/@cache"])
+def test_message_about_a_redis_url_omits_the_password(url):
+    (text,) = faults_of({"redis_url": url}).values()
     assert "hunter2" not in text
+
+
+def test_files_for_tls_with_redis_are_checked(tmp_path):
+    cert, key = map(str, self_signed(tmp_path))
+    url = {"redis_url": "rediss://h"}
+    settings, warnings = load({**url, "redis_ca_file": cert, "redis_cert_file": cert, "redis_key_file": key}, {})
+    assert RedisUrl.parse(settings.full_redis_url()).cert_file == cert
+    assert warnings == []
+    assert list(faults_of({**url, "redis_cert_file": cert})) == ["REDPOLL_REDIS_KEY_FILE (redis_key_file)"]
+    faults = faults_of({**url, "redis_ca_file": "/none", "redis_cert_file": cert, "redis_key_file": "/none"})
+    assert list(faults) == ["--redis-ca-file", "--redis-key-file"]
+    assert any("no TLS is used" in text for text in load({"redis_url": "redis://h", "redis_ca_file": cert}, {})[1])
 
 
 def test_public_and_control_port_must_differ():

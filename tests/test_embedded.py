@@ -49,7 +49,7 @@ def bundled() -> Path:
 @pytest.mark.parametrize("which", ["found", "bundled"])
 async def test_it_answers_on_its_socket_and_persists_writes(started, tmp_path, which):
     socket_path = started(embedded.find_binary() if which == "found" else bundled())
-    await asyncio.wait_for(embedded.wait_answering(socket_path), 10)
+    await asyncio.wait_for(embedded.wait_answering(socket_path), 60)
     client = redis.Redis(unix_socket_path=str(socket_path))
     options = client.config_get("*")
     assert options["appendonly"] == "yes"
@@ -68,7 +68,7 @@ async def test_it_answers_on_its_socket_and_persists_writes(started, tmp_path, w
 
 async def test_it_flushes_every_write_with_appendfsync_always(started):
     socket_path = started(embedded.find_binary(), Settings(redis_appendfsync="always"))
-    await asyncio.wait_for(embedded.wait_answering(socket_path), 10)
+    await asyncio.wait_for(embedded.wait_answering(socket_path), 60)
     with redis.Redis(unix_socket_path=str(socket_path)) as client:
         assert client.config_get("appendfsync") == {"appendfsync": "always"}
 
@@ -82,7 +82,7 @@ async def test_waiting_ends_when_it_answers(tmp_path):
         writer.close()
 
     async with await asyncio.start_unix_server(serve, tmp_path / "s"):
-        await asyncio.wait_for(embedded.wait_answering(tmp_path / "s"), 10)
+        await asyncio.wait_for(embedded.wait_answering(tmp_path / "s"), 60)
     assert answers == []
 
 

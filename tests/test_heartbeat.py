@@ -16,7 +16,17 @@ EVERY_S = 0.05
 class Supervisor:
     """A node's supervisor: what it says about its node, and what it heard of the others."""
 
-    def __init__(self, url: str, run: str, name: str, *, store: str = "s", term: int = 0, started: float = 100.0):
+    def __init__(
+        self,
+        url: str,
+        run: str,
+        name: str,
+        *,
+        store: str = "s",
+        term: int = 0,
+        started: float = 100.0,
+        every_s: float = EVERY_S,
+    ):
         self.run, self.name, self.store, self.stored_term, self.started = run, name, store, term, started
         self.workers = [1, 2]
         self.draining = False
@@ -25,7 +35,7 @@ class Supervisor:
         self.messages: list[dict] = []
         self.terms: list[int | None] = []
         self.drains: list[float | None] = []
-        self.heartbeat = Heartbeat(url, "rp", run, self.describe, self, every_s=EVERY_S)
+        self.heartbeat = Heartbeat(url, "rp", run, self.describe, self, every_s=every_s)
 
     def start(self) -> None:
         self.heartbeat.start()
@@ -202,6 +212,19 @@ async def test_change_is_told_at_once_and_only_once(make, wait_until):
     assert len(two.messages) == told + 1
 
 
+async def test_change_of_another_node_is_read_at_once(make, wait_until):
+    patient, other = make("a", "one", every_s=3_600), make("b", "two", every_s=3_600)
+    patient.start()
+    await wait_until(lambda: patient.leads)
+    other.start()
+    await wait_until(lambda: other.sees(one=True, two=True))
+    other.workers = [1]
+    other.heartbeat.beat_now()
+    await wait_until(
+        lambda: {node["name"]: node["workers"] for node in patient.messages[-1]["nodes"]} == {"one": [1, 2], "two": [1]}
+    )
+
+
 async def test_draining_node_does_not_become_the_leader(make, wait_until):
     one, two = make("a", "one"), make("b", "two")
     one.draining = True
@@ -248,7 +271,7 @@ async def test_term_that_the_record_store_has_seen_is_replaced_by_a_greater_one(
     await wait_until(lambda: one.terms == [1, 8])
     # The same term again: control was restarted.
     one.heartbeat.know_store("s", 8)
-    await asyncio.wait_for(beats(one, 3), 10)
+    await asyncio.wait_for(beats(one, 3), 60)
     assert one.terms == [1, 8]
 
 
@@ -264,7 +287,7 @@ async def test_nodes_with_one_name_are_both_shown_and_do_not_take_turns(make, wa
     await wait_until(lambda: one.leads)
     two.start()
     await wait_until(lambda: two.is_joined)
-    await asyncio.wait_for(beats(two, 10), 10)
+    await asyncio.wait_for(beats(two, 10), 60)
     assert [one.leads, two.leads].count(True) == 1
     assert len(one.terms) + len(two.terms) <= 3
 

@@ -26,15 +26,20 @@ ROOMS = {
 }
 # Modules at the top of src/redpoll that every package except protocol may import.
 BASE = {
+    "app_names",
     "certificate",
     "child_pipe",
+    "command_socket",
     "config",
     "http_messages",
     "json_text",
     "logs",
     "loop_lag",
     "proxies",
+    "redis_url",
     "redpoll",
+    "remedies",
+    "setting_table",
     "settings",
 }
 # Modules that only declare types. Their tests would repeat them.
@@ -47,6 +52,7 @@ HOST = {
     "__main__",
     "cli",
     "supervisor",
+    "reloading",
     "heartbeat",
     "system",
     "child",

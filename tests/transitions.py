@@ -58,6 +58,11 @@ class Box:
         self.page = 1_000
         self.drains = 0
         self.waiting = self.leaves = 0
+        self.connects = 1
+        self.debounce_s = 0.0
+        # What is occupied or a member, by Subject, and what was to be restated.
+        self.is_present = {}
+        self.restated = []
         self._committed = set()
 
     def put(self, *rows):
@@ -71,6 +76,12 @@ class Box:
         self._committed.clear()
         self.waiting = len(self.rows)
         return Drained(self.rows[: self.page], 0, len(self.rows) > self.page)
+
+    async def present(self, subjects):
+        return [self.is_present.get(subject, False) for subject in subjects]
+
+    async def restate(self, subjects):
+        self.restated += subjects
 
     def committed(self, rows):
         self._committed |= {(row.shard, row.stamp) for row in rows}

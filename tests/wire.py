@@ -43,6 +43,12 @@ class Target(Protocol):
     app_secret: str
 
 
+class TargetWithWorkers(Target, Protocol):
+    """A server whose workers can be told apart, such as `server.Server`."""
+
+    def client_ports(self) -> dict[int, set[int]]: ...
+
+
 def digest(secret: str, text: str) -> str:
     return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
 
@@ -146,7 +152,7 @@ class Socket(asyncio.Protocol):
         extra: str = "",
         receive_buffer_bytes: int | None = None,
         established: bool = True,
-        timeout_s: float = 10.0,
+        timeout_s: float = 60.0,
     ) -> Self:
         """Connects, upgrades and, if `established`, waits for `pusher:connection_established`."""
         raw = sockets.socket()
@@ -263,7 +269,7 @@ class Socket(asyncio.Protocol):
         """Sends a message as a JSON text frame."""
         self.write(frame(TEXT, json.dumps(message).encode()))
 
-    async def until(self, predicate: Callable[[], object], timeout_s: float = 10.0, what: str = "it") -> None:
+    async def until(self, predicate: Callable[[], object], timeout_s: float = 60.0, what: str = "it") -> None:
         """Waits until the predicate is true. Checks it after each arrival."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -276,12 +282,12 @@ class Socket(asyncio.Protocol):
         except TimeoutError:
             raise TimeoutError(f"not within {timeout_s} s: {what}; last frames: {self.frames[-3:]}") from None
 
-    async def until_closed(self, timeout_s: float = 10.0) -> int | None:
+    async def until_closed(self, timeout_s: float = 60.0) -> int | None:
         """Waits for the end of the connection. Returns the close code, or None without a close frame."""
         await self.until(lambda: self.lost, timeout_s, "the server to close")
         return self.close_code
 
-    async def next(self, event: str | None = None, channel: str | None = None, timeout_s: float = 10.0) -> Frame:
+    async def next(self, event: str | None = None, channel: str | None = None, timeout_s: float = 60.0) -> Frame:
         """Waits for the next frame with this event and channel. The frames before it are dropped."""
 
         def found() -> bool:
@@ -313,7 +319,7 @@ class Socket(asyncio.Protocol):
         return {"event": "pusher:subscribe", "data": data}
 
     async def subscribe(
-        self, channel: str, user_id: object = None, user_info: object = None, timeout_s: float = 10.0
+        self, channel: str, user_id: object = None, user_info: object = None, timeout_s: float = 30.0
     ) -> Frame:
         """Subscribes and returns the success frame."""
         self.send(self.subscribe_request(channel, user_id, user_info))
@@ -322,7 +328,7 @@ class Socket(asyncio.Protocol):
     def unsubscribe(self, channel: str) -> None:
         self.send({"event": "pusher:unsubscribe", "data": {"channel": channel}})
 
-    async def ping(self, timeout_s: float = 10.0) -> float:
+    async def ping(self, timeout_s: float = 60.0) -> float:
         """Sends `pusher:ping` and returns the seconds until its pong. The server has then handled everything before it.
 
         The pong can overtake frames that are still queued; use `settle` if they matter.
@@ -342,7 +348,7 @@ class Socket(asyncio.Protocol):
         await self.ping()
 
 
-async def connect_patiently(target: Target, within_s: float = 30.0) -> Socket:
+async def connect_patiently(target: Target, within_s: float = 60.0) -> Socket:
     """Connects, and tries again if it fails: a worker may be dying or not ready yet."""
     deadline = time.monotonic() + within_s
     while True:
@@ -352,6 +358,22 @@ async def connect_patiently(target: Target, within_s: float = 30.0) -> Socket:
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.01)
+
+
+async def sockets_by_worker(server: TargetWithWorkers, want: int) -> dict[int, list[Socket]]:
+    """Connections by the pid of the worker that holds them: one worker has `want` or more, others have some."""
+    held: dict[int, list[Socket]] = {}
+    while len(held) < 2 or max(map(len, held.values())) < want:
+        for socket in [await connect_patiently(server) for _ in range(want)]:
+            held.setdefault(0, []).append(socket)
+        sockets = [socket for mine in held.values() for socket in mine]
+        ports = server.client_ports()
+        held = {
+            pid: mine
+            for pid, theirs in ports.items()
+            if (mine := [socket for socket in sockets if socket.port in theirs])
+        }
+    return held
 
 
 async def connect_many(target: Target, count: int, *, at_once: int = 100, **options: Any) -> list[Socket]:
@@ -379,10 +401,10 @@ async def subscribe_all(sockets_: Sequence[Socket], channel: str) -> None:
     for client in sockets_:
         client.send(client.subscribe_request(channel))
     for client in sockets_:
-        await client.next("pusher_internal:subscription_succeeded", channel, 30.0)
+        await client.next("pusher_internal:subscription_succeeded", channel)
 
 
-async def eventually(ask: Callable[[], Awaitable[object]], expected: object, within_s: float = 30.0) -> None:
+async def eventually(ask: Callable[[], Awaitable[object]], expected: object, within_s: float = 60.0) -> None:
     """Calls `ask` until it returns the expected value."""
     deadline = time.monotonic() + within_s
     while (seen := await ask()) != expected:
@@ -400,7 +422,7 @@ class Api:
 
     async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(limit=self._connections)
-        timeout = aiohttp.ClientTimeout(total=30)
+        timeout = aiohttp.ClientTimeout(total=60)
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
         return self
 

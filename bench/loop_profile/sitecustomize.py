@@ -82,9 +82,9 @@ def _install(folder: str) -> None:
 
         gc.callbacks.append(garbage_collected)
         # uvloop calls a protocol itself; this one's bytes come from Redis.
-        link = sys.modules["redpoll.cluster.link"]
-        received = measured(link._Connection.buffer_updated)
-        link._Connection.buffer_updated = lambda connection, count: received(connection, count)
+        connection_class = sys.modules["redpoll.cluster.redis_connection"].RedisConnection
+        received = measured(connection_class.buffer_updated)
+        connection_class.buffer_updated = lambda connection, count: received(connection, count)
         longest = longest_wall = 0.0
         passes_over = 0
         parts: dict[str, float] = {}

@@ -214,21 +214,101 @@ def _app():
     return App(id="1", name="measured", keys=(Key(key=KEY, secret=SECRET),))
 
 
-def signature_check() -> Case:
-    """The signature of a publish over HTTP."""
-    from redpoll.protocol.auth import check_query
-
-    app = _app()
+def _signed_publish() -> tuple[str, bytes]:
+    """The query and the body of a publish over HTTP."""
     body = json.dumps({"name": "new-message", "channels": ["news"], "data": DATA}).encode()
     query = f"auth_key={KEY}&auth_timestamp=1700000000&auth_version=1.0&body_md5={hashlib.md5(body).hexdigest()}"
     signed = hmac.new(SECRET.encode(), f"POST\n/apps/1/events\n{query}".encode(), hashlib.sha256).hexdigest()
-    query += f"&auth_signature={signed}"
+    return f"{query}&auth_signature={signed}", body
+
+
+def signature_check() -> Case:
+    """The signature of a publish over HTTP, whatever its layout."""
+    from redpoll.protocol.auth import check_query
+
+    app = _app()
+    query, body = _signed_publish()
 
     def run(n: int) -> None:
         for _ in range(n):
             check_query(app, "POST", "/apps/1/events", query, body, 1700000001.0)
 
     return Case("signature check", 500, run)
+
+
+def fast_publish() -> Case:
+    """A publish in the control plane: from a worker's message to the command, and from Redis' reply to the answer."""
+    from redpoll._fast_publish import FastApp, FastPublish, Published
+    from redpoll._http import IncomingRequest
+    from redpoll.cluster.keys import Keys
+    from redpoll.control.response import Dateline
+    from redpoll.http_messages import FIELDS, pack_request
+    from redpoll.protocol import auth, channels
+    from redpoll.protocol.messages import RESERVED_PREFIXES
+
+    app, keys = _app(), Keys("rp")
+    inner, outer, _ = auth.hashes_of(app, KEY)
+    fast_app = FastApp(
+        app,
+        ((KEY.encode(), (inner, outer)),),
+        max_channels=app.max_channels,
+        max_batch=app.max_batch,
+        max_name_chars=app.max_event_name_chars,
+        max_data_bytes=app.max_data_bytes,
+        caches=True,
+        slow_until=0.0,
+    )
+    sent: list[Published] = []
+    answered = [0]
+
+    def completed(link: object, answers: bytes, count: int, *_: object) -> None:
+        answered[0] += count
+
+    fast = FastPublish(
+        {"1": app},
+        lambda _: fast_app,
+        (inner, outer),
+        keys.publish,
+        keys.heads,
+        clock=lambda: 1700000001.0,
+        timer=lambda: 0.0,
+        limit=None,
+        dateline=Dateline(),
+        ready=lambda: 0,
+        publish=lambda commands, published: sent.append(published),
+        completed=completed,
+        failed=completed,
+        reserved_events=tuple(prefix.encode() for prefix in RESERVED_PREFIXES),
+        cache_channels=tuple(prefix.encode() for prefix in channels.CACHE_PREFIXES),
+        own_prefix=channels.OWN_PREFIX.encode(),
+        encrypted_prefix=channels.ENCRYPTED_PREFIX.encode(),
+        max_skew_s=auth.MAX_SKEW_S,
+        max_channel_chars=channels.MAX_NAME_CHARS,
+        api_prefix=b"/api/v1",
+        logs=True,
+    )
+    query, body = _signed_publish()
+    target = f"/apps/1/events?{query}".encode()
+    # As many as a busy worker sends at once.
+    count = 20
+    buffer = bytearray(
+        b"".join(pack_request(n, 0, b"POST", b"127.0.0.1", target, b"", body) for n in range(1, count + 1))
+    )
+
+    message_size = len(buffer) // count
+
+    def run(n: int) -> None:
+        for start in range(0, n, count):
+            part = min(count, n - start)
+            fast.take(None, IncomingRequest, buffer, part * message_size, FIELDS)
+            published = sent.pop()
+            for _ in range(part):
+                published(1)
+            fast.finish()
+        if answered[0] < n:
+            raise AssertionError("a publish was not answered")
+
+    return Case("fast publish", 500, run)
 
 
 def request_head() -> Case:
@@ -301,6 +381,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "parse and unmask": parse_and_unmask,
     "fan-out tick": fan_out_tick,
     "signature check": signature_check,
+    "fast publish": fast_publish,
     "request head": request_head,
     "hold call": hold_call,
     "session subscribe": session_subscribe,

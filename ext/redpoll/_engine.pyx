@@ -17,7 +17,7 @@ from libc.errno cimport EAGAIN, EINTR, errno
 cimport cython
 
 from redpoll._fanout cimport Audience, Flusher, Sink
-from redpoll._sockets cimport Poller, peer_of
+from redpoll._sockets cimport WATCHED_BULK, peer_of
 
 import asyncio
 import binascii
@@ -90,10 +90,11 @@ cdef enum:
     READ_BUFFER_BYTES = 65536
     # One read of an open WebSocket: what its messages cause must not keep other clients waiting, and a client may send
     # a hundred subscribes at once. Less while a crowd waits to be read: each is read in turn, so the others wait for a
-    # few messages of each and not for all that the crowd has sent.
+    # few messages of each and not for all that the crowd has sent. Least for those in the poller's set for bulk.
     READ_BYTES = 8192
-    READ_BYTES_IN_CROWD = 256
-    CROWD = 8
+    READ_BYTES_OF_BULK = 2048
+    READ_BYTES_IN_CROWD = 1024
+    READ_BYTES_OF_BULK_IN_CROWD = 256
     # One read of a TLS transport: a record's largest payload.
     TLS_READ_BYTES = 16384
     MAX_HEAD_BYTES = 16384
@@ -416,9 +417,16 @@ cdef class WebSocket(Sink):
         return self.start()
 
     cdef int socket_readable(self) except -1:
-        cdef ssize_t size = recv(self.fd, PyByteArray_AS_STRING(read_buffer), self.read_size(), MSG_DONTWAIT)
+        cdef:
+            ssize_t asked = self.read_size()
+            ssize_t size = recv(self.fd, PyByteArray_AS_STRING(read_buffer), asked, MSG_DONTWAIT)
+            # A newcomer counts as one until its first messages are read.
+            bint established = self.state == STATE_OPEN or self.state == STATE_HTTP
         if size > 0:
             self.take(<const uint8_t*> PyByteArray_AS_STRING(read_buffer), size)
+            if established and self.watched:
+                # With more to read than one read takes, it comes after those whose message is read in one go.
+                self.flusher.poller.move(self, size == asked)
         elif size == 0:
             self.end()
         elif errno != EAGAIN and errno != EINTR:
@@ -428,12 +436,15 @@ cdef class WebSocket(Sink):
     cdef size_t read_size(self) noexcept:
         """How much to read at most. What is left is reported again, after the others."""
         cdef:
-            size_t size = READ_BYTES
-            Poller poller = self.flusher.poller
+            bint bulk = self.watched & WATCHED_BULK != 0
+            bint crowded = self.flusher.poller.is_crowded()
+            size_t size
         if self.state != STATE_OPEN:
             return READ_BUFFER_BYTES
-        if poller.event_count - poller.next_event > CROWD:
-            size = READ_BYTES_IN_CROWD
+        if bulk:
+            size = READ_BYTES_OF_BULK_IN_CROWD if crowded else READ_BYTES_OF_BULK
+        else:
+            size = READ_BYTES_IN_CROWD if crowded else READ_BYTES
         if self.unfinished != NULL and self.unfinished.in_payload and self.unfinished.left > size:
             # The rest of one message.
             size = min(<size_t> self.unfinished.left, <size_t> READ_BUFFER_BYTES)

@@ -44,7 +44,7 @@ cdef enum:
 
 # -- text --------------------------------------------------------------------------------------------------------
 
-# Characters of a channel's name; of a text that is the same in JSON and out of it; digits.
+# Characters of a channel's name, and those that are written in JSON as they are.
 cdef uint8_t[256] channel_chars
 cdef uint8_t[256] plain_chars
 memset(channel_chars, 0, 256)
@@ -654,6 +654,7 @@ cdef class FastPublish:
             Published published = None
             list requests = []
             int slow = self.ready()
+            bint is_usual
             double now_s = self.clock()
         # What is left of a read that failed.
         self.commands.size = 0
@@ -661,7 +662,8 @@ cdef class FastPublish:
             whole = whole_request(start + used, size - used, &head)
             if whole == 0:
                 break
-            if slow == 0 and not head.flags & ~(FLAG_SECURE | FLAG_CLOSES) and not head.refusal and not head.fields_size:
+            is_usual = not head.flags & ~(FLAG_SECURE | FLAG_CLOSES) and not head.refusal and not head.fields_size
+            if slow == 0 and is_usual:
                 if published is None:
                     published = Published.__new__(Published)
                     published.owner = self

@@ -1,5 +1,6 @@
 # The command that publishes an event, in parts: layout. Behaviour is in _frame.pyx.
 
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy
 
@@ -29,6 +30,16 @@ cdef struct Publish:
     Parts parts
     Span head
     Py_ssize_t topic_size
+
+
+cdef inline Span span_of_text(str of) except *:
+    """As UTF-8, which the text keeps; UnicodeEncodeError for a lone surrogate."""
+    cdef:
+        Span span
+        Py_ssize_t size = 0
+    span.at = <const uint8_t*> PyUnicode_AsUTF8AndSize(of, &size)
+    span.size = size
+    return span
 
 
 cdef inline uint8_t* put(uint8_t* to, const char* source, Py_ssize_t size) noexcept nogil:

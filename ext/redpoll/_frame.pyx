@@ -4,7 +4,6 @@ Bytes in, bytes out: no sockets, no state. Payloads must be valid UTF-8; the cal
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcpy, memset
 
@@ -329,16 +328,6 @@ cdef inline uint32_t crc_of(uint32_t crc, const uint8_t* at, Py_ssize_t size) no
     for i in range(size):
         crc = crc_table[(crc ^ at[i]) & 0xFF] ^ (crc >> 8)
     return crc
-
-
-cdef inline Span span_of_text(str of) except *:
-    # As UTF-8, which the text keeps; UnicodeEncodeError for a lone surrogate.
-    cdef:
-        Span span
-        Py_ssize_t size = 0
-    span.at = <const uint8_t*> PyUnicode_AsUTF8AndSize(of, &size)
-    span.size = size
-    return span
 
 
 cdef bytes encode_event(Span event, Span channel, Span data, Span user, bint has_user, uint64_t offset):

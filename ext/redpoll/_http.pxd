@@ -66,7 +66,7 @@ cdef class IncomingRequest:
         public object parameters
         public object app
         public object token
-        public object said
+        public object decoded
         public object found_params
         public object found_key
         public object found_trace_id

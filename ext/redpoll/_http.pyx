@@ -6,17 +6,26 @@ for bytes (worker/ingress/http_connection.py), protocol/auth.py for signatures. 
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.bytearray cimport PyByteArray_AS_STRING
-from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeASCII, PyUnicode_DecodeUTF8
+from cpython.unicode cimport PyUnicode_DecodeASCII, PyUnicode_DecodeUTF8
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport memchr, memcmp, memcpy
 
-from redpoll._frame cimport Span, put
+from redpoll._frame cimport Span, put, span_of_text
 
 import hashlib
 from hmac import compare_digest
 
-__all__ = ["IncomingRequest", "pack_answer", "pack_ok", "pack_request", "pack_simple", "read_answers", "read_requests", "signed_params"]
+__all__ = [
+    "IncomingRequest",
+    "pack_answer",
+    "pack_ok",
+    "pack_request",
+    "pack_simple",
+    "read_answers",
+    "read_requests",
+    "signed_params",
+]
 
 cdef enum:
     MAX_HEAD_BYTES = 16384
@@ -174,7 +183,9 @@ def pack_simple(bytes data not None, uint32_t number, uint8_t flags, bytes clien
             or name_size == 11 and is_name(name, 11, b"traceparent", 11)
         ):
             fields += packed_field(places, name, name_size, value, value_size)
-    if PyBytes_GET_SIZE(client) > 255 or at - start > MAX_HEAD_BYTES or hosts != 1 or lengths > 1 or end - at != length or length > MAX_BODY_BYTES:
+    if PyBytes_GET_SIZE(client) > 255 or at - start > MAX_HEAD_BYTES or hosts != 1:
+        return None
+    if lengths > 1 or end - at != length or length > MAX_BODY_BYTES:
         return None
     head.size = <uint32_t> (
         sizeof(RequestHead) - 4 + PyBytes_GET_SIZE(method) + PyBytes_GET_SIZE(client) + target_size
@@ -557,7 +568,9 @@ cdef bint read_signed(Signed* signed, Span method, Span path, Span query, double
             to += 1
         j += 1
         to = <char*> put(<uint8_t*> to, at, params[i].size)
-    if signed.signature.at == NULL or signed.key.at == NULL or stamp.at == NULL or not version or signed.signature.size != 64:
+    if signed.signature.at == NULL or signed.signature.size != 64:
+        return False
+    if signed.key.at == NULL or stamp.at == NULL or not version:
         return False
     if not 0 < stamp.size <= 15:
         return False
@@ -612,7 +625,7 @@ def signed_params(
     cdef Signed signed
     if not (query.isascii() and path.isascii() and method.isascii()):
         return None
-    if not read_signed(&signed, ascii_span(method), ascii_span(path), ascii_span(query), now_s, max_skew_s):
+    if not read_signed(&signed, span_of_text(method), span_of_text(path), span_of_text(query), now_s, max_skew_s):
         return None
     key = PyUnicode_DecodeASCII(<const char*> signed.key.at, signed.key.size, NULL)
     inner, outer, known = hashes_of(app, key)
@@ -620,13 +633,3 @@ def signed_params(
     if not (right and known) or (body is not None and not is_body_right(&signed, body)):
         return None
     return key, signed.more
-
-
-cdef inline Span ascii_span(str of) except *:
-    # Of a text that was checked to be ASCII, and that the caller keeps.
-    cdef:
-        Span span
-        Py_ssize_t size = 0
-    span.at = <const uint8_t*> PyUnicode_AsUTF8AndSize(of, &size)
-    span.size = size
-    return span

@@ -14,10 +14,23 @@ cdef extern from "<sys/epoll.h>" nogil:
 cdef enum:
     # What one call of epoll_wait(2) returns at most.
     MAX_EVENTS = 256
-    # Bits of Polled.watched: the descriptor is in the set; reported when readable; reported when writable.
+    # Bits of Polled.watched: the descriptor is in a set; reported when readable; reported when writable; the set is
+    # that of bulk.
     WATCHED = 1
     WATCHED_IN = 2
     WATCHED_OUT = 4
+    WATCHED_BULK = 8
+    # A turn with more events than this has a crowd.
+    CROWD = 8
+
+
+cdef struct EventSet:
+    # Owned: an epoll descriptor; -1 after close().
+    int fd
+    # What epoll_wait returned last; [next, count) is not handled yet, and owned.
+    int next
+    int count
+    epoll_event[MAX_EVENTS] events
 
 
 cdef class Polled(Timed):
@@ -39,28 +52,29 @@ cdef class Polled(Timed):
 
 
 cdef class Poller:
-    # Owned: whose add_reader watches the epoll descriptor.
+    # Owned: whose add_reader watches the descriptor of `quick`.
     cdef readonly object loop
-    # Owned; -1 after close().
-    cdef int epoll_fd
+    # Sockets of which the last read took everything, and the others. `quick` also watches the descriptor of `bulk`.
+    cdef EventSet quick
+    cdef EventSet bulk
     # How long one turn may last, in seconds.
     cdef public double slice_s
-    # Sockets in the set; each is owned.
+    # Sockets in both sets; each is owned. Of these, those in `bulk`.
     cdef readonly Py_ssize_t sockets
-    # What epoll_wait returned last; [next_event, event_count) is not handled yet, and owned.
-    cdef epoll_event[MAX_EVENTS] events
-    cdef int next_event
-    cdef int event_count
+    cdef readonly Py_ssize_t bulk_sockets
     # Sockets that are closed and whose socket_lost() is still to be called, from `next_lost` on.
     cdef list lost
     cdef Py_ssize_t next_lost
     cdef bint lost_scheduled
 
-    cdef int add(self, Polled polled, int fd) except -1
+    cdef int add(self, Polled polled, int fd, bint bulk) except -1
+    cdef int move(self, Polled polled, bint bulk) except -1
+    cdef bint is_crowded(self) noexcept
     cdef int watch(self, Polled polled) except -1
     cdef int release(self, Polled polled) except -1
     cdef int close_socket(self, Polled polled) except -1
-    cdef int fetch(self) except -1
+    cdef int serve(self, EventSet* events, double until) except -1
+    cdef int fetch(self, EventSet* events) except -1
     cdef int handle(self, Polled polled, uint32_t events) except -1
 
 

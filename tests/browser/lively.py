@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 from click.testing import CliRunner
-from playwright.async_api import BrowserContext, Playwright
+from playwright.async_api import Browser, BrowserContext, async_playwright
 
 from redpoll.cli import main
 from server import Server
@@ -154,6 +154,7 @@ async def lively(sockets: int = 12) -> AsyncIterator[Lively]:
                     "channel": f"{here}/channels/presence-room",
                     "connections": f"{here}/connections",
                     "console": f"{here}/console",
+                    "check": f"{here}/check",
                     "trace-search": f"{here}/trace",
                     "trace": f"{here}/trace/{trace_id}",
                     "history": f"{here}/history",
@@ -176,9 +177,17 @@ async def lively(sockets: int = 12) -> AsyncIterator[Lively]:
 
 
 @asynccontextmanager
-async def logged_in(playwright: Playwright, server: Server, **how: Any) -> AsyncIterator[BrowserContext]:
-    """A browser in which the admin is logged in; `how` goes to the context: viewport, color_scheme."""
-    browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+async def chromium() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        yield browser
+        await browser.close()
+
+
+@asynccontextmanager
+async def logged_in(browser: Browser, server: Server, **how: Any) -> AsyncIterator[BrowserContext]:
+    """A context of the browser, without the cookies of others, in which the admin is logged in. `how` goes to it:
+    viewport, color_scheme."""
     context = await browser.new_context(**how)
     page = await context.new_page()
     await page.goto(server.control_url)
@@ -189,4 +198,4 @@ async def logged_in(playwright: Playwright, server: Server, **how: Any) -> Async
     try:
         yield context
     finally:
-        await browser.close()
+        await context.close()

@@ -13,22 +13,20 @@ from pathlib import Path
 TESTS = Path(__file__).parent.parent
 sys.path.insert(0, str(TESTS))
 
-from playwright.async_api import async_playwright  # noqa: E402
-
-from browser.lively import days_work, lively, logged_in  # noqa: E402
+from browser.lively import chromium, days_work, lively, logged_in  # noqa: E402
 
 SIZES = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
 
 
 async def photograph(folder: Path, only: set[str]) -> None:
-    async with lively() as life, async_playwright() as playwright:
+    async with lively() as life, chromium() as browser:
         work = asyncio.create_task(days_work(life.app))
         # So that the charts have something to draw.
         await asyncio.sleep(60)
         for size, viewport in SIZES.items():
             for scheme in ("light", "dark"):
                 look = {"viewport": viewport, "color_scheme": scheme}
-                async with logged_in(playwright, life.server, **look) as context:
+                async with logged_in(browser, life.server, **look) as context:
                     page = await context.new_page()
                     for name, path in life.paths.items():
                         if not only or name in only:

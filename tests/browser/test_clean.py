@@ -1,12 +1,13 @@
 """Every page of the dashboard: no request leaves the host, no policy is breached, axe-core finds nothing serious."""
 
-import shutil
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.async_api import async_playwright
+from playwright.async_api import Page
 
-from browser.lively import FLAGS, lively, logged_in
+from browser.lively import chromium, command, lively, logged_in
 from browser.watch import Watch
 
 AXE = Path(__file__).parent.parent / "clients" / "node_modules" / "axe-core" / "axe.min.js"
@@ -25,31 +26,43 @@ EXAMINE = """async (options) => (await axe.run(document, {resultTypes: ["violati
     .map((each) => `${each.id}: ${each.nodes.map((node) => node.target.join(" ")).join(", ")}`)"""
 
 
+async def faults_of(page: Page, watch: Watch, address: str, rules: dict[str, Any]) -> list[str]:
+    """Opens a page, and returns what is wrong with it."""
+    answer = await page.goto(address)
+    assert answer is not None
+    assert answer.status == 200, address
+    width = await page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+    found = [f"{width} px wider than the window"] if width > 0 else []
+    await page.evaluate(AXE.read_text())
+    found += await page.evaluate(EXAMINE, rules)
+    found += watch.faults
+    watch.faults.clear()
+    return found
+
+
 async def test_pages_load_nothing_external_and_are_accessible() -> None:
     faults: dict[str, list[str]] = {}
-    async with lively() as life, async_playwright() as playwright:
+    async with lively() as life, chromium() as browser:
         for look, (how, rules) in LOOKS.items():
-            async with logged_in(playwright, life.server, **how) as context:
+            async with logged_in(browser, life.server, **how) as context:
+                page = await context.new_page()
+                watch = Watch(page)
                 for name, path in life.paths.items():
-                    page = await context.new_page()
-                    watch = Watch(page)
-                    answer = await page.goto(f"{life.server.control_url}{path}")
-                    assert answer is not None
-                    assert answer.status == 200, path
-                    width = await page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-                    found = [f"{width} px wider than the window"] if width > 0 else []
-                    await page.evaluate(AXE.read_text())
-                    found += await page.evaluate(EXAMINE, rules)
-                    if found or watch.faults:
-                        faults[f"{name}, {look}"] = found + watch.faults
-                    await page.close()
+                    found = await faults_of(page, watch, f"{life.server.control_url}{path}", rules)
+                    faults |= {f"{name}, {look}": found} if found else {}
+                # Debugging shows a notice on each page of the app.
+                debug = "debug", "--app", life.app.app_id
+                await asyncio.to_thread(command, life.server, *debug, "--for", "10m", "--no-follow")
+                found = await faults_of(page, watch, f"{life.server.control_url}{life.paths['connect']}", rules)
+                faults |= {f"notice of debug, {look}": found} if found else {}
+                assert await page.get_by_text("is being debugged until").is_visible()
+                await asyncio.to_thread(command, life.server, *debug, "--off")
     assert not faults
 
 
 async def test_watch_reports_violations() -> None:
     """The checks can fail: a page that requests other hosts, breaks a policy and throws is reported."""
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+    async with chromium() as browser:
         page = await browser.new_page()
         watch = Watch(page)
         await page.route("**/*", lambda route: route.abort() if "elsewhere" in route.request.url else route.continue_())
@@ -59,7 +72,6 @@ async def test_watch_reports_violations() -> None:
             await page.evaluate("() => { throw new Error('oops') }")
         async with page.expect_event("pageerror"):
             await page.evaluate("() => { setTimeout(() => { throw new Error('later') }) }")
-        await browser.close()
     assert any("elsewhere.example" in fault for fault in watch.faults)
     assert any(fault.startswith("policy:") for fault in watch.faults)
     assert any("later" in fault for fault in watch.faults)

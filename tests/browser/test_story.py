@@ -6,18 +6,16 @@ No request may leave the host, no page may break its Content-Security-Policy, an
 import asyncio
 import json
 import re
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
-import pytest
 from aiohttp import web
-from playwright.async_api import Browser, async_playwright, expect
+from playwright.async_api import expect
 
-from browser.lively import FLAGS
+from browser.lively import chromium
 from browser.watch import Watch
 from server import Server
 
@@ -72,24 +70,16 @@ async def receiving() -> AsyncIterator[Receiver]:
         await runner.cleanup()
 
 
-@pytest.fixture
-async def chromium() -> AsyncIterator[Browser]:
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
-        yield browser
-        await browser.close()
-
-
 async def until(ask: Callable[[], Awaitable[object]], timeout_s: float = PATIENCE_MS / 1000) -> None:
     async with asyncio.timeout(timeout_s):
         while not await ask():
             await asyncio.sleep(0.02)
 
 
-async def test_first_login_to_retried_dead_letter(chromium: Browser) -> None:
+async def test_first_login_to_retried_dead_letter() -> None:
     with Server(workers=2, **SETTINGS) as server:
-        async with receiving() as receiver:
-            page = await chromium.new_page()
+        async with receiving() as receiver, chromium() as browser:
+            page = await browser.new_page()
             page.set_default_timeout(PATIENCE_MS)
             watch = Watch(page)
 
@@ -133,10 +123,10 @@ async def test_first_login_to_retried_dead_letter(chromium: Browser) -> None:
                 "window.channel = pusher.subscribe('orders');"
                 "channel.bind('paid', (data) => heard.push(data.number));</script>"
             )
-            shop = await chromium.new_page()
+            shop = await browser.new_page()
             await shop.goto(f"{receiver.url}/page")
             await shop.wait_for_function("window.channel.subscribed")
-            console = await chromium.new_page()
+            console = await browser.new_page()
             console_watch = Watch(console)
             await console.context.add_cookies(await page.context.cookies())
             await console.goto(f"{here}/console")

@@ -13,6 +13,13 @@ def test_app_is_created_listed_and_shown_without_a_server(typed, tmp_path):
     assert (tmp_path / "data" / "redpoll.sqlite").stat().st_mode & 0o077 == 0
 
 
+def test_list_names_the_folder_in_which_it_found_no_app(typed, tmp_path):
+    """The folder is often not the one that was meant."""
+    listed = typed("app", "list")
+    assert (listed.exit_code, listed.stdout) == (0, "")
+    assert listed.stderr == f"there is no app in the data folder {tmp_path / 'data'}\n"
+
+
 def test_app_create_prints_how_to_connect(typed):
     text = typed("app", "create", "demo").stdout
     assert "PUSHER_URL=http://" in text

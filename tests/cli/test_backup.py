@@ -1,5 +1,6 @@
 """`redpoll backup` and `restore`, without a server and beside a running one."""
 
+import asyncio
 import json
 import sqlite3
 import stat
@@ -7,7 +8,7 @@ import stat
 import pytest
 
 from server import Server
-from wire import Socket
+from wire import Api, Socket, eventually
 
 
 def test_what_changed_since_the_backup_is_gone_after_the_restore(typed, app_id, tmp_path):
@@ -60,8 +61,6 @@ async def test_a_server_is_backed_up_while_it_runs_and_serves_the_restored_recor
     with Server(workers=1) as server:
         where = ("--data-dir", str(server.folder / "data"))
         assert typed("backup", str(file), *where).exit_code == 0
-        refused = typed("restore", str(file), *where)
-        assert (refused.exit_code, "stop the server first" in refused.stderr) == (1, True)
         later = json.loads(typed("app", "create", "later", "--json", *where).stdout)
         server.stop()
         assert typed("restore", str(file), *where).exit_code == 0
@@ -75,6 +74,42 @@ async def test_a_server_is_backed_up_while_it_runs_and_serves_the_restored_recor
         with pytest.raises(ConnectionError, match="4001"):
             await Socket.connect(server)
         server.app_key = key
+
+
+async def test_a_running_server_takes_restored_records_and_keeps_its_connections(typed, tmp_path):
+    file, other = tmp_path / "saved.sqlite", tmp_path / "other.sqlite"
+    for words in (("app", "create", "demo"), ("backup", str(other))):
+        assert (await asyncio.to_thread(typed, *words)).exit_code == 0
+    with Server(workers=1) as server:
+        where = ("--data-dir", str(server.folder / "data"))
+
+        async def run(*words):
+            return await asyncio.to_thread(typed, *words, *where)
+
+        assert (await run("backup", str(file))).exit_code == 0
+        later = json.loads((await run("app", "create", "later", "--json")).stdout)
+        client = await Socket.connect(server)
+        await client.subscribe("room")
+        lost = await Socket.connect(server, key=later["key"])
+        restored = await run("restore", str(file))
+        assert (restored.exit_code, restored.stdout.startswith("restored to")) == (0, True), restored.stderr
+        assert [row["id"] for row in json.loads((await run("app", "list", "--json")).stdout)] == [server.app_id]
+        assert await lost.until_closed() == 4001
+        async with Api(server) as api:
+            event = {"name": "again", "channels": ["room"], "data": "{}"}
+
+            async def published() -> int:
+                return (await api.ask("POST", "/events", event))[0]
+
+            await eventually(published, 200)
+        await client.next("again")
+        client.abort()
+        refused = await run("restore", str(other))
+        assert (refused.exit_code, "a backup of another server" in refused.stderr) == (1, True)
+        other.write_bytes(b"damaged" * 1000)
+        refused = await run("restore", str(other))
+        assert (refused.exit_code, "the restore failed" in refused.stderr) == (1, True)
+        assert sorted(path.name for path in (server.folder / "data").glob("*.partial*")) == []
 
 
 @pytest.mark.parametrize(("command", "tool"), [("backup", "pg_dump"), ("restore", "pg_restore")])

@@ -8,7 +8,7 @@ from redpoll.cli import main
 def test_a_wrong_address_ends_with_2_and_says_what_is_expected():
     result = CliRunner().invoke(main, ["doctor", "localhost:6001"])
     assert result.exit_code == 2
-    assert "ws://HOST:PORT/app/KEY" in result.stderr
+    assert "ws[s]://HOST[:PORT]/app/KEY" in result.stderr
 
 
 def test_a_failed_check_ends_with_1_and_json_is_json():

@@ -34,6 +34,7 @@ def test_server_that_owns_the_folder_executes_the_command(typed, tmp_path):
         "import asyncio, sys\n"
         "from pathlib import Path\n"
         "from redpoll import datafolder\n"
+        "from redpoll.command_socket import socket_path\n"
         "from redpoll.control import commands\n"
         "from redpoll.control.context import Context\n"
         "from redpoll.control.records import Records\n"
@@ -45,7 +46,7 @@ def test_server_that_owns_the_folder_executes_the_command(typed, tmp_path):
         "    await records.load()\n"
         "    print('held', flush=True)\n"
         "    await asyncio.to_thread(sys.stdin.readline)\n"
-        "    await commands.serve_commands(Context(store, records, Settings()), commands.socket_path(folder))\n"
+        "    await commands.serve_commands(Context(store, records, Settings()), socket_path(folder))\n"
         "    await asyncio.to_thread(sys.stdin.readline)\n"
         "    print(*(app.name for app in records.apps.values()), flush=True)\n"
         "folder = Path(sys.argv[1])\n"
@@ -62,7 +63,7 @@ def test_server_that_owns_the_folder_executes_the_command(typed, tmp_path):
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as asking:
             server.stdin.write("\n")
             server.stdin.flush()
-            answer, _ = asking.communicate(timeout=20)
+            answer, _ = asking.communicate(timeout=60)
         assert json.loads(answer)["name"] == "while it runs"
         server.stdin.write("\n")
         server.stdin.flush()
@@ -81,7 +82,7 @@ def server():
 def execute(server: Server, *words: str) -> object:
     """Runs a command on the server's data folder and returns its JSON output."""
     line = [sys.executable, "-m", "redpoll", *words, "--json", "--data-dir", str(server.folder / "data")]
-    done = subprocess.run(line, capture_output=True, text=True, env=server.environment(), timeout=30, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, env=server.environment(), timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -12,7 +12,7 @@ import redpoll
 @pytest.fixture
 def wait_until_true():
     def wait(predicate) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not predicate():
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -45,6 +45,12 @@ def test_node_is_drained_and_serves_again(typed, server, wait_until_true):
     wait_until_true(lambda: not draining())
     missing = typed("node", "drain", "nowhere", *where)
     assert (missing.exit_code, "no live node with the name nowhere" in missing.stderr) == (1, True)
+
+
+def test_balance_of_a_server_without_connections_closes_nothing(typed, server):
+    where = ("--data-dir", str(server.folder / "data"))
+    assert typed("balance", *where).stdout == "no node has more than 5 % above the mean; nothing is closed\n"
+    assert json.loads(typed("balance", "--within", "5", "--json", *where).stdout) == {"moved": 0, "within_s": 5.0}
 
 
 def test_without_a_server_there_is_no_list(typed, app_id):

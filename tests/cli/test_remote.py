@@ -10,7 +10,7 @@ URL = "http://K:S@127.0.0.1:9/apps/1"
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("--url", "localhost:6001"), 2, "has no scheme"),
+        (("--url", "localhost:6001"), 2, "isn't the address of an app"),
         (("--url", "ws://127.0.0.1:9/app/K"), 2, "has no secret"),
         (("--url", URL, "--app", "1"), 2, "give either --url or --app"),
         (("--url", URL), 1, "can't be reached"),

@@ -14,7 +14,7 @@ from wire import Socket, eventually
 
 
 def lines_of(process):
-    return [json.loads(line) for line in process.communicate(timeout=20)[0].splitlines()]
+    return [json.loads(line) for line in process.communicate(timeout=60)[0].splitlines()]
 
 
 async def test_events_of_public_private_and_presence_channels_are_lines(background, on_server_async, server):

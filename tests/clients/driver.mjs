@@ -17,6 +17,7 @@ import redpoll from "../../src/redpoll/control/static/redpoll.js";
 import { pageCommands, plain } from "./page.mjs";
 
 const servers = new Map();
+const mounted = new Map();
 let browser = null;
 let page = null;
 
@@ -39,6 +40,13 @@ const commands = {
   },
   server_authorize: ({ client, args }) => pick(servers, client).authorizeChannel(...args),
   server_authenticate_user: ({ client, args }) => pick(servers, client).authenticateUser(...args),
+
+  // Echo's hooks for React and Vue
+  hooks_mount: async ({ client, framework, options }) => {
+    const { mount } = await import("./hooks.mjs");
+    mounted.set(client, await mount(framework, { Pusher, ...options }, (news) => say({ client, ...news })));
+  },
+  hooks_unmount: ({ client }) => pick(mounted, client)(),
 
   // Chromium, on a page that has the commands of page.mjs as `run(name, parameters)`
   browser: async ({ url, options }) => {

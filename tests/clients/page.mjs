@@ -49,6 +49,12 @@ export function pageCommands({ Pusher, Echo, redpoll, say, more = {} }) {
         if (!events.includes(event)) say({ client, channel, event, data });
       });
     },
+    // The library goes on with the options that it has, so the new server's address is written into them.
+    switch_cluster: ({ client, key, options }) => {
+      const pusher = pick(pushers, client);
+      Object.assign(pusher.options, options);
+      pusher.switchCluster({ appKey: key, cluster: "any" });
+    },
     unsubscribe: ({ client, channel }) => pick(pushers, client).unsubscribe(channel),
     // Any event, in this library's public words; Echo's clients have it by way of their connector.
     send_event: ({ client, event, data, channel }) => pick(pushers, client).send_event(event, data, channel),

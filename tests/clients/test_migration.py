@@ -7,6 +7,7 @@ to redpoll, the libraries reconnect by themselves, with the keys and options tha
 import asyncio
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -121,6 +122,120 @@ async def test_echo_reconnects_from_reverb_to_redpoll(server: Server, node: Node
                 await node.seen(2, client="page", event="subscribed")
                 await trigger(server, node, "private-orders", "App\\Events\\OrderShipped")
                 assert (await node.seen(client="page", event="OrderShipped"))["data"] == {"n": 1}
+
+
+# The .env of a new Laravel 12 application after `php artisan install:broadcasting`.
+LARAVEL = """APP_NAME=Laravel
+APP_ENV=local
+APP_KEY=base64:3l1BvPbWqTj0c2mRZ0mO9o0cX4x3m6mJwq8m6gZ3mJ8=
+APP_DEBUG=true
+APP_URL=http://localhost:8000
+
+APP_LOCALE=en
+APP_MAINTENANCE_DRIVER=file
+# PHP_CLI_SERVER_WORKERS=4
+
+LOG_CHANNEL=stack
+LOG_DEPRECATIONS_CHANNEL=null
+
+DB_CONNECTION=sqlite
+# DB_HOST=127.0.0.1
+
+SESSION_DRIVER=database
+SESSION_DOMAIN=null
+
+BROADCAST_CONNECTION=reverb
+FILESYSTEM_DISK=local
+QUEUE_CONNECTION=database
+
+CACHE_STORE=database
+# CACHE_PREFIX=
+
+REDIS_CLIENT=phpredis
+REDIS_HOST=127.0.0.1
+REDIS_PASSWORD=null
+REDIS_PORT=6379
+
+MAIL_FROM_ADDRESS="hello@example.com"
+MAIL_FROM_NAME="${APP_NAME}"
+
+VITE_APP_NAME="${APP_NAME}"
+
+REVERB_APP_ID=845120
+REVERB_APP_KEY=qdyv3x8h1nbmz5ke0tka
+REVERB_APP_SECRET=wq6zrd1tyb0cm9xl4ukp
+REVERB_HOST="localhost"
+REVERB_PORT=8080
+REVERB_SCHEME=http
+
+VITE_REVERB_APP_KEY="${REVERB_APP_KEY}"
+VITE_REVERB_HOST="${REVERB_HOST}"
+VITE_REVERB_PORT="${REVERB_PORT}"
+VITE_REVERB_SCHEME="${REVERB_SCHEME}"
+"""
+# The request of Laravel's PusherBroadcaster and pusher-php-server 7 for an event, configured as by
+# config/broadcasting.php.
+BROADCASTS = r"""
+[, $file, $channel, $event, $payload] = $argv;
+$env = parse_ini_file($file, false, INI_SCANNER_RAW);
+$body = json_encode(["name" => $event, "data" => $payload, "channels" => [$channel]]);
+$path = "/apps/{$env['REVERB_APP_ID']}/events";
+$query = ["auth_key" => $env["REVERB_APP_KEY"], "auth_timestamp" => time(), "auth_version" => "1.0"];
+$query["body_md5"] = md5($body);
+ksort($query);
+$pairs = implode("&", array_map(fn ($name, $value) => "$name=$value", array_keys($query), $query));
+$query["auth_signature"] = hash_hmac("sha256", "POST\n$path\n$pairs", $env["REVERB_APP_SECRET"]);
+$url = "{$env['REVERB_SCHEME']}://{$env['REVERB_HOST']}:{$env['REVERB_PORT']}$path?" . http_build_query($query);
+$headers = "Content-Type: application/json\r\nX-Pusher-Library: pusher-http-php 7.2.7\r\n";
+$request = ["method" => "POST", "header" => $headers, "content" => $body, "ignore_errors" => true];
+echo file_get_contents($url, false, stream_context_create(["http" => $request]));
+"""
+
+
+@pytest.mark.skipif(shutil.which("php") is None, reason="PHP isn't installed")
+async def test_a_new_laravel_application_with_only_host_and_port_changed(
+    server: Server, node: Node, tmp_path: Path
+) -> None:
+    file = tmp_path / ".env"
+    file.write_text(LARAVEL)
+    outcome = await asyncio.to_thread(imported, server, "reverb", file)
+    assert [(app["id"], app["outcome"]) for app in outcome["apps"]] == [("845120", "created")]
+    moved = LARAVEL.replace('REVERB_HOST="localhost"', 'REVERB_HOST="127.0.0.1"')
+    moved = moved.replace("REVERB_PORT=8080", f"REVERB_PORT={server.port}")
+    file.write_text(moved)
+    with credentials(server, "845120", "qdyv3x8h1nbmz5ke0tka", "wq6zrd1tyb0cm9xl4ukp"):
+        async with auth_endpoint(local_signer(server)) as auth_url:
+            # What resources/js/echo.js takes from the VITE_ variables.
+            options = {
+                "broadcaster": "reverb",
+                "key": server.app_key,
+                "wsHost": "127.0.0.1",
+                "wsPort": server.port,
+                "wssPort": server.port,
+                "forceTLS": False,
+                "enabledTransports": ["ws", "wss"],
+                "authEndpoint": auth_url,
+            }
+            await node.call("echo", client="laravel", options=options)
+            await node.call(
+                "echo_listen", client="laravel", channel="orders.1", kind="private", events=["OrderShipped"]
+            )
+            await node.seen(client="laravel", event="subscribed")
+            command = [
+                "php",
+                "-r",
+                BROADCASTS,
+                "--",
+                str(file),
+                "private-orders.1",
+                "App\\Events\\OrderShipped",
+                '{"id":1}',
+            ]
+            done = await asyncio.to_thread(
+                subprocess.run, command, capture_output=True, text=True, timeout=60, check=True
+            )
+            assert done.stdout == "{}", done
+            assert (await node.seen(client="laravel", event="OrderShipped"))["data"] == {"id": 1}
 
 
 def move(host: Proxy, server: Server) -> None:

@@ -19,12 +19,12 @@ class Wire:
 
     async def answer(self) -> tuple[int, bytes]:
         """Status and body of the next answer."""
-        head = (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)).decode("latin-1")
+        head = (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 60)).decode("latin-1")
         length = next(
             (int(line.partition(":")[2]) for line in head.split("\r\n") if line.lower().startswith("content-length:")),
             0,
         )
-        return int(head.split(" ", 2)[1]), await asyncio.wait_for(self.reader.readexactly(length), 10)
+        return int(head.split(" ", 2)[1]), await asyncio.wait_for(self.reader.readexactly(length), 60)
 
 
 def publish_request(server: Server, channel: str, name: str, data: str = "") -> bytes:
@@ -116,8 +116,8 @@ async def test_upgrade_by_firefox_and_below_a_path_prefix(server: Server) -> Non
     wire = await Wire.open(server)
     request = upgrade_request(server).replace(b"Connection: Upgrade", b"Connection: keep-alive, Upgrade")
     wire.writer.write(request.replace(b"GET /app/", b"GET /some/where/app/"))
-    assert (await asyncio.wait_for(wire.reader.readline(), 10)).startswith(b"HTTP/1.1 101")
-    assert b"connection_established" in await asyncio.wait_for(wire.reader.readuntil(b"}"), 10)
+    assert (await asyncio.wait_for(wire.reader.readline(), 60)).startswith(b"HTTP/1.1 101")
+    assert b"connection_established" in await asyncio.wait_for(wire.reader.readuntil(b"}"), 60)
     wire.writer.close()
 
 
@@ -127,7 +127,7 @@ async def test_frames_after_the_upgrade_in_one_packet_are_not_lost(server: Serve
     wire.writer.write(upgrade_request(server) + subscribe)
     text = b""
     while b"subscription_succeeded" not in text:
-        text += await asyncio.wait_for(wire.reader.read(65_536), 10)
+        text += await asyncio.wait_for(wire.reader.read(65_536), 60)
     wire.writer.close()
 
 

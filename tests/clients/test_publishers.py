@@ -37,7 +37,7 @@ async def exchange(port: int, request: bytes, client: str = "127.0.0.1") -> byte
     reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(client, 0))
     try:
         writer.write(request)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await reader.read(-1)
     finally:
         writer.close()
@@ -97,7 +97,7 @@ async def test_php_itself(server: Server) -> None:
         "'header' => 'Content-Type: application/json', 'content' => $argv[2]]]));"
     )
     run = await asyncio.to_thread(
-        subprocess.run, ["php", "-r", script, "--", url, body.decode()], capture_output=True, timeout=30, check=True
+        subprocess.run, ["php", "-r", script, "--", url, body.decode()], capture_output=True, timeout=60, check=True
     )
     assert run.stdout == b"{}", run
     assert await numbers_seen(listener, 1) == [7]
@@ -109,7 +109,7 @@ async def test_php_itself(server: Server) -> None:
 
 async def curl(*arguments: str) -> str:
     run = await asyncio.to_thread(
-        subprocess.run, ["curl", "-sS", "--max-time", "20", *arguments], capture_output=True, text=True, timeout=30
+        subprocess.run, ["curl", "-sS", "--max-time", "60", *arguments], capture_output=True, text=True, timeout=60
     )
     assert run.returncode == 0, run
     return run.stdout
@@ -233,7 +233,7 @@ async def keep_alive(port: int, requests: list[bytes], client: str) -> list[byte
     """Answers to requests on one connection, one after another."""
     reader, writer = await asyncio.open_connection(PROXY, port, local_addr=(client, 0))
     answers = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         for request in requests:
             writer.write(request)
             head = await reader.readuntil(b"\r\n\r\n")

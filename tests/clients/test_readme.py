@@ -63,7 +63,7 @@ async def test_readmes_snippets_deliver_an_event(server: Server, tmp_path: Path,
             async with running(sys.executable, str(tmp_path / "backend.py")) as backend:
                 assert await backend.wait() == 0
             assert reader.stdout is not None
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 assert (await reader.stdout.readline()).decode().strip() == TEXT
             reader.kill()
             await reader.wait()

@@ -37,7 +37,7 @@ async def test_a_publish_says_which_worker_wrote_it_to_how_many_sockets(server: 
             return sum(span.get("sockets", 0) for span in trace["spans"]) if status == 200 else -1
 
         # The goal is 2 s; a CI machine may be slower.
-        await eventually(seen, 24, within_s=20)
+        await eventually(seen, 24, within_s=60)
         trace = await api.get(f"/trace/{trace_id}")
         assert stages(trace)[0] == "authenticated"
         assert stages(trace).count("accepted") == 1
@@ -70,7 +70,7 @@ async def test_a_client_event_can_be_traced_to_its_webhook(wait_until: Callable)
                 traces = [await api.get(f"/trace/{event['trace_id']}") for event in events]
                 return any("webhook" in stages(trace) and "written" in stages(trace) for trace in traces)
 
-            await eventually(hooked, True, within_s=20)
+            await eventually(hooked, True, within_s=60)
             (event, *_) = (await api.get("/events/log", name="client-x"))["events"]
             assert event["caller"] == f"client {sender.socket_id}"
             assert event["channels"] == ["private-room"]

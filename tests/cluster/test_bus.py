@@ -75,7 +75,7 @@ async def test_publish_to_a_redis_that_hangs_is_not_confirmed(link, keys, redis)
     finally:
         redis.resume()
     assert bus.unconfirmed == 2
-    assert await bus.publish_all(APP, [Outgoing("a", "e", "d")]) == [0]
+    assert await Bus(link, keys).publish_all(APP, [Outgoing("a", "e", "d")]) == [0]
 
 
 async def test_publish_whose_connection_breaks_is_not_repeated(link, keys):
@@ -88,12 +88,23 @@ async def test_publish_whose_connection_breaks_is_not_repeated(link, keys):
         await publishing
 
 
-async def test_workers_that_listen_are_counted(link, keys, start_worker, wait_until):
+async def test_workers_that_listen_are_counted(link, keys, start_worker):
     bus = Bus(link, keys)
     assert await bus.workers_listening() == 0
     workers = [await start_worker(k) for k in range(3)]
     assert await bus.workers_listening() == 3
-    await wait_until(lambda: all(worker.sys == [{}] for worker in workers))
+    # Nothing is sent to them for that.
+    assert [worker.sys for worker in workers] == [[], [], []]
+
+
+async def test_worker_that_is_missing_is_not_replaced_by_a_connection_of_a_dead_one(link, keys, start_worker):
+    bus = Bus(link, keys)
+    names = [(await start_worker(k)).registry.w.rpartition(".")[0] for k in (1, 2)]
+    assert await bus.not_listening(names) == []
+    assert await bus.not_listening([]) == []
+    # As many connections as workers, but one of them is of a worker that ended.
+    assert await bus.workers_listening() == 2
+    assert await bus.not_listening([names[0], "0123456789ab.3"]) == ["0123456789ab.3"]
 
 
 # Cache channels

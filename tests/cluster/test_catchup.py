@@ -185,7 +185,7 @@ async def test_random_breaks_lose_and_repeat_nothing(seed, redis, start_worker, 
 
 async def test_connection_that_hangs_until_it_is_closed_loses_nothing(redis, start_worker, app, bus, wait_until):
     with Proxy(redis.path) as proxy:
-        worker = await start_worker(1, server=proxy)
+        worker = await start_worker(1, server=proxy, unanswered_s=0.5)
         worker.app = app
         socket = await attach(worker, wait_until)
         proxy.stall()

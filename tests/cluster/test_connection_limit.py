@@ -60,8 +60,9 @@ async def test_connection_beyond_the_limit_is_turned_away_for_good_once_all_work
 
 
 async def test_place_that_becomes_free_is_given_to_a_waiting_connection(start_worker, make_app, wait_until):
-    a = await start_worker(1, max_admit_s=5)
-    b = await start_worker(2, beat_s=30, unanswered_s=60, max_admit_s=5)
+    a = await start_worker(1)
+    # It beats once: no later beat of it can decide that the app is full.
+    b = await start_worker(2, beat_s=60)
     for worker in (a, b):
         worker.app = make_app(max_connections=1)
     first = b.connect()
@@ -75,7 +76,7 @@ async def test_place_that_becomes_free_is_given_to_a_waiting_connection(start_wo
 
 
 async def test_places_of_a_killed_worker_are_free_when_it_is_reaped(a, start_worker, make_app, link, keys, wait_until):
-    b = await start_worker(2, beat_s=0.05)
+    b = await start_worker(2)
     b.app = a.app
     local_channel = [b.connect() for _ in range(3)]
     await wait_until(answered(*((b, ticket) for ticket in local_channel)))
@@ -91,7 +92,9 @@ async def test_places_of_a_killed_worker_are_free_when_it_is_reaped(a, start_wor
     assert codes(a)[-1] == 4004
 
 
-async def test_worker_that_may_be_dead_means_4100(a, b, wait_until):
+async def test_worker_that_may_be_dead_means_4100(start_worker, make_app, b, wait_until):
+    a = await start_worker(1, max_admit_s=0.35)
+    a.app = make_app(max_connections=3)
     local_channel = [b.connect() for _ in range(3)]
     await wait_until(answered(*((b, ticket) for ticket in local_channel)))
     await b.kill()
@@ -101,7 +104,7 @@ async def test_worker_that_may_be_dead_means_4100(a, b, wait_until):
 
 
 async def test_without_redis_a_connection_gets_4100(own_redis, start_worker, make_app, wait_until):
-    worker = await start_worker(server=own_redis)
+    worker = await start_worker(server=own_redis, away_s=0.25)
     worker.app = make_app(max_connections=3)
     own_redis.kill()
     await wait_until(lambda: not worker.link.up)
@@ -116,7 +119,7 @@ async def test_without_redis_a_connection_gets_4100(own_redis, start_worker, mak
 
 
 async def test_connection_waits_for_a_redis_that_returns_in_time(own_redis, start_worker, make_app, wait_until):
-    worker = await start_worker(server=own_redis, away_s=10)
+    worker = await start_worker(server=own_redis)
     worker.app = make_app(max_connections=3)
     own_redis.kill()
     waiting = worker.connect()
@@ -126,7 +129,7 @@ async def test_connection_waits_for_a_redis_that_returns_in_time(own_redis, star
 
 
 async def test_connection_that_closes_while_it_waits_takes_no_place(start_worker, make_app, wait_until, truth):
-    a = await start_worker(1, admit_retry_s=1)
+    a = await start_worker(1, admit_retry_s=60)
     a.app = make_app(max_connections=3)
     gone = a.connect()
     a.registry.cancel(gone)
@@ -172,7 +175,7 @@ async def test_limit_turned_on_counts_present_connections_and_closes_none(a, b, 
 
 async def test_limit_turned_off_admits_waiting_connections(start_worker, make_app, wait_until, truth):
     # `b` beats once: no later beat of it can decide that the app is full, however long this test takes.
-    a = await start_worker(1, max_admit_s=60, away_s=60)
+    a = await start_worker(1)
     b = await start_worker(2, beat_s=60)
     a.app = b.app = make_app(max_connections=3)
     admitted = [b.connect() for _ in range(3)]

@@ -126,7 +126,7 @@ async def test_pages_asked_for_while_redis_is_away_end_without_an_answer(history
     history.locate("7", "news", outcomes.append, count=3)
     await wait_until(lambda: len(outcomes) == 41)
     assert all(isinstance(outcome, LinkDown) for outcome in outcomes)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await link.wait_up()
     assert await asked(history.page, "7", "news", 0, 64) == Page("", 0, [], False)
 

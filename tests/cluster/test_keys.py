@@ -73,8 +73,10 @@ def test_every_name_follows_a_row_of_the_table():
     at, tag = shard("A", "C"), TAGS[shard("A", "C")].decode()
     day, request = TAGS[shard("A", "%day")].decode(), TAGS[shard("A", "%id:H")].decode()
     user, watched = TAGS[shard("A", "%u:U")].decode(), TAGS[shard("A", CONSOLE_TOPIC)].decode()
+    limited = TAGS[shard("", "ADDRESS")].decode()
     built = {
         keys.clock(at),
+        keys.canary(at, "RUN", 7).replace(b"7", b"K"),
         keys.worker(at, "W"),
         keys.counts("A", "C"),
         keys.members("A", "C"),
@@ -92,6 +94,7 @@ def test_every_name_follows_a_row_of_the_table():
         keys.spent("A", "YYYYMMDD").replace(b"{%b}" % day.encode(), b"{%b}" % tag.encode()),
         keys.resumed("A", "U").replace(b"{%b}" % user.encode(), b"{%b}" % tag.encode()),
         keys.answers("ID"),
+        keys.debug("A"),
         keys.beat,
         keys.nodes,
         keys.leader,
@@ -103,7 +106,12 @@ def test_every_name_follows_a_row_of_the_table():
         keys.topic("A", "C"),
         keys.topic("A", CONSOLE_TOPIC).replace(b"{%b}" % watched.encode(), b"{%b}" % tag.encode()),
         keys.sys,
+        keys.here[at],
+        keys.here_of(at, "RUN.K"),
+        keys.news,
         keys.records,
+        keys.controls,
+        keys.rate("ADDRESS").replace(b"{%b}" % limited.encode(), b"{%b}" % tag.encode()),
     }
     zero = TAGS[0].decode()
     table = {"px:" + row.pattern.replace("{T0}", f"{{{zero}}}").replace("{T}", f"{{{tag}}}") for row in TABLE}

@@ -6,29 +6,22 @@ added twice or removed twice. The seed of a failing history is in the test's nam
 `HISTORIES=10000 pytest tests/cluster/test_model.py` runs more of them.
 """
 
-import asyncio
 import os
-import random
 
 import pytest
 
+from random_history import ROOMS, RandomHistory
 from redpoll.cluster.membership.reaper import Reaper
 
-ROOMS = ("presence-a", "presence-b")
-NEWS = ("news-a", "news-b")
-USERS = tuple(f"u{n}" for n in range(6))
 HISTORIES = int(os.environ.get("HISTORIES", "12"))
 
 
-class History:
+class History(RandomHistory):
     def __init__(self, seed: int, start_worker, link, keys) -> None:
-        self.random = random.Random(seed)
+        super().__init__(seed, link, keys)
         self.start_worker = start_worker
-        self.link = link
-        self.keys = keys
         self.reaper = Reaper(link, keys, "ffffffffffff")
-        self.workers: list = []
-        self.sockets: list = []
+        self.workers = []
         self.k = 0
 
     async def begin(self, workers: int) -> None:
@@ -41,78 +34,38 @@ class History:
 
     async def add_worker(self) -> None:
         self.k += 1
-        self.workers.append(await self.start_worker(self.k, second_look_s=0.3))
+        self.workers.append(await self.start_worker(self.k, second_look_s=0.3, unanswered_s=30))
 
-    def join(self) -> None:
-        worker = self.random.choice(self.workers)
-        if self.random.random() < 0.7:
-            user = self.random.choice(USERS)
-            info = self.random.choice((b"", b'{"n":1}', b'{"n":2}'))
-            socket = worker.join(self.random.choice(ROOMS), user, info)
-        else:
-            socket = worker.join(self.random.choice(NEWS))
-        self.sockets.append((worker, socket))
-
-    def leave(self) -> None:
-        if self.sockets:
-            worker, socket = self.sockets.pop(self.random.randrange(len(self.sockets)))
-            worker.leave(socket)
-
-    def cut(self) -> None:
-        self.random.choice(self.workers).link.drop("cut")
-
-    def lose_replies(self) -> None:
-        # Redis carries out what is queued, and the replies are lost.
-        worker = self.random.choice(self.workers)
-        if worker.link.up:
-            worker.deafen()
-            worker.link.flush()
-            asyncio.get_running_loop().call_later(0.01, worker.link.drop, "cut before the replies")
-
-    async def reap_the_living(self) -> None:
-        await self.reaper.reap(self.random.choice(self.workers).registry.w)
-
-    async def kill(self) -> None:
-        worker = self.workers.pop(self.random.randrange(len(self.workers)))
-        self.sockets = [(owner, socket) for owner, socket in self.sockets if owner is not worker]
-        await worker.kill()
-        await self.reap_the_dead()
+    async def kill(self, worker) -> None:
+        await self.remove(worker)
+        await self.reap_the_dead(self.reaper)
         await self.add_worker()
-
-    async def reap_the_dead(self) -> None:
-        living = {worker.registry.w for worker in self.workers}
-        for name in await self.link.ask(b"HKEYS", self.keys.beat):
-            if name.decode() not in living:
-                await self.reaper.reap(name.decode())
-
-    async def forget(self) -> None:
-        await self.link.ask(b"FLUSHALL")
 
     async def run(self, steps: int, *, mishaps: bool = True) -> None:
         for _ in range(steps):
             chance = self.random.random()
+            worker = self.random.choice(self.workers)
             if chance < 0.50:
                 self.join()
             elif chance < 0.86 or not mishaps:
                 self.leave()
             elif chance < 0.90:
-                self.cut()
+                worker.link.drop("cut")
             elif chance < 0.94:
-                self.lose_replies()
+                self.lose_replies(worker)
             elif chance < 0.97:
-                await self.reap_the_living()
+                await self.reaper.reap(worker.registry.w)
             elif chance < 0.99:
-                await self.kill()
+                await self.kill(worker)
             else:
-                await self.forget()
-            if self.random.random() < 0.5:
-                await asyncio.sleep(self.random.choice((0, 0, 0.001, 0.01)))
+                await self.link.ask(b"FLUSHALL")
+            await self.let_others_run()
 
 
 async def end(history: History, truth) -> None:
     """Waits until everything agrees. Then all leave, and Redis must be empty."""
     await truth.settled(history.workers)
-    await history.reap_the_dead()
+    await history.reap_the_dead(history.reaper)
     await truth.settled(history.workers)
     for worker in history.workers:
         worker.leave_all()

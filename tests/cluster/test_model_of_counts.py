@@ -9,12 +9,12 @@ failing history is in the test's name.
 
 import asyncio
 import os
-import random
 import time
 from itertools import pairwise
 
 import pytest
 
+from random_history import RandomHistory
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.membership.reaper import Reaper
 
@@ -24,17 +24,15 @@ LIMIT = 12
 HISTORIES = int(os.environ.get("HISTORIES", "10"))
 
 
-class History:
+class History(RandomHistory):
     def __init__(self, seed, start_worker, app, link, keys):
-        self.random = random.Random(seed)
+        super().__init__(seed, link, keys)
         self.start_worker = start_worker
         self.app = app
-        self.link = link
-        self.keys = keys
         self.reaper = Reaper(link, keys, "ffffffffffff")
         self.workers = []
-        # Pairs of the worker and its socket, user or ticket.
-        self.sockets, self.signed_in, self.tickets = [], [], []
+        # Pairs of the worker and the user or ticket.
+        self.signed_in, self.tickets = [], []
         self.k = 0
 
     async def add_worker(self):
@@ -53,8 +51,7 @@ class History:
         if chance < 0.25:
             self.sockets.append((worker, worker.join(self.random.choice(CHANNELS))))
         elif chance < 0.45 and self.sockets:
-            owner, socket = self.sockets.pop(self.random.randrange(len(self.sockets)))
-            owner.leave(socket)
+            self.leave()
         elif chance < 0.6:
             user = self.random.choice(USERS)
             worker.registry.sign_in(self.app, user)
@@ -81,10 +78,7 @@ class History:
         if chance < 0.35:
             worker.link.drop("cut")
         elif chance < 0.6:
-            if worker.link.up:
-                worker.deafen()
-                worker.link.flush()
-                asyncio.get_running_loop().call_later(0.01, worker.link.drop, "cut before the replies")
+            self.lose_replies(worker)
         elif chance < 0.75:
             await self.reaper.reap(worker.registry.w)
         elif chance < 0.9:
@@ -94,18 +88,11 @@ class History:
             await DirectoryWriter(self.link, self.keys).fill([self.app], 1)
 
     async def kill(self, worker):
-        self.workers.remove(worker)
-        for entries in (self.sockets, self.signed_in, self.tickets):
+        for entries in (self.signed_in, self.tickets):
             entries[:] = [(owner, entry) for owner, entry in entries if owner is not worker]
-        await worker.kill()
-        await self.reap_the_dead()
+        await self.remove(worker)
+        await self.reap_the_dead(self.reaper)
         await self.add_worker()
-
-    async def reap_the_dead(self):
-        living = {worker.registry.w for worker in self.workers}
-        for name in await self.link.ask(b"HKEYS", self.keys.beat):
-            if name.decode() not in living:
-                await self.reaper.reap(name.decode())
 
     async def count_in_redis(self, channel):
         return sum(int(n) for n in await self.link.ask(b"HVALS", self.keys.counts("7", channel)))
@@ -138,7 +125,7 @@ class History:
             wrong.append(f"{admitted.count(200)} connections, Redis has {await self.count_in_redis('%conn')}")
         return wrong
 
-    async def settled(self, timeout_s=20.0):
+    async def settled(self, timeout_s=60.0):
         deadline = time.monotonic() + timeout_s
         while wrong := await self.differences():
             if time.monotonic() > deadline:
@@ -150,12 +137,11 @@ class History:
             self.step()
             if mishaps and self.random.random() < 0.08:
                 await self.mishap()
-            if self.random.random() < 0.5:
-                await asyncio.sleep(self.random.choice((0, 0, 0.001, 0.01)))
+            await self.let_others_run()
 
     async def end(self, truth):
         await self.settled()
-        await self.reap_the_dead()
+        await self.reap_the_dead(self.reaper)
         await self.settled()
         for owner, socket in self.sockets:
             owner.leave(socket)
@@ -163,7 +149,7 @@ class History:
             owner.registry.sign_out("7", user)
         while self.tickets:
             self.disconnect(0)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while any([*worker.registry.local_channels()] for worker in self.workers):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)

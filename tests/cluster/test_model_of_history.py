@@ -9,10 +9,10 @@ the test's name.
 
 import asyncio
 import os
-import random
 
 import pytest
 
+from random_history import RandomHistory
 from redpoll import _frame
 from redpoll.cluster.bus import Bus, Outgoing
 from redpoll.cluster.history import History
@@ -29,18 +29,15 @@ CHANNELS = tuple(rule.name for rule in RULES)
 HISTORIES = int(os.environ.get("HISTORIES", "8"))
 
 
-class Scenario:
+class Scenario(RandomHistory):
     def __init__(self, seed: int, start_worker, app, link, keys) -> None:
-        self.random = random.Random(seed)
+        super().__init__(seed, link, keys)
         self.start_worker = start_worker
         self.app = app
-        self.link = link
-        self.keys = keys
         self.bus = Bus(link, keys)
         self.history = History(link, keys)
         self.reaper = Reaper(link, keys, "ffffffffffff")
-        self.workers: list = []
-        self.sockets: list = []
+        self.workers = []
         # All sockets that ever attached to a worker that still lives.
         self.ever_attached: list = []
         # What was published to each channel since its history began.
@@ -69,11 +66,6 @@ class Scenario:
         worker, channel = self.random.choice(self.workers), self.random.choice(CHANNELS)
         self._attach(worker, channel, self.random.choice(("u1", "u2", "u3")))
 
-    def leave(self) -> None:
-        if self.sockets:
-            worker, socket = self.sockets.pop(self.random.randrange(len(self.sockets)))
-            worker.leave(socket)
-
     async def publish(self) -> None:
         channel, count = self.random.choice(CHANNELS), self.random.choice((1, 1, 3, 30, 150))
         texts = [str(self.number + at) for at in range(count)]
@@ -93,21 +85,9 @@ class Scenario:
         if not isinstance(await outcome, Exception):
             self.sent["all"].append(text)
 
-    def cut(self) -> None:
-        self.random.choice(self.workers).link.drop("cut")
-
-    def lose_replies(self) -> None:
-        worker = self.random.choice(self.workers)
-        if worker.link.up:
-            worker.deafen()
-            worker.link.flush()
-            asyncio.get_running_loop().call_later(0.01, worker.link.drop, "cut before the replies")
-
-    async def kill(self) -> None:
-        worker = self.workers.pop(self.random.randrange(len(self.workers)))
-        self.sockets = [(owner, socket) for owner, socket in self.sockets if owner is not worker]
+    async def kill(self, worker) -> None:
         self.ever_attached = [(owner, socket) for owner, socket in self.ever_attached if owner is not worker]
-        await worker.kill()
+        await self.remove(worker)
         await self.reaper.reap(worker.registry.w)
         await self.add_worker()
 
@@ -121,7 +101,7 @@ class Scenario:
         await self.link.ask(b"DEL", self.keys.history("7", channel), self.keys.history_meta("7", channel))
         self.sent[channel].clear()
 
-    async def forget(self) -> None:
+    async def flush(self) -> None:
         await self.link.ask(b"FLUSHALL")
         for texts in self.sent.values():
             texts.clear()
@@ -129,6 +109,7 @@ class Scenario:
     async def run(self, steps: int) -> None:
         for _ in range(steps):
             chance = self.random.random()
+            worker = self.random.choice(self.workers)
             if chance < 0.35:
                 await self.publish()
             elif chance < 0.45:
@@ -138,21 +119,20 @@ class Scenario:
             elif chance < 0.80:
                 self.leave()
             elif chance < 0.86:
-                self.cut()
+                worker.link.drop("cut")
             elif chance < 0.92:
-                self.lose_replies()
+                self.lose_replies(worker)
             elif chance < 0.94:
-                await self.reaper.reap(self.random.choice(self.workers).registry.w)
+                await self.reaper.reap(worker.registry.w)
             elif chance < 0.95:
-                await self.kill()
+                await self.kill(worker)
             elif chance < 0.97:
                 await self.clear()
             elif chance < 0.985:
                 await self.expire()
             else:
-                await self.forget()
-            if self.random.random() < 0.5:
-                await asyncio.sleep(self.random.choice((0, 0, 0.001, 0.01)))
+                await self.flush()
+            await self.let_others_run()
 
     async def end(self, truth, wait_until) -> None:
         await truth.settled(self.workers)

@@ -18,20 +18,19 @@ from contextlib import suppress
 import hiredis
 import pytest
 
+from random_history import NEWS, ROOMS, RandomHistory
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.envelopes import parse_added, parse_removed
 from redpoll.cluster.link import Link, LinkDown
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.outbox import Outbox, Transition
 
-ROOMS = ("presence-a", "presence-b")
-NEWS = ("news-a", "news-b")
-USERS = tuple(f"u{n}" for n in range(4))
 HISTORIES = int(os.environ.get("HISTORIES", "5"))
 
 DRAIN_S = 0.02
-# A row has the time at which its script began, MONITOR the time of a command in it.
-NEAR_US = 30_000
+# A row has the time at which its script began, MONITOR the time of a command in it. On a busy machine Redis may lose
+# the processor between the two.
+NEAR_US = 1_000_000
 
 _OCCUPANCY = re.compile(rb'^\+(\d+)\.(\d{6}) \[.*\] "(SADD|SREM)" "rp:\{\d+\}:a:7" "([^"]*)"')
 
@@ -155,14 +154,18 @@ def faults_of(what, happened, reported, debounce_us: int, slack_us: int) -> list
     if not happened:
         return [f"{what}: rows, but nothing happened: {reported}"] if reported else []
     wrong = []
+    # Members come and go at the stamps of the scripts themselves, channels at MONITOR's times.
+    late_us = 0 if what[1] else NEAR_US
     arrivals = [at for at, (came, _) in enumerate(happened) if came]
     announced: dict[int, int] = {}
     for number, (came, at_us) in enumerate(reported):
         if came:
-            nearest = min(arrivals, key=lambda at: abs(happened[at][1] - at_us))
-            if abs(happened[nearest][1] - at_us) > NEAR_US or nearest in announced:
+            # The next arrival, not the nearest one: a script takes the row's time, and adds the channel after it.
+            arrival = next((at for at in arrivals if happened[at][1] >= at_us), None)
+            if arrival is None or happened[arrival][1] - at_us > NEAR_US or arrival in announced:
                 wrong.append(f"{what}: a row says that it came at {at_us}, which didn't happen")
-            announced[nearest] = number
+            else:
+                announced[arrival] = number
     for at in arrivals:
         if at == 0:
             if announced.get(0) != 0:
@@ -170,9 +173,9 @@ def faults_of(what, happened, reported, debounce_us: int, slack_us: int) -> list
             continue
         absent_us = happened[at][1] - happened[at - 1][1]
         if at not in announced:
-            if absent_us > debounce_us + slack_us:
+            if not debounce_us or absent_us > debounce_us + slack_us + late_us:
                 wrong.append(f"{what}: absent for {absent_us} µs, without a row")
-        elif absent_us < debounce_us - 2_000:
+        elif absent_us < debounce_us - 2_000 - late_us:
             wrong.append(f"{what}: absent for only {absent_us} µs, with a row")
         elif abs(reported[announced[at] - 1][1] - happened[at - 1][1]) > NEAR_US:
             wrong.append(f"{what}: left at {happened[at - 1][1]}, the row says {reported[announced[at] - 1][1]}")
@@ -183,19 +186,18 @@ def faults_of(what, happened, reported, debounce_us: int, slack_us: int) -> list
     return wrong
 
 
-class History:
+class History(RandomHistory):
+    users = tuple(f"u{n}" for n in range(4))
+
     def __init__(self, seed: int, start_worker, server, link, keys, app, debounce_s: float) -> None:
-        self.random = random.Random(seed)
+        super().__init__(seed, link, keys)
         self.start_worker = start_worker
         self.server = server
-        self.link = link
-        self.keys = keys
         self.app = app
         self.debounce_s = debounce_s
         self.reaper = Reaper(link, keys, "ffffffffffff", hooks_of=lambda app_id: app.hooks, debounced=debounce_s > 0)
         self.control = Control(seed, link, keys, debounce_s)
-        self.workers: list = []
-        self.sockets: list = []
+        self.workers = []
         self.k = 0
 
     async def add_worker(self) -> None:
@@ -204,50 +206,24 @@ class History:
         worker.app = self.app
         self.workers.append(worker)
 
-    def join(self) -> None:
-        worker = self.random.choice(self.workers)
-        if self.random.random() < 0.7:
-            info = self.random.choice((b"", b'{"n":1}', b'{"n":2}'))
-            socket = worker.join(self.random.choice(ROOMS), self.random.choice(USERS), info)
-        else:
-            socket = worker.join(self.random.choice(NEWS))
-        self.sockets.append((worker, socket))
-
-    def leave(self) -> None:
-        if self.sockets:
-            worker, socket = self.sockets.pop(self.random.randrange(len(self.sockets)))
-            worker.leave(socket)
-
     async def mishap(self) -> None:
         worker = self.random.choice(self.workers)
         chance = self.random.random()
         if chance < 0.3:
             worker.link.drop("cut")
         elif chance < 0.6:
-            # Redis carries out what is queued, and the replies are lost.
-            if worker.link.up:
-                worker.deafen()
-                worker.link.flush()
-                asyncio.get_running_loop().call_later(0.01, worker.link.drop, "cut before the replies")
+            self.lose_replies(worker)
         elif chance < 0.85:
             await self.reaper.reap(worker.registry.w)
         else:
             await self.kill(worker)
 
     async def kill(self, worker) -> None:
-        self.workers.remove(worker)
-        self.sockets = [(owner, socket) for owner, socket in self.sockets if owner is not worker]
-        await worker.kill()
+        await self.remove(worker)
         if self.random.random() < 0.5:
             await asyncio.sleep(self.random.random() * 0.1)
-        await self.reap_the_dead()
+        await self.reap_the_dead(self.reaper)
         await self.add_worker()
-
-    async def reap_the_dead(self) -> None:
-        living = {worker.registry.w for worker in self.workers}
-        for name in await self.link.ask(b"HKEYS", self.keys.beat):
-            if name.decode() not in living:
-                await self.reaper.reap(name.decode())
 
     async def run(self, steps: int, mishap) -> None:
         for _ in range(steps):
@@ -258,14 +234,13 @@ class History:
                 self.leave()
             if self.random.random() < 0.06:
                 await mishap()
-            if self.random.random() < 0.5:
-                await asyncio.sleep(self.random.choice((0, 0, 0.001, 0.01)))
+            await self.let_others_run()
             if self.random.random() < 0.04:
                 await asyncio.sleep(self.random.random() * 2 * self.debounce_s)
 
     async def settle(self, truth) -> None:
         await truth.settled(self.workers)
-        await self.reap_the_dead()
+        await self.reap_the_dead(self.reaper)
         await truth.settled(self.workers)
 
     async def end(self, truth) -> None:
@@ -281,7 +256,7 @@ class History:
         assert [what for what, rows in reported.items() if rows[-1][0]] == []
         assert await self.link.ask(b"KEYS", b"*:left") == []
 
-    async def reported_within(self, truth, timeout_s: float = 10.0) -> None:
+    async def reported_within(self, truth, timeout_s: float = 60.0) -> None:
         """Waits until the last row of each channel and user matches its present state."""
         present = {(channel, None) for channel in (*ROOMS, *NEWS) if await truth.counts(channel)}
         present |= {(room, user) for room in ROOMS for user in await truth.users(room)}
@@ -323,7 +298,7 @@ async def witness(redis, keys):
 def faults(history, witness) -> list[str]:
     happened, reported = witness.seen, history.control.reported()
     # Changes shorter than the debounce plus one drain may have rows or not.
-    slack_us = round(1e6 * (max(history.control.pauses) + 0.02)) if history.debounce_s else 0
+    slack_us = round(1e6 * (2 * max(history.control.pauses) + 0.02)) if history.debounce_s else 0
     debounce_us = round(1e6 * history.debounce_s)
     wrong = []
     for what in happened.keys() | reported.keys():

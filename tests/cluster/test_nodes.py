@@ -54,6 +54,20 @@ def test_node_whose_entry_stays_the_same_over_four_further_reads_is_dead_and_nev
     assert nodes.dead == set()
 
 
+def test_nodes_that_redis_lost_are_alive_until_four_further_reads_do_not_show_them():
+    nodes, third = Nodes(ME), "c" * 12
+    for beat in (1, 2):
+        nodes.read(b"", {ME: entry(beat), OTHER: entry(beat), third: entry(beat)}, float(beat))
+    nodes.read(b"", {ME: entry(3)}, 3.0, lost=True)
+    assert (set(nodes.by_run), nodes.dead) == ({ME, OTHER, third}, set())
+    for now in range(4, 7):
+        nodes.read(b"", {ME: entry(now), third: entry(now)}, float(now))
+    assert nodes.dead == {OTHER}
+    # Those that end in order are gone at once.
+    nodes.read(b"", {ME: entry(7)}, 7.0)
+    assert (set(nodes.by_run), nodes.dead) == ({ME}, set())
+
+
 def test_unreadable_entry_hides_no_other_node():
     nodes = Nodes(ME)
     nodes.read(b"", {ME: entry(1), OTHER: b"{"}, 0.0)
@@ -124,7 +138,7 @@ def lead(link, keys):
             seen_term=seen_term,
             dead=dead,
         )
-        status, leader, flat, _ = await link.execute(LEAD, *made)
+        status, leader, flat, _, _ = await link.execute(LEAD, *made)
         return status.decode(), Leader.parse(leader), entries_of(flat)
 
     return call

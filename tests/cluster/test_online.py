@@ -21,6 +21,15 @@ async def b(start_worker, make_app):
     return worker
 
 
+def look_again(worker):
+    """The second look after a break, which otherwise comes after `second_look_s`."""
+    online = worker.registry._online
+    for watched in online._watched.values():
+        if watched.timer is not None:
+            watched.stop_timer()
+            online._look_again(watched)
+
+
 async def until_in_redis(worker, user, n, wait):
     def confirmed():
         local_channel = worker.registry.local_channel("7", f"%u:{user}")
@@ -57,6 +66,17 @@ async def test_own_users_are_watched_like_others(a, wait_until):
     await wait_until(lambda: a.sockets.states[-1:] == [("u", False)])
 
 
+async def test_own_user_is_not_reported_offline_while_watchlists_are_turned_off_and_on(a, make_app, wait_until):
+    off = make_app(watchlist=False)
+    a.registry.sign_in(off, "u")
+    a.registry.watch("7", "u")
+    a.registry.watch("7", "absent")
+    # Asked and answered after the question about the user.
+    await wait_until(lambda: a.sockets.states == [("absent", False)])
+    a.registry.app_changed(off, a.app)
+    await wait_until(lambda: a.sockets.states[1:] == [("u", True)])
+
+
 async def test_own_user_who_returned_is_never_reported_offline_before_redis_knows(a, wait_until):
     a.registry.sign_in(a.app, "u")
     await until_in_redis(a, "u", 1, wait_until)
@@ -88,16 +108,20 @@ async def test_own_user_who_left_again_before_redis_knew_of_the_return_is_offlin
 async def test_reload_of_a_page_is_seen_by_no_watcher(a, start_worker, make_app, wait_until):
     b = await start_worker(2)
     b.app = make_app(watchlist=True)
+    # However slow the machine is, the reload is quicker.
+    a.registry._online._offline_s = 60
     a.registry.watch("7", "u")
     b.registry.sign_in(b.app, "u")
     await wait_until(lambda: a.sockets.states[-1:] == [("u", True)])
     states = list(a.sockets.states)
+    watched = a.registry._online._watched["7", "u"]
     for _ in range(5):
         b.registry.sign_out("7", "u")
         await until_in_redis(b, "u", 0, wait_until)
+        await wait_until(lambda: watched.timer)
         b.registry.sign_in(b.app, "u")
         await until_in_redis(b, "u", 1, wait_until)
-    await asyncio.sleep(0.3)
+        await wait_until(lambda: watched.timer is None)
     assert a.sockets.states == states
 
 
@@ -177,8 +201,9 @@ async def test_break_is_seen_by_no_watcher_and_changes_during_it_are_sent_afterw
     assert a.sockets.faults == []
 
 
-async def test_redis_that_lost_everything_reports_no_user_offline(a, b, link, wait_until):
+async def test_redis_that_lost_everything_reports_no_user_offline(a, b, link, keys, wait_until):
     for worker in (a, b):
+        worker.registry._online._second_look_s = 60
         worker.registry.watch("7", "u")
         worker.registry.watch("7", "v")
         worker.registry.sign_in(worker.app, "u" if worker is a else "v")
@@ -186,7 +211,12 @@ async def test_redis_that_lost_everything_reports_no_user_offline(a, b, link, wa
     sent = [len(worker.sockets.states) for worker in (a, b)]
     await link.ask(b"FLUSHALL")
     await wait_until(lambda: a.registry.w.endswith(".1") and b.registry.w.endswith(".1"))
-    await asyncio.sleep(0.5)
+    for user in ("u", "v"):
+        while await link.ask(b"HVALS", keys.counts("7", f"%u:{user}")) != [b"1"]:
+            await asyncio.sleep(0.005)
+    for worker in (a, b):
+        look_again(worker)
+        await worker.link.ask(b"PING")
     assert [len(worker.sockets.states) for worker in (a, b)] == sent
     b.registry.sign_out("7", "v")
     await wait_until(lambda: a.sockets.states[-1] == ("v", False))

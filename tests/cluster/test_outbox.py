@@ -9,7 +9,7 @@ import pytest
 from redpoll.cluster.keys import SHARDS, Keys, shard
 from redpoll.cluster.link import Link, LinkDown
 from redpoll.cluster.membership.hold_call import hold_keys
-from redpoll.cluster.outbox import Outbox
+from redpoll.cluster.outbox import Outbox, Subject
 from redpoll.cluster.scripts import HOLD, REGISTER
 
 A, ROOM, NEWS = "7", "presence-room", "cache-news"
@@ -242,13 +242,14 @@ async def test_leave_and_return_in_one_call_make_rows_only_without_a_debounce(ca
 
 
 async def test_leave_that_waited_long_enough_is_a_row_with_the_time_of_the_leave(calls, link, keys, wait_until):
-    outbox = Outbox(link, keys, 0.15)
+    outbox = Outbox(link, keys, LONG_S)
     await calls.room(joins=[("a", "")])
     outbox.committed((await outbox.drain()).rows)
     await calls.room(gone=["a"])
     since = (await calls.left())[f"r:7:{ROOM}:a"]
     drained = await outbox.drain()
     assert (drained.rows, outbox.leaves, outbox.waiting) == ([], 2, 0)
+    outbox = Outbox(link, keys, 0.15)
     while not drained.rows:
         drained = await outbox.drain()
     assert await now_ms(link) - since >= 150
@@ -303,10 +304,11 @@ async def test_stamp_ahead_of_the_clock_delays_no_leave(calls, link, keys):
 
 
 async def test_announced_count_makes_a_row(calls, outbox):
-    assert (await calls.news(n=3, flags="sSo"))[-1] == 0
-    assert (await calls.news(base=3, n=1, flags="sSo"))[6] > 0
+    # Of more than a hundred, the next announcement is due after five seconds.
+    assert (await calls.news(n=101, flags="sSo"))[-1] == 0
+    assert (await calls.news(base=101, n=1, flags="sSo"))[6] > 0
     rows = (await outbox.drain()).rows
-    assert [(row.event, row.detail) for row in rows] == [("channel.occupied", b"3"), ("subscription.count", b"3")]
+    assert [(row.event, row.detail) for row in rows] == [("channel.occupied", b"101"), ("subscription.count", b"101")]
 
 
 async def test_cache_miss_is_a_row_once_a_minute(calls, outbox, link, keys):
@@ -502,3 +504,38 @@ async def test_rows_and_leaves_outlive_a_killed_redis(own_redis, keys, wait_unti
                 assert sum(event.startswith(f"member.{what} {n}-") for event in seen.values()) == 200
     finally:
         await link.close()
+
+
+# -- after a fail-over that lost writes
+
+
+async def test_present_state_is_stated_again(calls, outbox):
+    await calls.news(n=2)
+    await calls.room(joins=[("ann", b'{"n":1}')], flags="om")
+    await committed(outbox)
+    room, news, empty = Subject(A, ROOM, None), Subject(A, NEWS, None), Subject(A, "empty", None)
+    ann, bob = Subject(A, ROOM, "ann"), Subject(A, ROOM, "bob")
+    assert await outbox.present([room, news, empty, ann, bob]) == [True, True, False, True, False]
+    await outbox.restate([news, empty, ann, bob])
+    rows = await committed(outbox)
+    assert {(row.event, row.channel, row.user, row.detail) for row in rows} == {
+        ("channel.occupied", NEWS, None, b"2"),
+        ("channel.vacated", "empty", None, b""),
+        ("member.added", ROOM, "ann", b'{"n":1}'),
+        ("member.removed", ROOM, "bob", b""),
+    }
+
+
+async def test_leave_that_is_held_back_is_not_stated_again(calls, patient):
+    await calls.room(joins=[("ann", b"")])
+    await calls.room(gone=["ann"])
+    await committed(patient)
+    await patient.restate([Subject(A, ROOM, None), Subject(A, ROOM, "ann")])
+    assert await committed(patient) == []
+
+
+async def committed(outbox) -> list:
+    """The rows that a drain returns, which are deleted with the next one."""
+    rows = (await outbox.drain()).rows
+    outbox.committed(rows)
+    return rows

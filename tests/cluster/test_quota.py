@@ -9,8 +9,13 @@ from redpoll.cluster.quota import Quota, Spent
 MIDNIGHT = 1_700_006_400.0  # 2023-11-15, 00:00 UTC
 
 
+def quota_at_noon(link, keys, **times) -> Quota:
+    """A quota whose day doesn't end during the test."""
+    return Quota(link, keys, wall_clock=lambda: MIDNIGHT + 43_200, **times)
+
+
 async def test_messages_are_counted_up_to_the_limit_and_no_further(link, keys):
-    quota = Quota(link, keys)
+    quota = quota_at_noon(link, keys)
     assert await quota.spend("7", 3, 5) == Spent(True, 3)
     assert await quota.spend("7", 3, 5) == Spent(False, 3)
     assert await quota.spend("7", 2, 5) == Spent(True, 5)
@@ -24,10 +29,10 @@ async def test_limit_is_exact_under_concurrent_calls(redis, keys, link):
     for link in links:
         link.start()
         await link.wait_up()
-    asked = [Quota(link, keys).spend("7", 1, 1000) for link in links for _ in range(300)]
+    asked = [quota_at_noon(link, keys).spend("7", 1, 1000) for link in links for _ in range(300)]
     answers = await asyncio.gather(*asked)
     assert sum(answer.ok for answer in answers) == 1000
-    assert await Quota(link, keys).used("7") == 1000
+    assert await quota_at_noon(link, keys).used("7") == 1000
     for link in links:
         await link.close()
 
@@ -46,7 +51,7 @@ async def test_day_ends_at_midnight_utc_and_its_count_is_kept_for_three_days(lin
 
 
 async def test_restored_count_is_the_greater(link, keys):
-    quota = Quota(link, keys)
+    quota = quota_at_noon(link, keys)
     await quota.spend("7", 10, 100)
     assert await quota.restore("7", quota.today(), 4) == 10
     assert await quota.restore("7", quota.today(), 40) == 40
@@ -57,7 +62,7 @@ async def test_restored_count_is_the_greater(link, keys):
 async def test_callers_that_do_not_wait_are_answered_in_their_order(link, keys, wait_until):
     outcomes = []
     for _ in range(3):
-        Quota(link, keys).spend_then("7", 1, 2, outcomes.append)
+        quota_at_noon(link, keys).spend_then("7", 1, 2, outcomes.append)
     await wait_until(lambda: len(outcomes) == 3)
     assert outcomes == [Spent(True, 1), Spent(True, 2), Spent(False, 2)]
 
@@ -73,7 +78,7 @@ async def test_nothing_is_spent_while_redis_is_away(keys, wait_until):
 
 
 async def test_spending_at_a_redis_that_hangs_is_given_up(link, keys, redis):
-    quota = Quota(link, keys, confirm_s=0.1)
+    quota = quota_at_noon(link, keys, confirm_s=0.1)
     redis.pause()
     try:
         with pytest.raises(Unavailable, match="within"):
@@ -81,4 +86,4 @@ async def test_spending_at_a_redis_that_hangs_is_given_up(link, keys, redis):
     finally:
         redis.resume()
     # It is counted nevertheless: never too few.
-    assert await Quota(link, keys).used("7") == 1
+    assert await quota_at_noon(link, keys).used("7") == 1

@@ -59,6 +59,8 @@ async def test_worker_that_is_reaped_meanwhile_is_not_waited_for(workers, link, 
 async def test_worker_that_was_given_up_and_lives_on_is_asked_by_its_newest_name(workers, link, keys, wait_until):
     await link.ask(b"HSET", keys.beat, workers[1].registry.w, -1)
     await wait_until(lambda: workers[1].registry.w.endswith(".1"))
+    while not await link.ask(b"HEXISTS", keys.beat, workers[1].registry.w):
+        await asyncio.sleep(0.005)
     answers = await Survey(link, keys).ask("terminate")
     assert answers == {worker.registry.w: n for n, worker in enumerate(workers)}
 

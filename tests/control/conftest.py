@@ -20,7 +20,7 @@ from redpoll.cluster.link import Link
 from redpoll.config import Settings
 from redpoll.control.dashboard.accounts import Accounts
 from redpoll.control.dashboard.passwords import Passwords
-from redpoll.control.main import ControlPlane
+from redpoll.control.plane import ControlPlane
 from redpoll.control.records import Records
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.http_messages import FIELDS, SIZE_BYTES, pack_fields, pack_request, size_of, unpack_answer
@@ -52,7 +52,7 @@ class Wire:
         self.writer.write(data)
 
     async def receive(self, *, head_only: bool = False) -> Reply:
-        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 60)
         status_line, *lines = head.decode().rstrip("\r\n").split("\r\n")
         headers = {}
         for line in lines:
@@ -67,7 +67,7 @@ class Wire:
 
     async def wait_closed(self) -> bytes:
         """Everything up to the end of file, when the server closes."""
-        return await asyncio.wait_for(self.reader.read(), 10)
+        return await asyncio.wait_for(self.reader.read(), 60)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -149,7 +149,15 @@ class Plane:
 def described(run: str, name: str, **changed: object) -> dict[str, object]:
     """A node as the supervisor describes it."""
     node = {"run": run, "name": name, "version": "1", "store": "s", "started": 0.0, "workers": [], "greatest": 0}
-    return {**node, "control": True, "draining": False, "alive": True, **changed}
+    return {
+        **node,
+        "control": True,
+        "draining": False,
+        "alive": True,
+        "accepts_per_s": 1_000,
+        "names_workers": True,
+        **changed,
+    }
 
 
 @pytest.fixture
@@ -252,7 +260,7 @@ class WorkersEnd:
 
     async def next(self):
         """The next response; skips heartbeats."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 head = await self.reader.readexactly(SIZE_BYTES)
                 answer = unpack_answer(head + await self.reader.readexactly(size_of(head, 0) - SIZE_BYTES))

@@ -3,9 +3,10 @@
 import pytest
 import sqlalchemy as sa
 
+from redpoll.command_socket import CommandError
 from redpoll.config import Settings
 from redpoll.control import commands
-from redpoll.control.context import CommandError, Context
+from redpoll.control.context import Context
 from redpoll.control.records import Records
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.protocol.apps import Key

@@ -9,9 +9,10 @@ import sqlite3
 import pytest
 import sqlalchemy as sa
 
+from redpoll.command_socket import CommandError, ask, socket_path
 from redpoll.config import Settings
 from redpoll.control import commands
-from redpoll.control.context import CommandError, Context
+from redpoll.control.context import Context
 from redpoll.control.records import Records
 from redpoll.protocol.apps import SETTINGS, HistoryRule
 from redpoll.protocol.auth import token_hash
@@ -36,14 +37,14 @@ def records(context):
 @pytest.fixture
 async def served(context, tmp_path):
     """`await served(verb, args)` sends a command over the socket, as the command line does."""
-    path = commands.socket_path(tmp_path)
+    path = socket_path(tmp_path)
     server = await commands.serve_commands(context, path)
 
-    async def ask(verb: str, args: dict) -> object:
-        return await asyncio.to_thread(commands.ask, path, verb, args, 10.0)
+    async def send(verb: str, args: dict) -> object:
+        return await asyncio.to_thread(ask, path, verb, args, 10.0)
 
-    ask.path = path
-    yield ask
+    send.path = path
+    yield send
     server.close()
 
 
@@ -168,19 +169,19 @@ async def test_only_the_owner_may_use_the_socket(served):
 
 
 async def test_socket_of_a_dead_server_is_replaced(context, tmp_path):
-    path = commands.socket_path(tmp_path)
+    path = socket_path(tmp_path)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     server = await commands.serve_commands(context, path)
-    assert await asyncio.to_thread(commands.ask, path, "app list", {}) == []
+    assert await asyncio.to_thread(ask, path, "app list", {}) == []
     server.close()
 
 
 async def test_data_folder_with_a_long_path_has_a_socket(context, tmp_path):
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
-    server = await commands.serve_commands(context, commands.socket_path(deep))
-    assert await asyncio.to_thread(commands.ask, commands.socket_path(deep), "app list", {}) == []
+    server = await commands.serve_commands(context, socket_path(deep))
+    assert await asyncio.to_thread(ask, socket_path(deep), "app list", {}) == []
     server.close()
 
 
@@ -192,21 +193,6 @@ async def test_invalid_request_gets_an_error_and_the_socket_keeps_working(served
     assert "error" in json.loads(await reader.read())
     writer.close()
     assert await served("app list", {}) == []
-
-
-async def test_asking_without_a_server_raises_file_not_found(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        commands.ask(commands.socket_path(tmp_path), "app list", {})
-
-
-async def test_command_is_not_repeated_if_the_server_ends_before_it_answers(tmp_path):
-    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readline()
-        writer.close()
-
-    async with await asyncio.start_unix_server(hang_up, commands.socket_path(tmp_path)):
-        with pytest.raises(CommandError, match="may have been executed nevertheless"):
-            await asyncio.to_thread(commands.ask, commands.socket_path(tmp_path), "app create", {"name": "x"})
 
 
 async def test_locked_record_store_is_named_in_the_error(context, served, tmp_path):

@@ -46,6 +46,7 @@ APPS = {
     "4": App(id="4", name="limited", keys=KEYS, plan="free"),
     "5": App(id="5", name="disabled", keys=KEYS, enabled=False),
     "6": App(id="6", name="watched", keys=KEYS, console_until=NOW_S + 5.0),
+    "7": App(id="7", name="debugged", keys=KEYS, debug_until=NOW_S + 5.0),
 }
 HEAD = re.compile(rb"X-Service-Trace-Id: ([0-9a-f]{32})\r\n")
 
@@ -283,7 +284,7 @@ requests = st.builds(
     lambda target, body, options, flags: (target, body, {**options, "flags": flags}),
     st.sampled_from(
         ["/apps/1/events"] * 8 + ["/apps/1/batch_events"] * 4
-        + [f"/apps/{app}/{last}" for app in "23456" for last in ("events", "batch_events")]
+        + [f"/apps/{app}/{last}" for app in "234567" for last in ("events", "batch_events")]
         + ["/api/v1/apps/1/events", "/apps/9/events", "/apps/1/events/", "/apps//events", "/apps/%31/events"]
     ),
     bodies,

@@ -5,8 +5,9 @@ import time
 
 import pytest
 
+from redpoll.command_socket import CommandError
 from redpoll.control import commands
-from redpoll.control.context import CommandError, Context
+from redpoll.control.context import Context
 from redpoll.protocol.apps import HistoryRule
 from redpoll.settings import Settings
 

@@ -73,7 +73,7 @@ async def test_lost_directory_is_written_again(parts, link, wait_until):
     await wait_until(lambda: health.directory_written)
     await link.ask(b"FLUSHALL")
     found = None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while found != 7:
             found = await writer.version()
     assert b"one" in await link.ask(b"HGET", Keys("rp").directory, "1")

@@ -1,9 +1,13 @@
 """Beginning and ending the leader's work, and transactions of a leader that was replaced."""
 
+import asyncio
+
 import pytest
+import sqlalchemy as sa
 
 from redpoll.control.leadership import Leadership, LeaderStore, introduce
-from redpoll.store.leadership import NotLeader, raise_term, stored_term
+from redpoll.store.leadership import NotLeader, check_term, raise_term, stored_term
+from redpoll.store.schema import meta
 from redpoll.store.store import Store, database_url
 
 
@@ -41,6 +45,16 @@ async def make(store):
         await node.leadership.finish()
 
 
+@pytest.fixture
+def lead(wait_until):
+    async def lead(node: Node, term: int) -> None:
+        """Says that this node leads, and waits until it does."""
+        node.leadership.set_term(term)
+        await wait_until(lambda: node.leadership.term == term)
+
+    return lead
+
+
 async def raised(store: Store) -> int:
     async with store.reading() as connection:
         return await stored_term(connection)
@@ -64,22 +78,18 @@ async def test_work_begins_when_the_term_is_in_the_store_and_ends_with_it(make, 
             pass
 
 
-async def test_greater_term_of_the_same_leader_does_not_interrupt_its_work(make, store, wait_until):
+async def test_greater_term_of_the_same_leader_does_not_interrupt_its_work(make, lead, store):
     one = make()
-    one.leadership.set_term(5)
-    await wait_until(lambda: one.leadership.term == 5)
-    one.leadership.set_term(6)
-    await wait_until(lambda: one.leadership.term == 6)
+    await lead(one, 5)
+    await lead(one, 6)
     assert one.did == ["begin"]
     assert await raised(store) == 6
 
 
-async def test_leader_that_was_paused_and_replaced_cannot_write_and_stops(make, store, wait_until):
+async def test_leader_that_was_paused_and_replaced_cannot_write_and_stops(make, lead, store, wait_until):
     one, two = make(), make()
-    one.leadership.set_term(1)
-    await wait_until(lambda: one.leadership.term == 1)
-    two.leadership.set_term(2)
-    await wait_until(lambda: two.leadership.term == 2)
+    await lead(one, 1)
+    await lead(two, 2)
     with pytest.raises(NotLeader):
         async with one.store.change() as connection:
             await raise_term(connection, 9)
@@ -93,10 +103,88 @@ async def test_leader_that_was_paused_and_replaced_cannot_write_and_stops(make, 
         pass
 
 
-async def test_term_that_another_leader_used_is_reported(make, store, wait_until):
+async def test_two_nodes_never_lead_with_the_same_term(make, lead, store, wait_until):
     one, two = make(), make()
-    one.leadership.set_term(7)
-    await wait_until(lambda: one.leadership.term == 7)
+    await lead(one, 7)
+    # Redis lost the write that made `one` the leader. Its supervisor will know with its next heartbeat.
+    two.leadership.set_term(7)
+    await wait_until(lambda: two.told)
+    assert two.leadership.term is None
+    assert two.told[0]["term"] == 8
+    async with one.store.change():
+        pass
+    two.leadership.set_term(9)
+    await wait_until(lambda: two.did == ["begin"])
+    with pytest.raises(NotLeader):
+        async with one.store.change():
+            pass
+    # The supervisor may say the same again.
+    two.leadership.set_term(None)
+    await wait_until(lambda: two.did == ["begin", "end"])
+    two.leadership.set_term(9)
+    await wait_until(lambda: two.did == ["begin", "end", "begin"])
+
+
+async def test_leader_whose_term_the_record_store_lost_gets_a_greater_one(make, lead, store, wait_until):
+    one = make()
+    await lead(one, 7)
+    async with store.change() as connection:
+        await connection.execute(sa.update(meta).where(meta.c.name == "term").values(value="6"))
+    with pytest.raises(NotLeader):
+        async with one.store.change():
+            pass
+    await wait_until(lambda: one.told)
+    assert one.told[0]["term"] == 8
+
+
+async def test_term_refused_while_an_older_one_is_refused_leads_to_a_greater_one(
+    make, lead, store, wait_until, monkeypatch
+):
+    one, two = make(), make()
+    await lead(one, 5)
+    await lead(two, 6)
+    refused, transaction_ended = asyncio.Event(), asyncio.Event()
+
+    async def introduce_later(store):
+        refused.set()
+        await transaction_ended.wait()
+        return await introduce(store)
+
+    monkeypatch.setattr("redpoll.control.leadership.introduce", introduce_later)
+    # Redis lost the write that made `two` the leader. Work that began under term 5 goes on meanwhile.
+    one.leadership.set_term(6)
+    await refused.wait()
+    with pytest.raises(NotLeader):
+        async with one.store.change():
+            pass
+    transaction_ended.set()
+    await wait_until(lambda: one.told)
+    assert one.told[0]["term"] == 7
+    await lead(one, 7)
+
+
+async def test_term_named_while_a_transaction_of_an_older_one_is_refused_counts(make, lead, wait_until, monkeypatch):
+    one, two = make(), make()
+    await lead(one, 5)
+    await lead(two, 6)
+
+    async def check_late(connection, term):
+        one.leadership.set_term(8)
+        await check_term(connection, term)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("redpoll.control.leadership.check_term", check_late)
+        with pytest.raises(NotLeader):
+            async with one.store.change():
+                pass
+    await wait_until(lambda: one.leadership.term == 8)
+    async with one.store.change():
+        pass
+
+
+async def test_term_that_another_leader_used_is_reported(make, lead, store, wait_until):
+    one, two = make(), make()
+    await lead(one, 7)
     two.leadership.set_term(3)
     await wait_until(lambda: two.told)
     assert two.told == [await introduce(store)]

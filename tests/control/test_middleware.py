@@ -6,7 +6,11 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
+from redpoll.cluster.keys import Keys
+from redpoll.cluster.scripts import RATE
+from redpoll.cluster.shared_rate import SharedRate
 from redpoll.control.dashboard import login_throttle
+from redpoll.control.ratelimit import RateLimit
 
 KEY, SECRET = "278d425bdf160c739803", "7ad3773142a6692b25b8"
 OTHER_KEY, OTHER_SECRET = "1111111111111111aaaa", "2222222222222222bbbb"
@@ -255,13 +259,11 @@ async def test_a_slow_body_is_refused_at_its_deadline(make_plane, redis):
     plane = await make_plane(redis.url, body_timeout_s=0.2)
     credentials = f"X-Service-Key: {KEY}\r\nX-Service-Secret: {SECRET}\r\n".encode()
     plane.wire.send(b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\n%bContent-Length: 100\r\n\r\n" % credentials)
-    began = time.monotonic()
     plane.wire.send(b"{")
     reply = await plane.wire.receive()
     assert reply.status == 408
     assert reply.json()["status"] == 408
     assert reply.headers["connection"] == "close"
-    assert time.monotonic() - began < 5
 
 
 async def test_a_client_that_disconnects_within_its_body_causes_no_error(plane, connect, wait_until):
@@ -295,12 +297,13 @@ async def test_a_malformed_request_gets_an_error_body(plane):
 
 async def test_an_internal_error_is_500_and_shows_only_its_trace_id(plane):
     async def fails(call):
-        raise RuntimeError("the password is 1234")
+        raise RuntimeError("the password is hunter2")
 
     plane.plane.routes.find("/healthz")[0]["GET"].handler = fails
     reply = await plane.ask("GET", "/healthz")
     assert code_of(reply) == (500, "internal")
-    assert b"1234" not in reply.body
+    # Not only digits: the trace id is random hex.
+    assert b"hunter2" not in reply.body
     # The connection stays open.
     assert (await plane.ask("GET", "/readyz")).status == 200
 
@@ -411,9 +414,9 @@ async def test_a_revoked_token_is_refused_at_once_on_an_open_connection(plane):
 
 
 async def test_the_error_for_an_expired_token_says_when_it_expired(plane):
-    _, shown = await token(plane, "all", lasts_s=60)
+    made, shown = await token(plane, "all", lasts_s=60)
     assert (await plane.ask("GET", "/apps/3/channels", b"", shown)).status == 200
-    plane.plane.front._clock = lambda: time.time() + 61
+    plane.plane.front._clock = lambda: made.expires_at + 1
     reply = await plane.ask("GET", "/apps/3/channels", b"", shown)
     assert code_of(reply) == (401, "token_expired")
     assert "expired 1 s ago" in reply.json()["error"]
@@ -601,6 +604,46 @@ async def test_addresses_of_one_ipv6_network_share_the_rate_limit(make_plane, re
         target = sign("POST", "/apps/3/events", BODY)
         statuses.append((await plane.ask("POST", target, BODY, {"X-Forwarded-For": client})).status)
     assert statuses == [200, 429, 200]
+
+
+async def test_the_rate_limit_is_shared_while_several_nodes_are_alive(make_plane, redis, sign, node):
+    one = await make_plane(redis.url, trigger_rate_per_minute=4)
+    # As another node's control plane: it takes from the same limit.
+    other = RateLimit(4, SharedRate(one.plane.link, Keys()))
+    other.share(is_shared=True)
+    nodes = [node("0123456789ab", "here"), node("b" * 12, "there")]
+    one.plane.receive({"nodes": nodes, "leader": "0123456789ab"})
+    statuses = []
+    for _ in range(2):
+        reply = await one.trigger()
+        statuses.append((reply.status, reply.headers["x-ratelimit-remaining"]))
+        statuses.append((await other.take_shared("127.0.0.1")).passed)
+    assert statuses == [(200, "3"), False, (200, "1"), False]
+    reply = await one.trigger()
+    assert code_of(reply) == (429, "rate_limited")
+    assert reply.headers["x-ratelimit-remaining"] == "0"
+    assert 0 < int(reply.headers["retry-after"]) <= 60
+    assert (await other.take_shared("127.0.0.1")).passed
+    # The other node ends, and this one counts by itself again.
+    one.plane.receive({"nodes": nodes[:1], "leader": "0123456789ab"})
+    assert (await one.trigger()).headers["x-ratelimit-remaining"] == "3"
+
+
+async def test_a_node_takes_a_hundredth_of_the_limit_at_a_time(make_plane, redis, node):
+    plane = await make_plane(redis.url, trigger_rate_per_minute=1_000)
+    nodes = [node("0123456789ab", "here"), node("b" * 12, "there")]
+    plane.plane.receive({"nodes": nodes, "leader": "0123456789ab"})
+    scripts = []
+    execute = plane.plane.link.execute
+
+    async def counted(script, names, args):
+        scripts.append(script)
+        return await execute(script, names, args)
+
+    plane.plane.link.execute = counted
+    left = [int((await plane.trigger()).headers["x-ratelimit-remaining"]) for _ in range(25)]
+    assert left == list(range(999, 974, -1))
+    assert scripts.count(RATE) == 3
 
 
 async def test_a_rate_of_0_means_no_limit_and_no_headers(make_plane, redis):

@@ -3,8 +3,9 @@
 import pytest
 
 from redpoll.cluster.keys import Keys
+from redpoll.command_socket import CommandError
 from redpoll.control import commands
-from redpoll.control.context import CommandError, Context
+from redpoll.control.context import Context
 from redpoll.control.nodes import NodeList
 from redpoll.settings import Settings
 
@@ -47,8 +48,10 @@ async def test_workers_of_dead_nodes_and_those_that_a_live_node_no_longer_lists_
     for w in (f"{ONE}.1.0", f"{ONE}.2.0", f"{ONE}.3.0", f"{TWO}.1.0"):
         await link.ask(b"HSET", keys.beat, w, 5)
     await link.ask(b"HSET", keys.nodes, ONE, "{}", TWO, "{}")
-    nodes = [node(ONE, "a", workers=[2], greatest=2), node(TWO, "b", workers=[1], greatest=1, alive=False)]
-    plane.plane.receive({"nodes": nodes, "leader": "0123456789ab"})
+    one, two = node(ONE, "a", workers=[2], greatest=2), node(TWO, "b", workers=[1], greatest=1)
+    plane.plane.receive({"nodes": [one, two], "leader": "0123456789ab"})
+    await wait_until(lambda: plane.plane.reaper.reaped == 1 and f"{TWO}.1.0" in plane.plane.reaper._beats.table)
+    plane.plane.receive({"nodes": [one, {**two, "alive": False}], "leader": "0123456789ab"})
     await wait_until(lambda: plane.plane.reaper.reaped == 2)
     # 3 is a process that started after that heartbeat.
     left = {name.decode() for name in await link.ask(b"HKEYS", keys.beat)}

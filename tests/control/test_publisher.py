@@ -18,11 +18,13 @@ def event(name, channel="c", skip=None):
 
 
 class FakeBus:
-    """Records what is published. `listening` is the number of workers that listen."""
+    """Records what is published. `listening` is the number of workers that listen, `named` are those of them whose
+    name is known."""
 
     def __init__(self):
         self.sent = []
         self.listening = 0
+        self.named = set()
         self.asked = 0
 
     def post(self, app, item, trace, *, once=None, index=0, done):
@@ -36,6 +38,10 @@ class FakeBus:
         self.asked += 1
         await asyncio.sleep(0)
         return self.listening
+
+    async def not_listening(self, processes):
+        await asyncio.sleep(0)
+        return [process for process in processes if process not in self.named]
 
 
 @pytest.fixture
@@ -137,7 +143,7 @@ async def test_events_of_a_batch_are_sent_in_a_row_and_all_awaited(publisher, bu
 
 
 async def test_gate_opens_when_every_worker_listens(publisher, bus, wait_until):
-    it = publisher(workers=2, gate_s=60)
+    it = publisher(workers=2)
     bus.listening = 1
     it.link_up()
     waiting = asyncio.create_task(it.publish_all(APP, [Outgoing("c", "e", "d")], "t"))
@@ -150,11 +156,16 @@ async def test_gate_opens_when_every_worker_listens(publisher, bus, wait_until):
     await waiting
 
 
-async def test_gate_opens_after_its_time_limit_without_all_workers(publisher, bus, wait_until):
-    it = publisher(workers=2, gate_s=0.05)
+async def test_gate_waits_until_the_number_of_workers_is_known(bus, wait_until):
+    known = []
+    it = Publisher(bus, None, lambda: known[0] if known else None)
     bus.listening = 1
     it.link_up()
+    await wait_until(lambda: bus.asked > 2)
+    assert not it.open
+    known.append(1)
     await wait_until(lambda: it.open)
+    it.close()
 
 
 async def test_publishes_are_unavailable_until_a_worker_that_hangs_is_killed(publisher, bus, wait_until):
@@ -164,11 +175,21 @@ async def test_publishes_are_unavailable_until_a_worker_that_hangs_is_killed(pub
     bus.listening = 1
     it.link_up()
     await wait_until(lambda: bus.asked > 3)
-    assert it._gate_s > 30
     with pytest.raises(Unavailable, match="not all workers"):
         await it.publish_all(APP, [Outgoing("c", "e", "d")], "t")
     assert bus.sent == []
     alive.pop()
+    await wait_until(lambda: it.open)
+    it.close()
+
+
+async def test_connection_of_a_dead_worker_does_not_stand_in_for_a_living_one(bus, wait_until):
+    it = Publisher(bus, None, lambda: 2, lambda: ["run.1", "run.2"])
+    bus.listening, bus.named = 2, {"run.1", "dead.1"}
+    it.link_up()
+    await wait_until(lambda: bus.asked > 2)
+    assert not it.open
+    bus.named.add("run.2")
     await wait_until(lambda: it.open)
     it.close()
 
@@ -181,7 +202,7 @@ async def test_publish_at_a_closed_gate_is_unavailable_within_the_limit(publishe
 
 
 async def test_every_disconnect_closes_the_gate(publisher, bus, wait_until):
-    it = publisher(workers=1, gate_s=60)
+    it = publisher(workers=1)
     bus.listening = 1
     it.link_up()
     await wait_until(lambda: it.open)
@@ -198,7 +219,7 @@ async def test_every_disconnect_closes_the_gate(publisher, bus, wait_until):
 async def test_gate_counts_subscribed_workers_in_a_real_redis(redis, wait_until):
     keys = Keys("rp")
     ours, worker = Link(redis.url), Link(redis.url)
-    it = Publisher(Bus(ours, keys), ours, lambda: 1, gate_s=60)
+    it = Publisher(Bus(ours, keys), ours, lambda: 1)
     ours.on_up = it.link_up
     ours.start()
     worker.start()

@@ -19,7 +19,7 @@ def clock():
 
 
 def headers_of(window):
-    lines = (line.split(": ") for line in window.headers().decode().splitlines())
+    lines = (line.split(": ") for line in window.headers(window.room).decode().splitlines())
     return {name.removeprefix("X-RateLimit-"): value for name, value in lines}
 
 

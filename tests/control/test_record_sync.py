@@ -159,4 +159,4 @@ async def test_logged_out_user_is_logged_out_everywhere_and_the_others_hear_of_i
     other.sync.on_synced = heard.set
     await one.accounts.log_out(session)
     assert await other.accounts.session(plain) is None
-    await asyncio.wait_for(heard.wait(), 20)
+    await asyncio.wait_for(heard.wait(), 60)

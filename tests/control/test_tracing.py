@@ -15,10 +15,10 @@ NOW_S = 1_700_000_000.0
 class FakeRequest:
     """The part of `control.request.Request` that the tracer uses."""
 
-    def __init__(self, number: int, said: Event | list[Event] | None = None, body: bytes = b"") -> None:
+    def __init__(self, number: int, decoded: Event | list[Event] | None = None, body: bytes = b"") -> None:
         self.trace_id = self.found_trace_id = f"{int(NOW_S * 1000):012x}{number:020x}"
         self.app = type("App", (), {"id": "3"})
-        self.said = said
+        self.decoded = decoded
         self.body = body
         self.token = None
         self.key = self.found_key = "k"

@@ -22,7 +22,19 @@ ROOT = Path(__file__).parents[2]
 SITE = ROOT / "build" / "docs"
 AXE = ROOT / "tests" / "clients" / "node_modules" / "axe-core" / "axe.min.js"
 SIZES = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
-PAGES = ("", "quickstart/laravel", "webhooks", "migration", "operation", "metrics", "settings", "security")
+PAGES = (
+    "",
+    "quickstart/laravel",
+    "webhooks",
+    "migration",
+    "operation",
+    "metrics",
+    "settings",
+    "security",
+    "kubernetes",
+    "upgrade",
+    "beyond",
+)
 EXAMINE = """async () => (await axe.run(document, {resultTypes: ["violations"]})).violations
     .filter((fault) => ["serious", "critical"].includes(fault.impact))
     .map((fault) => `${fault.id}: ${fault.nodes[0].html.slice(0, 120)}`)"""

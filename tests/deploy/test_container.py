@@ -1,5 +1,6 @@
-"""The Dockerfile and the compose file: hadolint accepts the first, and both agree with the rest of the repository."""
+"""The Dockerfile, the compose files and HAProxy's configuration: tools accept them, and they agree with the code."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -7,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from redpoll.cli import main
-from redpoll.settings import VARIABLES, Settings
+from redpoll.setting_table import VARIABLES
+from redpoll.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "Dockerfile"
@@ -43,3 +46,50 @@ def test_compose_publishes_the_control_port_on_loopback_only():
     ports = re.findall(r'^\s+- "([0-9.:]+)"$', COMPOSE, re.MULTILINE)
     assert ports == [f"{Settings().port}:{Settings().port}", f"127.0.0.1:{Settings().control_port}:9601"]
     assert "read_only: true" in COMPOSE
+
+
+# -- three nodes
+
+CLUSTER = yaml.safe_load((ROOT / "deploy" / "compose-cluster.yaml").read_text())
+HAPROXY_CONFIG = (ROOT / "deploy" / "proxies" / "haproxy-cluster.cfg").read_text()
+HAPROXY = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
+
+
+def test_haproxy_has_the_nodes_of_the_cluster():
+    services = CLUSTER["services"]
+    nodes = {name for name, service in services.items() if service["image"] == "redpoll"}
+    servers = re.findall(r"^ +server (\S+) (\S+):(\d+)$", HAPROXY_CONFIG, re.MULTILINE)
+    assert {(name, name, str(Settings().port)) for name in nodes} == set(servers)
+    assert {services[name]["environment"]["REDPOLL_NODE_NAME"] for name in nodes} == nodes
+    assert {name.removeprefix("node-") for name in CLUSTER["volumes"] if name.startswith("node-")} == {"1", "2", "3"}
+
+
+def test_nodes_of_the_cluster_share_stores_and_trust_their_network():
+    for name in ("redpoll-1", "redpoll-2", "redpoll-3"):
+        environment = CLUSTER["services"][name]["environment"]
+        assert set(environment) <= VARIABLES
+        assert environment["REDPOLL_REDIS_URL"].endswith("@redis:6379")
+        assert environment["REDPOLL_DATABASE_URL"].endswith("@postgres/redpoll")
+        (network,) = CLUSTER["networks"]["cluster"]["ipam"]["config"]
+        assert environment["REDPOLL_TRUSTED_PROXIES"] == network["subnet"]
+
+
+def test_only_haproxy_and_on_loopback_the_dashboard_are_published():
+    ports = {name: service["ports"] for name, service in CLUSTER["services"].items() if "ports" in service}
+    assert ports == {"haproxy": ["6001:80"], "redpoll-1": ["127.0.0.1:9601:9601"]}
+
+
+@pytest.mark.skipif(HAPROXY is None, reason="needs haproxy")
+def test_haproxy_accepts_its_configuration(tmp_path):
+    # Names resolve in Docker's network only, and Docker's resolver is there too.
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(re.sub(r"(server \S+) \S+:", r"\1 127.0.0.1:", HAPROXY_CONFIG))
+    done = subprocess.run([str(HAPROXY), "-c", "-f", config], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+
+
+def test_its_timeouts_are_longer_than_the_silence_of_an_idle_client():
+    timeouts = dict(re.findall(r"^ +timeout (\S+) (\d+)s$", HAPROXY_CONFIG, re.MULTILINE))
+    silent_s = Settings().activity_timeout_s + Settings().pong_timeout_s
+    assert all(int(timeouts[name]) > silent_s for name in ("client", "server", "tunnel"))

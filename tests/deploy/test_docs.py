@@ -9,7 +9,6 @@ import json
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,8 +24,9 @@ import pytest
 import yaml
 from playwright.async_api import async_playwright
 
+from ports import reserved_ports
 from redpoll.cli import main
-from redpoll.control import commands
+from redpoll.command_socket import ask, socket_path
 from server import Server
 from wire import Api, Socket, eventually
 
@@ -116,9 +116,11 @@ def test_every_command_line_is_one_that_redpoll_accepts(page):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_block_is_of_a_known_language_and_readable(page, tmp_path):
     for language, title, text in BLOCK.findall(page.read_text()):
-        assert language in ("html", "ini", "js", "json", "jsx", "php", "python", "ruby"), f"{title}: {language}"
+        assert language in ("html", "ini", "js", "json", "jsx", "php", "python", "ruby", "yaml"), f"{title}: {language}"
         if language == "json":
             json.loads(text)
+        elif language == "yaml":
+            yaml.safe_load(text)
         elif language == "python":
             compile(text, title, "exec")
         elif language in ("php", "ruby") and shutil.which(language):
@@ -149,7 +151,7 @@ def folder(tmp_path) -> Iterator[Path]:
 
 def operate(server: Server, verb: str, **args: object):
     """Runs an operator's command in the server."""
-    return commands.ask(commands.socket_path(server.folder / "data"), verb, args)
+    return ask(socket_path(server.folder / "data"), verb, args)
 
 
 def written(folder: Path, server: Server, page: str, *titles: str, **values: str) -> list[Path]:
@@ -176,7 +178,7 @@ class Process:
 
     async def line(self) -> str:
         assert self._process.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             line = await self._process.stdout.readline()
         assert line, "the program ended"
         return line.decode().strip()
@@ -208,7 +210,7 @@ async def run(*command: object, **environment: str) -> str:
     """Runs a program to its end. Returns its output."""
     async with running(*command, **environment) as process:
         assert process._process.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             text = (await process._process.stdout.read()).decode()
             assert await process._process.wait() == 0, text
         return text
@@ -344,10 +346,32 @@ async def test_history(server, folder):
     assert "goal" in await run(sys.executable, script, TOKEN=made["token"])
 
 
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
+async def test_repeated_publish_and_its_trace(server, folder):
+    operate(server, "app set", id=server.app_id, settings={"idempotency": "true"})
+    made = operate(server, "token create", app=server.app_id, name="repeating", scopes=["all"], lasts_s=None)
+    repeat, became = written(folder, server, "beyond.md", "repeat.py", "what_became.py")
+    client = await Socket.connect(server)
+    await client.subscribe("orders")
+    first, _ = (await run(sys.executable, repeat, TOKEN=made["token"])).split()
+    async with Api(server) as api:
+        await api.publish("orders", "last", "{}")
+        await client.next("last", "orders")
+        assert [frame["event"] for frame in client.frames].count("paid") == 1
+
+        async def is_written() -> bool:
+            status, trace = await api.ask("GET", f"/trace/{first}")
+            return status == 200 and "written" in [span["stage"] for span in trace["spans"]]
+
+        await eventually(is_written, True)
+    assert "written" in await run(sys.executable, became, first, TOKEN=made["token"])
+    operate(server, "app set", id=server.app_id, settings={"idempotency": "false"})
+    await client.close()
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved_ports(1) as (port,):
+        yield port
 
 
 RECEIVERS = {
@@ -359,9 +383,8 @@ RECEIVERS = {
 
 
 @pytest.mark.parametrize("title", RECEIVERS)
-async def test_webhook_receiver(server, folder, title):
+async def test_webhook_receiver(server, folder, port, title):
     (path,) = written(folder, server, "webhooks.md", title)
-    port = free_port()
     command = RECEIVERS[title](path, port)
     if shutil.which(str(command[0])) is None:
         pytest.skip(f"{command[0]} isn't installed")
@@ -374,7 +397,7 @@ async def test_webhook_receiver(server, folder, title):
         await receiver.until(f"http://127.0.0.1:{port}")
         forged = urllib.request.Request(url, b"{}", {"X-Service-Signature": "00", "X-Service-Delivery": "1"})
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            await asyncio.to_thread(urllib.request.urlopen, forged, timeout=30)
+            await asyncio.to_thread(urllib.request.urlopen, forged, timeout=60)
         client = await Socket.connect(server)
         await client.subscribe(f"room-of-{title}")
         assert (await receiver.until("channel.occupied")).endswith(f"channel.occupied room-of-{title}")

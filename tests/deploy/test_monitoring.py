@@ -4,21 +4,23 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from docs_pages import METRICS, metrics_page
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from redpoll.control.metrics import catalog
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
-PANELS = [
-    (panel["title"], target["expr"])
-    for panel in json.loads((DEPLOY / "grafana" / "redpoll.json").read_text())["panels"]
-    for target in panel.get("targets", ())
-]
+DASHBOARD = json.loads((DEPLOY / "grafana" / "redpoll.json").read_text())
+PANELS = [(panel["title"], target["expr"]) for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
 # Every series, with the labels it can have. Prometheus adds `job` and `instance`.
 SERIES = {sample.name: set(sample.labels) for metric in catalog() for sample in metric.samples}
 SELECTOR = re.compile(r"\b(redpoll_\w+)(?:\{([^}]*)\})?")
@@ -55,6 +57,28 @@ def test_alert_uses_metrics_that_exist_and_is_described(rule):
 @pytest.mark.parametrize(("title", "expression"), PANELS)
 def test_panel_uses_metrics_that_exist(title, expression):
     assert not faults_of(expression)
+
+
+def dropped(written: Any, known: Any, path: str = "") -> Iterator[str]:
+    """The paths of what is in `written` and not in `known`, which may have more."""
+    if isinstance(written, dict) and isinstance(known, dict):
+        for name, value in written.items():
+            yield from dropped(value, known.get(name), f"{path}/{name}")
+    elif isinstance(written, list) and isinstance(known, list) and len(written) == len(known):
+        for index, value in enumerate(written):
+            yield from dropped(value, known[index], f"{path}/{index}")
+    elif written != known:
+        yield path
+
+
+def test_grafana_knows_every_field_of_the_dashboard():
+    """Grafana's own models, which are generated from its schema, drop what they don't know."""
+    register_default_plugins()
+    known = json.loads(JSONEncoder().encode(Dashboard.from_json(DASHBOARD)))
+    # A text for Grafana's list of variables, which its schema lacks.
+    assert [path for path in dropped(DASHBOARD, known) if not path.endswith("/definition")] == []
+    misspelled = {**DASHBOARD, "timezzone": "utc"}
+    assert "/timezzone" in dropped(misspelled, json.loads(JSONEncoder().encode(Dashboard.from_json(misspelled))))
 
 
 def test_faults_are_found():

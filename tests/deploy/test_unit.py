@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason=
 
 
 def analyze(*words: str) -> str:
-    done = subprocess.run(["systemd-analyze", *words], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["systemd-analyze", *words], capture_output=True, text=True, timeout=60)
     return done.stdout + done.stderr
 
 

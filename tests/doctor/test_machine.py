@@ -1,9 +1,8 @@
-import asyncio
-
 import pytest
 from redis.asyncio import Redis
 
 from certs import self_signed
+from ports import reserved_ports
 from redpoll import config
 from redpoll.doctor import machine
 from redpoll.doctor.report import Verdict
@@ -58,11 +57,8 @@ def test_a_key_of_another_certificate_fails(tmp_path):
 
 
 async def test_an_unreachable_redis_fails_and_its_password_is_not_shown():
-    reserved = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-    port = reserved.sockets[0].getsockname()[1]
-    reserved.close()
-    await reserved.wait_closed()
-    finding = await machine.redis_server(settings(redis_url=f"redis://user:hunter2@127.0.0.1:{port}"))
+    with reserved_ports(1) as (port,):
+        finding = await machine.redis_server(settings(redis_url=f"redis://user:hunter2@127.0.0.1:{port}"))
     assert finding.verdict is Verdict.FAILED
     assert str(port) in finding.seen
     assert "hunter2" not in repr(finding)

@@ -25,8 +25,8 @@ def test_an_address_is_read(url, target):
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("localhost:6001", "no scheme"),
-        ("ftp://x/app/KEY", "no scheme"),
+        ("localhost:6001", "isn't the address of an app"),
+        ("ftp://x/app/KEY", "isn't the address of an app"),
         ("ws://:6001/app/KEY", "no host"),
         ("ws://localhost/apps/1", "/app/KEY"),
         ("http://K:S@localhost/app/KEY", "/apps/ID"),

@@ -260,7 +260,7 @@ class Served:
         loop = asyncio.get_running_loop()
         data = bytearray()
         while len(data) < size:
-            got = await asyncio.wait_for(loop.sock_recv(sock, min(65536, size - len(data))), 10)
+            got = await asyncio.wait_for(loop.sock_recv(sock, min(65536, size - len(data))), 60)
             assert got, f"end of stream after {len(data)} of {size} bytes"
             data += got
         return bytes(data)
@@ -270,7 +270,7 @@ class Served:
         loop = asyncio.get_running_loop()
         data = bytearray()
         try:
-            while got := await asyncio.wait_for(loop.sock_recv(sock, 65536), 10):
+            while got := await asyncio.wait_for(loop.sock_recv(sock, 65536), 60):
                 data += got
         except ConnectionResetError:
             pass

@@ -55,7 +55,7 @@ async def read(sock: socket.socket, size: int) -> bytes:
     loop = asyncio.get_running_loop()
     data = b""
     while len(data) < size:
-        part = await asyncio.wait_for(loop.sock_recv(sock, min(65536, size - len(data))), 10)
+        part = await asyncio.wait_for(loop.sock_recv(sock, min(65536, size - len(data))), 60)
         assert part, f"end of stream after {len(data)} of {size} bytes"
         data += part
     return data
@@ -263,6 +263,62 @@ async def test_one_client_of_a_crowd_waits_for_a_few_messages_of_each_other(poll
         poller._turn()
 
 
+async def test_established_clients_come_before_newcomers_and_those_that_send_much(
+    poller, recorder, head, flusher, reference
+):
+    def connect():
+        ours, theirs = socket_pair()
+        ws = recorder(flusher)
+        poller.adopt(ours, ws)
+        return ws, theirs
+
+    def turn_until(done):
+        while not done():
+            poller._turn()
+
+    message = reference.client_frame(1, b"hello")
+    ws, established = connect()
+    established.sendall(head)
+    turn_until(lambda: ws.state == OPEN)
+    assert poller.bulk_sockets == 1
+    established.sendall(message)
+    turn_until(lambda: ("text", b"hello") in ws.heard)
+    assert poller.bulk_sockets == 0
+
+    busy = []
+    for _ in range(20):
+        busy.append(connect())
+        busy[-1][1].sendall(head)
+    turn_until(lambda: all(one.state == OPEN for one, _ in busy))
+    newcomers = [connect() for _ in range(20)]
+    for _, theirs in busy:
+        theirs.sendall(message * 500)
+    for _, theirs in newcomers:
+        theirs.sendall(head)
+    established.sendall(reference.client_frame(1, b"again"))
+    # Its message, and what the others had been served before it.
+    served = []
+    ws.on["text"] = lambda message: served.append(
+        (message, sum(len(one.heard) for one, _ in busy), sum(one.state == OPEN for one, _ in newcomers))
+    )
+    poller.slice_s = 60.0
+    poller._turn()
+    assert served == [(b"again", 0, 0)]
+    assert all(one.state == OPEN for one, _ in newcomers)
+    turn_until(lambda: all(len(one.heard) == 500 for one, _ in busy))
+    turn_until(lambda: all(one.state == OPEN for one, _ in newcomers))
+    # They are read out, and sent nothing since: the next message brings them to the others.
+    for _, theirs in busy:
+        theirs.sendall(message)
+    turn_until(lambda: all(len(one.heard) == 501 for one, _ in busy))
+    assert poller.bulk_sockets == 20
+    for theirs in (established, *(theirs for _, theirs in busy + newcomers)):
+        theirs.close()
+    flusher.flush()
+    turn_until(lambda: poller.sockets == 0)
+    assert poller.bulk_sockets == 0
+
+
 async def test_a_reset_while_bytes_wait_closes_that_one(served, wait_until):
     client = await served.client(receive_buffer_bytes=4096)
     [ws] = served.connections
@@ -396,6 +452,6 @@ async def test_many_clients_come_and_go_and_nothing_stays(served, head, referenc
 
     thread = threading.Thread(target=storm)
     thread.start()
-    await wait_until(lambda: len(served.connections) == count and served.lost == count, what="all gone", timeout_s=30)
+    await wait_until(lambda: len(served.connections) == count and served.lost == count, what="all gone", timeout_s=60)
     thread.join()
     assert all(ws.state == CLOSED for ws in served.connections)

@@ -17,7 +17,7 @@ async def test_sigterm_closes_every_socket_with_4200_and_ends_with_0() -> None:
         sockets = await connect_many(server, 20)
         await subscribe_all(sockets, "ending")
         server.signal(signal.SIGTERM)
-        codes = await asyncio.gather(*(socket.until_closed(30) for socket in sockets))
+        codes = await asyncio.gather(*(socket.until_closed() for socket in sockets))
         assert set(codes) == {4200}
         assert await asyncio.to_thread(server.wait) == 0
 
@@ -27,7 +27,7 @@ async def test_no_child_survives_a_killed_supervisor() -> None:
         children = {*server.worker_pids(), server.control_pid, server.redis_pid}
         server.signal(signal.SIGKILL)
         await asyncio.to_thread(server.wait)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while left := children & {process.pid for process in processes()}:
             assert time.monotonic() < deadline, f"still running: {left}"
             await asyncio.sleep(0.02)
@@ -63,7 +63,7 @@ def test_port_that_is_taken_is_reported_in_one_sentence() -> None:
             command,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
             env=environment,
             cwd=server.folder,
             check=False,

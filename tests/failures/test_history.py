@@ -50,7 +50,7 @@ class Publisher:
     repeated: int = 0
 
     async def run(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=10)
+        timeout = aiohttp.ClientTimeout(total=60)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1), timeout=timeout) as session:
             while self.accepted < self.count:
                 content = {"name": "n", "channels": [CHANNEL], "data": str(self.accepted)}
@@ -95,7 +95,7 @@ class Reader:
             if self.epoch:
                 request["data"]["since"] = {"epoch": self.epoch, "offset": self.offset}
             socket.send(request)
-            success = await socket.next("pusher_internal:subscription_succeeded", CHANNEL, timeout_s=40)
+            success = await socket.next("pusher_internal:subscription_succeeded", CHANNEL, timeout_s=60)
             place = json.loads(success["data"])
             assert place.get("recovered", True) is True, place
             self.epoch, self.offset = place["epoch"], place["offset"]

@@ -51,7 +51,7 @@ async def keep_alive(socket: Socket) -> None:
 async def test_client_that_answers_pings_is_kept(server: Server) -> None:
     socket = await Socket.connect(server)
     keeping = asyncio.create_task(keep_alive(socket))
-    await socket.until(lambda: len(socket.all("pusher:ping")) >= 4, 30, "four pings")
+    await socket.until(lambda: len(socket.all("pusher:ping")) >= 4, 60, "four pings")
     assert not socket.lost
     keeping.cancel()
     await socket.close()

@@ -54,7 +54,7 @@ async def test_idle_http_connections_take_nothing_from_the_api_the_dashboard_or_
             # Each address of the client has its own range of ports.
             local = (f"127.0.0.{2 + source % 8}", 0)
             with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     _, idle = await loop.create_connection(
                         lambda: Idle(answered.set), "127.0.0.1", server.port, local_addr=local
                     )
@@ -71,10 +71,10 @@ async def test_idle_http_connections_take_nothing_from_the_api_the_dashboard_or_
             await client.next("word", channel)
             await client.close()
             assert server.metrics()
-            page = await asyncio.to_thread(urllib.request.urlopen, f"{server.control_url}/dashboard", timeout=20)
+            page = await asyncio.to_thread(urllib.request.urlopen, f"{server.control_url}/dashboard", timeout=60)
             assert page.status == 200
             page.close()
-            ready = await asyncio.to_thread(urllib.request.urlopen, f"{server.control_url}/readyz", timeout=20)
+            ready = await asyncio.to_thread(urllib.request.urlopen, f"{server.control_url}/readyz", timeout=60)
             assert json.loads(ready.read())["status"] == "ready"
             ready.close()
 

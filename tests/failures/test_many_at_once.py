@@ -30,7 +30,7 @@ async def test_thousand_members_reset_at_once(
     for number, socket in enumerate(crowd):
         socket.send(socket.subscribe_request(room, f"user-{number % 99:02d}"))
     for socket in crowd:
-        await socket.next("pusher_internal:subscription_succeeded", room, 60)
+        await socket.next("pusher_internal:subscription_succeeded", room)
     async with Api(server) as api:
         assert await api.subscription_count(room) == count
         assert len(await api.users(room)) == 99
@@ -157,9 +157,9 @@ async def test_subscriptions_beyond_the_limit_are_refused_one_by_one(server: Ser
         for number in range(hundred, hundred + 100):
             socket.send(socket.subscribe_request(f"many-{number}"))
         # It reads its answers; a client that doesn't is closed as a slow client.
-        await socket.ping(30)
+        await socket.ping()
     answers = {"pusher_internal:subscription_succeeded", "pusher:subscription_error"}
-    await socket.until(lambda: sum(one["event"] in answers for one in socket.frames) >= 5000, 30, "5,000 answers")
+    await socket.until(lambda: sum(one["event"] in answers for one in socket.frames) >= 5000, 60, "5,000 answers")
     assert len(socket.all("pusher_internal:subscription_succeeded")) == 1000
     errors = socket.all("pusher:subscription_error")
     assert len(errors) == 4000
@@ -171,14 +171,17 @@ async def test_eleventh_client_event_of_a_second_is_refused(server: Server) -> N
     """Ten a second, then 4301 in band, at most one such frame a second; the socket stays."""
     sender, listener = await connect_many(server, 2)
     await subscribe_all([sender, listener], "private-loud")
+    began = time.monotonic()
     for number in range(200):
         sender.send({"event": "client-n", "channel": "private-loud", "data": str(number)})
     await sender.settle()
     errors = sender.all("pusher:error")
-    assert 1 <= len(errors) <= 2
+    # A slow machine takes more than a second to read them.
+    seconds = 1 + int(time.monotonic() - began)
+    assert 1 <= len(errors) <= 1 + seconds
     assert errors[0]["data"]["code"] == 4301
     await listener.until(lambda: len(listener.all("client-n")) >= 10, what="the ten that are allowed")
-    assert len(listener.all("client-n")) <= 12, "ten, and what a slow machine's second adds"
+    assert len(listener.all("client-n")) <= 2 + 10 * seconds
     await asyncio.gather(sender.close(), listener.close())
 
 
@@ -206,7 +209,7 @@ async def test_huge_channel_does_not_delay_a_ping(
         for socket in crowd:
             socket.resume()
         for socket in crowd:
-            await socket.until(lambda: len(socket.all("big")) == 3, 30, "the three events")  # noqa: B023
+            await socket.until(lambda: len(socket.all("big")) == 3, 60, "the three events")  # noqa: B023
         figures.note("Slow clients", f"{count} × 10 KB: slowest ping beside it", max(waits) * 1000, "ms", "50 ms")
         assert max(waits) < within_s(0.05)
         await end_all([*crowd, other])

@@ -103,7 +103,7 @@ class History:
     async def settle(self) -> None:
         """Waits until HTTP answers what the model expects, counts included."""
         async with Api(self.server) as api:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while True:
                 self.joined = {socket: rooms for socket, rooms in self.joined.items() if not socket.lost}
                 expected, seen = {}, {}
@@ -118,7 +118,7 @@ class History:
 
 
 async def test_random_runs_end_in_the_right_state(server: Server, size: Callable[[int, int], int]) -> None:
-    for seed in range(size(60, 10_000)):
+    for seed in range(size(60, 3_000)):
         await History(server, seed).run(steps=40, kills=0)
 
 
@@ -151,7 +151,7 @@ async def test_hopping_clients_leave_no_channel_occupied_or_missing(
         if (count := sum(1 for there in where.values() if there == channel))
     }
     async with Api(server) as api:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while True:
             seen = await api.get("/channels", filter_by_prefix="hop-", info="subscription_count")
             if seen["channels"] == expected:
@@ -183,7 +183,7 @@ async def test_counts_and_descriptors_return_to_their_start_values(
     async def settled() -> tuple[list[int], int]:
         """Descriptors of each worker and keys in Redis, once nobody is connected."""
         async with Api(server) as api:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while any(server.client_ports().values()) or (await api.get("/channels"))["channels"]:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.02)

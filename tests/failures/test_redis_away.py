@@ -4,101 +4,19 @@ See deploy/failures.md "Redis restarts or is away".
 """
 
 import asyncio
-import json
 import os
 import signal
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import aiohttp
 
 from proxy import Proxy
+from publishing import Publisher, check, delivery_is_back, numbers
 from server import Server
-from wire import Api, Socket, connect_many, eventually, signed_path, subscribe_all
+from wire import Api, Socket, connect_many, eventually, subscribe_all
 
 SUBSCRIBERS = 24
-
-
-@dataclass
-class Published:
-    number: int
-    asked_at: float
-    status: int = 0
-    answered_at: float = 0.0
-    retry_after: str | None = None
-
-
-@dataclass
-class Publisher:
-    """Publishes a number every 20 ms, without waiting for the previous answer."""
-
-    server: Server
-    channel: str
-    published: list[Published] = field(default_factory=list)
-
-    async def one(self, session: aiohttp.ClientSession) -> Published:
-        record = Published(len(self.published), time.monotonic())
-        self.published.append(record)
-        content = {"name": "n", "channels": [self.channel], "data": str(record.number)}
-        body = json.dumps(content).encode()
-        target = signed_path(self.server, "POST", f"/apps/{self.server.app_id}/events", body)
-        async with session.post(f"{self.server.public_url}{target}", data=body) as answer:
-            await answer.read()
-            record.status, record.retry_after = answer.status, answer.headers.get("Retry-After")
-            record.answered_at = time.monotonic()
-        return record
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        timeout = aiohttp.ClientTimeout(total=30)
-        async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
-            tasks: list[asyncio.Task[Published]] = []
-
-            async def go_on() -> None:
-                while True:
-                    tasks.append(asyncio.create_task(self.one(session)))
-                    await asyncio.sleep(0.02)  # the pace, not a wait
-
-            pace = asyncio.create_task(go_on())
-            try:
-                yield
-            finally:
-                pace.cancel()
-                await asyncio.gather(*tasks)
-
-    def accepted(self) -> list[int]:
-        return [one.number for one in self.published if one.status == 200]
-
-
-def numbers(socket: Socket) -> list[int]:
-    return [int(one["data"]) for one in socket.all("n")]
-
-
-async def delivery_is_back(publisher: Publisher, sockets: list[Socket], since: float, limit_s: float) -> float:
-    """Seconds from `since` until an event that was published later has reached every subscriber."""
-    while True:
-        reached = set.intersection(*(set(numbers(socket)[-50:]) for socket in sockets))
-        if any(publisher.published[number].asked_at > since for number in reached):
-            return time.monotonic() - since
-        assert time.monotonic() < since + limit_s, "delivery did not come back"
-        await asyncio.sleep(0.01)
-
-
-def check(publisher: Publisher, sockets: list[Socket]) -> None:
-    accepted = set(publisher.accepted())
-    for one in publisher.published:
-        assert one.status in (200, 503), one
-        assert one.status == 200 or one.retry_after, one
-    for socket in sockets:
-        assert not socket.lost, "a client connection was dropped"
-        seen = numbers(socket)
-        twice = [number for number, times in Counter(seen).items() if times > 1]
-        assert not twice, f"delivered twice: {twice}"
-        lost = sorted(accepted - set(seen))
-        assert not lost, f"answered 200 and lost: {[publisher.published[number] for number in lost]}"
 
 
 async def test_redis_killed_and_started_again(
@@ -111,7 +29,7 @@ async def test_redis_killed_and_started_again(
         await member.subscribe("presence-through", "stays")
         publisher = Publisher(server, "through")
         async with publisher.running():
-            await delivery_is_back(publisher, sockets, time.monotonic(), 10)
+            await delivery_is_back(publisher, sockets, time.monotonic(), 60)
             for _ in range(size(1, 20)):
                 own_redis.kill()
                 killed_at = time.monotonic()
@@ -150,7 +68,7 @@ async def test_embedded_redis_is_started_again_with_its_data(
             await socket.subscribe("presence-embedded", f"user-{number}")
         publisher = Publisher(server, "embedded")
         async with publisher.running():
-            await delivery_is_back(publisher, sockets, time.monotonic(), 10)
+            await delivery_is_back(publisher, sockets, time.monotonic(), 60)
             killed = server.redis_pid
             os.kill(killed, signal.SIGKILL)
             await delivery_is_back(publisher, sockets, time.monotonic(), within_s(5))
@@ -173,7 +91,7 @@ async def test_redis_that_hangs(
         await subscribe_all(sockets, "hangs")
         publisher = Publisher(server, "hangs")
         async with publisher.running():
-            await delivery_is_back(publisher, sockets, time.monotonic(), 10)
+            await delivery_is_back(publisher, sockets, time.monotonic(), 60)
             own_redis.pause()
             try:
                 pings = []
@@ -207,7 +125,7 @@ async def test_connection_to_a_redis_that_says_nothing_is_replaced(redis, figure
         proxy.stall()
         stalled_at = time.monotonic()
         while proxy.accepted < connections + 2:  # The worker's connection and control's.
-            assert time.monotonic() < stalled_at + 30, "still on the old connections"
+            assert time.monotonic() < stalled_at + 60, "still on the old connections"
             await asyncio.sleep(0.05)
         replaced_s = time.monotonic() - stalled_at
         figures.note("Redis restarts or is away", "Redis silent: both connections replaced", replaced_s, "s", "15 s")
@@ -218,4 +136,38 @@ async def test_connection_to_a_redis_that_says_nothing_is_replaced(redis, figure
             await socket.next("e")
             assert await api.users("presence-stalled") == ["member"]
         assert not socket.all("pusher_internal:member_removed")
+        await socket.close()
+
+
+async def test_worker_that_gets_no_messages_is_named_and_replaces_its_connection(redis, figures) -> None:
+    """Commands are answered and messages don't arrive: no other check sees that."""
+    heading = "Redis restarts or is away"
+    with Proxy(redis.path, splits_replies=True) as proxy, Server(workers=1, redis_url=proxy.url) as server:
+
+        async def named() -> bool:
+            async with aiohttp.ClientSession() as session, session.get(f"{server.control_url}/readyz") as answer:
+                return "Redis delivers no messages to worker 0" in await answer.text()
+
+        socket = await Socket.connect(server)
+        await socket.subscribe("news")
+        proxy.swallow_messages()
+        swallowed_at = time.monotonic()
+        connections = proxy.accepted
+        await eventually(named, True)
+        figures.note(heading, "messages swallowed: /readyz says so", time.monotonic() - swallowed_at, "s", "8 s")
+
+        async def replaced() -> bool:
+            return proxy.accepted > connections
+
+        await eventually(replaced, True)
+        proxy.deliver_messages()
+        await eventually(named, False)
+        async with Api(server) as api:
+
+            async def delivers() -> bool:
+                # The first canary of the new connection arrives before the worker has subscribed to all channels again.
+                await api.ask("POST", "/events", {"name": "e", "channels": ["news"], "data": ""})
+                return bool(socket.all("e", "news"))
+
+            await eventually(delivers, True)
         await socket.close()

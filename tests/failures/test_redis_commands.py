@@ -11,13 +11,13 @@ from wire import Api, Socket, connect_many, eventually
 
 
 def concerning_clients(commands: list[list[bytes]]) -> list[list[bytes]]:
-    """Leaves out periodic commands: a worker's heartbeat and statistics, and the control plane's look into the outboxes
-    every 100 ms."""
+    """Leaves out periodic commands: a worker's heartbeat, statistics and canaries, and the control plane's look into
+    the outboxes every 100 ms."""
     return [command for command in commands if not any(map(_is_periodic, command)) and not _drains(command)]
 
 
 def _is_periodic(word: bytes) -> bool:
-    return b":beat" in word or b":stats:" in word
+    return b":beat" in word or b":stats:" in word or b":canary:" in word
 
 
 def _drains(command: list[bytes]) -> bool:

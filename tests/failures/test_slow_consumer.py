@@ -46,15 +46,15 @@ async def test_client_that_does_not_read_is_closed_and_the_others_get_everything
                 await publish_numbers(api, "wide", sent, 50)
                 sent += 50
                 for socket in readers:  # At most these 500 KB are ever unsent to the readers.
-                    await socket.until(lambda: len(socket.all("n")) == sent, 30, "50 events")  # noqa: B023
+                    await socket.until(lambda: len(socket.all("n")) == sent, 60, "50 events")  # noqa: B023
                 greatest = max(greatest, rss_bytes(worker))
             assert await api.subscription_count("wide") == reader_count, f"still subscribed after {sent} events"
         for socket in readers:
-            await socket.until(lambda: len(socket.all("n")) >= sent, 30, "all events")  # noqa: B023
+            await socket.until(lambda: len(socket.all("n")) >= sent, 60, "all events")  # noqa: B023
             assert [json.loads(one["data"])["n"] for one in socket.all("n")] == list(range(sent))
         for socket in slow:
             socket.resume()
-            assert await socket.until_closed(30) in (4100, None)
+            assert await socket.until_closed() in (4100, None)
             seen = [json.loads(one["data"])["n"] for one in socket.all("n")]
             assert seen == list(range(len(seen))), "whole frames, in order, until the cut"
         closed_with_4100 = sum(1 for socket in slow if socket.close_code == 4100)

@@ -121,7 +121,7 @@ class Visitor:
                     socket.unsubscribe(channel)
                     self.inside.discard(channel)
                 else:
-                    await socket.subscribe(channel, self.user, timeout_s=35)
+                    await socket.subscribe(channel, self.user, timeout_s=60)
                     self.inside.add(channel)
                 await asyncio.sleep(random.expovariate(4))
                 if socket.lost:
@@ -205,7 +205,7 @@ async def test_announcements_alternate_and_end_in_the_right_state_after_any_kill
                 began = time.monotonic()
                 await wait_until(
                     lambda visitors=visitors: not faults_of(receiver, visitors),
-                    timeout_s=TRUTH_WITHIN_S * size(3, 1),
+                    timeout_s=TRUTH_WITHIN_S * size(12, 1),
                     what="announcements that agree with the final state",
                 )
                 figures.note(
@@ -232,7 +232,8 @@ async def test_announcements_alternate_and_end_in_the_right_state_after_any_kill
 async def test_a_short_absence_is_not_announced_and_a_long_one_once(wait_until: Callable) -> None:
     """A page reload."""
     async with receiving() as receiver:
-        with Server(workers=2, **INTRANET) as server:
+        # A short absence is much shorter than the debounce, however slow the machine is.
+        with Server(workers=2, **INTRANET | {"webhook_debounce_s": 4}) as server:
             made = await asyncio.to_thread(command, server, "webhook", "create", server.app_id, receiver.url)
             receiver.secret = made["secret"]
 
@@ -243,12 +244,13 @@ async def test_a_short_absence_is_not_announced_and_a_long_one_once(wait_until: 
                 return socket
 
             socket = await visit(0)
-            for away_s in (0.0, 0.3, 0.7):
+            for away_s in (0.0, 0.2):
                 socket.abort()
                 socket = await visit(away_s)
             await wait_until(lambda: len(receiver.bodies) >= 2)
             socket.abort()
-            socket = await visit(2.5 * DEBOUNCE_S)
+            await wait_until(lambda: len(receiver.bodies) >= 4)
+            socket = await visit(0)
             await wait_until(lambda: len(receiver.bodies) >= 6)
             channels, members = receiver.announced()
             assert channels == {"presence-room": ["channel.occupied", "channel.vacated", "channel.occupied"]}

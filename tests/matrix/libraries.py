@@ -24,7 +24,7 @@ from pusher.requests import RequestsBackend
 from matrix.world import MASTER_KEY, App, Visitor, World
 from node import Node, NodeError
 
-WITHIN_S = 10.0
+WITHIN_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -229,6 +229,15 @@ class PusherJs(Client):
 
     # -- what other clients have not
 
+    async def switch(self, app: App) -> None:
+        """Goes to another server by `switchCluster`, and waits until it is connected there."""
+        options = {"wsPort": app.port, "wssPort": app.tls_port}
+        await self.call("switch_cluster", key=app.app_key, options=options)
+        await self.node.seen(2, client=self.name, state="connected")
+
+    async def wait_subscribed_again(self, channel: str) -> None:
+        await self.node.seen(2, client=self.name, channel=channel, event="pusher:subscription_succeeded")
+
     async def begin_signin(self) -> None:
         await self.call("signin")
 
@@ -326,6 +335,9 @@ class Echo(PusherJs):
     async def wait_left(self, channel: str, user: str) -> None:
         name = self._echo_name(channel)[1]
         await self.node.seen(client=self.name, channel=name, event="leaving", data={"name": f"name of {user}"})
+
+    async def wait_subscribed_again(self, channel: str) -> None:
+        await self.node.seen(2, client=self.name, channel=self._echo_name(channel)[1], event="subscribed")
 
     async def begin_signin(self) -> None:
         await self.call("echo_signin")

@@ -65,6 +65,8 @@ def render(outcomes: Outcomes, chromium_version: str) -> str:
         "",
         "The Java, Swift, Go, PHP and Ruby libraries can't run where these tests do. What their sources require is",
         "tested on the frames and bytes that redpoll sends and accepts. So are credentials that no library supports.",
+        "PHP (7.2.6) and Ruby (2.1.0) were also run by hand, from their sources: trigger, channels, and the signatures",
+        "of private and presence channels.",
         "",
         "| Rule | Required by | |",
         "|---|---|---|",

@@ -219,6 +219,8 @@ async def _website(world: World) -> AsyncIterator[None]:
 
     async def user_auth(request: web.Request) -> web.Response:
         form, visitor = await request.post(), who(request)
+        if visitor.user is None:
+            return web.json_response({"error": "log in first"}, status=403)
         return web.json_response(signed_user(visitor, str(form["socket_id"])))
 
     def file(path: Path, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:

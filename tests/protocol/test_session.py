@@ -321,6 +321,14 @@ def test_a_join_that_could_not_be_confirmed_is_forgotten(client):
     assert client.session.channels == {}
 
 
+def test_an_address_that_subscribes_too_fast_is_refused_like_a_connection_that_does(client):
+    client.subscribe("a")
+    refusal = client.refusal_of(client.session.refused("a", "address", client.now), "a")
+    assert refusal[:2] == ("LimitReached", 429)
+    assert "your address" in refusal[2]
+    assert client.subscribe("a") == [Join("a", None)]
+
+
 def test_a_changed_app_record_applies_at_once(client, app, changed):
     old = client.auth("private-x")
     client.current_app.record = changed(app, keys=())

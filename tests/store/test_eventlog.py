@@ -114,14 +114,14 @@ async def test_log_of_an_earlier_version_is_upgraded_and_keeps_its_rows(tmp_path
 async def test_spans_may_be_written_before_their_call(log):
     span = span_of(tid(1), "1", 20, "received", {"worker": "r.1.0"})
     await log.write([], [span])
-    assert await log.trace("1", tid(1)) is None
+    assert (await log.trace("1", tid(1)))[0] is None
     await log.write(batch(call(1)), [])
     assert await log.trace("1", tid(1)) == (call(1), [span])
 
 
 async def test_calls_of_another_app_are_not_found(log):
     await log.write(batch(call(1, app_id="2", correlation_id="c")), [])
-    assert await log.trace("1", tid(1)) is None
+    assert (await log.trace("1", tid(1)))[0] is None
     assert await numbers(log) == []
     assert await numbers(log, Query(correlation_id="c")) == []
 
@@ -172,6 +172,12 @@ async def test_names_and_channels_are_not_used_as_patterns(log):
     assert await numbers(log, Query(name="100%")) == [1]
     assert await numbers(log, Query(name='a"b')) == [3]
     assert await numbers(log, Query(channel="xzy")) == []
+
+
+async def test_one_of_several_names_is_found_and_a_part_of_a_name_is_not(log):
+    await log.write([CallBatch([call(1, name="paid, sent, gone"), call(2, name="sent")])], [])
+    for name, count in (("paid", 1), ("sent", 2), ("gone", 1), ("sen", 0), ("paid,", 0), (" sent", 0)):
+        assert len((await log.find("1", Query(name=name), 10)).calls) == count, name
 
 
 async def test_pruning_keeps_the_newest_calls_and_removes_spans_of_removed_calls(tmp_path):

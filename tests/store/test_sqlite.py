@@ -1,6 +1,7 @@
 """Connections whose task is cancelled, and what errors reveal."""
 
 import asyncio
+import threading
 from contextlib import suppress
 
 import pytest
@@ -40,21 +41,29 @@ async def test_task_cancelled_twice_leaves_no_unfinished_task(database):
         reader.cancel()
         with suppress(asyncio.CancelledError):
             await reader
-    await asyncio.wait_for(database.close(), 10)
+    await asyncio.wait_for(database.close(), 60)
     left = asyncio.all_tasks() - before
-    assert not left or not (await asyncio.wait(left, timeout=10))[1]
+    assert not left or not (await asyncio.wait(left, timeout=60))[1]
 
 
-async def test_closing_waits_for_connections_whose_task_was_cancelled(database):
+async def test_closing_waits_for_connections_whose_task_was_cancelled(database, wait_until):
     await read(database, "SELECT 1")
-    reader = asyncio.create_task(read(database, SLOW))
-    await asyncio.sleep(0.01)
     (connection,) = database._connections
+    began, go_on = threading.Event(), threading.Event()
+
+    def held() -> bool:
+        began.set()
+        return go_on.wait(60)
+
+    await connection.create_function("held", 0, held)
+    reader = asyncio.create_task(read(database, "SELECT held()"))
+    await wait_until(began.is_set)
     while not reader.done():
         reader.cancel()
         await asyncio.sleep(0)
     assert connection.stopped is not None
     assert not connection.stopped.done()
+    go_on.set()
     await database.close()
     assert connection.stopped.done()
 

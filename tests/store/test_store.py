@@ -7,8 +7,6 @@ import threading
 
 import pytest
 import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 
 from redpoll.store import apps as app_rows
 from redpoll.store import tokens as token_rows
@@ -28,18 +26,6 @@ async def sqlite_store(tmp_path):
     opened = await Store.open(database_url(tmp_path))
     yield opened
     await opened.close()
-
-
-async def test_migrations_end_at_the_schema(store):
-    def differences(connection: sa.Connection) -> list:
-        return compare_metadata(MigrationContext.configure(connection, opts={"compare_type": other_type}), metadata)
-
-    def other_type(_context, _column, _expected, in_database: sa.types.TypeEngine, in_schema: sa.types.TypeEngine):
-        # SQLite doesn't check the length of a text, so migrations don't change it there. None: compare as usual.
-        return False if isinstance(in_database, sa.String) and isinstance(in_schema, sa.String) else None
-
-    async with store.reading() as connection:
-        assert await connection.run_sync(differences) == []
 
 
 async def test_connections_use_wal_full_sync_and_foreign_keys(sqlite_store):
@@ -134,7 +120,7 @@ async def test_change_cancelled_at_any_moment_leaves_no_lock(store):
         await asyncio.sleep(moment * 0.00005)
         changes[-1].cancel()
         await asyncio.gather(changes[-1], return_exceptions=True)
-        await asyncio.wait_for(raise_once(store), 2.5)
+        await asyncio.wait_for(raise_once(store), 60)
 
 
 async def pretend_newer(store: Store, compatible: str) -> None:

@@ -43,18 +43,18 @@ class Client:
     async def send(self, event: str, data=None, **more) -> None:
         await self.socket.send(json.dumps({"event": event, "data": data if data is not None else {}, **more}))
 
-    async def next(self, timeout_s: float = 5.0) -> dict:
+    async def next(self, timeout_s: float = 60.0) -> dict:
         frame = json.loads(await asyncio.wait_for(self.socket.recv(), timeout_s))
         self.seen.append(frame)
         return frame
 
-    async def until(self, event: str, timeout_s: float = 5.0) -> dict:
+    async def until(self, event: str, timeout_s: float = 60.0) -> dict:
         """The next frame with this event; those before it are in `seen`."""
         while (frame := await self.next(timeout_s))["event"] != event:
             pass
         return frame
 
-    async def events(self, count: int, timeout_s: float = 10.0) -> list[dict]:
+    async def events(self, count: int, timeout_s: float = 60.0) -> list[dict]:
         """The next `count` frames of the app's own events; the protocol's are in `seen`."""
         found: list[dict] = []
         while len(found) < count:
@@ -88,7 +88,7 @@ class Client:
         await self.send("pusher:signin", {"auth": auth, "user_data": user_data})
         return await self.until("pusher:signin_success")
 
-    async def closed_with(self, timeout_s: float = 10.0) -> int:
+    async def closed_with(self, timeout_s: float = 60.0) -> int:
         """The code of the close frame; the error frame before it has the same."""
         code = (await self.until("pusher:error", timeout_s))["data"]["code"]
         with pytest.raises(websockets.ConnectionClosed) as closed:
@@ -167,11 +167,11 @@ class Bench:
 
         async def stop() -> None:
             worker.drain()
-            await asyncio.wait_for(task, 20)
+            await asyncio.wait_for(task, 60)
 
         self.stack.push_async_callback(stop)
         ready = asyncio.create_task(worker.ready.wait())
-        await asyncio.wait({ready, task}, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+        await asyncio.wait({ready, task}, return_when=asyncio.FIRST_COMPLETED, timeout=60)
         if task.done():
             task.result()
         assert ready.done()
@@ -179,7 +179,7 @@ class Bench:
 
     async def settled(self, worker: Worker, predicate) -> None:
         """Wait until the worker has received what was sent to Redis."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not predicate():
                 await asyncio.sleep(0.005)
 
@@ -189,7 +189,7 @@ class Bench:
     async def open(self, worker: Worker, path: str | None = None, **more) -> Client:
         """A WebSocket to the worker, nothing read yet."""
         url = self.url(worker, path or f"/app/{APP.keys[0].key}?protocol=7&client=test&version=1")
-        options = {"ping_interval": None, "compression": None, "max_queue": None, **more}
+        options = {"ping_interval": None, "compression": None, "max_queue": None, "open_timeout": 60, **more}
         connection = await websockets.connect(url, **options)
         self.stack.push_async_callback(connection.close)
         return Client(connection)

@@ -8,7 +8,7 @@ def test_connections_of_one_second_and_library_share_one_object():
     now = 100.2
     arrivals = ClientLibraries(lambda: now)
     first = arrivals.note({"client": "js", "version": "8.6.0"})
-    assert first == ("js 8.6.0", 100)
+    assert first == ("js 8.6.0", 100, "")
     now = 100.9
     assert arrivals.note({"client": "js", "version": "8.6.0"}) is first
     now = 101.0

@@ -84,5 +84,5 @@ async def test_a_client_that_does_not_read_is_closed_and_its_frames_are_freed(be
     assert sum(connection.bytes_owed for connection in worker.hub.everyone) == 0
     await reading.nothing_more()
     stalled.socket.transport.resume_reading()
-    await asyncio.wait_for(stalled.socket.wait_closed(), 10)
+    await asyncio.wait_for(stalled.socket.wait_closed(), 60)
     assert stalled.socket.close_code == 4100

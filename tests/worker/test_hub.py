@@ -12,6 +12,7 @@ from redpoll.cluster.keys import Keys
 from redpoll.cluster.quota import Quota
 from redpoll.protocol.apps import DAILY_LIMITS, HistoryRule, Key
 from redpoll.worker.main import Worker
+from redpoll.worker.pending_joins import MAX_IN_TURN
 
 SUCCEEDED = "pusher_internal:subscription_succeeded"
 ADDED = "pusher_internal:member_added"
@@ -97,13 +98,15 @@ class TestChannels:
     async def test_a_closed_connection_is_removed_everywhere(self, bench):
         worker = await bench.start()
         client = await bench.client(worker)
-        for n in range(30):
-            await client.subscribe(f"c{n}")
-        await client.subscribe("presence-p", {"user_id": "1"})
+        # More than a connection leaves at once.
+        for n in range(150):
+            await client.ask(f"c{n}")
+        await client.ask("presence-p", {"user_id": "1"})
+        for _ in range(151):
+            await client.until(SUCCEEDED)
         client.socket.transport.abort()
         await bench.settled(worker, lambda: not len(worker.hub.everyone))
-        await bench.settled(worker, lambda: worker.hub.registry.local_channel("1", "c29") is None)
-        await bench.settled(worker, lambda: worker.hub.registry.local_channel("1", "presence-p") is None)
+        await bench.settled(worker, lambda: not worker.registry.channels)
         assert worker.gate.connections == 0
 
 
@@ -129,14 +132,14 @@ class TestSubscribesAtOnce:
         clients = [await bench.client(worker) for _ in range(20)]
         await clients[0].subscribe("news")
         calls = []
-        run = worker.link.run
+        send = worker.registry._sync._send
 
-        def note(script, keys, args, done):
-            if len(args) > 5 and args[5] == "news":
-                calls.append(args)
-            run(script, keys, args, done)
+        def note(local_channel, call):
+            if local_channel.channel == "news":
+                calls.append(call)
+            send(local_channel, call)
 
-        worker.link.run = note
+        worker.registry._sync._send = note
 
         async def in_redis():
             return [int(count) for count in await worker.link.ask(b"HVALS", Keys().counts("1", "news"))]
@@ -205,6 +208,40 @@ class TestSubscribesAtOnce:
         await second.nothing_more()
         own_redis.start()
         await second.until(SUCCEEDED)
+
+
+class TestTurns:
+    async def test_client_does_not_wait_for_the_many_subscribes_of_another(self, bench):
+        worker = await bench.start()
+        many, other = await bench.client(worker), await bench.client(worker)
+        worker.link._connection._transport.pause_reading()
+        for n in range(300):
+            await many.ask(f"c{n}")
+        await many.nothing_more()
+        await other.ask("news")
+        await other.nothing_more()
+        # Redis has a few of the many, and the other's.
+        await bench.settled(worker, lambda: worker.registry._sync.in_flight == MAX_IN_TURN + 1)
+        worker.link._connection._transport.resume_reading()
+        await other.until(SUCCEEDED)
+        assert [(await many.until(SUCCEEDED))["channel"] for _ in range(300)] == [f"c{n}" for n in range(300)]
+        assert not worker.hub.pending
+
+    async def test_client_that_left_leaves_none_of_its_subscribes(self, bench):
+        worker = await bench.start()
+        many = await bench.client(worker)
+        worker.link._connection._transport.pause_reading()
+        for n in range(100):
+            await many.ask(f"c{n}")
+        for n in range(0, 100, 3):
+            await many.send("pusher:unsubscribe", {"channel": f"c{n}"})
+        await many.nothing_more()
+        many.socket.transport.abort()
+        await bench.settled(worker, lambda: not len(worker.hub.everyone))
+        worker.link._connection._transport.resume_reading()
+        await bench.settled(worker, lambda: not worker.registry.channels)
+        assert not worker.hub.pending
+        assert not worker.hub.pending._withdrawn
 
 
 class TestFaultsOfOurs:

@@ -110,7 +110,7 @@ class TestChanges:
 
     async def test_a_page_reload_sends_nothing(self, bench, pair):
         one, other = pair
-        one.registry._online._offline_s = 3.0
+        one.registry._online._offline_s = 60.0
         watcher, page = await bench.client(one), await bench.client(other)
         await page.sign_in("8")
         await watcher.sign_in("w", watchlist=["8"])
@@ -192,7 +192,7 @@ class TestTheSwitch:
         await bench.change(watchlist=True)
         # The other worker may report a moment later that it has the user.
         seen: dict[str, str] = {}
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while seen != {"8": "online", "9": "offline"}:
                 for name, users in groups(await watcher.next()).items():
                     seen.update(dict.fromkeys(users, name))
@@ -288,8 +288,8 @@ async def test_after_random_changes_every_watcher_has_the_right_states(bench, pa
             if frame["event"] == EVENTS:
                 for name, ids in groups(frame).items():
                     known.update(dict.fromkeys(ids, name))
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while {user: known.get(user) for user in watched} != {user: truth[user] for user in watched}:
-                for name, ids in groups(await client.until(EVENTS, 15)).items():
+                for name, ids in groups(await client.until(EVENTS)).items():
                     known.update(dict.fromkeys(ids, name))
     assert sum(worker.loop_exceptions_total for worker in pair) == 0

@@ -8,15 +8,18 @@ deploy/README.md "Command line" lists the exit codes.
 
 import click
 
+from redpoll import __version__
 from redpoll.cli import (
     apps,
     backup,
     connections,
+    debug,
     doctor,
     history,
     imports,
     keys,
     messages,
+    migrate,
     nodes,
     server,
     store,
@@ -32,6 +35,7 @@ __all__ = ["main"]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="redpoll", message="%(prog)s %(version)s")
 def main() -> None:
     """A self-hosted real-time messaging server that speaks the Pusher Channels protocol.
 
@@ -57,10 +61,12 @@ for _command in (
     webhooks.dead_letter,
     users.user,
     connections.connections,
+    debug.debug,
     usage.usage,
-    nodes.node,
+    *nodes.COMMANDS,
     *backup.COMMANDS,
     *store.COMMANDS,
+    migrate.migrate,
     doctor.doctor,
     *tools.COMMANDS,
 ):

@@ -1,6 +1,7 @@
 """`redpoll app …`: creates, lists, shows and configures apps."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -61,6 +62,8 @@ def app_list(settings: config.Settings, as_json: bool) -> None:
     if as_json:
         print_json(apps)
         return
+    if not apps:
+        click.echo(f"there is no app in the data folder {Path(settings.data_dir).resolve()}", err=True)
     for row in apps:
         click.echo(f"{row['id']:<10} {row['key'] or '(no enabled key)':<20}  {row['name']}")
 

@@ -21,6 +21,8 @@ from redpoll.cli.common import fail, print_json, records_command, refuse
 
 __all__ = ["COMMANDS"]
 
+_RESTORED_WITHIN_S = 60.0
+
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
@@ -43,6 +45,8 @@ def backup(file: Path, force: bool, settings: config.Settings, as_json: bool) ->
         fail(f"there is no record store at {source}")
     if file.exists() and not force:
         refuse([f"{file} exists; --force replaces it"])
+    if not file.parent.is_dir():
+        fail(f"there is no folder {file.parent}")
     partial = file.with_name(file.name + ".partial")
     try:
         with _temporary(partial):
@@ -58,10 +62,12 @@ def backup(file: Path, force: bool, settings: config.Settings, as_json: bool) ->
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @records_command
 def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
-    """Replace all records by those of a backup. Stop the server first; the next start serves the restored records.
+    """Replace all records by those of a backup, also while the server runs.
 
-    The present records are moved to redpoll.sqlite.before-restore in the data folder. Deliveries that waited when the
-    backup was made are sent again. With `database_url`, use pg_restore instead.
+    A running server answers HTTP requests with 503 for some seconds; WebSockets stay, except those of apps that the
+    backup doesn't have. A backup of another server can be restored only while none runs. The present records are moved
+    to redpoll.sqlite.before-restore in the data folder. Deliveries that waited when the backup was made are sent again.
+    With `database_url`, use pg_restore instead.
 
     \b
     Examples:
@@ -69,29 +75,58 @@ def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
       redpoll restore today.sqlite --data-dir /var/lib/redpoll
     """
     from redpoll import datafolder
+    from redpoll.store.sqlite import put_in_place
 
     _refuse_postgres(settings, "restore them, with all servers stopped,", "pg_restore --clean --dbname=URL FILE")
     database = _database(settings)
     partial = database.with_name(database.name + ".partial")
     try:
-        with datafolder.lock(database.parent, "restore"), _temporary(partial):
-            _copy(file, partial)
-            _raise_directory_version(partial)
-            _give_to_owner(partial)
-            # Moved and not copied, because the present records may be damaged. The -wal belongs to them.
-            for suffix in ("", "-wal", "-shm"):
-                previous = database.with_name(f"{database.name}.before-restore{suffix}")
-                previous.unlink(missing_ok=True)
-                present = database.with_name(database.name + suffix)
-                if present.exists():
-                    present.rename(previous)
-            os.replace(partial, database)
-            _sync_folder(database.parent)
-    except datafolder.DataFolderError as error:
-        fail(f"{error}; stop the server first")
+        try:
+            with datafolder.lock(database.parent, "restore"), _temporary(partial):
+                _copy(file, partial)
+                _raise_directory_version(partial)
+                _give_to_owner(partial)
+                put_in_place(partial, database)
+        except datafolder.DataFolderError as error:
+            _restore_running(file, partial, database, error)
     except (OSError, sqlite3.Error) as error:
         fail(f"the restore failed: {error}")
     _print_done(database, "restored to", as_json)
+
+
+def _restore_running(file: Path, partial: Path, database: Path, in_use: Exception) -> None:
+    """Has the running server replace its records: its control plane closes them and starts again. Raises OSError or
+    sqlite3.Error."""
+    from redpoll.command_socket import CommandError, ask, socket_path
+
+    server = socket_path(database.parent)
+    with _temporary(partial):
+        _copy(file, partial)
+        if _store_id(partial) != _store_id(database):
+            fail(f"{in_use}, and {file} is a backup of another server, or of an older version: stop the server first")
+        _raise_directory_version(partial)
+        _give_to_owner(partial)
+        try:
+            ask(server, "server restore", {"file": str(partial)})
+        except (OSError, CommandError) as error:
+            fail(f"{in_use}, which can't restore: {error}; stop it first")
+        deadline = time.monotonic() + _RESTORED_WITHIN_S
+        while True:
+            try:
+                if not partial.exists():
+                    ask(server, "server show", {})
+                    return
+            except (OSError, CommandError):
+                pass
+            if time.monotonic() > deadline:
+                fail(f"the server is not back after {_RESTORED_WITHIN_S:g} s; its log says why")
+            time.sleep(0.05)
+
+
+def _store_id(path: Path) -> str | None:
+    with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
+        found = database.execute("SELECT value FROM meta WHERE name = 'store_id'").fetchone()
+    return found[0] if found else None
 
 
 def _refuse_postgres(settings: config.Settings, what: str, command: str) -> None:

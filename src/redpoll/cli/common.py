@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ __all__ = [
     "records_command",
     "refuse",
     "safe",
+    "seconds_of",
     "settings_of",
     "split_words",
     "time_text",
@@ -65,6 +67,17 @@ def records_command(command: Callable[..., None]) -> Callable[..., None]:
     wrapped = click.option("--json", "as_json", is_flag=True, help="Print JSON.")(with_settings)
     wrapped = click.option("--data-dir", metavar="FOLDER", help="The server's data folder.")(wrapped)
     return with_config(wrapped)
+
+
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+def seconds_of(text: str, option: str) -> int:
+    """The seconds of a duration such as 30s, 10m, 12h or 30d. Exits with 2 if it is none; `option` is what to name."""
+    found = re.fullmatch(r"([1-9][0-9]{0,9})([smhd])", text)
+    if found is None:
+        refuse([f"{option}: must be a number followed by s, m, h or d, such as 30d; got {text!r}"])
+    return int(found[1]) * _SECONDS[found[2]]
 
 
 def time_text(at_s: float | None) -> str:

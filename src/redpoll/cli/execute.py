@@ -17,8 +17,7 @@ _WAIT_FOR_SERVER_S = 10.0
 
 def run(settings: config.Settings, verb: str, args: dict[str, Any]) -> Any:
     """Runs a command here if the data folder is free, else in the server that owns it. Exits with 1 on failure."""
-    from redpoll import datafolder
-    from redpoll.control import commands
+    from redpoll import command_socket, datafolder
 
     folder = Path(settings.data_dir).resolve()
     deadline = time.monotonic() + _WAIT_FOR_SERVER_S
@@ -28,21 +27,22 @@ def run(settings: config.Settings, verb: str, args: dict[str, Any]) -> Any:
                 return asyncio.run(_run_here(settings, folder, verb, args))
         except datafolder.DataFolderError as error:
             in_use = error
-        except commands.CommandError as error:
+        except command_socket.CommandError as error:
             fail(error)
         try:
-            return commands.ask(commands.socket_path(folder), verb, args)
+            return command_socket.ask(command_socket.socket_path(folder), verb, args)
         except NotADirectoryError:
             fail(in_use)
         except (FileNotFoundError, ConnectionRefusedError) as error:
             if time.monotonic() > deadline:
                 fail(f"{in_use}, which does not answer commands: {error}")
             time.sleep(0.05)
-        except commands.CommandError as error:
+        except command_socket.CommandError as error:
             fail(error)
 
 
 async def _run_here(settings: config.Settings, folder: Path, verb: str, args: dict[str, Any]) -> Any:
+    from redpoll.command_socket import CommandError
     from redpoll.control import commands
     from redpoll.control.context import Context
     from redpoll.control.records import Records
@@ -55,7 +55,7 @@ async def _run_here(settings: config.Settings, folder: Path, verb: str, args: di
     try:
         store = await Store.open(database_url(folder, settings.database_url))
     except (StoreError, StoreUnavailable) as error:
-        raise commands.CommandError(str(error)) from error
+        raise CommandError(str(error)) from error
     try:
         records = Records(store, max_owed_bytes=settings.max_owed_bytes)
         await records.load()

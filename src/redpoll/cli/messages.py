@@ -146,6 +146,7 @@ def trace(trace_id: str, target: Target, as_json: bool) -> None:
         if as_json:
             print_json(shown)
             return
+        _warn_of_missing(shown)
         _print_call(shown)
         for span in shown["spans"]:
             detail = {name: value for name, value in span.items() if name not in ("time_ms", "time_us", "stage")}
@@ -207,6 +208,7 @@ def tail(channel: str | None, name: str | None, lines: int, no_follow: bool, tar
             page = (
                 await call(http, with_secret(target), "GET", "/events/log", {**params, "limit": str(max(lines, 1))})
             ).body
+            _warn_of_missing(page)
             seen = {logged["trace_id"]: logged["time_ms"] for logged in page["events"]}
             for logged in reversed(page["events"][:lines]):
                 _print_logged(logged, as_json)
@@ -232,6 +234,7 @@ async def _logged_since(
     found: list[dict[str, Any]] = []
     while True:
         page = (await call(http, target, "GET", "/events/log", query)).body
+        _warn_of_missing(page)
         found += page["events"]
         if page["next"] is None:
             return found[::-1]
@@ -243,6 +246,11 @@ def _print_logged(logged: dict[str, Any], as_json: bool) -> None:
         click.echo(json_text.compact(logged))
     else:
         _print_call(logged)
+
+
+def _warn_of_missing(answer: dict[str, Any]) -> None:
+    if missing := answer.get("unanswered"):
+        click.echo(f"no answer within a second from {safe(', '.join(missing))}: what it logged is missing", err=True)
 
 
 def _print_call(logged: dict[str, Any]) -> None:

@@ -1,12 +1,27 @@
 """`redpoll node …`: the servers that share Redis and the record store. Needs a running server."""
 
+from collections.abc import Callable
+from typing import Any
+
 import click
 
 from redpoll import config
 from redpoll.cli.common import print_json, records_command, safe, time_text
 from redpoll.cli.execute import run
 
-__all__ = ["node"]
+__all__ = ["COMMANDS"]
+
+
+def _within(bound: str) -> Callable[..., Any]:
+    return click.option(
+        "--within",
+        "within_s",
+        type=click.FloatRange(0, 3600),
+        default=30.0,
+        show_default=True,
+        metavar="SECONDS",
+        help=f"Spread the closing over this time. {bound}",
+    )
 
 
 @click.group()
@@ -45,15 +60,7 @@ def node_list(settings: config.Settings, as_json: bool) -> None:
 
 @node.command("drain")
 @click.argument("name")
-@click.option(
-    "--within",
-    "within_s",
-    type=click.FloatRange(0, 3600),
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Spread the closing over this time; at least 1,000 connections are closed per second.",
-)
+@_within("At least 1,000 connections are closed per second.")
 @records_command
 def node_drain(name: str, within_s: float, settings: config.Settings, as_json: bool) -> None:
     """Close the connections of a node evenly within some seconds, and admit no more; clients reconnect to other nodes.
@@ -87,3 +94,32 @@ def node_undrain(name: str, settings: config.Settings, as_json: bool) -> None:
         print_json(drained)
     else:
         click.echo(f"{safe(name)} admits clients again")
+
+
+@click.command()
+@_within("Longer if the other nodes can't accept so many clients.")
+@records_command
+def balance(within_s: float, settings: config.Settings, as_json: bool) -> None:
+    """Even out connections after a node was added: nodes with more than the mean close some; clients reconnect.
+
+    A node that has more than 5 % above the mean closes the connections above the mean; with a single node, its workers
+    do. The load balancer must send new connections to the node with the fewest (`leastconn` in HAProxy, `least_conn` in
+    nginx). Needs a running server.
+
+    \b
+    Examples:
+      redpoll balance
+      redpoll balance --within 120 --json
+    """
+    moved = run(settings, "balance", {"within_s": within_s})
+    if as_json:
+        print_json(moved)
+    elif moved["moved"]:
+        click.echo(
+            f"closing {moved['moved']} connections within {moved['within_s']:g} s; `redpoll node list` shows them"
+        )
+    else:
+        click.echo("no node has more than 5 % above the mean; nothing is closed")
+
+
+COMMANDS = (node, balance)

@@ -1,11 +1,9 @@
 """`redpoll token …`: creates, lists and revokes tokens for the HTTP API."""
 
-import re
-
 import click
 
 from redpoll import config
-from redpoll.cli.common import print_json, records_command, refuse, split_words, time_text
+from redpoll.cli.common import print_json, records_command, seconds_of, split_words, time_text
 from redpoll.cli.execute import run
 
 __all__ = ["token"]
@@ -42,7 +40,12 @@ def token_create(
       redpoll token create 1234567 --name CI --scope publish --expires 30d
       redpoll token create 1234567 --name monitor --scope read --json
     """
-    args = {"app": app_id, "name": name, "scopes": split_words(scopes), "lasts_s": _duration_s(expires)}
+    args = {
+        "app": app_id,
+        "name": name,
+        "scopes": split_words(scopes),
+        "lasts_s": seconds_of(expires, "--expires") if expires is not None else None,
+    }
     created = run(settings, "token create", args)
     if as_json:
         print_json(created)
@@ -88,15 +91,3 @@ def token_revoke(ids: tuple[str, ...], settings: config.Settings, as_json: bool)
         return
     for row in revoked:
         click.echo(f"{row['id']}  revoked {time_text(row['revoked_at'])}  {row['name']}")
-
-
-_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-
-
-def _duration_s(text: str | None) -> int | None:
-    if text is None:
-        return None
-    found = re.fullmatch(r"([1-9][0-9]{0,9})([smhd])", text)
-    if found is None:
-        refuse([f"--expires: must be a number followed by s, m, h or d, such as 30d; got {text!r}"])
-    return int(found[1]) * _SECONDS[found[2]]

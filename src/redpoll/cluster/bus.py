@@ -8,9 +8,10 @@ it publishes it. Events that need none of this are a plain PUBLISH. history.py r
 """
 
 import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, Final, NamedTuple, TypeVar
@@ -21,7 +22,7 @@ import msgspec
 from redpoll import _frame
 from redpoll.cluster.envelopes import cached_envelope, console_envelope, event_envelope, event_tail
 from redpoll.cluster.hooks import Hook
-from redpoll.cluster.keys import CONSOLE_TOPIC, Keys, cap_of_shard
+from redpoll.cluster.keys import CONSOLE_TOPIC, SHARDS, Keys, cap_of_shard
 from redpoll.cluster.link import Done, Link, LinkDown
 from redpoll.cluster.publish_call import Flag, RowTerms, StoreTerms, decode, encode
 from redpoll.cluster.scripts import PUBLISH
@@ -35,8 +36,6 @@ CONFIRM_S: Final = 1.9
 
 # How long a request with a correlation id, and each of its events, is remembered.
 ONCE_S: Final = 120
-
-_PROBE: Final = b"{}"
 
 T = TypeVar("T")
 
@@ -294,12 +293,25 @@ class Bus:
             raise
 
     async def workers_listening(self) -> int:
-        """How many workers are subscribed to `sys`. After a break, control's publishes wait until all of them are
+        """How many workers have subscribed all their topics. After a break, control's publishes wait until all have
         (cluster/README.md "Reconnecting"). 0 while Redis is disconnected."""
-        if not self._link.up:
-            return 0
-        try:
-            async with asyncio.timeout(self._confirm_s):
-                return int(await self._link.ask(self._keys.publish, self._keys.sys, _PROBE))
-        except (TimeoutError, LinkDown, hiredis.ReplyError):
-            return 0
+        return min(await self._subscribers(self._keys.here if self._keys.sharded else (self._keys.sys,)))
+
+    async def not_listening(self, processes: Collection[str]) -> list[str]:
+        """Those of these worker processes, `RUN.K`, that haven't subscribed all their topics. A connection of a dead
+        worker, which Redis may keep for minutes, can't stand in for a living one here."""
+        keys = self._keys
+        shards = range(SHARDS if keys.sharded else 1)
+        topics = [keys.here_of(at, process) for process in processes for at in shards]
+        if not topics:
+            return []
+        # Shorter than `topics` if Redis doesn't answer.
+        counts = dict(zip(topics, await self._subscribers(topics), strict=False))
+        return [process for process in processes if not all(counts.get(keys.here_of(at, process)) for at in shards)]
+
+    async def _subscribers(self, topics: Sequence[bytes]) -> Sequence[int]:
+        if self._link.up:
+            with contextlib.suppress(TimeoutError, LinkDown, hiredis.ReplyError):
+                async with asyncio.timeout(self._confirm_s):
+                    return await self._link.subscribers(topics)
+        return [0]

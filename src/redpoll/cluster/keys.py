@@ -96,7 +96,14 @@ TABLE: Final = (
         "publish, hold",
         "publish, hold, clear",
     ),
-    Key("{T}:out", "stream", "webhook rows: stamp-0 → k a c u t x i", "about 20,000", "hold, publish, drain", "drain"),
+    Key(
+        "{T}:out",
+        "stream",
+        "webhook rows: stamp-0 → k a c u t x i",
+        "about 20,000",
+        "hold, publish, drain, restate",
+        "drain",
+    ),
     Key(
         "{T}:left",
         "zset",
@@ -116,6 +123,7 @@ TABLE: Final = (
         "expiry",
     ),
     Key("{T}:d:A:YYYYMMDD", "string", "messages of that UTC day", "3 days", "spend", "expiry"),
+    Key("{T}:rate:ADDRESS", "string", "publishes that nodes took of an address's limit", "60 s", "rate", "expiry"),
     Key(
         "{T}:i:A:%id:H",
         "string",
@@ -154,11 +162,31 @@ TABLE: Final = (
         "worker",
         "control, MAXLEN",
     ),
-    Key("{T0}:ans:ID", "list", "answers of workers to a survey", "10 s", "worker", "expiry"),
+    Key("{T0}:debug:A", "stream", "lines of `redpoll debug`", "while it runs and 60 s", "control, worker", "expiry"),
+    Key("{T0}:ans:ID", "list", "answers to a survey", "10 s", "worker, control", "expiry"),
     Key("{T}:t:A:C", "topic", "events and member deltas of a channel", "–", "publishers, hold", "–"),
     Key("{T}:t:A:%console", "topic", "copies of an app's events, while its console is open", "–", "publishers", "–"),
     Key("{T0}:sys", "topic", "messages to every worker, JSON", "–", "dir_put, control", "–"),
+    Key("{T}:canary:RUN.K", "topic", "numbers that a worker sends to itself, through each master", "–", "worker", "–"),
+    Key(
+        "{T}:here",
+        "topic",
+        "nothing: its subscribers are the workers that are subscribed again (Cluster)",
+        "–",
+        "–",
+        "–",
+    ),
+    Key(
+        "{T}:here:RUN.K",
+        "topic",
+        "nothing: its subscriber is a worker that is subscribed again",
+        "–",
+        "–",
+        "–",
+    ),
+    Key("{T0}:news", "topic", "the run of a node whose processes changed, to every supervisor", "–", "supervisor", "–"),
     Key("{T0}:records", "topic", "the record store's version, to every control plane", "–", "control", "–"),
+    Key("{T0}:controls", "topic", "surveys of control planes, JSON", "–", "control", "–"),
 )
 
 
@@ -185,7 +213,10 @@ class Keys:
         self.directory = zero + b"dir"
         self.directory_version = zero + b"dirver"
         self.sys = zero + b"sys"
+        self.news = zero + b"news"
         self.records = zero + b"records"
+        self.controls = zero + b"controls"
+        self.here = tuple(head + b"here" for head in self.heads)
         self.traces = zero + b"trace"
 
     def head(self, at: int) -> bytes:
@@ -243,11 +274,24 @@ class Keys:
     def spent(self, app_id: str, day: str) -> bytes:
         return b"%bd:%b:%b" % (self.heads[shard(app_id, "%day")], app_id.encode(), day.encode())
 
+    def rate(self, address: str) -> bytes:
+        return b"%brate:%b" % (self.heads[shard("", address)], address.encode())
+
     def answers(self, question: str) -> bytes:
         return b"%bans:%b" % (self.heads[0], question.encode())
 
+    def debug(self, app_id: str) -> bytes:
+        return b"%bdebug:%b" % (self.heads[0], app_id.encode())
+
     def occupied(self, at: int, app_id: str) -> bytes:
         return b"%ba:%b" % (self.heads[at], app_id.encode())
+
+    def here_of(self, at: int, process: str) -> bytes:
+        """`process` is a worker process, `RUN.K`."""
+        return b"%bhere:%b" % (self.heads[at], process.encode())
+
+    def canary(self, at: int, run: str, k: int) -> bytes:
+        return b"%bcanary:%b.%d" % (self.heads[at], run.encode(), k)
 
     def stats(self, w: str) -> bytes:
         return b"%bstats:%b" % (self.heads[0], w.encode())

@@ -29,7 +29,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     `store` is the id of its record store, `started` the Unix time of its start. `workers` are the `k` of its living
     worker processes, `greatest` is the greatest `k` that it ever assigned. `control`: its control process lives.
-    `draining`: it is stopping, or an operator drains it. `beat` grows with every heartbeat.
+    `draining`: it is stopping, or an operator drains it. `beat` grows with every heartbeat. `accepts_per_s`: how many
+    clients per second the node can take over from others.
     """
 
     name: str
@@ -41,6 +42,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     control: bool
     draining: bool
     beat: int
+    # Nodes of earlier versions don't say these. `names_workers`: each worker subscribes a topic of its own last.
+    accepts_per_s: int = 1_000
+    names_workers: bool = False
 
 
 class Leader(NamedTuple):
@@ -106,12 +110,19 @@ class Nodes:
         self.leader = Leader("-", 0, "")
         self.greatest_term = 0
         self._run = run
+        # Entries that Redis lost, until their node writes them again or is dead.
+        self._lost: dict[str, bytes] = {}
         # Reads that come sooner, because a process died, don't count.
         self._unchanged = Unchanged(gap_s=2 * every_s, min_pause_s=0.8 * every_s)
 
-    def read(self, leader: bytes, entries: Mapping[str, bytes], now: float) -> None:
-        """Takes the reply. `now` is the reader's monotonic clock."""
+    def read(self, leader: bytes, entries: Mapping[str, bytes], now: float, *, lost: bool = False) -> None:
+        """Takes the reply. `now` is the reader's monotonic clock. `lost`: Redis lost its data. Then the nodes that were
+        alive are alive until four further reads show no entry of theirs; publishes wait for their workers meanwhile."""
         before = self._unchanged.table
+        if lost:
+            self._lost = {run: before[run] for run in self.by_run}
+        self._lost = {run: self._lost[run] for run in self._lost.keys() - entries.keys() - self.dead}
+        entries = {**self._lost, **entries}
         self.changed = {run for run in entries if run in self.changed or before.get(run, entries[run]) != entries[run]}
         self._unchanged.read({**entries, _LEADER: leader}, now)
         self.leader = Leader.parse(leader)

@@ -166,7 +166,8 @@ class Online:
         if reply:
             self._report(watched, True)
         elif watched.online is None and self._signed_in.here(watched.app_id, watched.user_id):
-            # The user returned to this worker while a call removed it. The call that adds it again is still to come.
+            # Redis doesn't know this worker's user: yet, or any more. The user returned while a call removed it, or
+            # watchlists were just turned off or on, and the call that adds the user or the end of this watch follows.
             self._ask_again(watched)
         elif watched.online is None:
             self._report(watched, False)

@@ -7,17 +7,17 @@ Cluster. This module doesn't know endpoints (cluster/README.md "Webhook rows").
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import hiredis
 import structlog
 
-from redpoll.cluster.keys import SHARDS, Keys
+from redpoll.cluster.keys import SHARDS, Keys, shard
 from redpoll.cluster.link import Link
-from redpoll.cluster.scripts import DRAIN
+from redpoll.cluster.scripts import DRAIN, RESTATE
 
-__all__ = ["Drained", "Outbox", "Transition"]
+__all__ = ["Drained", "Outbox", "Subject", "Transition"]
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +54,14 @@ class Transition(NamedTuple):
     trace: str | None
 
 
+class Subject(NamedTuple):
+    """What rows are about: a channel, or with `user` a member of a presence channel."""
+
+    app_id: str
+    channel: str
+    user: str | None
+
+
 class Drained(NamedTuple):
     """`rows` are in the order of their stamps in each shard. `lost`: rows that Redis removed unread since the last
     drain, because 20,000 others were in their shard. `more`: there are others, so drain again at once."""
@@ -75,7 +83,9 @@ class Outbox:
         self.oldest_ms: int | None = None
         self.lost = 0
         self.errors = 0
+        self.debounce_s = debounce_s
         self._link = link
+        self._all_keys = keys
         self._debounce_ms = round(debounce_s * 1000)
         self._keys = [(keys.clock(at), keys.outbox(at), keys.left(at)) for at in range(SHARDS)]
         # By shard, the stamp up to which Redis may delete rows.
@@ -121,6 +131,30 @@ class Outbox:
         """These rows, all that a drain returned, are stored. The next drain deletes them in Redis."""
         for row in rows:
             self._committed[row.shard] = max(row.stamp, self._committed.get(row.shard, 0))
+
+    @property
+    def connects(self) -> int:
+        """How often Redis was connected. After each time it may lack writes whose rows were committed."""
+        return self._link.connects
+
+    async def present(self, subjects: Sequence[Subject]) -> list[bool]:
+        """Whether each channel is occupied, or user is a member. Raises LinkDown or hiredis.ReplyError."""
+        keys = self._all_keys
+        commands: list[tuple[bytes | str, ...]] = []
+        for app_id, channel, user in subjects:
+            if user is None:
+                commands.append((b"EXISTS", keys.counts(app_id, channel)))
+            else:
+                commands.append((b"HEXISTS", keys.members(app_id, channel), user))
+        return [bool(reply) for reply in await self._link.ask_all(commands)]
+
+    async def restate(self, subjects: Iterable[Subject]) -> None:
+        """Writes rows with the present state of each. Raises LinkDown or hiredis.ReplyError."""
+        keys = self._all_keys
+        for app_id, channel, user in subjects:
+            at = shard(app_id, channel)
+            names = (*self._keys[at], keys.counts(app_id, channel), keys.members(app_id, channel))
+            await self._link.execute(RESTATE, names, (app_id, channel) if user is None else (app_id, channel, user))
 
     async def _ask(self, asked: dict[int, int | None], count: int) -> dict[int, list[Any]]:
         # One pipeline. A failing shard delays no other.

@@ -20,12 +20,15 @@ __all__ = [
     "FENCED",
     "HISTORY",
     "HOLD",
+    "HOLD_PLAIN",
     "LEAD",
     "LOCATE",
     "OK",
     "PUBLISH",
+    "RATE",
     "REFUSED",
     "REGISTER",
+    "RESTATE",
     "SPEND",
     "STALE",
     "Script",
@@ -58,6 +61,7 @@ class Script:
 
 REGISTER: Final = Script("register")
 HOLD: Final = Script("hold")
+HOLD_PLAIN: Final = Script("hold_plain")
 FENCE: Final = Script("fence")
 BURY: Final = Script("bury")
 BEAT: Final = Script("beat")
@@ -69,5 +73,24 @@ LOCATE: Final = Script("locate")
 CLEAR: Final = Script("clear")
 DRAIN: Final = Script("drain")
 LEAD: Final = Script("lead")
+RATE: Final = Script("rate")
+RESTATE: Final = Script("restate")
 
-ALL: Final = (REGISTER, HOLD, FENCE, BURY, BEAT, DIR_PUT, PUBLISH, SPEND, HISTORY, LOCATE, CLEAR, DRAIN, LEAD)
+ALL: Final = (
+    REGISTER,
+    HOLD,
+    HOLD_PLAIN,
+    FENCE,
+    BURY,
+    BEAT,
+    DIR_PUT,
+    PUBLISH,
+    SPEND,
+    HISTORY,
+    LOCATE,
+    CLEAR,
+    DRAIN,
+    LEAD,
+    RATE,
+    RESTATE,
+)

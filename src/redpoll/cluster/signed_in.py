@@ -28,8 +28,9 @@ class SignedIn:
         self._app_ids: set[str] = set()
 
     def here(self, app_id: str, user_id: str) -> bool:
-        """Whether the user is signed in on this worker, and Redis knows or will know."""
-        return app_id in self._app_ids and user_id in self._connections.get(app_id, ())
+        """Whether the user is signed in on this worker. Redis may not know it: yet, or while the app has watchlists and
+        user resume turned off."""
+        return user_id in self._connections.get(app_id, ())
 
     def sign_in(self, app: App, user_id: str) -> None:
         """One more connection of this user."""

@@ -11,6 +11,7 @@ A blocking read (BLPOP) would hold up every other command on the process's one c
 
 import asyncio
 import secrets
+from collections.abc import Iterator
 from typing import Any, Final
 
 import hiredis
@@ -20,7 +21,7 @@ from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
 
-__all__ = ["Survey"]
+__all__ = ["Survey", "delays_s", "read_answers", "send_answer"]
 
 # The HTTP API answers within about 2 s.
 ANSWER_S: Final = 2.0
@@ -28,6 +29,26 @@ _LIFETIME_S: Final = 10
 # Between two reads of the answers; doubles from one to the other.
 _FIRST_DELAY_S: Final = 0.002
 _MAX_DELAY_S: Final = 0.05
+
+
+def delays_s() -> Iterator[float]:
+    """The pauses between two reads of the answers, without an end."""
+    delay_s = _FIRST_DELAY_S
+    while True:
+        yield delay_s
+        delay_s = min(2 * delay_s, _MAX_DELAY_S)
+
+
+async def read_answers(link: Link, keys: Keys, question: str) -> dict[str, msgspec.Raw]:
+    """The answers so far, as JSON, by who answered. Raises LinkDown or ReplyError."""
+    listed = await link.ask(b"LRANGE", keys.answers(question), 0, -1)
+    return dict(msgspec.json.decode(answer, type=tuple[str, msgspec.Raw]) for answer in listed)
+
+
+def send_answer(link: Link, keys: Keys, question: str, answerer: str, answer: Any) -> None:
+    key = keys.answers(question)
+    link.call(b"RPUSH", key, msgspec.json.encode((answerer, answer)))
+    link.call(b"EXPIRE", key, _LIFETIME_S)
 
 
 class Survey:
@@ -49,18 +70,16 @@ class Survey:
                 await self._link.wait_up()
                 message = msgspec.json.encode({"ask": what, "id": question, **about})
                 await self._link.ask(self._keys.publish, self._keys.sys, message)
-                delay_s = _FIRST_DELAY_S
-                while True:
-                    listed, beats = await asyncio.gather(
-                        self._link.ask(b"LRANGE", self._keys.answers(question), 0, -1),
-                        self._link.ask(b"HGETALL", self._keys.beat),
+                for delay_s in delays_s():
+                    raw, beats = await asyncio.gather(
+                        read_answers(self._link, self._keys, question), self._link.ask(b"HGETALL", self._keys.beat)
                     )
-                    answers = dict(msgspec.json.decode(answer) for answer in listed)
+                    answers = {w: msgspec.json.decode(answer) for w, answer in raw.items()}
                     silent = _living(beats) - {_process(w) for w in answers}
                     if not silent:
-                        return answers
+                        break
                     await asyncio.sleep(delay_s)
-                    delay_s = min(2 * delay_s, _MAX_DELAY_S)
+                return answers
         except TimeoutError:
             missing = ", ".join(sorted(silent)) or "Redis"
             raise Unavailable(f"no answer from {missing} within {self._answer_s:g} s") from None
@@ -70,9 +89,7 @@ class Survey:
     def answer(self, question: str, w: str, answer: Any) -> None:
         """Answers a question. `question` is the message's `id`, `answer` any JSON value. Every worker answers every
         question, even if it had nothing to do."""
-        key = self._keys.answers(question)
-        self._link.call(b"RPUSH", key, msgspec.json.encode((w, answer)))
-        self._link.call(b"EXPIRE", key, _LIFETIME_S)
+        send_answer(self._link, self._keys, question, w, answer)
 
 
 def _process(w: str) -> str:

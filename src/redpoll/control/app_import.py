@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from redpoll.control.context import CommandError, Context
+from redpoll.command_socket import CommandError
+from redpoll.control.context import Context
 from redpoll.control.records import RecordError
 from redpoll.protocol.apps import App, Key, parse_setting
 

@@ -1,4 +1,4 @@
-"""The operator's commands: one table of verbs, and the Unix socket that takes them.
+"""The operator's commands: one table of verbs, and the Unix socket that takes them (command_socket.py).
 
 Commands run in the process that has the record store open. While a server runs, that is its control plane: the command
 line sends one line of JSON `{"verb", "args"}` to `control.sock` in the data folder and gets one line `{"result"}` or
@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,11 +19,14 @@ import msgspec
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from redpoll.app_names import MAX_APP_ID_CHARS
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.link import LinkDown
 from redpoll.cluster.survey import Survey
-from redpoll.control import app_import
-from redpoll.control.context import Cluster, CommandError, Context
+from redpoll.command_socket import CommandError, socket_address
+from redpoll.control import app_import, debugging
+from redpoll.control.balance import balance
+from redpoll.control.context import Cluster, Context
 from redpoll.control.dashboard import commands as user_commands
 from redpoll.control.history import ChannelHistory
 from redpoll.control.records import RecordError
@@ -32,12 +35,11 @@ from redpoll.control.webhooks import commands as webhook_commands
 from redpoll.protocol.apps import SETTINGS, App, HistoryRule, Key, parse_setting
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.tokens import Token
-from redpoll.settings import MAX_APP_ID_CHARS
 from redpoll.store import audit
 from redpoll.store.charts import Charts, Day
 from redpoll.store.sqlite import reason_of
 
-__all__ = ["COMMANDS", "CommandError", "app_shape", "ask", "run", "serve_commands", "socket_path"]
+__all__ = ["COMMANDS", "app_shape", "run", "serve_commands"]
 
 log = structlog.get_logger()
 
@@ -46,8 +48,6 @@ _MAX_CONNECTIONS = 500
 _REDIS_ANSWERS_WITHIN_S: Final = 2.0
 # A command line has at most 2 MiB, which is somewhat more as JSON.
 _MAX_REQUEST_BYTES = 4 << 20
-# Linux' sun_path has 108 bytes including the final zero.
-_MAX_PATH_BYTES = 107
 
 
 def app_shape(app: App) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _whole(at_s: float | None) -> int | None:
 
 
 async def _server_show(context: Context, _args: dict[str, Any]) -> Any:
-    context.running("the address of the server")
+    context.running("this command, without --url,")
     settings = context.settings
     return {
         "host": settings.host,
@@ -113,6 +113,13 @@ async def _server_reload(context: Context, _args: dict[str, Any]) -> Any:
     context.running("a reload")
     assert context.reload is not None
     return await context.reload()
+
+
+async def _server_restore(context: Context, args: dict[str, Any]) -> Any:
+    context.running("restoring into a running server")
+    assert context.restore is not None
+    context.restore(Path(args["file"]))
+    return {}
 
 
 async def _app_create(context: Context, args: dict[str, Any]) -> Any:
@@ -257,6 +264,11 @@ async def _node_undrain(context: Context, args: dict[str, Any]) -> Any:
     return {"name": args["name"], "draining": False}
 
 
+async def _balance(context: Context, args: dict[str, Any]) -> Any:
+    nodes = context.running("balancing connections").nodes
+    return await balance(_survey(context), nodes, args["within_s"])
+
+
 def _live_node(context: Context, name: str) -> tuple[Cluster, str]:
     cluster = context.running("draining a node")
     run = cluster.nodes.live_run(name)
@@ -289,6 +301,8 @@ COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
     "server show": _server_show,  # {} -> {host, port, control_host, control_port}: where it listens
     # {} -> {faults, applied: {name: value}, restart: [name], certificate: bool}
     "server reload": _server_reload,
+    # {file: a checked record store in the data folder} -> {}; this process ends, and the next one has these records
+    "server restore": _server_restore,
     "app create": _app_create,  # {name} -> app
     "app list": _app_list,  # {} -> [app]
     "app show": _app_show,  # {id} -> app
@@ -309,8 +323,10 @@ COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
     "connections kick": _connections_kick,  # {app, id} -> {socket}
     "usage": _usage,  # {app or "", days} -> [{app_id, day, …the fields of store.charts.Day}], by app and day
     **app_import.COMMANDS,
+    **debugging.COMMANDS,
     "node drain": _node_drain,  # {name, within_s} -> {name, draining}
     "node undrain": _node_undrain,  # {name} -> {name, draining}
+    "balance": _balance,  # {within_s} -> {moved: connections, within_s}
     "node list": _node_list,  # {} -> [NodeRow (control/nodes.py)]
     **webhook_commands.COMMANDS,
     **user_commands.COMMANDS,
@@ -340,7 +356,7 @@ def _audited(verb: str, args: dict[str, Any]) -> list[dict[str, Any]]:
     """The arguments of each entry for the audit log; none if the command changes nothing."""
     if (
         verb.endswith((" list", " show"))
-        or verb == "server reload"
+        or verb in ("server reload", "server restore")
         or (verb == "app set" and not args["settings"])
         or args.get("dry_run")
     ):
@@ -384,24 +400,6 @@ def _as_text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def socket_path(data_dir: str | Path) -> Path:
-    """The Unix socket on which a running server takes commands."""
-    return Path(data_dir) / "control.sock"
-
-
-@contextlib.contextmanager
-def _address(path: Path) -> Iterator[str]:
-    """The path as an address for bind and connect. A path that is too long is given relative to its open folder."""
-    if len(os.fsencode(path)) <= _MAX_PATH_BYTES:
-        yield str(path)
-        return
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
-
-
 async def serve_commands(context: Context, path: str | Path) -> asyncio.Server:
     """Takes commands on a Unix socket (mode 0600) until the returned server is closed.
 
@@ -410,7 +408,7 @@ async def serve_commands(context: Context, path: str | Path) -> asyncio.Server:
     path = Path(path)
     path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX)
-    with _address(path) as address:
+    with socket_address(path) as address:
         listening.bind(address)
     os.chmod(path, 0o600)
 
@@ -431,35 +429,3 @@ async def serve_commands(context: Context, path: str | Path) -> asyncio.Server:
         writer.close()
 
     return await asyncio.start_unix_server(answer, sock=listening, limit=_MAX_REQUEST_BYTES)
-
-
-def ask(path: str | Path, verb: str, args: dict[str, Any], timeout_s: float = 30.0) -> Any:
-    """Sends one command to the running server and returns its result. Blocks.
-
-    Raises CommandError with the server's message, or if there was no answer, though the command may have been executed.
-    Raises FileNotFoundError or ConnectionRefusedError if no server runs; the command was not executed then.
-    """
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(timeout_s)
-        with _address(Path(path)) as address:
-            connection.connect(address)
-        try:
-            answer = _exchange(connection, msgspec.json.encode({"verb": verb, "args": args}) + b"\n")
-        except OSError as error:
-            raise CommandError(
-                f"the server did not answer ({error}); the command may have been executed nevertheless"
-            ) from error
-    reply = msgspec.json.decode(answer, type=dict[str, Any])
-    if "error" in reply:
-        raise CommandError(reply["error"])
-    return reply["result"]
-
-
-def _exchange(connection: socket.socket, request: bytes) -> bytes:
-    connection.sendall(request)
-    answer = b""
-    while data := connection.recv(65_536):
-        answer += data
-    if not answer:
-        raise ConnectionResetError("the connection was closed")
-    return answer

@@ -6,11 +6,13 @@ The commands are defined in commands.py, webhooks/commands.py and dashboard/comm
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redpoll.cluster.history import History
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
+from redpoll.command_socket import CommandError
 from redpoll.control.nodes import NodeList
 from redpoll.control.records import Records
 from redpoll.settings import Settings
@@ -20,11 +22,7 @@ if TYPE_CHECKING:
     from redpoll.control.usage import Usage
     from redpoll.control.webhooks.webhooks import Webhooks
 
-__all__ = ["Cluster", "CommandError", "Context"]
-
-
-class CommandError(Exception):
-    """The command failed. The text is a sentence for the operator."""
+__all__ = ["Cluster", "Context"]
 
 
 class Cluster(NamedTuple):
@@ -38,7 +36,8 @@ class Cluster(NamedTuple):
 
 class Context:
     """`store` is open and `records` are loaded. If no server runs, the command has opened the store itself, and
-    `cluster`, `usage` and `reload` are None; the next server then sends the waiting deliveries of `webhooks`."""
+    `cluster`, `usage`, `reload` and `restore` are None; the next server then sends the waiting deliveries of
+    `webhooks`."""
 
     def __init__(
         self,
@@ -49,6 +48,7 @@ class Context:
         cluster: Cluster | None = None,
         usage: Usage | None = None,
         reload: Callable[[], Awaitable[dict[str, Any]]] | None = None,
+        restore: Callable[[Path], None] | None = None,
     ) -> None:
         self.store = store
         self.records = records
@@ -57,9 +57,12 @@ class Context:
         self.cluster = cluster
         self.usage = usage
         self.reload = reload
+        self.restore = restore
 
     def running(self, what: str) -> Cluster:
         """The cluster. Raises CommandError if no server runs; `what` is the subject of its sentence."""
         if self.cluster is None:
-            raise CommandError(f"{what} needs a running server, and none runs on this data folder")
+            raise CommandError(
+                f"{what} needs a running server, and none runs on this data folder: --data-dir names another"
+            )
         return self.cluster

@@ -9,12 +9,14 @@ import re
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET
 
+from redpoll.control.cluster_log import ClusterLog
 from redpoll.control.request import Request
 from redpoll.control.response import Response
 from redpoll.control.schemas import EventsResponse, LoggedCall, TraceResponse
 from redpoll.protocol.errors import ApiError
-from redpoll.store.eventlog import CallRow, EventLog, Query
+from redpoll.store.eventlog import CallRow, Query
 
 __all__ = ["LOG_QUERY", "EventTrace"]
 
@@ -30,17 +32,15 @@ _encode: Final = msgspec.json.Encoder().encode
 class EventTrace:
     """The handlers. `event_log` is None if the operator switched the log off."""
 
-    def __init__(self, event_log: EventLog | None) -> None:
+    def __init__(self, event_log: ClusterLog | None) -> None:
         self._log = event_log
 
     async def search(self, request: Request) -> Response:
-        """Answers `{"events": [{…}], "next": cursor or null}`, newest first. `since` and `until` are Unix ms."""
+        """Answers `{"events": [{…}], "next": cursor or null}`, newest first. `since` and `until` are Unix ms.
+        `unanswered` names nodes whose calls are missing, if any."""
         limit = _number(request, "limit", _DEFAULT_LIMIT)
         if not 1 <= limit <= _MAX_LIMIT:
             raise ApiError("bad_request", f"limit must be a number from 1 to {_MAX_LIMIT}")
-        cursor = request.param("cursor")
-        if cursor is not None and not _NUMBER(cursor):
-            raise ApiError("invalid_cursor", "cursor must be the `next` of an earlier answer to this request")
         query = Query(
             request.param("trace_id"),
             request.param("correlation_id"),
@@ -48,11 +48,13 @@ class EventTrace:
             request.param("name"),
             _number(request, "since", None),
             _number(request, "until", None),
-            None if cursor is None else int(cursor),
         )
-        found = await self._opened().find(request.app.id, query, limit)
-        following = None if found.next is None else str(found.next)
-        return request.ok(_encode(EventsResponse([LoggedCall(**_fields(row)) for row in found.calls], following)))
+        try:
+            found = await self._opened().find(request.app.id, query, limit, request.param("cursor"))
+        except ValueError:
+            raise ApiError("invalid_cursor", "cursor must be the `next` of an earlier answer to this request") from None
+        calls = [LoggedCall(**_fields(row)) for row in found.calls]
+        return request.ok(_encode(EventsResponse(calls, found.next, found.missing or UNSET)))
 
     async def show(self, request: Request) -> Response:
         """Answers a call and its spans in order of time.
@@ -63,13 +65,14 @@ class EventTrace:
         found = await self._opened().trace(request.app.id, trace_id)
         if found is None:
             raise ApiError("not_found", "this app has no call with that trace id, or it is no longer kept")
-        row, spans = found
         rendered = [
-            {"time_ms": span.time_ms, "time_us": span.time_us, "stage": span.stage, **span.detail} for span in spans
+            {"time_ms": span.time_ms, "time_us": span.time_us, "stage": span.stage, **span.detail}
+            for span in found.spans
         ]
-        return request.ok(_encode(TraceResponse(**_fields(row), spans=rendered)))
+        answer = TraceResponse(**_fields(found.call), spans=rendered, unanswered=found.missing or UNSET)
+        return request.ok(_encode(answer))
 
-    def _opened(self) -> EventLog:
+    def _opened(self) -> ClusterLog:
         if self._log is None:
             raise ApiError("not_found", "the event log is switched off (the setting event_log_calls is 0)")
         return self._log

@@ -163,7 +163,7 @@ def _fast_app(app: App) -> FastApp | None:
         max_name_chars=app.max_event_name_chars,
         max_data_bytes=app.max_data_bytes,
         caches=app.cache_ttl_s > 0,
-        slow_until=app.console_until,
+        slow_until=max(app.console_until, app.debug_until),
     )
 
 

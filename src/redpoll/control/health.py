@@ -1,12 +1,12 @@
 """Health checks: `/healthz` (alive), `/readyz` (ready) and `/`.
 
-The server is ready if Redis answers, the app directory is written, every worker of this machine has reported ready
-once, and the server isn't stopping. Other modules set these facts.
+The server is ready if Redis answers and delivers messages, the app directory is written, every worker of this machine
+has reported ready once, and the server isn't stopping. Other modules set these facts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from redpoll.control.request import Request
@@ -27,6 +27,8 @@ class Health:
     ) -> None:
         self.directory_written = False
         self.workers_ready = False
+        # Workers that get no messages from Redis.
+        self.deaf: Sequence[int] = ()
         self.draining = False
         self.evacuating = False
         self._redis_answers = redis_answers
@@ -44,6 +46,9 @@ class Health:
             return "the directory of apps isn't written yet"
         if not self.workers_ready:
             return "not every worker is ready yet"
+        if self.deaf:
+            workers = " and ".join(f"worker {number}" for number in self.deaf)
+            return f"Redis delivers no messages to {workers}"
         return None
 
     async def live(self, request: Request) -> Response:

@@ -53,8 +53,10 @@ class Leadership:
         self._end = end
         self._wanted: int | None = None
         self._working = False
-        # The store has a greater term than ours, which the supervisor doesn't know.
-        self._is_outdated = False
+        # The last term that this process has stored.
+        self._stored: int | None = None
+        # The greatest term with which the store refused us, if the supervisor doesn't know it yet.
+        self._refused: int | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -77,14 +79,20 @@ class Leadership:
 
     async def check(self, connection: AsyncConnection) -> None:
         """Raises NotLeader, which rolls the transaction back, unless this node leads."""
-        if self.term is None:
+        term = self.term
+        if term is None:
             raise NotLeader("this node doesn't lead")
         try:
-            await check_term(connection, self.term)
+            await check_term(connection, term)
         except NotLeader:
-            self._is_outdated = True
-            self.set_term(None)
+            self._note_refused(term)
+            # Unless the supervisor has named another term meanwhile.
+            if self._wanted == term:
+                self.set_term(None)
             raise
+
+    def _note_refused(self, term: int) -> None:
+        self._refused = max(term, self._refused or 0)
 
     async def _follow(self) -> None:
         while True:
@@ -110,17 +118,22 @@ class Leadership:
                 log.info("leader's work ended")
         elif term != self.term:
             async with self._store.change() as connection:
-                self._is_outdated = not await raise_term(connection, term)
-            if not self._is_outdated and self._wanted == term:
+                is_ours = await raise_term(connection, term, again=term == self._stored)
+            if is_ours:
+                self._stored = term
+            else:
+                self._note_refused(term)
+            if is_ours and self._wanted == term:
                 if not self._working:
                     self._begin()
                     self._working = True
                     log.info("leader's work begun", term=term)
                 self.term = term
-        if self._is_outdated:
-            # If Redis lost its data and gave a term that was used, the supervisor asks for a greater one.
-            self._tell(await introduce(self._store))
-            self._is_outdated = False
+        if self._refused is not None:
+            # If Redis lost writes and gave a term that was used, the supervisor asks for a greater one.
+            known = await introduce(self._store)
+            refused, self._refused = self._refused, None
+            self._tell({**known, "term": max(known["term"], refused + 1)})
 
 
 class LeaderStore:

@@ -73,6 +73,7 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
         _family("address_limited_total", "WebSockets refused because of max_connections_per_address."),
         _family("channels_limited_total", "Subscribes refused because of an app's max_occupied_channels."),
         _family("subscribes_limited_total", "Subscribes refused because of subscribes_per_second."),
+        _family("address_subscribes_limited_total", "Subscribes refused because of subscribes_per_second_per_address."),
         _family("channels", "Channels with subscribers on this worker."),
         _family("subscriptions", "Subscriptions on this worker."),
         _family("rewinds_total", "Replays of a channel's history that were started."),
@@ -97,6 +98,8 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
         _family("loop_lag_seconds", "The longest time since the last report in which the event loop stood still."),
         _family("redis_reconnects_total", "Reconnects to Redis."),
         _family("redis_errors_total", "Error replies from Redis."),
+        _family("redis_lag_seconds", "How long a worker's last message to itself took through Redis."),
+        _family("redis_canaries_missed_total", "Messages of workers to themselves that Redis did not deliver in 2 s."),
         _family("http_connections", "HTTP connections that are open; of control, those of its own port."),
         _family(
             "auth_failures_limited_total",
@@ -131,6 +134,8 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
         ),
         _family("calls_unlogged_total", "Trigger calls whose row in the event log was lost."),
         _family("calls_untraced_total", "Trigger calls beyond trace_calls_per_second: logged, not traced."),
+        _family("spans_sent_total", "Spans that the OpenTelemetry collector accepted."),
+        _family("spans_lost_total", "Spans that the OpenTelemetry collector did not accept in time."),
         _family("workers_reaped_total", "Dead workers whose subscriptions and members were removed."),
     ]
 )

@@ -20,8 +20,9 @@ from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.traces import new_trace_id
 from redpoll.control.auth_failures import MAX_CHECKED_QUERY_CHARS, AuthFailures
 from redpoll.control.connections import PortRequest
+from redpoll.control.debugging import Debugging
 from redpoll.control.host_names import HostNames
-from redpoll.control.ratelimit import WINDOW_S, RateLimit
+from redpoll.control.ratelimit import WINDOW_S, RateLimit, Window
 from redpoll.control.request import CutOff, Request, error_response, too_large
 from redpoll.control.response import Response, header_line
 from redpoll.control.router import Access, Place, Route, Routes, no_times
@@ -99,6 +100,8 @@ class Front:
         self.times_by_app: dict[str, list[int]] = {}
         # Renders an error as a page of the dashboard; returns None for requests of the API, which get JSON.
         self.fault_page: Callable[[Request, ApiError, int], Response | None] | None = None
+        # Set while an app may be debugged.
+        self.debugging: Debugging | None = None
 
     def settings_changed(self, host_names: HostNames, failures: AuthFailures | None, path_prefix: str) -> None:
         """Replaces what a reload may change. A new limit counts from 0."""
@@ -168,15 +171,35 @@ class Front:
         if route.wants_credential:
             if request.headers or route.access is not Access.APP or not self._is_signed(request, request.body):
                 self._admit(request, route, request.body)
-            if route.limited and self._rate is not None:
-                self._limit(request, self._rate)
-        result = route.handler(request)
+            rate = self._rate
+            if route.limited and rate is not None:
+                if not rate.is_shared:
+                    self._limit(request, rate, rate.take(request.remote))
+                elif (lines := rate.take_room(request.remote)) is not None:
+                    request.more_headers = lines
+                else:
+                    self._spawn(self._execute_if_shared_limit_allows(request, rate))
+                    return
+        self._run_handler(request)
+
+    async def _execute_if_shared_limit_allows(self, request: Request, rate: RateLimit) -> None:
+        try:
+            self._limit(request, rate, await rate.take_shared(request.remote))
+            self._run_handler(request)
+        except Exception as error:
+            self._end(request, self._rendered(request, error))
+
+    def _run_handler(self, request: Request) -> None:
+        result = request.route.handler(request)
         if result is None:
             return
         if isinstance(result, Response):
             self._end(request, result)
             return
-        task = self._loop.create_task(self._finish(request, result))
+        self._spawn(self._finish(request, result))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -199,6 +222,8 @@ class Front:
             times[slot] += 1
             if self._tracer is not None:
                 self._tracer.ended(request, status, took_s)
+        if self.debugging is not None and self.debugging.any:
+            self.debugging.request(request, response, took_s)
         request.respond(response)
 
     def count_many(
@@ -390,11 +415,11 @@ class Front:
         # If auth_key is repeated, any of its values will do: check_query refuses the request.
         return self._by_key.get(dict(auth.parse_query(request.query)).get("auth_key", ""))
 
-    def _limit(self, request: Request, rate: RateLimit) -> None:
-        """Count a trigger of this client address and add the rate limit's headers. Raises ApiError `rate_limited`."""
+    def _limit(self, request: Request, rate: RateLimit, window: Window) -> None:
+        """Add the rate limit's headers after a trigger of this client address was counted. Raises ApiError
+        `rate_limited`."""
         address = request.remote
-        window = rate.take(address)
-        request.more_headers = window.headers()
+        request.more_headers = window.headers(rate.per_minute)
         if window.passed:
             left_s = rate.left_s(window)
             request.more_headers += header_line("Retry-After", str(left_s))

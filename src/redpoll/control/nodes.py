@@ -42,6 +42,10 @@ class NodeList:
         run: str | None = max(found, key=lambda node: node["started"])["run"] if found else None
         return run
 
+    def serving(self) -> dict[str, int]:
+        """The live nodes that admit clients, by run, and how many clients per second each can take over."""
+        return {node["run"]: node["accepts_per_s"] for node in self._nodes if node["alive"] and not node["draining"]}
+
     async def rows(self) -> list[NodeRow]:
         """All nodes, also dead ones whose workers are not removed yet, by name and start."""
         connections: dict[str, float] = {}

@@ -27,7 +27,7 @@ _COMMANDS_PER_WRITE: Final = 100
 # Shards of an app's channels that are scanned at the same time.
 _SHARDS_AT_ONCE: Final = 4
 # Names that are merged between two turns of the loop.
-_SLICE: Final = 500
+_SLICE: Final = 200
 # A page ends early after this many names were read that don't have the prefix.
 _MAX_READ_PER_PAGE: Final = 50_000
 
@@ -183,7 +183,7 @@ class Occupancy:
                     # Otherwise the next write would go out in the pass that reads the answers to the last one.
                     await asyncio.sleep(0)
                 async with asyncio.timeout(self._answer_s):
-                    answers += await asyncio.gather(*(self._link.ask(*command) for command in batch))
+                    answers += await self._link.ask_all(batch)
         except (LinkDown, hiredis.ReplyError) as error:
             raise Unavailable(str(error)) from error
         except TimeoutError:

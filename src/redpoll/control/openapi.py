@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from redpoll import __version__
+from redpoll.app_names import APP_ID_RULE, MAX_APP_ID_CHARS
 from redpoll.control.api import DEFAULT_PAGE, MAX_PAGE, MAX_UNPAGED
 from redpoll.control.request import Request
 from redpoll.control.response import Response
@@ -23,7 +24,6 @@ from redpoll.protocol.channels import MAX_NAME_CHARS
 from redpoll.protocol.errors import HTTP_STATUS
 from redpoll.protocol.messages import MAX_CORRELATION_ID_CHARS
 from redpoll.protocol.presence import MAX_USER_ID_CHARS
-from redpoll.settings import APP_ID_RULE, MAX_APP_ID_CHARS
 
 __all__ = ["Document"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -26,8 +26,8 @@ log = structlog.get_logger(__name__)
 
 # The pause between two checks whether the workers are subscribed again.
 _CHECK_EVERY_S: Final = 0.02
-# A worker that hangs is killed by the supervisor within this time, and then isn't waited for.
-_MAX_CLOSED_S: Final = 40.0
+# How often the log says that workers are missing.
+_LOG_EVERY_S: Final = 10.0
 
 
 # Takes None, or why the events are not confirmed.
@@ -83,22 +83,22 @@ def _settle(future: asyncio.Future[None], fault: Unavailable | None) -> None:
 
 
 class Publisher:
-    """Publishes over `bus` while the gate is open. `workers()` returns the number of workers that are alive.
+    """Publishes over `bus` while the gate is open. `workers()` returns the number of workers that are alive on all
+    nodes, None while it isn't known; `named()` returns those whose name is known, as RUN.K.
 
     `confirm_s` is the time limit for gate and confirmation together, less than the 2 s within which a caller gets an
-    answer. The gate opens at the latest `gate_s` after a reconnect, so that one worker that never subscribes can't stop
-    the clients of all others. Call `link_up` and `link_down` when the connection
-    to Redis changes.
+    answer. The gate has no time limit: a worker that never subscribes is killed by its supervisor, or its node is dead,
+    and then it doesn't count. Call `link_up` and `link_down` when the connection to Redis changes.
     """
 
     def __init__(
         self,
         bus: Bus,
         link: Link,
-        workers: Callable[[], int],
+        workers: Callable[[], int | None],
+        named: Callable[[], Collection[str]] = tuple,
         *,
         confirm_s: float = 1.8,
-        gate_s: float = _MAX_CLOSED_S,
     ) -> None:
         # The gate is open: Redis is connected and the workers are subscribed.
         self.open = False
@@ -109,8 +109,8 @@ class Publisher:
         self._bus = bus
         self._link = link
         self._workers = workers
+        self._named = named
         self._confirm_s = confirm_s
-        self._gate_s = gate_s
         self._loop = asyncio.get_running_loop()
         self._opened = asyncio.Event()
         self._opening: asyncio.Task[None] | None = None
@@ -133,11 +133,19 @@ class Publisher:
             self._opening = None
 
     async def _open_when_subscribed(self) -> None:
-        deadline = self._loop.time() + self._gate_s
-        while (listening := await self._bus.workers_listening()) < (workers := self._workers()):
-            if self._loop.time() > deadline:
-                log.error("publishing without all workers", subscribed=listening, workers=workers)
-                break
+        log_at = self._loop.time() + _LOG_EVERY_S
+        while True:
+            listening = await self._bus.workers_listening()
+            workers = self._workers()
+            missing: list[str] = []
+            if workers is not None and listening >= workers:
+                missing = await self._bus.not_listening(self._named())
+                if not missing:
+                    break
+            if self._loop.time() > log_at:
+                names = ",".join(missing)
+                log.error("publishes wait for workers", subscribed=listening, workers=workers, missing=names)
+                log_at += _LOG_EVERY_S
             await asyncio.sleep(_CHECK_EVERY_S)
         self._opening = None
         self.open = True

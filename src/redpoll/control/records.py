@@ -16,18 +16,18 @@ from typing import Final
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from redpoll.control.record_checks import RecordError, check_name, check_roster, check_rules, check_size
-from redpoll.control.tokens import TokenRecords
-from redpoll.protocol.apps import App, HistoryRule, Key, Value, with_eras
-from redpoll.settings import (
+from redpoll.app_names import (
     APP_ID_RULE,
     APP_KEY_RULE,
     APP_SECRET_RULE,
-    Settings,
     valid_app_id,
     valid_app_key,
     valid_app_secret,
 )
+from redpoll.control.record_checks import RecordError, check_name, check_roster, check_rules, check_size
+from redpoll.control.tokens import TokenRecords
+from redpoll.protocol.apps import App, HistoryRule, Key, Value, with_eras
+from redpoll.settings import Settings
 from redpoll.store import apps as app_rows
 from redpoll.store import daily
 from redpoll.store import tokens as token_rows
@@ -75,6 +75,8 @@ class Records(TokenRecords):
         # Takes the webhook endpoints that other control planes changed.
         self.on_endpoints: Callable[[Mapping[str, Endpoint]], None] | None = None
         self.on_change: Callable[[str, App | None, int], Awaitable[None]] | None = None
+        # Takes each app that was created or changed, by another control plane too.
+        self.on_put: Callable[[str, App], None] | None = None
         self._max_roster_bytes = max_owed_bytes // 2
 
     async def load(self) -> None:
@@ -326,6 +328,15 @@ class Records(TokenRecords):
         assert key is not None
         return key
 
+    async def debug(self, app_id: str, until: float, socket_id: str) -> App:
+        """Makes all processes log what concerns the app, or with `socket_id` one connection, until this Unix time.
+
+        Raises RecordError.
+        """
+        return await self._replace(
+            app_id, lambda app: msgspec.structs.replace(app, debug_until=until, debug_socket=socket_id)
+        )
+
     # -- keys of an app
 
     async def add_key(self, app_id: str, key: str | None = None) -> Key:
@@ -409,6 +420,8 @@ class Records(TokenRecords):
             del self.by_key[key.key]
         self.apps[app.id] = app
         self.by_key.update({key.key: app for key in app.keys})
+        if self.on_put is not None:
+            self.on_put(app.id, app)
 
 
 def _with_rules(app: App, rules: Sequence[HistoryRule]) -> App:

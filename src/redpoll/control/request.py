@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -22,7 +22,7 @@ from redpoll.protocol.errors import ApiError
 from redpoll.protocol.messages import Event
 from redpoll.protocol.tokens import Token
 
-__all__ = ["CutOff", "Request", "error_response", "too_large"]
+__all__ = ["CutOff", "Parent", "Request", "error_response", "too_large"]
 
 _RETRY_AFTER: Final = b"Retry-After: 1\r\n"
 # RFC 9110 section 15.5.2 requires a challenge on every 401. Bearer (RFC 6750) is our only registered scheme.
@@ -34,7 +34,8 @@ _CHALLENGES: Final = {
 _CHALLENGE: Final = b"WWW-Authenticate: Bearer\r\n"
 _TRACE_HEAD: Final = JSON + b"X-Service-Trace-Id: "
 # W3C Trace Context: version, trace id, parent id, flags. The trace id must not be all zeros.
-_TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_SAMPLED: Final = 1
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -55,6 +56,13 @@ def too_large() -> CutOff:
     return CutOff(413, "payload_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes")
 
 
+class Parent(NamedTuple):
+    """The caller's span, from `traceparent`. `is_recorded`: the caller records this trace."""
+
+    span_id: str
+    is_recorded: bool
+
+
 class Request(IncomingRequest):
     """A request, as it was received.
 
@@ -64,16 +72,18 @@ class Request(IncomingRequest):
 
     The front sets the rest. `route` (a router.Route) and `parameters`: the decoded segments of the path. `app` is set
     before the handler runs, if the route needs a credential; `caller_known`: it is set, even if the request was refused
-    later. `token` is None if the client authenticated with a key. `more_headers` are added to every response. `said`:
-    the decoded events of a trigger. `sampled`: the events are traced. `began`: when the front received the request
-    (time.perf_counter).
+    later. `token` is None if the client authenticated with a key. `more_headers` are added to every response.
+    `decoded`: the events of a trigger, once its body is decoded. `sampled`: the events are traced. `began`: when the
+    front received the request (time.perf_counter). `call`: what control/spans.py remembers of it; read it only if
+    `sampled`.
     """
 
-    __slots__ = ()
+    __slots__ = ("call",)
 
     from_worker = False
     token: Token | None
-    said: Event | Sequence[Event] | None
+    decoded: Event | Sequence[Event] | None
+    call: Any
 
     def respond(self, response: Response) -> None:
         """Send the response to the client. The front calls this once per request."""
@@ -92,6 +102,15 @@ class Request(IncomingRequest):
             known = None if parent is None else _TRACEPARENT.fullmatch(parent)
             self.found_trace_id = known[1] if known else new_trace_id()
         return self.found_trace_id
+
+    @property
+    def parent(self) -> Parent | None:
+        """The caller's span; None without a valid `traceparent`."""
+        header = self.headers.get("traceparent")
+        known = None if header is None else _TRACEPARENT.fullmatch(header)
+        if known is None or not known[2].strip("0"):
+            return None
+        return Parent(known[2], bool(int(known[3], 16) & _SAMPLED))
 
     @property
     def params(self) -> auth.Params:

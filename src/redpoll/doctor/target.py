@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
 
 __all__ = ["Target", "TargetError", "parse"]
 
+_FORMS = "expected ws[s]://HOST[:PORT]/app/KEY or http[s]://KEY:SECRET@HOST[:PORT]/apps/ID"
 _DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
 
@@ -74,15 +75,13 @@ def parse(url: str) -> Target:
     """Reads an address in either form. Raises TargetError."""
     parts = urlsplit(url)
     if parts.scheme not in _DEFAULT_PORTS:
-        raise TargetError(
-            f"{url!r} has no scheme: expected ws://HOST:PORT/app/KEY or http://KEY:SECRET@HOST:PORT/apps/ID"
-        )
+        raise TargetError(f"{url!r} isn't the address of an app: {_FORMS}")
     try:
         port = parts.port or _DEFAULT_PORTS[parts.scheme]
     except ValueError as error:
         raise TargetError(f"{url!r}: {error}") from None
     if not parts.hostname:
-        raise TargetError(f"{url!r} names no host")
+        raise TargetError(f"{url!r} names no host: {_FORMS}")
     secure = parts.scheme in ("https", "wss")
     if parts.scheme in ("ws", "wss"):
         prefix, key = _split(parts, "/app/")
@@ -90,7 +89,7 @@ def parse(url: str) -> Target:
     prefix, app_id = _split(parts, "/apps/")
     key, secret = unquote(parts.username or ""), unquote(parts.password or "")
     if not key:
-        raise TargetError(f"the address of app {app_id} names no key: expected http://KEY:SECRET@HOST:PORT/apps/ID")
+        raise TargetError(f"the address of app {app_id} names no key: {_FORMS}")
     return Target(parts.hostname, port, secure, key, secret, app_id if secret else "", prefix)
 
 
@@ -98,5 +97,6 @@ def _split(parts: SplitResult, word: str) -> tuple[str, str]:
     prefix, found, name = parts.path.rpartition(word)
     name = name.strip("/")
     if not found or not name or "/" in name:
-        raise TargetError(f"the path {parts.path!r} doesn't end in {word}{'KEY' if word == '/app/' else 'ID'}")
+        kind = "KEY" if word == "/app/" else "ID"
+        raise TargetError(f"with {parts.scheme}, the path ends in {word}{kind}, not {parts.path!r}: {_FORMS}")
     return prefix, name

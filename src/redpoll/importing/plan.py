@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from redpoll.protocol.apps import SETTINGS, parse_setting
-from redpoll.settings import (
+from redpoll.app_names import (
     APP_ID_RULE,
     APP_KEY_RULE,
     APP_SECRET_RULE,
@@ -17,6 +16,7 @@ from redpoll.settings import (
     valid_app_key,
     valid_app_secret,
 )
+from redpoll.protocol.apps import SETTINGS, parse_setting
 
 __all__ = ["AppPlan", "Plan", "Row", "SourceError", "as_bool", "as_number"]
 

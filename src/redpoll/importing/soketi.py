@@ -342,7 +342,8 @@ def _tls(plan: Plan, options: _Options) -> None:
 
 def _redis(plan: Plan, options: _Options) -> None:
     if options.take("database.redis.sentinels") or options.take("database.redis.clusterNodes"):
-        plan.nothing("database.redis", "sentinels or cluster", "set redis_url to the address of one Redis")
+        advice = "set redis_url to redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST"
+        plan.nothing("database.redis", "sentinels or cluster", advice)
         return
     host, port = options.take("database.redis.host", "127.0.0.1"), options.take("database.redis.port", 6_379)
     user, password = options.take("database.redis.username", ""), options.take("database.redis.password", "")

@@ -66,13 +66,15 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One app's record. `SETTINGS` describes the fields that aren't described here.
 
     `id` is decimal digits if redpoll made it, because Pusher's Python library accepts no other. Ids that come from
-    other servers have letters, digits, `-`, `_` and `.` (settings.APP_ID_RULE); so have keys.
+    other servers have letters, digits, `-`, `_` and `.` (app_names.APP_ID_RULE); so have keys.
     `keys` is oldest first; the server itself signs with the oldest enabled key.
     `history` has at most one rule per name. `hooks` is derived from the app's enabled webhook endpoints, one letter
     per kind of event that any of them wants: o channel.occupied and .vacated, m member.added and .removed,
     c client_event, x cache.miss, s subscription.count.
     `console_key` signs subscriptions to the dashboard's console and nothing else. The console is in use until
     `console_until` (Unix seconds).
+    Until `debug_until` (Unix seconds), all processes log what concerns the connection `debug_socket`, or with "" all of
+    the app.
     """
 
     id: str
@@ -102,6 +104,8 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hooks: str = ""
     console_key: Key | None = None
     console_until: float = 0.0
+    debug_until: float = 0.0
+    debug_socket: str = ""
 
     @property
     def daily_limit(self) -> int | None:
@@ -306,7 +310,9 @@ _TABLE = (
 )
 SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}
 # The fields of `App` that `app set` can't change: its identity, and what has commands of its own or is derived.
-NOT_SETTINGS = frozenset(("id", "name", "keys", "history", "hooks", "console_key", "console_until"))
+NOT_SETTINGS = frozenset(
+    ("id", "name", "keys", "history", "hooks", "console_key", "console_until", "debug_until", "debug_socket")
+)
 
 _DEFAULTS: dict[str, Value] = dict(
     zip(App.__struct_fields__[-len(App.__struct_defaults__) :], App.__struct_defaults__, strict=True)

@@ -29,6 +29,8 @@ CONSOLE = OWN_PREFIX + "console"
 
 _NAME = re.compile(rf"[-a-zA-Z0-9_=@,.;]{{1,{MAX_NAME_CHARS}}}").fullmatch
 ENCRYPTED_PREFIX = "private-encrypted-"
+# The beginnings of names that are neither public nor private.
+_OTHERS = ("presence-", SERVER_TO_USER)
 CACHE_PREFIXES = ("cache-", "private-cache-", "presence-cache-", "private-encrypted-cache-")
 
 
@@ -46,11 +48,9 @@ def kind_of(channel: str) -> Kind:
     """By anchored prefix: `my-private-x` is public, and so is `private` without the dash."""
     if channel.startswith("private-"):
         return Kind.PRIVATE
-    if channel.startswith("presence-"):
-        return Kind.PRESENCE
-    if channel.startswith(SERVER_TO_USER):
-        return Kind.USER
-    return Kind.PUBLIC
+    if not channel.startswith(_OTHERS):
+        return Kind.PUBLIC
+    return Kind.PRESENCE if channel.startswith("presence-") else Kind.USER
 
 
 def needs_auth(channel: str) -> bool:

@@ -44,9 +44,15 @@ def connection_established(socket_id: str, activity_timeout_s: float, recover: b
     """The first frame on every connection. The time-out is rounded up to whole seconds and is never 0, because
     pusher-js rejects a handshake with 0. `recover` confirms that the client will get epochs and offsets."""
     timeout_s = max(1, -int(-activity_timeout_s // 1))
-    more = b',"recover":true' if recover else b""
-    data = b'{"socket_id":"%b","activity_timeout":%d%b}' % (socket_id.encode(), timeout_s, more)
-    return b'{"event":"pusher:connection_established","data":%b}' % _string(data)
+    # `data` is JSON in a string of JSON. A socket id has digits and a dot.
+    return (
+        b'{"event":"pusher:connection_established","data":"{\\"socket_id\\":\\"%b\\",\\"activity_timeout\\":%d%b}"}'
+        % (
+            socket_id.encode(),
+            timeout_s,
+            b',\\"recover\\":true' if recover else b"",
+        )
+    )
 
 
 def error(code: int | None, message: str) -> bytes:

@@ -203,8 +203,8 @@ class Session:
 
     def refused(self, channel: str, reason: str, now: float) -> list[Effect]:
         """The worker calls this when the Join of `channel` failed. `reason` is "members" if the presence channel is
-        full, "channels" if the app has too many occupied channels, or "unavailable", after which the worker closes the
-        connection."""
+        full, "channels" if the app has too many occupied channels, "address" if the client's address subscribes too
+        fast, or "unavailable", after which the worker closes the connection."""
         subscription = self.channels.get(channel)
         if subscription is None or not subscription.pending:
             return []
@@ -214,6 +214,8 @@ class Session:
             fault = f"the presence channel is full: {self.app.max_presence_members} members are allowed"
         elif reason == "channels":
             fault = "the app has as many channels with subscribers as it may have"
+        elif reason == "address":
+            return _refusal(channel, "LimitReached", "your address subscribes too fast; send it again later", 429)
         else:
             return []
         return _refusal(channel, "LimitReached", fault, 413) * (subscription.repeats + 1)

@@ -20,6 +20,7 @@ from redpoll.store.schema import attempts, deliveries, webhooks
 __all__ = [
     "BATCH",
     "STATES",
+    "Announcement",
     "AttemptRow",
     "Delivery",
     "Depth",
@@ -35,6 +36,7 @@ __all__ = [
     "find",
     "find_by_id",
     "find_by_ids",
+    "known",
     "move_due_times",
     "next_due",
     "numbers",
@@ -42,6 +44,7 @@ __all__ = [
     "remove_dead_letters",
     "remove_finished",
     "retry",
+    "since",
 ]
 
 STATES: Final = ("waiting", "delivered", "failed", "discarded")
@@ -51,7 +54,7 @@ BATCH: Final = 5_000
 
 class Waiting(NamedTuple):
     """The fields of a delivery that an attempt needs. `attempts` counts all attempts so far, `cycle_from` those before
-    the operator's last retry."""
+    the operator's last retry; `trace` is as in Delivery."""
 
     number: int
     id: str
@@ -62,6 +65,7 @@ class Waiting(NamedTuple):
     body: bytes
     attempts: int
     cycle_from: int
+    trace: str | None = None
 
 
 class Delivery(NamedTuple):
@@ -116,6 +120,15 @@ class Result(NamedTuple):
     attempt: AttemptRow
 
 
+class Announcement(NamedTuple):
+    """What a delivery announces to its endpoint."""
+
+    endpoint_id: str
+    event: str
+    channel: str
+    user: str | None
+
+
 class Depth(NamedTuple):
     """The number of waiting deliveries and of dead letters. `oldest_at`: when the oldest waiting one was created."""
 
@@ -137,8 +150,8 @@ async def add(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) ->
     `rows` have the columns of `Delivery` except `number`, `state`, `attempts` and `cycle_from`. The numbers are
     assigned here, which needs a single writer; the database would return them row by row.
     """
-    known = await _known(connection, [row["id"] for row in rows])
-    new: dict[str, Mapping[str, Any]] = {row["id"]: row for row in rows if row["id"] not in known}
+    present = await known(connection, [row["id"] for row in rows])
+    new: dict[str, Mapping[str, Any]] = {row["id"]: row for row in rows if row["id"] not in present}
     if not new:
         return []
     last = (await connection.execute(sa.select(sa.func.max(deliveries.c.number)))).scalar_one() or 0
@@ -148,12 +161,28 @@ async def add(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) ->
     return [Waiting(*(row[name] for name in Waiting._fields)) for row in written]
 
 
-async def _known(connection: AsyncConnection, ids: Sequence[str]) -> set[str]:
+async def known(connection: AsyncConnection, ids: Sequence[str]) -> set[str]:
+    """Those of the ids that a delivery has."""
     found: set[str] = set()
     for start in range(0, len(ids), BATCH):
         statement = sa.select(deliveries.c.id).where(deliveries.c.id.in_(ids[start : start + BATCH]))
         found.update((await connection.execute(statement)).scalars())
     return found
+
+
+async def since(connection: AsyncConnection, created_at: float) -> list[Announcement]:
+    """What was announced since this Unix time, newest first."""
+    found: list[Announcement] = []
+    columns = (*(deliveries.c[name] for name in Announcement._fields), deliveries.c.number, deliveries.c.created_at)
+    query = sa.select(*columns).order_by(deliveries.c.number.desc()).limit(BATCH)
+    page = query
+    while True:
+        rows = (await connection.execute(page)).all()
+        recent = [row for row in rows if row.created_at >= created_at]
+        found += [Announcement(row.endpoint_id, row.event, row.channel, row.user) for row in recent]
+        if len(recent) < BATCH:
+            return found
+        page = query.where(deliveries.c.number < rows[-1].number)
 
 
 # -- used by the schedule

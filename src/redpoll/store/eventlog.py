@@ -112,10 +112,11 @@ class Query(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Calls, newest first. `next` is the cursor of the older ones, None if there are none."""
+    """Calls, newest first, and the cursor of each. `next` is the cursor of the older ones, None if there are none."""
 
     calls: list[CallRow]
     next: int | None
+    cursors: Sequence[int] = ()
 
 
 _encoder: Final = msgspec.json.Encoder()
@@ -316,20 +317,18 @@ class EventLog:
                     found.append(call)
                     cursors.append(cursor)
                 upto = int(batches[-1].id) - 1
-        return Found(found[:limit], cursors[limit - 1] if len(found) > limit else None)
+        return Found(found[:limit], cursors[limit - 1] if len(found) > limit else None, cursors[:limit])
 
-    async def trace(self, app_id: str, trace_id: str) -> tuple[CallRow, list[SpanRow]] | None:
-        """A call and its spans in order of time; None if the app has no such call."""
+    async def trace(self, app_id: str, trace_id: str) -> tuple[CallRow | None, list[SpanRow]]:
+        """A call and its spans in order of time. None: the app's call isn't here, but on another node, or nowhere."""
         found = await self.find(app_id, Query(trace_id=trace_id), 1)
-        if not found.calls:
-            return None
         text = (
             "SELECT time_ms, stage, detail, COALESCE(time_us, time_ms * 1000) AS time_us FROM spans "
             "WHERE trace_id = ? AND app_id = ? ORDER BY 4, id"
         )
         async with self._engine.connect() as connection:
             spans = (await connection.exec_driver_sql(text, (trace_id, app_id))).all()
-        return found.calls[0], [
+        return found.calls[0] if found.calls else None, [
             SpanRow(trace_id, app_id, span.time_ms, span.stage, msgspec.json.decode(span.detail), span.time_us)
             for span in spans
         ]
@@ -429,12 +428,18 @@ def _conditions(app_id: str, query: Query) -> tuple[str, list[Any]]:
     if query.until_ms is not None:
         where.append("first_ms <= ?")
         values.append(query.until_ms)
-    for text in (query.channel, query.name):
-        if text is not None:
-            # The text as it is encoded in `calls`, without its quotes, because `name` may hold several names. SQLite
-            # compares outside of the interpreter's lock; to decode every batch would stop all other threads.
-            where.append("instr(calls, ?)")
-            values.append(_encode(text)[1:-1])
+    # The texts as they are encoded in `calls`, with what is next to them, so that no batch is read for a longer text
+    # that contains this one. SQLite compares outside of the interpreter's lock; to decode every batch would stop all
+    # other threads.
+    if query.channel is not None:
+        where.append("instr(calls, ?)")
+        values.append(_encode(query.channel))
+    if query.name is not None:
+        # `name` may hold several names.
+        name = _encode(query.name)[1:-1]
+        places = (b'"%b"', b'"%b, ', b", %b, ", b', %b"')
+        where.append(f"instr(calls, ?) AND ({' OR '.join(['instr(calls, ?)'] * len(places))})")
+        values += [name, *(place % name for place in places)]
     return " AND ".join(where), values
 
 

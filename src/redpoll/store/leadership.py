@@ -44,14 +44,19 @@ async def stored_term(connection: AsyncConnection) -> int:
     return await _term(connection)
 
 
-async def raise_term(connection: AsyncConnection, term: int) -> bool:
-    """Makes `term` the leader's. False: the stored one is greater, so another node has led since."""
+async def raise_term(connection: AsyncConnection, term: int, *, again: bool = False) -> bool:
+    """Makes `term` the leader's. False: the stored one is greater, so another node has led since; or it is the same and
+    another process may have stored it. `again`: the caller itself has stored `term` before.
+
+    A Redis that lost writes may give two nodes the same term. Here only the first of them gets it.
+    """
     found = await connection.execute(sa.update(meta).where(meta.c.name == _TERM).values(value=meta.c.value))
     if not found.rowcount:
         await connection.execute(sa.insert(meta).values(name=_TERM, value=str(term)))
         return True
     # The update above has locked the row.
-    if await _term(connection) > term:
+    stored = await _term(connection)
+    if stored > term or (stored == term and not again):
         return False
     await connection.execute(sa.update(meta).where(meta.c.name == _TERM).values(value=str(term)))
     return True

@@ -1,10 +1,14 @@
 """The tables of the record store in their newest version (store/README.md "Tables"). Times are Unix seconds unless a
 name ends in `_ms`."""
 
+import secrets
+from typing import Final
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Connection,
     Dialect,
     Float,
     ForeignKey,
@@ -12,28 +16,51 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    PrimaryKeyConstraint,
     String,
     Table,
     Text,
     TypeDecorator,
+    insert,
 )
 
+from redpoll import __version__
+
 __all__ = [
+    "COMPATIBLE",
+    "NEWEST",
     "apps",
     "attempts",
     "audit",
+    "create",
     "daily",
     "deliveries",
     "keys",
     "meta",
     "metadata",
+    "revision",
     "sessions",
+    "state_facts",
     "tokens",
     "users",
     "webhooks",
 ]
 
+# The last migration, whose result are the tables below.
+NEWEST: Final = "0007"
+# The first migration whose redpoll may use a store that this redpoll has migrated. Raise it when a migration removes
+# something, or adds what every writer must maintain (store/README.md "Migrations").
+COMPATIBLE: Final = "0007"
+
 metadata = MetaData()
+
+# Alembic's own table: one row with the last migration.
+revision = Table(
+    "alembic_version",
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
 
 # SQLite's integers have 64 bits, and only a column of the type INTEGER assigns numbers by itself.
 _BIG = BigInteger().with_variant(Integer(), "sqlite")
@@ -219,3 +246,17 @@ audit = Table(
     Column("target", _Words, nullable=False),
     Column("detail", _Words, nullable=False),
 )
+
+
+def create(connection: Connection) -> None:
+    """Creates the tables in an empty database, as all migrations would (tests/store/test_migrating.py compares)."""
+    metadata.create_all(connection, checkfirst=False)
+    revision.create(connection, checkfirst=False)
+    connection.execute(insert(revision).values(version_num=NEWEST))
+    store_id = {"name": "store_id", "value": secrets.token_hex(8)}
+    connection.execute(insert(meta), [store_id, *state_facts()])
+
+
+def state_facts() -> list[dict[str, str]]:
+    """The rows of `meta` that a migration by this redpoll leaves."""
+    return [{"name": "compatible", "value": COMPATIBLE}, {"name": "migrated_by", "value": __version__}]

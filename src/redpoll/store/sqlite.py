@@ -4,6 +4,7 @@ cancelled."""
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -18,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from redpoll.store.errors import reason_of
 
-__all__ = ["Sqlite", "reason_of"]
+__all__ = ["Sqlite", "put_in_place", "reason_of"]
 
 
 class _Connection(aiosqlite.Connection):
@@ -54,6 +55,10 @@ class Sqlite:
         sa.event.listen(self.engine.sync_engine, "connect", self._prepare)
         sa.event.listen(self.engine.sync_engine, "invalidate", _roll_back)
 
+    def exists(self) -> bool:
+        """Whether there is a file. The first connection creates it."""
+        return Path(self._path).exists()
+
     async def close(self) -> None:
         """Closes all connections and waits until their threads no longer use the loop."""
         await self.engine.dispose()
@@ -72,7 +77,12 @@ class Sqlite:
         async with self.engine.begin() as connection:
             yield connection
 
-    migrating = change
+    @asynccontextmanager
+    async def migrating(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction that creates and changes tables. sqlite3 begins none for such statements by itself."""
+        async with self.change() as connection:
+            await connection.exec_driver_sql("BEGIN")
+            yield connection
 
     def _connect(self) -> _Connection:
         # It is opened, used and closed in its own thread, but the garbage collector may close it in another one.
@@ -91,6 +101,26 @@ class Sqlite:
             # It isn't in the pool yet, so nothing else would close it and end its thread.
             connection.close()
             raise
+
+
+def put_in_place(new: Path, database: Path) -> None:
+    """Makes the file `new`, of the same folder, the database. On disk when this returns. Raises OSError.
+
+    The present one, which must not be open, is moved to NAME.before-restore with its -wal, and not copied: it may be
+    damaged.
+    """
+    for suffix in ("", "-wal", "-shm"):
+        previous = database.with_name(f"{database.name}.before-restore{suffix}")
+        previous.unlink(missing_ok=True)
+        present = database.with_name(database.name + suffix)
+        if present.exists():
+            present.rename(previous)
+    os.replace(new, database)
+    folder = os.open(database.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _roll_back(connection: Any, _record: Any, _error: BaseException | None) -> None:

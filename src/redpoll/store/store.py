@@ -10,30 +10,33 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from redpoll import __version__
 from redpoll.store import schema
-from redpoll.store.errors import StoreError, StoreUnavailable
+from redpoll.store.errors import StoreError, StoreUnavailable, reason_of
 from redpoll.store.postgres import Postgres
 from redpoll.store.schema import meta
 from redpoll.store.sqlite import Sqlite
 
-__all__ = ["Store", "StoreError", "Versions", "database_url", "raise_version", "versions"]
+if TYPE_CHECKING:
+    from redpoll.store.migrating import Schema
+
+__all__ = [
+    "Store",
+    "StoreError",
+    "Versions",
+    "database_url",
+    "raise_version",
+    "schema_of",
+    "versions",
+]
 
 _SQLITE: Final = "sqlite:"
 _VERSION: Final = "version"
 _DIRECTORY_VERSION: Final = "directory_version"
-# The first migration whose redpoll may use a store that this redpoll has migrated. Raise it when a migration removes
-# something, or adds what every writer must maintain (store/README.md "Migrations").
-_COMPATIBLE: Final = "0007"
 
 
 class Versions(NamedTuple):
@@ -67,21 +70,16 @@ class Store:
 
     @classmethod
     async def open(cls, url: str) -> "Store":
-        """Connects and migrates the schema to the newest version.
+        """Connects, and creates the tables or migrates them to the newest version.
 
         `url` is `sqlite:PATH` or `postgresql://…`. Raises StoreError, or StoreUnavailable while PostgreSQL can't be
         reached.
         """
-        database: Sqlite | Postgres
-        if url.startswith(_SQLITE):
-            # FULL: a confirmed change survives a power loss. It costs little, because records change rarely.
-            pragmas = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000")
-            database = Sqlite(url.removeprefix(_SQLITE), *pragmas)
-        else:
-            database = Postgres(url)
+        # FULL: a confirmed change survives a power loss. It costs little, because records change rarely.
+        database = _database(url, "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000")
         try:
             async with database.migrating() as connection:
-                await connection.run_sync(_migrate, database.name)
+                await connection.run_sync(_prepare, database.name)
                 await _init_versions(connection)
         except StoreUnavailable as error:
             await database.close()
@@ -173,26 +171,40 @@ async def _init_versions(connection: AsyncConnection) -> None:
             await connection.execute(sa.insert(meta).values(name=name, value=first))
 
 
-def _migrate(connection: sa.Connection, database: str) -> None:
-    """Runs the migrations that the store lacks. Raises StoreError if a newer redpoll has migrated it, and this one
-    doesn't understand it."""
-    config = Config()
-    config.set_main_option("script_location", "redpoll:store/migrations")
-    config.attributes["connection"] = connection
-    known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
-    revision = MigrationContext.configure(connection).get_current_revision()
-    if revision is not None and revision not in known:
-        stated = {row.name: row.value for row in connection.execute(sa.select(meta))}
-        if stated.get("compatible", revision) <= known[0]:
-            return
-        raise StoreError(
-            f"the record store {database} was migrated by redpoll {stated.get('migrated_by', '(unknown version)')} "
-            f"(revision {revision}), and this redpoll {__version__} (revision {known[0]}) doesn't understand it; "
-            "install the newer one"
-        )
-    if revision == known[0]:
-        return
-    command.upgrade(config, "head")
-    facts = {"compatible": _COMPATIBLE, "migrated_by": __version__}
-    connection.execute(sa.delete(meta).where(meta.c.name.in_(facts)))
-    connection.execute(sa.insert(meta), [{"name": name, "value": value} for name, value in facts.items()])
+def _database(url: str, *pragmas: str) -> Sqlite | Postgres:
+    """The database of a URL, not connected yet. `pragmas` are for SQLite."""
+    if url.startswith(_SQLITE):
+        return Sqlite(url.removeprefix(_SQLITE), *pragmas)
+    return Postgres(url)
+
+
+async def schema_of(url: str) -> "Schema":
+    """Which migrations the database has had. Changes nothing, and doesn't create an SQLite file.
+
+    Raises StoreError, or StoreUnavailable while PostgreSQL can't be reached.
+    """
+    from redpoll.store.migrating import state_of
+
+    database = _database(url)
+    if isinstance(database, Sqlite) and not database.exists():
+        return state_of(None, database.name)
+    try:
+        async with database.reading() as connection:
+            return await connection.run_sync(state_of, database.name)
+    except StoreUnavailable:
+        raise
+    except sa.exc.SQLAlchemyError as error:
+        raise StoreError(f"the record store {database.name} can't be read: {reason_of(error)}") from error
+    finally:
+        await database.close()
+
+
+def _prepare(connection: sa.Connection, database: str) -> None:
+    """Creates the tables of a new store, and migrates an older one. Raises StoreError if a newer redpoll has migrated
+    it, and this one doesn't understand it."""
+    if not sa.inspect(connection).has_table(schema.revision.name):
+        schema.create(connection)
+    elif connection.execute(sa.select(schema.revision)).scalar() != schema.NEWEST:
+        from redpoll.store.migrating import migrate
+
+        migrate(connection, database)

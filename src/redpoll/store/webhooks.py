@@ -1,5 +1,6 @@
 """Webhook endpoints in the record store. control/webhooks/endpoints.py decides which changes are allowed."""
 
+from collections.abc import Collection
 from typing import Any, Final
 
 import msgspec
@@ -8,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.schema import deliveries, webhooks
 
-__all__ = ["Endpoint", "add", "all_by_id", "find_by_id", "put", "remove_deleted", "set_failing_since"]
+__all__ = ["Endpoint", "add", "all_by_id", "existing", "find_by_id", "put", "remove_deleted", "set_failing_since"]
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +54,11 @@ async def all_by_id(connection: AsyncConnection, since: int | None = None) -> di
     query = sa.select(*_ENDPOINT).order_by(webhooks.c.created_at, webhooks.c.id)
     rows = await connection.execute(query if since is None else query.where(webhooks.c.version > since))
     return {row.id: _endpoint(row) for row in rows}
+
+
+async def existing(connection: AsyncConnection, ids: Collection[str]) -> set[str]:
+    """Those of these ids that are in the store."""
+    return set((await connection.execute(sa.select(webhooks.c.id).where(webhooks.c.id.in_(ids)))).scalars())
 
 
 async def find_by_id(connection: AsyncConnection, endpoint_id: str) -> Endpoint | None:

@@ -16,10 +16,12 @@ _MAX_LIBRARIES: Final = 100
 
 
 class Arrival(NamedTuple):
-    """`library` is name and version as the client says, "" if it doesn't. `at_s` is Unix time."""
+    """`library` is name and version as the client says, "" if it doesn't. `at_s` is Unix time. `address` is the
+    client's if a trusted proxy named it in a header; such a connection has an object of its own."""
 
     library: str
     at_s: int
+    address: str = ""
 
 
 UNKNOWN: Final = Arrival("", 0)
@@ -32,11 +34,16 @@ class ClientLibraries:
         self._clock = clock
         # By what the client says, cut to a bounded length.
         self._last: dict[tuple[str, str], Arrival] = {}
+        self._query: Mapping[str, str] | None = None
+        self._arrival = UNKNOWN
 
     def note(self, query: Mapping[str, str]) -> Arrival:
         """The arrival of a connection with this query (`client`, `version`: protocol/README.md "Connecting")."""
-        said = query.get("client", "")[:_MAX_CHARS], query.get("version", "")[:_MAX_CHARS]
         now_s = int(self._clock())
+        if query is self._query and self._arrival.at_s == now_s:
+            # The gate remembers the queries of clients, and most have the same.
+            return self._arrival
+        said = query.get("client", "")[:_MAX_CHARS], query.get("version", "")[:_MAX_CHARS]
         last = self._last.get(said)
         if last is None:
             if len(self._last) >= _MAX_LIBRARIES:
@@ -45,4 +52,5 @@ class ClientLibraries:
             last = self._last[said] = Arrival(library, now_s)
         elif last.at_s != now_s:
             last = self._last[said] = Arrival(last.library, now_s)
+        self._query, self._arrival = query, last
         return last

@@ -33,12 +33,31 @@ class HttpReader(Protocol):
         """The client sends no more. True: there are answers to write before the connection closes."""
 
 
+class Observer(Protocol):
+    """Writes down what happens to connections that are being debugged (debugging.py). `any`: there is one."""
+
+    any: bool
+
+    def received(self, connection: Connection, message: bytes) -> None:
+        """A message came."""
+
+    def closing(self, connection: Connection, code: int, reason: str) -> None:
+        """The server closes the connection."""
+
+    def closed(self, connection: Connection, code: int, reason: str) -> None:
+        """The WebSocket has ended."""
+
+
 class Doorkeeper(Protocol):
     """What a connection reports its events to: the gate."""
 
     flusher: Flusher
     max_message_bytes: int
     http_connections: Mapping[Connection, HttpReader]
+
+    @property
+    def debugging(self) -> Observer:
+        """What writes down connections that are being debugged."""
 
     def connected(self, connection: Connection) -> None:
         """The TCP connection is open; nothing was received yet."""
@@ -115,6 +134,8 @@ class Connection(WebSocket):
         return self.gate.http_connections[self].ended()
 
     def message_received(self, message: bytes) -> None:
+        if self.gate.debugging.any:
+            self.gate.debugging.received(self, message)
         effects = self.session.receive(message, monotonic())
         if effects:
             self.gate.perform(self, effects)
@@ -129,6 +150,8 @@ class Connection(WebSocket):
         self.gate.closing(self)
 
     def closed(self, code: int, reason: str) -> None:
+        if self.gate.debugging.any:
+            self.gate.debugging.closed(self, code, reason)
         self.gate.closed(self)
 
     def released(self) -> None:
@@ -138,6 +161,8 @@ class Connection(WebSocket):
 
     def shut(self, code: int, message: str) -> None:
         """Send an error frame, then a close frame with the same words (protocol/README.md "Close codes")."""
+        if self.gate.debugging.any:
+            self.gate.debugging.closing(self, code, message)
         self.send(_frame.text(frames.error(code, message)))
         self.close(code, close_reason(message))
 

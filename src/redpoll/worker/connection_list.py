@@ -69,6 +69,8 @@ def _matches(connection: Connection, find: str) -> bool:
 
 
 def _address(connection: Connection) -> str:
+    if connection.arrival.address:
+        return connection.arrival.address
     # TLS listeners and the PROXY protocol know the client's address better than the kernel.
     peer = getattr(connection, "peer_address", None) or connection.peer
     return str(peer[0]) if peer else ""

@@ -7,6 +7,7 @@ posts their frames to the fan-out. It doesn't know JSON, signatures or other wor
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from time import monotonic
@@ -16,6 +17,7 @@ from redpoll._fanout import Flusher
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.membership.local_channel import LocalChannel, Ticket
 from redpoll.cluster.membership.registry import Registry
+from redpoll.cluster.membership.slices import Slices
 from redpoll.cluster.quota import Quota, Spent
 from redpoll.cluster.traces import new_trace_id
 from redpoll.protocol import frames
@@ -33,17 +35,23 @@ from redpoll.protocol.effects import (
 )
 from redpoll.worker.channel import Channel
 from redpoll.worker.connection import Connection
+from redpoll.worker.debugging import Debugging
 from redpoll.worker.drained import DrainSignal
 from redpoll.worker.everyone import Everyone
 from redpoll.worker.ingress.admission import Admission
+from redpoll.worker.pending_joins import PendingJoins
 from redpoll.worker.replay.history_requests import HistoryRequests
 from redpoll.worker.replay.replay import Wants
 from redpoll.worker.replay.replayer import Replayer
 from redpoll.worker.replay.user_resume import UserResume
+from redpoll.worker.subscribe_rates import SubscribeRates
 from redpoll.worker.tracing import Tracing
 from redpoll.worker.users import Users
 
 __all__ = ["Hub"]
+
+# Channels in which a closed connection stops counting at once. With a thousand, others would notice the pause.
+_MAX_LEFT_AT_ONCE = 100
 
 
 class Hub:
@@ -56,7 +64,7 @@ class Hub:
     def __init__(self, flusher: Flusher) -> None:
         self.flusher = flusher
         self.everyone = Everyone(flusher)
-        self.pending: dict[Connection, dict[str, Ticket]] = {}
+        self.pending = PendingJoins()
         self.users = Users(flusher)
         # By app id: client events received, before any check but the session's.
         self.client_events: dict[str, int] = {}
@@ -65,6 +73,10 @@ class Hub:
         self.admission = Admission()
         # Subscribes refused because of max_occupied_channels.
         self.channels_refused = 0
+        self.subscribe_rates = SubscribeRates()
+        # Channels that closed connections have left, and in which they are still counted.
+        self._leaving: deque[tuple[str, str, str | None]] = deque()
+        self._leave_slices = Slices(self._leave_some)
         self._overruns = 0
         self.drain_signal = DrainSignal(flusher)
         self.registry: Registry
@@ -74,10 +86,21 @@ class Hub:
         self.history_requests: HistoryRequests
         self.user_resume: UserResume
         self.tracing: Tracing
+        self.debugging: Debugging
 
-    def attach(self, registry: Registry, bus: Bus, quota: Quota, user_resume: UserResume, tracing: Tracing) -> None:
+    def attach(
+        self,
+        registry: Registry,
+        bus: Bus,
+        quota: Quota,
+        user_resume: UserResume,
+        tracing: Tracing,
+        debugging: Debugging,
+    ) -> None:
         """Set what the hub works with. It comes after construction because the registry needs the hub first."""
-        self.registry = registry
+        self.debugging = debugging
+        debugging.everyone = self.everyone
+        self.registry = self.pending.registry = registry
         self.users.attach(registry)
         self.admission.registry = registry
         self.bus = bus
@@ -92,6 +115,8 @@ class Hub:
 
     def perform(self, connection: Connection, effects: Sequence[Effect]) -> None:
         """Carry out `effects` in order. After a Close the rest is dropped."""
+        if self.debugging.any:
+            self.debugging.performs(connection, effects)
         for effect in effects:
             if isinstance(effect, Send):
                 connection.send(_frame.text(effect.payload))
@@ -116,6 +141,10 @@ class Hub:
                 return
 
     def _join(self, connection: Connection, join: Join) -> None:
+        slot = connection.address_slot
+        if slot and not self.subscribe_rates.take(slot, now := monotonic()):
+            self.perform(connection, connection.session.refused(join.channel, "address", now))
+            return
         app, member = connection.session.app, join.member
         if member is None and join.rewind is None and not join.recovers:
             local_channel = self.registry.join_at_once(app, join.channel)
@@ -135,18 +164,19 @@ class Hub:
             ticket.wants = Wants(join.rewind, join.recovers)
         if member is not None and app.user_resume_s:
             self.user_resume.arrived(connection, member.user_id, join.channel)
-        self.pending.setdefault(connection, {})[join.channel] = ticket
-        self.registry.join(app, join.channel, ticket)
+        self.pending.add(connection, join.channel, ticket)
 
     def _leave(self, connection: Connection, channel: str, user: str | None) -> None:
-        app_id = connection.session.app.id
-        tickets = self.pending.get(connection)
-        if tickets is not None and channel in tickets:
-            self.registry.cancel(self._take_ticket(connection, channel))
-            return
-        local_channel = self.registry.local_channel(app_id, channel)
+        if self._detach(connection, channel):
+            self.registry.leave(connection.session.app.id, channel, user)
+
+    def _detach(self, connection: Connection, channel: str) -> bool:
+        """Takes the connection out of the channel. True: `registry.leave` must follow, until then it is counted."""
+        if self.pending.withdraw(connection, channel):
+            return False
+        local_channel = self.registry.local_channel(connection.session.app.id, channel)
         if local_channel is None:
-            return
+            return False
         audience: Channel = local_channel.audience
         attached = audience.discard(connection)
         if audience.readers is not None:
@@ -156,8 +186,7 @@ class Hub:
                 # It was in one of the two, and must not be counted any more.
                 attached = True
                 _report(connection, fault)
-        if attached:
-            self.registry.leave(app_id, channel, user)
+        return attached
 
     def _publish(self, connection: Connection, publish: Publish) -> None:
         app = connection.session.app
@@ -233,13 +262,19 @@ class Hub:
             # Closed because its send buffer overflowed.
             self._overruns = self.flusher.overruns
             self.tracing.dropped(session.app.id, session.socket_id, connection)
+        self.pending.stop(connection)
         # Whatever fails for one channel or part, the others release the connection too.
-        for channel, membership in list(session.channels.items()):
+        for number, (channel, membership) in enumerate(list(session.channels.items())):
             try:
-                self._leave(connection, channel, membership.user_id)
+                if number < _MAX_LEFT_AT_ONCE:
+                    self._leave(connection, channel, membership.user_id)
+                elif self._detach(connection, channel):
+                    self._leaving.append((session.app.id, channel, membership.user_id))
             except Exception as fault:
                 _report(connection, fault)
         session.channels.clear()
+        if self._leaving:
+            self._leave_slices.start()
         for closed in (
             self.users.closed,
             self.history_requests.closed,
@@ -253,12 +288,11 @@ class Hub:
                 _report(connection, fault)
         self.registry.depart(session.app.id)
 
-    def _take_ticket(self, connection: Connection, channel: str) -> Ticket:
-        tickets = self.pending[connection]
-        ticket = tickets.pop(channel)
-        if not tickets:
-            del self.pending[connection]
-        return ticket
+    def _leave_some(self) -> bool:
+        if not self._leaving:
+            return False
+        self.registry.leave(*self._leaving.popleft())
+        return True
 
     # -- what the registry reports (cluster.membership.MembershipEvents) -----------------------------------
 
@@ -278,8 +312,10 @@ class Hub:
         for ticket in tickets:
             connection: Connection = ticket.owner
             try:
-                self._take_ticket(connection, local_channel.channel)
+                self.pending.answered(connection, local_channel.channel)
                 if ticket.wants is not None or self._may_replay(local_channel, connection):
+                    if self.debugging.any:
+                        self.debugging.subscribed(connection, local_channel.channel)
                     success = success or self._success(local_channel)
                     self.replayer.attach(local_channel, ticket, cached, total, success)
                     continue
@@ -290,6 +326,8 @@ class Hub:
                 self._attaching_failed(local_channel, connection, ticket.user, fault)
 
     def _greet(self, local_channel: LocalChannel, connection: Connection, answer: bytes) -> None:
+        if self.debugging.any:
+            self.debugging.subscribed(connection, local_channel.channel)
         connection.send(answer)
         effects = connection.session.joined(local_channel.channel)
         if effects:
@@ -327,12 +365,15 @@ class Hub:
 
     def refused(self, local_channel: LocalChannel, ticket: Ticket, reason: str) -> None:
         connection: Connection = ticket.owner
-        self._take_ticket(connection, local_channel.channel)
+        self.pending.answered(connection, local_channel.channel)
         if reason == "channels":
             self.channels_refused += 1
         self.perform(connection, connection.session.refused(local_channel.channel, reason, monotonic()))
         if reason == "unavailable":
             connection.shut(4100, "the subscription could not be confirmed in time; connect again")
+
+    def withdrawn(self, ticket: Ticket) -> None:
+        self.pending.withdrawn_answered(ticket.owner)
 
     def member_added(self, local_channel: LocalChannel, user: str, info: bytes) -> None:
         self._post(local_channel, frames.member_added(local_channel.channel, user, info))
@@ -348,6 +389,8 @@ class Hub:
 
     def _post(self, local_channel: LocalChannel, payload: bytes) -> None:
         """Send a frame that isn't an event to all subscribers, those with a replay included."""
+        if self.debugging.any:
+            self.debugging.posted(local_channel, payload)
         audience: Channel = local_channel.audience
         frame = _frame.text(payload)
         audience.post(frame)
@@ -361,6 +404,8 @@ class Hub:
             count = audience.post(frame, skip_hi, skip_lo)
         else:
             count = self.replayer.event(local_channel, payload)
+        if self.debugging.any:
+            self.debugging.event(local_channel, payload, count)
         sent = self.events_sent
         sent[local_channel.app_id] = sent.get(local_channel.app_id, 0) + count
         trace = _frame.trace_of(payload)

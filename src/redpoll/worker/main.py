@@ -6,6 +6,7 @@ A worker holds connections and nothing that must survive it. The supervisor cont
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import resource
 import signal
@@ -22,9 +23,9 @@ from redpoll._fanout import Flusher
 from redpoll._sockets import Poller
 from redpoll.child_pipe import ChildPipe, Start
 from redpoll.cluster.bus import Bus
+from redpoll.cluster.cluster_link import open_link
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link
 from redpoll.cluster.membership.registry import Registry
 from redpoll.cluster.membership.slices import walk
 from redpoll.cluster.quota import Quota
@@ -37,6 +38,8 @@ from redpoll.worker import connection_list
 from redpoll.worker.backpressure import Backpressure
 from redpoll.worker.collector import Collector
 from redpoll.worker.connection import Connection
+from redpoll.worker.debugging import Debugging
+from redpoll.worker.drain import DRAINED, Drain
 from redpoll.worker.everyone import UnsentBytes
 from redpoll.worker.hub import Hub
 from redpoll.worker.ingress.gate import Gate
@@ -60,8 +63,11 @@ _SHARE_OF_GRACE = 0.7
 _CLOSED_WITHIN_S = 10.0
 # Apps with figures of their own in the statistics, those with the most connections: all are one value in Redis.
 _MAX_APPS_REPORTED = 100
+# A traced event counts as sent after this many loop passes, though other events still wait.
+_MAX_PASSES_TO_SEND = 100
 _RESTARTING = "the server is restarting; connect again"
 _DRAINING = "the server is draining; connect again"
+_MOVED = "another server has more room; connect again"
 
 
 class Worker:
@@ -81,17 +87,20 @@ class Worker:
         self.loop_exceptions_total = 0
         self._draining = asyncio.Event()
         self._stopped_listening = False
+        self._max_per_s: float | None = None
+        # Closes the connections of apps that were disabled or deleted.
         self._paced_close = PacedClose()
 
         self.poller = Poller(self.loop)
         self.collector = Collector(self.loop)
         self.flusher = Flusher(self._schedule_flush, settings.max_owed_bytes, poller=self.poller)
         self.hub = Hub(self.flusher)
-        keys = Keys(settings.redis_prefix)
-        self.link = Link(start.redis_url)
+        self.link = open_link(start.redis_url)
+        keys = Keys(settings.redis_prefix, sharded=self.link.sharded)
         self._unsent = UnsentBytes(self.hub.everyone, STATS_EVERY_TICKS)
         self.backpressure = Backpressure(self.hub.everyone, lambda: self.link.congested)
         self.janitor = Janitor(settings, self._write_stats, self.backpressure)
+        self._drain = Drain(self.hub.everyone, self.janitor.spawn)
         self.directory = Directory(self.link, keys, on_change=self._app_changed)
         self.directory.require(None)
         self.registry = Registry(
@@ -104,10 +113,20 @@ class Worker:
             on_sys=self._sys_message,
             debounced=settings.webhook_debounce_s > 0,
         )
-        self.tracing = Tracing(TraceWriter(self.link, keys), lambda: self.registry.w, settings.trace_calls_per_second)
+        self.tracing = Tracing(
+            TraceWriter(self.link, keys),
+            lambda: self.registry.w,
+            settings.trace_calls_per_second,
+            when_sent=self._when_sent,
+        )
+        # /readyz says which worker it is.
+        self.registry.canary.on_change = lambda broken: child_pipe.send({"deaf": broken})
         self.janitor.on_tick = self._on_tick
         resume = UserResume(self.registry, self.link, keys, self.janitor)
-        self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing)
+        self.debugging = Debugging(self.link, keys, settings.node_name, f"worker {start.number}")
+        self.hub.attach(
+            self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing, self.debugging
+        )
         self.survey = Survey(self.link, keys)
         self.stats = Stats(self.link, keys)
         self.gate = Gate(
@@ -157,32 +176,30 @@ class Worker:
         if self.listeners.close():
             self.child_pipe.send({"listening": False})
 
-    def drain(self) -> None:
-        """Close all connections with 4200, remove this worker from Redis, and end."""
+    def drain(self, max_per_s: float | None = None) -> None:
+        """Close all connections with 4200, remove this worker from Redis, and end. `max_per_s` as in Drain."""
         self.stop_listening()
+        self._max_per_s = max_per_s
         self._draining.set()
 
-    def evacuate(self, within_s: float | None) -> None:
+    def evacuate(self, within_s: float | None, max_per_s: float | None = None) -> None:
         """Close all connections with 4200 within this time and admit no more; everything else goes on. None: admit
-        clients again, and keep those that are still connected."""
+        clients again, and keep those that are still connected. `max_per_s` as in Drain."""
         if within_s is None:
-            self._paced_close.cancel()
+            self._drain.cancel()
             self.gate.draining = self._stopped_listening
             return
         self.gate.draining = True
-        self.hub.admission.dismiss(Refusal(4200, _DRAINING))
-        everyone = self.hub.everyone
-        self._paced_close.close(everyone.each(), len(everyone), 4200, _DRAINING, max(within_s, 0.1))
+        self.hub.admission.dismiss(Refusal(DRAINED, _DRAINING))
+        self._drain.begin(_DRAINING, within_s, max_per_s=max_per_s)
 
     async def _leave(self) -> None:
         grace_s = self.start_message.settings.shutdown_grace_s
         try:
             async with asyncio.timeout(grace_s):
-                self.hub.admission.dismiss(Refusal(4200, _RESTARTING))
+                self.hub.admission.dismiss(Refusal(DRAINED, _RESTARTING))
                 # Spread over the grace, because all of them connect elsewhere at once.
-                everyone = self.hub.everyone
-                within_s = _SHARE_OF_GRACE * grace_s
-                self._paced_close.close(everyone.each(), len(everyone), 4200, _RESTARTING, within_s)
+                self._drain.begin(_RESTARTING, _SHARE_OF_GRACE * grace_s, max_per_s=self._max_per_s)
                 while self.gate.connections:
                     await asyncio.sleep(0.01)
         except TimeoutError:
@@ -212,9 +229,9 @@ class Worker:
         if "reload" in message:
             self.listeners.reload()
         if "evacuate" in message:
-            self.evacuate(message["evacuate"])
+            self.evacuate(message["evacuate"], message.get("max_per_s"))
         if "drain" in message:
-            self.drain()
+            self.drain(message.get("max_per_s"))
 
     def _settings_changed(self, changes: dict[str, Any]) -> None:
         """`redpoll reload` changed these settings (Setting.is_live)."""
@@ -226,6 +243,7 @@ class Worker:
 
     def _app_changed(self, app_id: str, old: App | None, new: App | None) -> None:
         """An app's record changed. It counts at once, for open connections too."""
+        self.debugging.app_changed(app_id, new)
         if new is not None:
             self.hub.everyone.app_changed(new)
         self.registry.app_changed(old, new)
@@ -272,6 +290,10 @@ class Worker:
             answer = self.hub.users.terminate(message["app"], message["user"])
         elif question == "close":
             answer = self.hub.close_socket(message["app"], message["socket"])
+        elif question == "count":
+            answer = len(self.hub.everyone)
+        elif question == "move":
+            answer = self._move(message)
         elif question == connection_list.QUESTION:
             self.janitor.spawn(self._list_connections(message))
             return
@@ -279,6 +301,13 @@ class Worker:
             log.warning("unknown question", ask=question)
             return
         self.survey.answer(message["id"], self.registry.w, answer)
+
+    def _move(self, question: dict[str, Any]) -> int:
+        """Closes so many connections as `redpoll balance` says, and returns that number."""
+        target: int = question["targets"].get(self.registry.w, 0)
+        if target and not self.gate.draining:
+            self._drain.begin(_MOVED, question["within_s"], target=target, max_per_s=math.inf)
+        return target
 
     async def _list_connections(self, question: dict[str, Any]) -> None:
         page = await connection_list.page_of(self.hub.everyone.each(), question)
@@ -295,6 +324,16 @@ class Worker:
 
     def _schedule_flush(self) -> None:
         self.loop.call_soon(self.flusher.flush)
+
+    def _when_sent(self, then: Callable[[], None], passes: int = _MAX_PASSES_TO_SEND) -> None:
+        """Calls `then` after the flush that is scheduled, or if that doesn't write all, after a later one."""
+        self.loop.call_soon(self._if_sent, then, passes)
+
+    def _if_sent(self, then: Callable[[], None], passes: int) -> None:
+        if self.flusher.waiting and passes:
+            self._when_sent(then, passes - 1)
+        else:
+            then()
 
     # -- statistics -----------------------------------------------------------------------------------------
 
@@ -321,6 +360,8 @@ class Worker:
                 "loop_lag_seconds": self.janitor.loop_lag.take_s(),
                 "redis_reconnects_total": self.link.reconnects,
                 "redis_errors_total": self.link.errors,
+                "redis_lag_seconds": self.registry.canary.lag_s,
+                "redis_canaries_missed_total": self.registry.canary.missed,
                 "redis_connection_state": self.registry.connection_state.value,
                 "channels": self.registry.occupied_channels,
                 "subscriptions": self.registry.subscriptions,
@@ -331,6 +372,7 @@ class Worker:
                 "address_limited_total": gate.addresses.refused,
                 "channels_limited_total": self.hub.channels_refused,
                 "subscribes_limited_total": gate.refusals.subscribes,
+                "address_subscribes_limited_total": self.hub.subscribe_rates.refused,
                 "http_connections": len(gate.http.connections),
                 "http_forwarded_total": gate.http.link.requests_total,
                 "http_unconfirmed_total": gate.http.link.unconfirmed_total,

@@ -28,11 +28,11 @@ class _Batch:
 
     __slots__ = ("begun", "code", "connections", "message", "rate", "taken")
 
-    def __init__(self, connections: Iterable[Connection], count: int, code: int, message: str, within_s: float) -> None:
+    def __init__(self, connections: Iterable[Connection], rate: float, code: int, message: str) -> None:
         self.connections = iter(connections)
         self.code = code
         self.message = message
-        self.rate = max(_MIN_RATE, count / within_s)
+        self.rate = rate
         self.begun: float | None = None
         self.taken = 0
 
@@ -45,10 +45,19 @@ class PacedClose:
         self._batches: deque[_Batch] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    def close(self, connections: Iterable[Connection], count: int, code: int, message: str, within_s: float) -> None:
-        """Close these connections, about `count`, spread over `within_s` seconds, and at least 1,000 a second. Those
-        that were closed meanwhile are skipped."""
-        self._batches.append(_Batch(connections, count, code, message, within_s))
+    def close(
+        self,
+        connections: Iterable[Connection],
+        count: int,
+        code: int,
+        message: str,
+        within_s: float,
+        *,
+        min_rate: float = _MIN_RATE,
+    ) -> None:
+        """Close these connections, about `count`, spread over `within_s` seconds, and at least `min_rate` a second.
+        Those that were closed meanwhile are skipped."""
+        self._batches.append(_Batch(connections, max(min_rate, count / within_s), code, message))
         if len(self._batches) == 1:
             self._close_some()
 
@@ -65,7 +74,7 @@ class PacedClose:
         if batch.begun is None:
             batch.begun = now
         # One interval's share at once.
-        due = round((now - batch.begun + _INTERVAL_S) * batch.rate)
+        due = max(1, round((now - batch.begun + _INTERVAL_S) * batch.rate))
         while batch.taken < due and now < until:
             wanted = min(10, due - batch.taken)
             part = list(islice(batch.connections, wanted))

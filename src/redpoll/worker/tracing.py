@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from redpoll._fanout import Audience
@@ -23,7 +24,7 @@ _MAX_RECENT: Final = 100
 
 class Tracing:
     """`worker()` is this worker's name, `clock` Unix time. Of this worker's client events, at most `spans_per_s` have
-    spans."""
+    spans. `when_sent(note)` calls `note` when the frames that are queued now are written."""
 
     def __init__(
         self,
@@ -31,9 +32,11 @@ class Tracing:
         worker: Callable[[], str],
         spans_per_s: int,
         *,
+        when_sent: Callable[[Callable[[], None]], object] = lambda note: note(),
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._writer = writer
+        self._when_sent = when_sent
         self._per_flush = -(-spans_per_s // _FLUSHES_PER_S)
         self._left = self._per_flush
         self._worker = worker
@@ -42,10 +45,10 @@ class Tracing:
         self._recent: list[tuple[str, str, str, Audience]] = []
 
     def posted(self, trace: bytes, app_id: str, channel: str, audience: Audience, sockets: int) -> None:
-        """An event came and was queued for this many connections; it is sent at the end of this loop pass."""
+        """An event came and was queued for this many connections."""
         trace_id = trace.decode()
         self._span(trace_id, app_id, "received")
-        self._span(trace_id, app_id, "written", channel=channel, sockets=sockets)
+        self._when_sent(partial(self._span, trace_id, app_id, "written", channel=channel, sockets=sockets))
         if len(self._recent) < _MAX_RECENT:
             self._recent.append((trace_id, app_id, channel, audience))
 

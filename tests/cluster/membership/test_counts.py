@@ -57,6 +57,7 @@ async def test_changes_within_a_quarter_second_make_one_announcement(a, b, wait_
 
 async def test_above_a_hundred_a_count_is_announced_every_five_seconds(a, b, wait_until, link, keys):
     pushes = []
+    began = time.monotonic()
     link.on_push = lambda topic, payload: pushes.append(payload)
     link.subscribe([keys.topic("7", "news")])
     sockets = [(a, b)[n % 2].join("news") for n in range(150)]
@@ -65,8 +66,8 @@ async def test_above_a_hundred_a_count_is_announced_every_five_seconds(a, b, wai
         worker.leave(socket)
         await asyncio.sleep(0.02)
     local_channel = a.registry.local_channel("7", "news")
-    await wait_until(all_know(120, a, b), timeout_s=20)
-    assert len(pushes) <= 4
+    await wait_until(all_know(120, a, b), timeout_s=60)
+    assert len(pushes) <= (time.monotonic() - began) / 5 + 3
     assert pushes[-1].endswith(b" 120")
     assert local_channel.tally.sent == 120
 
@@ -112,7 +113,7 @@ async def test_ending_worker_announces_the_count_with_its_last_call(a, b, wait_u
     sockets = [b.join("news") for _ in range(200)]
     await wait_until(lambda: all(socket.state == "attached" for socket in [stays, *sockets]))
     b.leave_all()
-    assert await b.registry.finish(timeout_s=2)
+    assert await b.registry.finish(timeout_s=60)
     await wait_until(lambda: stays.counts[-1] == 1)
 
 

@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from redpoll.cluster.keys import SHARDS
@@ -29,7 +31,7 @@ def make(link, keys, seen):
         def fenced():
             seen["fenced"] += 1
 
-        timings = Timings(**({"beat_s": 0.02, "unanswered_s": 10} | times))
+        timings = Timings(**({"beat_s": 0.02, "unanswered_s": 60} | times))
         incarnation = Incarnation(link, keys, "0123456789ab", 3, Versions(seen), timings)
         incarnation.on_fenced = fenced
         incarnations.append(incarnation)
@@ -151,9 +153,11 @@ async def test_unanswered_registration_ends(make, link, redis):
 async def test_failed_registration_is_repeated(make, link, keys, wait_until):
     one = make()
     blocked = keys.worker(11, one.w)
-    await link.ask(b"SET", blocked, b"no hash", b"PX", 60)
-    await one.register()
-    assert one.errors >= 1
+    await link.ask(b"SET", blocked, b"no hash")
+    registering = asyncio.create_task(one.register())
+    await wait_until(lambda: one.errors)
+    await link.ask(b"DEL", blocked)
+    await registering
     assert one.w == "0123456789ab.3.0"
     assert await link.ask(b"HGET", blocked, b"gen") == b"1"
 

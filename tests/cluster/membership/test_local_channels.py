@@ -62,7 +62,8 @@ def test_pseudo_channel_has_no_topic_and_raises_no_event(channels, events):
         assert channels.by_name["1", pseudo] is local_channel
         channels.drop(local_channel)
     assert (events.opened_channels, events.dropped_channels) == ([], [])
-    assert (channels.by_name, channels.by_topic) == ({}, {})
+    assert not channels.by_name
+    assert not channels.by_topic
 
 
 def test_dropped_channel_is_opened_as_a_new_one(channels, events):

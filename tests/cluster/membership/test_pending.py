@@ -25,16 +25,16 @@ def test_late_tickets_are_taken_in_order_and_so_many_at_a_time():
 async def test_answered_and_withdrawn_subscribes_leave_while_an_earlier_one_waits(start_worker, wait_until):
     worker = await start_worker(join_wait_s=60)
     pending = worker.registry._pending
-    run = worker.link.run
+    run = worker.link.call_packed
     held_back = []
 
-    def hold_back(script, keys, args, done):
-        if len(args) > 5 and args[5] == "stuck":
-            held_back.append((script, keys, args, done))
+    def hold_back(command, done):
+        if b"stuck" in command:
+            held_back.append((command, done))
         else:
-            run(script, keys, args, done)
+            run(command, done)
 
-    worker.link.run = hold_back
+    worker.link.call_packed = hold_back
     stuck = worker.join("stuck")
     for number in range(100):
         await worker.attach(f"news-{number}")

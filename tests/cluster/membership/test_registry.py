@@ -2,6 +2,7 @@
 
 import asyncio
 
+from links import transports
 from redpoll.cluster.bus import Bus, Outgoing
 from redpoll.cluster.scripts import HOLD
 
@@ -28,13 +29,18 @@ async def test_subscribe_withdrawn_before_it_is_sent_makes_no_call(a, link, trut
 
 
 async def test_subscribe_withdrawn_in_flight_leaves_without_a_frame(a, b, wait_until, truth):
+    [transport] = transports(a.link)
+    # The reply isn't read before the client has left.
+    transport.pause_reading()
     socket = a.join(ROOM, "u")
     await asyncio.sleep(0)
     a.link.flush()
     a.leave(socket)
     assert a.registry.channels == 1
+    transport.resume_reading()
     await wait_until(lambda: a.registry.channels == 0)
     assert socket.snapshot is None
+    assert a.sockets.withdrawn_tickets == [socket.ticket]
     assert await truth.channel_keys() == []
 
 
@@ -142,14 +148,7 @@ async def test_at_most_one_call_per_channel_is_under_way(a, truth):
 async def test_calls_with_joins_go_first(a, wait_until):
     leaving = [await a.attach(f"old-{n}") for n in range(20)]
     order = []
-    run = a.link.run
-
-    def noting(script, keys, args, done):
-        if script is HOLD:
-            order.append(args[5])
-        run(script, keys, args, done)
-
-    a.link.run = noting
+    a.note_holds(lambda local_channel, call: order.append(local_channel.channel))
     for socket in leaving:
         a.leave(socket)
     await a.attach("new")
@@ -201,11 +200,12 @@ async def test_join_that_waits_too_long_is_refused_as_unavailable(own_redis, sta
 async def test_join_refused_in_flight_leaves_again_when_redis_accepts_it(
     own_redis, start_worker, wait_until, make_truth
 ):
-    worker = await start_worker(server=own_redis, join_wait_s=0.1, unanswered_s=30)
+    worker = await start_worker(server=own_redis, join_wait_s=0.1)
     own_redis.pause()
     try:
         socket = worker.join(ROOM, "u")
         await wait_until(lambda: socket.state == "refused")
+        assert not worker.sockets.withdrawn_tickets
     finally:
         own_redis.resume()
     await wait_until(lambda: worker.registry.channels == 0)
@@ -214,13 +214,16 @@ async def test_join_refused_in_flight_leaves_again_when_redis_accepts_it(
 
 
 async def test_worker_is_not_ready_after_redis_was_away_too_long(own_redis, start_worker, wait_until):
-    worker = await start_worker(server=own_redis)
+    worker = await start_worker(server=own_redis, away_s=0.25)
     worker.directory.complete = True
-    assert worker.registry.ready
+    now = worker.link.clock()
+    worker.link.clock = lambda: now
+    await wait_until(lambda: worker.registry.ready)
     own_redis.kill()
     await wait_until(lambda: not worker.link.up)
     assert worker.registry.ready
-    await wait_until(lambda: not worker.registry.ready)
+    worker.link.clock = lambda: now + 1
+    assert not worker.registry.ready
     own_redis.start()
     await wait_until(lambda: worker.registry.ready)
 

@@ -24,7 +24,8 @@ def test_cursor_ends_with_the_part_that_is_shorter():
     cursor = Cursor(range(5))
     assert (cursor.next(3), cursor.done) == ([0, 1, 2], False)
     assert (cursor.next(3), cursor.done) == ([3, 4], True)
-    assert Cursor([]).done
+    cursor = Cursor([])
+    assert (cursor.next(3), cursor.done) == ([], True)
 
 
 async def test_slice_ends_when_its_time_is_over_and_the_next_pass_goes_on():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from redpoll.control.context import CommandError, Context
+from redpoll.command_socket import CommandError
+from redpoll.control.context import Context
 from redpoll.control.dashboard import commands
 from redpoll.control.dashboard.accounts import Accounts
 from redpoll.control.records import Records

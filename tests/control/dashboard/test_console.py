@@ -58,15 +58,18 @@ async def test_console_connection_is_closed_when_its_session_ends(
         await browser.get("/dashboard/users")
         await browser.post(f"/dashboard/users/{'remove' if end == 'removed' else end}", user="vera")
     await wait_until(lambda: any(message.get("ask") == "close" for message in closed))
-    sockets = [(message["app"], message["socket"]) for message in closed if message.get("ask") == "close"]
-    assert sockets == [("3", "2.2")]
+    # It asks again if the answers don't arrive in time.
+    sockets = {(message["app"], message["socket"]) for message in closed if message.get("ask") == "close"}
+    assert sockets == {("3", "2.2")}
     await link.close()
 
 
-async def test_event_is_published_as_with_the_api(plane, browser, hear):
+async def test_event_is_published_as_with_the_api(plane, browser, hear, wait_until):
     listener = await hear("news")
     reply = await browser.post("/dashboard/apps/3/console/publish", channel="news", name="hello", data='{"a": " <b> "}')
     assert reply.status == 200
+    # The listener has a connection of its own.
+    await wait_until(lambda: listener.heard)
     (payload,) = listener.heard
     assert payload.endswith(b'hello{"a": " <b> "}')
     assert "event published" in (await browser.get("/dashboard/audit")).body.decode()

@@ -77,7 +77,7 @@ async def test_retried_delivery_arrives_when_the_receiver_works_again(plane, bro
         (delivery_id,) = await dead(1, receiver.url)
         reply = await browser.post("/dashboard/apps/3/dead-letters", do="retry", id=delivery_id, back="delivery")
         assert reply.headers["location"].endswith(f"/deliveries/{delivery_id}")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await states(plane) != ["delivered"]:
                 await asyncio.sleep(0.01)
         assert receiver.requests[0].body == b'{"text":"<script>alert(2)"}'

@@ -127,7 +127,7 @@ def run_unshared(folder: Path, script: str, namespace: str, before: str = ""):
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=60,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert found.returncode == 0, found.stderr
@@ -363,7 +363,8 @@ async def test_name_is_resolved_for_every_connection_and_only_checked_addresses_
 
     sender = make_sender(resolve=rebinding, allow_addresses=["127.0.0.2/32"])
     closing = status(200, "", b"", "Connection: close")
-    async with Receiver(closing, host="127.0.0.2") as outside, Receiver(port=outside.port) as inside:
+    # Other servers of this machine listen on 127.0.0.1, but not on 127.0.0.2: the port that is free here is free there.
+    async with Receiver() as inside, Receiver(closing, host="127.0.0.2", port=inside.port) as outside:
         url = f"http://rebinding.example:{outside.port}/"
         first = await sender.attempt(Target(url), b"{}", {})
         second = await sender.attempt(Target(url), b"{}", {})
@@ -384,13 +385,13 @@ async def test_lookups_run_in_daemon_threads_and_do_not_block_each_other(monkeyp
     def getaddrinfo(host, *rest, **named):
         if host.startswith("silent"):
             daemons.append(threading.current_thread().daemon)
-            release.wait(10)
+            release.wait(120)
             raise socket.gaierror(socket.EAI_AGAIN, "silent")
         return real(host, *rest, **named)
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     silent = [asyncio.create_task(look_up(f"silent{number}.example")) for number in range(20)]
-    assert "127.0.0.1" in await asyncio.wait_for(look_up("localhost"), 2)
+    assert "127.0.0.1" in await asyncio.wait_for(look_up("localhost"), 60)
     assert daemons == [True] * 20
     release.set()
     assert {type(error) for error in await asyncio.gather(*silent, return_exceptions=True)} == {socket.gaierror}
@@ -433,7 +434,7 @@ NAME_SERVER = """
     async def main():
         sender = Sender(allow_http=True, allow_addresses=["127.0.0.2/32"])
         closing = status(200, "", b"", "Connection: close")
-        async with Receiver(closing, host="127.0.0.2") as outside, Receiver(port=outside.port) as inside:
+        async with Receiver() as inside, Receiver(closing, host="127.0.0.2", port=inside.port) as outside:
             url = f"http://rebinding.example:{outside.port}/"
             attempts = [await sender.attempt(Target(url), b"{}", {}) for _ in range(3)]
         await sender.close()

@@ -90,7 +90,7 @@ async def test_stop_does_not_wait_for_a_failing_store(store, numbers, monkeypatc
     results = Results(store, lambda _results: None)
     results.put(delivered(numbers[0]))
     results.stop()
-    await asyncio.wait_for(results.run(), 5)
+    await asyncio.wait_for(results.run(), 60)
     assert results.unwritten == 1
 
 

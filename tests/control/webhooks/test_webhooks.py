@@ -23,7 +23,7 @@ BROKEN = status(500, "Internal Server Error")
 
 async def seen(webhooks, state, count, app_id=APP):
     """Waits until `count` deliveries have this state, and returns them."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         found = await webhooks.deliveries(app_id, states=(state,), limit=10_000)
         if len(found) == count:
@@ -63,7 +63,7 @@ async def test_transitions_are_delivered_to_the_endpoints_that_want_them(make_we
 
 
 async def test_dead_letters_and_tests_work_without_a_running_server(make_webhooks, receiver, clock):
-    before, endpoint = await failed(make_webhooks, receiver, transition(), transition())
+    before, endpoint = await failed(make_webhooks, receiver, transition("client_event"), transition("client_event"))
     await kill(before)
     receiver.answer = OK
     alone = await make_webhooks()
@@ -150,7 +150,7 @@ async def test_no_transition_is_lost_by_repeated_kill_9(make_webhooks, receiver,
         process = start()
         try:
             heard = len(receiver.requests)
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while len(receiver.requests) == heard and time.monotonic() < deadline:
                 await put_rows(time.monotonic() + 0.02)
             await put_rows(time.monotonic() + chance.random() * 0.3)
@@ -159,7 +159,7 @@ async def test_no_transition_is_lost_by_repeated_kill_9(make_webhooks, receiver,
             process.wait()
     process = start()
     try:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while len({content_of(request)[1] for request in receiver.requests}) < sent:
             assert time.monotonic() < deadline, (sent, len(receiver.requests))
             await asyncio.sleep(0.02)
@@ -167,12 +167,14 @@ async def test_no_transition_is_lost_by_repeated_kill_9(make_webhooks, receiver,
         process.kill()
         process.wait()
     await client.aclose()
+    # No client is in these channels. After some seconds the process finds that, and announces that they are vacated.
+    announced = [request for request in receiver.requests if content_of(request)[0] == "channel.occupied"]
     ids = {}
-    for request in receiver.requests:
+    for request in announced:
         ids.setdefault(content_of(request)[1], set()).add(request.headers["x-service-delivery"])
     assert {len(delivery_ids) for delivery_ids in ids.values()} == {1}
     # Only deliveries that were under way at a kill, or whose result was not written yet, are repeated.
-    assert len(receiver.requests) - sent <= 4 * 64
+    assert len(announced) - sent <= 4 * 64
 
 
 async def test_finish_is_bounded_even_if_a_receiver_hangs(make_webhooks, wait_until, monkeypatch):
@@ -181,9 +183,9 @@ async def test_finish_is_bounded_even_if_a_receiver_hangs(make_webhooks, wait_un
         box = Box()
         webhooks = await make_webhooks(box)
         await webhooks.endpoints.create(APP, receiver.url)
-        box.put(transition())
+        box.put(transition("client_event"))
         await wait_until(lambda: receiver.requests)
-        await asyncio.wait_for(webhooks.finish(), 5)
+        await asyncio.wait_for(webhooks.finish(), 60)
         (waiting,) = await webhooks.deliveries(APP)
         assert (waiting.state, waiting.attempts) == ("waiting", 0)
 

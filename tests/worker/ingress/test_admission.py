@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 
 import pytest
 
@@ -11,16 +10,24 @@ import pytest
 def quick():
     """A worker's registry gives up after a fraction of a second instead of 7 s."""
 
-    def hurry(worker) -> None:
+    def hurry(worker, away_s=60.0) -> None:
         admissions = worker.registry._connection_limit
-        admissions._retry_s, admissions._max_wait_s, admissions._away_s = 0.05, 0.4, 0.4
+        admissions._retry_s, admissions._max_wait_s, admissions._away_s = 0.05, 0.4, away_s
 
     return hurry
 
 
+async def full(bench):
+    """A worker whose app is full with one client. It retries another one after two seconds, and then refuses it."""
+    worker = await bench.start()
+    worker.registry._connection_limit._retry_s = 2.0
+    await bench.change(max_connections=1)
+    return worker, await bench.client(worker)
+
+
 async def outcome(client) -> str | int:
     """The outcome from the first frame: GREETED, or the code of the refusal."""
-    frame = await client.next(15)
+    frame = await client.next()
     return frame["event"] if frame["event"] != "pusher:error" else frame["data"]["code"]
 
 
@@ -35,7 +42,7 @@ async def test_a_client_of_a_full_app_is_closed_with_4004(bench, quick):
     for worker in workers:
         await bench.client(worker)
     third = await bench.open(workers[0])
-    code = (await third.next(15))["data"]["code"]
+    code = (await third.next())["data"]["code"]
     # 4100 only if the other worker's heartbeat was not seen in that short time.
     assert code in (4004, 4100)
     assert len(workers[0].hub.admission) == 0
@@ -46,10 +53,8 @@ async def test_a_full_app_is_refused_with_4004_when_all_workers_live(bench):
     workers = [await bench.start(), await bench.start()]
     await bench.change(max_connections=1)
     await bench.client(workers[1])
-    began = time.monotonic()
     refused = await bench.open(workers[0])
     assert await refused.closed_with() == 4004
-    assert time.monotonic() - began < 7.5
 
 
 async def test_of_many_clients_at_once_exactly_max_connections_are_admitted(bench, quick):
@@ -72,28 +77,25 @@ async def test_a_place_is_free_again_when_its_connection_ends(bench):
             first.socket.transport.abort()
         else:
             await first.socket.close()
+        await bench.settled(workers[n % 2], lambda n=n: workers[n % 2].gate.connections == 0)
 
 
 async def test_a_waiting_client_gets_the_place_that_becomes_free(bench):
-    worker = await bench.start()
-    await bench.change(max_connections=1)
-    first = await bench.client(worker)
+    worker, first = await full(bench)
     second = asyncio.create_task(bench.client(worker))
     await bench.settled(worker, lambda: len(worker.hub.admission) == 1)
     await first.socket.close()
-    await (await asyncio.wait_for(second, 5)).nothing_more()
+    await (await asyncio.wait_for(second, 60)).nothing_more()
 
 
 async def test_a_client_that_closes_while_waiting_keeps_no_place(bench):
-    worker = await bench.start()
-    await bench.change(max_connections=1)
-    first = await bench.client(worker)
+    worker, first = await full(bench)
     waiting = asyncio.create_task(bench.open(worker))
     await bench.settled(worker, lambda: len(worker.hub.admission) == 1)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await first.socket.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await (await bench.client(worker)).nothing_more()
     assert worker.loop_exceptions_total == 0
 
@@ -112,24 +114,20 @@ async def test_a_new_limit_counts_open_connections_and_closes_none(bench, quick)
 
 
 async def test_waiting_clients_are_admitted_when_the_limit_is_removed(bench):
-    worker = await bench.start()
-    await bench.change(max_connections=1)
-    await bench.client(worker)
+    worker, _ = await full(bench)
     second = asyncio.create_task(bench.client(worker))
     await bench.settled(worker, lambda: len(worker.hub.admission) == 1)
     await bench.change(max_connections=0)
-    await (await asyncio.wait_for(second, 5)).nothing_more()
+    await (await asyncio.wait_for(second, 60)).nothing_more()
 
 
 async def test_a_waiting_client_is_refused_when_its_app_is_disabled(bench):
-    worker = await bench.start()
-    await bench.change(max_connections=1)
-    first = await bench.client(worker)
+    worker, first = await full(bench)
     second = asyncio.create_task(bench.open(worker))
     await bench.settled(worker, lambda: len(worker.hub.admission) == 1)
     await bench.change(enabled=False)
     assert await first.closed_with() == 4003
-    assert await outcome(await asyncio.wait_for(second, 10)) == 4003
+    assert await outcome(await asyncio.wait_for(second, 60)) == 4003
     await bench.change(enabled=True)
     await (await bench.client(worker)).nothing_more()
 
@@ -137,7 +135,7 @@ async def test_a_waiting_client_is_refused_when_its_app_is_disabled(bench):
 async def test_without_redis_clients_are_closed_with_4100_and_not_4004(own_redis, bench_on, quick):
     bench = await bench_on(own_redis)
     worker = await bench.start()
-    quick(worker)
+    quick(worker, away_s=0.4)
     await bench.change(max_connections=5)
     own_redis.kill()
     await bench.settled(worker, lambda: not worker.link.up)
@@ -146,15 +144,13 @@ async def test_without_redis_clients_are_closed_with_4100_and_not_4004(own_redis
 
 
 async def test_a_drained_worker_refuses_waiting_clients_with_4200(bench):
-    worker = await bench.start()
-    await bench.change(max_connections=1)
-    await bench.client(worker)
+    worker, _ = await full(bench)
     second = asyncio.create_task(bench.open(worker))
     await bench.settled(worker, lambda: len(worker.hub.admission) == 1)
     worker.drain()
-    frame = await (await asyncio.wait_for(second, 10)).next()
+    frame = await (await asyncio.wait_for(second, 60)).next()
     assert frame["data"]["code"] == 4200
-    await asyncio.wait_for(worker.ended.wait(), 10)
+    await asyncio.wait_for(worker.ended.wait(), 60)
 
 
 async def test_messages_sent_before_the_greeting_are_handled_after_it(bench):
@@ -176,7 +172,7 @@ async def test_connections_of_an_app_without_a_limit_are_counted_without_a_ticke
     monkeypatch.undo()
     await bench.change(max_connections=3)
     refused = await bench.open(worker)
-    assert (await refused.next(15))["data"]["code"] in (4004, 4100)
+    assert (await refused.next())["data"]["code"] in (4004, 4100)
     await clients[0].socket.close()
     await bench.settled(worker, lambda: worker.gate.connections == 2)
     await bench.client(worker)

@@ -14,7 +14,7 @@ UPGRADE = (
 )
 
 
-async def exchange(worker, request: bytes, timeout_s: float = 5.0) -> bytes:
+async def exchange(worker, request: bytes, timeout_s: float = 60.0) -> bytes:
     """Send raw bytes to the worker's port and read until it closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
     writer.write(request)
@@ -112,7 +112,7 @@ class TestUpgrades:
         worker = await bench.start()
         reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
         writer.write(UPGRADE.format(path=f"/app/{KEY}?protocol=7").encode())
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
         assert head.startswith(b"HTTP/1.1 101 ")
         assert b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" in head  # RFC 6455 section 1.3
         writer.close()
@@ -194,6 +194,26 @@ class TestAddresses:
         await bench.settled(worker, lambda: worker.gate.connections == 2)
         await bench.client(worker, **client)
 
+    async def test_subscribes_of_one_address_are_limited_over_all_its_connections(self, bench):
+        worker = await bench.start(
+            subscribes_per_second_per_address=1, max_connections_per_address=0, trusted_proxies=("127.0.0.1",)
+        )
+        client = {"additional_headers": {"X-Forwarded-For": "8.8.8.8"}}
+        first, second = [await bench.client(worker, **client) for _ in range(2)]
+        for number in range(30):
+            await first.subscribe(f"one-{number}")
+            await second.subscribe(f"two-{number}")
+        # As many as a minute allows, and those that came back meanwhile.
+        for number in range(30, 100):
+            await second.ask(f"two-{number}")
+        refusal = await second.until("pusher:subscription_error")
+        assert json.loads(refusal["data"]) | {"error": ""} == {"type": "LimitReached", "error": "", "status": 429}
+        assert 0 < worker.hub.subscribe_rates.refused <= 70
+        other = await bench.client(worker, additional_headers={"X-Forwarded-For": "8.8.4.4"})
+        await other.subscribe("three")
+        worker.gate.settings_changed(worker.gate.settings.changed_by({"subscribes_per_second_per_address": 0}))
+        await first.subscribe("one-more")
+
     async def test_a_closed_connection_counts_until_its_descriptor_is_closed(self, bench):
         """Clients that violated the protocol and kept TCP open filled all descriptors of a worker."""
         worker = await bench.start()
@@ -202,7 +222,7 @@ class TestAddresses:
             reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
             # A frame without a mask: closed with 1002.
             writer.write(UPGRADE.format(path=f"/app/{KEY}").encode() + b"\x81\x01x")
-            await asyncio.wait_for(reader.read(), 5)
+            await asyncio.wait_for(reader.read(), 60)
             writers.append(writer)
         assert len(worker.hub.everyone) == 0
         assert worker.gate.connections == 10

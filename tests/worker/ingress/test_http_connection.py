@@ -29,7 +29,7 @@ class Wire:
 
     async def next(self, *, bodiless=False):
         """The next response: status, head, body."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             head = await self.reader.readuntil(b"\r\n\r\n")
             size = 0
             for line in head.split(b"\r\n"):
@@ -39,7 +39,7 @@ class Wire:
             return status, head, b"" if bodiless or status == 100 else await self.reader.readexactly(size)
 
     async def rest(self):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             try:
                 return await self.reader.read()
             except ConnectionError:
@@ -313,7 +313,7 @@ async def test_bytes_of_unfinished_bodies_are_bounded(open_wire, control, wait_u
         wire.send(b"x" * 60_000)
     await wait_until(lambda: http.refused["bodies"])
     reading = [asyncio.create_task(wire.reader.read(12)) for wire in (first, second)]
-    done, waiting = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+    done, waiting = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED, timeout=60)
     assert [task.result() for task in done] == [b"HTTP/1.1 503"]
     for task in waiting:
         task.cancel()
@@ -461,7 +461,7 @@ async def test_a_later_upgrade_becomes_a_websocket_in_place(open_wire, control, 
     wire = await open_wire()
     wire.send(GET % 1 + UPGRADE)
     assert (await wire.next())[0] == 200
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert (await wire.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
         assert b"pusher:connection_established" in await wire.reader.read(300)
     assert not wire.worker.gate.http.connections

@@ -42,7 +42,7 @@ async def cut(bench, worker, client) -> None:
 
 
 async def point_written(bench, user: str) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while point_of(bench, user)[0] is None:
             await asyncio.sleep(0.005)
 
@@ -274,7 +274,7 @@ class TestThePoint:
         for n, client in enumerate(clients):
             await client.sign_in(str(n))
         ending.drain()
-        await asyncio.wait_for(ending.ended.wait(), 20)
+        await asyncio.wait_for(ending.ended.wait(), 60)
         assert all(point_of(resuming, str(n))[0] for n in range(30))
         await resuming.publish_numbers("news", range(3))
         again = await resuming.client(staying)

@@ -7,8 +7,8 @@
 -- ARGV  1 run  2 the node as JSON, or '': the run ends  3 the id of its record store  4 1: it may become the leader
 --       5 the value of `leader` that it may replace, or ''  6 the greatest term that it has seen
 --       7 … runs that it found dead
--- Returns {'OK' or 'REFUSED', leader or '', nodes, flat, the run's seconds in drained or ''}. REFUSED: a node that isn't
---         known to be dead has another record store, so this run was not added.
+-- Returns {'OK' or 'REFUSED', leader or '', nodes, flat, the run's seconds in drained or '', 1 if the run was in nodes
+--         before}. REFUSED: a node that isn't known to be dead has another record store, so this run was not added.
 
 local leader = redis.call('GET', KEYS[2]) or ''
 local name, term, beat = string.match(leader, '^(%S+) (%d+) (%d+)$')
@@ -24,16 +24,17 @@ if ARGV[2] == '' then
   redis.call('HDEL', KEYS[1], ARGV[1])
   redis.call('HDEL', KEYS[3], ARGV[1])
   if name == ARGV[1] then lead('-', term, 0) end
-  return {'OK', leader, {}, ''}
+  return {'OK', leader, {}, '', 1}
 end
 
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
+local known = redis.call('HEXISTS', KEYS[1], ARGV[1])
+if known == 0 then
   local dead = {}
   for i = 7, #ARGV do dead[ARGV[i]] = true end
   local nodes = redis.call('HGETALL', KEYS[1])
   for i = 1, #nodes, 2 do
     if not dead[nodes[i]] and cjson.decode(nodes[i + 1])['store'] ~= ARGV[3] then
-      return {'REFUSED', leader, nodes, ''}
+      return {'REFUSED', leader, nodes, '', 0}
     end
   end
 end
@@ -44,4 +45,4 @@ if name == ARGV[1] then
 elseif ARGV[4] == '1' and (not name or name == '-' or leader == ARGV[5]) then
   lead(ARGV[1], math.max(term, seen) + 1, 1)
 end
-return {'OK', leader, redis.call('HGETALL', KEYS[1]), redis.call('HGET', KEYS[3], ARGV[1]) or ''}
+return {'OK', leader, redis.call('HGETALL', KEYS[1]), redis.call('HGET', KEYS[3], ARGV[1]) or '', known}

@@ -81,9 +81,13 @@ class ChannelSettings(NamedTuple):
 NO_SETTINGS: Final = ChannelSettings()
 
 
+# Channels with the same settings share one object.
 @lru_cache(maxsize=1024)
-def _shared(settings: ChannelSettings) -> ChannelSettings:
-    return settings
+def _settings_of(
+    cap: int, caches: bool, hooks: str, rule: HistoryRule | None, histories: int, occupied: int
+) -> ChannelSettings:
+    max_occupied = cap_of_shard(occupied) if occupied else 0
+    return ChannelSettings(cap, caches, hooks, rule, cap_of_shard(histories), max_occupied)
 
 
 class Subscription(Enum):
@@ -248,12 +252,8 @@ class LocalChannel:
         if rule is None:
             self.history = None
         hooks = hook_flags(app.hooks, channel, kind)
-        # Channels with the same settings share one object.
-        max_occupied = cap_of_shard(app.max_occupied_channels) if app.max_occupied_channels else 0
-        max_histories = cap_of_shard(app.max_history_channels)
-        settings = ChannelSettings(cap, is_cache(channel), hooks, rule, max_histories, max_occupied)
-        if settings != self.settings:
-            self.settings = _shared(settings)
+        caps = app.max_history_channels, app.max_occupied_channels
+        self.settings = _settings_of(cap, is_cache(channel), hooks, rule, *caps)
         self.needs_position = rule is not None and self.history is None
 
     @property
@@ -308,15 +308,25 @@ class LocalChannel:
         )
 
     @property
+    def settled(self) -> bool:
+        """Redis has everything: no call is due."""
+        return (
+            self.attached == self.confirmed
+            and self.asserted
+            and not self.waiting
+            and self.members is None
+            and self.tally is None
+            and not self.needs_position
+        )
+
+    @property
     def needs_roster(self) -> bool:
         """The next call will ask for the roster."""
         members = self.members
         if members is None:
             return False
-        if not self.asserted and self.attached:
-            return members.unasserted is None or len(members.unasserted) <= MAX_JOINS
         if not self.asserted:
-            return bool(self.waiting)
+            return members.unasserted is None or len(members.unasserted) <= MAX_JOINS
         return members.recheck or (self.roster is None and bool(self.waiting))
 
     @property
@@ -359,10 +369,10 @@ class LocalChannel:
     def plan(self) -> HoldCall[Ticket] | None:
         """The next call, or None if Redis knows everything. Takes the tickets that the call carries off the queue."""
         if not self.asserted and self.attached == 0:
-            # `gone` has all that Redis may still list for us, so an ordinary call is enough. The roster missed changes
-            # during the break, and it isn't used: the next joiner reads another one.
-            self._assertion_done()
+            # The roster missed changes during the break, and it isn't used: the next joiner reads another one.
             self.roster = None
+            if self.members is None:
+                self._assertion_done()
         return self._plan_changes() if self.asserted else self._plan_assertion()
 
     def _assertion_done(self) -> None:
@@ -373,13 +383,18 @@ class LocalChannel:
     def _plan_assertion(self) -> HoldCall[Ticket]:
         joins: list[tuple[str, bytes]] = []
         last = True
-        # Another worker may have got a newer user_info since the break, so ours doesn't replace it.
-        flags = Flag.KEEP_INFO
+        flags = ""
         if self.members is not None:
+            # Another worker may have got a newer user_info since the break, so ours doesn't replace it.
+            flags = Flag.KEEP_INFO
             joins = self.members.next_asserted()
             last = not self.members.unasserted
             if last:
                 flags += Flag.ROSTER
+            if not self.attached:
+                # A Redis that lost writes may list users for us whom we don't know: the roster shows them. Until they
+                # are removed, our count must stay above 0.
+                flags += Flag.USERS_REMAIN
         return HoldCall(self.attached - len(joins), 0, flags + self.settings.hooks, (), joins, (), last, False)
 
     def _plan_changes(self) -> HoldCall[Ticket] | None:
@@ -427,6 +442,9 @@ class LocalChannel:
         """Redis carried out `call`; `accepted` has a digit for each subscription. Returns the tickets that are attached
         now and those that were refused; cancelled tickets are in neither."""
         self.confirmed = call.base + accepted.count(b"1")
+        if not self.confirmed and Flag.USERS_REMAIN in call.flags:
+            # Redis may have kept it at 1.
+            self.confirmed = UNKNOWN
         self.failures = 0
         members = self.members
         if members is not None:
@@ -498,6 +516,14 @@ class LocalChannel:
         if self.confirmed or self.call is not None:
             self.confirmed = UNKNOWN
 
+    def listed(self) -> None:
+        """Redis lists the channel under our name. If it was opened a moment ago, it must not be dropped before Redis
+        knows that nobody is left."""
+        if self.confirmed == 0:
+            self.confirmed = UNKNOWN
+            if self.members is not None:
+                self._begin_assertion()
+
     def renamed(self) -> None:
         """This worker has a new W, and Redis has nothing under that name."""
         if self.kind == TOPIC:
@@ -506,6 +532,9 @@ class LocalChannel:
         self.confirmed = 0
         if self.members is not None:
             self.members.gone.clear()
+        if not self.attached:
+            self._assertion_done()
+            self.roster = None
 
     def _begin_assertion(self) -> None:
         self._recount()

@@ -1,13 +1,14 @@
 """The table of everything this worker holds, by name and by topic."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from redpoll.cluster.keys import CONSOLE_TOPIC, Keys
 from redpoll.cluster.membership.hold_call import CHANNEL, PRESENCE, TOPIC
 from redpoll.cluster.membership.local_channel import Activity, LocalChannel
 from redpoll.cluster.membership.membership_events import MembershipEvents
+from redpoll.cluster.membership.parted_dict import PartedDict
 from redpoll.protocol.channels import CONSOLE, Kind, kind_of
 
 __all__ = ["LocalChannels"]
@@ -28,7 +29,8 @@ class LocalChannels:
     """
 
     def __init__(self, keys: Keys, events: MembershipEvents) -> None:
-        self.by_name: dict[tuple[str, str], LocalChannel] = {}
+        # Each envelope looks into `by_topic`, so it is a plain dict. If both were, both would grow in the same pass.
+        self.by_name: PartedDict[tuple[str, str], LocalChannel] = PartedDict()
         self.by_topic: dict[bytes, LocalChannel] = {}
         # Sums over the channels of `by_topic`: those with a subscriber, and their subscribers.
         self.occupied = 0
@@ -56,6 +58,11 @@ class LocalChannels:
         # The console gets copies on a topic of its own, and is not counted.
         kind = TOPIC if channel == CONSOLE else _KINDS.get(kind_of(channel), CHANNEL)
         return self._open(app_id, channel, kind)
+
+    def slice_by_slice(self) -> Iterator[LocalChannel]:
+        """All channels and pseudo-channels, for work in slices. Those that are opened or dropped meanwhile may be
+        among them, or not."""
+        return self.by_name.values_in_parts()
 
     def hold(self, app_id: str, channel: str, kind: str) -> LocalChannel:
         """As `channel`, where the caller knows the kind: a pseudo-channel, or one that Redis lists."""

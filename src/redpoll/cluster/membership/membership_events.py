@@ -28,6 +28,9 @@ class MembershipEvents(Protocol):
     def refused(self, local_channel: LocalChannel, ticket: Ticket, reason: str) -> None:
         """`members`: the channel is full. `unavailable`: Redis didn't answer in time."""
 
+    def withdrawn(self, ticket: Ticket) -> None:
+        """Redis has answered, or won't, a call with this subscribe, which was cancelled after the call was made."""
+
     def member_added(self, local_channel: LocalChannel, user: str, info: bytes) -> None:
         """A user joined who was not on the roster. `info` is JSON or b""."""
 

@@ -18,6 +18,7 @@ from redpoll.cluster.directory import read_app
 from redpoll.cluster.keys import SHARDS, Keys
 from redpoll.cluster.link import Clock, Done, Link, LinkDown
 from redpoll.cluster.membership.hold_call import CHANNEL, PRESENCE, REAPER_GEN, Flag, HoldCall, encode, hook_flags
+from redpoll.cluster.membership.orphans import orphans
 from redpoll.cluster.nodes import Unchanged
 from redpoll.cluster.scripts import BURY, FENCE, HOLD, STALE
 
@@ -31,6 +32,8 @@ _SCAN_COUNT: Final = 500
 # 20 calls of at most 100 users take about 10 ms.
 _MAX_GONE: Final = 100
 _MAX_IN_FLIGHT: Final = 20
+# Reading all key names takes long in a big Redis. What it looks for is left by a fail-over that loses writes.
+_LOOK_AGAIN_AFTER_S: Final = 86_400.0
 
 
 def _no_hooks(app_id: str) -> str:
@@ -54,9 +57,10 @@ class Beats:
     control's clock.
 
     A worker is dead when its node is dead, or when the supervisor of its node has waited for its process. The earlier
-    names of a process, and workers of unknown nodes, are dead when their beat didn't change over `max_same` further
-    reads. A pause of more than `gap_s` between two reads restarts the count, because whatever stalled control may have
-    stalled the workers.
+    names of a process, workers of unknown nodes, and workers that appear after the death of their node, are dead when
+    their beat didn't change over `max_same` further reads. (A node that was cut off from Redis counts as dead until its
+    supervisor's next heartbeat, and its workers may be back sooner.) A pause of more than `gap_s` between two reads
+    restarts the count, because whatever stalled control may have stalled the workers.
     """
 
     def __init__(self, run: str, *, max_same: int = 4, gap_s: float = 2.0) -> None:
@@ -65,6 +69,9 @@ class Beats:
         self._unchanged = Unchanged(gap_s=gap_s)
         # The greatest `n` in the table by run and `k`.
         self._present: dict[tuple[str, int], int] = {}
+        # Workers that appeared while their node was dead.
+        self._returned: set[str] = set()
+        self._has_read = False
         self._run = run
         self._own = Run(True, (), -1)
         self._nodes: Mapping[str, Run] = {}
@@ -80,6 +87,9 @@ class Beats:
     def read(self, table: dict[str, bytes], now: float) -> None:
         """Takes the beat table; `now` is when the reply came."""
         self._unchanged.read(table, now)
+        appeared = table.keys() - self.table.keys() if self._has_read else set()
+        self._returned = {w for w in (self._returned | appeared) & table.keys() if self._is_of_dead_node(w)}
+        self._has_read = True
         self.table = table
         self._present = {}
         for run, k, n in map(_parts, table):
@@ -100,13 +110,22 @@ class Beats:
     def _is_supervised(self, w: str) -> bool:
         # The present name of a process of a live node. Its supervisor decides about it.
         run, k, n = _parts(w)
-        return self._node(run) is not None and self._present.get((run, k)) == n
+        node = self._node(run)
+        return node is not None and node.alive and self._present.get((run, k)) == n
 
     def is_reported_dead(self, w: str) -> bool:
         """Whether the worker's node is dead, or its supervisor says that this worker ended."""
         run, k, _ = _parts(w)
         node = self._node(run)
-        return node is not None and (not node.alive or (k not in node.workers and k <= node.greatest))
+        if node is None:
+            return False
+        if not node.alive:
+            return w in self.table and w not in self._returned
+        return k not in node.workers and k <= node.greatest
+
+    def _is_of_dead_node(self, w: str) -> bool:
+        node = self._node(_parts(w)[0])
+        return node is not None and not node.alive
 
     def forgotten(self) -> list[str]:
         """The dead nodes of which no worker is left in the last table."""
@@ -144,6 +163,9 @@ class Reaper:
         unanswered_s: float = 10.0,
     ) -> None:
         self.reaped = 0
+        self.look_for_orphans_after_s = 10.0
+        self._look_at = float("-inf")
+        self._connects = 0
         self._link = link
         self._keys = keys
         self._hooks_of = hooks_of
@@ -185,6 +207,7 @@ class Reaper:
                     self._beats.read(table, self._clock())
                     for w in self._beats.dead():
                         self._begin(w)
+                    await self._look_for_orphans()
                     for run in self._beats.forgotten():
                         self._link.call(b"HDEL", self._keys.nodes, run)
                         self._link.call(b"HDEL", self._keys.drained, run)
@@ -195,6 +218,19 @@ class Reaper:
         finally:
             for task in self._reaping.values():
                 task.cancel()
+
+    async def _look_for_orphans(self) -> None:
+        # At the start, some time after each reconnect, and once a day. They get a beat of -1, which the next read sees.
+        now, connects = self._clock(), self._link.connects
+        if self._connects and connects != self._connects:
+            self._look_at = now + self.look_for_orphans_after_s
+        self._connects = connects
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_AGAIN_AFTER_S
+        for w in await orphans(self._link, self._keys):
+            log.warning("worker without a beat", w=w.decode())
+            await self._link.ask(b"HSETNX", self._keys.beat, w, _FENCED_BEAT)
 
     async def _wait_for_next_read(self) -> None:
         # Acts on what a supervisor says; the read for that doesn't count as one of the beats.

@@ -12,6 +12,7 @@ from typing import Final
 import hiredis
 import structlog
 
+from redpoll.cluster.canary import Canary
 from redpoll.cluster.catchup import Catchup
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
@@ -48,6 +49,7 @@ class Reconnect:
         sync: Sync,
         catchup: Catchup,
         online: Online,
+        canary: Canary,
         follow: Callable[[LocalChannel], None],
     ) -> None:
         self.fenced = 0
@@ -59,6 +61,7 @@ class Reconnect:
         self._sync = sync
         self._catchup = catchup
         self._online = online
+        self._canary = canary
         self._follow = follow
         self._registration: asyncio.Task[None] | None = None
         # After a break: the task that resets each channel, a slice at a time.
@@ -67,7 +70,7 @@ class Reconnect:
         # Channels whose users are being read, or were when the connection broke.
         self._scanned: set[LocalChannel] = set()
         self._was_registered = asyncio.Event()
-        link.on_up = self._up
+        link.on_up = self._connected
         link.on_down = self._down
         incarnation.on_fenced = self._fence
         sync.on_fenced = self._fence
@@ -89,6 +92,10 @@ class Reconnect:
             if task is not None:
                 task.cancel()
 
+    def _connected(self) -> None:
+        self._canary.connected()
+        self._up()
+
     def _up(self) -> None:
         self._registration = asyncio.get_running_loop().create_task(self._register(), name="register worker")
 
@@ -98,6 +105,7 @@ class Reconnect:
         if self._registration is not None:
             self._registration.cancel()
             self._registration = None
+        self._canary.connection_lost()
         self._incarnation.connection_lost()
         self._sync.connection_lost()
         self._online.connection_lost()
@@ -105,8 +113,9 @@ class Reconnect:
         # Nothing is sent before all channels are reset, so it doesn't matter that some of them change before that.
         if self._reset is not None:
             self._reset.cancel()
-        local_channels = list(self._channels.by_name.values())
-        self._reset = asyncio.get_running_loop().create_task(walk(local_channels, LocalChannel.connection_lost))
+        self._reset = asyncio.get_running_loop().create_task(
+            walk(self._channels.slice_by_slice(), LocalChannel.connection_lost)
+        )
 
     def _fence(self) -> None:
         # Redis refuses calls under our name.
@@ -134,7 +143,7 @@ class Reconnect:
                 await self._reset
                 self._reset = None
             if self._incarnation.w != previous:
-                await walk(list(self._channels.by_name.values()), LocalChannel.renamed)
+                await walk(self._channels.slice_by_slice(), LocalChannel.renamed)
             for local_channel in self._scanned:
                 local_channel.activity = Activity.NONE
             scanned, self._scanned = self._scanned, set()
@@ -164,9 +173,8 @@ class Reconnect:
                 self._release(self._channels.hold(app_id, channel, chr(value[0])))
             elif local_channel in scanned:
                 self._release(local_channel)
-            elif local_channel.confirmed == 0:
-                # Opened a moment ago. It must not be dropped before Redis knows that nobody is left.
-                local_channel.confirmed = UNKNOWN
+            else:
+                local_channel.listed()
 
     def _release(self, local_channel: LocalChannel) -> None:
         # Redis lists a channel that we don't hold. Its users must be read before the count goes to 0, because a reaper

@@ -14,6 +14,7 @@ import hiredis
 import msgspec
 import structlog
 
+from redpoll.cluster.canary import Canary
 from redpoll.cluster.catchup import Catchup
 from redpoll.cluster.connection_limit import ConnectionLimit
 from redpoll.cluster.directory import Directory
@@ -88,6 +89,7 @@ class Registry:
         timings = timings or Timings()
         self.on_sys = on_sys
         self.history = History(link, keys)
+        self.canary = Canary(link, keys, run, k, timings.canary_s)
         self._link = link
         self._sys = keys.sys
         self._events = events
@@ -134,6 +136,7 @@ class Registry:
             self._sync,
             self._catchup,
             self._online,
+            self.canary,
             self._follow_record,
         )
         self.sign_in, self.sign_out = self._signed_in.sign_in, self._signed_in.sign_out
@@ -158,7 +161,10 @@ class Registry:
 
     @property
     def ready(self) -> bool:
-        """Whether clients may be admitted: Redis answered lately, and the directory is complete."""
+        """Whether clients may be admitted: Redis answered lately and delivers messages, and the directory is
+        complete."""
+        if self.canary.broken:
+            return False
         silent_s = self._link.clock() - self._incarnation.answered_at
         max_silent_s = self._timings.away_s + self._timings.beat_s
         return self._reconnect.was_registered and self._directory.complete and silent_s < max_silent_s
@@ -245,6 +251,7 @@ class Registry:
                 local_channel.tally.settle()
         self._following.clear()
         self._incarnation.close()
+        self.canary.close()
         self._directory.close()
         self._reconnect.close()
         if self._expiry is not None:
@@ -273,14 +280,16 @@ class Registry:
         self._sync.touch_count(local_channel)
         return local_channel
 
-    def cancel(self, ticket: Ticket) -> None:
-        """Withdraws a subscribe or a connection that waits. No effect on one that was answered."""
+    def cancel(self, ticket: Ticket) -> bool:
+        """Withdraws a subscribe or a connection that waits. No effect on one that was answered. True: a call with it is
+        in flight, and `withdrawn` follows."""
         self._connection_limit.forget(ticket)
         self._pending.discard((ticket,))
         local_channel = ticket.local_channel
         if local_channel is not None:
             local_channel.withdraw(ticket)
             self._sync.touch(local_channel)
+        return ticket.cancelled
 
     def leave(self, app_id: str, channel: str, user: str | None = None) -> None:
         """Detaches an attached socket. `user` is the one it joined with, on presence channels."""
@@ -304,7 +313,7 @@ class Registry:
         if all(getattr(old, name) == getattr(new, name) for name in _FOLLOWED):
             return
         # Channels that are opened meanwhile follow the new record at their first join.
-        self._following[new.id] = (new, Cursor(list(self.local_channels())))
+        self._following[new.id] = (new, Cursor(self._channels.slice_by_slice()))
         self._follow_slices.start()
 
     def _follow_some(self) -> bool:
@@ -359,6 +368,8 @@ class Registry:
         if local_channel is None:
             if topic == self._sys:
                 self._push_sys(payload)
+            elif topic in self.canary.topics:
+                self.canary.push(topic, payload)
             else:
                 self._online.push(topic, payload)
         elif payload[0] == _EVENT:

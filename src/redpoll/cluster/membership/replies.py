@@ -14,7 +14,7 @@ from redpoll.cluster.membership.connection_state import Connection
 from redpoll.cluster.membership.counts import Counts
 from redpoll.cluster.membership.hold_call import CONNECTIONS, Flag, HoldCall, HoldReply
 from redpoll.cluster.membership.incarnation import Incarnation
-from redpoll.cluster.membership.local_channel import LocalChannel, Ticket
+from redpoll.cluster.membership.local_channel import LocalChannel, Subscription, Ticket
 from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.cluster.membership.membership_events import MembershipEvents
 from redpoll.cluster.membership.pending import Pending
@@ -100,9 +100,14 @@ class Replies:
             if total is not None and local_channel.tally is not None:
                 local_channel.tally.joined(total, alone=not attached)
             _carry_out(self._events.joined, local_channel, joined, cached, total)
-        reason = "channels" if _BEYOND_OCCUPIED in reply.accepted else "members"
-        for ticket in refused:
-            _carry_out(self._events.refused, local_channel, ticket, reason)
+        if refused:
+            reason = "channels" if _BEYOND_OCCUPIED in reply.accepted else "members"
+            for ticket in refused:
+                _carry_out(self._events.refused, local_channel, ticket, reason)
+
+    def withdrawn(self, ticket: Ticket) -> None:
+        """The call with this subscribe, which was cancelled meanwhile, has ended."""
+        _carry_out(self._events.withdrawn, ticket)
 
     def _report(self, local_channel: LocalChannel, changes: Changes) -> None:
         for user in changes.removed:
@@ -117,8 +122,11 @@ class Replies:
         else:
             changes = reread(local_channel.roster, flat, w, final=final)
         if local_channel.members is not None:
-            # A user under our name without a socket here: the reply to its join was lost.
+            # A user under our name without a socket here: the reply to its join was lost, or Redis lost its leave.
             local_channel.members.mark_gone(changes.ours)
+        if local_channel.subscription is Subscription.NONE:
+            # No changes come, so the next joiner needs another roster.
+            local_channel.roster = None
         if changes.missing:
             loop = asyncio.get_running_loop()
             loop.call_later(self._second_look_s, self._recheck, local_channel, self._connection.number)

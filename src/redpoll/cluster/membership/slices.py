@@ -6,7 +6,7 @@ or a cursor of this module, so that no pass of the loop takes longer than a slic
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from time import monotonic
 from typing import Final, Generic, TypeVar
@@ -58,13 +58,13 @@ class Queue(Generic[T]):
 
 
 class Cursor(Generic[T]):
-    """Goes through a copy of `items`, part by part."""
+    """Goes through `items`, part by part. They must bear changes meanwhile."""
 
     __slots__ = ("_left", "done")
 
-    def __init__(self, items: Sequence[T]) -> None:
+    def __init__(self, items: Iterable[T]) -> None:
         self._left: Iterator[T] = iter(items)
-        self.done = not items
+        self.done = False
 
     def next(self, count: int) -> list[T]:
         """The next items, at most `count`. Fewer than that: the cursor is done."""

@@ -22,10 +22,11 @@ from redpoll.cluster.membership.hold_call import TOPIC, Flag, HistoryTerms, Hold
 from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.local_channel import Activity, LocalChannel, Subscription, Ticket
 from redpoll.cluster.membership.local_channels import LocalChannels
+from redpoll.cluster.membership.plain_hold import PlainHold, is_plain_call, plain_reply
 from redpoll.cluster.membership.replies import Replies
 from redpoll.cluster.membership.slices import Cursor, Queue, Slices
 from redpoll.cluster.membership.timings import Timings
-from redpoll.cluster.scripts import HOLD
+from redpoll.cluster.scripts import HOLD, HOLD_PLAIN
 
 __all__ = ["Sync"]
 
@@ -39,10 +40,11 @@ _MAX_CACHED: Final = 64
 _COUNT_S: Final = 0.05
 # Channels whose topics are subscribed in one step after a break; those with history also ask for a page.
 _MAX_RESUBSCRIBED: Final = 250
-# Calls in flight that no client waits for: enough to keep Redis busy, few enough that a subscribe isn't delayed.
-_MAX_BACKGROUND: Final = 500
-# Calls in flight in all. Redis is busy with fewer, and when the connection breaks all of them end at once.
-_MAX_IN_FLIGHT: Final = 1_000
+# Calls in flight in all, and those that no client waits for. A subscribe and each event wait for the calls that were
+# sent before, in Redis and then among its replies: about 50 us for each. One slice makes 50 to 100 calls, so with so
+# many in flight Redis is busy until the next slice.
+_MAX_IN_FLIGHT: Final = 200
+_MAX_BACKGROUND: Final = 100
 
 _OPEN: Final = ConnectionState.OPEN
 _REASSERTING: Final = ConnectionState.REASSERTING
@@ -127,6 +129,7 @@ class Sync:
         self._replies = replies
         self._timings = timings
         self._debounced = debounced
+        self._plain_hold = PlainHold(keys)
         # The caller names the epoch before it knows whether the history needs a new one, so each call brings a name.
         self._run = secrets.token_hex(6)
         self._epochs = count(1)
@@ -157,12 +160,12 @@ class Sync:
         """Something changed: written to Redis in one of the next writes, or when the call in flight is answered."""
         if local_channel.busy:
             return
-        if local_channel.idle:
-            self._drop(local_channel)
-        elif local_channel.waiting:
+        if local_channel.waiting:
             self._joining.add(local_channel)
             self.slices.start()
-        elif self.sending:
+        elif local_channel.attached == 0 and local_channel.idle:
+            self._drop(local_channel)
+        elif self.sending and not (local_channel.settled and local_channel not in self._unasserted):
             self._dirty.add(local_channel)
             self.slices.start()
 
@@ -210,7 +213,7 @@ class Sync:
         """A new connection or a new W: subscribes topics, `sys` last, then repeats all that is held, slice by slice.
         Subscribes go out in between. Each call carries absolute values, and a channel that isn't asserted yet is
         asserted before its subscribes, so the order of channels doesn't matter."""
-        self._resubscribing = cursor = Cursor(list(self._channels.by_name.values()))
+        self._resubscribing = cursor = Cursor(self._channels.slice_by_slice())
         self._connection.change(_REASSERTING)
         self._resubscribe(cursor)
         self.slices.start()
@@ -227,7 +230,7 @@ class Sync:
                 self.touch(local_channel)
         if cursor.done:
             self._resubscribing = None
-            self._link.subscribe([self._keys.sys], self._subscribed)
+            self._link.subscribe_last(self._incarnation.last_topics(), self._subscribed)
             self._open_if_asserted()
 
     def _drop(self, local_channel: LocalChannel) -> None:
@@ -328,9 +331,16 @@ class Sync:
         self.in_flight += 1
         if not call.tickets:
             self._background.add(local_channel)
+        settings, incarnation = local_channel.settings, self._incarnation
+        if is_plain_call(local_channel.kind, call):
+            self._plain_hold.rename(incarnation.w, incarnation.gen)
+            max_occupied = settings.max_occupied if call.flags else 0
+            app_id, channel, joins = local_channel.app_id, local_channel.channel, len(call.tickets)
+            command = self._plain_hold.pack(app_id, channel, call.base, joins, max_occupied)
+            self._link.call_packed(command, partial(self._answered, local_channel, call))
+            return
         if call.big_reply:
             self._big_replies[call.big_reply].awaited += 1
-        settings, incarnation = local_channel.settings, self._incarnation
         extra_flags = Flag.WORKER_ENDS if self.ending else ""
         if self._debounced and settings.hooks:
             extra_flags += Flag.DEBOUNCE
@@ -358,10 +368,15 @@ class Sync:
         local_channel.call = None
         self.in_flight -= 1
         self._background.discard(local_channel)
-        if call.big_reply:
-            self._big_replies[call.big_reply].awaited -= 1
+        big_reply = call.big_reply
+        if big_reply:
+            self._big_replies[big_reply].awaited -= 1
         try:
-            reply = decode(call.flags, outcome) if isinstance(outcome, list) else None
+            reply = None
+            if isinstance(outcome, int):
+                reply = plain_reply(outcome, len(call.tickets))
+            elif isinstance(outcome, list):
+                reply = decode(call.flags, outcome)
             if reply is not None:
                 self.unhooked += reply.dropped
                 self._replies.apply(local_channel, call, reply)
@@ -371,6 +386,9 @@ class Sync:
                     self._retry(local_channel, outcome)
                 elif not isinstance(outcome, LinkDown):
                     self.on_fenced()
+            for ticket in call.tickets:
+                if ticket.cancelled:
+                    self._replies.withdrawn(ticket)
         finally:
             # An exception while one channel's sockets are served must not stop the other channels.
             if local_channel.asserted:
@@ -380,7 +398,7 @@ class Sync:
                 self._counted_again.add(local_channel)
             else:
                 self.touch(local_channel)
-            self._continue()
+            self._continue(big_reply)
 
     def _asserted(self, local_channel: LocalChannel) -> None:
         if local_channel in self._unasserted:
@@ -391,12 +409,11 @@ class Sync:
         if self._connection.state is _REASSERTING and not self._unasserted and self._resubscribing is None:
             self._connection.change(_OPEN)
 
-    def _continue(self) -> None:
+    def _continue(self, big_reply: str) -> None:
         # Makes the calls that waited for another to be answered.
-        if self.sending:
-            for big_replies in self._big_replies.values():
-                while local_channel := big_replies.next():
-                    self._advance(local_channel)
+        if big_reply and self.sending:
+            while local_channel := self._big_replies[big_reply].next():
+                self._advance(local_channel)
         if self._calling or self._joining or self._dirty or self._asserting:
             self.slices.start()
         if not self.sending and self.in_flight == 0:
@@ -405,6 +422,9 @@ class Sync:
     def _retry(self, local_channel: LocalChannel, error: hiredis.ReplyError) -> None:
         # The same absolute call again, later. Only its channel waits.
         self.errors += 1
+        if str(error).startswith("NOSCRIPT"):
+            # The link repeats calls of the other scripts itself.
+            self._link.call(b"SCRIPT", b"LOAD", HOLD_PLAIN.source)
         delay_s = self._timings.retry_delay_s(local_channel.failures)
         local_channel.failures += 1
         log.warning("hold failed", app=local_channel.app_id, channel=local_channel.channel, reason=str(error))

@@ -13,6 +13,8 @@ class Timings:
     """Between two beats."""
     unanswered_s: float = 10.0
     """A beat or registration without an answer for so long means that the connection is broken."""
+    canary_s: float = 2.0
+    """Between two messages that the worker sends to itself."""
     away_s: float = 5.0
     """The worker is not ready when Redis has been silent for longer."""
     second_look_s: float = 5.0

@@ -6,7 +6,8 @@ They let an operator log in again after the last admin's password was lost.
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from redpoll.control.context import CommandError, Context
+from redpoll.command_socket import CommandError
+from redpoll.control.context import Context
 from redpoll.control.dashboard.accounts import AccountError, Accounts
 
 __all__ = ["COMMANDS"]

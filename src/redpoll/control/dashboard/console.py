@@ -174,10 +174,10 @@ class ConsolePages:
         try:
             if not app.enabled:
                 raise ApiError("app_disabled", "this app is disabled")
-            request.said = event = decode_event(body, [], app)
+            request.decoded = event = decode_event(body, [], app)
             await self._api.publish(request, event)
         except ApiError as error:
-            field = _FIELDS.get(error.code, "data" if request.said is None and app.enabled else "")
+            field = _FIELDS.get(error.code, "data" if request.decoded is None and app.enabled else "")
             status, fault = error.status, {field: sentence(error.message)}
         except Unavailable as error:
             status, fault = 503, {"": f"Not published: {error}."}

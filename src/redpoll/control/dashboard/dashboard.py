@@ -10,11 +10,13 @@ from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
 from redpoll.cluster.survey import Survey
 from redpoll.control.api import Api
+from redpoll.control.cluster_log import ClusterLog
 from redpoll.control.dashboard.access import HOME, AccessControl, redirect
 from redpoll.control.dashboard.accounts import Accounts
 from redpoll.control.dashboard.apps import AppPages
 from redpoll.control.dashboard.audit import AuditPages
 from redpoll.control.dashboard.channels import ChannelPages
+from redpoll.control.dashboard.check import CheckPages
 from redpoll.control.dashboard.connections import ConnectionPages
 from redpoll.control.dashboard.console import ConsolePages
 from redpoll.control.dashboard.deadletters import DeadLetterPages
@@ -47,7 +49,6 @@ from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.protocol.errors import ApiError
 from redpoll.settings import Settings
 from redpoll.store.charts import Charts
-from redpoll.store.eventlog import EventLog
 
 __all__ = ["Dashboard", "Dependencies"]
 
@@ -79,7 +80,7 @@ class Dependencies(NamedTuple):
     health: Health
     read_workers: Callable[[], Awaitable[Workers]]
     nodes: NodeList
-    event_log: EventLog | None
+    event_log: ClusterLog | None
     tracer: Tracer | None
     charts: Charts | None
     usage: Usage
@@ -120,6 +121,7 @@ class Dashboard:
             ChannelPages(access, occupancy, connections, exports),
             connections,
             self._console,
+            CheckPages(access, address),
             TracePages(access, dependencies.event_log),
             HistoryPages(access, records, dependencies.history, occupancy, exports),
             WebhookPages(access, webhooks, exports),

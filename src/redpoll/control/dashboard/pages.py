@@ -6,6 +6,7 @@ is a `<time>` element with UTC text, which the page's script changes to the read
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ import jinja2
 from markupsafe import Markup
 
 from redpoll import __version__
+from redpoll.control.debugging import is_debugged
 from redpoll.control.request import Request
 from redpoll.control.response import Response, header_line
 from redpoll.protocol.errors import ApiError
@@ -126,28 +128,36 @@ class StaticFiles:
         return Response(200, found[0], found[1] + header_line("Cache-Control", caching) + SECURITY)
 
 
+@functools.cache
+def _environment() -> jinja2.Environment:
+    """One for the process, because it keeps the compiled templates."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("redpoll.control.dashboard", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        moment=_moment,
+        ticks=_ticks,
+        size=_size,
+        count=_count,
+        elapsed=_elapsed,
+        span=_span,
+        plural=_plural,
+        segment=lambda text: quote(text, safe=""),
+    )
+    environment.globals["version"] = __version__
+    environment.tests["debugged"] = is_debugged
+    return environment
+
+
 class Pages:
     """Renders templates."""
 
     def __init__(self, files: StaticFiles) -> None:
-        self._environment = jinja2.Environment(
-            loader=jinja2.PackageLoader("redpoll.control.dashboard", "templates"),
-            autoescape=True,
-            undefined=jinja2.StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._environment.filters.update(
-            moment=_moment,
-            ticks=_ticks,
-            size=_size,
-            count=_count,
-            elapsed=_elapsed,
-            span=_span,
-            plural=_plural,
-            segment=lambda text: quote(text, safe=""),
-        )
-        self._environment.globals.update(static=files.path, version=__version__)
+        self._globals = {"static": files.path}
 
     def answer(
         self,
@@ -159,7 +169,7 @@ class Pages:
         headers: bytes = b"",
     ) -> Response:
         """The page as a response that must not be cached. The page may open WebSockets to the URLs in `sockets`."""
-        body = self._environment.get_template(template).render(context)
+        body = _environment().get_template(template, globals=self._globals).render(context)
         return Response(
             status, body.encode(), _HTML + _policy(sockets) + SECURITY + b"Cache-Control: no-store\r\n" + headers
         )

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from redpoll.control.request import Request
 
-__all__ = ["Address", "PublicAddress", "Snippet", "snippets"]
+__all__ = ["Address", "PublicAddress", "Snippet", "is_plain_host", "snippets"]
 
 
 class Address(NamedTuple):
@@ -52,9 +52,12 @@ class PublicAddress:
             host = urlsplit(f"//{request.headers.get('Host', '')}").hostname
         except ValueError:
             host = None
-        # The host goes into the page's Content-Security-Policy, so it must not have characters with a meaning there.
-        plain = host is not None and all(char.isalnum() or char in "-._:" for char in host) and host.isascii()
-        return Address("http", _host(host if plain and host else "127.0.0.1"), self._port)
+        return Address("http", _host(host if host and is_plain_host(host) else "127.0.0.1"), self._port)
+
+
+def is_plain_host(host: str) -> bool:
+    """Whether a host may go into a page's Content-Security-Policy: it has no characters with a meaning there."""
+    return bool(host) and all(char.isalnum() or char in "-._:" for char in host) and host.isascii()
 
 
 def _host(host: str) -> str:

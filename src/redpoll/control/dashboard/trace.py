@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
+from redpoll.control.cluster_log import ClusterLog
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.forms import Form
 from redpoll.control.response import Response
 from redpoll.control.router import Route
 from redpoll.protocol.errors import ApiError
-from redpoll.store.eventlog import CallRow, EventLog, Query, SpanRow
+from redpoll.store.eventlog import CallRow, Query, SpanRow
 
 __all__ = ["Step", "TracePages", "steps_of"]
 
@@ -44,7 +45,7 @@ class TracePages:
     """`event_log` is None if the event log is disabled."""
 
     def __init__(
-        self, access: AccessControl, event_log: EventLog | None, clock: Callable[[], float] = time.time
+        self, access: AccessControl, event_log: ClusterLog | None, clock: Callable[[], float] = time.time
     ) -> None:
         self._access = access
         self._log = event_log
@@ -63,7 +64,6 @@ class TracePages:
         form = Form([(name, visit.query.get(name, "")) for name in (*_FILTERS, "within", *_ENDS)])
         wanted = {name: visit.query.get(name, "").strip()[:_MAX_CHARS] for name in (*_FILTERS, *_ENDS)}
         within = visit.query.get("within", "")
-        cursor = visit.query.get("cursor", "")
         if wanted["trace_id"] and not _TRACE_ID(wanted["trace_id"]):
             form.fault("trace_id", "A trace id has 32 hex digits, as in the response header X-Service-Trace-Id.")
         if within not in WITHIN:
@@ -73,9 +73,8 @@ class TracePages:
                 form.fault(name, "This is not a valid time.")
         if form.good and wanted["since"] and wanted["until"] and int(wanted["since"]) > int(wanted["until"]):
             form.fault("until", "The end is before the start.")
-        if cursor and not _NUMBER(cursor):
-            form.fault("", "This page doesn't exist. Search again.")
-        context: dict[str, Any] = {"calls": [], "older": ""}
+        cursor = visit.query.get("cursor") or None
+        context: dict[str, Any] = {"calls": [], "older": "", "missing": []}
         if form.good and self._log is not None:
             since = [int((self._clock() - int(within)) * 1000)] if within else []
             since += [int(wanted["since"])] if wanted["since"] else []
@@ -86,15 +85,18 @@ class TracePages:
                 wanted["name"] or None,
                 since_ms=max(since, default=None),
                 until_ms=int(wanted["until"]) if wanted["until"] else None,
-                before=int(cursor) if cursor else None,
             )
-            found = await self._log.find(app.id, query, _PAGE)
-            context["calls"] = found.calls
-            if found.next is not None:
-                more = {**wanted, "within": within, "cursor": str(found.next)}
-                context["older"] = (
-                    f"{visit.request.path}?{urlencode({name: value for name, value in more.items() if value})}"
-                )
+            try:
+                found = await self._log.find(app.id, query, _PAGE, cursor)
+            except ValueError:
+                form.fault("", "This page doesn't exist. Search again.")
+            else:
+                context["calls"], context["missing"] = found.calls, found.missing
+                if found.next is not None:
+                    more = {**wanted, "within": within, "cursor": found.next}
+                    context["older"] = (
+                        f"{visit.request.path}?{urlencode({name: value for name, value in more.items() if value})}"
+                    )
         return visit.page(
             "trace_search.html",
             status=200 if form.good else 422,
@@ -115,7 +117,7 @@ class TracePages:
         found = await self._log.trace(app.id, trace_id) if self._log is not None else None
         if found is None:
             raise ApiError("not_found", "The event log has no request of this app with this trace id.")
-        call, spans = found
+        call, spans, missing = found
         deliveries = [span.detail for span in spans if span.stage == "webhook"]
         written = sum(span.detail.get("sockets", 0) for span in spans if span.stage == "written")
         return visit.page(
@@ -126,6 +128,7 @@ class TracePages:
             written=written,
             workers=len({span.detail.get("worker") for span in spans if span.stage == "received"}),
             deliveries=deliveries,
+            missing=missing,
             search=f"{HOME}/apps/{app.id}/trace",
         )
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from redpoll.control.context import CommandError, Context
+from redpoll.command_socket import CommandError
+from redpoll.control.context import Context
 from redpoll.store.deliveries import Delivery
 from redpoll.store.webhooks import Endpoint
 

@@ -17,15 +17,19 @@ import hiredis
 import msgspec
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.cluster.link import LinkDown
-from redpoll.cluster.outbox import Drained, Transition
+from redpoll.cluster.outbox import Drained, Subject, Transition
+from redpoll.control.webhooks.announced import READ_BACK_S, Announced, Restating
 from redpoll.control.webhooks.endpoints import wants
 from redpoll.control.webhooks.payloads import render
 from redpoll.store import deliveries as delivery_rows
+from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.deliveries import Waiting
 from redpoll.store.leadership import Changes
 from redpoll.store.sqlite import reason_of
+from redpoll.store.store import versions
 from redpoll.store.webhooks import Endpoint
 
 __all__ = ["Intake", "Rows", "delivery_id"]
@@ -47,7 +51,7 @@ def delivery_id(shard: int, stamp: int, endpoint_id: str) -> str:
     return str(uuid5(_NAMESPACE, f"{shard}:{stamp}:{endpoint_id}"))
 
 
-class Rows(Protocol):
+class Rows(Restating, Protocol):
     """The part of cluster.outbox.Outbox that intake uses."""
 
     errors: int
@@ -59,12 +63,18 @@ class Rows(Protocol):
     def committed(self, rows: Iterable[Transition]) -> None: ...
 
 
+class _Outdated(Exception):
+    """The store has newer records than this process. It reads them within half a second; the rows wait."""
+
+
 class Intake:
     """Drains the outbox every 100 ms, or every second while `any_enabled()` is false and the outbox is empty.
 
     `endpoints_of(app_id)` returns an app's endpoints. `on_new(deliveries)` is called after each commit, and
-    `on_traced(transition, delivery id, endpoint id)` for each new delivery of a traced client event. `taken_total`
-    counts transitions whose deliveries are in the store, `unreadable_total` rows for which no body could be rendered.
+    `on_traced(transition, delivery id, endpoint id)` for each new delivery of a traced client event. `announced` keeps
+    endpoints from repeats after Redis lost writes. `known_version()` is the version of the records that `endpoints_of`
+    answers from; None if no other server changes the store. `taken_total` counts transitions whose deliveries are in
+    the store, `unreadable_total` rows for which no body could be rendered.
     """
 
     def __init__(
@@ -75,7 +85,9 @@ class Intake:
         any_enabled: Callable[[], bool],
         on_new: Callable[[Sequence[Waiting]], None],
         on_traced: Callable[[Transition, str, str], None],
+        announced: Announced,
         clock: Callable[[], float] = time.time,
+        known_version: Callable[[], int] | None = None,
     ) -> None:
         self.taken_total = 0
         self.unreadable_total = 0
@@ -85,13 +97,18 @@ class Intake:
         self._any_enabled = any_enabled
         self._on_new = on_new
         self._on_traced = on_traced
+        self._announced = announced
         self._clock = clock
+        self._known_version = known_version
         # All rows that an earlier process committed, but Redis may still have, have been read again.
         self._caught_up = False
         self._reached_end = False
         # When the oldest committed rows were committed that Redis may still have.
         self._undeleted_since: float | None = None
-        self._store_failing = False
+        # Why the store can't be written; empty if it can.
+        self._store_error = ""
+        # Endpoints that we know and the store doesn't.
+        self._missing: set[str] = set()
         # The last drain found neither rows nor delayed leaves.
         self._outbox_empty = False
         # When to drain next while idle, on the loop's clock.
@@ -126,19 +143,26 @@ class Intake:
                 self._undeleted_since = None
                 self._caught_up = self._caught_up or self._reached_end
             self._reached_end = False
+            if self._announced.is_due():
+                await self._read_announced()
             if drained.rows:
                 await self._take(drained.rows)
             self._reached_end = all_answered and not drained.more
             self._outbox_empty = self._reached_end and not (drained.rows or self._outbox.waiting or self._outbox.leaves)
+            await self._announced.compare()
         except (LinkDown, hiredis.ReplyError, TimeoutError) as error:
             log.debug("outbox not drained", reason=str(error))
             return DRAIN_EVERY_S
+        except _Outdated:
+            log.debug("outbox not taken, the records are read first")
+            return DRAIN_EVERY_S
         except SQLAlchemyError as error:
-            if not self._store_failing:
-                log.error("webhook deliveries not written, they wait in Redis", reason=reason_of(error))
-            self._store_failing = True
+            if reason_of(error) != self._store_error:
+                self._store_error = reason_of(error)
+                log.error("webhook deliveries not written, they wait in Redis", reason=self._store_error)
+            self._announced.begin_again()
             return _RETRY_AFTER_S
-        self._store_failing = False
+        self._store_error = ""
         return 0.0 if drained.more else DRAIN_EVERY_S
 
     def forgotten_before(self) -> float:
@@ -150,11 +174,23 @@ class Intake:
 
     async def _take(self, rows: Sequence[Transition]) -> None:
         now_s = self._clock()
+        known_version = None if self._known_version is None else self._known_version()
         new = [(row, delivery) for row in rows for delivery in self._deliveries(row, now_s)]
         written: list[Waiting] = []
-        if new:
-            async with self._store.change() as connection:
-                written = await delivery_rows.add(connection, [delivery for _, delivery in new])
+        states: dict[tuple[str, Subject], bool] = {}
+        # Also without deliveries: the transaction checks that this node still leads. A former leader may not know the
+        # endpoints of these rows, and must not let Redis delete them.
+        async with self._store.change() as connection:
+            if known_version is not None and known_version != (await versions(connection)).records:
+                # Another server may have created an endpoint whose first rows these are.
+                raise _Outdated
+            if new:
+                if self._announced.active:
+                    known = await delivery_rows.known(connection, [delivery["id"] for _, delivery in new])
+                    new, states = self._announced.without_repeats(new, known)
+                deliveries = await self._with_endpoint(connection, [delivery for _, delivery in new])
+                written = await delivery_rows.add(connection, deliveries)
+        self._announced.stored(states)
         if self._undeleted_since is None:
             self._undeleted_since = now_s
         self._outbox.committed(rows)
@@ -165,6 +201,24 @@ class Intake:
             for row, delivery in new:
                 if row.trace is not None and delivery["id"] in written_ids:
                     self._on_traced(row, delivery["id"], delivery["endpoint_id"])
+
+    async def _read_announced(self) -> None:
+        connects = self._outbox.connects
+        async with self._store.reading() as connection:
+            deliveries = await delivery_rows.since(connection, self._clock() - READ_BACK_S)
+        self._announced.begin(connects, deliveries)
+
+    async def _with_endpoint(
+        self, connection: AsyncConnection, deliveries: Sequence[dict[str, Any]]
+    ) -> Sequence[dict[str, Any]]:
+        # Without those for endpoints that another node just deleted, or that a failover of the database lost. They
+        # must not block the others.
+        ids = {delivery["endpoint_id"] for delivery in deliveries}
+        missing = ids - await endpoint_rows.existing(connection, ids)
+        for endpoint_id in missing - self._missing:
+            log.warning("webhook endpoint is not in the record store, it gets no deliveries", endpoint=endpoint_id)
+        self._missing = (self._missing - ids) | missing
+        return [delivery for delivery in deliveries if delivery["endpoint_id"] not in missing]
 
     def _deliveries(self, row: Transition, now_s: float) -> list[dict[str, Any]]:
         deliveries: list[dict[str, Any]] = []

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from redpoll.control.spans import Attempted, Spans
 from redpoll.control.webhooks.endpoint_queue import ChangesDuringRead, EndpointQueue
 from redpoll.control.webhooks.outcomes import Attempt
 from redpoll.control.webhooks.payloads import headers
@@ -73,6 +74,7 @@ class Schedule:
     """Call `run()`, cancel it, then call `finish()`.
 
     `retry_after_s` are the pauses after failed attempts, in seconds. `signing_key(app_id)` returns the app's key.
+    `spans`: None unless OpenTelemetry is on.
     `clock()` returns Unix seconds, `steady()` seconds of a clock that is never set, by which pauses are measured.
     `attempts` counts attempts by outcome, `failed_total` deliveries that became dead letters.
     """
@@ -86,6 +88,7 @@ class Schedule:
         signing_key: Callable[[str], Key | None],
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
+        spans: Spans | None = None,
     ) -> None:
         self.attempts: Counter[str] = Counter()
         # By app id: successful and failed attempts.
@@ -96,6 +99,7 @@ class Schedule:
         self._sender = sender
         self._retry_after_s = tuple(retry_after_s)
         self._signing_key = signing_key
+        self._spans = spans
         self._clock = clock
         self._steady = steady
         # The clock minus the steady one at their last comparison, and whether the store's times agree with it.
@@ -355,16 +359,40 @@ class Schedule:
             previous_secret=endpoint.previous_secret if begun_s < endpoint.previous_until else "",
             key=self._signing_key(endpoint.app_id),
         )
+        attempted = None
+        if self._spans is not None:
+            attempted = self._spans.begin_attempt(item.trace)
+            signed["traceparent"] = attempted.traceparent
         try:
             # If this is cancelled, its outcome is unknown, and the next process repeats it.
             attempt = await self._sender.attempt(Target(endpoint.url, endpoint.pin), item.body, signed)
         finally:
             queue.running -= 1
             queue.ready.done(item)
+        if attempted is not None:
+            self._note_span(attempted, endpoint, item, begun_s, attempt)
         self._record(queue, endpoint, item, begun_s, attempt)
         self._start_attempts(queue)
         if queue.more_in_store and len(queue.ready) < _REFILL_BELOW:
             self._wake.set()
+
+    def _note_span(
+        self, attempted: Attempted, endpoint: Endpoint, item: Waiting, begun_s: float, attempt: Attempt
+    ) -> None:
+        assert self._spans is not None
+        self._spans.ended_attempt(
+            attempted,
+            int(begun_s * 1_000_000),
+            attempt.duration_ms,
+            attempt.status,
+            "" if attempt.ok else attempt.reason,
+            app=endpoint.app_id,
+            event=item.event,
+            channel=item.channel,
+            endpoint=endpoint.id,
+            delivery=item.id,
+            attempt=item.attempts + 1,
+        )
 
     def _record(
         self, queue: EndpointQueue, endpoint: Endpoint, item: Waiting, begun_s: float, attempt: Attempt

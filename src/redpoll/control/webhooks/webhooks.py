@@ -22,6 +22,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.outbox import Transition
 from redpoll.control.records import RecordError, Records
+from redpoll.control.spans import Spans
+from redpoll.control.webhooks.announced import Announced
 from redpoll.control.webhooks.deadletters import DeadLetters
 from redpoll.control.webhooks.endpoints import ALL, Endpoints
 from redpoll.control.webhooks.intake import Intake, Rows
@@ -102,9 +104,10 @@ class Webhooks:
         outbox: Rows,
         on_traced: Callable[[Transition, str, str], None],
         store: Changes | None = None,
+        spans: Spans | None = None,
     ) -> None:
-        """Starts to read the outbox and to send. `on_traced`: see Intake. `store` is used for what only the leader may
-        change. Raises RecordError for unusable settings."""
+        """Starts to read the outbox and to send. `on_traced`: see Intake, `spans`: see Schedule. `store` is used for
+        what only the leader may change. Raises RecordError for unusable settings."""
         self._leader_store = store = store or self._store
         sender = self._get_sender()
         self._schedule = Schedule(
@@ -115,6 +118,7 @@ class Webhooks:
             self._signing_key,
             self._clock,
             self._steady,
+            spans,
         )
         self._intake = Intake(
             outbox,
@@ -123,7 +127,9 @@ class Webhooks:
             self.endpoints.any_enabled,
             self._schedule.add,
             on_traced,
+            Announced(outbox, self.endpoints.known),
             self._clock,
+            (lambda: self._records.known_version) if self._store.shared else None,
         )
         loop = asyncio.get_running_loop()
         self._tasks = [

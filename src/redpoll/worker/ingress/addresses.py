@@ -16,31 +16,32 @@ from typing import Final
 
 from redpoll.proxies import TrustedProxies, network_of, plain_address
 
-__all__ = ["Addresses"]
+__all__ = ["SLOTS", "Addresses"]
 
-_SLOTS: Final = 65_536
+SLOTS: Final = 65_536
 
 
 class Addresses:
-    """`enter` counts a connection and `leave` takes it out. `limit` 0: nothing is counted. `refused` counts those
-    beyond the limit."""
+    """`enter` counts a connection and `leave` takes it out. `limit` 0: there is no limit. `on`: connections get a slot,
+    which other limits by address use too. `refused` counts those beyond the limit."""
 
     def __init__(self, limit: int, trusted: TrustedProxies) -> None:
         self.limit = limit
+        self.on = bool(limit)
         self.refused = 0
         self._trusted = trusted
-        self._counts = array("I", bytes(4 * _SLOTS))
+        self._counts = array("I", bytes(4 * SLOTS))
 
     def enter(self, peer: str, headers: Mapping[bytes, bytes], *, named: bool) -> int | None:
         """The slot in which a connection from `peer` is counted, 0 if it isn't; None if its address has `limit`
         connections. `named`: a trusted proxy named `peer` in a PROXY header. Names of `headers` are in lower case."""
-        if not self.limit:
+        if not self.on:
             return 0
         address = self._client_of(peer, headers, named)
         if address is None:
             return 0
-        slot = hash(network_of(address)) % (_SLOTS - 1) + 1
-        if self._counts[slot] >= self.limit:
+        slot = hash(network_of(address)) % (SLOTS - 1) + 1
+        if self.limit and self._counts[slot] >= self.limit:
             self.refused += 1
             return None
         self._counts[slot] += 1

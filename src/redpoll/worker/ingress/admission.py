@@ -39,15 +39,16 @@ class Admission:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def ask(self, connection: Connection, app: App, on_answer: OnAnswer) -> None:
-        """Count the connection. `on_answer` is called once: within this call if the app has no limit, else later. It
-        isn't called if the connection is withdrawn first.
+    def admits_at_once(self, app: App) -> bool:
+        """Count a connection of an app without a limit. False: `ask` for its place.
 
         The connection counts until its session closes (`Hub.closed`) or until `give_back`.
         """
-        if self.registry.admit_at_once(app):
-            on_answer(None)
-            return
+        return self.registry.admit_at_once(app)
+
+    def ask(self, connection: Connection, app: App, on_answer: OnAnswer) -> None:
+        """Count a connection of an app with a limit, as `admits_at_once` does. `on_answer` is called once, in this call
+        or later. It isn't called if the connection is withdrawn first."""
         ticket = Ticket(owner=connection)
         self._waiting[connection] = (ticket, on_answer)
         self.registry.admit(app, ticket)

@@ -11,8 +11,8 @@ import secrets
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from types import MappingProxyType
-from typing import NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from redpoll import _engine, _frame
 from redpoll._fanout import Flusher
@@ -83,8 +83,10 @@ class Gate:
         self._max_connections = max_connections
         self._trusted = TrustedProxies(settings.trusted_proxies)
         self.addresses = Addresses(settings.max_connections_per_address, self._trusted)
+        self._limit_addresses(settings)
         self.http = HttpRequests(settings, janitor, hub.drain_signal, requests_path, max(1, max_connections // 2))
         self.http_connections: Mapping[Connection, HttpReader] = self.http.connections
+        self.debugging = hub.debugging
         self.refusals = Refusals()
         self._limits = self._limits_of(settings, self.refusals)
         self._arrivals = ClientLibraries()
@@ -99,8 +101,14 @@ class Gate:
         """Limits of a connection count for those that come from now on."""
         self.settings = settings
         self.max_message_bytes = settings.max_message_bytes
-        self.addresses.limit = settings.max_connections_per_address
+        self._limit_addresses(settings)
         self._limits = self._limits_of(settings, self.refusals)
+
+    def _limit_addresses(self, settings: Settings) -> None:
+        per_s = settings.subscribes_per_second_per_address
+        self.addresses.limit = settings.max_connections_per_address
+        self.addresses.on = bool(self.addresses.limit or per_s)
+        self.hub.subscribe_rates.per_s = per_s
 
     @staticmethod
     def _limits_of(settings: Settings, refusals: Refusals) -> Limits:
@@ -198,7 +206,7 @@ class Gate:
             self._answer(connection, 503, "unavailable", text, "Retry-After: 1\r\n")
             return
         upgrade = _read(request)
-        if not connection.address_slot and self.addresses.limit:
+        if not connection.address_slot and self.addresses.on:
             slot = self.addresses.enter(
                 self._introduction(connection)[0][0],
                 request.headers,
@@ -216,7 +224,11 @@ class Gate:
             return
         # The head's deadline is met. Redis may take a while; in apps without a limit the answer comes at once.
         self.janitor.departed(connection)
-        self.hub.admission.ask(connection, outcome, partial(self._place_found, connection, upgrade, outcome))
+        admission = self.hub.admission
+        if admission.admits_at_once(outcome):
+            self._settle(connection, upgrade, outcome)
+        else:
+            admission.ask(connection, outcome, partial(self._place_found, connection, upgrade, outcome))
 
     def _check(self, connection: Connection, upgrade: _Upgrade) -> App | handshake.Refusal:
         return handshake.check(
@@ -243,9 +255,15 @@ class Gate:
         if isinstance(outcome, handshake.Refusal):
             self.upgrades_refused_total += 1
             connection.shut(outcome.code, outcome.message)
+            if self.debugging.any:
+                self.debugging.refused(self._app_named(upgrade.path), outcome, **self._described(connection, upgrade))
             return
         connection.set_sid(*self._new_sid())
         connection.arrival = self._arrivals.note(upgrade.query)
+        client = self._forwarded_client(connection, upgrade.request)
+        if client:
+            connection.arrival = connection.arrival._replace(address=client)
+            _engine.untrack(connection.arrival)
         recovers = handshake.recovers(upgrade.query)
         channels: SmallMap[Subscription] = SmallMap()
         app = self.hub.everyone.current(outcome)
@@ -254,6 +272,8 @@ class Gate:
         connection.session = session
         self.hub.everyone.add(connection)
         self.janitor.opened(connection)
+        if self.debugging.any:
+            self.debugging.opened(connection, **self._described(connection, upgrade))
         timeout_s = self.settings.activity_timeout_s
         connection.send(_frame.text(frames.connection_established(session.socket_id, timeout_s, recovers)))
 
@@ -269,6 +289,23 @@ class Gate:
 
     # -- helpers -------------------------------------------------------------------------------------------
 
+    def _app_named(self, path: str) -> App | None:
+        """The app of a path that ends in /app/KEY."""
+        return self._directory.find(unquote(path.rstrip("/").rpartition("/")[2]))
+
+    def _described(self, connection: Connection, upgrade: _Upgrade) -> dict[str, Any]:
+        """A client and its request, for debugging."""
+        (peer, _), _ = self._introduction(connection)
+        names = ("origin", "user-agent", "host", "x-forwarded-for", "x-forwarded-proto")
+        headers = {name: _text(upgrade.request.headers.get(name.encode())) for name in names}
+        return {
+            "address": self._forwarded_client(connection, upgrade.request) or peer,
+            "path": upgrade.path,
+            "query": dict(upgrade.query),
+            "secure": self._is_secure(connection, upgrade.request),
+            "headers": {name: value for name, value in headers.items() if value is not None},
+        }
+
     def _introduction(self, connection: Connection) -> tuple[tuple[str, int], bool]:
         """The peer's address and whether it used TLS, from the PROXY header or TLS port if there was one."""
         if isinstance(connection, Introduced):
@@ -282,6 +319,15 @@ class Gate:
             return isinstance(connection, Introduced) and connection.secure
         peer, secure = self._introduction(connection)
         return self._trusted.is_secure(peer[0], _text(forwarded), secure)
+
+    def _forwarded_client(self, connection: Connection, request: _engine.Head) -> str:
+        """The client's address if a trusted proxy named it in a header, else ""."""
+        forwarded = request.headers.get(b"x-forwarded-for") if self._trusted else None
+        if forwarded is None:
+            return ""
+        (peer, _), _ = self._introduction(connection)
+        client = self._trusted.client_of(peer, [forwarded.decode("latin-1")])
+        return client if client != peer else ""
 
     def _answer(self, connection: Connection, status: int, code: str, text: str, extra_headers: str = "") -> None:
         """Send a last HTTP response and close the connection."""

@@ -1,0 +1,38 @@
+{{- define "redpoll.name" -}}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 52 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "redpoll.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "redpoll.labels" -}}
+{{ include "redpoll.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{/* "true" if the pods form a cluster, else empty. */}}
+{{- define "redpoll.cluster" -}}
+{{- if kindIs "bool" .Values.cluster }}{{ if .Values.cluster }}true{{ end }}{{ else if .Values.redis.url }}true{{ end }}
+{{- end }}
+
+{{/* "true" if there may be more than one pod, else empty. */}}
+{{- define "redpoll.several" -}}
+{{- if include "redpoll.cluster" . }}{{ if or .Values.autoscaling.enabled (gt (int .Values.replicas) 1) }}true{{ end }}{{ end }}
+{{- end }}
+
+{{/* Environment variables, base64-encoded, of the settings that are secret. */}}
+{{- define "redpoll.secrets" -}}
+{{- range $name, $value := .Values.secretSettings }}
+{{ printf "REDPOLL_%s" (upper $name) }}: {{ $value | toString | b64enc | quote }}
+{{- end }}
+{{- with .Values.redis.url }}
+REDPOLL_REDIS_URL: {{ . | b64enc | quote }}
+{{- end }}
+{{- with .Values.database.url }}
+REDPOLL_DATABASE_URL: {{ . | b64enc | quote }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,306 @@
+"""One TCP or Unix connection to Redis: turns bytes into replies and pushes, and commands into bytes.
+
+Commands are queued and written once per loop tick. Replies and pushes are handed out in the order in which Redis made
+them, in slices, so that the other work of the loop isn't delayed. A connection that has broken is never used again;
+link.py opens the next one.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from time import monotonic
+from typing import Any, Final, Protocol, cast
+
+import hiredis
+
+__all__ = ["Done", "LinkDown", "Owner", "RedisConnection", "Topics", "settle"]
+
+# Takes a reply, a hiredis.ReplyError or a LinkDown.
+Done = Callable[[Any], None]
+
+# hiredis moves the rest of its buffer for each KiB that it has parsed, so bigger reads gain nothing: between 16 and
+# 256 KiB, smaller was faster, by at most a tenth (bench/bus.py).
+_READ_BYTES: Final = 32 * 1024
+_MAX_PARSER_BYTES: Final = 1024 * 1024
+
+# How long one pass of the loop may hand out replies and pushes; clients are served before the rest. The clock is read
+# once in so many of them.
+_SLICE_S: Final = 0.002
+_ITEMS_PER_LOOK: Final = 16
+
+_MAX_UNANSWERED: Final = 50_000
+_MAX_UNANSWERED_BYTES: Final = 64 * 1024 * 1024
+
+# Answers of a server that can't serve us now. They count as a broken connection.
+_UNAVAILABLE: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN")
+
+_NOTHING: Final = object()
+
+
+class LinkDown(Exception):
+    """A call ended without an answer. `sent` False: Redis did not carry it out. True: it may have."""
+
+    def __init__(self, sent: bool) -> None:
+        super().__init__(sent)
+        self.sent = sent
+
+    def __str__(self) -> str:
+        return "the connection to Redis broke before the answer" if self.sent else "Redis is not connected"
+
+
+def _ignore(reply: Any) -> None:
+    pass
+
+
+def settle(future: "asyncio.Future[Any]", reply: Any) -> None:
+    """`done` of a call that a coroutine awaits: its future gets the reply or the error."""
+    if future.done():
+        return
+    if isinstance(reply, Exception):
+        future.set_exception(reply)
+    else:
+        future.set_result(reply)
+
+
+class Topics:
+    """The entry of a SUBSCRIBE or UNSUBSCRIBE among the awaited answers. It ends with the last of `left` pushes, or
+    with one error, which is a reply."""
+
+    __slots__ = ("done", "kind", "left", "topics")
+
+    def __init__(self, kind: bytes, topics: Sequence[bytes], done: Done) -> None:
+        self.kind = kind
+        self.topics = topics
+        self.left = len(topics)
+        self.done = done
+
+    def is_confirmed_by(self, kind: bytes, topic: bytes) -> bool:
+        return kind == self.kind and topic in self.topics
+
+    def __call__(self, reply: Any) -> None:
+        self.done(reply)
+
+
+class Owner(Protocol):
+    """What a connection needs of the link that it belongs to.
+
+    `on_push(topic, payload)` is called for each message, `on_handed_out()` after each run of replies and messages,
+    `on_moved()` when another master has a slot of ours (`sharded` connections only). `errors` counts error replies.
+    """
+
+    on_push: Callable[[bytes, bytes], None]
+    on_handed_out: Callable[[], None]
+    on_moved: Callable[[], None]
+    sharded: bool
+    errors: int
+
+    def report(self, error: Exception) -> None:
+        """A handler raised."""
+
+    def connection_lost(self, connection: "RedisConnection", reason: str) -> None:
+        """Called once, before the unanswered calls end with LinkDown."""
+
+
+class RedisConnection(asyncio.BufferedProtocol):
+    """One TCP or Unix connection: parses bytes into replies and pushes, packs commands into bytes."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.pending: deque[Done] = deque()
+        self.lost = False
+        self.lost_reason = ""
+        self.queued = 0
+        self.queued_bytes = 0
+        self.answered_bytes = 0
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._out: list[bytes] = []
+        # (commands queued, bytes queued) at each write; they tell how many of the bytes are answered.
+        self._marks: deque[tuple[int, int]] = deque()
+        self._buffer = bytearray(_READ_BYTES)
+        reader = hiredis.Reader(notEnoughData=_NOTHING)
+        reader.setmaxbuf(_MAX_PARSER_BYTES)
+        self._feed = reader.feed
+        self._gets = reader.gets
+        self._transport: asyncio.Transport | None = None
+        # More was read than one slice could hand out, and nothing is read meanwhile.
+        self._behind = False
+
+    @property
+    def congested(self) -> bool:
+        """More is unanswered than a healthy Redis leaves."""
+        unanswered_bytes = self.queued_bytes - self.answered_bytes
+        return len(self.pending) > _MAX_UNANSWERED or unanswered_bytes > _MAX_UNANSWERED_BYTES
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are not subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lose(str(exc) if exc else "closed by Redis")
+
+    def send(self, command: bytes, done: Done) -> None:
+        if not self._out:
+            self._loop.call_soon(self.flush)
+        self._out.append(command)
+        self.pending.append(done)
+
+    def flush(self) -> None:
+        if self._out and not self.lost:
+            self._write(b"".join(self._out), len(self._out))
+        self._out.clear()
+
+    def send_many(self, commands: bytes, count: int, done: Done) -> None:
+        """Writes `count` commands at once, after those that wait."""
+        self.flush()
+        self.pending.extend(repeat(done, count))
+        self._write(commands, count)
+
+    def _write(self, commands: bytes, count: int) -> None:
+        assert self._transport is not None
+        self.queued += count
+        self.queued_bytes += len(commands)
+        self._marks.append((self.queued, self.queued_bytes))
+        self._transport.write(commands)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.lost:
+            return
+        # hiredis' stubs say bytes; it takes any buffer.
+        self._feed(cast(bytes, self._buffer), 0, nbytes)
+        if not self._behind:
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        # Everything that was read, or a slice of it.
+        if self.lost:
+            return
+        self._hand_out_slice()
+        try:
+            self._owner.on_handed_out()
+        except Exception as error:
+            # It must not end the connection, as no handler may.
+            self._owner.report(error)
+
+    def _hand_out_slice(self) -> None:
+        until = monotonic() + _SLICE_S
+        while True:
+            try:
+                behind = self._take(until)
+                break
+            except hiredis.ProtocolError as error:
+                self.lose(f"not RESP: {error}")
+                return
+            except Exception as error:
+                # An exception in one handler must not stop the others.
+                self._owner.report(error)
+        if self.lost or self._transport is None:
+            return
+        if behind:
+            self._transport.pause_reading()
+            self._loop.call_soon(self._hand_out)
+        elif self._behind:
+            self._transport.resume_reading()
+        self._behind = behind
+
+    def _take(self, until: float) -> bool:
+        # True: the time was over before the items were.
+        gets = self._gets
+        on_push = self._owner.on_push
+        pending = self.pending
+        left = _ITEMS_PER_LOOK
+        behind = False
+        while True:
+            item = gets()
+            if type(item) is hiredis.PushNotification:
+                kind = item[0]
+                if kind == b"message" or kind == b"smessage":
+                    on_push(item[1], item[2])
+                else:
+                    self._confirmed(kind, item[1])
+            elif item is _NOTHING:
+                break
+            elif type(item) is hiredis.ReplyError or not pending:
+                self._failed(item)
+            else:
+                pending.popleft()(item)
+            if self.lost:
+                return False
+            left -= 1
+            if left == 0:
+                left = _ITEMS_PER_LOOK
+                if monotonic() > until:
+                    behind = True
+                    break
+        answered = self.queued - len(self.pending)
+        while self._marks and self._marks[0][0] <= answered:
+            self.answered_bytes = self._marks.popleft()[1]
+        return behind
+
+    def _failed(self, reply: Any) -> None:
+        """An error reply, or a reply without a command."""
+        if not self.pending:
+            self.lose("an answer without a command")
+            return
+        done = self.pending.popleft()
+        self._owner.errors += 1
+        if self._owner.sharded and str(reply).startswith("MOVED"):
+            done(LinkDown(sent=False))
+            self._owner.on_moved()
+        elif str(reply).startswith(_UNAVAILABLE):
+            done(LinkDown(sent=False))
+            self.lose(str(reply))
+        else:
+            done(reply)
+
+    def _confirmed(self, kind: bytes, topic: bytes) -> None:
+        if not kind.endswith(b"subscribe"):
+            return
+        entry = self.pending[0] if self.pending else None
+        if kind == b"sunsubscribe" and not (type(entry) is Topics and entry.is_confirmed_by(kind, topic)):
+            # We didn't ask for it: the slot is another master's now.
+            self._owner.on_moved()
+            return
+        if type(entry) is not Topics:
+            self.lose("an unexpected change of a subscription")
+            return
+        entry.left -= 1
+        if entry.left == 0:
+            self.pending.popleft()
+            entry.done(None)
+
+    def abandon(self) -> None:
+        """Every awaited call ends with LinkDown now, and the connection goes on. What is answered later is ignored."""
+        pending = self.pending
+        sent = len(pending) - len(self._out)
+        waiting = list(pending)
+        for at, entry in enumerate(waiting):
+            if type(entry) is Topics:
+                waiting[at], entry.done = entry.done, _ignore
+            else:
+                pending[at] = _ignore
+        for at, done in enumerate(waiting):
+            try:
+                done(LinkDown(sent=at < sent))
+            except Exception as error:
+                self._owner.report(error)
+
+    def lose(self, reason: str) -> None:
+        """Ends the connection, whatever its state. Every awaited call ends with LinkDown. Idempotent."""
+        if self.lost:
+            return
+        self.lost = True
+        self.lost_reason = reason
+        if self._transport is not None:
+            self._transport.abort()
+        self._owner.connection_lost(self, reason)
+        waiting, self.pending = self.pending, deque()
+        sent = len(waiting) - len(self._out)
+        for at, done in enumerate(waiting):
+            try:
+                done(LinkDown(sent=at < sent))
+            except Exception as error:
+                self._owner.report(error)

@@ -1,0 +1,48 @@
+"""A reverse proxy that breaks what people's proxies break: the Upgrade header, idle connections. Not a test."""
+
+import asyncio
+import contextlib
+
+
+class BrokenProxy:
+    """A reverse proxy for one server. It relays bytes and breaks what the test wants broken."""
+
+    def __init__(self, port: int, *, drops_upgrade: bool = False, idle_s: float | None = None, tls=None) -> None:
+        self.upstream_port = port
+        self.drops_upgrade = drops_upgrade
+        self.idle_s = idle_s
+        self.tls = tls
+        self.port = 0
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *error):
+        self._server.close()
+
+    async def _serve(self, reader, writer):
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            if self.drops_upgrade:
+                lines = head.split(b"\r\n")
+                hop_by_hop = (b"upgrade:", b"connection:")
+                head = b"\r\n".join(line for line in lines if not line.lower().startswith(hop_by_hop))
+            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.upstream_port)
+            up_writer.write(head)
+            ways = [asyncio.ensure_future(self._pump(*way)) for way in ((reader, up_writer), (up_reader, writer))]
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            for way in ways:
+                way.cancel()
+            up_writer.close()
+        except (asyncio.IncompleteReadError, OSError):
+            pass
+        finally:
+            writer.close()
+
+    async def _pump(self, reader, writer):
+        with contextlib.suppress(OSError, TimeoutError):
+            while data := await asyncio.wait_for(reader.read(65_536), self.idle_s):
+                writer.write(data)
+                await writer.drain()

@@ -1,0 +1,137 @@
+"""The short form of `hold`: the command, its reply, and that it does what the long form does."""
+
+import random
+
+import hiredis
+import pytest
+
+from redpoll.cluster.keys import Keys, shard
+from redpoll.cluster.membership.hold_call import CHANNEL, Flag, HoldCall, decode, encode
+from redpoll.cluster.membership.plain_hold import PlainHold, is_plain_call, plain_reply
+from redpoll.cluster.scripts import FENCE, FENCED, HOLD, HOLD_PLAIN, REGISTER, STALE
+
+WORKERS = ("0123456789ab.1.0", "0123456789ab.2.0", "0123456789ab.3.0")
+
+
+def call(flags="", base=0, joins=0):
+    return HoldCall(base, 0, flags, (), (), [object()] * joins, True, False)
+
+
+def packed(keys, w, gen, channel, base=0, joins=0, max_occupied=0, app_id="7"):
+    plain_hold = PlainHold(keys)
+    plain_hold.rename(w, gen)
+    return plain_hold.pack(app_id, channel, base, joins, max_occupied)
+
+
+def test_command_is_what_hiredis_packs():
+    keys = Keys("px")
+    for app_id, channel, base, joins, cap in (
+        ("7", "news", 0, 1, 31_250),
+        ("a-long-id", "prädikat", 511, 512, 0),
+        ("7", "x" * 200, 1_000_000, 256, 1),
+    ):
+        at = shard(app_id, channel)
+        names = (keys.worker(at, "W"), keys.occupied(at, app_id), keys.left(at), keys.counts(app_id, channel))
+        expected = hiredis.pack_command((*HOLD_PLAIN.command(names, ("W", 12, app_id, channel, base, joins, cap)),))
+        assert packed(keys, "W", 12, channel, base, joins, cap, app_id) == expected
+
+
+def test_packer_follows_the_name_and_the_connection_of_its_worker():
+    keys = Keys()
+    plain_hold = PlainHold(keys)
+    for w, gen in (("V", 1), ("V", 2), ("W", 2)):
+        plain_hold.rename(w, gen)
+        assert plain_hold.pack("7", "news", 0, 1, 0) == packed(keys, w, gen, "news", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "plain"),
+    [
+        ("c", "", True),
+        ("c", Flag.OCCUPIED_LIMIT, True),
+        ("c", Flag.OCCUPANCY_ROWS, False),
+        ("p", "", False),
+        ("q", "", False),
+    ],
+)
+def test_only_channels_without_anything_but_counts_have_the_short_form(kind, flags, plain):
+    assert is_plain_call(kind, call(flags)) is plain
+
+
+def test_reply_has_a_digit_for_each_join():
+    assert plain_reply(1, 1).accepted == b"1"
+    assert plain_reply(2, 3).accepted == b"222"
+    assert plain_reply(1, 0).accepted == b""
+
+
+async def send(link, command):
+    return await link.ask(*hiredis_arguments(command))
+
+
+def hiredis_arguments(command):
+    reader = hiredis.Reader()
+    reader.feed(command)
+    return reader.gets()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_short_and_long_form_leave_the_same_in_redis_and_answer_the_same(seed, link, keys):
+    """The same random calls of three workers, in turn under two prefixes."""
+    chance = random.Random(seed)
+    others = Keys("other")
+    channels = [f"news-{n}" for n in range(4)]
+    shards = {shard("7", channel) for channel in channels}
+    for each in (keys, others):
+        for at in shards:
+            for w in WORKERS:
+                await link.execute(REGISTER, (each.worker(at, w),), (1, 1))
+            # A leave that is held back for a webhook.
+            await link.ask(b"ZADD", each.left(at), *(word for channel in channels for word in (1, f"v:7:{channel}")))
+    attached = {}
+    for _ in range(400):
+        w, channel = chance.choice(WORKERS), chance.choice(channels)
+        base, joins = chance.randrange(attached.get((w, channel), 0) + 1), chance.choice((0, 0, 1, 3))
+        gen = chance.choice((1, 1, 1, 1, 1, 1, 1, 2))
+        cap = chance.choice((0, 1, 2))
+        flags = Flag.OCCUPIED_LIMIT if cap else ""
+        names, args = encode(
+            others, w, gen, "7", channel, CHANNEL, b"topic", call(flags, base, joins), max_occupied=cap
+        )
+        long = decode(flags, answer := await link.execute(HOLD, names, args))
+        short = await send(link, packed(keys, w, gen, channel, base, joins, cap))
+        if long is None:
+            assert short == answer == [STALE]
+        else:
+            assert plain_reply(short, joins).accepted == long.accepted
+            attached[w, channel] = base + long.accepted.count(b"1")
+        assert await dump(link, keys, shards, channels) == await dump(link, others, shards, channels)
+
+
+async def dump(link, keys, shards, channels):
+    found = []
+    for at in sorted(shards):
+        for w in WORKERS:
+            found.append(await link.ask(b"HGETALL", keys.worker(at, w)))
+        found.append(set(await link.ask(b"SMEMBERS", keys.occupied(at, "7"))))
+        found.append(await link.ask(b"ZRANGE", keys.left(at), 0, -1))
+    for channel in channels:
+        found.append(await link.ask(b"HGETALL", keys.counts("7", channel)))
+    return found
+
+
+async def test_worker_that_is_unknown_or_reaped_is_fenced(link, keys):
+    w, name = WORKERS[0], keys.worker(shard("7", "news"), WORKERS[0])
+    command = packed(keys, w, 1, "news", 0, 1)
+    assert await send(link, command) == [FENCED]
+    await link.execute(REGISTER, (name,), (1, 1))
+    assert await send(link, command) == 1
+    await link.execute(FENCE, (name,), ())
+    assert await send(link, command) == [FENCED]
+
+
+async def test_worker_loads_the_script_again_when_redis_has_forgotten_it(start_worker, wait_until, link, truth):
+    worker = await start_worker()
+    await worker.attach("before")
+    await link.ask(b"SCRIPT", b"FLUSH")
+    await worker.attach("after")
+    await truth.settled([worker])

@@ -1,0 +1,69 @@
+"""Messages that a worker sends to itself: what counts as missing, and what follows."""
+
+import asyncio
+
+import pytest
+
+from proxy import Proxy
+from redpoll.cluster.canary import Canary
+from redpoll.cluster.keys import Keys
+from redpoll.cluster.link import Link
+
+EVERY_S = 0.05
+
+
+@pytest.fixture
+async def proxied(redis):
+    """A canary on a link through a proxy that can leave out messages; `changes` are the values of `broken`."""
+    with Proxy(redis.path, splits_replies=True) as proxy:
+        link = Link(proxy.url, first_delay_s=0.01, max_delay_s=0.05)
+        canary = Canary(link, Keys("rp"), "0123456789ab", 1, EVERY_S)
+        link.on_up = canary.connected
+        link.on_down = lambda reason: canary.connection_lost()
+        link.on_push = canary.push
+        link.start()
+        yield proxy, link, canary
+        canary.close()
+        await link.close()
+
+
+async def test_lag_is_measured_and_nothing_is_missing(proxied, wait_until):
+    _, link, canary = proxied
+    await wait_until(lambda: canary._number >= 4)
+    assert 0 < canary.lag_s < 60
+    assert (canary.missed, canary.broken, link.reconnects) == (0, False, 0)
+
+
+async def test_connection_without_messages_is_replaced_and_reported_until_one_arrives(proxied, wait_until):
+    proxy, link, canary = proxied
+    changes = []
+    canary.on_change = changes.append
+    await wait_until(lambda: canary.lag_s)
+    proxy.swallow_messages()
+    await wait_until(lambda: link.reconnects >= 2)
+    assert (changes, canary.broken) == ([True], True)
+    assert canary.missed >= 6
+    proxy.deliver_messages()
+    await wait_until(lambda: not canary.broken)
+    assert changes == [True, False]
+    reconnects = link.reconnects
+    number = canary._number
+    await wait_until(lambda: canary._number >= number + 4)
+    assert link.reconnects == reconnects
+
+
+async def test_redis_that_is_slow_loses_no_canary(own_redis, wait_until):
+    link = Link(own_redis.url, first_delay_s=0.01, max_delay_s=0.05)
+    canary = Canary(link, Keys("rp"), "0123456789ab", 1, EVERY_S)
+    link.on_up = canary.connected
+    link.on_push = canary.push
+    link.start()
+    await wait_until(lambda: canary.lag_s)
+    own_redis.pause()
+    await asyncio.sleep(10 * EVERY_S)  # more than three intervals, not a wait
+    own_redis.resume()
+    number = canary._number
+    await wait_until(lambda: canary._number > number)
+    assert (canary.missed, link.reconnects) == (0, 0)
+    canary.close()
+    await link.close()

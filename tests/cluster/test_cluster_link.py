@@ -1,0 +1,188 @@
+"""The link to a real Redis Cluster: order, several masters, moved slots."""
+
+import asyncio
+
+import hiredis
+import pytest
+
+from proxy import Proxy
+from redpoll import _frame
+from redpoll.cluster.canary import Canary
+from redpoll.cluster.cluster_link import ClusterLink, open_link
+from redpoll.cluster.keys import SHARDS, Keys, shard
+from redpoll.cluster.link import Link, LinkDown
+from redpoll.cluster.scripts import REGISTER
+from sentinel import redis_cluster
+
+APP = "7"
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with redis_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def link(cluster):
+    link = open_link(cluster.url)
+    link.start()
+    await link.wait_up()
+    yield link
+    await link.close()
+
+
+def keys() -> Keys:
+    return Keys("rp", sharded=True)
+
+
+def channels(count: int) -> list[str]:
+    """Channels that are all in other shards."""
+    found: dict[int, str] = {}
+    number = 0
+    while len(found) < count:
+        found.setdefault(shard(APP, f"c{number}"), f"c{number}")
+        number += 1
+    return list(found.values())
+
+
+async def test_only_a_cluster_gets_this_link(cluster, redis):
+    assert type(open_link(cluster.url)) is ClusterLink
+    assert type(open_link(redis.url)) is Link
+
+
+async def test_commands_scripts_and_topics_reach_the_master_of_their_shard(link):
+    names, seen = keys(), []
+    link.on_push = lambda topic, payload: seen.append((topic, payload))
+    topics = [names.topic(APP, channel) for channel in channels(SHARDS)]
+    confirmed = asyncio.get_running_loop().create_future()
+    link.subscribe(topics, confirmed.set_result)
+    assert await confirmed is None
+    for at in range(SHARDS):
+        assert (await link.execute(REGISTER, (names.worker(at, "w"),), (1, 1)))[0] == b"OK"
+    for topic in topics:
+        assert await link.ask(b"SPUBLISH", topic, b"m") == 1
+    assert sorted(topic for topic, _ in seen) == sorted(topics)
+    assert await link.ask(b"MGET", names.stats("a"), names.stats("b")) == [None, None]
+    for at in range(SHARDS):
+        await link.ask(b"DEL", names.worker(at, "w"))
+
+
+async def test_packed_commands_go_to_several_masters_and_are_answered_in_order(link):
+    names = keys()
+    commands = [hiredis.pack_command((b"SET", names.cached(APP, channel), b"1")) for channel in channels(SHARDS)]
+    commands += [hiredis.pack_command((b"GET", names.cached(APP, channel))) for channel in channels(SHARDS)]
+    replies = []
+    link.call_many(b"".join(commands), len(commands), replies.append)
+    published = asyncio.get_running_loop().create_future()
+    packed = _frame.pack_publish(b"SPUBLISH", names.heads, APP, "a{b}", "e", "d", None, None, None)
+    link.call_packed(packed, published.set_result)
+    assert await published == 0
+    while len(replies) < len(commands):
+        await link.ask(b"PING")
+    assert replies == [b"OK"] * SHARDS + [b"1"] * SHARDS
+    asked = [(b"ECHO", b"x"), *((b"SET", names.cached(APP, name), name, b"GET") for name in channels(SHARDS))]
+    assert await link.ask_all(asked) == [b"x"] + [b"1"] * SHARDS
+    asked = [(b"GET", names.cached(APP, name)) for name in channels(SHARDS)]
+    assert await link.ask_all(asked) == [name.encode() for name in channels(SHARDS)]
+
+
+async def test_listeners_are_those_who_subscribed_last_at_every_master(link, cluster):
+    names = keys()
+    assert await link.subscribers(names.here) == [0] * SHARDS
+    other = open_link(cluster.url)
+    other.start()
+    await other.wait_up()
+    done = []
+    other.subscribe([names.topic(APP, channel) for channel in channels(SHARDS)], lambda _: done.append("topics"))
+    confirmed = asyncio.get_running_loop().create_future()
+    other.subscribe_last([names.sys, *names.here], lambda _: (done.append("last"), confirmed.set_result(None)))
+    await confirmed
+    assert done == ["topics", "last"]
+    assert await link.subscribers([names.sys, *names.here]) == [1] * (SHARDS + 1)
+    assert await link.subscribers([names.records, names.sys]) == [0, 1]
+    await other.close()
+
+
+async def test_moved_slot_takes_the_link_down_and_up_again_with_the_new_map(link, cluster, wait_until):
+    names = keys()
+    channel = channels(1)[0]
+    at = shard(APP, channel)
+    await link.ask(b"SET", names.cached(APP, channel), b"kept")
+    downs, outcomes = [], []
+    link.on_down = downs.append
+    await asyncio.to_thread(cluster.move_slot, slot_of(names.cached(APP, channel)))
+    await wait_until(lambda: downs and link.up)
+    assert await link.ask(b"GET", names.cached(APP, channel)) == b"kept"
+    # Calls without a connection end at once.
+    link.drop("for the test")
+    link.call(b"PING", done=outcomes.append)
+    link.call_packed(hiredis.pack_command((b"GET", names.clock(at))), outcomes.append)
+    link.subscribe([names.sys], outcomes.append)
+    link.run(REGISTER, (names.worker(at, "w"),), (1, 1), outcomes.append)
+    await wait_until(lambda: len(outcomes) == 4)
+    assert all(isinstance(outcome, LinkDown) and not outcome.sent for outcome in outcomes)
+    await link.wait_up()
+
+
+async def test_calls_that_meet_a_moving_slot_are_repeated_in_order(link, monkeypatch):
+    names = keys()
+    channel = channels(2)[1]
+    key = names.cached(APP, channel)
+    part, refusals, replies = link._of_shard[shard(APP, channel)], [3], []
+    call = part.call
+
+    def refusing(*command, done):
+        # As Redis does while the keys of a slot are in two nodes.
+        if refusals[0] and command[0] == b"APPEND":
+            refusals[0] -= 1
+            asyncio.get_running_loop().call_soon(done, hiredis.ReplyError("TRYAGAIN Multiple keys request"))
+        else:
+            call(*command, done=done)
+
+    monkeypatch.setattr(part, "call", refusing)
+    await link.ask(b"DEL", key)
+    for number in range(5):
+        link.call(b"APPEND", key, b"%d" % number, done=replies.append)
+        await asyncio.sleep(0)
+    await link.ask(b"GET", key)
+    while len(replies) < 5:
+        await link.ask(b"GET", key)
+    assert refusals == [0]
+    assert sorted(replies) == [1, 2, 3, 4, 5]
+    assert sorted(await link.ask(b"GET", key)) == sorted(b"01234")
+
+
+async def test_connection_to_one_master_that_delivers_no_messages_is_replaced(cluster, wait_until):
+    deaf = cluster.masters()[1]
+    reasons = []
+    with Proxy(("127.0.0.1", deaf.port), splits_replies=True) as proxy:
+        link = open_link(cluster.url)
+        url_of = link._map.url_of
+        link._map.url_of = lambda address: (
+            f"redis://127.0.0.1:{proxy.port}" if address[1] == deaf.port else url_of(address)
+        )
+        canary = Canary(link, keys(), "0123456789ab", 1, 0.05)
+
+        def down(reason):
+            reasons.append(reason)
+            canary.connection_lost()
+
+        link.on_up, link.on_down, link.on_push = canary.connected, down, canary.push
+        link.start()
+        await wait_until(lambda: canary.topics and all(path.arrived for path in canary.topics.values()))
+        assert len(canary.topics) == 3
+        assert canary.lag_s > 0
+        proxy.swallow_messages()
+        await wait_until(lambda: canary.broken and proxy.accepted > 1)
+        assert f"the master at 127.0.0.1:{deaf.port} is lost: 3 messages to ourselves did not arrive" in reasons[-1]
+        proxy.deliver_messages()
+        await wait_until(lambda: not canary.broken)
+        canary.close()
+        await link.close()
+
+
+def slot_of(key: bytes) -> int:
+    from binascii import crc_hqx
+
+    return crc_hqx(key[key.index(b"{") + 1 : key.index(b"}")], 0) % 16384

@@ -1,0 +1,124 @@
+"""Finding the master: real Sentinels, which replace a master that hangs."""
+
+import signal
+
+import pytest
+from redis.exceptions import ResponseError
+
+from redpoll.cluster.link import Link
+from redpoll.cluster.sentinels import Sentinels
+from redpoll.redis_url import RedisUrl
+from sentinel import sentinel_service
+
+
+@pytest.fixture(scope="module")
+def service():
+    with sentinel_service() as service:
+        yield service
+
+
+async def connected(service) -> Link:
+    link = Link(service.url, first_delay_s=0.01, max_delay_s=0.05)
+    link.start()
+    await link.wait_up()
+    return link
+
+
+async def test_replica_is_not_taken_for_the_master(service, wait_until, monkeypatch):
+    replica = service.nodes[1]
+    reasons = []
+    monkeypatch.setattr("redpoll.cluster.link.log.warning", lambda event, **fields: reasons.append(fields["reason"]))
+
+    async def stale(self):
+        return "127.0.0.1", replica.port
+
+    monkeypatch.setattr(Sentinels, "master", stale)
+    link = Link(service.url, first_delay_s=0.01, max_delay_s=0.05)
+    link.start()
+    await wait_until(lambda: reasons)
+    assert reasons[0] == "the Sentinels name a server that isn't a master"
+    assert not link.up
+    await link.close()
+
+
+async def test_unknown_service_is_named_and_credentials_are_not(service):
+    url = service.url.replace(f"/{service.NAME}", "/other")
+    sentinels = Sentinels(RedisUrl.parse(url))
+    with pytest.raises(OSError, match="no Sentinel knows the master of other") as raised:
+        await sentinels.master()
+    assert service.PASSWORD not in str(raised.value)
+    await sentinels.close()
+    wrong = Sentinels(RedisUrl.parse(service.url.replace(service.PASSWORD, "hunter2")))
+    with pytest.raises(OSError, match="invalid username-password pair") as raised:
+        await wrong.master()
+    assert "hunter2" not in str(raised.value)
+    await wrong.close()
+
+
+async def test_sentinel_that_missed_a_fail_over_is_not_believed(service):
+    sentinels = Sentinels(RedisUrl.parse(service.url))
+    await sentinels.master()
+    sentinels._epoch += 1
+    with pytest.raises(OSError, match="knows of the last fail-over"):
+        await sentinels.master()
+    await sentinels.close()
+
+
+class Promoting:
+    """A Sentinel that carries a fail-over out, and hasn't yet read the INFO of the replica that it promotes."""
+
+    def __init__(self, flags: str, replicas: list[list[str]] | ResponseError) -> None:
+        self.flags = flags
+        self.replicas = replicas
+
+    def pipeline(self, transaction: bool) -> "Promoting":
+        self.answers: list[object] = []
+        return self
+
+    def execute_command(self, *command: str) -> None:
+        master = ["name", "cache", "flags", self.flags, "config-epoch", "3"]
+        self.answers.append({"MASTER": master, "REPLICAS": self.replicas}.get(command[1], ["127.0.0.1", "1"]))
+
+    async def execute(self, raise_on_error: bool = True) -> list[object]:
+        answers, self.answers = self.answers, []
+        return answers
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def test_replica_that_is_promoted_is_taken_before_its_sentinel_names_it():
+    replicas = [
+        ["ip", "127.0.0.1", "port", "2", "flags", "slave"],
+        ["ip", "127.0.0.1", "port", "3", "flags", "slave,promoted"],
+    ]
+    failing_over = "master,s_down,o_down,failover_in_progress"
+    sentinels = Sentinels(RedisUrl.parse("redis+sentinel://127.0.0.1:26379/cache"))
+    other = Promoting("master,s_down", replicas)
+    sentinels._clients = [other, Promoting(failing_over, replicas)]
+    assert await sentinels.master() == ("127.0.0.1", 3)
+    # None is chosen yet.
+    sentinels._clients = [other, Promoting(failing_over, replicas[:1])]
+    assert await sentinels.master() == ("127.0.0.1", 1)
+    # The master is back while the promotion hangs.
+    sentinels._clients = [other, Promoting("master,failover_in_progress", replicas)]
+    assert await sentinels.master() == ("127.0.0.1", 1)
+    # The ACL doesn't allow SENTINEL REPLICAS.
+    sentinels._clients = [other, Promoting(failing_over, ResponseError("NOPERM"))]
+    assert await sentinels.master() == ("127.0.0.1", 1)
+    await sentinels.close()
+
+
+async def test_link_leaves_a_master_that_hangs_for_its_successor(service, wait_until):
+    first = service.master()
+    link = await connected(service)
+    await link.ask(b"SET", b"key", b"value")
+    await link.ask(b"WAIT", 1, 5000)
+    # Nothing closes the connection. The first master will come back as a replica, but only after some seconds.
+    first.signal(signal.SIGSTOP)
+    await wait_until(lambda: link.reconnects == 1 and link.up)
+    first.signal(signal.SIGCONT)
+    assert await link.ask(b"GET", b"key") == b"value"
+    assert await link.ask(b"SET", b"key", b"again") == b"OK"
+    assert link.reconnects == 1
+    await link.close()

@@ -1,0 +1,44 @@
+"""Which master has which shard, as the nodes of a real Cluster say."""
+
+import pytest
+
+from redpoll.cluster.keys import SHARDS
+from redpoll.cluster.slot_map import SlotMap
+from redpoll.redis_url import RedisUrl
+from sentinel import redis_cluster
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with redis_cluster() as cluster:
+        yield cluster
+
+
+async def test_map_names_the_master_of_each_shard(cluster):
+    slots = SlotMap(RedisUrl.parse(cluster.url))
+    masters = await slots.read()
+    assert len(masters) == SHARDS
+    # Shards are in the order of their slots, and the masters have equal shares.
+    assert sorted(masters.count(("127.0.0.1", node.port)) for node in cluster.nodes[:3]) == [21, 21, 22]
+    assert masters == tuple(sorted(masters, key=masters.index))
+    await slots.close()
+
+
+async def test_one_node_in_the_url_suffices_but_two_nodes_must_agree(cluster):
+    one = SlotMap(RedisUrl.parse(f"redis+cluster://127.0.0.1:{cluster.nodes[3].port}"))
+    assert len(await one.read()) == SHARDS
+    assert len(one._nodes) >= 4
+    await one.close()
+    alone = SlotMap(RedisUrl.parse(f"redis+cluster://127.0.0.1:{cluster.nodes[0].port},127.0.0.1:1"))
+    # The second host isn't a node of this cluster, so only one answers. Then the answer names the others.
+    with pytest.raises(OSError, match="agree"):
+        await alone.read()
+    assert len(await alone.read()) == SHARDS
+    await alone.close()
+
+
+def test_nodes_have_the_credentials_and_files_of_the_url():
+    slots = SlotMap(RedisUrl.parse("rediss+cluster://us%40r:p%3Aw@a,b?ssl_ca_certs=/ca.pem"))
+    node = RedisUrl.parse(slots.url_of(("::1", 7)))
+    assert (node.hosts, node.username, node.password) == ((("::1", 7),), "us@r", "p:w")
+    assert (node.tls, node.ca_file, node.cluster) == (True, "/ca.pem", False)

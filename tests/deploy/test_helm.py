@@ -1,0 +1,167 @@
+"""The Helm chart: Helm itself lints and renders it, and the objects agree with Kubernetes' schemas."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from redpoll import __version__
+from redpoll.setting_table import TABLE
+from redpoll.settings import Settings
+
+helm = pytest.importorskip("helm_python")
+kubernetes_validate = pytest.importorskip("kubernetes_validate")
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "deploy" / "helm" / "redpoll"
+# The oldest that Chart.yaml admits, and a recent one.
+VERSIONS = ("1.25.0", "1.34.0")
+STORES = {"redis": {"url": "redis://:secret@cache"}, "database": {"url": "postgresql://redpoll:secret@db/redpoll"}}
+EVERYTHING = {
+    **STORES,
+    "replicas": 3,
+    "settings": {"workers": 2, "trusted_proxies": ["10.0.0.0/8", "10.1.0.0/16"], "event_log_calls": 5_000_000},
+    "secretSettings": {"app_secret": "s"},
+    "existingSecret": "mine",
+    "ingress": {"enabled": True, "host": "ws.example.com", "tlsSecret": "ws-tls", "className": "nginx"},
+    "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "service": {"type": "LoadBalancer", "externalTrafficPolicy": "Local"},
+    "imagePullSecrets": [{"name": "registry"}],
+    "extraEnv": [{"name": "TZ", "value": "UTC"}],
+}
+
+
+def rendered(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The chart's objects by kind; the control port's Service is `Control`."""
+    with helm.Chart.load(str(CHART)) as chart:
+        chart.validate_schema(values)
+        texts = chart.render(values, name="demo", namespace="prod")
+    objects = {}
+    for path, text in texts.items():
+        if path.endswith(".yaml"):
+            for found in filter(None, yaml.safe_load_all(text)):
+                is_headless = found.get("spec", {}).get("clusterIP") == "None"
+                objects["Control" if is_headless else found["kind"]] = found
+    return objects
+
+
+def container_of(objects: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    (container,) = objects["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    return container
+
+
+def test_helm_finds_no_fault():
+    findings = helm.lint(str(CHART))
+    assert not findings["errors"]
+    assert [found["error"] for found in findings["messages"]] == ["icon is recommended"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"persistence": {"enabled": False}}, EVERYTHING, {**STORES, "autoscaling": {"enabled": True}}],
+    ids=["one pod", "no volume", "everything", "autoscaling"],
+)
+def test_kubernetes_accepts_the_objects(values, version):
+    for kind, found in rendered(values).items():
+        # The Prometheus operator defines it.
+        if kind != "ServiceMonitor":
+            kubernetes_validate.validate(found, version, strict=True)
+
+
+def test_one_pod_has_its_own_redis_and_neither_disruption_budget_nor_drain():
+    objects = rendered({})
+    assert not {"Secret", "PodDisruptionBudget", "HorizontalPodAutoscaler"} & set(objects)
+    assert container_of(objects)["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
+
+
+def test_values_of_the_page_are_accepted():
+    page = (ROOT / "deploy" / "docs" / "kubernetes.md").read_text()
+    values = yaml.safe_load(
+        re.search(r'^```yaml title="values-cluster.yaml"\n(.*?)^```$', page, re.DOTALL | re.MULTILINE)[1]
+    )
+    objects = rendered(values)
+    assert {"StatefulSet", "Ingress", "PodDisruptionBudget", "ServiceMonitor"} <= set(objects)
+    assert container_of(objects)["lifecycle"]["preStop"]["exec"]["command"][0] == "sh"
+
+
+def test_several_pods_drain_before_they_stop():
+    objects = rendered({**STORES, "replicas": 3, "drain": {"settleSeconds": 7, "seconds": 90, "graceSeconds": 20}})
+    (*_, script) = container_of(objects)["lifecycle"]["preStop"]["exec"]["command"]
+    assert script == 'sleep 7; redpoll node drain "$REDPOLL_NODE_NAME" --within 90 && sleep 90'
+    spec = objects["StatefulSet"]["spec"]["template"]["spec"]
+    assert spec["terminationGracePeriodSeconds"] == 7 + 90 + 20 + 25
+    assert objects["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 1
+    assert {"REDPOLL_REDIS_URL", "REDPOLL_DATABASE_URL"} == set(objects["Secret"]["data"])
+
+
+def test_scaling_follows_connections():
+    objects = rendered({**STORES, "autoscaling": {"enabled": True, "connections": 30000}})
+    assert "replicas" not in objects["StatefulSet"]["spec"]
+    (metric,) = objects["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    assert metric["pods"] == {
+        "metric": {"name": "redpoll_connections"},
+        "target": {"type": "AverageValue", "averageValue": "30000"},
+    }
+
+
+def test_pods_have_no_rights():
+    objects = rendered({})
+    spec = objects["StatefulSet"]["spec"]["template"]["spec"]
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not spec["automountServiceAccountToken"]
+    security = container_of(objects)["securityContext"]
+    assert (security["readOnlyRootFilesystem"], security["allowPrivilegeEscalation"]) == (True, False)
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    # The user of the image.
+    assert f"USER {spec['securityContext']['runAsUser']}\n" in (ROOT / "Dockerfile").read_text()
+
+
+def test_settings_are_environment_variables_that_exist():
+    container = container_of(rendered(EVERYTHING))
+    values = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert values["REDPOLL_TRUSTED_PROXIES"] == "10.0.0.0/8,10.1.0.0/16"
+    assert values["REDPOLL_EVENT_LOG_CALLS"] == "5000000"
+    assert {name for name in values if name.startswith("REDPOLL_")} <= {setting.variable for setting in TABLE}
+    assert [entry["secretRef"]["name"] for entry in container["envFrom"]] == ["demo-redpoll", "mine"]
+
+
+def test_ports_probes_and_versions_are_those_of_redpoll():
+    objects = rendered({"serviceMonitor": {"enabled": True}})
+    container = container_of(objects)
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"public": Settings().port, "control": Settings().control_port}
+    assert container["image"] == f"redpoll:{__version__}"
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "control"}
+    # The Prometheus operator finds the control port by the label of its Service.
+    wanted = objects["ServiceMonitor"]["spec"]["selector"]["matchLabels"]
+    assert wanted.items() <= objects["Control"]["metadata"]["labels"].items()
+    assert not wanted.items() <= objects["Service"]["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize(
+    "values", [{"replicas": 2}, {"autoscaling": {"enabled": True}}, {"replicas": 2, "redis": {"url": "redis://cache"}}]
+)
+def test_several_pods_without_common_stores_are_refused(values):
+    with pytest.raises(helm.HelmError, match=r"redis\.url|database\.url"):
+        rendered(values)
+
+
+@pytest.mark.parametrize("values", [{"replica": 2}, {"redis": {"url": "cache:6379"}}, {"settings": {"Workers": 1}}])
+def test_misspelled_values_are_refused(values):
+    with pytest.raises(helm.HelmError):
+        rendered(values)
+
+
+def test_every_value_is_in_the_schema_and_explained():
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
+    text = (CHART / "values.yaml").read_text()
+    values = yaml.safe_load(text)
+    assert set(values) <= set(schema)
+    page = (ROOT / "deploy" / "docs" / "kubernetes.md").read_text()
+    assert {name for name in values if f"`{name}" not in page} == set()
+    assert re.search(r"^appVersion: (\S+)$", (CHART / "Chart.yaml").read_text(), re.MULTILINE)[1] == __version__

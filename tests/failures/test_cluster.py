@@ -1,0 +1,157 @@
+"""A Redis Cluster with three masters: one is killed, and a slot moves, while clients come, go and publish.
+
+See deploy/failures.md "A Redis master fails".
+"""
+
+import asyncio
+import contextlib
+import json
+import time
+from binascii import crc_hqx
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from publishing import Publisher, check, delivery_is_back, numbers
+from redpoll.cluster.keys import TAGS, Keys, shard
+from sentinel import RedisCluster, RedisNode, redis_cluster
+from server import APP_ID, Server
+from walk import ADDED, REMOVED, WEBHOOKS, walk
+from wire import Api, Socket, connect_many, end_all, eventually, subscribe_all
+
+HEADING = "A Redis master fails"
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with redis_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def server(cluster):
+    with Server(workers=2, redis_url=cluster.url, **WEBHOOKS) as server:
+        yield server
+
+
+def slot_of(channel: str) -> int:
+    return crc_hqx(TAGS[shard(APP_ID, channel)], 0) % 16384
+
+
+def rooms_in_every_third() -> list[str]:
+    """Names whose presence channels are in the slots of the first, second and third master."""
+    found: dict[int, str] = {}
+    for number in range(1000):
+        found.setdefault(slot_of(f"presence-{number}") * 3 // 16384, str(number))
+    return [found[third] for third in range(3)]
+
+
+async def new_master(cluster: RedisCluster, killed: RedisNode) -> float:
+    """Waits until all living nodes say that the cluster works without the killed one. Returns when that was."""
+
+    def wait() -> float:
+        nodes = [node for node in cluster.nodes if node is not killed]
+        for node in nodes:
+            with node.client() as client:
+                while len(cluster.masters()) < 3 or "cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):
+                    time.sleep(0.01)
+        return time.monotonic()
+
+    return await asyncio.to_thread(wait)
+
+
+async def test_everything_works_on_a_cluster(server):
+    await walk(server, rooms_in_every_third())
+
+
+async def test_slot_moves_under_load(server, cluster, figures, within_s: Callable[[float], float]) -> None:
+    room = "presence-moves"
+    sockets = await connect_many(server, 8)
+    await subscribe_all(sockets, "moves")
+    for number, socket in enumerate(sockets):
+        await socket.subscribe(room, f"user-{number}")
+    publisher = Publisher(server, "moves")
+    async with publisher.running():
+        await delivery_is_back(publisher, sockets, time.monotonic(), 60)
+        for channel in ("moves", room):
+            await asyncio.to_thread(cluster.move_slot, slot_of(channel))
+            moved_at = time.monotonic()
+            await delivery_is_back(publisher, sockets, moved_at, within_s(5))
+            figures.note(
+                HEADING, "Cluster: publishing back after a slot moved", time.monotonic() - moved_at, "s", "1 s"
+            )
+    await compare(server, publisher, sockets, room, [f"user-{number}" for number in range(8)])
+    for socket in sockets:
+        assert not socket.all(REMOVED, room)
+    await end_all(sockets)
+
+
+async def test_master_is_killed(server, cluster, figures, within_s: Callable[[float], float]) -> None:
+    # The channel, its members and the beats are on the master that is killed.
+    killed = cluster.masters()[0]
+    room = f"presence-{rooms_in_every_third()[0]}"
+    sockets = await connect_many(server, 12)
+    await subscribe_all(sockets, "through")
+    stays, leaves, comes = sockets[:4], sockets[4:8], sockets[8:]
+    for number, socket in enumerate((*stays, *leaves)):
+        await socket.subscribe(room, f"user-{number}")
+    publisher = Publisher(server, "through")
+    async with publisher.running():
+        await delivery_is_back(publisher, sockets, time.monotonic(), 60)
+        killed.kill()
+        killed_at = time.monotonic()
+        for socket in leaves:
+            socket.unsubscribe(room)
+        for number, socket in enumerate(comes):
+            socket.send(socket.subscribe_request(room, f"new-{number}"))
+        new_master_at = await new_master(cluster, killed)
+        await delivery_is_back(publisher, sockets, time.monotonic(), within_s(5))
+        back_at = time.monotonic()
+    figures.note(HEADING, "Cluster: fail-over", new_master_at - killed_at, "s")
+    figures.note(HEADING, "Cluster: publishing back after the fail-over", back_at - new_master_at, "s", "1 s")
+    assert back_at - new_master_at < within_s(1)
+    names = [f"new-{number}" for number in range(4)] + [f"user-{number}" for number in range(4)]
+    await compare(server, publisher, sockets, room, names)
+    for socket in stays:
+        await socket.until(lambda: set(users_in(socket, REMOVED, room)) == {f"user-{n}" for n in range(4, 8)})  # noqa: B023
+        left, came = Counter(users_in(socket, REMOVED, room)), Counter(users_in(socket, ADDED, room))
+        assert all(left[user] - came[user] in (0, 1) for user in left)
+    await end_all(sockets)
+
+
+async def compare(server: Server, publisher: Publisher, sockets: list[Socket], room: str, members: list[str]) -> None:
+    """Nothing that was answered with 200 is missing, and Redis has these members and these workers only."""
+    last = max(publisher.accepted())
+    for socket in sockets:
+        await socket.until(lambda: last in numbers(socket)[-200:], what="the last event")  # noqa: B023
+    check(publisher, sockets)
+    async with Api(server) as api:
+        users = {"users": [{"id": member} for member in members]}
+
+        async def shown() -> tuple[int, object]:
+            status, body = await api.ask("GET", f"/channels/{room}/users")
+            if status == 200:
+                body["users"].sort(key=lambda user: user["id"])
+            return status, body
+
+        await eventually(shown, (200, users))
+
+
+async def test_no_worker_is_left_that_no_beat_names(server, cluster):
+    async def ghosts() -> set[str]:
+        held, beats = set(), set()
+        for node in cluster.masters():
+            with node.client() as client:
+                held |= {key.split(":w:")[1] for key in client.scan_iter("rp:*:w:*", 1000)}
+                # The others say that the key is elsewhere.
+                with contextlib.suppress(redis.ResponseError):
+                    beats |= set(client.hkeys(Keys().beat))
+        return held - beats
+
+    await eventually(ghosts, set())
+
+
+def users_in(socket: Socket, event: str, room: str) -> list[str]:
+    return [json.loads(frame["data"])["user_id"] for frame in socket.all(event, room)]

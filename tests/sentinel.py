@@ -1,0 +1,294 @@
+"""Runs Redis in several forms for tests: over TLS with an own ACL file, with a replica and Sentinels, and as a
+Cluster. Not a test.
+
+Every server listens on a port of 127.0.0.1 that is reserved for it, also while it is killed, and ends with the `with`
+block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis as redis_py
+
+from ports import reserved_ports
+
+STARTED_WITHIN_S = 60.0
+
+
+class RedisNode:
+    """One `redis-server` on a TCP port. `options` are its command line, without `--port`."""
+
+    def __init__(self, folder: Path, port: int, options: Sequence[str] = (), client: dict[str, Any] | None = None):
+        self.folder = folder
+        self.port = port
+        self.options = list(options)
+        self._client = client or {}
+        self.process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(exist_ok=True)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def client(self) -> redis_py.Redis:
+        return redis_py.Redis(port=self.port, decode_responses=True, **self._client)
+
+    def start(self) -> None:
+        binary = shutil.which("redis-server") or shutil.which("valkey-server")
+        assert binary is not None
+        command = [binary, *self.options, "--dir", str(self.folder), "--bind", "127.0.0.1"]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        self.wait_answering()
+
+    def wait_answering(self) -> None:
+        with self.client() as client:
+            wait_until(client.ping, "Redis didn't answer")
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            # A stopped process is killed, too.
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+def wait_until(holds: Callable[[], object], what: str) -> None:
+    """Asks until the answer is true. Errors of a Redis that isn't ready count as "not yet"."""
+    deadline = time.monotonic() + STARTED_WITHIN_S
+    while True:
+        with contextlib.suppress(redis_py.RedisError):
+            if holds():
+                return
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+@contextmanager
+def tls_redis(authority: Path, cert: Path, key: Path, *, users: Sequence[str] = ()) -> Iterator[RedisNode]:
+    """A Redis that speaks only TLS and asks for client certificates. `users` are lines of its ACL file."""
+    with _folder() as folder, reserved_ports(1) as (port,):
+        acl = folder / "users.acl"
+        acl.write_text("".join(f"user {line}\n" for line in users))
+        options = ["--port", "0", "--tls-port", str(port), "--tls-cert-file", str(cert), "--tls-key-file", str(key)]
+        options += ["--tls-ca-cert-file", str(authority), "--tls-auth-clients", "yes", "--save", ""]
+        options += ["--aclfile", str(acl)]
+        tls = {"ssl": True, "ssl_ca_certs": str(authority), "ssl_certfile": str(cert), "ssl_keyfile": str(key)}
+        node = RedisNode(folder, port, options, tls)
+        try:
+            node.start()
+            yield node
+        finally:
+            node.kill()
+
+
+class SentinelService:
+    """A master, a replica and three Sentinels that watch them: `url` is what redpoll gets."""
+
+    NAME = "cache"
+    PASSWORD = "sentinel-pw"
+
+    def __init__(self, folder: Path, ports: Sequence[int], down_after_ms: int, failover_timeout_ms: int) -> None:
+        self.folder = folder
+        options = ["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"]
+        # Otherwise a replica waits for up to 10 s before it notices the end of its master.
+        options += ["--repl-ping-replica-period", "1"]
+        first, second = ports[:2]
+        self.nodes = [
+            RedisNode(folder / "one", first, ["--port", str(first), *options]),
+            RedisNode(folder / "two", second, ["--port", str(second), *options]),
+        ]
+        self.sentinels = []
+        for number, port in enumerate(ports[2:]):
+            one = folder / f"sentinel{number}"
+            one.mkdir()
+            config = one / "sentinel.conf"
+            config.write_text(
+                f"port {port}\n"
+                f"requirepass {self.PASSWORD}\n"
+                f"sentinel sentinel-pass {self.PASSWORD}\n"
+                f"sentinel monitor {self.NAME} 127.0.0.1 {first} 2\n"
+                f"sentinel down-after-milliseconds {self.NAME} {down_after_ms}\n"
+                f"sentinel failover-timeout {self.NAME} {failover_timeout_ms}\n"
+            )
+            options = [str(config), "--sentinel"]
+            self.sentinels.append(RedisNode(one, port, options, {"password": self.PASSWORD}))
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://{hosts}/{self.NAME}?sentinel_password={self.PASSWORD}"
+
+    def start(self) -> None:
+        master, replica = self.nodes
+        master.start()
+        replica.start()
+        with replica.client() as client:
+            client.replicaof("127.0.0.1", master.port)
+            wait_until(lambda: client.info("replication")["master_link_status"] == "up", "the replica has no data")
+        for sentinel in self.sentinels:
+            sentinel.start()
+        for sentinel in self.sentinels:
+            with sentinel.client() as client:
+                wait_until(lambda: self._is_complete(client), "a Sentinel doesn't know all others")
+
+    def _is_complete(self, client: redis_py.Redis) -> bool:
+        words = client.execute_command("SENTINEL", "MASTER", self.NAME)
+        state = words if isinstance(words, dict) else dict(zip(words[::2], words[1::2], strict=True))
+        return int(state["num-slaves"]) == 1 and int(state["num-other-sentinels"]) == 2
+
+    def master(self) -> RedisNode:
+        """The node that is the master now, as its own answer to ROLE says."""
+        for node in self.nodes:
+            if node.process is not None:
+                with node.client() as client, contextlib.suppress(redis_py.RedisError):
+                    if client.execute_command("ROLE")[0] == "master":
+                        return node
+        raise AssertionError("there is no master")
+
+    def cut_replication(self) -> None:
+        """What the master writes from now on is lost when it fails. Its replica can still become the master."""
+        with self.master().client() as client:
+            client.execute_command("ACL", "SETUSER", "default", "-psync", "-sync")
+            client.execute_command("CLIENT", "KILL", "TYPE", "replica")
+
+    def close(self) -> None:
+        for node in (*self.sentinels, *self.nodes):
+            node.kill()
+
+
+class RedisCluster:
+    """Masters with a replica each, or without replicas. `url` names two of the nodes."""
+
+    def __init__(self, folder: Path, ports: Sequence[int], masters: int) -> None:
+        """`ports` are two for each node, of which there are `masters`, or twice as many with replicas."""
+        count = len(ports) // 2
+        self._first_masters = masters
+        options = ["--save", "", "--appendonly", "no", "--cluster-enabled", "yes", "--cluster-node-timeout", "1000"]
+        options += ["--cluster-allow-replica-migration", "no", "--repl-diskless-sync-delay", "0"]
+        self.nodes = [
+            RedisNode(folder / f"node{number}", port, ["--port", str(port), "--cluster-port", str(bus), *options])
+            for number, (port, bus) in enumerate(zip(ports[:count], ports[count:], strict=True))
+        ]
+        self._buses = ports[count:]
+
+    @property
+    def url(self) -> str:
+        return f"redis+cluster://127.0.0.1:{self.nodes[0].port},127.0.0.1:{self.nodes[1].port}"
+
+    def start(self) -> None:
+        for node in self.nodes:
+            node.start()
+        count = self._first_masters
+        masters, replicas = self.nodes[:count], self.nodes[count:]
+        with contextlib.ExitStack() as stack:
+            clients = {node: stack.enter_context(node.client()) for node in self.nodes}
+            for number, node in enumerate(masters):
+                first, last = number * 16384 // count, (number + 1) * 16384 // count - 1
+                clients[node].execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+                clients[node].execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            for node, bus in zip(self.nodes[1:], self._buses[1:], strict=True):
+                clients[self.nodes[0]].execute_command("CLUSTER", "MEET", "127.0.0.1", node.port, bus)
+            ids = {node: clients[node].execute_command("CLUSTER", "MYID") for node in self.nodes}
+
+            def knows_all(node: RedisNode) -> bool:
+                known = str(clients[node].execute_command("CLUSTER", "NODES"))
+                return all(one in known for one in ids.values())
+
+            for node in self.nodes:
+                wait_until(lambda: knows_all(node), "a node doesn't know all others")  # noqa: B023
+            for master, replica in zip(masters, replicas, strict=False):
+                clients[replica].execute_command("CLUSTER", "REPLICATE", ids[master])
+            for node, client in clients.items():
+                wait_until(
+                    lambda: (
+                        "cluster_state:ok" in str(client.execute_command("CLUSTER", "INFO"))  # noqa: B023
+                        and (node in masters or client.info("replication")["master_link_status"] == "up")  # noqa: B023
+                    ),
+                    "the cluster isn't complete",
+                )
+
+    def masters(self) -> list[RedisNode]:
+        """The nodes that call themselves masters and have slots."""
+        found = []
+        for node in self.nodes:
+            if node.process is not None:
+                with node.client() as client, contextlib.suppress(redis_py.RedisError):
+                    if client.execute_command("ROLE")[0] == "master":
+                        found.append(node)
+        return found
+
+    def move_slot(self, slot: int) -> None:
+        """Moves the slot with all its keys to another master, as `redis-cli --cluster reshard` does."""
+        masters = self.masters()
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(node.client()) for node in masters]
+            ids = [client.execute_command("CLUSTER", "MYID") for client in clients]
+            owner = next(number for number, client in enumerate(clients) if _owns(client, slot))
+            target = (owner + 1) % len(masters)
+            clients[target].execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[owner])
+            clients[owner].execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
+            while keys := clients[owner].execute_command("CLUSTER", "GETKEYSINSLOT", slot, 2):
+                port = masters[target].port
+                clients[owner].execute_command("MIGRATE", "127.0.0.1", port, "", 0, 5000, "KEYS", *keys)
+            for number in (target, owner, *set(range(len(masters))) - {target, owner}):
+                clients[number].execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+
+def _owns(client: redis_py.Redis, slot: int) -> bool:
+    (line,) = [line for line in str(client.execute_command("CLUSTER", "NODES")).splitlines() if "myself" in line]
+    for words in line.split()[8:]:
+        first, _, last = words.partition("-")
+        if not words.startswith("[") and int(first) <= slot <= int(last or first):
+            return True
+    return False
+
+
+@contextmanager
+def redis_cluster(masters: int = 3, *, replicated: bool = True) -> Iterator[RedisCluster]:
+    """A running RedisCluster."""
+    nodes = 2 * masters if replicated else masters
+    with _folder() as folder, reserved_ports(2 * nodes) as ports:
+        cluster = RedisCluster(folder, ports, masters)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.close()
+
+
+@contextmanager
+def sentinel_service(down_after_ms: int = 500, failover_timeout_ms: int = 2000) -> Iterator[SentinelService]:
+    """A running SentinelService."""
+    with _folder() as folder, reserved_ports(5) as ports:
+        service = SentinelService(folder, ports, down_after_ms, failover_timeout_ms)
+        try:
+            service.start()
+            yield service
+        finally:
+            service.close()
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="rp"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
