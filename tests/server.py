@@ -312,10 +312,14 @@ class Server:
 
         return [process.pid for process in sorted(self._role("worker"), key=number)]
 
+    def control_pids(self) -> list[int]:
+        """The process ids of the control plane: none while it is started again, else one."""
+        return [process.pid for process in self._role("control")]
+
     @property
     def control_pid(self) -> int:
-        (process,) = self._role("control")
-        return process.pid
+        (pid,) = self.control_pids()
+        return pid
 
     @property
     def redis_pid(self) -> int:
