@@ -41,7 +41,7 @@ async def served(context, tmp_path):
     server = await commands.serve_commands(context, path)
 
     async def send(verb: str, args: dict) -> object:
-        return await asyncio.to_thread(ask, path, verb, args, 10.0)
+        return await asyncio.to_thread(ask, path, verb, args, 60.0)
 
     send.path = path
     yield send

@@ -223,7 +223,7 @@ async def test_finish_waits_for_the_current_response(serve, connect, wait_until)
     busy, idle = await connect(port), await connect(port)
     busy.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
     await wait_until(lambda: connections.requests_count and len(connections.connections) == 2)
-    finishing = asyncio.create_task(connections.finish(5.0))
+    finishing = asyncio.create_task(connections.finish(60.0))
     assert await idle.wait_closed() == b""
     proceed.set()
     assert (await busy.receive()).body == b"done"
@@ -235,7 +235,7 @@ async def test_finish_waits_for_a_body_that_is_still_arriving(serve, connect, wa
     wire = await connect(port)
     wire.send(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nab")
     await wait_until(lambda: connections.requests_count)
-    finishing = asyncio.create_task(connections.finish(5.0))
+    finishing = asyncio.create_task(connections.finish(60.0))
     await asyncio.sleep(0)
     reply = await wire.ask(b"cd")
     assert reply.body.startswith(b"POST / 4 ")

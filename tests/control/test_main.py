@@ -52,7 +52,7 @@ class Process:
         self.child_pipe.attach(asyncio.get_running_loop(), self.received.append, lambda: self.received.append("end"))
 
     async def wait_ended(self):
-        _, errors = await asyncio.to_thread(self.process.communicate, None, 20)
+        _, errors = await asyncio.to_thread(self.process.communicate, None, 60)
         return self.process.returncode, errors.decode()
 
 
@@ -100,7 +100,10 @@ async def test_open_requests_are_answered_after_sigterm(start_process, connect, 
     it = start_process(app_id="3", app_key="k", app_secret="s")
     await wait_until(lambda: {"ready": True} in it.received)
     wire, idle = await connect(it.port), await connect(it.port)
-    await idle.ask(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
+    # The publish below waits for Redis for at most 1.8 s.
+    async with asyncio.timeout(60):
+        while not await ready(idle):
+            pass
     wire.send(b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\nX-Service-Key: k\r\nX-Service-Secret: s\r\n")
     wire.send(b"Content-Length: 36\r\nExpect: 100-continue\r\n\r\n")
     assert (await wire.receive()).status == 100

@@ -102,11 +102,13 @@ def test_answers_match_the_document(server, shows_its_key, mode, examples):
     def check(case):
         if "app_id" in case.path_parameters and shows_its_key:
             case.path_parameters["app_id"] = server.app_id
-        response = case.call(headers=credentials)
+        response = case.call(headers=credentials, timeout=60)
         seen.add((case.operation.label, response.status_code))
         case.validate_response(response, checks=CHECKS)
 
-    for found in schemathesis.openapi.from_url(f"{server.public_url}/api/v1/openapi.json").get_all_operations():
+    for found in schemathesis.openapi.from_url(
+        f"{server.public_url}/api/v1/openapi.json", timeout=60
+    ).get_all_operations():
         operation = found.ok()
         bounded = settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         with contextlib.suppress(Unsatisfiable):

@@ -84,6 +84,7 @@ def span(number: int, **more) -> SpanData:
 async def test_a_span_arrives_as_it_was_made(collector, monkeypatch):
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20x")
+    monkeypatch.setattr(otlp, "_FINISH_WITHIN_S", 60.0)
     sender = OtlpSender(f"{collector.url}/v1/traces", "node-1")
     sender.put(span(1))
     sender.put(span(2, parent_id="", error="status 503"))
@@ -107,6 +108,7 @@ async def test_a_span_arrives_as_it_was_made(collector, monkeypatch):
 async def test_spans_that_the_collector_refuses_are_counted_and_logged_once(collector, monkeypatch):
     said: list[tuple[str, str]] = []
     monkeypatch.setattr(otlp.log, "warning", lambda event, **more: said.append((event, more["reason"])))
+    monkeypatch.setattr(otlp, "_FINISH_WITHIN_S", 60.0)
     collector.status = 400
     sender = OtlpSender(f"{collector.url}/v1/traces", "node-1")
     for number in (1, 2):
@@ -133,7 +135,7 @@ async def test_a_full_queue_drops_spans_and_never_waits(collector, monkeypatch):
     monkeypatch.setattr(OtlpSender, "_send", hang)
     sender = OtlpSender(f"{collector.url}/v1/traces", "node-1")
     sender.put(span(0))
-    assert await asyncio.to_thread(blocked.wait, 10)
+    assert await asyncio.to_thread(blocked.wait, 60)
     for number in range(5):
         sender.put(span(number))
     assert sender.lost_total == 3

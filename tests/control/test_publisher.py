@@ -55,8 +55,8 @@ async def bus():
 async def publisher(bus):
     made = []
 
-    def make(workers=0, **timing):
-        made.append(Publisher(bus, None, lambda: workers, **timing))
+    def make(workers=0, confirm_s=60.0):
+        made.append(Publisher(bus, None, lambda: workers, confirm_s=confirm_s))
         return made[-1]
 
     yield make
