@@ -78,7 +78,7 @@ async def test_event_is_published_as_with_the_api(plane, browser, hear, wait_unt
 async def test_published_event_is_in_the_event_trace_with_the_users_name(plane, browser, hear):
     await hear("news")
     reply = await browser.post("/dashboard/apps/3/console/publish", channel="news", name="hello", data="{}")
-    await plane.plane.tracer.flush()
+    await plane.write_log()
     trace_id = json.loads(reply.body)["trace_id"]
     trace = (await plane.call("GET", f"/apps/3/trace/{trace_id}")).json()
     assert (trace["name"], trace["channels"], trace["size"], trace["status"]) == ("hello", ["news"], 2, 200)
@@ -89,7 +89,7 @@ async def test_published_event_is_in_the_event_trace_with_the_users_name(plane, 
 async def test_refused_event_is_in_the_event_log_too(plane, browser):
     await browser.post("/dashboard/apps/3/console/publish", channel="news", name="pusher:x", data="{}")
     await browser.post("/dashboard/apps/3/console/publish", channel="news", name="e", data="x" * 20_000)
-    await plane.plane.tracer.flush()
+    await plane.write_log()
     log = (await plane.call("GET", "/apps/3/events/log", params={"channel": "news"})).json()
     assert [(row["name"], row["status"]) for row in log["events"]] == [("e", 413), ("pusher:x", 400)]
 

@@ -17,7 +17,7 @@ def span(stage, after_ms, **detail):
 
 async def triggered(plane, **event):
     reply = await plane.trigger(**event)
-    await plane.plane.tracer.flush()
+    await plane.write_log()
     return reply.headers["x-service-trace-id"]
 
 
@@ -56,7 +56,7 @@ async def test_request_without_recorded_stages_says_so(make_plane, redis, log_in
 async def test_older_requests_are_on_the_next_page(plane, browser):
     for number in range(60):
         await plane.trigger(name=f"n{number:02}")
-    await plane.plane.tracer.flush()
+    await plane.write_log()
     first = (await browser.get("/dashboard/apps/3/trace?channel=c")).body.decode()
     assert "n59" in first
     assert "n05" not in first
