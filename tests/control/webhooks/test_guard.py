@@ -376,7 +376,7 @@ async def test_name_is_resolved_for_every_connection_and_only_checked_addresses_
     assert outside.requests[0].headers["host"] == f"rebinding.example:{outside.port}"
 
 
-async def test_lookups_run_in_daemon_threads_and_do_not_block_each_other(monkeypatch):
+async def test_lookups_run_in_daemon_threads_and_do_not_block_each_other(monkeypatch, wait_until):
     """Silent names, enough to fill the thread pool of the loop, and one name that answers."""
     release = threading.Event()
     daemons = []
@@ -391,6 +391,8 @@ async def test_lookups_run_in_daemon_threads_and_do_not_block_each_other(monkeyp
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     silent = [asyncio.create_task(look_up(f"silent{number}.example")) for number in range(20)]
+    # A thread that has started needn't have asked yet.
+    await wait_until(lambda: len(daemons) == 20)
     assert "127.0.0.1" in await asyncio.wait_for(look_up("localhost"), 60)
     assert daemons == [True] * 20
     release.set()
@@ -448,7 +450,7 @@ NAME_SERVER = """
 
 @pytest.mark.skipif(not may_unshare("-m"), reason="no mount namespace: only the test's resolver rebinds")
 def test_rebound_name_is_refused_with_the_system_resolver(tmp_path):
-    (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.53\noptions timeout:1 attempts:1\n")
+    (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.53\noptions timeout:30 attempts:1\n")
     (tmp_path / "nsswitch.conf").write_text("hosts: files dns\n")
     mounts = "".join(f"mount --bind {tmp_path}/{name} /etc/{name}; " for name in ("resolv.conf", "nsswitch.conf"))
     report = run_unshared(tmp_path, NAME_SERVER, "-m", mounts)

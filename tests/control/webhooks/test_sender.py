@@ -12,6 +12,7 @@ import time
 import pytest
 
 from certs import authority, issued, self_signed
+from ports import reserved_ports
 from receiver import OK, Receiver, hang, reset, status
 from redpoll.control.webhooks.outcomes import Outcome
 from redpoll.control.webhooks.sender import PinUnavailable, Sender, Target
@@ -41,6 +42,22 @@ async def make_sender(monkeypatch):
 @pytest.fixture
 async def sender(make_sender):
     return make_sender()
+
+
+@pytest.fixture
+def time_limits(monkeypatch):
+    """The attempts' time limits, in the order in which they began. They end only when the test says so, at the stage
+    that it waits for."""
+    limits, real = [], asyncio.timeout
+
+    def begin(delay):
+        limit = real(None)
+        if delay is not None:
+            limits.append(limit)
+        return limit
+
+    monkeypatch.setattr(asyncio, "timeout", begin)
+    return limits
 
 
 async def send(sender, url, pin=""):
@@ -199,12 +216,14 @@ async def test_slow_endless_body_is_read_for_at_most_a_second(sender):
 # -- broken receivers
 
 
-async def test_attempt_times_out_if_the_receiver_never_answers(make_sender):
+async def test_attempt_times_out_if_the_receiver_never_answers(make_sender, time_limits, wait_until):
     async with Receiver(hang) as receiver:
-        attempt = await send(make_sender(timeout_s=1.0), receiver.url)
+        sending = asyncio.create_task(send(make_sender(timeout_s=1.0), receiver.url))
+        await wait_until(lambda: receiver.requests)
+        time_limits[0].reschedule(0.0)
+        attempt = await sending
     assert (attempt.ok, attempt.status, attempt.outcome) == (False, None, Outcome.TIMEOUT)
     assert attempt.reason == "no answer within 1 s"
-    assert attempt.duration_ms >= 990
 
 
 async def test_late_answer_within_the_time_limit_is_a_success(make_sender):
@@ -227,21 +246,33 @@ async def test_default_time_limit_of_an_attempt_is_ten_seconds(make_sender, monk
     assert asked[0] == 10.0
 
 
-async def test_attempt_times_out_if_the_receiver_reads_nothing(make_sender):
+async def test_attempt_times_out_if_the_receiver_reads_nothing(make_sender, time_limits):
+    loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        attempt = await make_sender(timeout_s=1.0).attempt(Target(url), bytes(1 << 24), HEADERS)
+        sending = asyncio.create_task(make_sender(timeout_s=1.0).attempt(Target(url), bytes(1 << 24), HEADERS))
+        accepted, _ = await loop.sock_accept(listener)
+        with accepted:
+            await loop.sock_recv(accepted, 1)
+            time_limits[0].reschedule(0.0)
+            attempt = await sending
     assert (attempt.outcome, attempt.reason) == (Outcome.TIMEOUT, "no answer within 1 s")
 
 
-async def test_attempt_times_out_in_an_endless_tls_handshake(make_sender):
+async def test_attempt_times_out_in_an_endless_tls_handshake(make_sender, time_limits):
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
         port = listener.getsockname()[1]
-        attempt = await send(make_sender(timeout_s=0.3), f"https://localhost:{port}/")
+        sending = asyncio.create_task(send(make_sender(timeout_s=0.3), f"https://localhost:{port}/"))
+        accepted, _ = await asyncio.get_running_loop().sock_accept(listener)
+        with accepted:
+            time_limits[0].reschedule(0.0)
+            attempt = await sending
     assert (attempt.outcome, attempt.reason) == (Outcome.TIMEOUT, f"no connection to localhost:{port} within 0.3 s")
 
 
-async def test_attempt_times_out_if_the_name_never_resolves(make_sender):
+async def test_attempt_times_out_if_the_name_never_resolves(make_sender, time_limits, wait_until):
     asked = []
 
     async def never(host):
@@ -249,7 +280,11 @@ async def test_attempt_times_out_if_the_name_never_resolves(make_sender):
         return await asyncio.get_running_loop().create_future()
 
     sender = make_sender(timeout_s=0.2, resolve=never)
-    attempts = await asyncio.gather(send(sender, "http://a.test/"), send(sender, "http://a.test/"))
+    sending = asyncio.gather(send(sender, "http://a.test/"), send(sender, "http://a.test/"))
+    await wait_until(lambda: asked and len(time_limits) == 2)
+    for limit in time_limits:
+        limit.reschedule(0.0)
+    attempts = await sending
     assert {attempt.reason for attempt in attempts} == {"no address of a.test was found within 0.2 s"}
     assert {attempt.outcome for attempt in attempts} == {Outcome.TIMEOUT}
     assert asked == ["a.test"]
@@ -265,9 +300,8 @@ async def test_name_without_an_address_has_its_own_outcome(make_sender):
 
 
 async def test_refused_connection_has_its_own_outcome(sender):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    attempt = await send(sender, f"http://127.0.0.1:{port}/")
+    with reserved_ports(1) as (port,):
+        attempt = await send(sender, f"http://127.0.0.1:{port}/")
     assert attempt.outcome is Outcome.CONNECT
     assert attempt.reason == f"no connection to 127.0.0.1:{port}: Connection refused"
 
@@ -430,12 +464,12 @@ async def test_fingerprint_is_refused_if_the_certificate_is_not_accepted(tls_sen
 
 
 async def test_fingerprint_is_refused_if_no_certificate_can_be_read(make_sender):
-    sender = make_sender(timeout_s=0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(PinUnavailable, match=r"no connection to localhost:\d+ within 0\.2 s"):
-            await sender.fingerprint(f"https://localhost:{port}/")
-    with pytest.raises(PinUnavailable, match="Connection refused"):
+            await make_sender(timeout_s=0.2).fingerprint(f"https://localhost:{port}/")
+    sender = make_sender()
+    with reserved_ports(1) as (port,), pytest.raises(PinUnavailable, match="Connection refused"):
         await sender.fingerprint(f"https://localhost:{port}/")
     with pytest.raises(PinUnavailable, match="no certificate to pin on an http:// URL"):
         await sender.fingerprint("http://example.com/")
