@@ -130,5 +130,5 @@ def test_interrupted_it_ends_with_130(background):
     assert following.stdout is not None
     following.stdout.readline()
     following.send_signal(signal.SIGINT)
-    assert following.wait(20) == 130
+    assert following.wait(60) == 130
     assert "Traceback" not in following.stderr.read()
