@@ -144,7 +144,7 @@ class Plane:
 
     async def write_log(self):
         """Writes all calls so far to the event log."""
-        # A flush of the tracer's own has taken rows that another flush can't wait for.
+        # The tracer's own flush may be writing rows at this moment; another flush doesn't wait for that.
         await self.plane.tracer.finish()
         await self.plane.tracer.flush()
 

@@ -111,7 +111,7 @@ class Transport:
 def control(*, fast, per_minute=0, outcomes=(), spans_left=0):
     """The parts of a control plane with one worker. `receive(*reads)` gives what leaves it, in a comparable form."""
     link, keys = RedisLink(outcomes), Keys("rp")
-    publisher = Publisher(Bus(link, keys), link, lambda: 1)
+    publisher = Publisher(Bus(link, keys), link, lambda: 1, confirm_s=60)
     publisher.open = True
     tracer = Tracer(None, None, 0, clock=lambda: NOW_S)
     tracer.spans_left = spans_left
