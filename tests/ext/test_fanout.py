@@ -318,7 +318,9 @@ def test_an_urgent_frame_does_not_wait_for_a_large_audience(sinks, flusher):
     sink.send_urgent(b"!")
     assert transport.take() == b"!1"  # before any flush
     assert crowd[0][1].take() == b""
-    flusher.flush()
+    # The slice of one flush may end before the crowd does: its clock goes on while the machine runs others.
+    while flusher.flush():
+        pass
     assert {each_transport.take() for _, each_transport in crowd} == {b"fat"}
     assert transport.take() == b""
 

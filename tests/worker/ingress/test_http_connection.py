@@ -363,11 +363,13 @@ async def test_an_incomplete_later_head_or_body_times_out(open_wire, control, mo
     control.answer = lambda request: (
         b"HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n" % request.refusal if request.refusal else control.echo(request)
     )
-    head, body = await open_wire(head_timeout_s=0.5), None
+    head = await open_wire()
     body = await open_wire(head.worker)
     for wire in (head, body):
         wire.send(GET % 1)
-        await wire.next()
+        assert (await wire.next())[0] == 200
+    # Only now: the first heads may take long.
+    head.worker.janitor.head_timeout_s = 0.5
     head.send(b"GET /2 HTTP/1.1\r\nHo")
     body.send(b"POST /2 HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\nabc")
     assert (await head.next())[0] == 408
@@ -377,8 +379,7 @@ async def test_an_incomplete_later_head_or_body_times_out(open_wire, control, mo
 
 
 async def test_a_later_head_or_body_that_comes_in_small_pieces_has_no_more_time(open_wire, control, monkeypatch):
-    monkeypatch.setattr(http_requests, "BODY_TIMEOUT_S", 0.75)
-    head = await open_wire(head_timeout_s=0.75)
+    head = await open_wire()
     deadlines = []
     http_waits = head.worker.janitor.http_waits
     monkeypatch.setattr(head.worker.janitor, "http_waits", lambda *given: deadlines.append(given) or http_waits(*given))

@@ -32,7 +32,7 @@ async def secure_client(bench, edge, path: str = PATH):
     """A client over wss: greeted, or with nothing read yet if another path is given."""
     url = f"wss://localhost:{edge.listeners.tls_port}{path}"
     connection = await websockets.connect(
-        url, ssl=edge.trusting(), ping_interval=None, compression=None, max_queue=None
+        url, ssl=edge.trusting(), ping_interval=None, compression=None, max_queue=None, open_timeout=60
     )
     bench.stack.push_async_callback(connection.close)
     client = inspect.getmodule(bench).Client(connection)
