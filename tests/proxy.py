@@ -76,7 +76,7 @@ class Proxy:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._listening.wait(10), "the proxy did not start"
+        assert self._listening.wait(60), "the proxy did not start"
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -116,7 +116,7 @@ class Proxy:
         async def inside() -> Result:
             return action()
 
-        return asyncio.run_coroutine_threadsafe(inside(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(inside(), self._loop).result(60)
 
     def _flow(self) -> asyncio.Event:
         assert self._flowing is not None

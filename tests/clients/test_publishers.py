@@ -226,7 +226,7 @@ def proxy(request: pytest.FixtureRequest, server: Server) -> Iterator[int]:
             assert process.poll() is None, (process.returncode, (folder / "output").read_text())
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(60)
 
 
 async def keep_alive(port: int, requests: list[bytes], client: str) -> list[bytes]:
@@ -280,7 +280,9 @@ async def test_a_websocket_and_libraries_through_a_proxy(server: Server, proxy: 
     page = await Socket.connect(Proxied())
     channel = f"page-{proxy}"
     await page.subscribe(channel)
-    library = pusher.Pusher(server.app_id, server.app_key, server.app_secret, host=PROXY, port=proxy, ssl=False)
+    library = pusher.Pusher(
+        server.app_id, server.app_key, server.app_secret, host=PROXY, port=proxy, ssl=False, timeout=60
+    )
     for number in range(20):
         assert await asyncio.to_thread(library.trigger, channel, "n", str(number)) == {}
     assert await numbers_seen(page, 20) == list(range(20))

@@ -175,7 +175,7 @@ async def test_unknown_key_makes_pusher_js_give_up_for_good(node: Node) -> None:
 async def test_requests_in_turn_and_batches_arrive_in_order_at_every_page(server: Server, node: Node) -> None:
     """Published with the Python library, one call after another, heard by pusher-js on several workers."""
     backend = pusher.Pusher(
-        server.app_id, server.app_key, server.app_secret, host="127.0.0.1", port=server.port, ssl=False
+        server.app_id, server.app_key, server.app_secret, host="127.0.0.1", port=server.port, ssl=False, timeout=60
     )
     names = [f"page-{number}" for number in range(8)]
     for name in names:

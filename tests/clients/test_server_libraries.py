@@ -24,6 +24,7 @@ def python_library(server: Server) -> pusher.Pusher:
         host="127.0.0.1",
         port=server.port,
         ssl=False,
+        timeout=60,
     )
 
 
@@ -97,7 +98,9 @@ async def test_python_library_signs_what_a_socket_may_use(server: Server) -> Non
 
 async def test_python_library_raises_on_a_wrong_secret(server: Server) -> None:
     """soketi answers every error with 200, so that a wrong secret looks like success."""
-    backend = pusher.Pusher(server.app_id, server.app_key, "f" * 20, host="127.0.0.1", port=server.port, ssl=False)
+    backend = pusher.Pusher(
+        server.app_id, server.app_key, "f" * 20, host="127.0.0.1", port=server.port, ssl=False, timeout=60
+    )
     with pytest.raises(pusher.errors.PusherBadAuth, match="POST"):
         await asyncio.to_thread(backend.trigger, "any", "e", {})
 
@@ -182,9 +185,9 @@ async def test_pysher_receives_an_event(server: Server) -> None:
     client.connection.bind("pusher:connection_established", connected)
     client.connect()
     try:
-        assert await asyncio.to_thread(subscribed.wait, 10)
+        assert await asyncio.to_thread(subscribed.wait, 60)
         await asyncio.to_thread(python_library(server).trigger, "private-pysher", "news", {"n": 1})
-        assert await asyncio.to_thread(delivered.wait, 10)
+        assert await asyncio.to_thread(delivered.wait, 60)
     finally:
         # With a time limit: if the server's Close comes before pysher's reader, its thread waits on a closed
         # descriptor.

@@ -619,6 +619,7 @@ class PypiBackend(Backend):
             host="127.0.0.1",
             port=app.tls_port if tls else app.port,
             ssl=tls,
+            timeout=WITHIN_S,
             encryption_master_key_base64=_master_key_text(),
             backend=Trusting,
         )
