@@ -164,6 +164,12 @@ class SentinelService:
             client.execute_command("ACL", "SETUSER", "default", "-psync", "-sync")
             client.execute_command("CLIENT", "KILL", "TYPE", "replica")
 
+    def set_down_after(self, ms: int) -> None:
+        """From now on, a server that is silent for so long is replaced."""
+        for sentinel in self.sentinels:
+            with sentinel.client() as client:
+                client.execute_command("SENTINEL", "SET", self.NAME, "down-after-milliseconds", ms)
+
     def close(self) -> None:
         for node in (*self.sentinels, *self.nodes):
             node.kill()
@@ -172,11 +178,15 @@ class SentinelService:
 class RedisCluster:
     """Masters with a replica each, or without replicas. `url` names two of the nodes."""
 
-    def __init__(self, folder: Path, ports: Sequence[int], masters: int) -> None:
-        """`ports` are two for each node, of which there are `masters`, or twice as many with replicas."""
+    def __init__(self, folder: Path, ports: Sequence[int], masters: int, node_timeout_ms: int) -> None:
+        """`ports` are two for each node, of which there are `masters`, or twice as many with replicas. A node that is
+        silent for `node_timeout_ms` is failing."""
         count = len(ports) // 2
         self._first_masters = masters
-        options = ["--save", "", "--appendonly", "no", "--cluster-enabled", "yes", "--cluster-node-timeout", "1000"]
+        self._node_timeout_ms = node_timeout_ms
+        options = ["--save", "", "--appendonly", "no", "--cluster-enabled", "yes"]
+        # A node that stops for a moment while the cluster is made isn't forgotten by the others.
+        options += ["--cluster-node-timeout", "60000"]
         options += ["--cluster-allow-replica-migration", "no", "--repl-diskless-sync-delay", "0"]
         self.nodes = [
             RedisNode(folder / f"node{number}", port, ["--port", str(port), "--cluster-port", str(bus), *options])
@@ -219,6 +229,8 @@ class RedisCluster:
                     ),
                     "the cluster isn't complete",
                 )
+            for client in clients.values():
+                client.config_set("cluster-node-timeout", self._node_timeout_ms)
 
     def masters(self) -> list[RedisNode]:
         """The nodes that call themselves masters and have slots."""
@@ -261,11 +273,11 @@ def _owns(client: redis_py.Redis, slot: int) -> bool:
 
 
 @contextmanager
-def redis_cluster(masters: int = 3, *, replicated: bool = True) -> Iterator[RedisCluster]:
+def redis_cluster(masters: int = 3, *, replicated: bool = True, node_timeout_ms: int = 1000) -> Iterator[RedisCluster]:
     """A running RedisCluster."""
     nodes = 2 * masters if replicated else masters
     with _folder() as folder, reserved_ports(2 * nodes) as ports:
-        cluster = RedisCluster(folder, ports, masters)
+        cluster = RedisCluster(folder, ports, masters, node_timeout_ms)
         try:
             cluster.start()
             yield cluster

@@ -63,7 +63,7 @@ async def test_publish_is_unavailable_when_redis_stays_away(keys):
 
 async def test_publish_waits_for_a_redis_that_is_about_to_be_back(link, keys):
     link.drop("for the test")
-    assert await Bus(link, keys, confirm_s=10).publish_all(APP, [Outgoing("a", "e", "d")]) == [0]
+    assert await Bus(link, keys).publish_all(APP, [Outgoing("a", "e", "d")]) == [0]
 
 
 async def test_publish_to_a_redis_that_hangs_is_not_confirmed(link, keys, redis):

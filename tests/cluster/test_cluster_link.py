@@ -19,8 +19,15 @@ APP = "7"
 
 @pytest.fixture(scope="module")
 def cluster():
-    with redis_cluster() as cluster:
+    # A node that stops for a moment isn't replaced.
+    with redis_cluster(node_timeout_ms=60_000) as cluster:
         yield cluster
+
+
+@pytest.fixture(autouse=True)
+def _patient_with_nodes(monkeypatch):
+    monkeypatch.setattr("redpoll.cluster.slot_map._ANSWER_WITHIN_S", 60.0)
+    monkeypatch.setattr("redpoll.cluster.cluster_link._REPEAT_FOR_S", 60.0)
 
 
 @pytest.fixture

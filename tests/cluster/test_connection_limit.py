@@ -113,6 +113,8 @@ async def test_without_redis_a_connection_gets_4100(own_redis, start_worker, mak
     assert codes(worker) == [4100]
     assert not [*worker.registry.local_channels()]
     own_redis.start()
+    # However long the worker takes to connect and register, this connection waits.
+    worker.registry._connection_limit._away_s = 60.0
     late = worker.connect()
     await wait_until(answered((worker, late)))
     assert codes(worker) == [4100, 200]

@@ -404,7 +404,8 @@ class History(RandomHistory):
 
 @pytest.fixture(scope="module")
 def cluster():
-    with redis_cluster(2, replicated=False) as cluster:
+    # A node that stops for a moment doesn't take the cluster down.
+    with redis_cluster(2, replicated=False, node_timeout_ms=60_000) as cluster:
         yield cluster
 
 

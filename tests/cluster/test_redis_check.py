@@ -27,7 +27,8 @@ async def test_plain_redis_passes_and_the_check_leaves_no_key(own_redis, admin):
     link = await linked(own_redis.url)
     assert await examine(link, Keys()) == ([], [])
     await link.close()
-    assert all(0 < admin.pttl(key) <= 1000 for key in admin.scan_iter())
+    # -1 is a key that stays. What the scan found may expire before it is looked at.
+    assert all(-1 != admin.pttl(key) <= 1000 for key in admin.scan_iter())
 
 
 async def test_a_redis_that_evicts_is_warned_of(own_redis, admin):

@@ -13,8 +13,14 @@ from sentinel import sentinel_service
 
 @pytest.fixture(scope="module")
 def service():
-    with sentinel_service() as service:
+    # A server that stops for a moment isn't replaced. The test of a fail-over shortens the time.
+    with sentinel_service(down_after_ms=60_000) as service:
         yield service
+
+
+@pytest.fixture(autouse=True)
+def _patient_with_sentinels(monkeypatch):
+    monkeypatch.setattr("redpoll.cluster.sentinels._ANSWER_WITHIN_S", 60.0)
 
 
 async def connected(service) -> Link:
@@ -114,6 +120,7 @@ async def test_link_leaves_a_master_that_hangs_for_its_successor(service, wait_u
     link = await connected(service)
     await link.ask(b"SET", b"key", b"value")
     await link.ask(b"WAIT", 1, 5000)
+    service.set_down_after(500)
     # Nothing closes the connection. The first master will come back as a replica, but only after some seconds.
     first.signal(signal.SIGSTOP)
     await wait_until(lambda: link.reconnects == 1 and link.up)

@@ -29,7 +29,7 @@ async def workers(start_worker):
 
 
 async def test_every_worker_is_asked_and_every_answer_is_returned(workers, link, keys):
-    answers = await Survey(link, keys).ask("terminate", app="7", user="ü 1")
+    answers = await Survey(link, keys, answer_s=60).ask("terminate", app="7", user="ü 1")
     assert answers == {worker.registry.w: n for n, worker in enumerate(workers)}
     message = workers[0].sys[-1]
     assert (message["ask"], message["app"], message["user"]) == ("terminate", "7", "ü 1")
@@ -37,19 +37,20 @@ async def test_every_worker_is_asked_and_every_answer_is_returned(workers, link,
 
 
 async def test_without_workers_the_survey_ends_at_once(link, keys):
-    assert await Survey(link, keys).ask("terminate") == {}
+    assert await Survey(link, keys, answer_s=60).ask("terminate") == {}
 
 
 async def test_silent_worker_makes_the_answer_unavailable_and_is_named(workers, link, keys):
     workers[1].registry.on_sys = workers[1].sys.append
     process = workers[1].registry.w.rpartition(".")[0]
     with pytest.raises(Unavailable, match=process):
-        await Survey(link, keys, answer_s=0.3).ask("terminate")
+        # Long enough to read the answers of the others once: before that, nobody is named.
+        await Survey(link, keys).ask("terminate")
 
 
 async def test_worker_that_is_reaped_meanwhile_is_not_waited_for(workers, link, keys):
     await workers[1].kill()
-    asking = asyncio.ensure_future(Survey(link, keys, answer_s=10).ask("terminate"))
+    asking = asyncio.ensure_future(Survey(link, keys, answer_s=60).ask("terminate"))
     await asyncio.sleep(0.1)
     assert not asking.done()
     await Reaper(link, keys, "ffffffffffff").reap(workers[1].registry.w)
@@ -61,14 +62,14 @@ async def test_worker_that_was_given_up_and_lives_on_is_asked_by_its_newest_name
     await wait_until(lambda: workers[1].registry.w.endswith(".1"))
     while not await link.ask(b"HEXISTS", keys.beat, workers[1].registry.w):
         await asyncio.sleep(0.005)
-    answers = await Survey(link, keys).ask("terminate")
+    answers = await Survey(link, keys, answer_s=60).ask("terminate")
     assert answers == {worker.registry.w: n for n, worker in enumerate(workers)}
 
 
 async def test_worker_that_is_given_up_is_not_waited_for(workers, link, keys):
     await workers[1].kill()
     await link.ask(b"HSET", keys.beat, workers[1].registry.w, -1)
-    assert len(await Survey(link, keys).ask("terminate")) == 2
+    assert len(await Survey(link, keys, answer_s=60).ask("terminate")) == 2
 
 
 async def test_question_while_redis_is_away_is_unavailable(keys):
