@@ -122,6 +122,8 @@ async def test_directory_of_another_control_plane_is_not_replaced_by_older_recor
     janitor.start()
     link.start()
     await wait_until(lambda: health.directory_written)
+    # Only the checks below: while two write the directory, it has no version at times.
+    janitor.stop()
     records.stored = StoreUnavailable("away")
     await writer.put("1", App(id="1", name="newer", keys=()), 8)
     await janitor._compare()
