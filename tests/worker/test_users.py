@@ -19,7 +19,7 @@ async def ask(bench, what: str, **about) -> dict:
     link.start()
     await link.wait_up()
     try:
-        return await Survey(link, Keys()).ask(what, **about)
+        return await Survey(link, Keys(), answer_s=60).ask(what, **about)
     finally:
         await link.close()
 
