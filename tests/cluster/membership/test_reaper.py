@@ -262,7 +262,7 @@ async def test_reap_that_broke_off_at_any_step_is_finished_by_the_next(link, key
 async def test_worker_that_ended_cleanly_is_not_reaped(link, keys, start_worker, wait_until):
     a = await start_worker(1)
     w = a.registry.w
-    assert await a.registry.finish()
+    assert await a.registry.finish(timeout_s=60)
     await Reaper(link, keys, RUN).reap(w)
     assert await link.ask(b"KEYS", b"*") == []
 

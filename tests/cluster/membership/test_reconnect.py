@@ -35,11 +35,20 @@ async def test_changes_during_a_break_are_reported_afterwards(a, b, wait_until, 
     watcher = await b.attach(ROOM, "watcher")
     going = await a.attach(ROOM, "going")
     staying = await a.attach(ROOM, "staying")
+    connect, other_attached = a.link._connect, asyncio.Event()
+
+    async def connect_later():
+        await other_attached.wait()
+        return await connect()
+
+    # The break lasts until the other worker has its change, however slow the machine is.
+    a.link._connect = connect_later
     a.link.drop("for the test")
     a.leave(going)
     coming = a.join(ROOM, "coming")
     unheard = await b.attach(ROOM, "other")
     assert coming.state == "pending"
+    other_attached.set()
     await wait_until(lambda: coming.state == "attached")
     await truth.settled([a, b])
     assert watcher.users == {"watcher", "staying", "coming", "other"}
@@ -123,6 +132,9 @@ async def test_thousands_of_channels_are_asserted_again(a, b, wait_until, truth,
     sockets = [a.join(f"news-{n}") for n in range(2500)]
     sockets += [a.join(f"presence-{n}", "u") for n in range(200)]
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
+    # A beat that Redis answers between the next two lines would fence the worker.
+    a.registry._incarnation.close()
+    await wait_until(lambda: a.link.unanswered == 0)
     await link.ask(b"FLUSHALL")
     a.link.drop("for the test")
     late = a.join("presence-late", "u")

@@ -1,6 +1,7 @@
 """Workers on a real Redis: what their clients see, and what Redis holds."""
 
 import asyncio
+from dataclasses import replace
 
 from links import transports
 from redpoll.cluster.bus import Bus, Outgoing
@@ -33,7 +34,8 @@ async def test_subscribe_withdrawn_in_flight_leaves_without_a_frame(a, b, wait_u
     # The reply isn't read before the client has left.
     transport.pause_reading()
     socket = a.join(ROOM, "u")
-    await asyncio.sleep(0)
+    # Not always in the next pass of the loop: a slice ends early on a busy machine.
+    await wait_until(lambda: a.registry._sync.in_flight == 1)
     a.link.flush()
     a.leave(socket)
     assert a.registry.channels == 1
@@ -80,8 +82,10 @@ async def test_nothing_is_left_of_a_channel_that_all_have_left(a, b, wait_until,
     await wait_until(lambda: a.registry.channels == b.registry.channels == 0)
     assert await truth.channel_keys() == []
     assert sorted(a.sockets.dropped_channels) == ["news", ROOM]
-    topics = await a.link.ask(b"PUBSUB", b"CHANNELS", b"*:t:*")
-    assert topics == []
+    # The topics are unsubscribed after the channels are dropped.
+    async with asyncio.timeout(60):
+        while await a.link.ask(b"PUBSUB", b"CHANNELS", b"*:t:*"):
+            await asyncio.sleep(0.005)
 
 
 async def test_events_reach_attached_sockets_only(a, wait_until, link, keys):
@@ -91,6 +95,10 @@ async def test_events_reach_attached_sockets_only(a, wait_until, link, keys):
     await wait_until(lambda: len(socket.events) == 1)
     a.leave(socket)
     await wait_until(lambda: a.registry.channels == 0)
+    # The topic is unsubscribed after the channel is dropped.
+    async with asyncio.timeout(60):
+        while await link.subscribers([keys.topic("7", "news")]) != [0]:
+            await asyncio.sleep(0.005)
     assert await bus.publish_all(a.app, [Outgoing("news", "e", "3")]) == [0]
     assert socket.events == [b"e 0 0 - - 0 1\ne1"]
 
@@ -192,6 +200,8 @@ async def test_join_that_waits_too_long_is_refused_as_unavailable(own_redis, sta
     await wait_until(lambda: all(socket.reason == "unavailable" for socket in sockets))
     assert worker.registry.channels == 0
     own_redis.start()
+    # The worker must connect and register first, which may take longer than the wait above.
+    worker.registry._timings = replace(worker.registry._timings, join_wait_s=60.0)
     late = worker.join(ROOM, "u")
     await wait_until(lambda: late.state == "attached")
     assert late.snapshot == {"u"}
@@ -234,7 +244,7 @@ async def test_worker_is_not_ready_after_redis_was_away_too_long(own_redis, star
 async def test_worker_that_ends_cleanly_leaves_nothing(a, link, keys, truth):
     await a.attach(ROOM, "u")
     a.leave_all()
-    assert await a.registry.finish()
+    assert await a.registry.finish(timeout_s=60)
     assert await link.ask(b"KEYS", b"*:w:*") == []
     assert await link.ask(b"EXISTS", keys.beat) == 0
 
