@@ -167,6 +167,8 @@ async def test_no_message_is_lost_while_redis_is_killed_and_started_again(
                     await wait_until(lambda at=at: publisher.accepted > publisher.count * at, timeout_s=120)
                     own_redis.kill()
                     await asyncio.sleep(away_s)  # How long Redis is away. In the longer outage requests get 503.
+                    if away_s:
+                        await wait_until(lambda: publisher.repeated)
                     await asyncio.to_thread(own_redis.start)
                 await cutting
                 await everything_arrives(publisher, reader, wait_until)

@@ -1,8 +1,11 @@
 """Announced members and counts are right in the end, in whatever way clients connect and disconnect."""
 
 import asyncio
+import contextlib
 import json
+import os
 import random
+import signal
 import time
 from collections.abc import Callable
 
@@ -96,9 +99,11 @@ class History:
             return  # Its worker is being replaced. The model drops such a socket when its connection is lost.
 
     def kill_one_but(self, safe: int) -> None:
-        others = [index for index, pid in enumerate(self.server.worker_pids()) if pid != safe]
+        # By process id: the places in the list change when a killed worker is started again.
+        others = [pid for pid in self.server.worker_pids() if pid != safe]
         if others:
-            self.server.kill_worker(self.random.choice(others))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.random.choice(others), signal.SIGKILL)
 
     async def settle(self) -> None:
         """Waits until HTTP answers what the model expects, counts included."""

@@ -20,7 +20,7 @@ SUBSCRIBERS = 24
 
 
 async def test_redis_killed_and_started_again(
-    own_redis, size: Callable[[int, int], int], within_s: Callable[[float], float], figures
+    own_redis, size: Callable[[int, int], int], within_s: Callable[[float], float], figures, wait_until: Callable
 ) -> None:
     with Server(workers=2, redis_url=own_redis.url) as server:
         sockets = await connect_many(server, SUBSCRIBERS)
@@ -35,10 +35,14 @@ async def test_redis_killed_and_started_again(
                 killed_at = time.monotonic()
                 # A client that comes while Redis is away waits for its subscription, and gets it.
                 sockets[0].send(sockets[0].subscribe_request("asked-meanwhile"))
+                # By its pong the worker knows that Redis has closed the connection.
+                await member.ping()
                 member.send({"event": "client-x", "channel": "presence-through", "data": {}})
                 refused = await member.next("pusher:error")
                 assert refused["data"]["code"] == 4301
                 await asyncio.sleep(size(2, 5) - (time.monotonic() - killed_at))  # How long Redis is away.
+                # If the publisher was stopped meanwhile, nothing has met the outage yet.
+                await wait_until(lambda: any(one.status == 503 for one in publisher.published))
                 # Starting it waits for its first answer, in a thread: the publisher continues.
                 await asyncio.to_thread(own_redis.start)
                 back_s = await delivery_is_back(publisher, sockets, time.monotonic(), within_s(3))
