@@ -7,6 +7,9 @@ import counting
 import pytest
 from cases import CASES
 
+# Building and counting the commit of the baseline takes a minute on a quiet machine.
+pytestmark = pytest.mark.timeout(1800)
+
 
 @pytest.fixture(scope="module")
 def counts() -> baseline.Counts:
