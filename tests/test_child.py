@@ -42,7 +42,8 @@ async def test_signal_reaches_the_process_and_shows_in_its_exit_code(child, wait
     child.signal(signal.SIGKILL)  # without a process it does nothing
 
 
-async def test_restart_delay_doubles_with_every_quick_death_up_to_5_s(child, wait_until):
+async def test_restart_delay_doubles_with_every_quick_death_up_to_5_s(child, wait_until, monkeypatch):
+    monkeypatch.setattr("redpoll.child.monotonic", lambda: 0.0)
     pauses = []
     for _ in range(8):
         child.spawn(["true"])

@@ -143,6 +143,6 @@ def test_armed_child_dies_with_its_parent_and_ignores_terminal_signals():
             assert int(ignored.split()[1], 16) & 1 << (number - 1)
         process.kill()
     # A pidfd becomes readable when its process ends.
-    readable, _, _ = select.select([child], [], [], 10)
+    readable, _, _ = select.select([child], [], [], 60)
     os.close(child)
     assert readable
