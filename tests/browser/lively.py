@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 from click.testing import CliRunner
-from playwright.async_api import Browser, BrowserContext, async_playwright
+from playwright.async_api import Browser, BrowserContext, async_playwright, expect
 
 from redpoll.cli import main
 from server import Server
@@ -24,6 +24,9 @@ from wire import Api, Socket, eventually
 # Debian's Chromium, as root and without a network: nothing is looked up or fetched in the background.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+# How long a page may take for anything: the machine may be busy.
+PATIENCE_MS = 60_000
+expect.set_options(timeout=PATIENCE_MS)
 PASSWORD = "a finch on a birch twig"
 SETTINGS = {
     "webhook_allow_http": 1,
@@ -189,6 +192,7 @@ async def logged_in(browser: Browser, server: Server, **how: Any) -> AsyncIterat
     """A context of the browser, without the cookies of others, in which the admin is logged in. `how` goes to it:
     viewport, color_scheme."""
     context = await browser.new_context(**how)
+    context.set_default_timeout(PATIENCE_MS)
     page = await context.new_page()
     await page.goto(server.control_url)
     await page.fill("#name", "admin")

@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp import web
 from playwright.async_api import expect
 
-from browser.lively import chromium
+from browser.lively import PATIENCE_MS, chromium
 from browser.watch import Watch
 from server import Server
 
@@ -27,7 +27,6 @@ SETTINGS = {
     "webhook_retry_after_s": "0.1,0.1,0.1",
     "webhook_debounce_s": 0,
 }
-PATIENCE_MS = 20_000
 
 
 @dataclass
@@ -94,6 +93,7 @@ async def test_first_login_to_retried_dead_letter() -> None:
             await page.fill("#new_password", NEW_PASSWORD)
             await page.fill("#new_password_again", NEW_PASSWORD)
             await page.get_by_role("button", name="Save password").click()
+            await expect(page.get_by_text("one-time password")).to_have_count(0)
             await expect(page.get_by_role("navigation", name="Main")).to_be_visible()
             assert not (server.folder / "data" / "first-login").exists()
 
@@ -124,9 +124,11 @@ async def test_first_login_to_retried_dead_letter() -> None:
                 "channel.bind('paid', (data) => heard.push(data.number));</script>"
             )
             shop = await browser.new_page()
+            shop.set_default_timeout(PATIENCE_MS)
             await shop.goto(f"{receiver.url}/page")
             await shop.wait_for_function("window.channel.subscribed")
             console = await browser.new_page()
+            console.set_default_timeout(PATIENCE_MS)
             console_watch = Watch(console)
             await console.context.add_cookies(await page.context.cookies())
             await console.goto(f"{here}/console")
@@ -146,6 +148,8 @@ async def test_first_login_to_retried_dead_letter() -> None:
                 await page.goto(f"{here}/trace")
                 await page.fill("#trace_id", trace_id)
                 await page.get_by_role("button", name="Search").click()
+                # Without a search, the page lists all requests.
+                await page.wait_for_url(f"**trace_id={trace_id}**")
                 row = page.locator("tbody tr")
                 if await row.count() != 1:
                     return False
@@ -171,6 +175,7 @@ async def test_first_login_to_retried_dead_letter() -> None:
 
             await until(dead)
             await page.locator("tbody tr").first.get_by_role("link").first.click()
+            await page.wait_for_url("**/deliveries/**")
             text = await page.locator("main").inner_text()
             assert "channel.occupied" in text
             assert text.count("500") >= 4, "four attempts with their status"
