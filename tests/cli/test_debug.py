@@ -73,6 +73,8 @@ async def test_lines_of_all_workers_and_of_requests_come_until_ctrl_c(typed, ser
     (running,) = json.loads((await asyncio.to_thread(typed, "debug", "--json", *where)).stdout)
     assert (running["app"], running["socket"]) == (server.app_id, "")
     assert before_s <= running["until"] - 300 <= time.time()
+    # The workers take the record in their own time, and answer this command after it.
+    assert (await asyncio.to_thread(typed, "connections", "list", server.app_id, *where)).exit_code == 0
     clients: list[Socket] = []
     while len({line.get("origin") for line in following.seen}) < 2:
         clients.append(await Socket.connect(server))
@@ -100,7 +102,7 @@ async def test_lines_of_all_workers_and_of_requests_come_until_ctrl_c(typed, ser
 async def test_one_connection_is_found_by_its_id(typed, server, where):
     client, other = await Socket.connect(server), await Socket.connect(server)
     following = await asyncio.to_thread(Following, server, "--socket", client.socket_id, "--for", "5m")
-    # The workers take the record in their own time, and answer the second command after it.
+    # As above.
     assert (await asyncio.to_thread(typed, "connections", "list", server.app_id, *where)).exit_code == 0
     # Lines of the other one would come before the last line of this one.
     await other.subscribe("room")
