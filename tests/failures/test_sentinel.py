@@ -21,8 +21,9 @@ ROOM = "presence-room"
 
 
 @pytest.fixture
-def service():
-    with sentinel_service() as service:
+def service(size: Callable[[int, int], int]):
+    # In CI a master that was stopped for a second must not be replaced before the test kills it.
+    with sentinel_service(down_after_ms=size(3_000, 500)) as service:
         yield service
 
 
