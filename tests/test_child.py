@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from redpoll.child import Child
+from redpoll.child_pipe import ChildPipe
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -80,6 +81,18 @@ async def test_child_without_a_process_has_ended_and_ignores_messages(child):
     await child.wait_ended(0.0)
     child.send({"drain": True})
     assert child.take_exit_code() is None
+
+
+async def test_silence_counts_from_the_first_answer_or_from_ready(child):
+    ours, theirs = socket.socketpair()
+    with theirs:
+        child.child_pipe = ChildPipe(ours.detach())
+        assert [child.ping() for _ in range(3)] == [0, 0, 0]
+        child.ready = True
+        assert [child.ping() for _ in range(3)] == [1, 2, 3]
+        child.child_pipe.pong_due = False
+        assert [child.ping() for _ in range(3)] == [0, 1, 2]
+        child.child_pipe.close()
 
 
 async def test_listening_sockets_are_inherited_until_they_are_closed(wait_until):

@@ -61,7 +61,8 @@ class Child:
         self.quick_deaths = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
-        # For how many calls of `ping` in a row the process has not answered; None before its first answer.
+        # For how many calls of `ping` in a row the process has not answered; None before its first answer, unless it
+        # said that it is ready.
         self._silent_pings: int | None = None
         self._was_pinged = False
 
@@ -93,13 +94,14 @@ class Child:
         """Asks the process for an answer. Returns for how many calls in a row it has not answered.
 
         Calls are counted, not seconds: after a stall of the supervisor, or of the whole machine, this is one late call.
-        A process that starts has as long as it needs for its first answer: it may have to migrate the record store.
+        A process that starts has as long as it needs until it answers or is ready: it may have to migrate the record
+        store.
         """
         if self.child_pipe is None:
             return 0
         if self.child_pipe.pong_due:
-            if self._silent_pings is not None:
-                self._silent_pings += 1
+            if self._silent_pings is not None or self.ready:
+                self._silent_pings = (self._silent_pings or 0) + 1
         else:
             if self._was_pinged:
                 self._silent_pings = 0
