@@ -438,7 +438,7 @@ class Supervisor:
         asyncio.get_running_loop().call_later(_PING_EVERY_S, self._ping_children)
         notify_watchdog()
         for child in (self._control, *self._workers):
-            if child.ping() >= _MAX_SILENT_PINGS:
+            if child.ping() == _MAX_SILENT_PINGS:
                 log.error("child killed, it does not answer", child=child.name, unanswered_pings=_MAX_SILENT_PINGS)
                 child.signal(signal.SIGKILL)
 
