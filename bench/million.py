@@ -314,11 +314,6 @@ class Crowd:
         except (OSError, TimeoutError, aiohttp.ClientError):
             return 0
 
-    async def events_sent(self) -> int:
-        """Events that the workers have sent to sockets, as /metrics has it."""
-        metrics = await asyncio.to_thread(self.server.metrics)
-        return int(sum(value for (name, _), value in metrics.items() if name == "redpoll_app_events_sent_total"))
-
     async def is_occupied(self, session: aiohttp.ClientSession) -> bool:
         path = signed_path(self.address, "GET", f"/apps/{self.address.app_id}/channels/{CHANNEL}", b"")
         async with session.get(f"http://{self.address.host}:{self.address.port}{path}") as answer:
@@ -375,8 +370,6 @@ async def measure(crowd: Crowd, screen: swarm.Screen, program: Path) -> None:
         if not crowd.options.each:
             async with crowd.during("broadcast") as figures:
                 figures |= await broadcast(crowd, screen, session)
-            async with crowd.during("broadcast, drivers paused") as figures:
-                figures |= await broadcast_unread(crowd, screen, session)
         async with crowd.during("all leave at once") as figures:
             figures |= await leave(crowd, screen, session)
         # The drivers say so up to 0.25 s later.
@@ -415,49 +408,17 @@ def by_tenth(samples: list[dict[str, Any]], began_s: float, count: int) -> list[
     return rates
 
 
-async def broadcast(
-    crowd: Crowd, screen: swarm.Screen, session: aiohttp.ClientSession, limit_s: float = 5
-) -> dict[str, Any]:
-    """One event to all. Ends when nobody has got it for `limit_s`."""
+async def broadcast(crowd: Crowd, screen: swarm.Screen, session: aiohttp.ClientSession) -> dict[str, Any]:
+    """One event to all."""
     before, seen = crowd.total("messages"), crowd.histogram("latency")
     ready = crowd.total("ready")
     status = await crowd.publish(session, CHANNEL, f"#{CHANNEL}|1|{time.monotonic():.6f}|{'x' * 60}")
     if status == 200:
-        await crowd.until(screen, lambda: crowd.total("messages") - before >= ready, limit_s)
+        await crowd.until(screen, lambda: crowd.total("messages") - before >= ready, 5)
     # The drivers report four times a second, so the latencies are exact and this moment isn't.
     await asyncio.sleep(0.3)
     latency = swarm.percentiles(crowd.histogram("latency") - seen)
     return {"status": status, "subscribers": ready, "received": crowd.total("messages") - before, "latency": latency}
-
-
-async def broadcast_unread(crowd: Crowd, screen: swarm.Screen, session: aiohttp.ClientSession) -> dict[str, Any]:
-    """One event to all while the drivers stand still, so that they take no processor time from the server, as if they
-    ran on other machines. `workers_busy_s`: until the workers had nothing more to send. Then the drivers read it."""
-    before = await crowd.events_sent()
-    for driver in crowd.drivers:
-        driver.process.send_signal(signal.SIGSTOP)
-    reading = asyncio.create_task(broadcast(crowd, screen, session, 60))
-    try:
-        busy = await until_idle(crowd.workers)
-        # The workers report what they sent every 5 s.
-        while (written := await crowd.events_sent() - before) < crowd.total("ready") and not reading.done():
-            await asyncio.sleep(1)
-    finally:
-        for driver in crowd.drivers:
-            driver.process.send_signal(signal.SIGCONT)
-    return {"written_unread": written, "workers_busy_s": round(busy, 2)} | await reading
-
-
-async def until_idle(pids: list[int]) -> float:
-    """Seconds until these processes had used less than a fifth of a core for a second."""
-    began = busy_until = time.monotonic()
-    used_s = swarm.cpu_of(pids)
-    while time.monotonic() - busy_until < 1:
-        await asyncio.sleep(0.1)
-        if (now_s := swarm.cpu_of(pids)) - used_s > 0.02:
-            busy_until = time.monotonic()
-        used_s = now_s
-    return busy_until - began
 
 
 async def leave(crowd: Crowd, screen: swarm.Screen, session: aiohttp.ClientSession) -> dict[str, Any]:
