@@ -35,6 +35,12 @@ cdef enum:
     INLINE_SEATS = 2
 
 
+cdef enum:
+    # The flusher's queues that a sink is in (`Sink.queued`).
+    IN_QUICK = 1
+    IN_BULK = 2
+
+
 cdef union Seats:
     # Up to INLINE_SEATS lie in the sink itself; more are heap memory, of which the sink owns `heap`.
     Seat[INLINE_SEATS] inline
@@ -61,8 +67,8 @@ cdef class Sink(Polled):
     # Flags take a byte each; a bint takes four, and there are tens of thousands of sinks.
     # Frames are taken: from connection_made until a Close is queued or the transport goes.
     cdef uint8_t writable
-    # In the flusher's list.
-    cdef uint8_t dirty
+    # The flusher's queues that this is in: IN_QUICK, IN_BULK or both.
+    cdef uint8_t queued
     # More than the limit waits for it; the next flush closes it.
     cdef uint8_t overrun
     # Half-close as soon as nothing is owed.
@@ -124,6 +130,14 @@ cdef class Audience:
     ) except -1
 
 
+cdef struct Queue:
+    # Sinks with something to write, oldest first: [start, end) of heap memory, each owned.
+    PyObject** sinks
+    Py_ssize_t start
+    Py_ssize_t end
+    Py_ssize_t capacity
+
+
 cdef class Flusher:
     # Owned: called with no arguments to have flush() called soon.
     cdef object schedule
@@ -133,6 +147,8 @@ cdef class Flusher:
     cdef public double slice_s
     # A sink with fewer unsent bytes counts as drained.
     cdef public uint32_t drained_bytes
+    # A frame for more sinks than this is for many: they go to the bulk queue.
+    cdef public uint32_t max_few
     # An audience with more sinks than this is posted to in slices; so many sinks make a part of a slice.
     cdef public uint32_t post_at_once
     cdef public uint32_t post_part
@@ -142,11 +158,9 @@ cdef class Flusher:
     cdef public object on_drained
     # Sinks to report at the end of this flush or the next; None while there are none.
     cdef list drained
-    # Sinks with something to write, oldest first: [start, end) of heap memory, each owned.
-    cdef PyObject** dirty
-    cdef Py_ssize_t start
-    cdef Py_ssize_t end
-    cdef Py_ssize_t capacity
+    # Sinks with a frame for them alone or for a few, and those with a frame for many.
+    cdef Queue quick
+    cdef Queue bulk
     cdef bint scheduled
     cdef bint flushing
     # The frames of `joined` (held, or NULL), one after another.
@@ -161,11 +175,12 @@ cdef class Flusher:
     cdef readonly uint64_t overruns
     cdef readonly uint64_t sinks_closed_on_error
 
-    cdef int reserve(self, Py_ssize_t more) except -1
-    cdef void mark(self, PyObject* sink) noexcept
+    cdef inline bint waits(self) noexcept
     cdef int wake(self) except -1
     cdef int report_drained(self) except -1
     cdef int post_some(self, double deadline) except -1
+    cdef int write_some(self, Queue* queue, uint8_t place, Py_ssize_t stop, double deadline) except -1
+    cdef int write_later(self, Sink sink, Queue* queue, uint8_t place) except -1
     cdef int write_now(self, Sink sink) except -1
     cdef int write_owed(self, Sink sink) except -1
     cdef int write_through_transport(self, Sink sink, Chain* chain, bint urgent) except -1

@@ -47,9 +47,7 @@ cdef enum:
     LINK_BYTES = 64
     # The clock is read once per this many sinks (a send takes about 5 µs).
     SINKS_PER_LOOK = 32
-    # With more sinks than this in the flusher's list, an urgent frame is written at once. With fewer it waits, so that
-    # the pongs of a flood are joined.
-    LONG_QUEUE = 64
+    MAX_FEW = 64
     # A larger scratch buffer is freed at the end of a flush.
     KEPT_SCRATCH_BYTES = 262144
     # A TLS transport is handed this much at a time, plus at most a frame: it takes whatever it is given, and only then
@@ -345,9 +343,6 @@ cdef class Sink(Polled):
         cdef int noted = 0
         if self.writable:
             noted = self.owe(frame, urgent)
-            if urgent and noted and not self.paused and self.flusher.end - self.flusher.start > LONG_QUEUE:
-                # After a large channel's fan-out, a pong would wait for all of it (deploy/failures.md "Hostile input").
-                self.flusher.write_now(self)
             self.flusher.wake()
         return noted
 
@@ -356,7 +351,7 @@ cdef class Sink(Polled):
         cdef:
             Flusher flusher = self.flusher
             uint64_t size = PyBytes_GET_SIZE(frame) + LINK_BYTES
-        flusher.reserve(1)
+        reserve(&flusher.quick, 1)
         if self.weight_owed() + size > flusher.max_owed_bytes:
             if not self.paused:
                 # Many bytes in one tick aren't the client's fault: nothing was written to it yet.
@@ -368,13 +363,13 @@ cdef class Sink(Polled):
                 self.writable = False
                 # The flush closes it, because the caller may be iterating over an audience.
                 self.overrun = True
-                if not self.dirty:
-                    flusher.mark(<PyObject*> self)
+                if not self.queued:
+                    put(&flusher.quick, <PyObject*> self, IN_QUICK)
                 return 0
         self.lengthen(frame, urgent)
         flusher.frames_posted += 1
-        if not self.dirty and not self.paused:
-            flusher.mark(<PyObject*> self)
+        if not self.queued & IN_QUICK and not self.paused:
+            put(&flusher.quick, <PyObject*> self, IN_QUICK)
         return 1
 
     cdef int lengthen(self, bytes frame, bint urgent) except -1:
@@ -405,9 +400,9 @@ cdef class Sink(Polled):
 
     cdef int be_flushed(self) except -1:
         """Put this sink into the next flush."""
-        if not self.dirty:
-            self.flusher.reserve(1)
-            self.flusher.mark(<PyObject*> self)
+        if not self.queued & IN_QUICK:
+            reserve(&self.flusher.quick, 1)
+            put(&self.flusher.quick, <PyObject*> self, IN_QUICK)
             self.flusher.wake()
         return 0
 
@@ -640,6 +635,11 @@ cdef class Audience:
         """Note `frame` on the sinks from place `first` to before `end`; how many were noted. The caller wakes."""
         cdef:
             Flusher flusher = self.flusher
+            bint few = self.count <= self.flusher.max_few
+            Queue* queue = &flusher.quick if few else &flusher.bulk
+            uint8_t place = IN_QUICK if few else IN_BULK
+            # A sink in the quick queue is written early enough for this frame, too.
+            uint8_t places = IN_QUICK | place
             uint64_t limit
             uint64_t total = 0
             uint32_t noted = 0
@@ -652,7 +652,7 @@ cdef class Audience:
         if first == end:
             return 0
         limit = flusher.max_owed_bytes
-        flusher.reserve(end - first)
+        reserve(queue, end - first)
         try:
             for i in range(first, end):
                 sink = self.sinks[i]
@@ -674,8 +674,8 @@ cdef class Audience:
                 moved += 1
                 noted += 1
                 flusher.frames_posted += 1
-                if not (<Sink> sink).dirty and not (<Sink> sink).paused:
-                    flusher.mark(sink)
+                if not (<Sink> sink).queued & places and not (<Sink> sink).paused:
+                    put(queue, sink, place)
         finally:
             # Also after an exception: the sinks that point to `now` are its holders.
             settle(was, now, moved)
@@ -704,8 +704,50 @@ cdef Py_ssize_t seat_of(Audience audience, Sink sink) noexcept:
 # -- the flusher ---------------------------------------------------------------------------------------------
 
 
+cdef int reserve(Queue* queue, Py_ssize_t more) except -1:
+    """Room for `more` sinks, so that `put` can't fail."""
+    cdef:
+        Py_ssize_t capacity
+        PyObject** sinks
+    if queue.end + more <= queue.capacity:
+        return 0
+    capacity = max(queue.capacity * 2, queue.end + more, 64)
+    sinks = <PyObject**> PyMem_Realloc(queue.sinks, capacity * sizeof(PyObject*))
+    if sinks == NULL:
+        raise MemoryError()
+    queue.sinks = sinks
+    queue.capacity = capacity
+    return 0
+
+
+cdef inline void put(Queue* queue, PyObject* sink, uint8_t place) noexcept:
+    # noexcept: reserve() was called.
+    queue.sinks[queue.end] = sink
+    queue.end += 1
+    (<Sink> sink).queued |= place
+    Py_INCREF(<Sink> sink)
+
+
+cdef void close_gap(Queue* queue) noexcept:
+    """Move the rest of the queue to the beginning of its memory."""
+    memmove(queue.sinks, queue.sinks + queue.start, (queue.end - queue.start) * sizeof(PyObject*))
+    queue.end -= queue.start
+    queue.start = 0
+
+
+cdef void empty(Queue* queue) noexcept:
+    cdef Py_ssize_t i
+    for i in range(queue.start, queue.end):
+        Py_DECREF(<Sink> queue.sinks[i])
+    PyMem_Free(queue.sinks)
+
+
 cdef class Flusher:
-    """Has the list of sinks with something to write, and writes them.
+    """Has the queues of sinks with something to write, and writes them.
+
+    A frame for one sink or a few goes to the quick queue, which comes first; one for many to the bulk queue. So an
+    answer or a small channel's event doesn't wait for thousands who get another event. Of one sink, everything that
+    waits is written at once, in order, whichever queue it is found in.
 
     `schedule()` is called when there is work and no call of `flush` is scheduled: `lambda:
     loop.call_soon(flusher.flush)`. `max_owed_bytes` is the limit of what may wait for one sink whose kernel buffer is
@@ -721,22 +763,24 @@ cdef class Flusher:
         self.max_owed_bytes = max_owed_bytes
         self.slice_s = slice_s
         self.drained_bytes = 1
+        self.max_few = MAX_FEW
         self.post_at_once = POST_AT_ONCE
         self.post_part = POST_PART
         self.posting = []
 
     def __dealloc__(self):
-        cdef Py_ssize_t i
-        for i in range(self.start, self.end):
-            Py_DECREF(<Sink> self.dirty[i])
-        PyMem_Free(self.dirty)
+        empty(&self.quick)
+        empty(&self.bulk)
         PyMem_Free(self.scratch)
         release(self.joined, 1)
 
     @property
     def waiting(self) -> int:
-        """The number of sinks that have something to write and can be written to."""
-        return self.end - self.start
+        """The number of sinks that have something to write and can be written to. One in both queues counts twice."""
+        return self.quick.end - self.quick.start + self.bulk.end - self.bulk.start
+
+    cdef inline bint waits(self) noexcept:
+        return self.quick.end > self.quick.start or self.bulk.end > self.bulk.start
 
     def flush(self) -> bool:
         """Write all waiting frames, with one write per sink. True if the slice was too short.
@@ -744,50 +788,30 @@ cdef class Flusher:
         The rest is scheduled. A sink that fails is closed and counted, and affects no other sink.
         """
         cdef:
-            Py_ssize_t stop
-            uint32_t until_look = SINKS_PER_LOOK
+            double now
             double deadline
-            bint late = False
-            Sink sink
+            Py_ssize_t quick_stop
         if self.flushing:
-            # One of our callbacks called this. What it queued is in the list, and the outer call writes it.
-            return self.end > self.start
+            # One of our callbacks called this. What it queued is in the queues, and the outer call writes it.
+            return self.waits()
         self.flushing = True
         self.scheduled = False
-        deadline = monotonic_s() + self.slice_s
-        if self.posting:
-            try:
-                # Half of the time, so that what is noted is also written.
-                self.post_some(deadline - self.slice_s / 2)
-            except BaseException:
-                self.flushing = False
-                self.wake()
-                raise
+        now = monotonic_s()
+        deadline = now + self.slice_s
         # Sinks that are added during this flush wait for the next one. Otherwise a callback that always sends would
         # keep us here.
-        stop = self.end
+        quick_stop = self.quick.end
         try:
-            while self.start < stop and not late:
-                try:
-                    # One try block for all sinks: setting it up per sink costs time.
-                    while self.start < stop:
-                        sink = <Sink> self.dirty[self.start]
-                        self.start += 1
-                        Py_DECREF(sink)
-                        sink.dirty = False
-                        self.write_owed(sink)
-                        if sink.awaited:
-                            sink.check_drained()
-                        until_look -= 1
-                        if until_look == 0:
-                            until_look = SINKS_PER_LOOK
-                            if monotonic_s() > deadline:
-                                late = True
-                                break
-                except Exception as fault:
-                    report(fault, sink)
-                    self.sinks_closed_on_error += 1
-                    sink.broke()
+            if self.posting or self.bulk.end > self.bulk.start:
+                # A quarter of the time at least is for these.
+                self.write_some(&self.quick, IN_QUICK, quick_stop, deadline - self.slice_s / 4)
+                if self.posting:
+                    # Half of what is left, so that what is noted is also written.
+                    now = monotonic_s()
+                    self.post_some(now + (deadline - now) / 2)
+                self.write_some(&self.bulk, IN_BULK, self.bulk.end, deadline)
+            else:
+                self.write_some(&self.quick, IN_QUICK, quick_stop, deadline)
         finally:
             self.flushing = False
             release(self.joined, 1)
@@ -796,13 +820,47 @@ cdef class Flusher:
                 PyMem_Free(self.scratch)
                 self.scratch = NULL
                 self.scratch_size = 0
-            memmove(self.dirty, self.dirty + self.start, (self.end - self.start) * sizeof(PyObject*))
-            self.end -= self.start
-            self.start = 0
+            close_gap(&self.quick)
+            close_gap(&self.bulk)
             self.wake()
         if self.drained is not None:
             self.report_drained()
-        return self.end > self.start or bool(self.posting)
+        return self.waits() or bool(self.posting)
+
+    cdef int write_some(self, Queue* queue, uint8_t place, Py_ssize_t stop, double deadline) except -1:
+        """Write the sinks of `queue` before `stop`, until `deadline`."""
+        cdef:
+            uint32_t until_look = SINKS_PER_LOOK
+            Sink sink
+        while queue.start < stop:
+            try:
+                # One try block for all sinks: setting it up per sink costs time.
+                while queue.start < stop:
+                    sink = <Sink> queue.sinks[queue.start]
+                    queue.start += 1
+                    Py_DECREF(sink)
+                    sink.queued &= ~place
+                    if self.write_owed(sink):
+                        self.write_later(sink, queue, place)
+                    if sink.awaited:
+                        sink.check_drained()
+                    until_look -= 1
+                    if until_look == 0:
+                        until_look = SINKS_PER_LOOK
+                        if monotonic_s() > deadline:
+                            return 0
+            except Exception as fault:
+                report(fault, sink)
+                self.sinks_closed_on_error += 1
+                sink.broke()
+        return 0
+
+    cdef int write_later(self, Sink sink, Queue* queue, uint8_t place) except -1:
+        """Put a sink that has more to write at the end of `queue`, unless it is in one."""
+        if not sink.queued:
+            reserve(queue, 1)
+            put(queue, <PyObject*> sink, place)
+        return 0
 
     cdef int post_some(self, double deadline) except -1:
         """Go on with the posts to large audiences, by turns."""
@@ -827,30 +885,8 @@ cdef class Flusher:
             self.on_drained(drained)
         return 0
 
-    cdef int reserve(self, Py_ssize_t more) except -1:
-        """Room for `more` sinks in the list, so that `mark` can't fail."""
-        cdef:
-            Py_ssize_t capacity
-            PyObject** dirty
-        if self.end + more <= self.capacity:
-            return 0
-        capacity = max(self.capacity * 2, self.end + more, 64)
-        dirty = <PyObject**> PyMem_Realloc(self.dirty, capacity * sizeof(PyObject*))
-        if dirty == NULL:
-            raise MemoryError()
-        self.dirty = dirty
-        self.capacity = capacity
-        return 0
-
-    cdef void mark(self, PyObject* sink) noexcept:
-        # noexcept: reserve() was called.
-        self.dirty[self.end] = sink
-        self.end += 1
-        (<Sink> sink).dirty = True
-        Py_INCREF(<Sink> sink)
-
     cdef int wake(self) except -1:
-        if (self.end > self.start or self.drained is not None or self.posting) and not self.scheduled and not self.flushing:
+        if (self.waits() or self.drained is not None or self.posting) and not self.scheduled and not self.flushing:
             self.scheduled = True
             try:
                 self.schedule()
@@ -862,7 +898,8 @@ cdef class Flusher:
     cdef int write_now(self, Sink sink) except -1:
         """Write what waits for `sink` now, not at the flush. Calls only its transport."""
         try:
-            self.write_owed(sink)
+            if self.write_owed(sink):
+                self.write_later(sink, &self.quick, IN_QUICK)
         except Exception as fault:
             report(fault, sink)
             self.sinks_closed_on_error += 1
@@ -875,6 +912,8 @@ cdef class Flusher:
         return 0
 
     cdef int write_owed(self, Sink sink) except -1:
+        """Write what waits for `sink`. 1 if it can be written to and has more, because a callback queued something or
+        the transport takes only a part."""
         cdef:
             Chain* chain
             char* at
@@ -931,17 +970,14 @@ cdef class Flusher:
                 self.sinks_closed_on_error += 1
                 sink.broke()
                 return 0
-        if sink.dirty or sink.paused:
+        if sink.paused:
             return 0
-        if (
+        return (
             sink.owed != NULL
             or sink.urgent != NULL
             or sink.finishing
             or (sink.watched and (sink.ended or sink.watched & WATCHED_OUT))
-        ):
-            self.reserve(1)
-            self.mark(<PyObject*> sink)
-        return 0
+        )
 
     cdef int close_written(self, Sink sink) except -1:
         """Everything for a plain socket is written: stop waiting for room, and end the connection if it is

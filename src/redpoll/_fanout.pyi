@@ -42,6 +42,7 @@ class Flusher:
     max_owed_bytes: int
     slice_s: float
     drained_bytes: int
+    max_few: int
     post_at_once: int
     post_part: int
     on_drained: Callable[[list[Any]], None] | None

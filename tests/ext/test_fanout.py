@@ -153,10 +153,12 @@ def test_schedule_is_called_once_until_the_flush(sinks):
             st.sampled_from([b"a", b"bb", b"ccc"]),
         ),
         max_size=60,
-    )
+    ),
+    st.sampled_from([2, 3]),
 )
-def test_every_sink_gets_its_frames_in_order(fake_transport, steps):
+def test_every_sink_gets_its_frames_in_order(fake_transport, steps, max_few):
     flusher = Flusher(lambda: None)
+    flusher.max_few = max_few
     audiences = [Audience(flusher) for _ in range(2)]
     transports = [fake_transport() for _ in range(4)]
     sinks = [sink_on(transport, flusher) for transport in transports]
@@ -307,22 +309,64 @@ def test_urgent_frames_pass_those_not_yet_started(sinks, flusher):
     assert transport.take() == b"!12"
 
 
-def test_an_urgent_frame_does_not_wait_for_a_large_audience(sinks, flusher):
-    crowd = sinks(100)
-    [(sink, transport)] = sinks(1)
+@pytest.fixture
+def crowd(sinks):
+    """A flusher whose slice is over at the first look at the clock, and the sinks of an audience of 300, with an event
+    that none of them has yet."""
+    flusher = Flusher(lambda: None, slice_s=0.0)
     audience = Audience(flusher)
-    for other, _ in crowd:
-        audience.add(other)
+    pairs = sinks(300, flusher)
+    for sink, _ in pairs:
+        audience.add(sink)
     audience.post(b"fat")
-    sink.send(b"1")
-    sink.send_urgent(b"!")
-    assert transport.take() == b"!1"  # before any flush
-    assert crowd[0][1].take() == b""
-    # The slice of one flush may end before the crowd does: its clock goes on while the machine runs others.
+    return flusher, pairs
+
+
+def test_a_frame_for_one_sink_does_not_wait_for_a_large_audience(crowd, sinks):
+    flusher, pairs = crowd
+    [(outsider, outsider_transport)] = sinks(1, flusher)
+    member, member_transport = pairs[-1]
+    outsider.send(b"1")
+    outsider.send_urgent(b"!")
+    member.send(b"2")
+    assert flusher.flush() is True
+    assert outsider_transport.take() == b"!1"
+    assert member_transport.take() == b"fat2"
+    assert pairs[-2][1].take() == b""
     while flusher.flush():
         pass
-    assert {each_transport.take() for _, each_transport in crowd} == {b"fat"}
-    assert transport.take() == b""
+    assert outsider_transport.take() == b""
+    assert {transport.take() for _, transport in pairs[:-1]} == {b"fat"}
+    assert member_transport.take() == b""
+
+
+def test_an_event_for_a_few_does_not_wait_for_a_large_audience(crowd):
+    flusher, pairs = crowd
+    few = Audience(flusher)
+    for member, _ in pairs[-3:]:
+        few.add(member)
+    few.post(b"thin")
+    assert flusher.flush() is True
+    assert [transport.take() for _, transport in pairs[-4:]] == [b"", b"fatthin", b"fatthin", b"fatthin"]
+    while flusher.flush():
+        pass
+    assert {transport.take() for _, transport in pairs[:-3]} == {b"fat"}
+
+
+def test_a_large_audience_is_written_although_others_always_have_frames(crowd, sinks):
+    flusher, pairs = crowd
+    others = sinks(200, flusher)
+    flushes = 0
+    while pairs[-1][0].bytes_owed:
+        for other, _ in others:
+            other.send(b"x")
+        flusher.flush()
+        flushes += 1
+        assert flushes <= 300
+    assert {transport.take() for _, transport in pairs} == {b"fat"}
+    while flusher.flush():
+        pass
+    assert {transport.take() for _, transport in others} == {b"x" * flushes}
 
 
 def test_a_paused_sink_keeps_its_frames_until_there_is_room(sinks, flusher):
