@@ -8,7 +8,16 @@ Starts a redpoll with as many workers as the limit of descriptors demands, and d
 that connect from several loopback addresses. All clients subscribe to one channel (`--each`: one each). Then, one after
 the other: a broadcast to all; all connections are reset at once; all connect at once; Redis is killed under them; all
 are reset and come back a second later. Meanwhile a caller publishes 20 times a second to a channel without subscribers:
-`api` has its answer times in each phase. Drivers run at a lower priority, since real clients are on other machines.
+`api` has its answer times in each phase. Real clients are on other machines, so the drivers run at a lower priority,
+and while all are connected they read every 10 ms: latencies are up to that much longer, and the server's processes are
+interrupted less.
+
+The kernel looks for the connection of each packet in a table of 262,144 entries or so, and here it holds both ends. As
+root, the run can have a network namespace with a larger one:
+
+    sysctl net.ipv4.tcp_child_ehash_entries=4194304
+    unshare --net sh -c 'ip link set lo up && python bench/million.py'
+    sysctl net.ipv4.tcp_child_ehash_entries=0
 
 First it prints what it needs of the machine, and stops with exit code 2 if something is missing. It ends by itself
 (`--bound`), ends its processes on SIGINT and SIGTERM, and has exit code 1 if a worker was fenced or restarted, or if
@@ -101,6 +110,10 @@ def prepare(options: argparse.Namespace) -> swarm.Plan:
     plan.needs.append(f"{options.workers} workers with at most {per_worker():,} connections each")
     size = count * BYTES_PER_CONNECTION + (options.workers + plan.processes) * BYTES_PER_PROCESS
     plan.needs.append(f"about {size / 1e9:.1f} GB of memory ({available_bytes() / 1e9:.1f} GB available)")
+    if entries := table_entries():
+        plan.needs.append(
+            f"{2 * count:,} sockets in the kernel's table of {entries:,} entries (better at least as many)"
+        )
     plan.needs.append(f"at most {options.bound:,.0f} s")
     if count > fits:
         plan.faults.append(f"memory: {fits:,} connections fit")
@@ -109,6 +122,15 @@ def prepare(options: argparse.Namespace) -> swarm.Plan:
     print(f"{count:,} connections")
     plan.print_or_exit(options.dry_run)
     return plan
+
+
+def table_entries() -> int:
+    """Of the table in which the kernel looks for the connection of each packet; 0 if unknown (before Linux 6.2).
+    The kernel writes a minus before it where a network namespace shares the machine's table."""
+    try:
+        return abs(int(Path("/proc/sys/net/ipv4/tcp_ehash_entries").read_text()))
+    except OSError:
+        return 0
 
 
 # -- the kernel's memory -------------------------------------------------------------------------------------------
@@ -496,6 +518,7 @@ def figures_of(crowd: Crowd, log: str) -> dict[str, Any]:
         "connections": options.connections,
         "workers": options.workers,
         "drivers": crowd.plan.processes,
+        "table_entries": table_entries(),
         "channels": "one each" if options.each else "one for all",
         "complete": all(phase.get("complete", True) for phase in crowd.phases),
         "fenced": log.count("worker fenced"),
