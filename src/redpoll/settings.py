@@ -139,8 +139,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         _about(
             "The number of connections that this machine is meant to carry. At its start redpoll checks descriptors, "
-            "the backlog, ports, TCP memory, memory and CPUs against it, and logs what won't suffice and what to "
-            "write where. It limits nothing. 0: no check.",
+            "the backlog, ports, TCP memory, the kernel's table of connections, memory and CPUs against it, and logs "
+            "what won't suffice and what to write where. It limits nothing. 0: no check.",
             ge=0,
             le=100_000_000,
         ),

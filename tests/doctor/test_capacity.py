@@ -14,6 +14,7 @@ BIG = Machine(
     somaxconn=4_096,
     ports=(1_024, 65_535),
     tcp_pages=(1_000_000, 1_500_000, 2_000_000),
+    table_entries=524_288,
     memory_bytes=24 << 30,
     cpus=4,
 )
@@ -43,6 +44,7 @@ def test_a_machine_that_is_large_enough_has_no_shortage():
         ({"file_max": 500_000}, "Descriptors", "fs.file-max = 1100000"),
         ({"somaxconn": 128}, "Backlog", "net.core.somaxconn = 4096"),
         ({"tcp_pages": (90_000, 120_000, 180_000)}, "TCP memory", "net.ipv4.tcp_mem = 1000000 1500000 2000000"),
+        ({"table_entries": 262_144}, "Connection table", "thash_entries=1048576"),
         ({"memory_bytes": 4 << 30}, "Memory", "7.6 GiB"),
         ({"cpus": 1}, "CPUs", "2 CPUs"),
     ],
@@ -51,7 +53,8 @@ def test_each_shortage_says_what_to_write_where(short, check, remedy):
     found = shortages(BIG._replace(**short))
     assert list(found) == [check]
     assert remedy in found[check]
-    assert check in ("Memory", "CPUs") or "/etc/sysctl.d" in found[check] or "systemd" in found[check]
+    places = ("/etc/sysctl.d", "systemd", "/etc/default/grub")
+    assert check in ("Memory", "CPUs") or any(place in found[check] for place in places)
 
 
 def test_ports_matter_only_behind_proxies_with_few_addresses():
@@ -61,6 +64,10 @@ def test_ports_matter_only_behind_proxies_with_few_addresses():
     assert "ip_local_port_range" in shortages(narrow, trusted_proxies="10.0.0.1,10.0.0.2")["Ports"]
     assert "ip_local_port_range" in shortages(narrow, host="127.0.0.1")["Ports"]
     assert shortages(narrow, trusted_proxies="10.0.0.1", expected_connections=20_000) == {}
+
+
+def test_a_table_of_unknown_size_is_no_shortage():
+    assert shortages(BIG._replace(table_entries=0)) == {}
 
 
 def test_without_an_expectation_the_room_is_named_and_nothing_is_short():
