@@ -130,13 +130,13 @@ def main_figures(results: dict[str, Result]) -> str:
             "the clients on the same two cores and 24 GB",
             f"{refused} refused or lost, {million['fenced']} workers fenced; {hold['user_bytes_per_connection']} B of "
             f"a worker and {hold['kernel_bytes_per_connection_both_ends'] / 1000:.1f} kB of the kernel (both ends) for "
-            f"each; one event reaches all in {phases['broadcast']['latency']['max_ms'] / 1000:.0f} s",
-            "none fenced",
+            f"each; one event reaches all in {phases['broadcast']['latency']['max_ms'] / 1000:.1f} s",
+            "none fenced, 10 s",
         ],
         ["events received from Redis by one worker", f"{rounded(bus['per_s'])}/s", "300,000/s"],
         [
             "worker killed with -9: members removed, counts right",
-            ", ".join(f"{found['max']:.2f} s" for found in killed.values()),
+            ", ".join(f"{killed[name]['max']:.2f} s" for name in ("member_removed_s", "counts_right_s")),
             "1 s",
         ],
         [
@@ -336,10 +336,21 @@ def _million(figures: dict[str, Any]) -> str:
         f"{phase['phase']} {phase['seconds']:,.0f} s (publishes p99 {phase['api']['p99_ms']:,.0f} ms)"
         for phase in figures["phases"]
     )
-    return f"{figures['connections']:,} connections, {figures['workers']} workers; {phases}"
+    table_entries = f"a table of {figures['table_entries']:,} entries for their sockets; "
+    return f"{figures['connections']:,} connections, {figures['workers']} workers; {table_entries}{phases}"
+
+
+def _stalls(figures: dict[str, Any]) -> str:
+    passes = ", ".join(f"{row['situation']} {row['worker_ms']:.1f}" for row in figures["rows"])
+    of_control = max(row["control_ms"] for row in figures["rows"])
+    return (
+        f"{figures['connections']:,} connections, {figures['joins']:,} subscriptions; "
+        f"longest pass of the worker's loop, ms: {passes}; of control's: {of_control:.1f}"
+    )
 
 
 _SUMMARIES: dict[str, Summary] = {
+    "stalls": _stalls,
     "million": _million,
     "peers": _peers,
     "end_to_end": _end_to_end,
