@@ -146,6 +146,13 @@ cdef bint starts_with_any(Span text, tuple prefixes) noexcept:
     return False
 
 
+cdef bint is_any(Span text, tuple texts) noexcept:
+    for other in texts:
+        if is_same(text, span_of(<bytes> other)):
+            return True
+    return False
+
+
 cdef bint is_utf8(const uint8_t* at, const uint8_t* end) noexcept nogil:
     """Whether the bytes are UTF-8 without surrogates (RFC 3629 section 4)."""
     cdef:
@@ -396,8 +403,9 @@ cdef bint is_socket_id(Span text) noexcept nogil:
 
 cdef class FastApp:
     """What publishing needs of an app's record. `record` is the app; `keys` are `(key, inner, outer)`: its enabled keys,
-    each with HMAC's two hashes of its secret, to be copied. `caches`: events of cache channels are stored. Until
-    `slow_until` (Unix seconds) all requests of the app take the other way."""
+    each with HMAC's two hashes of its secret, to be copied. Events are stored of the channels in `stored`, of those that
+    begin with one of `stored_prefixes`, and if `caches`, of cache channels. Until `slow_until` (Unix seconds) all requests
+    of the app take the other way."""
 
     cdef:
         readonly object record
@@ -408,6 +416,9 @@ cdef class FastApp:
         int max_name_chars
         int max_data_bytes
         bint caches
+        bint stores
+        tuple stored
+        tuple stored_prefixes
         double slow_until
 
     def __init__(
@@ -421,6 +432,8 @@ cdef class FastApp:
         int max_data_bytes,
         bint caches,
         double slow_until,
+        tuple stored not None=(),
+        tuple stored_prefixes not None=(),
     ):
         self.record = record
         self.id = record.id.encode()
@@ -430,6 +443,9 @@ cdef class FastApp:
         self.max_name_chars = max_name_chars
         self.max_data_bytes = max_data_bytes
         self.caches = caches
+        self.stores = len(stored) + len(stored_prefixes) > 0
+        self.stored = stored
+        self.stored_prefixes = stored_prefixes
         self.slow_until = slow_until
 
 
@@ -819,6 +835,10 @@ cdef class FastPublish:
                 for k in range(channel.size):
                     if not channel_chars[channel.at[k]]:
                         return False
+                if app.stores and (
+                    starts_with_any(channel[0], app.stored_prefixes) or is_any(channel[0], app.stored)
+                ):
+                    return False
                 if channel.at[0] == b"p" or channel.at[0] == b"c":
                     if starts_with(channel[0], self.own_prefix):
                         return False

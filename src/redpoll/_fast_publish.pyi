@@ -26,6 +26,8 @@ class FastApp:
         max_data_bytes: int,
         caches: bool,
         slow_until: float,
+        stored: tuple[bytes, ...] = (),
+        stored_prefixes: tuple[bytes, ...] = (),
     ) -> None: ...
 
 class Published:

@@ -38,7 +38,11 @@ KEYS = (
     Key(key="second", secret="s" * 80),
     Key(key="disabled", secret=SECRET, enabled=False),
 )
-RULES = (HistoryRule(id="abcdef", name="stored-", prefix=True, keep=5, seconds=60, era="1"),)
+RULES = (
+    HistoryRule(id="abcdef", name="stored-", prefix=True, keep=5, seconds=60, era="1"),
+    HistoryRule(id="abcde0", name="news", keep=5, seconds=60, era="1"),
+    HistoryRule(id="abcde1", name="stored-not", keep=0, era="1"),
+)
 APPS = {
     "1": App(id="1", name="usual", keys=KEYS),
     "2": App(id="2", name="narrow", keys=KEYS, max_channels=2, max_batch=2, max_event_name_chars=5, max_data_bytes=10),
@@ -219,7 +223,8 @@ NAMES = st.sampled_from(
     [
         "c", "d", "news", "private-a", "presence-b", "cache-a", "private-cache-a", "private-encrypted-a",
         "private-encrypted-cache-a", "presence-cache-x", "private-redpoll.console", "private-redpoll",
-        "#server-to-user-1", "stored-1", "a b", "", "a" * 200, "a" * 201, "caf\u00e9", "_-=@,.;", "c\n",
+        "#server-to-user-1", "stored-1", "stored-not", "stored", "a b", "", "a" * 200, "a" * 201, "caf\u00e9",
+        "_-=@,.;", "c\n",
     ]
 )  # fmt: skip
 SOCKETS = st.sampled_from(["1.2", "123.456", "01.2", "1", "1.", "x.y", "9" * 18 + ".0", "9" * 19 + ".0", "", "-1.2"])
@@ -284,7 +289,7 @@ requests = st.builds(
     lambda target, body, options, flags: (target, body, {**options, "flags": flags}),
     st.sampled_from(
         ["/apps/1/events"] * 8 + ["/apps/1/batch_events"] * 4
-        + [f"/apps/{app}/{last}" for app in "234567" for last in ("events", "batch_events")]
+        + [f"/apps/{app}/{last}" for app in "2334567" for last in ("events", "batch_events")]
         + ["/api/v1/apps/1/events", "/apps/9/events", "/apps/1/events/", "/apps//events", "/apps/%31/events"]
     ),
     bodies,
@@ -331,6 +336,7 @@ USUAL = [
     ("/api/v1/apps/1/events", BODY, {"flags": CLOSES}),
     ("/apps/2/events", BODY, {"key": "second", "secret": "s" * 80}),
     ("/apps/1/events", '{"name":"e","channels":["a","b"], "data":"{\\"k\\":\\"é\\"}","socket_id":"1.2"}'.encode(), {}),
+    ("/apps/3/events", b'{"name":"e","channels":["c","new","stored","news-1"],"data":"{}"}', {}),
     (
         "/apps/1/batch_events",
         b'{"batch":[{"name":"e","channel":"c","data":"1"},{"name":"f","channel":"c","data":""}]}',
@@ -346,6 +352,14 @@ async def test_usual_publishes_take_the_fast_path():
         assert (taken, len(found), len(rows)) == ([1], 1, 1)
         assert found[b"\1\0\0\0"][1].startswith(b"HTTP/1.1 200 OK\r\n")
         assert commands
+
+
+@pytest.mark.parametrize("channel", ["stored-1", "stored-", "news", "stored-not"])
+async def test_publishes_into_channels_with_a_rule_for_history_take_the_other_way(channel):
+    receive, taken = control(fast=True)
+    body = json.dumps({"name": "e", "channels": ["c", channel], "data": "{}"}).encode()
+    await receive(message(1, "/apps/3/events", body))
+    assert taken == [0]
 
 
 async def test_traced_publishes_and_those_while_redis_is_away_take_the_other_way():

@@ -148,7 +148,7 @@ class FastPath:
 
 def _fast_app(app: App) -> FastApp | None:
     """What the compiled part needs of an app; None if each of its publishes needs more than a PUBLISH."""
-    if not app.enabled or app.daily_limit is not None or app.history:
+    if not app.enabled or app.daily_limit is not None:
         return None
     keys = []
     for key in app.keys:
@@ -164,6 +164,8 @@ def _fast_app(app: App) -> FastApp | None:
         max_data_bytes=app.max_data_bytes,
         caches=app.cache_ttl_s > 0,
         slow_until=max(app.console_until, app.debug_until),
+        stored=_bytes([rule.name for rule in app.history if not rule.prefix]),
+        stored_prefixes=_bytes([rule.name for rule in app.history if rule.prefix]),
     )
 
 
