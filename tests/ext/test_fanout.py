@@ -309,8 +309,7 @@ def test_urgent_frames_pass_those_not_yet_started(sinks, flusher):
     assert transport.take() == b"!12"
 
 
-@pytest.fixture
-def crowd(sinks):
+def crowd_of(sinks):
     """A flusher whose slice is over at the first look at the clock, and the sinks of an audience of 300, with an event
     that none of them has yet."""
     flusher = Flusher(lambda: None, slice_s=0.0)
@@ -322,8 +321,8 @@ def crowd(sinks):
     return flusher, pairs
 
 
-def test_a_frame_for_one_sink_does_not_wait_for_a_large_audience(crowd, sinks):
-    flusher, pairs = crowd
+def test_a_frame_for_one_sink_does_not_wait_for_a_large_audience(sinks):
+    flusher, pairs = crowd_of(sinks)
     [(outsider, outsider_transport)] = sinks(1, flusher)
     member, member_transport = pairs[-1]
     outsider.send(b"1")
@@ -340,8 +339,8 @@ def test_a_frame_for_one_sink_does_not_wait_for_a_large_audience(crowd, sinks):
     assert member_transport.take() == b""
 
 
-def test_an_event_for_a_few_does_not_wait_for_a_large_audience(crowd):
-    flusher, pairs = crowd
+def test_an_event_for_a_few_does_not_wait_for_a_large_audience(sinks):
+    flusher, pairs = crowd_of(sinks)
     few = Audience(flusher)
     for member, _ in pairs[-3:]:
         few.add(member)
@@ -353,8 +352,8 @@ def test_an_event_for_a_few_does_not_wait_for_a_large_audience(crowd):
     assert {transport.take() for _, transport in pairs[:-3]} == {b"fat"}
 
 
-def test_a_large_audience_is_written_although_others_always_have_frames(crowd, sinks):
-    flusher, pairs = crowd
+def test_a_large_audience_is_written_although_others_always_have_frames(sinks):
+    flusher, pairs = crowd_of(sinks)
     others = sinks(200, flusher)
     flushes = 0
     while pairs[-1][0].bytes_owed:
