@@ -44,7 +44,7 @@ def test_a_machine_that_is_large_enough_has_no_shortage():
         ({"file_max": 500_000}, "Descriptors", "fs.file-max = 1100000"),
         ({"somaxconn": 128}, "Backlog", "net.core.somaxconn = 4096"),
         ({"tcp_pages": (90_000, 120_000, 180_000)}, "TCP memory", "net.ipv4.tcp_mem = 1000000 1500000 2000000"),
-        ({"table_entries": 262_144}, "Connection table", "thash_entries=1048576"),
+        ({"table_entries": 262_144}, "TCP table", "thash_entries=1048576"),
         ({"memory_bytes": 4 << 30}, "Memory", "7.6 GiB"),
         ({"cpus": 1}, "CPUs", "2 CPUs"),
     ],

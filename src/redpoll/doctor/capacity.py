@@ -68,7 +68,7 @@ def examine(settings: Settings, machine: Machine) -> list[Finding]:
         backlog(count, machine.somaxconn),
         ports(count, machine.ports, settings),
         tcp_memory(count, machine.tcp_pages),
-        connection_table(count, machine.table_entries),
+        tcp_table(count, machine.table_entries),
         memory(count, machine.memory_bytes),
         cpus(count, workers, machine.cpus),
     ]
@@ -162,21 +162,21 @@ def tcp_memory(count: int, pages: tuple[int, int, int]) -> Finding:
     return ok("TCP memory", seen)
 
 
-def connection_table(count: int, entries: int) -> Finding:
+def tcp_table(count: int, entries: int) -> Finding:
     """The kernel sizes it by the machine's memory, and only a boot parameter changes it. With eight connections to an
-    entry, looking for them took 28 % of the time of a broadcast (bench/million.py)."""
+    entry, looking for them took 29 % of the time of a broadcast (bench/million.py)."""
     if entries == 0:
-        return ok("Connection table", "its size isn't known (Linux tells it since 6.2)")
+        return ok("TCP table", "its size isn't known (Linux tells it since 6.2)")
     seen = f"net.ipv4.tcp_ehash_entries is {entries:,}"
     if count > _MAX_PER_ENTRY * entries:
         return warning(
-            "Connection table",
+            "TCP table",
             f"{seen}; {count / entries:.1f} connections for each entry",
             "the kernel looks for the connection of each packet among all of an entry: broadcasts take longer",
             f"boot Linux with thash_entries={1 << (count - 1).bit_length()} "
             "(Debian: GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub)",
         )
-    return ok("Connection table", seen)
+    return ok("TCP table", seen)
 
 
 def memory(count: int, total_bytes: int) -> Finding:
