@@ -730,6 +730,8 @@ cdef inline void put(Queue* queue, PyObject* sink, uint8_t place) noexcept:
 
 cdef void close_gap(Queue* queue) noexcept:
     """Move the rest of the queue to the beginning of its memory."""
+    if queue.start == 0:
+        return
     memmove(queue.sinks, queue.sinks + queue.start, (queue.end - queue.start) * sizeof(PyObject*))
     queue.end -= queue.start
     queue.start = 0
