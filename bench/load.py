@@ -6,6 +6,7 @@ Not a bench by itself: see end_to_end.py and connections.py.
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,18 @@ from wire import signed_path  # noqa: E402
 
 EVENT_NAME = "event"
 DATA_BYTES = 100
+# Linux; Python names it from 3.12 on.
+_IP_BIND_ADDRESS_NO_PORT = 24
+
+
+def socket_from(address: str) -> socket.socket:
+    """A non-blocking socket that connects from `address`. The port is chosen in connect(), by the whole pair of
+    addresses. When half of an address' ports are taken, that takes the kernel long: use several addresses."""
+    sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+    sock.bind((address, 0))
+    sock.setblocking(False)
+    return sock
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from typing import Any
 
 import uvloop
 
-from load import Address, print_table
+from load import Address, print_table, socket_from
 from passes import Passes, ProfiledServer
 from redpoll.cluster.keys import SHARDS, Keys
 from results import machine, save
@@ -57,6 +57,8 @@ QUIET_S = 2.0
 FIGURES = ("worker_ms", "control_ms", "stall_cpu_ms", "subscribe_cpu_ms", "stall_ms", "subscribe_ms", "publish_ms")
 # Connections of the crowd under way at a time, and subscribes of one of them.
 AT_ONCE = 100
+# Clients of one source address (`socket_from`).
+CLIENTS_PER_ADDRESS = 5_000
 PING = b"\x89\x80\0\0\0\0"
 PONG = b"\x8a\0"
 WORD = b'subscription_succeeded"'
@@ -168,11 +170,13 @@ class Crowd:
     async def _connect(self, number: int) -> bool:
         channels = [SHARED, *(f"own-{number}-{place}" for place in range(self.channels))]
         lost = self.lost
+        loop = asyncio.get_running_loop()
+        sock = socket_from(f"127.0.0.{2 + number // CLIENTS_PER_ADDRESS}")
         try:
-            _, client = await asyncio.get_running_loop().create_connection(
-                lambda: Client(self, channels), self.address.host, self.address.port
-            )
+            await loop.sock_connect(sock, (self.address.host, self.address.port))
+            _, client = await loop.create_connection(lambda: Client(self, channels), sock=sock)
         except OSError:
+            sock.close()
             return False
         if await client.done:
             self.clients[number] = client

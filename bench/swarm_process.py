@@ -29,7 +29,7 @@ from picows import WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from load import Address
+from load import Address, socket_from
 from wire import digest, signed_path
 
 EVENT = "swarm-event"
@@ -44,8 +44,6 @@ RECONNECT_S = 1.0
 RETRY_S = 0.1
 _PONG = b'{"event":"pusher:pong","data":{}}'
 _PING = b'{"event":"pusher:ping","data":{}}'
-# Linux; Python names it from 3.12 on. The port is then chosen in connect(), by the whole pair of addresses.
-_IP_BIND_ADDRESS_NO_PORT = 24
 
 logger = logging.getLogger("swarm")
 
@@ -252,14 +250,7 @@ class Swarm:
     def source(self, number: int) -> socket.socket | None:
         """A socket bound to one of the given source addresses; None lets the kernel choose."""
         addresses = self.plan["addresses"]
-        if not addresses:
-            return None
-        address = addresses[number % len(addresses)]
-        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-        sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
-        sock.bind((address, 0))
-        sock.setblocking(False)
-        return sock
+        return socket_from(addresses[number % len(addresses)]) if addresses else None
 
     async def ramp(self) -> None:
         """Begins connection i at i / rate seconds."""
