@@ -127,7 +127,8 @@ def main_figures(results: dict[str, Result]) -> str:
         ],
         [
             f"{million['connections']:,} connections to one channel, {million['workers']} workers, "
-            "the clients on the same two cores and 24 GB",
+            "the clients on the same two cores and 24 GB, the kernel's TCP table with "
+            f"{million['table_entries']:,} entries",
             f"{refused} refused or lost, {million['fenced']} workers fenced; {hold['user_bytes_per_connection']} B of "
             f"a worker and {hold['kernel_bytes_per_connection_both_ends'] / 1000:.1f} kB of the kernel (both ends) for "
             f"each; one event reaches all in {phases['broadcast']['latency']['max_ms'] / 1000:.1f} s",

@@ -403,9 +403,9 @@ cdef bint is_socket_id(Span text) noexcept nogil:
 
 cdef class FastApp:
     """What publishing needs of an app's record. `record` is the app; `keys` are `(key, inner, outer)`: its enabled keys,
-    each with HMAC's two hashes of its secret, to be copied. Events are stored of the channels in `stored`, of those that
-    begin with one of `stored_prefixes`, and if `caches`, of cache channels. Until `slow_until` (Unix seconds) all requests
-    of the app take the other way."""
+    each with HMAC's two hashes of its secret, to be copied. Requests for these channels take the other way, because their
+    events may be stored: those in `stored`, those that begin with one of `stored_prefixes`, and if `caches`, cache
+    channels. Until `slow_until` (Unix seconds) all requests of the app do."""
 
     cdef:
         readonly object record
