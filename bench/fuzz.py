@@ -1,10 +1,11 @@
-"""Fuzzes the extensions for ten minutes, guided by coverage, and compares them with the slow parser.
+"""Fuzzes the extensions for ten minutes, guided by coverage, and compares them with slow parsers.
 
 `python bench/fuzz.py [--seconds 600] [--seed N]` builds the extensions separately (build/fuzz) with AddressSanitizer,
 UndefinedBehaviorSanitizer, bounds checks and edge coverage, then feeds damaged frames in damaged chunks, request
-heads, bus envelopes and events. A finding is a sanitizer's report, an unexpected exception, or a difference from
-tests/ext/reference.py. Inputs that reach new code are stored in build/fuzz/corpus, findings in build/fuzz/findings. The
-exit code is 1 if there is one. Needs gcc with its sanitizers.
+heads, bus envelopes and events, and what fuzz_http.py says: HTTP requests, messages to control, signed queries and
+publishes. A finding is a sanitizer's report, an unexpected exception, or a difference from tests/ext/reference.py,
+tests/ext/http_reference.py or the slower Python code. Inputs that reach new code are stored in build/fuzz/corpus,
+findings in build/fuzz/findings. The exit code is 1 if there is one. Needs gcc with its sanitizers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from fuzz_http import Difference, HttpTargets
+from fuzz_http import seeds as http_seeds
 from results import save
 
 ROOT = Path(__file__).parent.parent
@@ -31,6 +34,9 @@ FOLDER = ROOT / "build" / "fuzz"
 CORPUS = FOLDER / "corpus"
 FINDINGS = FOLDER / "findings"
 MAX_INPUT_BYTES = 4096
+# Where an input's first byte says that its target is one of fuzz_http.py.
+FIRST_HTTP = 8
+HTTP_TARGETS = ("requests", "requests", "stream", "queries", "bodies", "bodies", "bodies", "publishes")
 SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer"
 HEAD = (
     b"GET /app/key HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: keep-alive, Upgrade\r\n"
@@ -94,10 +100,6 @@ def keep(folder: Path, data: bytes) -> None:
 # -- the child: one input after another ---------------------------------------------------------------------------
 
 
-class Difference(Exception):
-    """The engine and the slow parser disagree."""
-
-
 def load_reference():
     spec = importlib.util.spec_from_file_location("reference", ROOT / "tests" / "ext" / "reference.py")
     module = importlib.util.module_from_spec(spec)
@@ -151,8 +153,9 @@ class Targets:
 
         self.engine, self.frame, self.flusher_type, self.listener_type = _engine, _frame, Flusher, MembershipEvents
         self.reference = load_reference()
-        # Three quarters of the inputs are frames, because only they have state.
+        http = HttpTargets()
         self.by_byte: list[Callable[[bytes], None]] = [self.frames] * 6 + [self.heads, self.envelopes]
+        self.by_byte += [getattr(http, name) for name in HTTP_TARGETS]
 
     def run(self, data: bytes) -> None:
         if data:
@@ -245,6 +248,8 @@ def seeds(reference) -> list[bytes]:
     made.append(b"\x06" + HEAD)
     made.append(b"\x07e 12 11 123.456 0123456789abcdef 2 5\nu1event" + b'{"a":"b\\n\x01"}' * 3)
     made.append(b"\x07e 0 0 - - 0 1\ne")
+    for name, inputs in http_seeds().items():
+        made += [bytes([FIRST_HTTP + HTTP_TARGETS.index(name)]) + data for data in inputs]
     return made
 
 
@@ -303,7 +308,7 @@ def fuzz(seconds: float, seed: int) -> int:
             fresh = coverage.newly_reached()
             if fresh:
                 reached += fresh
-                added[data[0] % 8] += 1
+                added[data[0] % len(targets.by_byte)] += 1
                 corpus.append(data)
                 keep(CORPUS, data)
             if inputs % 100_000 == 0:

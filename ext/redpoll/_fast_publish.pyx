@@ -87,9 +87,10 @@ cdef int reserve(Text* text, Py_ssize_t more) except -1:
 
 
 cdef inline void add(Text* text, const char* source, Py_ssize_t size) noexcept:
-    # After `reserve`.
-    memcpy(text.at + text.size, source, size)
-    text.size += size
+    # After `reserve`. Of nothing, either may be NULL, which memcpy doesn't allow.
+    if size:
+        memcpy(text.at + text.size, source, size)
+        text.size += size
 
 
 cdef inline void add_literal(Text* text, const char* literal) noexcept:

@@ -442,7 +442,9 @@ cdef dict read_fields(const char* at, Py_ssize_t size, tuple names):
         const char* end = at + size
         uint16_t value_size
         uint8_t place
-    while end - at >= 3:
+    while at < end:
+        if end - at < 3:
+            raise ValueError("a malformed message")
         place = <uint8_t> at[0]
         memcpy(&value_size, at + 1, 2)
         at += 3

@@ -28,8 +28,8 @@ HEAD = (
 )
 
 
-def _load_reference() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("redpoll_reference", Path(__file__).parent / "reference.py")
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"redpoll_{name}", Path(__file__).parent / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -38,7 +38,13 @@ def _load_reference() -> ModuleType:
 @pytest.fixture(scope="session")
 def reference() -> ModuleType:
     """The slow counterparts in reference.py."""
-    return _load_reference()
+    return _load("reference")
+
+
+@pytest.fixture(scope="session")
+def http_reference() -> ModuleType:
+    """The slow counterparts in http_reference.py."""
+    return _load("http_reference")
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ import hashlib
 import hmac
 import urllib.parse
 
-import httptools
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -46,46 +45,6 @@ def simple_request(data, fields):
     assert size_of(message, 0) == len(message)
     fields += [(name.lower().encode(), value.encode("utf-8", "surrogateescape")) for name, value in read.fields.items()]
     return flags, method, read.target.encode("utf-8", "surrogateescape"), read.body
-
-
-class Seen:
-    """One request as llhttp reads it; None of `request` where it isn't exactly one whole request."""
-
-    def __init__(self, data):
-        self.url = b""
-        self.headers = []
-        self.body = b""
-        self.whole = 0
-        self.parser = parser = httptools.HttpRequestParser(self)
-        try:
-            parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self.request = None
-            return
-        if self.whole != 1 or self.url_after_whole:
-            self.request = None
-            return
-        self.request = (parser.get_method(), self.url, self.body, self.stays)
-
-    url_after_whole = False
-
-    def on_message_begin(self):
-        self.url_after_whole = self.whole > 0
-
-    def on_url(self, url):
-        self.url += url
-
-    def on_header(self, name, value):
-        self.headers.append((name.lower(), value))
-
-    def on_headers_complete(self):
-        self.stays = self.parser.should_keep_alive()
-
-    def on_body(self, data):
-        self.body += data
-
-    def on_message_complete(self):
-        self.whole += 1
 
 
 HEADERS = [
@@ -139,13 +98,13 @@ heads = st.builds(
 @given(heads)
 @example(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nabcd")
 @example(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
-def test_what_is_read_here_llhttp_reads_the_same(data):
+def test_what_is_read_here_llhttp_reads_the_same(http_reference, data):
     fields = []
     simple = simple_request(data, fields)
     if simple is None:
         return
     flags, method, target, body = simple
-    seen = Seen(data)
+    seen = http_reference.LlhttpReading(data)
     assert seen.request == (method, target, body, not flags)
     assert all(field in seen.headers for field in fields)
     # And nothing of it names what only the slower code understands.
@@ -156,7 +115,7 @@ def test_what_is_read_here_llhttp_reads_the_same(data):
 
 @settings(max_examples=500, deadline=None)
 @given(st.data())
-def test_a_changed_byte_is_read_as_llhttp_reads_it_or_not_here(data):
+def test_a_changed_byte_is_read_as_llhttp_reads_it_or_not_here(http_reference, data):
     good = (
         b"POST /apps/1/events?auth_key=k HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         b"Connection: keep-alive\r\nContent-Length: 4\r\n\r\nabcd"
@@ -166,7 +125,7 @@ def test_a_changed_byte_is_read_as_llhttp_reads_it_or_not_here(data):
     simple = simple_request(changed, [])
     if simple is not None:
         flags, method, target, body = simple
-        assert Seen(changed).request == (method, target, body, not flags)
+        assert http_reference.LlhttpReading(changed).request == (method, target, body, not flags)
 
 
 def test_the_usual_requests_are_read_here():
@@ -218,6 +177,13 @@ def test_any_bytes_are_read_or_refused(data):
         read_requests(IncomingRequest, bytearray(data + b"\0"), len(data), ("X-A",))
     with contextlib.suppress(ValueError):
         read_answers(data)
+
+
+@pytest.mark.parametrize("fields", [b"\0", b"\0\1", b"\0\2\0a", b"\1\0\0", b"\0\1\0ab"])
+def test_a_part_of_a_field_is_an_error(fields):
+    message = pack_request(1, 0, b"GET", b"", b"/", fields, b"")
+    with pytest.raises(ValueError, match="a malformed message"):
+        read_requests(IncomingRequest, bytearray(message), len(message), ("X-A",))
 
 
 def test_what_is_too_large_for_a_message_is_refused():

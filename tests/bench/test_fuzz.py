@@ -1,0 +1,36 @@
+"""The fuzzer's targets agree with the slow parsers on valid inputs and on some that are damaged, and see a difference.
+
+bench/fuzz.py runs them under sanitizers, for long."""
+
+import random
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def fuzz(bench_module):
+    return bench_module("fuzz")
+
+
+@pytest.fixture(scope="module")
+def targets(fuzz):
+    return fuzz.Targets()
+
+
+def test_no_target_finds_a_difference(fuzz, targets):
+    corpus = fuzz.seeds(targets.reference)
+    assert {data[0] % len(targets.by_byte) for data in corpus} >= {0, 6, 7, 8, 10, 11, 12, 15}
+    chance = random.Random(1)
+    for data in corpus + [fuzz.damage(chance.choice(corpus), corpus, chance) for _ in range(3000)]:
+        targets.run(data)
+
+
+def test_valid_publishes_are_taken_and_a_wrong_command_is_a_difference(fuzz, targets, monkeypatch):
+    http = targets.by_byte[8].__self__
+    (body, *_) = fuzz.http_seeds()["bodies"]
+    http.bodies(body)
+    monkeypatch.setattr(http.keys, "publish", b"SPUBLISH")
+    http.bodies(body)
+    monkeypatch.setattr(http.keys, "topic", lambda app_id, channel: b"other")
+    with pytest.raises(fuzz.Difference, match="other"):
+        http.bodies(body)

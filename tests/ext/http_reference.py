@@ -1,0 +1,209 @@
+"""HTTP requests, messages of control and publishes, read in slow, plain Python, to compare the compiled code with.
+
+It shares no code with ext/. Used by tests/ext and by bench/fuzz.py; reference.py is the same for WebSockets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import struct
+from typing import NamedTuple
+
+import httptools
+
+# -- requests of the usual shape ------------------------------------------------------------------------------
+
+_REQUEST = re.compile(
+    rb"""(GET|POST)\ (/[!$-;=?-\[\]_a-z~]*)\ HTTP/1\.1\r\n
+    ((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\ \t]*(?:[!-~](?:[ -~\t]*[!-~])?)?\r\n){0,100})\r\n""",
+    re.VERBOSE,
+)
+# Each changes how a message is read, or who its sender is.
+_UNUSUAL = {b"transfer-encoding", b"upgrade", b"expect", b"te", b"trailer", b"proxy-connection", b"x-forwarded-for"}
+CLOSES = 4
+
+
+class Usual(NamedTuple):
+    """A whole request of the usual shape. `fields` are those that control reads, names in lower case."""
+
+    flags: int
+    method: bytes
+    target: bytes
+    fields: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+def usual_request(data: bytes, wanted: frozenset[bytes]) -> Usual | None:
+    """The request, where `data` is exactly one of the usual shape (ext/redpoll/_http.pyx pack_simple). `wanted` are the
+    names of the fields that control reads."""
+    match = _REQUEST.match(data)
+    if match is None or match.end() > 16384 or match[2].startswith(b"/app/"):
+        return None
+    body = data[match.end() :]
+    fields = []
+    for line in match[3].split(b"\r\n")[:-1]:
+        name, _, value = line.partition(b":")
+        fields.append((name.lower(), value.strip(b" \t")))
+    names = [name for name, _ in fields]
+    lengths = [value for name, value in fields if name == b"content-length"]
+    connections = {value.lower() for name, value in fields if name == b"connection"}
+    if names.count(b"host") != 1 or _UNUSUAL & set(names) or connections - {b"close", b"keep-alive"}:
+        return None
+    if len(lengths) > 1 or any(re.fullmatch(rb"[0-9]{1,7}", value) is None for value in lengths):
+        return None
+    if len(body) != int(lengths[0] if lengths else 0) or len(body) > 1024 * 1024:
+        return None
+    passed = [field for field in fields if field[0] in wanted and field != (b"content-type", b"application/json")]
+    return Usual(CLOSES if b"close" in connections else 0, match[1], match[2], passed, body)
+
+
+class LlhttpReading:
+    """One request as llhttp reads it. `request` is `(method, target, body, stays open)`; None where `data` isn't
+    exactly one whole request."""
+
+    def __init__(self, data: bytes) -> None:
+        self.request: tuple[bytes, bytes, bytes, bool] | None = None
+        self.headers: list[tuple[bytes, bytes]] = []
+        self._url = self._body = b""
+        self._begun = self._ended = 0
+        self._stays = False
+        self._parser = httptools.HttpRequestParser(self)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            return
+        finally:
+            parser, self._parser = self._parser, None
+        if (self._begun, self._ended) == (1, 1):
+            self.request = (parser.get_method(), self._url, self._body, self._stays)
+
+    def on_message_begin(self) -> None:
+        self._begun += 1
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._stays = self._parser.should_keep_alive()
+
+    def on_body(self, data: bytes) -> None:
+        self._body += data
+
+    def on_message_complete(self) -> None:
+        self._ended += 1
+
+
+# -- messages between worker and control (src/redpoll/http_messages.py) -----------------------------------------
+
+_REQUEST_HEAD = struct.Struct("<IIBHBBHHI")
+_ANSWER_HEAD = struct.Struct("<IIB")
+_FIELD = struct.Struct("<BH")
+
+
+class PlainRequest(NamedTuple):
+    """A request message. `announced` is None for a chunked body."""
+
+    number: int
+    flags: int
+    refusal: int
+    method: str
+    client: str
+    target: str
+    fields: dict[str, str]
+    announced: int | None
+    body: bytes
+
+
+def read_requests(data: bytes, names: tuple[str, ...]) -> tuple[list[PlainRequest], int]:
+    """The whole messages at the start of `data`, and their bytes. Raises ValueError for bytes that are no message."""
+    requests = []
+    used = 0
+    while len(data) - used >= _REQUEST_HEAD.size:
+        size, number, flags, refusal, *sizes, announced = _REQUEST_HEAD.unpack_from(data, used)
+        message = data[used + _REQUEST_HEAD.size : used + 4 + size]
+        if used + 4 + size > len(data):
+            break
+        if _REQUEST_HEAD.size + sum(sizes) > 4 + size:
+            raise ValueError("parts larger than the message")
+        parts = []
+        for part_size in sizes:
+            parts.append(message[:part_size])
+            message = message[part_size:]
+        method, client, target, fields = parts
+        requests.append(
+            PlainRequest(
+                *(number, flags, refusal, method.decode("ascii"), client.decode("ascii")),
+                target.decode("utf-8", "surrogateescape"),
+                _read_fields(fields, names),
+                None if announced == 0xFFFF_FFFF else announced,
+                message,
+            )
+        )
+        used += 4 + size
+    return requests, used
+
+
+def _read_fields(data: bytes, names: tuple[str, ...]) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    while data:
+        if len(data) < _FIELD.size:
+            raise ValueError("a part of a field")
+        place, size = _FIELD.unpack_from(data)
+        if place >= len(names) or size > len(data) - _FIELD.size:
+            raise ValueError("an unknown field, or a part of one")
+        value = data[_FIELD.size : _FIELD.size + size].decode("utf-8", "surrogateescape")
+        fields.setdefault(names[place], value)
+        data = data[_FIELD.size + size :]
+    return fields
+
+
+def read_answers(data: bytes) -> tuple[list[tuple[int, int, bytes]], int]:
+    """As `read_requests`, of answers: `(number, flags, response)`."""
+    answers = []
+    used = 0
+    while len(data) - used >= _ANSWER_HEAD.size:
+        size, number, flags = _ANSWER_HEAD.unpack_from(data, used)
+        if used + 4 + size > len(data):
+            break
+        if 4 + size < _ANSWER_HEAD.size:
+            raise ValueError("smaller than its head")
+        answers.append((number, flags, data[used + _ANSWER_HEAD.size : used + 4 + size]))
+        used += 4 + size
+    return answers, used
+
+
+# -- signed queries -------------------------------------------------------------------------------------------
+
+_FIELD_OF_QUERY = re.compile(r"([^=&%+A-Z\[\]]+)=([^&%+]*)")
+_OWN = {"auth_key", "auth_timestamp", "auth_version", "auth_signature", "body_md5"}
+
+
+def usual_signature(
+    method: str, path: str, query: str, body: bytes, secrets: dict[str, str], now_s: int, max_skew_s: int
+) -> tuple[str, bool] | None:
+    """`(key, whether there are other parameters)` of a query that is signed in the usual layout by one of `secrets`;
+    else None (ext/redpoll/_http.pyx signed_params)."""
+    if not (method + path + query).isascii() or len(method) + len(path) + len(query) + 8 > 4096:
+        return None
+    matches = [_FIELD_OF_QUERY.fullmatch(field) for field in query.split("&")]
+    fields = {match[1]: match[2] for match in matches if match is not None}
+    if None in matches or len(fields) < len(matches) or len(matches) > 32:
+        return None
+    key, stamp, signature = (fields.get(f"auth_{name}") for name in ("key", "timestamp", "signature"))
+    if key not in secrets or stamp is None or signature is None or fields.get("auth_version") != "1.0":
+        return None
+    if re.fullmatch(r"[0-9]{1,15}", stamp) is None or abs(int(stamp) - now_s) > max_skew_s:
+        return None
+    signed = "&".join(f"{name}={fields[name]}" for name in sorted(fields) if name != "auth_signature")
+    text = f"{method}\n{path}\n{signed}"
+    if hmac.new(secrets[key].encode(), text.encode(), hashlib.sha256).hexdigest() != signature:
+        return None
+    # It may be left out where there is no body.
+    if fields.get("body_md5", "") != (hashlib.md5(body).hexdigest() if "body_md5" in fields or body else ""):
+        return None
+    return key, not fields.keys() <= _OWN
