@@ -464,6 +464,8 @@ cdef struct Field:
     const char* at
     Py_ssize_t name_size
     Py_ssize_t size
+    # The value has escapes.
+    bint escaped
 
 cdef object new_md5 = hashlib.md5(usedforsecurity=False)
 
@@ -483,12 +485,44 @@ cdef inline Span value_of(Field* field) noexcept nogil:
     return value
 
 
+cdef inline int hex_digit(char of) noexcept nogil:
+    """The value of a hex digit; -1 for any other character."""
+    if b"0" <= of <= b"9":
+        return of - 48
+    if b"a" <= of <= b"f":
+        return of - 87
+    if b"A" <= of <= b"F":
+        return of - 55
+    return -1
+
+
+cdef char* put_unescaped(char* to, const char* at, Py_ssize_t size) noexcept nogil:
+    """Write what is percent-encoded at `at`; returns its end. NULL: an escape is malformed, or not of an ASCII character."""
+    cdef:
+        const char* end = at + size
+        int high, low
+    while at < end:
+        if at[0] != b"%":
+            to[0] = at[0]
+            at += 1
+        else:
+            if end - at < 3:
+                return NULL
+            high, low = hex_digit(at[1]), hex_digit(at[2])
+            if high < 0 or high > 7 or low < 0:
+                return NULL
+            to[0] = <char> (high << 4 | low)
+            at += 3
+        to += 1
+    return to
+
+
 cdef bint read_signed(Signed* signed, Span method, Span path, Span query, double now_s, int max_skew_s) noexcept nogil:
     """Read a query that is signed in the usual layout, and the text that was signed. False: it isn't, or its time is
     wrong.
 
-    The usual layout: plain ASCII without escapes, lower-case names of which none is repeated, and no name with a
-    bracket.
+    The usual layout: plain ASCII, lower-case names of which none is repeated, and no name with a bracket. Values other
+    than the signature's own may have escapes of ASCII characters; a `+` is a plus.
     """
     cdef:
         Field[MAX_PARAMS] params
@@ -499,7 +533,7 @@ cdef bint read_signed(Signed* signed, Span method, Span path, Span query, double
         const char* end = at + query.size
         const char* name_end
         int count = 0, i, j
-        int own = 0
+        int own = 0, before
         bint version = False
         uint64_t seconds = 0
         uint8_t char_
@@ -513,16 +547,19 @@ cdef bint read_signed(Signed* signed, Span method, Span path, Span query, double
         if count == MAX_PARAMS:
             return False
         field.at = at
+        field.escaped = False
         name_end = NULL
         while at < end and at[0] != b"&":
             char_ = <uint8_t> at[0]
-            if char_ == b"%" or char_ == b"+" or char_ >= 0x80:
+            if char_ >= 0x80:
                 return False
             if name_end == NULL:
                 if char_ == b"=":
                     name_end = at
-                elif char_ == b"[" or char_ == b"]" or b"A" <= char_ <= b"Z":
+                elif char_ == b"%" or char_ == b"[" or char_ == b"]" or b"A" <= char_ <= b"Z":
                     return False
+            elif char_ == b"%":
+                field.escaped = True
             at += 1
         if name_end == NULL or name_end == field.at:
             return False
@@ -549,7 +586,10 @@ cdef bint read_signed(Signed* signed, Span method, Span path, Span query, double
     j = 0
     for i in range(count):
         at = params[i].at
+        before = own
         if params[i].name_size == 14 and memcmp(at, b"auth_signature", 14) == 0:
+            if params[i].escaped:
+                return False
             signed.signature = value_of(&params[i])
             own += 1
             continue
@@ -569,7 +609,15 @@ cdef bint read_signed(Signed* signed, Span method, Span path, Span query, double
             to[0] = b"&"
             to += 1
         j += 1
-        to = <char*> put(<uint8_t*> to, at, params[i].size)
+        if params[i].escaped:
+            if own > before:
+                return False
+            to = <char*> put(<uint8_t*> to, at, params[i].name_size + 1)
+            to = put_unescaped(to, at + params[i].name_size + 1, params[i].size - params[i].name_size - 1)
+            if to == NULL:
+                return False
+        else:
+            to = <char*> put(<uint8_t*> to, at, params[i].size)
     if signed.signature.at == NULL or signed.signature.size != 64:
         return False
     if signed.key.at == NULL or stamp.at == NULL or not version:
@@ -617,12 +665,14 @@ def signed_params(
     hashes_of,
     double now_s,
     int max_skew_s,
+    str short_path=None,
 ):
     """The key of a request that is signed in the usual layout, whose signature, time and body are right, else None.
 
     `hashes_of(app, key)` gives HMAC's two hashes of that key's secret, and whether the app has that key enabled; a
     request with an unknown key costs as much as one with a known key. `body` None: it isn't there yet, and its digest
-    isn't checked. Returns `(key, more)`; `more`: there are parameters besides the signature's own.
+    isn't checked. `short_path`: this path may be signed instead. Returns `(key, more)`; `more`: there are parameters
+    besides the signature's own.
     """
     cdef Signed signed
     if not (query.isascii() and path.isascii() and method.isascii()):
@@ -632,6 +682,10 @@ def signed_params(
     key = PyUnicode_DecodeASCII(<const char*> signed.key.at, signed.key.size, NULL)
     inner, outer, known = hashes_of(app, key)
     right = is_right(&signed, inner, outer)
+    if not right and short_path is not None and short_path.isascii():
+        right = read_signed(
+            &signed, span_of_text(method), span_of_text(short_path), span_of_text(query), now_s, max_skew_s
+        ) and is_right(&signed, inner, outer)
     if not (right and known) or (body is not None and not is_body_right(&signed, body)):
         return None
     return key, signed.more

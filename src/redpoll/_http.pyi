@@ -65,4 +65,5 @@ def signed_params(
     hashes_of: Callable[[App | None, str], tuple[Any, Any, bool]],
     now_s: float,
     max_skew_s: int,
+    short_path: str | None = None,
 ) -> tuple[str, bool] | None: ...

@@ -86,6 +86,7 @@ def plain_address(address: str) -> str:
     return address
 
 
+@lru_cache(maxsize=4096)
 def network_of(address: str) -> str:
     """What limits by address count: an IPv4 address, and of an IPv6 address the /64, which one client has as a rule."""
     if ":" not in address:

@@ -148,6 +148,8 @@ def control(*, fast, per_minute=0, outcomes=(), spans_left=0):
             view[: len(data)] = data
             worker.buffer_updated(len(data))
             if expire:
+                # The other way begins in the next pass.
+                await asyncio.sleep(0)
                 publisher._awaited[0] = (0.0, publisher._awaited[0][1])
                 publisher._expire()
             for _ in range(10):

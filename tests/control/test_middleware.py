@@ -95,7 +95,7 @@ async def test_the_path_may_be_signed_without_its_prefix_as_php_does(plane, sign
 
 
 async def test_the_api_is_also_at_the_configured_prefix_signed_with_or_without_it(plane, sign):
-    plane.plane.front._path_prefix = "/live"
+    plane.plane.front._authentication.path_prefix = "/live"
     for signed_path in ("/live/apps/3/events", "/apps/3/events"):
         target = sign("POST", "/live/apps/3/events", BODY, signed_path=signed_path)
         assert (await plane.ask("POST", target, BODY)).status == 200

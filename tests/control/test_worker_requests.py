@@ -106,3 +106,20 @@ async def test_a_stop_answers_received_requests_and_ends_the_link(plane, workers
     await finishing
     # A heartbeat may come before the end.
     assert (await workers_request.reader.read()).replace(pack_answer(0, 0, b""), b"") == b""
+
+
+async def test_one_clients_requests_do_not_wait_for_all_of_another(workers_request, sign):
+    wrong = sign("GET", "/apps/3/channels", params={"a[]": "+"}, secret="no")
+    flood = [workers_request.send("GET", wrong, client="203.0.113.1") for _ in range(500)]
+    other = workers_request.send("GET", "/healthz", client="203.0.113.2")
+    order = [(await workers_request.next()).number for _ in range(501)]
+    assert sorted(order) == [*flood, other]
+    assert order.index(other) < 250
+
+
+async def test_large_requests_that_wait_are_all_answered(workers_request):
+    # More than a link holds at a time.
+    numbers = [workers_request.send("POST", "/apps/3/events", bytes(200_000), client="203.0.113.1") for _ in range(50)]
+    answers = [await workers_request.next() for _ in numbers]
+    assert [answer.number for answer in answers] == numbers
+    assert {answer.response[9:12] for answer in answers} == {b"401"}

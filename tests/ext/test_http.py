@@ -210,7 +210,8 @@ def signed(body=b"{}", method="POST", path=PATH, secret="s1", **changed):
 
 def compare(method, path, query, body):
     """signed_params finds only what protocol.auth lets in, and the same in it."""
-    found = signed_params(method, path, query, body, APP, auth.hashes_of, float(NOW), auth.MAX_SKEW_S)
+    short_path = path.removeprefix(auth.PREFIX) if path.startswith(auth.PREFIX + "/") else None
+    found = signed_params(method, path, query, body, APP, auth.hashes_of, float(NOW), auth.MAX_SKEW_S, short_path)
     if found is None:
         return None
     params = auth.check_query(APP, method, path, query, body, float(NOW))
@@ -225,14 +226,27 @@ def test_the_usual_signature_is_checked_here():
     assert compare("POST", PATH, signed(), None) == ("k1", False)
     assert compare("GET", PATH, signed(b"", "GET"), b"") == ("k1", False)
     assert compare("POST", PATH, signed(info="user_count", a1="x", a="y"), b"{}") == ("k1", True)
+    assert compare("POST", PATH, signed(info="a,b&c=%41 ").replace("+", "%20"), b"{}") == ("k1", True)
+    assert compare("POST", PATH, signed(a="1+1").replace("%2B", "+"), b"{}") == ("k1", True)
     shuffled = "&".join(reversed(signed(a="1", b="2").split("&")))
     assert compare("POST", PATH, shuffled, b"{}") == ("k1", True)
+
+
+def test_the_path_may_be_signed_without_its_prefix():
+    assert compare("POST", auth.PREFIX + PATH, signed(), b"{}") == ("k1", False)
+    assert compare("POST", auth.PREFIX + PATH, signed(path=auth.PREFIX + PATH), b"{}") == ("k1", False)
+    assert compare("POST", PATH, signed(path=auth.PREFIX + PATH), b"{}") is None
 
 
 @pytest.mark.parametrize(
     ("query", "body"),
     [
         (signed(secret="other"), b"{}"),
+        (signed(a="%zz").replace("%25zz", "%zz"), b"{}"),
+        (signed(a="é"), b"{}"),
+        (signed() + "&a=%4", b"{}"),
+        (signed().replace("auth_key=k1", "auth_key=%6b1"), b"{}"),
+        (signed().replace("auth_key", "%61uth_key"), b"{}"),
         (signed(), b"{ }"),
         (signed(), b""),
         (signed(body=b""), b"{}"),

@@ -385,6 +385,17 @@ def test_arrays_may_be_signed_raw_or_collapsed(app, sign, sent, signed):
     check_query(app, "GET", "/apps/3/x", f"{sent}&{credentials()}&auth_signature={signature}", b"", NOW)
 
 
+def test_a_query_of_many_parameters_has_the_usual_layout(app, sign):
+    many = "&".join(f"p{number:02d}=1" for number in range(30))
+    signature = sign(f"GET\n/apps/3/x\n{credentials()}&channels=b,a&{many}")
+    sent = f"{credentials()}&{many}&channels[]=b&channels[]=a&auth_signature={signature}"
+    with pytest.raises(ApiError):
+        check_query(app, "GET", "/apps/3/x", sent, b"", NOW)
+    signature = sign(f"GET\n/apps/3/x\n{credentials()}&channels[]=a&channels[]=b&{many}")
+    sent = f"{credentials()}&{many}&channels[]=b&channels[]=a&auth_signature={signature}"
+    check_query(app, "GET", "/api/v1/apps/3/x", sent, b"", NOW)
+
+
 @given(fields=st.dictionaries(st.text(min_size=1), st.text(), max_size=5))
 def test_any_signed_and_escaped_query_is_verified(fields, app, sign):
     lowered = {name.lower(): value for name, value in fields.items() if not name.lower().startswith("auth_")}

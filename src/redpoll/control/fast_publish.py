@@ -23,7 +23,8 @@ from redpoll.protocol.messages import RESERVED_PREFIXES
 
 if TYPE_CHECKING:
     from redpoll.cluster.keys import Keys
-    from redpoll.control.middleware import Credentials, Front
+    from redpoll.control.authentication import Credentials
+    from redpoll.control.middleware import Front
     from redpoll.control.publisher import Publisher
     from redpoll.control.ratelimit import RateLimit
     from redpoll.control.tracing import Tracer

@@ -1,39 +1,35 @@
 """The steps that every HTTP request takes before and after its handler.
 
 The front finds the route, reads the body, authenticates the request, applies the rate limit, runs the handler, turns
-exceptions into error responses, and counts the request. protocol.auth checks signatures. If a request has several
-credentials, only the first one counts, in the order: token, header pair, signature (protocol/README.md "HTTP API").
+exceptions into error responses, and counts the request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
 
 import structlog
 
-from redpoll._http import signed_params
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.traces import new_trace_id
-from redpoll.control.auth_failures import MAX_CHECKED_QUERY_CHARS, AuthFailures
+from redpoll.control.auth_failures import AuthFailures
+from redpoll.control.authentication import Authentication, Credentials
 from redpoll.control.connections import PortRequest
 from redpoll.control.debugging import Debugging
 from redpoll.control.host_names import HostNames
 from redpoll.control.ratelimit import WINDOW_S, RateLimit, Window
 from redpoll.control.request import CutOff, Request, error_response, too_large
 from redpoll.control.response import Response, header_line
-from redpoll.control.router import Access, Place, Route, Routes, no_times
+from redpoll.control.router import Place, Route, Routes, no_times
 from redpoll.control.tracing import Tracer
 from redpoll.control.worker_requests import ReceivedRequest
 from redpoll.http_messages import HEAD_ONLY, MAX_BODY_BYTES
 from redpoll.protocol import auth, handshake
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
-from redpoll.protocol.tokens import Token, fault_of_token
-from redpoll.proxies import network_of
 from redpoll.store.errors import StoreUnavailable
 
 __all__ = ["Front"]
@@ -47,18 +43,6 @@ _BODY_REFUSALS: Final = {
     400: ("bad_request", "the client closed the connection before its body was complete"),
     408: ("bad_request", "the body was not complete in time"),
 }
-
-
-class Credentials(Protocol):
-    """The part of control/records.py that the front uses: apps by id and by key, tokens by their hash."""
-
-    @property
-    def apps(self) -> Mapping[str, App]: ...
-    @property
-    def by_key(self) -> Mapping[str, App]: ...
-    @property
-    def tokens(self) -> Mapping[str, Token]: ...
-    def token_used(self, token: Token, now_s: float) -> None: ...
 
 
 class Front:
@@ -83,17 +67,13 @@ class Front:
         path_prefix: str = "",
     ) -> None:
         self._routes = routes
-        self._records = records
-        # Not copies: Records changes these tables in place.
         self._apps = records.apps
-        self._by_key = records.by_key
+        self._authentication = Authentication(records, failures, self.now_s, path_prefix)
         self._host_names = host_names
         self._rate = rate
-        self._failures = failures
         self._tracer = tracer
         self._clock = clock
         self._body_timeout_s = body_timeout_s
-        self._path_prefix = path_prefix
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         # Durations of triggers by app, counted like Route.times.
@@ -105,7 +85,8 @@ class Front:
 
     def settings_changed(self, host_names: HostNames, failures: AuthFailures | None, path_prefix: str) -> None:
         """Replaces what a reload may change. A new limit counts from 0."""
-        self._host_names, self._failures, self._path_prefix = host_names, failures, path_prefix
+        self._host_names = host_names
+        self._authentication.failures, self._authentication.path_prefix = failures, path_prefix
 
     # -- from request to response --------------------------------------------------------------------------
 
@@ -113,9 +94,8 @@ class Front:
         """Handle a request from a worker.
 
         `head_only`: decide from the head whether the worker may read the body. `refusal`: the worker couldn't read
-        the body; count and log the request.
+        the body; count and log the request. `began` is set: it waited since then.
         """
-        request.began = time.perf_counter()
         request.route = self._routes.unmatched
         try:
             if request.refusal:
@@ -161,7 +141,7 @@ class Front:
         if announced is not None and announced > MAX_BODY_BYTES:
             raise too_large()
         if request.route.wants_credential:
-            self._admit(request, request.route, None)
+            self._authentication.admit(request, request.route, None)
             request.caller_known = False
 
     def _execute(self, request: Request) -> None:
@@ -169,8 +149,7 @@ class Front:
         self._find(request)
         route = request.route
         if route.wants_credential:
-            if request.headers or route.access is not Access.APP or not self._is_signed(request, request.body):
-                self._admit(request, route, request.body)
+            self._authentication.admit(request, route, request.body)
             rate = self._rate
             if route.limited and rate is not None:
                 if not rate.is_shared:
@@ -247,7 +226,7 @@ class Front:
             return self._fault(request, error)
         if isinstance(error, CutOff):
             if request.route.limited:
-                self._recognise(request, request.route)
+                self._authentication.recognise(request, request.route)
             response = self._fault(request, ApiError(error.code, error.text), error.status)
             response.keep_alive = False
             return response
@@ -277,7 +256,7 @@ class Front:
             request.path = "/" + rest.partition("/")[2] if scheme_end else request.path
         auth.check_size(request.query)
         try:
-            by_method, request.parameters = self._routes.find(self._without_prefix(request.path))
+            by_method, request.parameters = self._routes.find(self._authentication.without_prefix(request.path))
         except UnicodeDecodeError:
             raise ApiError("bad_request", "the percent-encoded path is not UTF-8") from None
         route = by_method.get("GET" if request.method == "HEAD" else request.method)
@@ -295,11 +274,6 @@ class Front:
         if route.cross_origin:
             request.more_headers = self._cross_origin(request)
 
-    def _without_prefix(self, path: str) -> str:
-        """The path that the table of routes knows."""
-        prefix = self._path_prefix
-        return path[len(prefix) :] if prefix and path.startswith(f"{prefix}/apps/") else path
-
     def _check_host(self, request: Request) -> None:
         host = request.headers.get("Host")
         if self._host_names is None or self._host_names.allow(host):
@@ -309,111 +283,6 @@ class Front:
             f"the control port isn't known by the host name {(host or '')[:256]!r}; if this name is yours, add it to "
             "the server's setting control_names (REDPOLL_CONTROL_NAMES), or use an IP address",
         )
-
-    def _recognise(self, request: Request, route: Route) -> None:
-        """Find the app of a request that was refused before its body was read, for its row in the event log."""
-        with suppress(ApiError):
-            self._authenticate(request, route, None)
-
-    def _admit(self, request: Request, route: Route, body: bytes | None) -> None:
-        """Authenticate the request, and limit the failures of its address. Raises ApiError 401, or 429 at the limit."""
-        failures = self._failures
-        if failures is None:
-            self._authenticate(request, route, body)
-            return
-        wait_s = failures.wait_s(request.remote)
-        if wait_s and len(request.query) > MAX_CHECKED_QUERY_CHARS:
-            raise self._limited(request, failures, wait_s)
-        try:
-            self._authenticate(request, route, body)
-        except ApiError as error:
-            if error.status != 401:
-                raise
-            if wait_s:
-                raise self._limited(request, failures, wait_s) from None
-            failures.count(request.remote)
-            raise
-
-    def _limited(self, request: Request, failures: AuthFailures, wait_s: int) -> ApiError:
-        failures.limited_total += 1
-        request.more_headers += header_line("Retry-After", str(wait_s))
-        return ApiError(
-            "rate_limited",
-            f"more than {failures.per_minute} failed authentications within {WINDOW_S:.0f} s from the address "
-            f"{network_of(request.remote)}, and this request's credential is wrong or its query too long to be "
-            "checked now. The server's setting is auth_failures_per_minute (REDPOLL_AUTH_FAILURES_PER_MINUTE); 0 turns "
-            "the limit off",
-        )
-
-    def _authenticate(self, request: Request, route: Route, body: bytes | None) -> None:
-        """Set the request's app. Raises ApiError 401 if the request has no valid credential of the app.
-
-        An unknown app gets the same response as a wrong key, so that clients can't find out which ids exist. Only a
-        token for every app gets 404 (protocol/README.md "Tokens").
-        """
-        headers = request.headers
-        app: App | None
-        if "Authorization" in headers and headers["Authorization"].partition(" ")[0].lower() == "bearer":
-            app = self._app_of_token(request, route)
-        elif "X-Service-Key" in headers or "X-Service-Secret" in headers:
-            key = headers.get("X-Service-Key", "")
-            app = self._apps.get(request.parameters[0]) if route.access is Access.APP else self._by_key.get(key)
-            auth.check_pair(app, key, headers.get("X-Service-Secret", ""))
-            request.params = auth.parse_query(request.query)
-        else:
-            app = self._apps.get(request.parameters[0]) if route.access is Access.APP else self._app_of_query(request)
-            # Libraries sign the path with the prefix or without it.
-            path = request.path
-            prefix = auth.PREFIX if self._without_prefix(path) is path else self._path_prefix
-            request.params = auth.check_query(app, request.method, path, request.query, body, self._clock(), prefix)
-        assert app is not None
-        request.app, request.caller_known = app, True
-        if not app.enabled:
-            raise ApiError("app_disabled", "this app is disabled")
-        if "Content-Encoding" in headers and headers["Content-Encoding"].lower() != "identity":
-            raise ApiError("unsupported_media_type", "the body is compressed; send it without Content-Encoding")
-
-    def _is_signed(self, request: Request, body: bytes | None) -> bool:
-        """Whether the request is signed in the usual layout, which is checked in C; then `app` is set. For all others
-        protocol.auth decides, and says what is wrong."""
-        app = self._apps.get(request.parameters[0])
-        signed = signed_params(
-            request.method, request.path, request.query, body, app, auth.hashes_of, self._clock(), auth.MAX_SKEW_S
-        )
-        # Decided after the signature, so that the time of a refusal doesn't tell which apps exist.
-        if signed is None or app is None or not app.enabled:
-            return False
-        request.found_key, more = signed
-        if not more:
-            request.found_params = []
-        request.app, request.caller_known = app, True
-        return True
-
-    def _app_of_token(self, request: Request, route: Route) -> App:
-        now_s = self._clock()
-        plain = request.headers["Authorization"].partition(" ")[2].strip()
-        token = self._records.tokens.get(auth.token_hash(plain))
-        if route.access is Access.APP:
-            app_id = request.parameters[0]
-        else:
-            app_id = (token.app_id if token is not None else None) or ""
-        fault = fault_of_token(token, route.scope, app_id, now_s)
-        if fault is not None:
-            raise fault
-        assert token is not None
-        if not app_id:
-            raise ApiError("bad_request", "this token is for every app; name the app in the path: /apps/ID/…")
-        app = self._apps.get(app_id)
-        if app is None:
-            raise ApiError("unknown_app", "there is no app with this id")
-        self._records.token_used(token, now_s)
-        request.params = auth.parse_query(request.query)
-        request.token = token
-        return app
-
-    def _app_of_query(self, request: Request) -> App | None:
-        # If auth_key is repeated, any of its values will do: check_query refuses the request.
-        return self._by_key.get(dict(auth.parse_query(request.query)).get("auth_key", ""))
 
     def _limit(self, request: Request, rate: RateLimit, window: Window) -> None:
         """Add the rate limit's headers after a trigger of this client address was counted. Raises ApiError

@@ -33,6 +33,10 @@ __all__ = [
 API_PREFIX: Final = "/api/v1"
 # The second to last slot ends at 2^24 µs, about 17 s, which is longer than any deadline here.
 _SLOTS: Final = 26
+# No route has more segments, and no parameter that exists is longer, each of its characters as `%XX`. These bound the
+# work for paths that nobody has signed.
+_MAX_SEGMENTS: Final = 16
+_MAX_SEGMENT_CHARS: Final = 2048
 
 # A coroutine runs as a task. None: the handler calls Front.conclude when the response is known.
 Handler = Callable[["Request"], "Coroutine[Any, Any, Response] | Response | None"]
@@ -201,11 +205,11 @@ class Routes:
         """
         node = self._root
         parameters: list[str] = []
-        for segment in path.split("/")[1:]:
+        for segment in path.split("/", _MAX_SEGMENTS)[1:]:
             following = node.words.get(segment)
             if following is None:
                 following = node.any
-                if following is None or not segment:
+                if following is None or not segment or len(segment) > _MAX_SEGMENT_CHARS:
                     return {}, ()
                 parameters.append(unquote(segment, errors="strict") if "%" in segment else segment)
             node = following

@@ -1,8 +1,9 @@
 """The workers' HTTP requests: they arrive as messages, and their answers leave as messages.
 
-Listens on a Unix socket; each worker has one connection. Requests run as soon as they are read, answers leave in one
-write for each loop pass. This module knows
-messages (http_messages.py); it doesn't know what a request means.
+Listens on a Unix socket; each worker has one connection. `take` carries out usual publishes as soon as they are read.
+The other requests run in slices of 2 ms, client addresses in turns, so that one client's requests delay those of
+another by no more than one of its own. Answers leave in one write for each loop pass. This module knows messages
+(http_messages.py); it doesn't know what a request means.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, cast
@@ -17,6 +19,8 @@ from typing import Any, Final, cast
 import structlog
 
 from redpoll._http import pack_ok, read_requests
+from redpoll.cluster.membership.slices import Slices
+from redpoll.control.fair_queue import FairQueue
 from redpoll.control.request import Request
 from redpoll.control.response import Response, dateline
 from redpoll.http_messages import (
@@ -38,6 +42,8 @@ log = structlog.get_logger(__name__)
 
 _BACKLOG: Final = 128
 _READ_BYTES: Final = 256 * 1024
+# While requests of this size wait, no more are read from their worker, which has bounds of its own (http_requests.py).
+_MAX_WAITING_BYTES: Final = 4 * 1024 * 1024
 
 
 class ReceivedRequest(Request):
@@ -91,6 +97,8 @@ class _WorkerLink(asyncio.BufferedProtocol):
         self._buffer = bytearray(_READ_BYTES)
         self._filled = 0
         self._out: list[bytes] = []
+        self._waiting_bytes = 0
+        self._reads = True
         self.unanswered = 0
         self.ended = False
 
@@ -118,10 +126,16 @@ class _WorkerLink(asyncio.BufferedProtocol):
         end = self._filled + size
         requests, used, taken = self._owner.take(self, ReceivedRequest, buffer, end, FIELDS)
         self.unanswered += len(requests) + taken
-        received = self._owner.received
-        for request in requests:
-            request.link = self
-            received(request)
+        if requests:
+            began, waiting = time.perf_counter(), self._owner.waiting
+            for request in requests:
+                request.link, request.began = self, began
+                self._waiting_bytes += _size_of(request)
+                waiting.add(request.remote, request)
+            self._owner.slices.start()
+            if self._waiting_bytes > _MAX_WAITING_BYTES and self._transport is not None:
+                self._reads = False
+                self._transport.pause_reading()
         left = end - used
         wanted = _READ_BYTES
         if left >= SIZE_BYTES:
@@ -132,6 +146,16 @@ class _WorkerLink(asyncio.BufferedProtocol):
         elif used and left:
             buffer[:left] = buffer[used:end]
         self._filled = left
+
+    def begins(self, request: ReceivedRequest) -> bool:
+        """A request no longer waits. False: the worker is gone, and nobody waits for the answer."""
+        self._waiting_bytes -= _size_of(request)
+        if self._transport is None:
+            return False
+        if not self._reads and self._waiting_bytes <= _MAX_WAITING_BYTES // 2:
+            self._reads = True
+            self._transport.resume_reading()
+        return True
 
     def answer(self, number: int, flags: int, response: bytes) -> None:
         """Queue an answer for the end of this loop pass."""
@@ -174,6 +198,11 @@ class _WorkerLink(asyncio.BufferedProtocol):
             self._transport.close()
 
 
+def _size_of(request: ReceivedRequest) -> int:
+    """About what a request takes in memory while it waits, in bytes; its head is at most 16 KiB, its body 1 MiB."""
+    return 500 + len(request.path) + len(request.query) + len(request.body)
+
+
 class WorkerRequests:
     """Takes requests at the Unix socket `path`; `received` is called with each and must answer it.
 
@@ -183,6 +212,8 @@ class WorkerRequests:
     def __init__(self, path: str, received: Callable[[ReceivedRequest], None], take: Take | None = None) -> None:
         self.received = received
         self.take = take or _take_none
+        self.waiting: FairQueue[ReceivedRequest] = FairQueue()
+        self.slices = Slices(self._run_one)
         self.links: dict[_WorkerLink, None] = {}
         self.finishing = False
         self._path = path
@@ -219,6 +250,14 @@ class WorkerRequests:
             self._timer.cancel()
         for link in list(self.links):
             link.close()
+
+    def _run_one(self) -> bool:
+        if not self.waiting:
+            return False
+        request = self.waiting.pop()
+        if request.link.begins(request):
+            self.received(request)
+        return len(self.waiting) > 0
 
     def _unlink(self) -> None:
         with suppress(FileNotFoundError):
