@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
@@ -45,6 +46,50 @@ def test_file_in_place_of_the_folder_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataFolderError, match="can't be used: "), datafolder.lock(tmp_path / "file", "serve"):
         pytest.fail("held a file")
+
+
+def test_link_in_place_of_the_lock_is_not_followed(tmp_path):
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "lock").symlink_to("file")
+    with pytest.raises(DataFolderError, match="can't be used: "), datafolder.lock(tmp_path, "serve"):
+        pytest.fail("held a link")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_server_waits_for_a_command_and_says_for_which(tmp_path, monkeypatch):
+    # It would not wait for another server.
+    monkeypatch.setattr("redpoll.datafolder._WAIT_FOR_SERVER_S", 0.0)
+    waited_for = []
+    with ExitStack() as command:
+        command.enter_context(datafolder.lock(tmp_path, "app set"))
+
+        def command_ends(holder):
+            waited_for.append(holder)
+            command.close()
+
+        with datafolder.lock(tmp_path, "serve", waiting=command_ends):
+            assert waited_for == [f"redpoll app set, process {os.getpid()}"]
+            with pytest.raises(DataFolderError, match="in use by redpoll serve"), datafolder.lock(tmp_path, "restore"):
+                pytest.fail("two hold it")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who alone can act as somebody else")
+def test_root_acts_as_the_owner_inside_the_block_only(tmp_path):
+    tmp_path.chmod(0o755)
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, 65_534, 65_534)
+    before = os.environ["HOME"]
+    with datafolder.as_owner(theirs):
+        assert (os.geteuid(), os.getegid(), os.getgroups()) == (65_534, 65_534, [65_534])
+        with datafolder.as_owner(tmp_path):
+            assert os.geteuid() == 0
+        assert os.geteuid() == 65_534
+        assert os.environ["HOME"] != before
+    assert (os.geteuid(), os.environ["HOME"], datafolder.foreign_owner(theirs)) == (0, before, "nobody")
+    with pytest.raises(DataFolderError, match="who can't read this installation"), datafolder.as_owner(theirs):
+        raise ModuleNotFoundError("No module named 'x'")
+    assert os.geteuid() == 0
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,19 @@ def serve(
     # Files that our processes write may contain secrets.
     os.umask(0o077)
     folder = Path(settings.data_dir).resolve()
+    owner = datafolder.foreign_owner(folder)
+    if owner is not None:
+        raise StartError(
+            f"the data folder {folder} belongs to {owner}, who couldn't open what a server of root's writes there: "
+            f"start the server as {owner}, or give the folder to root"
+        )
+
+    def say(holder: str) -> None:
+        log.info("waiting for the data folder", data_dir=str(folder), used_by=holder)
+
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(datafolder.lock(folder, "serve"))
+            stack.enter_context(datafolder.lock(folder, "serve", waiting=say))
             open_to_others = datafolder.openness(folder)
             if open_to_others is not None:
                 log.warning("data folder open to others", data_dir=str(folder), what=open_to_others)

@@ -3,9 +3,12 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -30,6 +33,22 @@ def typed(tmp_path, monkeypatch):
 
     yield run
     os.umask(umask)
+
+
+@pytest.fixture
+def foreign(typed, monkeypatch):
+    """The data folder is one of the user nobody, and the commands are root's. It isn't below `tmp_path`, which nobody
+    can't enter."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, who alone can act as somebody else")
+    around = Path(tempfile.mkdtemp(prefix="rp"))
+    around.chmod(0o755)
+    folder = around / "data"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 65_534, 65_534)
+    monkeypatch.setenv("REDPOLL_DATA_DIR", str(folder))
+    yield folder
+    shutil.rmtree(around)
 
 
 @pytest.fixture

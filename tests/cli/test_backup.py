@@ -7,6 +7,7 @@ import stat
 
 import pytest
 
+from redpoll.cli import backup
 from server import Server
 from wire import Api, Socket, eventually
 
@@ -119,3 +120,28 @@ def test_records_in_postgres_are_left_to_its_own_tools(typed, app_id, tmp_path, 
     monkeypatch.setenv("REDPOLL_DATABASE_URL", "postgresql://redpoll:hunter2@db/redpoll")
     result = typed(command, str(file), *(["--force"] if command == "backup" else []))
     assert (result.exit_code, tool in result.stderr, "hunter2" in result.stderr) == (1, True, False)
+
+
+def test_root_restores_with_the_rights_of_the_folders_owner(typed, foreign, tmp_path, monkeypatch):
+    file, victim = tmp_path / "saved.sqlite", tmp_path / "victim"
+    assert typed("app", "create", "demo").exit_code == 0
+    # The backup is in a folder that the owner of the data folder can't enter.
+    assert typed("backup", str(file)).exit_code == 0
+    assert (file.stat().st_uid, tmp_path.stat().st_mode & 0o077) == (0, 0)
+    victim.write_text("root's")
+    raise_version = backup._raise_directory_version
+
+    def interfered(partial):
+        raise_version(partial)
+        # What the owner's process may do at this moment.
+        partial.unlink()
+        partial.symlink_to(victim)
+
+    monkeypatch.setattr(backup, "_raise_directory_version", interfered)
+    typed("restore", str(file))
+    assert (victim.stat().st_uid, victim.read_text()) == (0, "root's")
+    (foreign / "redpoll.sqlite").unlink()
+    monkeypatch.setattr(backup, "_raise_directory_version", raise_version)
+    restored = typed("restore", str(file))
+    assert restored.exit_code == 0, restored.output
+    assert {path.name: path.lstat().st_uid for path in foreign.iterdir()}["redpoll.sqlite"] == 65_534

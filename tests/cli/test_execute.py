@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -68,6 +69,20 @@ def test_server_that_owns_the_folder_executes_the_command(typed, tmp_path):
         server.stdin.write("\n")
         server.stdin.flush()
         assert server.stdout.readline() == "while it runs\n"
+
+
+def test_root_leaves_no_file_of_its_own_in_somebody_elses_folder(typed, foreign):
+    assert typed("app", "list").exit_code == 0
+    assert {path.name: path.stat().st_uid for path in foreign.iterdir()} == {"lock": 65_534, "redpoll.sqlite": 65_534}
+    assert os.geteuid() == 0
+
+
+def test_root_follows_no_link_of_the_folders_owner(typed, foreign, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("root's")
+    (foreign / "lock").symlink_to(victim)
+    result = typed("app", "list")
+    assert (result.exit_code, "can't be used" in result.stderr, victim.read_text()) == (1, True, "root's")
 
 
 # -- beside a running server

@@ -118,3 +118,10 @@ def test_settings_and_version_as_json(typed):
     wrong = typed("check-config", "--port", "x", "--json")
     assert wrong.exit_code == 2
     assert "port" in json.loads(wrong.stdout)["faults"][0]
+
+
+def test_root_starts_no_server_in_somebody_elses_folder(typed, foreign):
+    result = typed("serve")
+    assert result.exit_code == 1
+    assert "belongs to nobody" in result.stderr
+    assert list(foreign.iterdir()) == []

@@ -3,6 +3,8 @@ own tools.
 
 A backup reads the database beside the running server: SQLite's own backup copies one state of it and never blocks the
 writer (WAL). A restore needs the data folder for itself, because the server has its records in memory.
+
+Root acts in the data folder, and in the folder of FILE, as the owner of that folder (datafolder.as_owner).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import click
 from redpoll import config
 from redpoll.cli.common import fail, print_json, records_command, refuse
 
-__all__ = ["COMMANDS"]
+__all__ = ["COMMANDS", "copy_database"]
 
 _RESTORED_WITHIN_S = 60.0
 
@@ -39,6 +41,8 @@ def backup(file: Path, force: bool, settings: config.Settings, as_json: bool) ->
       redpoll backup /var/backups/redpoll.sqlite --force
       redpoll backup today.sqlite --data-dir /var/lib/redpoll --json
     """
+    from redpoll import datafolder
+
     _refuse_postgres(settings, "back them up", "pg_dump --format=custom --file=FILE URL")
     source = _database(settings)
     if not source.exists():
@@ -49,11 +53,11 @@ def backup(file: Path, force: bool, settings: config.Settings, as_json: bool) ->
         fail(f"there is no folder {file.parent}")
     partial = file.with_name(file.name + ".partial")
     try:
-        with _temporary(partial):
-            _copy(source, partial)
+        with datafolder.as_owner(file.parent), _temporary(partial):
+            copy_database(source, partial)
             os.replace(partial, file)
             _sync_folder(file.parent)
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, datafolder.DataFolderError) as error:
         fail(f"the backup failed: {error}")
     _print_done(file, "saved to", as_json)
 
@@ -82,10 +86,13 @@ def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
     partial = database.with_name(database.name + ".partial")
     try:
         try:
-            with datafolder.lock(database.parent, "restore"), _temporary(partial):
-                _copy(file, partial)
+            with (
+                datafolder.lock(database.parent, "restore"),
+                datafolder.as_owner(database.parent),
+                _temporary(partial),
+            ):
+                copy_database(file, partial)
                 _raise_directory_version(partial)
-                _give_to_owner(partial)
                 put_in_place(partial, database)
         except datafolder.DataFolderError as error:
             _restore_running(file, partial, database, error)
@@ -97,15 +104,15 @@ def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
 def _restore_running(file: Path, partial: Path, database: Path, in_use: Exception) -> None:
     """Has the running server replace its records: its control plane closes them and starts again. Raises OSError or
     sqlite3.Error."""
+    from redpoll import datafolder
     from redpoll.command_socket import CommandError, ask, socket_path
 
     server = socket_path(database.parent)
-    with _temporary(partial):
-        _copy(file, partial)
+    with datafolder.as_owner(database.parent), _temporary(partial):
+        copy_database(file, partial)
         if _store_id(partial) != _store_id(database):
             fail(f"{in_use}, and {file} is a backup of another server, or of an older version: stop the server first")
         _raise_directory_version(partial)
-        _give_to_owner(partial)
         try:
             ask(server, "server restore", {"file": str(partial)})
         except (OSError, CommandError) as error:
@@ -140,13 +147,22 @@ def _database(settings: config.Settings) -> Path:
     return Path(settings.data_dir).resolve() / "redpoll.sqlite"
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copies one state of a database to a file that is complete without -wal, and checks it. Raises sqlite3.Error."""
+def copy_database(source: Path, target: Path) -> None:
+    """Copies one state of a database to a file that is complete without -wal, and checks it. Raises sqlite3.Error.
+
+    Root reads as the owner of the source's folder. The caller has the rights with which the target is written.
+    """
+    from redpoll import datafolder
+
     target.unlink(missing_ok=True)
-    os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    with contextlib.closing(sqlite3.connect(source)) as reading, contextlib.closing(sqlite3.connect(target)) as writing:
-        reading.execute("PRAGMA busy_timeout=5000")
-        reading.backup(writing)
+    os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+    with contextlib.closing(sqlite3.connect(target)) as writing:
+        # While root has the rights of the source's owner, no further file can be opened beside the target.
+        writing.execute("PRAGMA journal_mode=OFF")
+        with datafolder.as_owner(source.parent), contextlib.closing(sqlite3.connect(source)) as reading:
+            reading.execute("PRAGMA busy_timeout=5000")
+            reading.backup(writing)
+    with contextlib.closing(sqlite3.connect(target)) as writing:
         writing.execute("PRAGMA journal_mode=DELETE")
         (found,) = writing.execute("PRAGMA quick_check").fetchone()
         if found != "ok":
@@ -164,13 +180,6 @@ def _raise_directory_version(path: Path) -> None:
             f"UPDATE {meta.name} SET value = ? WHERE name = 'directory_version'", [str(time.time_ns() // 1_000_000)]
         )
         database.commit()
-
-
-def _give_to_owner(path: Path) -> None:
-    """Root may restore for the user that the server runs as, who owns the data folder."""
-    if os.geteuid() == 0:
-        owner = path.parent.stat()
-        os.chown(path, owner.st_uid, owner.st_gid)
 
 
 @contextlib.contextmanager

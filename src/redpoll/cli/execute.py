@@ -1,6 +1,10 @@
-"""Executes a command on the records: in the server that owns the data folder, or here if no server runs."""
+"""Executes a command on the records: in the server that owns the data folder, or here if no server runs.
+
+In a folder of another user, root acts as that user (datafolder.as_owner).
+"""
 
 import asyncio
+import importlib
 import os
 import time
 from pathlib import Path
@@ -9,10 +13,19 @@ from typing import Any
 from redpoll import config
 from redpoll.cli.common import fail
 
-__all__ = ["run"]
+__all__ = ["import_store", "run"]
 
 # A server that is just starting owns the folder but takes no commands yet. So does another command, briefly.
 _WAIT_FOR_SERVER_S = 10.0
+_STORE_MODULES = (
+    "alembic.command",
+    "encodings.idna",
+    "redpoll.control.commands",
+    "redpoll.control.webhooks.webhooks",
+    "redpoll.store.migrating",
+    "redpoll.store.store",
+    "sqlalchemy.dialects.sqlite.aiosqlite",
+)
 
 
 def run(settings: config.Settings, verb: str, args: dict[str, Any]) -> Any:
@@ -24,14 +37,18 @@ def run(settings: config.Settings, verb: str, args: dict[str, Any]) -> Any:
     while True:
         try:
             with datafolder.lock(folder, verb, wait_s=0):
-                return asyncio.run(_run_here(settings, folder, verb, args))
+                if datafolder.foreign_owner(folder) is not None:
+                    import_store()
+                with datafolder.as_owner(folder):
+                    return asyncio.run(_run_here(settings, folder, verb, args))
         except datafolder.DataFolderError as error:
             in_use = error
         except command_socket.CommandError as error:
             fail(error)
         try:
-            return command_socket.ask(command_socket.socket_path(folder), verb, args)
-        except NotADirectoryError:
+            with datafolder.as_owner(folder):
+                return command_socket.ask(command_socket.socket_path(folder), verb, args)
+        except (NotADirectoryError, PermissionError):
             fail(in_use)
         except (FileNotFoundError, ConnectionRefusedError) as error:
             if time.monotonic() > deadline:
@@ -39,6 +56,13 @@ def run(settings: config.Settings, verb: str, args: dict[str, Any]) -> Any:
             time.sleep(0.05)
         except command_socket.CommandError as error:
             fail(error)
+
+
+def import_store() -> None:
+    """Imports what the record store needs, before root acts as somebody who may not be able to read the
+    installation."""
+    for name in _STORE_MODULES:
+        importlib.import_module(name)
 
 
 async def _run_here(settings: config.Settings, folder: Path, verb: str, args: dict[str, Any]) -> Any:

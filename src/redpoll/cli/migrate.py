@@ -13,6 +13,7 @@ import click
 
 from redpoll import config
 from redpoll.cli.common import fail, print_json, records_command
+from redpoll.cli.execute import import_store
 
 if TYPE_CHECKING:
     from redpoll.store.migrating import Schema
@@ -49,16 +50,21 @@ def migrate(check: bool, settings: config.Settings, as_json: bool) -> None:
     async def apply() -> None:
         await (await Store.open(url)).close()
 
+    import_store()
     try:
-        before = asyncio.run(schema_of(url))
+        with contextlib.nullcontext() if settings.database_url else datafolder.as_owner(folder):
+            before = asyncio.run(schema_of(url))
         if not before.usable:
             fail(unusable(before))
+        after = before
         if before.missing and not check:
-            with contextlib.nullcontext() if settings.database_url else datafolder.lock(folder, "migrate"):
+            # The lock creates the folder if it is missing.
+            with contextlib.ExitStack() as stack:
+                if not settings.database_url:
+                    stack.enter_context(datafolder.lock(folder, "migrate"))
+                    stack.enter_context(datafolder.as_owner(folder))
                 asyncio.run(apply())
-            after = asyncio.run(schema_of(url))
-        else:
-            after = before
+                after = asyncio.run(schema_of(url))
     except datafolder.DataFolderError as error:
         fail(f"{error}; stop the server first, or restart it: it migrates at its start")
     except (StoreError, StoreUnavailable) as error:

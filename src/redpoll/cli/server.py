@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -162,12 +163,14 @@ def _obstacle(settings: config.Settings) -> str | None:
     import urllib.error
     import urllib.request
 
-    from redpoll import command_socket
+    from redpoll import command_socket, datafolder
     from redpoll.welcome import url_host
 
     try:
-        address = command_socket.ask(command_socket.socket_path(settings.data_dir), "server show", {}, _HEALTH_WITHIN_S)
-    except (OSError, command_socket.CommandError) as error:
+        with datafolder.as_owner(Path(settings.data_dir)):
+            path = command_socket.socket_path(settings.data_dir)
+            address = command_socket.ask(path, "server show", {}, _HEALTH_WITHIN_S)
+    except (OSError, command_socket.CommandError, datafolder.DataFolderError) as error:
         return f"no server answers on the data folder {settings.data_dir}: {error}"
     url = f"http://{url_host(address['control_host'])}:{address['control_port']}/readyz"
     # Not through a proxy of the environment: this machine is asked.

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import click
 
+from redpoll.cli.backup import copy_database
 from redpoll.cli.common import fail, print_json, refuse
+from redpoll.cli.execute import import_store
 
 __all__ = ["COMMANDS"]
 
@@ -44,24 +46,35 @@ def copy(source: str, target: str, as_json: bool) -> None:
       redpoll store copy sqlite:/var/lib/redpoll/redpoll.sqlite postgresql://redpoll@db/redpoll
       redpoll store copy postgresql://redpoll@db/redpoll sqlite:./redpoll-data/redpoll.sqlite --json
     """
+    from redpoll import datafolder
+
     faults = [fault for name, url in (("SOURCE", source), ("TARGET", target)) if (fault := _fault(name, url))]
     if faults:
         refuse(faults)
+    import_store()
     with contextlib.ExitStack() as stack:
-        path = _path(source)
-        if path is not None:
-            if (path.parent / "lock").exists():
-                # It is a server's data folder; a backup may be anywhere.
-                _lock(stack, path)
-            source = _SQLITE + str(_copied(stack, path))
-        path = _path(target)
-        if path is not None:
-            if path.exists():
-                fail(f"{path} exists; the target must be a new file")
-            _lock(stack, path)
-        # The store contains secrets.
-        os.umask(0o077)
-        copied = asyncio.run(_copy(source, target))
+        try:
+            # The store contains secrets.
+            os.umask(0o077)
+            old, new = _path(source), _path(target)
+            if old is not None:
+                if not old.is_file():
+                    fail(f"there is no record store at {old}")
+                if (old.parent / "lock").exists():
+                    # It is a server's data folder; a backup may be anywhere.
+                    _lock(stack, old)
+            if new is not None:
+                if new.exists():
+                    fail(f"{new} exists; the target must be a new file")
+                if old is None or old.parent != new.parent:
+                    _lock(stack, new)
+                # Whoever owns the target's folder opens both files.
+                stack.enter_context(datafolder.as_owner(new.parent))
+            if old is not None:
+                source = _SQLITE + str(_copied(stack, old))
+            copied = asyncio.run(_copy(source, target))
+        except datafolder.DataFolderError as error:
+            fail(error)
     if as_json:
         # SQLAlchemy's names are a subclass of str, which isn't JSON.
         print_json({"rows": {"".join(table): rows for table, rows in copied.items()}})
@@ -93,15 +106,9 @@ def _lock(stack: contextlib.ExitStack, path: Path) -> None:
 
 def _copied(stack: contextlib.ExitStack, path: Path) -> Path:
     """A temporary copy of an SQLite file, which may be migrated: the source may be of an older version."""
-    if not path.is_file():
-        fail(f"there is no record store at {path}")
     temporary = Path(stack.enter_context(tempfile.TemporaryDirectory())) / path.name
     try:
-        with (
-            contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as reading,
-            contextlib.closing(sqlite3.connect(temporary)) as writing,
-        ):
-            reading.backup(writing)
+        copy_database(path, temporary)
     except sqlite3.Error as error:
         fail(f"{path} can't be read: {error}")
     return temporary
