@@ -5,12 +5,17 @@
 --       2 dirver  version of the directory
 -- ARGV  1 W
 --       2 fresh   1: this W is new, so it needn't be in the table
--- Returns {'OK', Redis' time in ms, dirver or nil, the beat table, flat}, or {'FENCED'}: this W is gone, or being
--- reaped.
+-- Returns {'OK', dirver or nil}, or {'FENCED'}: this W is gone, or being reaped. The table itself isn't in the reply: it
+--       grows with the number of workers, and the leader alone reads it (membership/reaper.py).
 
-local stored = redis.call('HGET', KEYS[1], ARGV[1])
-if stored == '-1' or (not stored and ARGV[2] ~= '1') then return {'FENCED'} end
-redis.call('HINCRBY', KEYS[1], ARGV[1], 1)
-local now = redis.call('TIME')
-local ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
-return {'OK', ms, redis.call('GET', KEYS[2]), redis.call('HGETALL', KEYS[1])}
+-- Added first and undone in the rare cases, because this script runs once a second for each worker of the cluster.
+local beat = redis.call('HINCRBY', KEYS[1], ARGV[1], 1)
+if beat == 0 then
+  redis.call('HSET', KEYS[1], ARGV[1], -1)
+  return {'FENCED'}
+end
+if beat == 1 and ARGV[2] ~= '1' then
+  redis.call('HDEL', KEYS[1], ARGV[1])
+  return {'FENCED'}
+end
+return {'OK', redis.call('GET', KEYS[2])}

@@ -168,7 +168,7 @@ class Incarnation:
 
     def _beat_answered(self, reply: list[Any]) -> None:
         self.answered_at = self._link.clock()
-        _, _, directory_version, _ = reply
+        _, directory_version = reply
         self._directory.check_version(directory_version)
 
     async def _run_all(self, calls: Sequence[tuple[Script, Sequence[bytes], Sequence[Any]]]) -> list[Any]:

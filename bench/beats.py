@@ -1,0 +1,133 @@
+"""What the heartbeats of many workers cost Redis: a simulation with a real Redis, and nothing but its own processor time.
+
+    python bench/beats.py                          3,200 workers, each beats once a second for 10 s
+    python bench/beats.py --workers 100 800 3200   several numbers, each in a Redis of its own
+
+Each worker is the real `Incarnation` on a connection of its own; only its channels and clients are missing. The leader's
+reaper reads the table of all beats once a second, as it does in a server. Printed are the size of an answer, the time of
+the script `beat` by Redis' own count, the processor time of the whole Redis, and the share of a core that both make at
+one beat per second and worker. If the machine can't keep up with that, fewer beats are made, and the shares are
+extrapolated from their cost.
+
+The whole Redis also waits for, reads and writes each of these quiet connections: a PING in place of the beat costs it
+nearly as much. A busy Redis does that for many connections at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+# First, since it puts tests/ on the path.
+from load import print_table  # isort: skip
+from conftest import RedisServer
+from redpoll.cluster.directory import Directory
+from redpoll.cluster.keys import Keys
+from redpoll.cluster.link import Link
+from redpoll.cluster.membership.incarnation import Incarnation
+from redpoll.cluster.membership.reaper import Reaper
+from redpoll.cluster.membership.timings import Timings
+from results import machine, save
+from server import cpu_s
+
+RUN = "0123456789ab"
+# At once; more would only wait for the others.
+REGISTERING = 20
+
+
+class Counted(NamedTuple):
+    """What Redis has counted so far."""
+
+    scripts: int
+    sent_bytes: int
+    script_us: float
+    spent_s: float
+    at: float
+
+
+async def simulate(redis: RedisServer, workers: int, seconds: float) -> dict[str, float]:
+    assert redis.process is not None
+    keys, pid = Keys(), redis.process.pid
+    links = [Link(redis.url) for _ in range(workers + 1)]
+    timings = Timings(unanswered_s=60.0)
+    incarnations = [
+        Incarnation(link, keys, RUN, k, Directory(link, keys), timings) for k, link in enumerate(links[1:], start=1)
+    ]
+    limit = asyncio.Semaphore(REGISTERING)
+
+    async def register(incarnation: Incarnation) -> None:
+        async with limit:
+            await incarnation.register()
+
+    async def counted() -> Counted:
+        text = bytes(await links[0].ask(b"INFO", b"everything")).decode()
+        info = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        script = dict(part.split("=") for part in info["cmdstat_evalsha"].split(","))
+        sent = int(info["total_net_output_bytes"])
+        return Counted(int(script["calls"]), sent, float(script["usec"]), cpu_s(pid), time.monotonic())
+
+    for link in links:
+        link.start()
+    await asyncio.gather(*(link.wait_up() for link in links))
+    await asyncio.gather(*(register(incarnation) for incarnation in incarnations))
+    reaper = Reaper(links[0], keys, RUN)
+    reaper.set_alive(set(range(1, workers + 1)), workers)
+    reaping = asyncio.create_task(reaper.run())
+    for at, incarnation in enumerate(incarnations):
+        # Spread over the second, as those of machines that were started at different times.
+        asyncio.get_running_loop().call_later(at / workers, incarnation.start)
+    await asyncio.sleep(2.0)
+    before = await counted()
+    await asyncio.sleep(seconds)
+    after = await counted()
+    reaping.cancel()
+    for incarnation in incarnations:
+        incarnation.close()
+    await asyncio.gather(reaping, *(link.close() for link in links), return_exceptions=True)
+    made, spent_s = after.scripts - before.scripts, after.spent_s - before.spent_s
+    script_us = (after.script_us - before.script_us) / made
+    return {
+        "workers": workers,
+        "beats_per_s": round(made / (after.at - before.at)),
+        "sent_bytes": round((after.sent_bytes - before.sent_bytes) / made),
+        "script_us": round(script_us, 1),
+        "script_percent": round(script_us * workers / 1e4, 1),
+        "redis_us": round(1e6 * spent_s / made, 1),
+        "redis_percent": round(100 * spent_s / made * workers, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, nargs="+", default=[3_200])
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    options = parser.parse_args()
+    # Each connection is logged otherwise.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
+    print(json.dumps(machine()))
+    rows = []
+    for workers in options.workers:
+        with contextlib.ExitStack() as stack:
+            redis = RedisServer(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rpbench"))))
+            redis.start()
+            stack.callback(redis.kill)
+            rows.append(asyncio.run(simulate(redis, workers, options.seconds)))
+    print_table(
+        ["workers", "beats/s made", "B sent each", "script µs", "script % of a core", "Redis µs", "Redis % of a core"],
+        [[f"{row['workers']:,}", *(f"{value:,}" for value in list(row.values())[1:])] for row in rows],
+    )
+    if options.json is not None:
+        save(options.json, "beats", {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
