@@ -1,13 +1,13 @@
-"""What the heartbeats of many workers cost Redis: a simulation with a real Redis, and nothing but its own processor time.
+"""What the heartbeats of many workers cost Redis: a simulation with a real Redis.
 
     python bench/beats.py                          3,200 workers, each beats once a second for 10 s
     python bench/beats.py --workers 100 800 3200   several numbers, each in a Redis of its own
 
-Each worker is the real `Incarnation` on a connection of its own; only its channels and clients are missing. The leader's
-reaper reads the table of all beats once a second, as it does in a server. Printed are the size of an answer, the time of
-the script `beat` by Redis' own count, the processor time of the whole Redis, and the share of a core that both make at
-one beat per second and worker. If the machine can't keep up with that, fewer beats are made, and the shares are
-extrapolated from their cost.
+Each worker is the real `Incarnation` on a connection of its own; only its channels and clients are missing. The
+leader's reaper reads the table of all beats once a second, as it does in a server. Printed are the size of an answer,
+the time of the script `beat` by Redis' own count, the processor time of the whole Redis, and the share of a core that
+both make at one beat per second and worker. If the machine can't keep up with that, fewer beats are made, and the
+shares are extrapolated from their cost. Redis counts by the clock: on a machine with other load, its count is too high.
 
 The whole Redis also waits for, reads and writes each of these quiet connections: a PING in place of the beat costs it
 nearly as much. A busy Redis does that for many connections at once.

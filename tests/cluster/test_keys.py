@@ -102,7 +102,7 @@ def test_every_name_follows_a_row_of_the_table():
         keys.directory,
         keys.directory_version,
         keys.traces,
-        keys.stats("W"),
+        keys.stats("RUN.K"),
         keys.topic("A", "C"),
         keys.topic("A", CONSOLE_TOPIC).replace(b"{%b}" % watched.encode(), b"{%b}" % tag.encode()),
         keys.sys,

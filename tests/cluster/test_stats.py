@@ -16,6 +16,16 @@ async def test_counters_of_workers_that_beat_are_read(link, keys):
     }
 
 
+async def test_counters_of_a_node_are_read_by_its_processes_alone(link, keys):
+    stats = Stats(link, keys)
+    assert await stats.read([]) == {}
+    stats.write("0123456789ab.1.0", {"connections": 3})
+    # The worker was fenced and took another name.
+    stats.write("0123456789ab.1.1", {"connections": 4})
+    stats.write("ba9876543210.1.0", {"connections": 5})
+    assert await stats.read(["0123456789ab.1", "0123456789ab.2"]) == {"0123456789ab.1.1": {"connections": 4}}
+
+
 async def test_counters_live_for_15_seconds(link, keys):
     Stats(link, keys).write("0123456789ab.0.0", {})
-    assert await link.ask(b"TTL", keys.stats("0123456789ab.0.0")) in (14, 15)
+    assert await link.ask(b"TTL", keys.stats("0123456789ab.0")) in (14, 15)

@@ -153,7 +153,7 @@ TABLE: Final = (
     ),
     Key("{T0}:dir", "hash", "app id → record as JSON", "forever", "dir_put", "dir_put"),
     Key("{T0}:dirver", "string", "version of the directory", "forever", "dir_put", "–"),
-    Key("{T0}:stats:W", "string", "counters of a worker as JSON", "15 s", "worker", "expiry"),
+    Key("{T0}:stats:RUN.K", "string", "W and counters of a worker as JSON", "15 s", "worker", "expiry"),
     Key(
         "{T0}:trace",
         "stream",
@@ -293,8 +293,9 @@ class Keys:
     def canary(self, at: int, run: str, k: int) -> bytes:
         return b"%bcanary:%b.%d" % (self.heads[at], run.encode(), k)
 
-    def stats(self, w: str) -> bytes:
-        return b"%bstats:%b" % (self.heads[0], w.encode())
+    def stats(self, process: str) -> bytes:
+        """`process` as in `here_of`."""
+        return b"%bstats:%b" % (self.heads[0], process.encode())
 
     def topic(self, app_id: str, channel: str) -> bytes:
         return b"%bt:%b:%b" % (self.heads[shard(app_id, channel)], app_id.encode(), channel.encode())

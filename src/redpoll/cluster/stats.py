@@ -1,5 +1,6 @@
-"""Each worker's counters, in Redis for 15 s, so that control's /metrics can show all workers of all machines."""
+"""Each worker's counters, in Redis for 15 s, so that control can show its own workers and those of other machines."""
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -13,7 +14,11 @@ _LIFETIME_S: Final = 15
 
 
 class Stats:
-    """Workers write every 5 s. Counters that are not renewed expire after 15 s."""
+    """Workers write every 5 s. Counters that are not renewed expire after 15 s.
+
+    The counters belong to the worker's process, `RUN.K`, which keeps them when it takes another W. So control can name
+    those of its own node without reading the names of all workers.
+    """
 
     def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link
@@ -21,14 +26,21 @@ class Stats:
 
     def write(self, w: str, counters: dict[str, Any]) -> None:
         """Queues the counters. The outcome doesn't matter, because the next ones follow in 5 s."""
-        self._link.call(b"SET", self._keys.stats(w), msgspec.json.encode(counters), b"EX", _LIFETIME_S)
+        value = msgspec.json.encode((w, counters))
+        self._link.call(b"SET", self._keys.stats(_process(w)), value, b"EX", _LIFETIME_S)
+
+    async def read(self, processes: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Counters by W, of those of these processes that wrote lately. Raises LinkDown or hiredis.ReplyError."""
+        names = [self._keys.stats(process) for process in processes]
+        values = await self._link.ask(b"MGET", *names) if names else ()
+        found: dict[str, dict[str, Any]] = dict(msgspec.json.decode(value) for value in values if value is not None)
+        return found
 
     async def read_all(self) -> dict[str, dict[str, Any]]:
-        """Counters by W, of every worker in the beat table that wrote lately. Raises LinkDown or hiredis.ReplyError."""
-        names = [name.decode() for name in await self._link.ask(b"HKEYS", self._keys.beat)]
-        if not names:
-            return {}
-        values = await self._link.ask(b"MGET", *(self._keys.stats(w) for w in names))
-        return {
-            w: msgspec.json.decode(counters) for w, counters in zip(names, values, strict=True) if counters is not None
-        }
+        """Those of every worker in the beat table. It costs Redis as much as there are workers in the cluster."""
+        names = await self._link.ask(b"HKEYS", self._keys.beat)
+        return await self.read(sorted({_process(name.decode()) for name in names}))
+
+
+def _process(w: str) -> str:
+    return w.rpartition(".")[0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -431,16 +431,13 @@ class ControlPlane:
         log.error("unhandled exception", what=context.get("message"), exc_info=context.get("exception"))
 
     async def _read_workers(self) -> Mapping[str, Mapping[str, float]]:
-        try:
-            async with asyncio.timeout(2.0):
-                return await Stats(self.link, self._keys).read_all()
-        except (LinkDown, hiredis.ReplyError, TimeoutError):
-            return {}
+        return await _counters(Stats(self.link, self._keys).read_all())
 
     async def _read_own_workers(self) -> Mapping[str, Mapping[str, float]]:
-        """The counters of this node's workers: each node's /metrics is scraped; sums must count a worker once."""
-        prefix = f"{self._run}."
-        return {w: counters for w, counters in (await self._read_workers()).items() if w.startswith(prefix)}
+        """The counters of this node's workers: each node's /metrics is scraped; sums must count a worker once. The
+        others' aren't read, which would cost Redis the square of the workers for each scrape of all nodes."""
+        stats = Stats(self.link, self._keys)
+        return await _counters(stats.read([f"{self._run}.{k}" for k in self._workers_alive]))
 
     def _own_counters(self) -> Mapping[str, float]:
         return {
@@ -466,6 +463,15 @@ class ControlPlane:
             "spans_lost_total": self.otlp.lost_total if self.otlp else 0,
             "calls_untraced_total": self.tracer.sampled_out if self.tracer else 0,
         }
+
+
+async def _counters(reading: Awaitable[Mapping[str, Mapping[str, float]]]) -> Mapping[str, Mapping[str, float]]:
+    # Without Redis there are none.
+    try:
+        async with asyncio.timeout(2.0):
+            return await reading
+    except (LinkDown, hiredis.ReplyError, TimeoutError):
+        return {}
 
 
 def _auth_failures(settings: Settings) -> AuthFailures | None:
