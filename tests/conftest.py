@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -114,11 +115,15 @@ class RedisServer:
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
-    def flush(self) -> None:
+    def call(self, *command: object) -> Any:
+        """The reply to a command, over a connection of its own."""
         import redis
 
         with redis.Redis(unix_socket_path=self.path) as client:
-            client.flushall()
+            return client.execute_command(*command)
+
+    def flush(self) -> None:
+        self.call("FLUSHALL")
 
 
 def _running_redis() -> Iterator[RedisServer]:

@@ -1,5 +1,5 @@
-"""Runs Redis in several forms for tests: over TLS with an own ACL file, with a replica and Sentinels, and as a
-Cluster. Not a test.
+"""Runs Redis in several forms for tests: over TLS with an own ACL file, with a replica, with a replica and Sentinels,
+and as a Cluster. Not a test.
 
 Every server listens on a port of 127.0.0.1 that is reserved for it, also while it is killed, and ends with the `with`
 block.
@@ -94,6 +94,50 @@ def tls_redis(authority: Path, cert: Path, key: Path, *, users: Sequence[str] = 
             node.kill()
 
 
+_REPLICATED: Sequence[str] = (
+    *("--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"),
+    # Otherwise a replica waits for up to 10 s before it notices the end of its master.
+    *("--repl-ping-replica-period", "1"),
+)
+
+
+class RedisPair:
+    """A primary and a replica that change places, without Sentinels: clients are to reach the primary at one address
+    (proxy.py)."""
+
+    def __init__(self, folder: Path, ports: Sequence[int]) -> None:
+        names = ("one", "two")
+        self.nodes = [
+            RedisNode(folder / name, port, ["--port", str(port), *_REPLICATED])
+            for name, port in zip(names, ports, strict=True)
+        ]
+        self.primary, self.replica = self.nodes
+
+    def start(self) -> None:
+        for node in self.nodes:
+            node.start()
+        self.replicate()
+
+    def replicate(self) -> None:
+        """Makes `replica` follow `primary`, and waits until it has its data."""
+        with self.replica.client() as client:
+            client.replicaof("127.0.0.1", self.primary.port)
+            wait_until(lambda: client.info("replication")["master_link_status"] == "up", "the replica has no data")
+
+    def switch(self) -> None:
+        """The replica becomes the primary in place: no connection is closed, and no write is lost."""
+        with self.primary.client() as client:
+            client.execute_command("FAILOVER")
+        self.primary, self.replica = self.replica, self.primary
+        for node, role in ((self.primary, "master"), (self.replica, "slave")):
+            with node.client() as client:
+                wait_until(lambda: client.execute_command("ROLE")[0] == role, "the primary wasn't replaced")  # noqa: B023
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+
 class SentinelService:
     """A master, a replica and three Sentinels that watch them: `url` is what redpoll gets."""
 
@@ -102,13 +146,10 @@ class SentinelService:
 
     def __init__(self, folder: Path, ports: Sequence[int], down_after_ms: int, failover_timeout_ms: int) -> None:
         self.folder = folder
-        options = ["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"]
-        # Otherwise a replica waits for up to 10 s before it notices the end of its master.
-        options += ["--repl-ping-replica-period", "1"]
         first, second = ports[:2]
         self.nodes = [
-            RedisNode(folder / "one", first, ["--port", str(first), *options]),
-            RedisNode(folder / "two", second, ["--port", str(second), *options]),
+            RedisNode(folder / "one", first, ["--port", str(first), *_REPLICATED]),
+            RedisNode(folder / "two", second, ["--port", str(second), *_REPLICATED]),
         ]
         self.sentinels = []
         for number, port in enumerate(ports[2:]):
@@ -283,6 +324,18 @@ def redis_cluster(masters: int = 3, *, replicated: bool = True, node_timeout_ms:
             yield cluster
         finally:
             cluster.close()
+
+
+@contextmanager
+def redis_pair() -> Iterator[RedisPair]:
+    """A running RedisPair."""
+    with _folder() as folder, reserved_ports(2) as ports:
+        pair = RedisPair(folder, ports)
+        try:
+            pair.start()
+            yield pair
+        finally:
+            pair.close()
 
 
 @contextmanager

@@ -471,7 +471,8 @@ cdef struct Entry:
 
 
 cdef class Published:
-    """Publishes of one worker that were sent to Redis together: called with each reply or error, in order.
+    """Publishes of one worker that were sent to Redis together: called with each reply or error, in order, and at last
+    with the reply to `check`, if there is one. `of_each` is for replies in any order.
 
     `left`: requests without an answer. `events`: how many events they are. `expire(error)` ends all that wait.
     """
@@ -483,8 +484,9 @@ cdef class Published:
         list apps
         Entry* entries
         int count, room
-        # The entry that the next reply belongs to.
+        # The entry that the next reply belongs to, if replies come in order.
         int current
+        bint is_checked
         Text text
         double began
         int64_t began_us
@@ -506,31 +508,85 @@ cdef class Published:
         return &self.entries[self.count]
 
     def __call__(self, reply):
-        cdef Entry* entry = &self.entries[self.current]
+        cdef Entry* entry
+        cdef int i
         if self.current == self.count:
-            raise ValueError("a reply without a publish")
+            if not self.owner.check or self.is_checked:
+                raise ValueError("a reply without a publish")
+            # The last reply says whether all this was published on a primary.
+            self.is_checked = True
+            if isinstance(reply, Exception) and self.owner.refusal(reply):
+                self.expire(reply)
+                return
+            for i in range(self.count):
+                if not self.entries[i].over:
+                    self.end(&self.entries[i], None)
+            return
+        entry = &self.entries[self.current]
         entry.left -= 1
         if entry.left == 0:
             self.current += 1
         if entry.over:
             return
         if isinstance(reply, Exception):
-            entry.over = True
-            self.left -= 1
-            self.owner.fail(self, entry, reply)
-        elif entry.left == 0:
-            entry.over = True
-            self.left -= 1
+            self.end(entry, reply)
+        elif entry.left == 0 and not self.owner.check:
+            self.end(entry, None)
+
+    cdef int end(self, Entry* entry, error) except -1:
+        entry.over = True
+        self.left -= 1
+        if error is None:
             self.owner.complete(self, entry)
+        else:
+            self.owner.fail(self, entry, error)
+        return 0
+
+    @property
+    def over(self) -> bool:
+        """No request waits any more."""
+        return self.left == 0
+
+    def of_each(self) -> list:
+        """For replies in any order: what is called with the reply of each command."""
+        cdef list each = []
+        cdef int i
+        for i in range(self.count):
+            each += [_OfOne(self, i)] * self.entries[i].events
+        return each
 
     def expire(self, error):
         """End every request that has no answer yet with `error`."""
         cdef int i
-        for i in range(self.current, self.count):
+        for i in range(self.count):
             if not self.entries[i].over:
-                self.entries[i].over = True
-                self.left -= 1
-                self.owner.fail(self, &self.entries[i], error)
+                self.end(&self.entries[i], error)
+
+
+cdef class _OfOne:
+    """Takes the replies of one request of several."""
+
+    cdef:
+        Published published
+        int index
+
+    def __init__(self, Published published, int index):
+        self.published = published
+        self.index = index
+
+    @property
+    def over(self) -> bool:
+        return self.published.entries[self.index].over
+
+    def __call__(self, reply):
+        cdef Entry* entry = &self.published.entries[self.index]
+        entry.left -= 1
+        if entry.over:
+            return
+        if isinstance(reply, Exception):
+            self.published.end(entry, reply)
+        elif entry.left == 0:
+            self.published.end(entry, None)
 
 
 # -- the way -----------------------------------------------------------------------------------------------------
@@ -579,7 +635,8 @@ cdef class FastPublish:
     header lines, or None without counting if there were too many. `dateline.line` is the header line with the date.
 
     `ready()` says how many of the next publishes must take the other way; -1: all. `publish(commands, published)`
-    sends to Redis, which answers each of `published.events` commands. `completed(link, answers, count, app, is_batch,
+    sends to Redis, which answers each of `published.events` commands. If `check` isn't empty, it follows them, and
+    confirms them by its reply unless `refusal(reply)` says why not. `completed(link, answers, count, app, is_batch,
     events, times, microseconds, rows, first_ms, last_ms)` gets what was answered: messages for the worker, and rows of
     the event log, empty if it is off; `times` are pairs of a slot of Route.times and a count. `failed(link, message,
     trace, lines, app, events, began, error)` answers a request that Redis didn't confirm.
@@ -594,7 +651,8 @@ cdef class FastPublish:
         Span command
         bytes command_bytes
         object clock, timer, limit, dateline
-        object ready, publish, completed, failed
+        object ready, publish, completed, failed, refusal
+        bytes check
         tuple reserved_events, cache_channels
         bytes own_prefix, encrypted_prefix, api_prefix
         int max_skew_s, max_channel_chars
@@ -636,6 +694,8 @@ cdef class FastPublish:
         int max_channel_chars,
         bytes api_prefix not None,
         bint logs,
+        bytes check not None=b"",
+        refusal=None,
     ):
         self.apps = apps
         self.fast_apps = {}
@@ -646,6 +706,7 @@ cdef class FastPublish:
         self.heads = heads
         self.clock, self.timer, self.limit, self.dateline = clock, timer, limit, dateline
         self.ready, self.publish, self.completed, self.failed = ready, publish, completed, failed
+        self.check, self.refusal = check, refusal
         self.reserved_events = reserved_events
         self.cache_channels = cache_channels
         self.own_prefix = own_prefix
@@ -703,6 +764,9 @@ cdef class FastPublish:
         # For those that fail.
         published.chunk = PyBytes_FromStringAndSize(start, used)
         published.left = published.count
+        if self.check:
+            reserve(&self.commands, PyBytes_GET_SIZE(self.check))
+            add_span(&self.commands, span_of(self.check))
         self.publish(taken(&self.commands), published)
         return requests, used, published.count
 

@@ -1,6 +1,8 @@
 """The link to a real Redis Cluster: order, several masters, moved slots."""
 
 import asyncio
+import signal
+from functools import partial
 
 import hiredis
 import pytest
@@ -53,6 +55,19 @@ def channels(count: int) -> list[str]:
     return list(found.values())
 
 
+class Replies(dict):
+    """`done` of several publishes: the reply to each by its place."""
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def __call__(self, reply):
+        raise AssertionError("masters answer in any order")
+
+    def of_each(self):
+        return [partial(self.__setitem__, place) for place in range(self.count)]
+
+
 async def test_only_a_cluster_gets_this_link(cluster, redis):
     assert type(open_link(cluster.url)) is ClusterLink
     assert type(open_link(redis.url)) is Link
@@ -75,23 +90,50 @@ async def test_commands_scripts_and_topics_reach_the_master_of_their_shard(link)
         await link.ask(b"DEL", names.worker(at, "w"))
 
 
-async def test_packed_commands_go_to_several_masters_and_are_answered_in_order(link):
+async def test_packed_commands_go_to_several_masters_and_are_answered(link):
     names = keys()
     commands = [hiredis.pack_command((b"SET", names.cached(APP, channel), b"1")) for channel in channels(SHARDS)]
     commands += [hiredis.pack_command((b"GET", names.cached(APP, channel))) for channel in channels(SHARDS)]
-    replies = []
-    link.call_many(b"".join(commands), len(commands), replies.append)
+    replies = Replies(len(commands))
+    link.call_many(b"".join(commands), len(commands), replies)
     published = asyncio.get_running_loop().create_future()
     packed = _frame.pack_publish(b"SPUBLISH", names.heads, APP, "a{b}", "e", "d", None, None, None)
     link.call_packed(packed, published.set_result)
     assert await published == 0
     while len(replies) < len(commands):
         await link.ask(b"PING")
-    assert replies == [b"OK"] * SHARDS + [b"1"] * SHARDS
+    assert replies == dict(enumerate([b"OK"] * SHARDS + [b"1"] * SHARDS))
     asked = [(b"ECHO", b"x"), *((b"SET", names.cached(APP, name), name, b"GET") for name in channels(SHARDS))]
     assert await link.ask_all(asked) == [b"x"] + [b"1"] * SHARDS
     asked = [(b"GET", names.cached(APP, name)) for name in channels(SHARDS)]
     assert await link.ask_all(asked) == [name.encode() for name in channels(SHARDS)]
+
+
+async def test_silent_master_holds_up_no_answer_of_the_others_and_gets_no_more_publishes(
+    link, cluster, wait_until, monkeypatch
+):
+    names = keys()
+    silent = next(node for node in cluster.masters() if node.port == link._of_shard[0]._address[1])
+    monkeypatch.setattr("redpoll.cluster.link._LOOK_EVERY_S", 0.02)
+    topics = [names.topic(APP, channel) for channel in sorted(channels(SHARDS), key=lambda one: shard(APP, one))]
+    held_up = {at for at in range(SHARDS) if link._of_shard[at] is link._of_shard[0]}
+    commands = b"".join(hiredis.pack_command((b"SPUBLISH", topic, b"m")) for topic in topics)
+    before, after = Replies(SHARDS), Replies(SHARDS)
+    silent.signal(signal.SIGSTOP)
+    try:
+        link.call_many(commands, SHARDS, before)
+        await wait_until(lambda: len(before) == SHARDS - len(held_up))
+        await wait_until(lambda: link.refusal_of(topics[0]))
+        link.call_many(commands, SHARDS, after)
+        await wait_until(lambda: len(after) == SHARDS)
+        assert set(before) == set(range(SHARDS)) - held_up
+        assert {at for at in after if isinstance(after[at], LinkDown)} == held_up
+        assert str(after[0]) == "Redis doesn't answer"
+        assert not link.refusal
+    finally:
+        silent.signal(signal.SIGCONT)
+    await wait_until(lambda: len(before) == SHARDS and not link.refusal_of(topics[0]))
+    assert set(before.values()) == {0}
 
 
 async def test_listeners_are_those_who_subscribed_last_at_every_master(link, cluster):

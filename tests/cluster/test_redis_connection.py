@@ -119,7 +119,7 @@ async def test_failing_end_of_a_run_of_replies_does_not_end_the_connection(link)
     assert len(problems) == link.handler_errors >= 1
 
 
-async def test_answers_like_loading_count_as_a_broken_connection(link, wait_until):
+async def test_answers_like_loading_count_as_a_broken_connection(link, redis, wait_until):
     # Of these answers, only READONLY can be provoked.
     await link.ask(b"REPLICAOF", b"127.0.0.1", b"1")
     try:
@@ -129,8 +129,8 @@ async def test_answers_like_loading_count_as_a_broken_connection(link, wait_unti
         assert isinstance(outcomes[0], LinkDown)
         assert not outcomes[0].sent
     finally:
-        await wait_until(lambda: link.up)
-        await link.ask(b"REPLICAOF", b"NO", b"ONE")
+        redis.call("REPLICAOF", "NO", "ONE")
+    await wait_until(lambda: link.up)
 
 
 async def test_too_much_unanswered_is_congestion_until_it_is_answered(link, redis, wait_until):
@@ -154,3 +154,55 @@ async def test_many_unanswered_bytes_are_congestion_too(link, redis, wait_until)
     finally:
         redis.resume()
     await wait_until(lambda: not link.congested)
+
+
+async def test_commands_that_are_not_written_yet_are_left_out_when_nobody_waits_for_them(link, redis, wait_until):
+    class Waiting(list):
+        over = False
+
+        def __call__(self, reply):
+            self.append(reply)
+
+    given_up, awaited, many_given_up = Waiting(), Waiting(), Waiting()
+    big = bytes(1024 * 1024)
+    redis.pause()
+    try:
+        # More than the kernel takes, so that the rest waits in this process.
+        for _ in range(30):
+            link.call(b"SET", b"filler", big)
+        link.flush()
+        await wait_until(lambda: link._connection._blocked)
+        link.call(b"RPUSH", b"left-out", b"1", done=given_up)
+        link.call(b"RPUSH", b"written", b"1", done=awaited)
+        link.call_many(hiredis.pack_command((b"RPUSH", b"left-out", b"2")) * 3, 3, many_given_up)
+        link.call_many(hiredis.pack_command((b"RPUSH", b"written", b"2")) * 2, 2, awaited)
+        link.call(b"RPUSH", b"written", b"3", done=awaited)
+        link.flush()
+        given_up.over = many_given_up.over = True
+    finally:
+        redis.resume()
+    assert await link.ask(b"LRANGE", b"written", 0, -1) == [b"1", b"2", b"2", b"3"]
+    assert await link.ask(b"EXISTS", b"left-out") == 0
+    assert (given_up, many_given_up, awaited) == ([], [], [1, 2, 3, 4])
+    assert link.unanswered == 0
+    assert not link.congested
+
+
+async def test_commands_that_wait_for_the_kernel_count_as_congestion_and_end_with_the_connection(
+    link, redis, wait_until
+):
+    outcomes = []
+    redis.pause()
+    try:
+        link.call(b"ECHO", bytes(32 * 1024 * 1024))
+        link.flush()
+        await wait_until(lambda: link._connection._blocked)
+        for _ in range(33):
+            link.call(b"ECHO", bytes(1024 * 1024), done=outcomes.append)
+        link.flush()
+        assert link.congested
+        link.drop("for the test")
+    finally:
+        redis.resume()
+    assert [outcome.sent for outcome in outcomes] == [False] * 33
+    await wait_until(lambda: link.up)

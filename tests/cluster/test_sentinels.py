@@ -42,7 +42,7 @@ async def test_replica_is_not_taken_for_the_master(service, wait_until, monkeypa
     link = Link(service.url, first_delay_s=0.01, max_delay_s=0.05)
     link.start()
     await wait_until(lambda: reasons)
-    assert reasons[0] == "the Sentinels name a server that isn't a master"
+    assert reasons[0] == "the server is a replica"
     assert not link.up
     await link.close()
 
@@ -67,6 +67,31 @@ async def test_sentinel_that_missed_a_fail_over_is_not_believed(service):
     sentinels._epoch += 1
     with pytest.raises(OSError, match="knows of the last fail-over"):
         await sentinels.master()
+    await sentinels.close()
+
+
+async def test_lower_epoch_is_taken_when_a_majority_has_agreed_on_it_for_some_seconds(service):
+    now = 0.0
+    # The Sentinels know epoch 0 only, as after they were set up anew. A fourth one isn't there.
+    url = service.url.replace("/cache", ",127.0.0.1:1/cache")
+    sentinels = Sentinels(RedisUrl.parse(url), clock=lambda: now)
+    master = await sentinels.master()
+    epoch = sentinels._epoch
+    sentinels._epoch = epoch + 3
+    refused = pytest.raises(OSError, match="knows of the last fail-over")
+    for now in (10.0, 14.9):  # noqa: B007
+        with refused:
+            await sentinels.master()
+    now = 15.0
+    assert await sentinels.master() == master
+    assert sentinels._epoch == epoch
+    # Two of four are no majority.
+    sentinels._epoch = epoch + 3
+    sentinels._url = RedisUrl.parse(url.replace(f"127.0.0.1:{service.sentinels[0].port}", "127.0.0.1:2"))
+    await sentinels.close()
+    for now in (20.0, 60.0):  # noqa: B007
+        with refused:
+            await sentinels.master()
     await sentinels.close()
 
 

@@ -20,6 +20,7 @@ from redpoll.cluster import traces
 from redpoll.cluster.bus import Bus, Unavailable
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import LinkDown
+from redpoll.cluster.primary import CHECK
 from redpoll.control.api import Api
 from redpoll.control.fast_publish import FastPath
 from redpoll.control.middleware import Front
@@ -64,22 +65,29 @@ def time_stands_still():
 
 
 class RedisLink:
-    """Records commands. `reply()` answers those that wait: `outcomes` in turn, and then with a number."""
+    """Records commands without CHECK, of which both ways send another number. `reply()` answers those that wait:
+    `outcomes` in turn, and then with a number; CHECK with `checked`."""
 
     up = True
 
-    def __init__(self, outcomes=()):
+    def __init__(self, outcomes=(), checked=1, refusal=""):
+        self.checked = checked
+        self.refusal = refusal
         self.sent = b""
         self.waiting = []
         self.outcomes = list(outcomes)
 
     def call_packed(self, command, done):
-        self.sent += command
-        self.waiting.append(done)
+        if command == CHECK:
+            self.waiting.append((done, True))
+        else:
+            self.sent += command
+            self.waiting.append((done, False))
 
     def call_many(self, commands, count, done):
-        self.sent += commands
-        self.waiting += [done] * count
+        assert commands.endswith(CHECK)
+        self.sent += commands.removesuffix(CHECK)
+        self.waiting += [(done, False)] * (count - 1) + [(done, True)]
 
     def call(self, *command, done=lambda reply: None):
         self.call_packed(hiredis.pack_command(command), done)
@@ -91,7 +99,8 @@ class RedisLink:
 
     def reply(self):
         while self.waiting:
-            self.waiting.pop(0)(self.outcomes.pop(0) if self.outcomes else 1)
+            done, is_check = self.waiting.pop(0)
+            done(self.checked if is_check else self.outcomes.pop(0) if self.outcomes else 1)
 
 
 class Absent:
@@ -112,9 +121,9 @@ class Transport:
         self.written += data
 
 
-def control(*, fast, per_minute=0, outcomes=(), spans_left=0):
+def control(*, fast, per_minute=0, outcomes=(), spans_left=0, **link_state):
     """The parts of a control plane with one worker. `receive(*reads)` gives what leaves it, in a comparable form."""
-    link, keys = RedisLink(outcomes), Keys("rp")
+    link, keys = RedisLink(outcomes, **link_state), Keys("rp")
     publisher = Publisher(Bus(link, keys), link, lambda: 1, confirm_s=60)
     publisher.open = True
     tracer = Tracer(None, None, 0, clock=lambda: NOW_S)
@@ -386,3 +395,21 @@ async def test_publishes_that_redis_does_not_confirm_in_time_are_503_and_late_re
     assert found[0] == found[1]
     (_, response), *_ = found[0][0].values()
     assert response.startswith(b"HTTP/1.1 503")
+
+
+async def test_publishes_are_503_where_redis_is_a_replica():
+    found = []
+    for fast in (True, False):
+        receive, taken = control(fast=fast, checked=LinkDown(sent=False))
+        found.append(await receive(message(1, body=BODY)))
+        assert taken == ([1] if fast else [])
+    assert found[0] == found[1]
+    (_, response), *_ = found[0][0].values()
+    assert response.startswith(b"HTTP/1.1 503")
+
+
+async def test_publishes_are_503_at_once_and_not_sent_while_redis_is_congested():
+    receive, taken = control(fast=True, refusal="too much is unanswered by Redis")
+    found, commands, *_ = await receive(message(1, body=BODY))
+    assert (taken, commands) == ([0], [])
+    assert found[b"\1\0\0\0"][1].startswith(b"HTTP/1.1 503")

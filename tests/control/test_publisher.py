@@ -33,6 +33,10 @@ class FakeBus:
         self.waiting.append(done)
 
     waiting: list
+    refusal = ""
+
+    def post_check(self, done):
+        return 0
 
     async def workers_listening(self):
         self.asked += 1

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from redpoll._fast_publish import FastApp, FastPublish
 from redpoll._http import IncomingRequest, read_answers
 from redpoll.cluster.keys import Keys
+from redpoll.cluster.link import LinkDown
 from redpoll.http_messages import CLOSES, FIELDS, LAST, pack_request
 
 KEY, SECRET = "key", b"secret"
@@ -304,3 +305,50 @@ def test_what_is_ready_goes_here():
             b"".join(message(number, body()) for number in (1, 2, 3))
         )
         assert ([request.number for request in requests], taken) == (expected, 3 - len(expected))
+
+
+def test_the_last_reply_confirms_all_publishes_or_none():
+    for last, confirmed in ((1, [1, 3]), (hiredis.ReplyError("MISCONF"), [1, 3]), (LinkDown(sent=False), [])):
+        control = Control(check=b"CHECK", refusal=lambda reply: "no" if isinstance(reply, LinkDown) else "")
+        control.take(message(1, body()) + message(2, body()) + message(3, body()))
+        commands, published = control.published[0]
+        assert commands.endswith(b"CHECK")
+        published(1)
+        published(hiredis.ReplyError("OOM"))
+        published(1)
+        assert (control.answers(), published.left, published.over) == ([], 2, False)
+        published(last)
+        assert (published.left, published.over) == (0, True)
+        assert [number for number, _, _ in control.answers()] == confirmed
+        assert len(control.failed) == 3 - len(confirmed)
+        with pytest.raises(ValueError, match="a reply without a publish"):
+            published(1)
+
+
+def test_what_expires_before_the_last_reply_is_not_answered_again():
+    control = Control(check=b"CHECK", refusal=lambda reply: "")
+    control.take(message(1, body()) + message(2, body()))
+    _, published = control.published[0]
+    published(1)
+    published.expire(TimeoutError("late"))
+    published(1)
+    published(1)
+    assert (control.answers(), len(control.failed)) == ([], 2)
+
+
+def test_replies_of_several_masters_come_in_any_order():
+    control = Control()
+    control.take(b"".join(message(number, body(channels=b'["a","b"]')) for number in (1, 2, 3)))
+    _, published = control.published[0]
+    first, again, *others = published.of_each()
+    assert first is again
+    assert len(others) == 4
+    for done in reversed(others):
+        done(1)
+    assert [number for number, _, _ in control.answers()] == [3, 2]
+    first(1)
+    assert not first.over
+    published.expire(TimeoutError("late"))
+    assert (first.over, others[0].over, published.left) == (True, True, 0)
+    again(1)
+    assert len(control.failed) == 1

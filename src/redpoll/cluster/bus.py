@@ -12,7 +12,6 @@ import contextlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from functools import partial
 from itertools import count
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -24,7 +23,9 @@ from redpoll.cluster.envelopes import cached_envelope, console_envelope, event_e
 from redpoll.cluster.hooks import Hook
 from redpoll.cluster.keys import CONSOLE_TOPIC, SHARDS, Keys, cap_of_shard
 from redpoll.cluster.link import Done, Link, LinkDown
+from redpoll.cluster.primary import CHECK, Checked
 from redpoll.cluster.publish_call import Flag, RowTerms, StoreTerms, decode, encode
+from redpoll.cluster.redis_connection import Publishes, Refused
 from redpoll.cluster.scripts import PUBLISH
 from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.channels import is_cache
@@ -119,6 +120,29 @@ class _Answers:
             self.future.set_result(self.receivers)
 
 
+class _ScriptAnswer:
+    """Passes on to `done` what a plain PUBLISH would answer."""
+
+    __slots__ = ("bus", "done")
+
+    def __init__(self, bus: "Bus", done: Done) -> None:
+        self.bus = bus
+        self.done = done
+
+    @property
+    def over(self) -> bool:
+        return getattr(self.done, "over", False)
+
+    def __call__(self, outcome: Any) -> None:
+        if isinstance(outcome, list):
+            reply = decode(outcome)
+            self.bus.unkept += reply.over_cap
+            self.bus.unhooked += reply.dropped
+            self.done(reply.receivers)
+        else:
+            self.done(outcome)
+
+
 class Bus:
     """Publishes over a link. `confirm_s` bounds the wait for Redis, also while it is disconnected.
 
@@ -189,6 +213,11 @@ class Bus:
         with the same `once` and `index` publish it only once; `index` is the event's place in its request.
         """
         channel, event, data, skip, user = item
+        if self._keys.sharded:
+            reason = self._link.refusal_of(self._keys.topic(app.id, channel))
+            if reason:
+                asyncio.get_running_loop().call_soon(done, Refused(reason))
+                return
         if app.console_until:
             self._copy_to_console(app, channel, event, data, skip, user)
         caches = is_cache(channel) and app.cache_ttl_s > 0
@@ -226,10 +255,30 @@ class Bus:
         self.published += 1
         self._link.call_packed(command, done)
 
-    def post_packed(self, commands: bytes, count: int, done: Done) -> None:
-        """Events that are plain PUBLISH commands already, made by `_fast_publish`; `done` gets the reply of each."""
+    @property
+    def refusal(self) -> str:
+        """Why `post` and `post_packed` would not be confirmed (`Link.refusal`); "" if nothing is known."""
+        return self._link.refusal
+
+    @property
+    def check(self) -> bytes:
+        """The command after `post_packed`'s publishes whose reply confirms them (primary.py). Empty for a Cluster: a
+        former master of a slot forwards what is published there to the present one."""
+        return b"" if self._keys.sharded else CHECK
+
+    def post_check(self, done: Any) -> int:
+        """Asks Redis, after `post`, whether it is the primary. `done`, which has `over`, gets one more reply, or why
+        the publishes are not confirmed. Returns how many more replies it gets."""
+        if self._keys.sharded:
+            return 0
+        self._link.call_packed(CHECK, Checked(done))
+        return 1
+
+    def post_packed(self, commands: bytes, count: int, done: Publishes) -> None:
+        """`count` events that are plain PUBLISH commands already, and `check` behind them, made by `_fast_publish`;
+        `done` gets the reply of each."""
         self.published += count
-        self._link.call_many(commands, count, done)
+        self._link.call_many(commands, count + (not self._keys.sharded), done)
 
     def _run_script(
         self,
@@ -249,17 +298,7 @@ class Bus:
             store = StoreTerms(rule.keep, rule.seconds, cap_of_shard(app.max_history_channels), epoch, rule.era)
         names, args = encode(self._keys, app.id, channel, flags, tail, app.cache_ttl_s, ONCE_S, store, row, once, index)
         self.published += 1
-        self._link.run(PUBLISH, names, args, partial(self._answered, done))
-
-    def _answered(self, done: Done, outcome: Any) -> None:
-        # Passes on what a plain PUBLISH would answer.
-        if isinstance(outcome, list):
-            reply = decode(outcome)
-            self.unkept += reply.over_cap
-            self.unhooked += reply.dropped
-            done(reply.receivers)
-        else:
-            done(outcome)
+        self._link.run(PUBLISH, names, args, _ScriptAnswer(self, done))
 
     async def publish_all(
         self,

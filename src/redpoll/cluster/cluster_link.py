@@ -25,6 +25,7 @@ import structlog
 
 from redpoll.cluster.keys import TAGS
 from redpoll.cluster.link import Clock, Done, Link, LinkDown
+from redpoll.cluster.redis_connection import Publishes, Refused
 from redpoll.cluster.scripts import Script
 from redpoll.cluster.slot_map import Address, SlotMap
 from redpoll.redis_url import RedisUrl
@@ -79,24 +80,6 @@ class _Parts:
             self.done(self.error)
 
 
-class _InOrder:
-    """Hands out the replies to several commands in the order of the commands."""
-
-    __slots__ = ("done", "replies")
-
-    def __init__(self, count: int, done: Done) -> None:
-        self.done = done
-        self.replies: deque[list[Any]] = deque([] for _ in range(count))
-
-    def places(self) -> list[list[Any]]:
-        return list(self.replies)
-
-    def take(self, place: list[Any], reply: Any) -> None:
-        place.append(reply)
-        while self.replies and self.replies[0]:
-            self.done(self.replies.popleft()[0])
-
-
 class ClusterLink(Link):
     """As `Link`; `url` is `redis+cluster://…` or `rediss+cluster://…`."""
 
@@ -132,6 +115,13 @@ class ClusterLink(Link):
     @property
     def congested(self) -> bool:
         return any(link.congested for link in self._links.values())
+
+    @property
+    def refusal(self) -> str:
+        return ""
+
+    def refusal_of(self, name: bytes) -> str:
+        return self._of_shard[_shard_of(name)].refusal if self._up else ""
 
     async def close(self) -> None:
         if self._task is not None:
@@ -175,12 +165,21 @@ class ClusterLink(Link):
         else:
             asyncio.get_running_loop().call_soon(done, LinkDown(sent=False))
 
-    def call_many(self, commands: bytes, count: int, done: Done) -> None:
-        in_order = _InOrder(count, done)
+    def call_many(self, commands: bytes, count: int, done: Publishes) -> None:
+        # Masters answer in any order, and one that is silent must not hold up the others' answers.
+        if not self._up:
+            super().call_many(commands, count, done)
+            return
         reader = hiredis.Reader()
         reader.feed(commands)
-        for place in in_order.places():
-            self.call_packed(hiredis.pack_command(tuple(reader.gets())), partial(in_order.take, place))
+        loop = asyncio.get_running_loop()
+        for done_of_one in done.of_each():
+            command = hiredis.pack_command(tuple(reader.gets()))
+            reason = self.refusal_of(command)
+            if reason:
+                loop.call_soon(done_of_one, Refused(reason))
+            else:
+                self.call_packed(command, done_of_one)
 
     def run(
         self, script: Script, keys: Sequence[bytes], args: Sequence[bytes | str | int], done: Done = _ignore

@@ -5,8 +5,9 @@ are handed out in the order in which Redis made them (cluster/README.md "Ground 
 commands mean, and repeats none of them: when the connection breaks, every unanswered call ends with `LinkDown`, and the
 caller decides.
 
-With Sentinels, each attempt to connect asks them for the master. A connected link goes on asking, because a master that
-hung or was cut off may come back and accept writes that its successor doesn't have.
+A link connects only to a primary, and asks once a second whether it still is one and takes writes (primary.py). With
+Sentinels, each attempt to connect asks them for the master. A connected link goes on asking, because a master that hung
+or was cut off may come back and accept writes that its successor doesn't have.
 """
 
 import asyncio
@@ -20,7 +21,8 @@ from typing import Any, Final
 import hiredis
 import structlog
 
-from redpoll.cluster.redis_connection import Done, LinkDown, RedisConnection, Topics, settle
+from redpoll.cluster.primary import CHECK, refusal
+from redpoll.cluster.redis_connection import Done, LinkDown, Publishes, RedisConnection, Topics, settle
 from redpoll.cluster.scripts import ALL, Script
 from redpoll.cluster.sentinels import Sentinels
 from redpoll.redis_url import RedisUrl
@@ -34,7 +36,9 @@ Clock = Callable[[], float]
 # What Redis answers to a command that its ACL or its provider forbids.
 _FORBIDDEN: Final = ("NOPERM", "ERR unknown command", "ERR unknown subcommand")
 
-_ASK_SENTINELS_EVERY_S: Final = 1.0
+_LOOK_EVERY_S: Final = 1.0
+# Redis counts as silent when this many looks found the question of the first of them unanswered.
+_SILENT_AFTER_LOOKS: Final = 2
 _MAX_DELAY_WITH_SENTINELS_S: Final = 0.2
 
 _SCAN_COUNT: Final = 1000
@@ -81,6 +85,10 @@ class _Run:
         self.script = script
         self.command = command
         self.done = done
+
+    @property
+    def over(self) -> bool:
+        return getattr(self.done, "over", False)
 
     def __call__(self, reply: Any) -> None:
         if type(reply) is hiredis.ReplyError and str(reply).startswith("NOSCRIPT"):
@@ -134,6 +142,9 @@ class Link:
         self._max_delay_s = min(max_delay_s, _MAX_DELAY_WITH_SENTINELS_S) if self._sentinels else max_delay_s
         self._handshake_s = handshake_s
         self._connection: RedisConnection | None = None
+        # Why Redis refuses writes, and how many looks ago it was asked if it hasn't answered.
+        self._refusal = ""
+        self._looks_unanswered = 0
         self._is_up = asyncio.Event()
         self._is_down = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -155,6 +166,20 @@ class Link:
     def congested(self) -> bool:
         """More is unanswered than a healthy Redis leaves: stop reading clients until this is False."""
         return self._connection is not None and self._connection.congested
+
+    @property
+    def refusal(self) -> str:
+        """Why publishes are to be refused at once, because they would not be confirmed; "" if nothing is known against
+        them. A ClusterLink refuses those to each master by itself."""
+        if self._refusal:
+            return self._refusal
+        if self._looks_unanswered >= _SILENT_AFTER_LOOKS:
+            return "Redis doesn't answer"
+        return "too much is unanswered by Redis" if self.congested else ""
+
+    def refusal_of(self, name: bytes) -> str:
+        """As `refusal`, for publishes to the shard of this key or topic."""
+        return self.refusal
 
     def start(self) -> None:
         """Starts to connect, and never gives up. Needs a running loop."""
@@ -224,7 +249,7 @@ class Link:
         self.commands += 1
         connection.send(command, done)
 
-    def call_many(self, commands: bytes, count: int, done: Done) -> None:
+    def call_many(self, commands: bytes, count: int, done: Publishes) -> None:
         """Writes `count` commands in RESP now. `done` gets the reply of each, or a LinkDown for each."""
         connection = self._connection
         if connection is None:
@@ -319,10 +344,10 @@ class Link:
                     self.on_up()
                 except Exception as error:
                     self.report(error)
-                if self._sentinels is None:
-                    await self._is_down.wait()
-                else:
-                    await self._watch_master(self._sentinels)
+                watched = [self._watch_server()]
+                if self._sentinels is not None:
+                    watched.append(self._watch_master(self._sentinels))
+                await asyncio.gather(*watched)
             # Only a connection that lasted resets the delay, so that a server that accepts and closes connections isn't
             # flooded.
             if self.clock() - began > 5 * self._max_delay_s:
@@ -330,17 +355,39 @@ class Link:
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
             delay_s = min(2 * delay_s, self._max_delay_s)
 
+    async def _next_look(self) -> bool:
+        """Waits for the next second. Returns False when the connection is down."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_EVERY_S):
+                await self._is_down.wait()
+        return not self._is_down.is_set()
+
+    async def _watch_server(self) -> None:
+        """Returns when the connection is down. A server that has become a replica answers READONLY, which ends it."""
+        while await self._next_look():
+            if not self._looks_unanswered:
+                self.call_packed(CHECK, self._checked)
+            self._looks_unanswered += 1
+            if self._looks_unanswered == _SILENT_AFTER_LOOKS + 1:
+                log.warning("redis is silent")
+
+    def _checked(self, reply: Any) -> None:
+        if isinstance(reply, LinkDown):
+            return
+        self._looks_unanswered = 0
+        before, self._refusal = self._refusal, refusal(reply)
+        if self._refusal and not before:
+            log.error("redis refuses writes", reason=self._refusal)
+        elif before and not self._refusal:
+            log.info("redis takes writes again")
+
     async def _watch_master(self, sentinels: Sentinels) -> None:
         """Returns when the connection is down. Drops it when the Sentinels name another master."""
-        while not self._is_down.is_set():
-            try:
-                async with asyncio.timeout(_ASK_SENTINELS_EVERY_S):
-                    await self._is_down.wait()
-            except TimeoutError:
-                with contextlib.suppress(OSError):
-                    master = await sentinels.master()
-                    if master != self._address:
-                        self.drop("the Sentinels name another master")
+        while await self._next_look():
+            with contextlib.suppress(OSError):
+                master = await sentinels.master()
+                if master != self._address:
+                    self.drop("the Sentinels name another master")
 
     async def _connect(self) -> RedisConnection:
         loop = asyncio.get_running_loop()
@@ -363,8 +410,6 @@ class Link:
         if server.database:
             commands.append([b"SELECT", server.database])
         required = len(commands)
-        if self._sentinels is not None:
-            commands.append([b"ROLE"])
         commands += [[b"SCRIPT", b"LOAD", script.source] for script in ALL]
         loop = asyncio.get_running_loop()
         answers: list[asyncio.Future[Any]] = []
@@ -374,18 +419,19 @@ class Link:
             connection.send(hiredis.pack_command(tuple(command)), partial(settle, future))
         outcomes = await asyncio.gather(*answers, return_exceptions=True)
         for number, outcome in enumerate(outcomes):
-            # Without ROLE, a replica answers READONLY. Without SCRIPT LOAD, the first call brings the script.
+            # Without SCRIPT LOAD, the first call brings the script.
             may_fail = number >= required and str(outcome).startswith(_FORBIDDEN)
             if isinstance(outcome, BaseException) and not may_fail:
                 raise outcome
-        role = outcomes[required] if self._sentinels is not None else None
-        if isinstance(role, list) and role[0] != b"master":
-            raise OSError("the Sentinels name a server that isn't a master")
+        properties = outcomes[0]
+        if isinstance(properties, dict) and properties.get(b"role") == b"replica":
+            raise OSError("the server is a replica")
 
     def connection_lost(self, connection: RedisConnection, reason: str) -> None:
         if connection is not self._connection:
             return
         self._connection = None
+        self._refusal, self._looks_unanswered = "", 0
         self._is_up.clear()
         self._is_down.set()
         if self._task is not None:

@@ -1,8 +1,9 @@
 """One TCP or Unix connection to Redis: turns bytes into replies and pushes, and commands into bytes.
 
-Commands are queued and written once per loop tick. Replies and pushes are handed out in the order in which Redis made
-them, in slices, so that the other work of the loop isn't delayed. A connection that has broken is never used again;
-link.py opens the next one.
+Commands are queued and written once per loop tick. While the kernel takes no more, because Redis doesn't read, they
+wait here, and publishes that nobody waits for any more are then left out. Replies and pushes are handed out in the
+order in which Redis made them, in slices, so that the other work of the loop isn't delayed. A connection that has
+broken is never used again; link.py opens the next one.
 """
 
 import asyncio
@@ -14,9 +15,10 @@ from typing import Any, Final, Protocol, cast
 
 import hiredis
 
-__all__ = ["Done", "LinkDown", "Owner", "RedisConnection", "Topics", "settle"]
+__all__ = ["Done", "LinkDown", "Owner", "Publishes", "RedisConnection", "Refused", "Topics", "settle"]
 
-# Takes a reply, a hiredis.ReplyError or a LinkDown.
+# Takes a reply, a hiredis.ReplyError or a LinkDown. If it has an attribute `over` that is true, nobody waits for the
+# reply any more, and a command that isn't written yet is left out.
 Done = Callable[[Any], None]
 
 # hiredis moves the rest of its buffer for each KiB that it has parsed, so bigger reads gain nothing: between 16 and
@@ -47,6 +49,17 @@ class LinkDown(Exception):
 
     def __str__(self) -> str:
         return "the connection to Redis broke before the answer" if self.sent else "Redis is not connected"
+
+
+class Refused(LinkDown):
+    """A publish was refused at once, because it would not be confirmed in time."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(sent=False)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 def _ignore(reply: Any) -> None:
@@ -80,6 +93,14 @@ class Topics:
 
     def __call__(self, reply: Any) -> None:
         self.done(reply)
+
+
+class Publishes(Protocol):
+    """`done` of several publishes that were written together: called with the reply of each, in order. Where replies
+    come from several masters, those of `of_each` are called instead, one for each publish."""
+
+    def __call__(self, reply: Any) -> None: ...
+    def of_each(self) -> Sequence[Done]: ...
 
 
 class Owner(Protocol):
@@ -117,6 +138,11 @@ class RedisConnection(asyncio.BufferedProtocol):
         self._out: list[bytes] = []
         # (commands queued, bytes queued) at each write; they tell how many of the bytes are answered.
         self._marks: deque[tuple[int, int]] = deque()
+        # The kernel takes no more. What is to be written meanwhile: commands, and how many they are.
+        self._blocked = False
+        self._held: list[tuple[bytes, int]] = []
+        self._held_count = 0
+        self._held_bytes = 0
         self._buffer = bytearray(_READ_BYTES)
         reader = hiredis.Reader(notEnoughData=_NOTHING)
         reader.setmaxbuf(_MAX_PARSER_BYTES)
@@ -129,7 +155,7 @@ class RedisConnection(asyncio.BufferedProtocol):
     @property
     def congested(self) -> bool:
         """More is unanswered than a healthy Redis leaves."""
-        unanswered_bytes = self.queued_bytes - self.answered_bytes
+        unanswered_bytes = self.queued_bytes - self.answered_bytes + self._held_bytes
         return len(self.pending) > _MAX_UNANSWERED or unanswered_bytes > _MAX_UNANSWERED_BYTES
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -147,7 +173,11 @@ class RedisConnection(asyncio.BufferedProtocol):
 
     def flush(self) -> None:
         if self._out and not self.lost:
-            self._write(b"".join(self._out), len(self._out))
+            if self._blocked:
+                for command in self._out:
+                    self._write(command, 1)
+            else:
+                self._write(b"".join(self._out), len(self._out))
         self._out.clear()
 
     def send_many(self, commands: bytes, count: int, done: Done) -> None:
@@ -158,10 +188,34 @@ class RedisConnection(asyncio.BufferedProtocol):
 
     def _write(self, commands: bytes, count: int) -> None:
         assert self._transport is not None
+        if self._blocked:
+            self._held.append((commands, count))
+            self._held_count += count
+            self._held_bytes += len(commands)
+            return
         self.queued += count
         self.queued_bytes += len(commands)
         self._marks.append((self.queued, self.queued_bytes))
         self._transport.write(commands)
+
+    def pause_writing(self) -> None:
+        self._blocked = True
+
+    def resume_writing(self) -> None:
+        if self.lost:
+            return
+        # Now the commands that wait are the last ones of `pending`.
+        self.flush()
+        held, self._held = self._held, []
+        entries = [self.pending.pop() for _ in range(self._held_count)]
+        self._held_count = self._held_bytes = 0
+        self._blocked = False
+        for commands, count in held:
+            done = entries[-1]
+            del entries[-count:]
+            if not getattr(done, "over", False):
+                self.pending.extend(repeat(done, count))
+                self._write(commands, count)
 
     def get_buffer(self, sizehint: int) -> bytearray:
         return self._buffer
@@ -235,7 +289,7 @@ class RedisConnection(asyncio.BufferedProtocol):
                 if monotonic() > until:
                     behind = True
                     break
-        answered = self.queued - len(self.pending)
+        answered = self.queued - (len(self.pending) - len(self._out) - self._held_count)
         while self._marks and self._marks[0][0] <= answered:
             self.answered_bytes = self._marks.popleft()[1]
         return behind
@@ -296,9 +350,10 @@ class RedisConnection(asyncio.BufferedProtocol):
         self.lost_reason = reason
         if self._transport is not None:
             self._transport.abort()
+        self._held.clear()
         self._owner.connection_lost(self, reason)
         waiting, self.pending = self.pending, deque()
-        sent = len(waiting) - len(self._out)
+        sent = len(waiting) - len(self._out) - self._held_count
         for at, done in enumerate(waiting):
             try:
                 done(LinkDown(sent=at < sent))

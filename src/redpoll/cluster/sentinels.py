@@ -1,8 +1,10 @@
 """Asks Redis Sentinels which server is the master.
 
 All Sentinels of the URL are asked at the same time, and the answer with the highest configuration epoch counts. Each
-fail-over raises the epoch, so a Sentinel that hasn't heard of the last one can't lead us to the old master. redis-py
-talks to the Sentinels; it is imported only where a URL names some, because it takes 7 MB.
+fail-over raises the epoch, so a Sentinel that hasn't heard of the last one can't lead us to the old master. Sentinels
+that were set up anew begin at epoch 0: a lower epoch counts when a majority of the URL's Sentinels has agreed on it for
+longer than news of a fail-over takes among them. redis-py talks to the Sentinels; it is imported only where a URL names
+some, because it takes 7 MB.
 
 During a fail-over, the Sentinel that carries it out marks the replica that it promotes. It names that replica as the
 master only when it has seen its INFO, which it reads once a second. So the marked replica is taken for the master
@@ -12,8 +14,12 @@ already; the link checks with ROLE that it is one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Final
+
+import structlog
 
 from redpoll.redis_url import RedisUrl
 
@@ -22,15 +28,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Sentinels"]
 
+log = structlog.get_logger(__name__)
+
 _ANSWER_WITHIN_S: Final = 1.0
+# A Sentinel announces its epoch to the others every 2 s.
+_AGREED_FOR_S: Final = 5.0
 
 
 class Sentinels:
     """The Sentinels of a URL with a `service`. Keeps a connection to each until `close`."""
 
-    def __init__(self, url: RedisUrl) -> None:
+    def __init__(self, url: RedisUrl, clock: Callable[[], float] = monotonic) -> None:
         self._url = url
+        self._clock = clock
         self._epoch = -1
+        # Epoch and address on which a majority agrees, although the epoch is lower than one before, and since when.
+        self._lower: tuple[int, str, int] | None = None
+        self._lower_since = 0.0
         self._clients: list[Redis] = []
 
     async def master(self) -> tuple[str, int]:
@@ -52,9 +66,21 @@ class Sentinels:
             raise OSError(f"no Sentinel knows the master of {service}: {reasons}")
         epoch, _, host, port = max(known)
         if epoch < self._epoch:
-            raise OSError(f"no Sentinel that answers knows of the last fail-over of {service}")
-        self._epoch = epoch
+            epoch, host, port = self._agreed((epoch, host, port) for epoch, _, host, port in known)
+        self._epoch, self._lower = epoch, None
         return host, port
+
+    def _agreed(self, answers: Iterable[tuple[int, str, int]]) -> tuple[int, str, int]:
+        """What a majority has answered for long enough. Raises OSError if there is nothing like that."""
+        (answer, count), *_ = Counter(answers).most_common(1)
+        if 2 * count <= len(self._url.hosts):
+            self._lower = None
+        elif answer != self._lower:
+            self._lower, self._lower_since = answer, self._clock()
+        elif self._clock() - self._lower_since >= _AGREED_FOR_S:
+            log.warning("sentinels were set up anew", epoch=answer[0], before=self._epoch)
+            return answer
+        raise OSError(f"no Sentinel that answers knows of the last fail-over of {self._url.service}")
 
     async def close(self) -> None:
         clients, self._clients = self._clients, []

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from redpoll._fast_publish import FastApp, FastPublish
 from redpoll._http import read_requests
 from redpoll.cluster.bus import Unavailable
+from redpoll.cluster.primary import refusal
 from redpoll.control.response import dateline
 from redpoll.control.router import API_PREFIX, Route, Routes
 from redpoll.control.worker_requests import ReceivedRequest
@@ -70,6 +71,8 @@ class FastPath:
             dateline=dateline,
             ready=self._ready,
             publish=publisher.publish_packed,
+            check=publisher.check,
+            refusal=refusal,
             completed=self._completed,
             failed=self._failed,
             reserved_events=_bytes(RESERVED_PREFIXES),
@@ -90,7 +93,7 @@ class FastPath:
 
     def _ready(self) -> int:
         """How many of the next publishes take the other way: those that are traced; all while Redis is away."""
-        if not self._publisher.open:
+        if not self._publisher.takes:
             return _ALL_SLOW
         return 0 if self._tracer is None else self._tracer.spans_left
 

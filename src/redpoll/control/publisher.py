@@ -1,8 +1,9 @@
 """Publishes accepted events to Redis and waits for their confirmation.
 
-Each publish waits for Redis' answer, at most `confirm_s`; after that it is unconfirmed. After a reconnect to Redis,
-nothing is published until all workers are subscribed again; otherwise an event answered with 200 could reach no client
-(cluster/README.md "Reconnecting"). Callers get 503 meanwhile. Nothing is retried here: the publisher of the event does
+Each publish waits for Redis' answer, at most `confirm_s`; after that it is unconfirmed. While Redis is silent,
+congested or refuses writes, publishes are refused at once. After a reconnect to Redis, nothing is published until all
+workers are subscribed again; otherwise an event answered with 200 could reach no client (cluster/README.md
+"Reconnecting"). Callers get 503 meanwhile. Nothing is retried here: the publisher of the event does
 that.
 """
 
@@ -17,7 +18,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from redpoll.cluster.bus import Bus, Outgoing, Unavailable
-from redpoll.cluster.link import Link
+from redpoll.cluster.link import Done, Link
 from redpoll.protocol.apps import App
 
 __all__ = ["Publisher", "Waiting"]
@@ -43,6 +44,11 @@ class _Awaited:
         self.publisher = publisher
         self.size = self.left = size
         self.published = published
+
+    @property
+    def over(self) -> bool:
+        """It has its outcome: if it isn't written yet, it needn't be."""
+        return not self.left
 
     def __call__(self, reply: Any) -> None:
         # Replies come late, too: 0 is left after the deadline.
@@ -70,6 +76,7 @@ class Waiting(Protocol):
     @property
     def events(self) -> int: ...
     def __call__(self, reply: Any) -> None: ...
+    def of_each(self) -> Sequence[Done]: ...
     def expire(self, error: Exception) -> None: ...
 
 
@@ -167,13 +174,29 @@ class Publisher:
         loop, size = self._loop, len(items)
         counts = self.by_app
         counts[app.id] = counts.get(app.id, 0) + size
+        reason = self._bus.refusal
+        if reason:
+            self.unconfirmed += size
+            loop.call_soon(published, Unavailable(reason))
+            return
         waiting = _Awaited(self, size, published)
         if size == 1:
             self._bus.post(app, items[0], trace, once=once, done=waiting)
         else:
             for index, item in enumerate(items):
                 self._bus.post(app, item, trace, once=once, index=index, done=waiting)
+        waiting.left += self._bus.post_check(waiting)
         self._await(loop, waiting)
+
+    @property
+    def takes(self) -> bool:
+        """The gate is open, and nothing is known that keeps Redis from confirming publishes."""
+        return self.open and not self._bus.refusal
+
+    @property
+    def check(self) -> bytes:
+        """What follows the commands of `publish_packed`, if anything (`Bus.check`)."""
+        return self._bus.check
 
     def publish_packed(self, commands: bytes, waiting: Waiting) -> None:
         """Publish the events whose commands for Redis are made already, while `open`. The caller counts them by app,
