@@ -7,7 +7,7 @@ import redis as redis_py
 
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
-from redpoll.cluster.nodes import Node
+from redpoll.cluster.nodes import Fitness, Node
 from redpoll.heartbeat import Heartbeat
 
 EVERY_S = 0.05
@@ -30,6 +30,7 @@ class Supervisor:
         self.run, self.name, self.store, self.stored_term, self.started = run, name, store, term, started
         self.workers = [1, 2]
         self.draining = False
+        self.fitness = Fitness.FIT
         self.is_joined = False
         self.sentences: list[str] = []
         self.messages: list[dict] = []
@@ -57,6 +58,7 @@ class Supervisor:
             control=True,
             draining=self.draining,
             beat=beat,
+            fitness=self.fitness,
         )
 
     def joined(self) -> None:
@@ -303,3 +305,41 @@ async def test_hanging_redis_costs_the_lead_but_no_restart(make, own_redis, wait
     beat = one.heartbeat._beat
     await wait_until(lambda: one.heartbeat._beat > beat + 1)
     await one.heartbeat.leave()
+
+
+async def test_lead_moves_to_a_fitter_node_and_stays_with_equal_ones(make, wait_until, capsys):
+    one, two = make("a", "one"), make("b", "two")
+    one.fitness = two.fitness = Fitness.WITHOUT_STORE
+    one.start()
+    await wait_until(lambda: one.leads)
+    two.start()
+    await wait_until(lambda: one.sees(one=True, two=True))
+    await asyncio.wait_for(beats(one, 10), 60)
+    # The record store is away for both, so somebody still leads.
+    assert one.terms == [1]
+    two.fitness = Fitness.FIT
+    await wait_until(lambda: two.leads)
+    await wait_until(lambda: one.terms == [1, None])
+    assert two.terms == [2]
+    one.fitness = Fitness.FIT
+    await asyncio.wait_for(beats(two, 10), 60)
+    assert (one.terms, two.terms) == ([1, None], [2])
+    two.fitness = Fitness.UNFIT
+    await wait_until(lambda: one.terms == [1, None, 3])
+    assert "fitness=WITHOUT_STORE" in capsys.readouterr().out
+
+
+async def test_less_fit_node_does_not_take_a_free_lead_while_a_fitter_one_lives(make, wait_until):
+    one, two, three = make("a", "one"), make("b", "two"), make("c", "three")
+    two.fitness = Fitness.UNFIT
+    one.start()
+    await wait_until(lambda: one.leads)
+    two.start()
+    three.start()
+    await wait_until(lambda: one.sees(one=True, two=True, three=True))
+    await one.heartbeat.leave()
+    await wait_until(lambda: three.leads)
+    assert two.terms == []
+    three.kill()
+    # Nobody else is left.
+    await wait_until(lambda: two.leads)

@@ -31,6 +31,9 @@ _EVERY_S: Final = 1.0
 # A heartbeat without an answer for this long closes the connection, and a new one is made.
 _ANSWER_WITHIN_S: Final = 5.0
 _LEAVE_WITHIN_S: Final = 2.0
+# A leader gives the lead up when another node has been fitter for this many heartbeats. If the record store fails for
+# all nodes, all notice it within less.
+_OUTDONE_BEATS: Final = 0.9
 
 
 class Listener(Protocol):
@@ -87,6 +90,8 @@ class Heartbeat:
         self._wake = asyncio.Event()
         # Something changed since the last heartbeat that the other nodes should learn at once.
         self._has_news = False
+        # Since when another node is fitter than this one, which leads.
+        self._outdone_at: float | None = None
         self._link.on_up = lambda: self._link.subscribe([self._keys.news])
         self._link.on_push = self._news_received
         self._task: asyncio.Task[None] | None = None
@@ -155,6 +160,7 @@ class Heartbeat:
         has_news, self._has_news = self._has_news, False
         node = self._describe(self._store, self._beat)
         replaces = nodes.replaceable(node.name, node.started)
+        gives_up = self._gives_up(node)
         call = lead_call(
             self._keys,
             self._run,
@@ -163,13 +169,14 @@ class Heartbeat:
             replaces=replaces,
             seen_term=max(self._stored_term, nodes.greatest_term),
             dead=nodes.dead,
+            gives_up=gives_up,
         )
         status, leader, flat, drain_within_s, known = await self._link.execute(LEAD, *call)
         nodes.read(leader, entries_of(flat), self._link.clock(), lost=self._joined and not known)
         if status == REFUSED:
             self._refuse(self._store)
             return
-        if has_news:
+        if has_news or gives_up:
             self._link.call(self._keys.publish, self._keys.news, self._run)
         if not self._joined:
             self._joined = True
@@ -179,6 +186,20 @@ class Heartbeat:
         if not node.draining and not replaces and nodes.replaceable(node.name, node.started):
             # An earlier run of this node leads. It can be replaced at once.
             self._wake.set()
+
+    def _gives_up(self, node: Node) -> bool:
+        """Whether this node leads, and another one has been fitter for a while."""
+        fitter = self._nodes.fitter(node.fitness) if self.term is not None else []
+        if not fitter:
+            self._outdone_at = None
+            return False
+        now = self._link.clock()
+        if self._outdone_at is None:
+            self._outdone_at = now
+        if now - self._outdone_at < _OUTDONE_BEATS * self._every_s:
+            return False
+        log.warning("lead given up, another node can do more", fitness=node.fitness.name, fitter=fitter)
+        return True
 
     def _refuse(self, store: str) -> None:
         self._lead(None)

@@ -27,8 +27,9 @@ import structlog
 from redpoll import __version__, certificate, datafolder, embedded, logs
 from redpoll.child import Child
 from redpoll.child_pipe import ChildPipe, Start
-from redpoll.cluster.nodes import Node
+from redpoll.cluster.nodes import Fitness, Node
 from redpoll.config import Settings
+from redpoll.fitness import ControlFitness
 from redpoll.heartbeat import Heartbeat
 from redpoll.reloading import PAIR_NAME, install_pair, reload
 from redpoll.setting_table import without_secrets
@@ -170,6 +171,7 @@ class Supervisor:
         # The numbers of workers that get no messages from Redis.
         self._deaf: set[int] = set()
         self._started_at = time.time()
+        self._fitness = ControlFitness()
         self._heartbeat = Heartbeat(self._redis_url, settings.redis_prefix, self._run, self._describe, self)
         self._joined = False
         self._directory_version: int | None = None
@@ -306,6 +308,7 @@ class Supervisor:
             beat=beat,
             accepts_per_s=_ACCEPTS_PER_WORKER_S * len(self._alive),
             names_workers=True,
+            fitness=self._fitness.present(),
         )
 
     def joined(self) -> None:
@@ -368,6 +371,8 @@ class Supervisor:
         if "directory" in message:
             self._directory_version = message["directory"]
             self._send_directory_version()
+        if "fitness" in message and self._fitness.take(Fitness(message["fitness"])):
+            self._heartbeat.beat_now()
         if "store" in message:
             self._heartbeat.know_store(message["store"], message["term"])
         if "created_app" in message:

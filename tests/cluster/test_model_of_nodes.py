@@ -2,10 +2,10 @@
 Redis that lose the last writes, and slots of a Redis Cluster that move.
 
 Each node has a supervisor's heartbeat, a reaper and a reader of webhook rows, as they run in production; the one that
-leads uses them. At the end of each history exactly one node leads, Redis, workers and clients agree, nothing of a dead
-node is left, and what was announced of each member and channel alternates and is right. The seed of a failing history
-is in the test's name. Of three histories, one has no failovers, one has them, and one runs on a Cluster of two masters,
-where the slots in use move, too.
+leads uses them. Nodes become more or less fit to lead. At the end of each history exactly one node leads and no other
+is fitter, Redis, workers and clients agree, nothing of a dead node is left, and what was announced of each member and
+channel alternates and is right. The seed of a failing history is in the test's name. Of three histories, one has no
+failovers, one has them, and one runs on a Cluster of two masters, where the slots in use move, too.
 
 `HISTORIES=1000 pytest tests/cluster/test_model_of_nodes.py` runs more of them, and `FIRST=300` begins with that seed.
 """
@@ -27,6 +27,7 @@ from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.keys import TAGS, Keys, shard
 from redpoll.cluster.link import LinkDown
 from redpoll.cluster.membership.reaper import Reaper, Run
+from redpoll.cluster.nodes import Fitness
 from redpoll.cluster.nodes import Node as Entry
 from redpoll.cluster.outbox import Outbox
 from redpoll.control.webhooks.announced import Announced
@@ -89,6 +90,7 @@ class Node:
         self.workers: dict[int, object] = {}
         self.greatest = 0
         self.term: int | None = None
+        self.fitness = Fitness.FIT
         self.started = time.time()
         self.link = quick_link(history.server.url)
         self.heartbeat = Heartbeat(history.server.url, "rp", self.run, self.describe, self, every_s=BEAT_S)
@@ -120,6 +122,7 @@ class Node:
             control=True,
             draining=False,
             beat=beat,
+            fitness=self.fitness,
         )
 
     async def add_worker(self) -> None:
@@ -322,7 +325,10 @@ class History(RandomHistory):
         node = self.random.choice(self.nodes)
         worker = self.random.choice(self.workers)
         chance = self.random.random()
-        if chance < 0.2:
+        if chance < 0.1:
+            # It can't do the leader's work any more, or can again.
+            node.fitness = self.random.choice(list(Fitness))
+        elif chance < 0.2:
             worker.link.drop("cut")
         elif chance < 0.35:
             self.lose_replies(worker)
@@ -377,14 +383,16 @@ class History(RandomHistory):
     async def end(self, truth, wait_until) -> None:
         await self.only_the_living()
         await truth.settled(self.workers)
-        await wait_until(self.one_leads, timeout_s=60, what="exactly one leader")
+        await wait_until(self.one_leads, timeout_s=60, what="exactly one leader, and none is fitter")
         for worker in self.workers:
             worker.leave_all()
         await truth.settled(self.workers)
         assert await truth.channel_keys() == []
 
     def one_leads(self) -> bool:
-        return [node.term for node in self.nodes if node.term is not None] == [self.records.term]
+        leading = [node for node in self.nodes if node.term is not None]
+        fittest = max(node.fitness for node in self.nodes)
+        return [(node.term, node.fitness) for node in leading] == [(self.records.term, fittest)]
 
     async def only_the_living(self) -> None:
         """Waits until the nodes have removed everything of those that died."""

@@ -224,6 +224,7 @@ async def make_plane(tmp_path, connect, wait_until):
             plane.receive({"workers_ready": True})
             if ready:
                 await wait_until(lambda: plane.publisher.open and plane.health.obstacle() is None)
+                await wait_until(lambda: plane.health.directory_written)
             return Plane(plane, records, port, await connect(port), heard)
 
         yield make

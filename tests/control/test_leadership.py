@@ -6,6 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from redpoll.control.leadership import Leadership, LeaderStore, introduce
+from redpoll.store.errors import StoreUnavailable
 from redpoll.store.leadership import NotLeader, check_term, raise_term, stored_term
 from redpoll.store.schema import meta
 from redpoll.store.store import Store, database_url
@@ -18,17 +19,35 @@ async def store(tmp_path):
     await store.close()
 
 
+def unavailable():
+    raise StoreUnavailable("away")
+
+
 class Node:
     """The leadership of one node, and what it did."""
 
     def __init__(self, store: Store) -> None:
         self.did: list[str] = []
         self.told: list[dict] = []
-        self.leadership = Leadership(store, self.told.append, lambda: self.did.append("begin"), self._end)
+        self.does_without_store = False
+        self.leadership = Leadership(store, self.told.append, self)
         self.store = LeaderStore(store, self.leadership)
         self.leadership.start()
 
-    async def _end(self) -> None:
+    # -- its work
+
+    def begin(self) -> None:
+        assert not self.does_without_store
+        self.does_without_store = True
+
+    def end(self) -> None:
+        assert self.does_without_store
+        self.does_without_store = False
+
+    def begin_with_store(self, store: LeaderStore) -> None:
+        self.did.append("begin")
+
+    async def end_with_store(self) -> None:
         self.did.append("end")
 
 
@@ -192,3 +211,20 @@ async def test_term_that_another_leader_used_is_reported(make, lead, store, wait
     assert two.did == []
     two.leadership.set_term(8)
     await wait_until(lambda: two.did == ["begin"])
+
+
+async def test_what_needs_no_store_begins_and_ends_while_the_store_is_away(make, store, wait_until, capsys):
+    one = make()
+    await store.close()
+    # It fails from now on.
+    store._database.change = store._database.reading = unavailable
+    one.leadership.set_term(3)
+    assert one.leadership.leads
+    assert one.does_without_store
+    await wait_until(lambda: "term not written" in capsys.readouterr().out)
+    # The same again, with a greater term.
+    one.leadership.set_term(4)
+    assert one.does_without_store
+    one.leadership.set_term(None)
+    assert not one.does_without_store
+    assert one.did == []

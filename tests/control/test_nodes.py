@@ -63,15 +63,17 @@ async def test_workers_of_dead_nodes_and_those_that_a_live_node_no_longer_lists_
 
 async def test_node_that_does_not_lead_reaps_nobody_and_another_writes_the_directory(plane, wait_until):
     link, keys, control = plane.plane.link, Keys("rp"), plane.plane
+    control.receive({"workers_ready": True})
     control.receive({"lead": None})
     await wait_until(lambda: control.leadership.term is None)
-    await wait_until(lambda: control._reaping is None or control._reaping.done())
+    assert control.work._reaping is None
     await link.ask(b"HSET", keys.beat, "0123456789ab.1.0", -1)
     await link.ask(b"DEL", keys.directory_version)
-    # It isn't ready until the leader has written the directory.
     await wait_until(lambda: not control.health.directory_written)
     assert await link.ask(b"EXISTS", keys.directory_version) == 0
     assert control.reaper.reaped == 0
+    # It has the records, and its workers had them.
+    assert (await plane.ask("GET", "/readyz")).status == 200
     control.receive({"lead": 2})
     await wait_until(lambda: control.reaper.reaped == 1 and control.health.directory_written)
     assert int(await link.ask(b"GET", keys.directory_version)) == plane.records.version

@@ -7,23 +7,19 @@ servers").
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from crowd import ADDED, REMOVED, Crowd, visitors
+from leading import command, leader, leading_name, rows
 from ports import reserved_ports
 from proxy import Proxy
 from receiver import Receiver
-from redpoll.cli import main
-from redpoll.command_socket import ask, socket_path
 from server import Server
 from wire import Api, Socket, eventually
 
@@ -32,28 +28,6 @@ LONG = os.environ.get("FAILURES_LONG") == "1"
 CLIENTS = 2_000 if LONG else 45
 PER_S = 2.0 if LONG else 8.0
 CHANNELS = 20 if LONG else 5
-
-
-def command(server: Server, *words: str) -> Any:
-    result = CliRunner().invoke(main, [*words, "--json", "--data-dir", str(server.folder / "data")])
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def rows(server: Server) -> dict[str, dict[str, Any]]:
-    """`redpoll node list` by name, without starting a process."""
-    listed = ask(socket_path(server.folder / "data"), "node list", {})
-    return {row["name"]: row for row in listed if row["alive"]}
-
-
-def leading_name(node: Server) -> object:
-    """The name of the node that leads, as this node knows it."""
-    return next((row["name"] for row in rows(node).values() if row["leader"]), None)
-
-
-def leader(nodes: list[Server]) -> Server:
-    name = leading_name(nodes[0])
-    return next(node for node in nodes if node.settings["node_name"] == name)
 
 
 def signal_all(node: Server, number: int) -> None:

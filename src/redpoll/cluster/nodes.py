@@ -8,6 +8,7 @@ rule applies to the leader's entry (cluster/README.md "Nodes and the leader").
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from enum import IntEnum
 from typing import Final, NamedTuple
 
 import msgspec
@@ -15,13 +16,23 @@ import structlog
 
 from redpoll.cluster.keys import Keys
 
-__all__ = ["LeadCall", "Leader", "Node", "Nodes", "Unchanged", "entries_of", "lead_call"]
+__all__ = ["Fitness", "LeadCall", "Leader", "Node", "Nodes", "Unchanged", "entries_of", "lead_call"]
 
 log = structlog.get_logger(__name__)
 
 _MAX_SAME: Final = 4
 # Where `Nodes` counts the reads of the leader's entry. It is no run.
 _LEADER: Final = ""
+
+
+class Fitness(IntEnum):
+    """How much of the leader's work a node's control plane can do. The lead goes to the nodes that can do most."""
+
+    UNFIT = 0
+    """Control doesn't run, hangs, or gets no answers from Redis."""
+    WITHOUT_STORE = 1
+    """Control can reap workers and write the directory. It can't reach the record store."""
+    FIT = 2
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +56,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     # Nodes of earlier versions don't say these. `names_workers`: each worker subscribes a topic of its own last.
     accepts_per_s: int = 1_000
     names_workers: bool = False
+    fitness: Fitness = Fitness.FIT
 
 
 class Leader(NamedTuple):
@@ -159,6 +171,14 @@ class Nodes:
         earlier = node is not None and node.name == name and node.started < started
         return leader.text if earlier and leader.run not in self.changed else ""
 
+    def fitter(self, fitness: Fitness) -> list[str]:
+        """The names of the other live nodes that could do more of the leader's work than one of this fitness."""
+        return [
+            node.name
+            for run, node in self.by_run.items()
+            if node.fitness > fitness and not node.draining and run not in self.dead and run != self._run
+        ]
+
     def namesakes(self, name: str) -> list[str]:
         """The runs of other live nodes with this name."""
         return [
@@ -172,15 +192,24 @@ class LeadCall(NamedTuple):
 
 
 def lead_call(
-    keys: Keys, run: str, node: Node | None, *, may_lead: bool, replaces: str, seen_term: int, dead: Collection[str]
+    keys: Keys,
+    run: str,
+    node: Node | None,
+    *,
+    may_lead: bool,
+    replaces: str,
+    seen_term: int,
+    dead: Collection[str],
+    gives_up: bool = False,
 ) -> LeadCall:
     """A call of the script `lead`. `node` None: the run ends. `seen_term` is the greatest term that the caller has
-    seen: terms don't repeat, even if Redis lost its data."""
+    seen: terms don't repeat, even if Redis lost its data. `gives_up`: if it leads, another node may lead at once."""
     names = (keys.nodes, keys.leader, keys.drained)
     if node is None:
-        return LeadCall(names, [run, b"", b"", b"0", b"", 0])
+        return LeadCall(names, [run, b"", b"", b"0", b"", 0, 0])
     entry = msgspec.json.encode(node)
-    args = [run, entry, node.store, b"1" if may_lead else b"0", replaces, seen_term, *dead]
+    wish = b"-" if gives_up else b"1" if may_lead else b"0"
+    args: list[bytes | str | int] = [run, entry, node.store, wish, replaces, seen_term, int(node.fitness), *dead]
     return LeadCall(names, args)
 
 

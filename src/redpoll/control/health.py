@@ -1,7 +1,7 @@
 """Health checks: `/healthz` (alive), `/readyz` (ready) and `/`.
 
-The server is ready if Redis answers and delivers messages, the app directory is written, every worker of this machine
-has reported ready once, and the server isn't stopping. Other modules set these facts.
+The server is ready if Redis answers and delivers messages, every worker of this machine has reported ready once (so it
+has the app records), and the server isn't stopping. Other modules set these facts.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ class Health:
             return "an operator drains this server"
         if not self._redis_answers():
             return "Redis doesn't answer"
-        if not self.directory_written:
-            return "the directory of apps isn't written yet"
         if not self.workers_ready:
-            return "not every worker is ready yet"
+            # Once they are ready, workers keep their records when Redis loses the directory.
+            return (
+                "not every worker is ready yet" if self.directory_written else "the directory of apps isn't written yet"
+            )
         if self.deaf:
             workers = " and ".join(f"worker {number}" for number in self.deaf)
             return f"Redis delivers no messages to {workers}"

@@ -1,16 +1,16 @@
 """Begins and ends the work that only the leading node's control plane does, and protects the store from two leaders.
 
-The supervisor says whether this node leads. Before the work begins, the term is written to the record store. Each of
-the leader's transactions checks it, so a leader that was paused and replaced meanwhile can't write any more
-(cluster/README.md "Nodes and the leader").
+The supervisor says whether this node leads. What needs only Redis begins at once. Before the other work begins, the
+term is written to the record store. Each of the leader's transactions checks it, so a leader that was paused and
+replaced meanwhile can't write any more (cluster/README.md "Nodes and the leader").
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -20,7 +20,7 @@ from redpoll.store.leadership import NotLeader, check_term, raise_term, store_id
 from redpoll.store.sqlite import reason_of
 from redpoll.store.store import Store
 
-__all__ = ["LeaderStore", "Leadership", "introduce"]
+__all__ = ["LeaderStore", "Leadership", "Work", "introduce"]
 
 log = structlog.get_logger(__name__)
 
@@ -33,24 +33,33 @@ async def introduce(store: Store) -> dict[str, Any]:
         return {"store": await store_id(connection), "term": await stored_term(connection)}
 
 
-class Leadership:
-    """Begins and ends the leader's work. `begin()` and `end()` are called by turns; `tell` sends to the supervisor.
+class Work(Protocol):
+    """What the leader does. Each `begin` is followed by its `end`."""
 
-    `term` is the term with which this node leads, None while it doesn't lead.
+    def begin(self) -> None:
+        """Begins what needs Redis only, and can be repeated by two leaders without harm."""
+
+    def end(self) -> None: ...
+
+    def begin_with_store(self, store: LeaderStore) -> None:
+        """Begins what needs the record store, which now has our term."""
+
+    async def end_with_store(self) -> None: ...
+
+
+class Leadership:
+    """Begins and ends `work`. `tell` sends to the supervisor.
+
+    `leads`: the supervisor says that this node leads. `term` is the term with which the record store knows it as the
+    leader, otherwise None.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        tell: Callable[[dict[str, Any]], None],
-        begin: Callable[[], None],
-        end: Callable[[], Awaitable[None]],
-    ) -> None:
+    def __init__(self, store: Store, tell: Callable[[dict[str, Any]], None], work: Work) -> None:
+        self.leads = False
         self.term: int | None = None
         self._store = store
         self._tell = tell
-        self._begin = begin
-        self._end = end
+        self._work = work
         self._wanted: int | None = None
         self._working = False
         # The last term that this process has stored.
@@ -69,6 +78,13 @@ class Leadership:
         if term is None:
             # Transactions that begin from now on are refused, even before the work has ended.
             self.term = None
+        # Not in the task, which may wait for the record store.
+        if self.leads and term is None:
+            self.leads = False
+            self._work.end()
+        elif not self.leads and term is not None:
+            self.leads = True
+            self._work.begin()
         self._changed.set()
 
     async def finish(self) -> None:
@@ -114,7 +130,7 @@ class Leadership:
         if term is None:
             if self._working:
                 self._working = False
-                await self._end()
+                await self._work.end_with_store()
                 log.info("leader's work ended")
         elif term != self.term:
             async with self._store.change() as connection:
@@ -125,7 +141,7 @@ class Leadership:
                 self._note_refused(term)
             if is_ours and self._wanted == term:
                 if not self._working:
-                    self._begin()
+                    self._work.begin_with_store(LeaderStore(self._store, self))
                     self._working = True
                     log.info("leader's work begun", term=term)
                 self.term = term

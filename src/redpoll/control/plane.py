@@ -25,7 +25,7 @@ from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import LinkDown
 from redpoll.cluster.membership.reaper import Reaper, Run
 from redpoll.cluster.node_survey import NodeSurvey
-from redpoll.cluster.outbox import Outbox, Transition
+from redpoll.cluster.outbox import Outbox
 from redpoll.cluster.quota import Quota
 from redpoll.cluster.redis_check import examine
 from redpoll.cluster.shared_rate import SharedRate
@@ -44,11 +44,13 @@ from redpoll.control.dashboard.dashboard import Dashboard, Dependencies
 from redpoll.control.debugging import Debugging
 from redpoll.control.eventlog import EventTrace
 from redpoll.control.fast_publish import FastPath
+from redpoll.control.fitness import FitnessReports
 from redpoll.control.health import Health
 from redpoll.control.history import ChannelHistory
 from redpoll.control.host_names import HostNames
 from redpoll.control.janitor import Janitor
-from redpoll.control.leadership import Leadership, LeaderStore
+from redpoll.control.leader_work import LeaderWork
+from redpoll.control.leadership import Leadership
 from redpoll.control.metrics import Metrics
 from redpoll.control.middleware import Front
 from redpoll.control.nodes import NodeList
@@ -120,14 +122,12 @@ class ControlPlane:
         self._named_elsewhere: list[str] = []
         self._loop_exceptions_total = 0
         self._server: asyncio.Server | None = None
-        self._reaping: asyncio.Task[None] | None = None
         self._examining: asyncio.Task[None] | None = None
 
         self.link.on_up, self.link.on_down = self._link_up, self._link_down
         self.bus = Bus(self.link, self._keys)
-        self.leadership = Leadership(accounts.store, tell, self._begin_leading, self._end_leading)
         self.publisher = Publisher(self.bus, self.link, self._workers, self._named_workers)
-        self.daily = DailyLimit(Quota(self.link, self._keys), records, leads=self._leads)
+        self.daily = DailyLimit(Quota(self.link, self._keys), records, leads=lambda: self.leadership.term is not None)
         self.reaper = Reaper(
             self.link,
             self._keys,
@@ -241,8 +241,13 @@ class ControlPlane:
             accounts.store.on_version = self.record_sync.committed
         self.link.on_push = self._push_received
         writer = DirectoryWriter(self.link, self._keys)
-        self.janitor = Janitor(self.link, writer, records, self.connections, self.health, leads=self._leads)
+        self.janitor = Janitor(
+            self.link, writer, records, self.connections, self.health, leads=lambda: self.leadership.leads
+        )
         records.on_change = self.janitor.record_changed
+        self.work = LeaderWork(self.reaper, self.janitor, webhooks, self.outbox, self.tracer, self.spans)
+        self.leadership = Leadership(accounts.store, tell, self.work)
+        self.fitness = FitnessReports(tell, self.janitor.redis_answers, accounts.store)
 
     @property
     def cluster(self) -> Cluster:
@@ -262,6 +267,7 @@ class ControlPlane:
         if self.tracer is not None:
             self.tracer.start()
         self.leadership.start()
+        self.fitness.start()
         self._server = await self.loop.create_server(self.connections, sock=self._listener, backlog=_BACKLOG)
         await self.worker_requests.start()
         self._tell({"ready": True})
@@ -338,27 +344,6 @@ class ControlPlane:
         """The living workers of all nodes that name theirs."""
         return [*(f"{self._run}.{k}" for k in self._workers_alive), *self._named_elsewhere]
 
-    # -- leading
-
-    def _leads(self) -> bool:
-        return self.leadership.term is not None
-
-    def _begin_leading(self) -> None:
-        store = LeaderStore(self._store, self.leadership)
-        self._webhooks.start(self.outbox, self._webhook_traced, store, self.spans)
-        self._reaping = self.loop.create_task(self.reaper.run(), name="reaper")
-        self.janitor.check_now()
-
-    async def _end_leading(self) -> None:
-        """Another node leads: stops at once, because that node does the same work again."""
-        await self._end(self._reaping)
-        await self._webhooks.stop(0.0)
-
-    async def _end(self, task: asyncio.Task[None] | None) -> None:
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
     def stop(self) -> None:
         """Begin the shutdown: `finished` is set, and the process then calls `finish`."""
         self.health.draining = True
@@ -372,9 +357,11 @@ class ControlPlane:
         if self._server is not None:
             self._server.close()
         await asyncio.gather(self.worker_requests.finish(_FINISH_WITHIN_S), self.connections.finish(_FINISH_WITHIN_S))
+        await self.fitness.finish()
         await self.leadership.finish()
-        await self._end(self._reaping)
-        await self._end(self._examining)
+        self.work.end()
+        if self._examining is not None:
+            self._examining.cancel()
         self.janitor.stop()
         if self.record_sync is not None:
             await self.record_sync.finish()
@@ -394,6 +381,7 @@ class ControlPlane:
         self.publisher.link_up()
         self.daily.link_up()
         self.janitor.link_up()
+        self.fitness.report()
         self.node_survey.link_up()
         if self.record_sync is not None:
             self.record_sync.link_up()
@@ -420,11 +408,6 @@ class ControlPlane:
     def _link_down(self, reason: str) -> None:
         self.publisher.link_down()
         self.daily.link_down()
-
-    def _webhook_traced(self, row: Transition, delivery_id: str, endpoint_id: str) -> None:
-        if self.tracer is not None and row.trace is not None:
-            detail = {"delivery": delivery_id, "endpoint": endpoint_id, "event": row.event}
-            self.tracer.span(row.trace, row.app_id, "webhook", **detail)
 
     def _loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self._loop_exceptions_total += 1
