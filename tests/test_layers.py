@@ -58,6 +58,7 @@ HOST = {
     "child",
     "embedded",
     "datafolder",
+    "fitness",
     "welcome",
     "doctor",
     "importing",

@@ -78,7 +78,7 @@ async def receiver(nodes) -> AsyncIterator[Receiver]:
 
 async def until_announced(receiver: Receiver, node: Server, user: str) -> None:
     """Joins again and again with other names, until a webhook comes: a worker may not know the new endpoint yet."""
-    for attempt in range(300):
+    for attempt in range(600):
         name = f"{user}-{attempt}"
         socket = await Socket.connect(node)
         await socket.subscribe(f"presence-{name}", name)
@@ -88,7 +88,7 @@ async def until_announced(receiver: Receiver, node: Server, user: str) -> None:
                 return
             await asyncio.sleep(0.005)
         socket.abort()
-    raise AssertionError(f"no webhook of {user}")
+    raise AssertionError(f"no webhook of {user}: {node.output()}")
 
 
 async def until_both_serve(nodes: list[Server]) -> None:

@@ -28,7 +28,7 @@ _STATEMENT_TIMEOUT_S: Final = 15.0
 # lock_timeout: how long a change waits for the change of another control plane. The second one bounds how long a
 # stopped process blocks the others: PostgreSQL then rolls its change back.
 _SESSION: Final = (
-    "SET application_name = 'redpoll'; SET lock_timeout = '5s'; SET idle_in_transaction_session_timeout = '10s'"
+    "SET application_name = 'redpoll'; SET lock_timeout = '5s'; SET idle_in_transaction_session_timeout = '5s'"
 )
 # Errors that say nothing about the statement. By class: connection, resources, operator. Single ones: a server that has
 # become a standby, a lock that wasn't free in time, a transaction that was idle for too long.
