@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from counting import counted
 from links import quick_link, transports
 from redpoll import _frame
 from redpoll.cluster.bus import Bus, confirmed
@@ -211,7 +212,7 @@ class Worker:
             run,
             k,
             on_sys=self.sys.append,
-            debounced=settings.pop("debounced", True),
+            debounce_s=settings.pop("debounce_s", 3.0),
             timings=Timings(**settings),
         )
 
@@ -334,7 +335,7 @@ class Truth:
         self.link, self.keys = link, keys
 
     async def counts(self, channel: str) -> int:
-        return sum(int(n) for n in await self.link.ask(b"HVALS", self.keys.counts(APP, channel)))
+        return await counted(self.link, self.keys, channel)
 
     async def users(self, channel: str) -> set[str]:
         return {user.decode() for user in await self.link.ask(b"HKEYS", self.keys.members(APP, channel))}

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from counting import counted
 from redpoll.cluster.membership.reaper import Reaper
 
 
@@ -31,7 +32,7 @@ def codes(worker):
 
 
 async def in_redis(link, keys):
-    return sum(int(n) for n in await link.ask(b"HVALS", keys.counts("7", "%conn")))
+    return await counted(link, keys, "%conn")
 
 
 async def until_in_redis(link, keys, n):

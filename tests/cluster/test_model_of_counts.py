@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import pytest
 
+from counting import counted
 from random_history import RandomHistory
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.membership.reaper import Reaper
@@ -95,7 +96,7 @@ class History(RandomHistory):
         await self.add_worker()
 
     async def count_in_redis(self, channel):
-        return sum(int(n) for n in await self.link.ask(b"HVALS", self.keys.counts("7", channel)))
+        return await counted(self.link, self.keys, channel)
 
     async def differences(self):
         wrong = [fault for worker in self.workers for fault in worker.sockets.faults]

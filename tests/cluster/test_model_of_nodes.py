@@ -99,7 +99,7 @@ class Node:
             history.keys,
             self.run,
             hooks_of=lambda app_id: history.app.hooks,
-            debounced=False,
+            debounce_s=0,
             read_s=BEAT_S,
             gap_s=2 * BEAT_S,
         )
@@ -132,7 +132,7 @@ class Node:
         self.workers[k] = None
         self.list_changed()
         worker = await self.history.start_worker(
-            k, server=self.history.server, run=self.run, second_look_s=0.3, debounced=False
+            k, server=self.history.server, run=self.run, second_look_s=0.3, debounce_s=0
         )
         worker.app = self.history.app
         self.workers[k] = worker

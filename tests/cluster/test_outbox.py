@@ -28,16 +28,18 @@ class Calls:
             for at in range(SHARDS):
                 await self.link.execute(REGISTER, (self.keys.worker(at, w),), (1, 1))
 
-    async def room(self, w=W, *, base=0, gone=(), joins=(), flags="omd", gen=1, channel=ROOM) -> list:
+    async def room(
+        self, w=W, *, base=0, gone=(), joins=(), flags="omd", gen=1, channel=ROOM, debounce_ms=60_000
+    ) -> list:
         names = hold_keys(self.keys, w, A, channel, "p", flags)
         pairs = [part for user, info in joins for part in (user, info)]
         args = [w, gen, "p", flags, A, channel, base, 0, self.keys.topic(A, channel), self.keys.publish]
-        return await self.link.execute(HOLD, names, [*args, len(gone), len(joins), *gone, *pairs])
+        return await self.link.execute(HOLD, names, [*args, len(gone), len(joins), *gone, *pairs, debounce_ms])
 
-    async def news(self, w=W, *, base=0, n=0, flags="od", gen=1, channel=NEWS) -> list:
+    async def news(self, w=W, *, base=0, n=0, flags="od", gen=1, channel=NEWS, debounce_ms=60_000) -> list:
         names = hold_keys(self.keys, w, A, channel, "c", flags)
         args = [w, gen, "c", flags, A, channel, base, 0, self.keys.topic(A, channel), self.keys.publish]
-        return await self.link.execute(HOLD, names, [*args, 0, n])
+        return await self.link.execute(HOLD, names, [*args, 0, n, debounce_ms])
 
     async def left(self, channel=ROOM) -> dict[str, int]:
         """The leaves held back in the channel's shard, with their times in ms."""
@@ -213,6 +215,37 @@ async def test_leave_waits_since_its_own_time_and_is_cancelled_by_a_return(calls
     await calls.room(V, joins=[("a", "")])
     assert await calls.left() == {}
     assert await rows_of(patient) == ["channel.occupied", "member.added a"]
+
+
+async def test_absence_longer_than_the_debounce_makes_both_rows_though_nobody_drained(calls, patient, link):
+    """A control plane that stood still for 10 s lost the leave and the return of each member who was away meanwhile."""
+    await calls.room(joins=[("a", "")])
+    await calls.room(gone=["a"])
+    since = await calls.left()
+    while await now_ms(link) < max(since.values()) + 50:
+        await asyncio.sleep(0.005)
+    await calls.room(V, joins=[("a", "{}")], debounce_ms=50)
+    assert await calls.left() == {}
+    rows = (await patient.drain()).rows
+    assert [(row.event, row.user, row.detail) for row in rows] == [
+        ("channel.occupied", None, b"1"),
+        ("member.added", "a", b""),
+        ("channel.vacated", None, b""),
+        ("channel.occupied", None, b"1"),
+        ("member.removed", "a", b""),
+        ("member.added", "a", b"{}"),
+    ]
+    assert (rows[2].time_ms, rows[4].time_ms) == (since[f"v:7:{ROOM}"], since[f"r:7:{ROOM}:a"])
+    assert [row.stamp for row in rows] == sorted({row.stamp for row in rows})
+
+
+async def test_old_leave_is_cancelled_by_the_return_while_many_rows_are_unread(calls, patient):
+    await calls.room(joins=[("a", "")])
+    await calls.room(gone=["a"])
+    await calls.fill(shard(A, ROOM), 10_000)
+    await calls.room(V, joins=[("a", "")], debounce_ms=0)
+    assert await calls.left() == {}
+    assert (await patient.drain()).rows[-1].channel == "presence-filler"
 
 
 async def test_return_of_another_user_keeps_the_channel_and_not_the_member(calls, outbox):

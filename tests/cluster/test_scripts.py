@@ -19,6 +19,7 @@ from redpoll.cluster.scripts import (
     FENCE,
     HISTORY,
     HOLD,
+    HOLD_PLAIN,
     LOCATE,
     PUBLISH,
     REGISTER,
@@ -291,6 +292,34 @@ async def test_fence_makes_no_worker_and_bury_takes_only_an_empty_one(room):
     assert await room.link.execute(BURY, mine) == 1
     assert await room.link.ask(b"EXISTS", *mine) == 0
     assert await room.link.execute(BURY, mine) == 1
+
+
+async def test_sum_of_counts_is_kept_and_never_outlives_a_call_that_does_not_keep_it(link, keys):
+    """Adding up the counts of all workers at each call costs the square of the workers."""
+    news = await Room(link, keys, "news", "c").open()
+    assert (await news.hold(n=2))[0] == b"OK"
+    assert b"sum" not in await news.counts()
+    # The app turned subscription_count on; the first call adds up, the next ones don't.
+    assert (await news.hold(V, n=3, flags="s"))[5] == 5
+    assert (await news.counts())[b"sum"] == b"5"
+    await link.ask(b"HSET", keys.counts(A, "news"), b"sum", 105)
+    assert (await news.hold(V, base=4, flags="s"))[5] == 106
+    # A worker that doesn't know it yet.
+    await news.hold(base=1)
+    assert await news.counts() == {W.encode(): b"1", V.encode(): b"4"}
+    assert (await news.hold(V, base=4, flags="s"))[5] == 5
+    names = (keys.worker(news.at, W), keys.occupied(news.at, A), keys.left(news.at), keys.counts(A, "news"))
+    assert await link.execute(HOLD_PLAIN, names, (W, 1, A, "news", 6, 0, 0)) == 1
+    assert await news.counts() == {W.encode(): b"6", V.encode(): b"4"}
+    assert (await news.hold(V, base=4, flags="s"))[5] == 10
+    # The last one takes it away.
+    await link.execute(HOLD_PLAIN, names, (W, 1, A, "news", 0, 0, 0))
+    assert await news.occupied() == {b"news"}
+    await news.hold(V, flags="s")
+    assert (await news.counts(), await news.occupied()) == ({}, set())
+    await news.hold(V, n=1, flags="s")
+    await link.execute(HOLD_PLAIN, (names[0].replace(W.encode(), V.encode()), *names[1:]), (V, 1, A, "news", 0, 0, 0))
+    assert (await news.counts(), await news.occupied()) == ({}, set())
 
 
 async def test_beat_counts_and_returns_the_version_but_not_the_table(link, keys):

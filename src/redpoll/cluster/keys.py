@@ -8,12 +8,27 @@ from binascii import crc_hqx
 from typing import Final, NamedTuple
 from zlib import crc32
 
-__all__ = ["CONSOLE_TOPIC", "SHARDS", "TABLE", "TAGS", "Key", "Keys", "cap_of_shard", "shard", "user_pseudo"]
+__all__ = [
+    "CONSOLE_TOPIC",
+    "COUNTS_SUM",
+    "SHARDS",
+    "TABLE",
+    "TAGS",
+    "Key",
+    "Keys",
+    "cap_of_shard",
+    "shard",
+    "user_pseudo",
+]
 
 SHARDS: Final = 64
 
 # Takes the place of a channel in the topic on which the dashboard's console gets an app's events.
 CONSOLE_TOPIC: Final = "%console"
+
+# In the hash of a channel's counts by worker: their sum. It is there if the channel's subscription_count is announced,
+# and for an app's connections.
+COUNTS_SUM: Final = b"sum"
 
 
 def _tags() -> tuple[bytes, ...]:
@@ -68,7 +83,7 @@ TABLE: Final = (
         "register, hold",
         "bury",
     ),
-    Key("{T}:c:A:C", "hash", "W → subscriptions; sum: subscription_count", "while held", "hold", "hold"),
+    Key("{T}:c:A:C", "hash", "W → subscriptions; perhaps sum → all of them", "while held", "hold", "hold"),
     Key("{T}:n:A:C", "string", "subscription_count last announced, and when (ms)", "60 s", "hold", "expiry"),
     Key("{T}:k:A:C", "string", "cached event (envelope tail)", "cache_ttl_s", "publish", "expiry"),
     Key("{T}:km:A:C", "string", "marker: the cache miss was reported", "60 s", "hold", "publish, expiry"),

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import hiredis
 
 from redpoll.cluster.bus import Cached, Unavailable, read_cached
-from redpoll.cluster.keys import SHARDS, Keys
+from redpoll.cluster.keys import COUNTS_SUM, SHARDS, Keys
 from redpoll.cluster.link import Link, LinkDown
 
 __all__ = ["ChannelPage", "Occupancy", "TooManyChannels"]
@@ -53,9 +53,15 @@ class Occupancy:
 
     async def subscription_counts(self, app_id: str, channels: Sequence[str]) -> list[int]:
         """The number of subscriptions of each channel, over all workers."""
-        counts = self._keys.counts
-        per_worker = await self._ask_all([(b"HVALS", counts(app_id, channel)) for channel in channels])
-        return [sum(map(int, values)) for values in per_worker]
+        keys = [self._keys.counts(app_id, channel) for channel in channels]
+        totals = await self._ask_all([(b"HGET", key, COUNTS_SUM) for key in keys])
+        # Only channels of apps with subscription_count have their sum stored.
+        lacking = [at for at, total in enumerate(totals) if total is None]
+        per_worker = await self._ask_all([(b"HGETALL", keys[at]) for at in lacking])
+        for at, counts in zip(lacking, per_worker, strict=True):
+            # The sum may have been stored in between.
+            totals[at] = sum(int(count) for name, count in counts.items() if name != COUNTS_SUM)
+        return [int(total) for total in totals]
 
     async def user_counts(self, app_id: str, channels: Sequence[str]) -> list[int]:
         """The number of distinct users of each presence channel, over all workers."""

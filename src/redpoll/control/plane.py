@@ -136,7 +136,7 @@ class ControlPlane:
             has_history=lambda app_id, channel: (
                 app_id in records.apps and records.apps[app_id].history_rule(channel) is not None
             ),
-            debounced=settings.webhook_debounce_s > 0,
+            debounce_s=settings.webhook_debounce_s,
         )
         self.outbox = Outbox(self.link, self._keys, settings.webhook_debounce_s)
         self.health = Health(lambda: self.janitor.redis_answers(), lambda request: self.dashboard.enter(request))

@@ -111,7 +111,7 @@ class Worker:
             start.run,
             start.k,
             on_sys=self._sys_message,
-            debounced=settings.webhook_debounce_s > 0,
+            debounce_s=settings.webhook_debounce_s,
         )
         self.tracing = Tracing(
             TraceWriter(self.link, keys),

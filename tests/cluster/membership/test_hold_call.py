@@ -68,10 +68,10 @@ def test_arguments_come_in_the_order_of_the_script():
     joins = (("b", b"1"), ("c", b""))
     history = HistoryTerms("epoch", 60, 5, "0e")
     names, args = encode(
-        keys, W, 3, "7", "presence-a", PRESENCE, b"topic", call("rh", 4, ("a",), joins, cap=9), "d", history
+        keys, W, 3, "7", "presence-a", PRESENCE, b"topic", call("rh", 4, ("a",), joins, cap=9), "d", history, 0, 2_500
     )
     assert args[:10] == [W, 3, PRESENCE, "rhd", "7", "presence-a", 4, 9, b"topic", b"PUBLISH"]
-    assert args[10:] == [1, 2, "a", "b", b"1", "c", b"", "epoch", 60, 5, "0e"]
+    assert args[10:] == [1, 2, "a", "b", b"1", "c", b"", "epoch", 60, 5, "0e", 2_500]
     assert names == hold_keys(keys, W, "7", "presence-a", PRESENCE, "rhd")
     public = encode(keys, W, 3, "7", "news", CHANNEL, b"topic", call(tickets=[object(), object()]))[1]
     assert public[10:] == [0, 2]

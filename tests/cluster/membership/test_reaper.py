@@ -356,7 +356,7 @@ async def test_reaper_without_a_debounce_writes_rows_at_once(link, keys, start_w
     b = await start_worker(2)
     await leave_dead(b, wait_until, [ROOM])
     await rows_of(patient := Outbox(link, keys, 60))
-    await Reaper(link, keys, RUN, hooks_of=lambda app_id: "o", debounced=False).reap(b.registry.w)
+    await Reaper(link, keys, RUN, hooks_of=lambda app_id: "o", debounce_s=0).reap(b.registry.w)
     assert await rows_of(patient) == ["channel.vacated news", f"channel.vacated {ROOM}"]
 
 

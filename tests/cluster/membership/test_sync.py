@@ -276,13 +276,14 @@ async def joined(worker, channel, wait_until):
 
 
 async def test_leaves_are_debounced_if_webhooks_want_them(start_worker, wait_until):
-    for k, debounced in ((1, True), (2, False)):
-        worker = await start_worker(k, debounced=debounced)
+    for k, debounce_s in ((1, 2.5), (2, 0)):
+        worker = await start_worker(k, debounce_s=debounce_s)
         calls = watch(worker)
         await joined(worker, "plain", wait_until)
         worker.app = structs.replace(worker.app, hooks="om")
         await joined(worker, "hooked", wait_until)
-        assert [call[3] for call in calls] == ["lod" if debounced else "lo"]
+        assert [call[3] for call in calls] == ["lod" if debounce_s else "lo"]
+        assert (calls[-1][-1] == 2500) == (debounce_s > 0)
 
 
 async def test_each_call_for_a_history_names_an_epoch_of_its_own(start_worker, wait_until, link, keys):

@@ -21,7 +21,8 @@
 --       9 topic  10 PUBLISH or SPUBLISH  11 number of gone users  12 number of joins
 --       13... the gone users; then for PRESENCE a user and a user_info per join; then for HISTORY the epoch to begin if
 --       the channel has none of this era, the seconds that messages are kept, the cap on the app's channels with
---       history in this shard, and the era; then for OCCUPIED_LIMIT the cap on the app's occupied channels in this shard
+--       history in this shard, and the era; then for OCCUPIED_LIMIT the cap on the app's occupied channels in this shard;
+--       then for DEBOUNCE the debounce in ms
 -- Returns {'OK', stamp, accepted, added, removed[, roster][, cached][, epoch, top][, total, due][, dropped]}.
 --       accepted: a digit per join: 1, or 0 (beyond the cap), or 2 (beyond the cap on occupied channels). added, removed:
 --       the joins and the gone users that this call announced, counted from 0. roster (ROSTER): p, flat. cached (CACHED): an envelope's tail, or nil. epoch, top (HISTORY):
@@ -64,12 +65,16 @@ local OCCUPANCY_ROWS = flag('o')
 local MEMBER_ROWS = flag('m')
 local COUNT_ROWS = flag('S')
 local CACHE_MISS_ROWS = flag('X')
--- Rows for vacated and removed are held back in `left`.
+-- Rows for vacated and removed are held back in `left`. Without it, the debounce is 0.
 local DEBOUNCE = flag('d')
 
 -- Limits on the stream of webhook rows: above the first, rows that nobody relies on are not written; above the
 -- second, the oldest rows are lost. publish.lua and drain.lua have the same.
 local MAX_OPTIONAL_ROWS, MAX_ROWS = 10000, 20000
+
+-- The field of `c` with the sum of all counts, so that it isn't added up over all workers at each call. Only calls with
+-- CONNECTIONS or COUNT keep it; others remove it, and hold_plain.lua does. The name of a worker has dots.
+local SUM = 'sum'
 
 -- The seconds for which a history without a message outlives its last subscriber.
 local EMPTY_HISTORY_S = 300
@@ -97,17 +102,23 @@ for _, key in ipairs({{'p', PRESENCE}, {'n', COUNT}, {'k', CACHED}, {'km', CACHE
 end
 
 local last = tonumber(redis.call('GET', KEYS[4]) or '0')
-local held = tonumber(redis.call('HGET', KEYS[2], W) or '0')
-local holders = redis.call('HLEN', KEYS[2])
+local counts = redis.call('HMGET', KEYS[2], W, SUM)
+local held, sum = tonumber(counts[1] or '0'), counts[2]
+local holders = redis.call('HLEN', KEYS[2]) - (sum and 1 or 0)
 -- Where the arguments of HISTORY and those after them begin.
 local first = 13 + gone + (PRESENCE and 2 * joins or 0)
+local debounce_ms = DEBOUNCE and tonumber(ARGV[first + (HISTORY and 4 or 0) + (OCCUPIED_LIMIT and 1 or 0)]) or 0
+local now = redis.call('TIME')
+local now_ms = string.format('%s%03d', now[1], math.floor(now[2] / 1000))
 local refused_joins = 0
 if OCCUPIED_LIMIT and holders == 0
     and redis.call('SCARD', KEYS[3]) >= tonumber(ARGV[first + (HISTORY and 4 or 0)]) then
   refused_joins, joins = joins, 0
 end
 local elsewhere = -held
-if CONNECTIONS or COUNT then
+if sum then
+  elsewhere = tonumber(sum) - held
+elseif CONNECTIONS or COUNT then
   for _, count in ipairs(redis.call('HVALS', KEYS[2])) do elsewhere = elsewhere + tonumber(count) end
 end
 
@@ -126,14 +137,17 @@ local function leave(member)
   members_of_left[#members_of_left + 1] = member
 end
 
--- Takes the member out of `left`. True if it was there: its leave was not reported, so its return isn't either.
+-- Takes the member out of `left`. Returns whether its return makes a row, and the time of its leave if that makes a row
+-- before it: nobody has drained the shard since the debounce ended, or the clock was set back and the age is unknown. A
+-- leave that was not reported cancels its return, also an old one while many rows are unread.
 local function comes_back(member)
   local left = leaving[member] or redis.call('ZSCORE', KEYS[6], member)
-  if left then
-    leaving[member] = false
-    members_of_left[#members_of_left + 1] = member
-  end
-  return left
+  if not left then return true end
+  local age = left ~= true and tonumber(now_ms) - tonumber(left)
+  leaving[member] = false
+  members_of_left[#members_of_left + 1] = member
+  local reported = age and (age >= debounce_ms or age < 0) and redis.call('XLEN', KEYS[5]) < MAX_OPTIONAL_ROWS
+  return reported, reported and left
 end
 
 -- The parts of a user's entry: other holders than W, the user_info, and whether W is a holder.
@@ -190,7 +204,11 @@ if PRESENCE and gone + joins > 0 then
         put(user, W .. '\n' .. info)
         members = members + 1
         announce = true
-        if not comes_back('r:' .. field .. ':' .. user) and MEMBER_ROWS then row = {'member.added', user, info} end
+        local reported, left_ms = comes_back('r:' .. field .. ':' .. user)
+        if reported and MEMBER_ROWS then
+          if left_ms then deltas[#deltas + 1] = {row = {'member.removed', user, nil, left_ms}} end
+          row = {'member.added', user, info}
+        end
       end
     else
       local others, known, mine = parts(value[user])
@@ -232,12 +250,14 @@ end
 local listed = CHANNEL or PRESENCE
 local occupied = listed and holders == 0 and n > 0
 local vacated = listed and held > 0 and n == 0 and holders == 1
-if occupied and not comes_back('v:' .. field) and OCCUPANCY_ROWS then
-  table.insert(deltas, 1, {row = {'channel.occupied', nil, n}})
+if occupied then
+  local reported, left_ms = comes_back('v:' .. field)
+  if reported and OCCUPANCY_ROWS then
+    table.insert(deltas, 1, {row = {'channel.occupied', nil, n}})
+    if left_ms then table.insert(deltas, 1, {row = {'channel.vacated', nil, nil, left_ms}}) end
+  end
 end
 
-local now = redis.call('TIME')
-local now_ms = string.format('%s%03d', now[1], math.floor(now[2] / 1000))
 -- The count is announced now, or the caller calls again when it may be. Without subscribers there is no count.
 local total, due, announce = elsewhere + n, 0, false
 if COUNT and total > 0 then
@@ -288,6 +308,11 @@ redis.call('SET', KEYS[4], string.format('%.0f', final))
 
 for _, user in ipairs(touched) do
   if value[user] then redis.call('HSET', key_of.p, user, value[user]) else redis.call('HDEL', key_of.p, user) end
+end
+if (CONNECTIONS or COUNT) and total > 0 then
+  redis.call('HSET', KEYS[2], SUM, string.format('%.0f', total))
+elseif sum then
+  redis.call('HDEL', KEYS[2], SUM)
 end
 if n > 0 then
   redis.call('HSET', KEYS[2], W, n)
@@ -346,7 +371,7 @@ for i, delta in ipairs(deltas) do
   end
   if delta.row then
     local event, user, detail = delta.row[1], delta.row[2], delta.row[3]
-    local row = {'k', event, 'a', ARGV[5], 'c', channel, 't', now_ms}
+    local row = {'k', event, 'a', ARGV[5], 'c', channel, 't', delta.row[4] or now_ms}
     for _, extra in ipairs({{'u', user}, {'x', detail}}) do
       if extra[2] and extra[2] ~= '' then
         row[#row + 1] = extra[1]

@@ -16,6 +16,8 @@ if not stored or stored == '-1' then return {'FENCED'} end
 if stored ~= ARGV[2] then return {'STALE'} end
 
 local holders = redis.call('HLEN', KEYS[4])
+-- hold.lua keeps the sum of the counts there while the app has subscription_count turned on. This call doesn't.
+if holders > 0 then holders = holders - redis.call('HDEL', KEYS[4], 'sum') end
 local digit = 1
 if cap > 0 and holders == 0 and redis.call('SCARD', KEYS[2]) >= cap then digit, joins = 2, 0 end
 

@@ -22,8 +22,11 @@ if user then
   detail = entry and string.sub(entry, string.find(entry, '\n', 1, true) + 1) or ''
   held_back = not entry and redis.call('ZSCORE', KEYS[3], 'r:' .. subject .. ':' .. user)
 else
-  local total = 0
-  for _, count in ipairs(redis.call('HVALS', KEYS[4])) do total = total + tonumber(count) end
+  -- hold.lua keeps the sum of the counts of some channels.
+  local total = tonumber(redis.call('HGET', KEYS[4], 'sum') or '0')
+  if total == 0 then
+    for _, count in ipairs(redis.call('HVALS', KEYS[4])) do total = total + tonumber(count) end
+  end
   event = total > 0 and 'channel.occupied' or 'channel.vacated'
   detail = total > 0 and string.format('%.0f', total) or ''
   held_back = total == 0 and redis.call('ZSCORE', KEYS[3], 'v:' .. subject)

@@ -79,7 +79,8 @@ class Flag:
     CACHE_MISS_ROWS: Final = "X"
     """Write webhook rows for cache.miss."""
     DEBOUNCE: Final = "d"
-    """Hold back rows for channel.vacated and member.removed; a return within the debounce cancels them."""
+    """Hold back rows for channel.vacated and member.removed; a return within the debounce cancels them. Without this
+    flag the debounce is 0."""
 
 
 def hook_flags(hooks: str, channel: str, kind: str) -> str:
@@ -207,9 +208,10 @@ def encode(
     extra_flags: str = "",
     history: HistoryTerms | None = None,
     max_occupied: int = 0,
+    debounce_ms: int = 0,
 ) -> tuple[list[bytes], list[bytes | str | int]]:
     """KEYS and ARGV of a call that worker `w` makes. `extra_flags` are the sender's; `history` is required with
-    Flag.HISTORY, `max_occupied` with Flag.OCCUPIED_LIMIT: the cap in this shard."""
+    Flag.HISTORY, `max_occupied` with Flag.OCCUPIED_LIMIT: the cap in this shard. `debounce_ms` is for Flag.DEBOUNCE."""
     base, cap, flags, gone, joins, tickets, _, _ = call
     flags += extra_flags
     args: list[bytes | str | int] = [
@@ -234,6 +236,8 @@ def encode(
         args += history
     if Flag.OCCUPIED_LIMIT in flags:
         args.append(max_occupied)
+    if Flag.DEBOUNCE in flags:
+        args.append(debounce_ms)
     return hold_keys(keys, w, app_id, channel, kind, flags), args
 
 

@@ -145,7 +145,7 @@ class Reaper:
 
     A read without an answer for `unanswered_s` drops the connection, as a worker's beat does. `hooks_of(app_id)` is
     `App.hooks` as it is now, "" if there is no such app: the reaper writes the webhook rows for what a dead worker
-    held. `has_history(app_id, channel)`: a history rule applies to the channel. `debounced` is as in `Sync`.
+    held. `has_history(app_id, channel)`: a history rule applies to the channel. `debounce_s` is as in `Sync`.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Reaper:
         *,
         hooks_of: Callable[[str], str] = _no_hooks,
         has_history: Callable[[str, str], bool] = _no_history,
-        debounced: bool = True,
+        debounce_s: float = 3.0,
         read_s: float = 1.0,
         max_same: int = 4,
         gap_s: float = 2.0,
@@ -170,7 +170,7 @@ class Reaper:
         self._keys = keys
         self._hooks_of = hooks_of
         self._has_history = has_history
-        self._debounced = debounced
+        self._debounce_ms = round(debounce_s * 1000)
         self._read_s = read_s
         self._unanswered_s = unanswered_s
         self._clock: Clock = link.clock
@@ -362,13 +362,13 @@ class Reaper:
         self, w: str, app_id: str, channel: str, kind: str, flags: str, gone: Sequence[str]
     ) -> tuple[list[bytes], list[bytes | str | int]]:
         hooks = hook_flags(self._hooks_of(app_id), channel, kind)
-        if hooks and self._debounced:
+        if hooks and self._debounce_ms:
             hooks += Flag.DEBOUNCE
         if kind in (CHANNEL, PRESENCE) and self._has_history(app_id, channel):
             flags += Flag.HISTORY_ENDS
         call: HoldCall[Any] = HoldCall(0, 0, flags + hooks, gone, (), (), True, False)
         topic = self._keys.topic(app_id, channel)
-        return encode(self._keys, w, REAPER_GEN, app_id, channel, kind, topic, call)
+        return encode(self._keys, w, REAPER_GEN, app_id, channel, kind, topic, call, debounce_ms=self._debounce_ms)
 
 
 def _check(reply: Any) -> None:

@@ -65,8 +65,8 @@ def _ignore(message: dict[str, Any]) -> None:
 class Registry:
     """One per worker. Takes over the link's callbacks.
 
-    `on_sys(message)` gets messages on the topic `sys` that are not for the directory. `debounced`: webhook rows for
-    leaves are held back, and not written if the channel or member returns in time.
+    `on_sys(message)` gets messages on the topic `sys` that are not for the directory. `debounce_s` is as
+    in `Sync`.
 
     Signed-in users: `sign_in(app, user_id)` and `sign_out(app_id, user_id)`, see signed_in.py. Watched users:
     `watch(app_id, user_id)` and `unwatch`, see online.py. Connections: `admit(app, ticket)` for each one, and
@@ -84,7 +84,7 @@ class Registry:
         *,
         on_sys: Callable[[dict[str, Any]], None] = _ignore,
         timings: Timings | None = None,
-        debounced: bool = True,
+        debounce_s: float = 3.0,
     ) -> None:
         timings = timings or Timings()
         self.on_sys = on_sys
@@ -125,7 +125,7 @@ class Registry:
             self._channels,
             replies,
             timings,
-            debounced=debounced,
+            debounce_s=debounce_s,
         )
         self._reconnect = Reconnect(
             link,

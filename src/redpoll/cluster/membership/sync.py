@@ -97,7 +97,7 @@ class Sync:
     `on_fenced()`: Redis refuses calls under our name. `on_stopped()`: after `stop`, the last call was answered.
     `on_subscribing(local_channels)`: the SUBSCRIBE of these topics was just sent. All are set by reconnect.py.
 
-    `debounced`: webhook rows for leaves are held back, and not written if the channel or member returns in time.
+    `debounce_s`: webhook rows for leaves are held back for so long, and not written if the channel or member returns.
     `unhooked` counts webhook rows that were not written because too many are unread. `errors` counts errors that Redis
     answered with. `ending`: the worker ends, so counts are announced with this call.
     """
@@ -112,7 +112,7 @@ class Sync:
         replies: Replies,
         timings: Timings,
         *,
-        debounced: bool = True,
+        debounce_s: float = 3.0,
     ) -> None:
         self.errors = 0
         self.unhooked = 0
@@ -128,7 +128,7 @@ class Sync:
         self._channels = channels
         self._replies = replies
         self._timings = timings
-        self._debounced = debounced
+        self._debounce_ms = round(debounce_s * 1000)
         self._plain_hold = PlainHold(keys)
         # The caller names the epoch before it knows whether the history needs a new one, so each call brings a name.
         self._run = secrets.token_hex(6)
@@ -342,7 +342,7 @@ class Sync:
         if call.big_reply:
             self._big_replies[call.big_reply].awaited += 1
         extra_flags = Flag.WORKER_ENDS if self.ending else ""
-        if self._debounced and settings.hooks:
+        if self._debounce_ms and settings.hooks:
             extra_flags += Flag.DEBOUNCE
         history = None
         if Flag.HISTORY in call.flags:
@@ -361,6 +361,7 @@ class Sync:
             extra_flags,
             history,
             settings.max_occupied,
+            self._debounce_ms,
         )
         self._link.run(HOLD, names, args, partial(self._answered, local_channel, call))
 
