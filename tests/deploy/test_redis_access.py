@@ -22,7 +22,7 @@ from wire import eventually
 ROOT = Path(__file__).parents[2]
 PASSWORD = "hunter2-secret"
 # Optional rights, as the page says.
-OPTIONAL = ("+info", "+role", "+config|get")
+OPTIONAL = ("+info", "+config|get")
 
 
 def documented_rules() -> list[str]:

@@ -6,6 +6,7 @@ See deploy/failures.md "A Redis master fails".
 
 import asyncio
 import contextlib
+import signal
 import time
 from collections.abc import Callable
 
@@ -76,7 +77,7 @@ async def test_primary_is_changed_in_place(
         await end_all(sockets)
 
 
-async def test_publishes_are_refused_while_redis_has_too_few_replicas_to_write(nodes, pair) -> None:
+async def test_publishes_are_refused_while_redis_has_too_few_replicas_to_write(nodes, pair, figures) -> None:
     async def answer(node: Server) -> int:
         async with Api(node) as api:
             status, _ = await api.ask("POST", "/events", {"name": "e", "channels": ["news"], "data": ""})
@@ -85,9 +86,16 @@ async def test_publishes_are_refused_while_redis_has_too_few_replicas_to_write(n
     async def answers() -> list[int]:
         return [await answer(node) for node in nodes]
 
-    await eventually(answers, [200, 200])
     with pair.primary.client() as client:
-        client.config_set("min-replicas-to-write", 2)
-        assert await answers() == [503, 503]
-        client.config_set("min-replicas-to-write", 0)
-    await eventually(answers, [200, 200])
+        client.config_set("min-replicas-max-lag", 2)
+        client.config_set("min-replicas-to-write", 1)
+        try:
+            await eventually(answers, [200, 200])
+            stopped_at = time.monotonic()
+            pair.replica.signal(signal.SIGSTOP)
+            await eventually(answers, [503, 503])
+            figures.note(HEADING, "replica stopped, min-replicas-max-lag 2: 503", time.monotonic() - stopped_at, "s")
+            pair.replica.signal(signal.SIGCONT)
+            await eventually(answers, [200, 200])
+        finally:
+            client.config_set("min-replicas-to-write", 0)

@@ -4,17 +4,19 @@ See deploy/failures.md "Redis restarts or is away".
 """
 
 import asyncio
+import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import aiohttp
 
 from proxy import Proxy
 from publishing import Publisher, check, delivery_is_back, numbers
-from server import Server
-from wire import Api, Socket, connect_many, eventually, subscribe_all
+from server import Server, rss_bytes
+from wire import Api, Socket, connect_many, eventually, signed_path, subscribe_all
 
 SUBSCRIBERS = 24
 
@@ -84,6 +86,51 @@ async def test_embedded_redis_is_started_again_with_its_data(
         for socket in sockets:
             assert not socket.all("pusher_internal:member_removed")
         await asyncio.gather(*(socket.close() for socket in sockets))
+
+
+async def test_memory_of_control_is_bounded_while_redis_hangs_and_what_waited_is_not_published_later(
+    own_redis, size: Callable[[int, int], int], figures
+) -> None:
+    """Large publishes to many channels: without a bound, each would leave 320 kB of commands in the control plane."""
+    with Server(workers=1, redis_url=own_redis.url) as server:
+        socket = await Socket.connect(server)
+        await socket.subscribe("large")
+        channels = ["large", *(f"large-{number}" for number in range(31))]
+        body = json.dumps({"name": "e", "channels": channels, "data": "x" * 10_000}).encode()
+        before = rss_bytes(server.control_pid)
+        answers: Counter[int] = Counter()
+        left = iter(range(size(900, 10_000)))
+        timeout, connector = aiohttp.ClientTimeout(total=60), aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+
+            async def publish() -> None:
+                for _ in left:
+                    target = signed_path(server, "POST", f"/apps/{server.app_id}/events", body)
+                    async with session.post(f"{server.public_url}{target}", data=body) as answer:
+                        await answer.read()
+                        answers[answer.status] += 1
+
+            own_redis.pause()
+            try:
+                await asyncio.gather(*(publish() for _ in range(300)))
+                grown = rss_bytes(server.control_pid) - before
+            finally:
+                own_redis.resume()
+        async with Api(server) as api:
+
+            async def published() -> int:
+                status, _ = await api.ask("POST", "/events", {"name": "last", "channels": ["large"], "data": ""})
+                return status
+
+            await eventually(published, 200)
+        await socket.next("last", "large")
+        delivered = len(socket.all("e", "large"))
+        figures.note("Redis restarts or is away", "Redis stopped: memory of control", grown / 2**20, "MiB", "150 MiB")
+        figures.note("Redis restarts or is away", "Redis stopped: published after 503", delivered, f"of {answers[503]}")
+        assert answers.keys() == {503}
+        assert grown < 150 * 2**20
+        assert delivered < answers[503] / 4
+        await socket.close()
 
 
 async def test_redis_that_hangs(
