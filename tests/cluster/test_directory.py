@@ -1,6 +1,6 @@
 import pytest
 
-from redpoll.cluster.directory import Directory, DirectoryWriter, read_app
+from redpoll.cluster.directory import Directory, DirectoryWriter, read_app, read_directory
 from redpoll.protocol.apps import App, Key
 
 
@@ -73,7 +73,7 @@ async def test_skipped_version_makes_the_worker_read_everything(worker, writer, 
     await wait_until(lambda: worker.directory.complete)
     # A change whose message the worker didn't get.
     await link.ask(b"HSET", keys.directory, "5", b'{"id":"5","name":"five","keys":[]}')
-    await link.ask(b"SET", keys.directory_version, 2)
+    await link.ask(b"SET", keys.directory_version, "2 2 -")
     assert await writer.put("2", app(2), 3)
     await wait_until(lambda: worker.directory.version == 3)
     assert set(worker.directory.by_id) == {"1", "2", "5"}
@@ -85,7 +85,7 @@ async def test_refill_deletes_removed_records_and_old_ones_are_used_until_then(w
     worker.directory.read()
     assert worker.directory.find("key1") == app(1)
     await writer.fill([app(2), app(3)], 1)
-    assert await writer.version() == 1
+    assert (await writer.version()).number == 1
     await writer.fill([app(3)], 2)
     await wait_until(lambda: worker.directory.version == 2)
     assert set(worker.directory.by_id) == {"3"}
@@ -119,7 +119,7 @@ async def test_change_is_refused_if_the_directory_lacks_an_earlier_one_or_has_a_
     assert await writer.put("2", app(2), 5)
     for version in (7, 5, 4):
         assert not await writer.put("3", app(3), version)
-    assert await writer.version() == 5
+    assert (await writer.version()).number == 5
     assert sorted(await link.ask(b"HKEYS", keys.directory)) == [b"1", b"2"]
 
 
@@ -155,3 +155,49 @@ async def test_single_record_is_read_without_a_copy_of_the_directory(writer, lin
     assert await read_app(link, keys, "2") is None
     await link.ask(b"HSET", keys.directory, "3", b"no json")
     assert await read_app(link, keys, "3") is None
+
+
+async def test_other_change_with_the_same_number_is_read(worker, writer, wait_until):
+    await wait_until(lambda: worker.directory.complete)
+    await writer.fill([app(1)], 2, "two")
+    await writer.put("2", app(2), 3, "lost", before="two")
+    await wait_until(lambda: worker.directory.version == 3)
+    # The record store lost that change and made another one.
+    await writer.fill([app(1)], 2, "two")
+    await writer.put("3", app(3), 3, "other", before="two")
+    await wait_until(lambda: set(worker.directory.by_id) == {"1", "3"})
+    assert not await writer.put("4", app(4), 4, "four", before="lost")
+    assert await writer.put("4", app(4), 4, "four", before="other")
+    await wait_until(lambda: set(worker.directory.by_id) == {"1", "3", "4"})
+
+
+async def test_directory_that_lost_its_records_has_no_version_and_makes_no_worker_ready(
+    writer, start_worker, link, keys, wait_until
+):
+    await writer.fill([app(1), app(2)], 4)
+    await link.ask(b"DEL", keys.directory)
+    worker = await start_worker()
+    assert await writer.version() is None
+    assert await read_directory(link, keys) is None
+    assert not await writer.put("2", app(2), 5)
+    assert not worker.registry.ready
+    await writer.fill([app(1), app(2)], 4)
+    await wait_until(lambda: worker.registry.ready)
+    assert set(worker.directory.by_id) == {"1", "2"}
+
+
+async def test_directory_without_apps_is_complete(writer, start_worker, wait_until):
+    await writer.fill([], 4)
+    worker = await start_worker()
+    await wait_until(lambda: worker.registry.ready)
+
+
+async def test_replaced_leader_writes_nothing_more(writer, link, keys):
+    await link.ask(b"SET", keys.leader, "aaaaaaaaaaaa 3 17")
+    assert await writer.fill([app(1)], 4, "four", leads_with="aaaaaaaaaaaa 3 ")
+    await link.ask(b"SET", keys.leader, "bbbbbbbbbbbb 4 1")
+    assert not await writer.fill([app(2)], 3, "three", leads_with="aaaaaaaaaaaa 3 ")
+    # Another term of the same node.
+    assert not await writer.fill([app(2)], 3, "three", leads_with="bbbbbbbbbbbb 3 ")
+    assert await writer.version() == (4, "four")
+    assert await link.ask(b"HKEYS", keys.directory) == [b"1"]

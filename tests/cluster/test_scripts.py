@@ -15,6 +15,7 @@ from redpoll.cluster.scripts import (
     BEAT,
     BURY,
     CLEAR,
+    DIR_FILL,
     DIR_PUT,
     FENCE,
     HISTORY,
@@ -96,7 +97,7 @@ def test_every_script_has_a_shebang_and_documents_its_keys_and_arguments():
         if script in (HISTORY, LOCATE):
             assert lines[0] == "#!lua flags=no-writes"
         else:
-            assert lines[0] == ("#!lua" if script in (DIR_PUT, PUBLISH, SPEND) else "#!lua flags=allow-oom")
+            assert lines[0] == ("#!lua" if script in (DIR_FILL, DIR_PUT, PUBLISH, SPEND) else "#!lua flags=allow-oom")
         head = [line for line in lines[1:12] if line.startswith("--")]
         assert any("KEYS" in line for line in head), script.name
         assert any("Returns" in line for line in lines if line.startswith("--")), script.name
@@ -343,13 +344,20 @@ async def test_dir_put_writes_record_and_version_and_publishes_in_one_step(link,
     link.on_push = lambda topic, payload: pushes.append((topic, payload))
     link.subscribe([keys.sys])
     names = (keys.directory, keys.directory_version)
-    await link.ask(b"SET", keys.directory_version, 4)
-    assert await link.execute(DIR_PUT, names, ("7", "{}", 5, keys.publish, keys.sys, "m5", 4)) == 1
-    assert await link.execute(DIR_PUT, names, ("7", "[]", 7, keys.publish, keys.sys, "m7", 6)) == 0
+    to_sys = (keys.publish, keys.sys)
+    await link.ask(b"SET", keys.directory_version, "4 0 four")
+    assert await link.execute(DIR_PUT, names, ("7", "{}", 5, *to_sys, "m5", 4, "five", "four")) == 1
     assert await link.ask(b"HGETALL", keys.directory) == {b"7": b"{}"}
-    assert await link.ask(b"GET", keys.directory_version) == b"5"
-    await link.execute(DIR_PUT, names, ("7", "", 6, keys.publish, keys.sys, "m6", 5))
+    assert await link.ask(b"GET", keys.directory_version) == b"5 1 five"
+    # Another version before, another change with its number, records that are lost.
+    assert await link.execute(DIR_PUT, names, ("7", "[]", 7, *to_sys, "m7", 6, "seven", "six")) == 0
+    assert await link.execute(DIR_PUT, names, ("7", "[]", 6, *to_sys, "m6", 5, "six", "other")) == 0
+    await link.ask(b"SET", keys.directory_version, "5 2 five")
+    assert await link.execute(DIR_PUT, names, ("7", "[]", 6, *to_sys, "m6", 5, "six", "five")) == 0
+    await link.ask(b"SET", keys.directory_version, "5 1 five")
+    await link.execute(DIR_PUT, names, ("7", "", 6, *to_sys, "m6", 5, "six", "five"))
     assert await link.ask(b"EXISTS", keys.directory) == 0
+    assert await link.ask(b"GET", keys.directory_version) == b"6 0 six"
     assert pushes == [(keys.sys, b"m5"), (keys.sys, b"m6")]
 
 

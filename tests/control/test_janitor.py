@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from redpoll.cluster.directory import DirectoryWriter
+from redpoll.cluster.directory import DirectoryVersion, DirectoryWriter
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
 from redpoll.control.health import Health
@@ -15,7 +15,7 @@ from redpoll.store.errors import StoreUnavailable
 
 class Records:
     def __init__(self):
-        self.version = 7
+        self.directory = DirectoryVersion(7, "seven")
         self.apps = {"1": App(id="1", name="one", keys=(Key(key="k", secret="s"),))}
         # What `sync` finds: another control plane's version, or an error.
         self.stored: int | Exception | None = None
@@ -23,8 +23,10 @@ class Records:
     async def sync(self):
         if isinstance(self.stored, Exception):
             raise self.stored
-        self.version, before = self.stored or self.version, self.version
-        return self.version != before
+        before = self.directory
+        if self.stored is not None:
+            self.directory = DirectoryVersion(self.stored)
+        return self.directory != before
 
 
 class Connections:
@@ -61,7 +63,7 @@ async def test_directory_is_written_when_redis_connects(parts, link, wait_until)
     assert not janitor.redis_answers()
     link.start()
     await wait_until(lambda: health.directory_written)
-    assert await writer.version() == 7
+    assert await writer.version() == (7, "seven")
     assert b"one" in await link.ask(b"HGET", Keys("rp").directory, "1")
     assert janitor.redis_answers()
 
@@ -74,8 +76,22 @@ async def test_lost_directory_is_written_again(parts, link, wait_until):
     await link.ask(b"FLUSHALL")
     found = None
     async with asyncio.timeout(60):
-        while found != 7:
+        while found != (7, "seven"):
             found = await writer.version()
+    assert b"one" in await link.ask(b"HGET", Keys("rp").directory, "1")
+
+
+async def test_directory_whose_records_are_lost_is_written_again(parts, link, wait_until):
+    janitor, _records, health, writer, _connections = parts
+    janitor.start()
+    link.start()
+    await wait_until(lambda: health.directory_written)
+    # As an eviction does. The version stays.
+    await link.ask(b"DEL", Keys("rp").directory)
+    assert await writer.version() is None
+    async with asyncio.timeout(60):
+        while await writer.version() is None:
+            await asyncio.sleep(0.01)
     assert b"one" in await link.ask(b"HGET", Keys("rp").directory, "1")
 
 
@@ -86,20 +102,20 @@ async def test_changed_record_is_written_at_once(parts, link, wait_until):
     await wait_until(lambda: health.directory_written)
     # A check at this moment would write the whole directory, with the app of `records`.
     janitor.stop()
-    records.version = 8
-    await janitor.record_changed("1", App(id="1", name="renamed", keys=()), 8)
-    assert await writer.version() == 8
+    before, records.directory = records.directory, DirectoryVersion(8, "eight")
+    await janitor.record_changed("1", App(id="1", name="renamed", keys=()), before, records.directory)
+    assert await writer.version() == (8, "eight")
     assert b"renamed" in await link.ask(b"HGET", Keys("rp").directory, "1")
 
 
 async def test_change_without_redis_succeeds_and_is_written_later(parts, link, wait_until):
     janitor, records, health, writer, _connections = parts
-    records.version = 8
-    await janitor.record_changed("1", records.apps["1"], 8)
+    before, records.directory = records.directory, DirectoryVersion(8, "eight")
+    await janitor.record_changed("1", records.apps["1"], before, records.directory)
     janitor.start()
     link.start()
     await wait_until(lambda: health.directory_written)
-    assert await writer.version() == 8
+    assert await writer.version() == (8, "eight")
 
 
 async def test_change_after_one_that_redis_lacks_makes_the_whole_directory_be_written(parts, link, wait_until):
@@ -107,12 +123,12 @@ async def test_change_after_one_that_redis_lacks_makes_the_whole_directory_be_wr
     janitor.start()
     link.start()
     await wait_until(lambda: health.directory_written)
-    records.version = 9
+    records.directory = DirectoryVersion(9, "nine")
     records.apps["2"] = App(id="2", name="two", keys=())
-    await janitor.record_changed("1", records.apps["1"], 9)
+    await janitor.record_changed("1", records.apps["1"], DirectoryVersion(8, "eight"), records.directory)
     found = None
     async with asyncio.timeout(60):
-        while found != 9:
+        while found != (9, "nine"):
             found = await writer.version()
     assert sorted(await link.ask(b"HKEYS", Keys("rp").directory)) == [b"1", b"2"]
 
@@ -125,16 +141,16 @@ async def test_directory_of_another_control_plane_is_not_replaced_by_older_recor
     # Only the checks below: while two write the directory, it has no version at times.
     janitor.stop()
     records.stored = StoreUnavailable("away")
-    await writer.put("1", App(id="1", name="newer", keys=()), 8)
+    assert await writer.put("1", App(id="1", name="newer", keys=()), 8, before="seven")
     await janitor._compare()
-    assert (records.version, await writer.version()) == (7, 8)
+    assert (records.directory.number, await writer.version()) == (7, (8, "-"))
     records.stored = 8
     await janitor._compare()
     assert b"newer" in await link.ask(b"HGET", Keys("rp").directory, "1")
     records.stored = StoreUnavailable("away")
     await link.ask(b"DEL", Keys("rp").directory_version)
     await janitor._compare()
-    assert await writer.version() == 8
+    assert await writer.version() == (8, "-")
 
 
 class Hanging:

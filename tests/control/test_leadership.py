@@ -219,7 +219,7 @@ async def test_what_needs_no_store_begins_and_ends_while_the_store_is_away(make,
     # It fails from now on.
     store._database.change = store._database.reading = unavailable
     one.leadership.set_term(3)
-    assert one.leadership.leads
+    assert one.leadership.named == 3
     assert one.does_without_store
     await wait_until(lambda: "term not written" in capsys.readouterr().out)
     # The same again, with a greater term.

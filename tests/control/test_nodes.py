@@ -76,7 +76,7 @@ async def test_node_that_does_not_lead_reaps_nobody_and_another_writes_the_direc
     assert (await plane.ask("GET", "/readyz")).status == 200
     control.receive({"lead": 2})
     await wait_until(lambda: control.reaper.reaped == 1 and control.health.directory_written)
-    assert int(await link.ask(b"GET", keys.directory_version)) == plane.records.version
+    assert (await link.ask(b"GET", keys.directory_version)).startswith(b"%d " % plane.records.version)
 
 
 async def test_operator_drains_a_live_node_by_name_and_lets_it_serve_again(plane, node):

@@ -113,9 +113,9 @@ async def test_settings_with_a_key_of_another_app_are_refused(records):
 async def test_changes_are_reported_in_order_with_increasing_versions(records):
     reported = []
 
-    async def hear(app_id, app, version):
+    async def hear(app_id, app, before, after):
         await asyncio.sleep(0)
-        reported.append((app_id, app, version))
+        reported.append((app_id, app, after.number))
 
     records.on_change = hear
     before = records.version
@@ -131,8 +131,9 @@ class Changes:
         self.seen: list[tuple[App, int]] = []
         records.on_change = self._hear
 
-    async def _hear(self, app_id, app, version):
-        self.seen.append((app, version))
+    async def _hear(self, app_id, app, before, after):
+        assert before.id != after.id
+        self.seen.append((app, after.number))
 
 
 # -- settings

@@ -11,11 +11,11 @@ from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.deliveries import AttemptRow, Result
 from redpoll.store.errors import StoreError
-from redpoll.store.schema import keys, meta, metadata
+from redpoll.store.schema import changes, keys, meta, metadata
 from redpoll.store.store import Store, database_url, raise_version, versions
 from redpoll.store.webhooks import Endpoint
 
-TABLES = [table for table in metadata.sorted_tables if table is not meta]
+TABLES = [table for table in metadata.sorted_tables if table not in (meta, changes)]
 
 
 async def fill(store: Store) -> None:

@@ -1,13 +1,14 @@
 """The app records that workers use: a versioned copy of the record store, in Redis.
 
 Control writes it, workers read it. A change comes as a message on the topic `sys` with the next version. Any other
-version, in a message or in a beat, means that a change was missed; then the whole directory is read again
+version, in a message or in a beat, means that a change was missed; then the whole directory is read again. Each version
+has a random id, because a record store that lost changes uses its number again, and says how many records there are
 (cluster/README.md "Directory").
 """
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import hiredis
 import msgspec
@@ -15,10 +16,10 @@ import structlog
 
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
-from redpoll.cluster.scripts import DIR_PUT
+from redpoll.cluster.scripts import DIR_FILL, DIR_PUT
 from redpoll.protocol.apps import App, Key
 
-__all__ = ["Change", "Directory", "DirectoryWriter", "read_app"]
+__all__ = ["Change", "Directory", "DirectoryVersion", "DirectoryWriter", "read_app", "read_directory"]
 
 log = structlog.get_logger(__name__)
 
@@ -28,13 +29,34 @@ _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final = msgspec.json.Decoder(App)
 
 
+class DirectoryVersion(NamedTuple):
+    """`number` grows with each change; `id` is random. Two directories are equal if both are."""
+
+    number: int
+    id: str = "-"
+
+
+class _Stored(NamedTuple):
+    """What Redis has under `dirver`. `apps` None: written by a test, or an earlier redpoll."""
+
+    version: DirectoryVersion
+    apps: int | None
+
+    @classmethod
+    def parse(cls, text: bytes) -> "_Stored":
+        number, *rest = text.decode().split(" ")
+        return cls(DirectoryVersion(int(number), *rest[1:]), int(rest[0]) if rest else None)
+
+
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What `sys` carries under `dir`: the new version, and the app that changed.
+    """What `sys` carries under `dir`: the new version with its id and the one before, and the app that changed.
 
     `record` None: the app was deleted. `app` None: the whole directory was written again.
     """
 
     version: int
+    id: str = "-"
+    before: str = "-"
     app: str | None = None
     record: App | None = None
 
@@ -50,6 +72,34 @@ async def read_app(link: Link, keys: Keys, app_id: str) -> App | None:
         return None if record is None else _DECODER.decode(record)
     except msgspec.DecodeError:
         return None
+
+
+async def read_directory(link: Link, keys: Keys) -> tuple[DirectoryVersion, dict[str, App]] | None:
+    """The whole directory. None if it has no version, was changed meanwhile, or lacks records, as after an eviction.
+    Raises LinkDown or hiredis.ReplyError."""
+    before = await link.ask(b"GET", keys.directory_version)
+    if before is None:
+        return None
+    records: dict[str, bytes] = {}
+    cursor: bytes | int = 0
+    while True:
+        cursor, flat = await link.ask(b"HSCAN", keys.directory, cursor, b"COUNT", _SCAN_COUNT)
+        records |= {app_id.decode(): record for app_id, record in zip(flat[::2], flat[1::2], strict=True)}
+        if int(cursor) == 0:
+            break
+    if await link.ask(b"GET", keys.directory_version) != before:
+        return None
+    stored = _Stored.parse(before)
+    if stored.apps not in (None, len(records)):
+        return None
+    apps: dict[str, App] = {}
+    for app_id, record in records.items():
+        try:
+            apps[app_id] = _DECODER.decode(record)
+        except msgspec.DecodeError as error:
+            # One unreadable record must not disable the other apps.
+            log.error("app record unreadable", app=app_id, reason=str(error))
+    return stored.version, apps
 
 
 class Directory:
@@ -70,6 +120,7 @@ class Directory:
     ) -> None:
         self.complete = False
         self.version = 0
+        self.id = ""
         self.by_id: dict[str, App] = {}
         self.by_key: dict[str, App] = {}
         self.on_change = on_change
@@ -77,7 +128,8 @@ class Directory:
         self._keys = keys
         self._again_s = again_s
         self._reading: asyncio.Task[None] | None = None
-        self._announced = 0
+        # The version that was announced last during a reading.
+        self._announced: DirectoryVersion | None = None
         self._known = False
         self._required: int | None = 0
 
@@ -87,7 +139,7 @@ class Directory:
 
     def check_version(self, version: bytes | None) -> None:
         """Takes the version that a beat brought. None: Redis has no directory yet; control will fill it."""
-        if version is None or not self._known or int(version) != self.version:
+        if version is None or not self._known or _Stored.parse(version).version != (self.version, self.id):
             self.read()
 
     def require(self, version: int | None) -> None:
@@ -104,19 +156,18 @@ class Directory:
         change = msgspec.convert(message, Change)
         if self._reading is not None:
             # The task that reads may have its last answer already, without having been resumed.
-            self._announced = max(self._announced, change.version)
-        elif change.app is not None and change.version == self.version + 1:
-            self.version = change.version
+            self._announced = DirectoryVersion(change.version, change.id)
+        elif change.app is not None and (change.version - 1, change.before) == (self.version, self.id):
+            self.version, self.id = change.version, change.id
             self._put(change.app, change.record)
             self._update_complete()
-        elif change.version != self.version:
+        elif (change.version, change.id) != (self.version, self.id):
             self.read()
 
     def read(self) -> None:
         """Starts to read the whole directory, unless that is happening already. The present records stay in use
         meanwhile."""
         if self._reading is None:
-            self._announced = 0
             self._reading = asyncio.get_running_loop().create_task(self._read(), name="directory")
 
     def close(self) -> None:
@@ -127,42 +178,24 @@ class Directory:
     async def _read(self) -> None:
         try:
             while True:
+                self._announced = None
                 try:
-                    result = await self._read_once()
+                    result = await read_directory(self._link, self._keys)
                 except LinkDown:
                     # The beat of the next connection asks again.
                     return
                 except hiredis.ReplyError as error:
                     log.warning("directory read failed", reason=str(error))
                     result = None
-                if result is not None and result[0] >= self._announced:
+                if result is not None and self._announced in (None, result[0]):
                     self._take(*result)
                     return
                 await asyncio.sleep(self._again_s)
         finally:
             self._reading = None
 
-    async def _read_once(self) -> tuple[int, dict[str, App]] | None:
-        before = await self._link.ask(b"GET", self._keys.directory_version)
-        if before is None:
-            return None
-        apps: dict[str, App] = {}
-        cursor: bytes | int = 0
-        while True:
-            cursor, flat = await self._link.ask(b"HSCAN", self._keys.directory, cursor, b"COUNT", _SCAN_COUNT)
-            for app_id, record in zip(flat[::2], flat[1::2], strict=True):
-                try:
-                    apps[app_id.decode()] = _DECODER.decode(record)
-                except msgspec.DecodeError as error:
-                    # One unreadable record must not disable the other apps.
-                    log.error("app record unreadable", app=app_id.decode(), reason=str(error))
-            if int(cursor) == 0:
-                break
-        after = await self._link.ask(b"GET", self._keys.directory_version)
-        return (int(before), apps) if after == before else None
-
-    def _take(self, version: int, apps: dict[str, App]) -> None:
-        self.version = version
+    def _take(self, version: DirectoryVersion, apps: dict[str, App]) -> None:
+        self.version, self.id = version
         self._known = True
         for app_id in [app_id for app_id in self.by_id if app_id not in apps]:
             self._put(app_id, None)
@@ -200,30 +233,49 @@ class DirectoryWriter:
         self._link = link
         self._keys = keys
 
-    async def put(self, app_id: str, app: App | None, version: int) -> bool:
-        """Writes one record (None: the app was deleted) and informs the workers. `version` is the record store's
-        version after this change. False: nothing was written, because Redis doesn't have the version before it."""
+    async def put(self, app_id: str, app: App | None, number: int, id: str = "-", before: str = "-") -> bool:
+        """Writes one record (None: the app was deleted). `number` and `id` are the record store's version after this
+        change, `before` is the id of the version before. False: nothing was written, because Redis doesn't have that
+        version with all its records."""
         keys = self._keys
         record = b"" if app is None else _ENCODER.encode(app)
-        message = _announcement(Change(version, app_id, app))
-        args = (app_id, record, version, keys.publish, keys.sys, message, version - 1)
+        message = _announcement(Change(number, id, before, app_id, app))
+        args = (app_id, record, number, keys.publish, keys.sys, message, number - 1, id, before)
         return bool(await self._link.execute(DIR_PUT, (keys.directory, keys.directory_version), args))
 
-    async def version(self) -> int | None:
-        """The version that Redis has; None if it was emptied or never filled."""
-        version = await self._link.ask(b"GET", self._keys.directory_version)
-        return None if version is None else int(version)
+    async def version(self) -> DirectoryVersion | None:
+        """The version that Redis has; None if it was emptied, never filled, or has lost records."""
+        keys = self._keys
+        version, count = await self._link.ask_all([(b"GET", keys.directory_version), (b"HLEN", keys.directory)])
+        if version is None:
+            return None
+        stored = _Stored.parse(version)
+        return stored.version if stored.apps in (None, count) else None
 
-    async def fill(self, apps: Iterable[App], version: int) -> None:
-        """Writes the whole directory. There is no version meanwhile, so that no worker reads half of it."""
-        keys, link = self._keys, self._link
+    async def fill(self, apps: Iterable[App], number: int, id: str = "-", *, leads_with: str = "") -> bool:
+        """Writes the whole directory. There is no version meanwhile, so that no worker reads half of it.
+
+        `leads_with` is `<run> <term> ` of the node that leads. False: another node leads now, and fills it.
+        """
+        keys = self._keys
+        names = (keys.directory, keys.directory_version, keys.leader)
+
+        async def step(*args: bytes | str | int) -> Any:
+            return await self._link.execute(DIR_FILL, names, (leads_with, *args))
+
         records = {app.id: _ENCODER.encode(app) for app in apps}
-        await link.ask(b"DEL", keys.directory_version)
-        stale = [app_id for app_id in await link.ask(b"HKEYS", keys.directory) if app_id.decode() not in records]
+        present = await step(b"begin")
+        if present is None:
+            return False
+        steps: list[tuple[bytes | str | int, ...]] = []
         flat = [part for record in records.items() for part in record]
         for at in range(0, len(flat), 2 * _FILL_COUNT):
-            await link.ask(b"HSET", keys.directory, *flat[at : at + 2 * _FILL_COUNT])
+            steps.append((b"put", *flat[at : at + 2 * _FILL_COUNT]))
+        stale = [app_id for app_id in present if app_id.decode() not in records]
         for at in range(0, len(stale), _FILL_COUNT):
-            await link.ask(b"HDEL", keys.directory, *stale[at : at + _FILL_COUNT])
-        await link.ask(b"SET", keys.directory_version, version)
-        await link.ask(keys.publish, keys.sys, _announcement(Change(version)))
+            steps.append((b"drop", *stale[at : at + _FILL_COUNT]))
+        steps.append((b"end", number, id, keys.publish, keys.sys, _announcement(Change(number, id))))
+        for one in steps:
+            if await step(*one) is None:
+                return False
+        return True

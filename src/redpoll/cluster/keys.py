@@ -166,8 +166,15 @@ TABLE: Final = (
         "control",
         "control, lead, reaper",
     ),
-    Key("{T0}:dir", "hash", "app id → record as JSON", "forever", "dir_put", "dir_put"),
-    Key("{T0}:dirver", "string", "version of the directory", "forever", "dir_put", "–"),
+    Key("{T0}:dir", "hash", "app id → record as JSON", "forever", "dir_put, dir_fill", "dir_put, dir_fill"),
+    Key(
+        "{T0}:dirver",
+        "string",
+        "version of the directory, number of records, id",
+        "forever",
+        "dir_put, dir_fill",
+        "dir_fill",
+    ),
     Key("{T0}:stats:RUN.K", "string", "W and counters of a worker as JSON", "15 s", "worker", "expiry"),
     Key(
         "{T0}:trace",
@@ -181,7 +188,7 @@ TABLE: Final = (
     Key("{T0}:ans:ID", "list", "answers to a survey", "10 s", "worker, control", "expiry"),
     Key("{T}:t:A:C", "topic", "events and member deltas of a channel", "–", "publishers, hold", "–"),
     Key("{T}:t:A:%console", "topic", "copies of an app's events, while its console is open", "–", "publishers", "–"),
-    Key("{T0}:sys", "topic", "messages to every worker, JSON", "–", "dir_put, control", "–"),
+    Key("{T0}:sys", "topic", "messages to every worker, JSON", "–", "dir_put, dir_fill, control", "–"),
     Key("{T}:canary:RUN.K", "topic", "numbers that a worker sends to itself, through each master", "–", "worker", "–"),
     Key(
         "{T}:here",

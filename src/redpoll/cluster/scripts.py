@@ -14,6 +14,7 @@ __all__ = [
     "BEAT",
     "BURY",
     "CLEAR",
+    "DIR_FILL",
     "DIR_PUT",
     "DRAIN",
     "FENCE",
@@ -65,6 +66,7 @@ HOLD_PLAIN: Final = Script("hold_plain")
 FENCE: Final = Script("fence")
 BURY: Final = Script("bury")
 BEAT: Final = Script("beat")
+DIR_FILL: Final = Script("dir_fill")
 DIR_PUT: Final = Script("dir_put")
 PUBLISH: Final = Script("publish")
 SPEND: Final = Script("spend")
@@ -83,6 +85,7 @@ ALL: Final = (
     FENCE,
     BURY,
     BEAT,
+    DIR_FILL,
     DIR_PUT,
     PUBLISH,
     SPEND,

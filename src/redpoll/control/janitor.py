@@ -15,7 +15,7 @@ import hiredis
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from redpoll.cluster.directory import DirectoryWriter
+from redpoll.cluster.directory import DirectoryVersion, DirectoryWriter
 from redpoll.cluster.link import Link, LinkDown
 from redpoll.control.connections import Connections
 from redpoll.control.health import Health
@@ -33,13 +33,14 @@ LOOK_EVERY_S: Final = 1.0
 # closed.
 _AWAY_AFTER_S: Final = 5.0
 _BROKEN_AFTER_S: Final = 10.0
+_STORE_ANSWERS_WITHIN_S: Final = 1.0
 
 
 class AppRecords(Protocol):
     """The part of control.records.Records that the janitor uses."""
 
     apps: dict[str, App]
-    version: int
+    directory: DirectoryVersion
 
     async def sync(self) -> bool: ...
 
@@ -47,7 +48,8 @@ class AppRecords(Protocol):
 class Janitor:
     """Runs once a second: checks the deadlines of `connections`, and compares the directory (`writer`) with `records`.
 
-    Only while `leads()` it writes the whole directory. Changed records are written by the node that changed them."""
+    `leader()` is `<run> <term> ` while this node leads, and only then the whole directory is written; otherwise None.
+    Changed records are written by the node that changed them."""
 
     def __init__(
         self,
@@ -57,7 +59,7 @@ class Janitor:
         connections: Connections,
         health: Health,
         *,
-        leads: Callable[[], bool] = lambda: True,
+        leader: Callable[[], str | None] = lambda: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.loop_lag = LoopLag()
@@ -66,12 +68,13 @@ class Janitor:
         self._records = records
         self._connections = connections
         self._health = health
-        self._leads = leads
+        self._leader = leader
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._answered_at = -_AWAY_AFTER_S
         self._asked_at: float | None = None
         self._asking: asyncio.Task[None] | None = None
+        self._syncing: asyncio.Task[bool] | None = None
         self._timer: asyncio.TimerHandle | None = None
         # Only one write at a time: a change of a record during a refill could leave an older version in Redis.
         self._writing = asyncio.Lock()
@@ -84,8 +87,9 @@ class Janitor:
         self.loop_lag.stop()
         if self._timer is not None:
             self._timer.cancel()
-        if self._asking is not None:
-            self._asking.cancel()
+        for task in (self._asking, self._syncing):
+            if task is not None:
+                task.cancel()
 
     def redis_answers(self) -> bool:
         """Whether Redis is connected and has answered within the last 5 s."""
@@ -101,12 +105,14 @@ class Janitor:
         if self._link.up:
             self._ask()
 
-    async def record_changed(self, app_id: str, app: App | None, version: int) -> None:
+    async def record_changed(
+        self, app_id: str, app: App | None, before: DirectoryVersion, after: DirectoryVersion
+    ) -> None:
         """Writes a changed record to the directory. If Redis is away or lacks an earlier change, a later check rewrites
         the directory."""
         try:
             async with self._writing:
-                written = await self._writer.put(app_id, app, version)
+                written = await self._writer.put(app_id, app, after.number, after.id, before.id)
             if not written:
                 self._ask()
         except (LinkDown, hiredis.ReplyError) as error:
@@ -132,21 +138,39 @@ class Janitor:
         try:
             found = await self._writer.version()
             self._answered_at = self._clock()
-            if found != self._records.version and not await self._sync() and (found or 0) > self._records.version:
-                # The directory has changes that this control plane can't read at present.
-                return
-            if not self._leads():
-                self._health.directory_written = found is not None
-            elif found != self._records.version or not self._health.directory_written:
-                await self._fill()
         except (LinkDown, hiredis.ReplyError) as error:
             log.warning("directory not checked", reason=str(error))
+            return
         finally:
+            # What follows may wait for the record store.
             self._asked_at = None
+        try:
+            await self._settle(found)
+        except (LinkDown, hiredis.ReplyError) as error:
+            log.warning("directory not written", reason=str(error))
+
+    async def _settle(self, found: DirectoryVersion | None) -> None:
+        if found != self._records.directory:
+            synced = await self._sync()
+            if not synced and found is not None and found.number >= self._records.directory.number:
+                # The directory has changes that this control plane can't read at present.
+                return
+        leader = self._leader()
+        if leader is None:
+            self._health.directory_written = found is not None
+        elif found != self._records.directory or not self._health.directory_written:
+            await self._fill(leader)
 
     async def _sync(self) -> bool:
         """Takes what another control plane may have changed and written to the directory. Returns whether the record
         store answered."""
+        if self._syncing is None or self._syncing.done():
+            self._syncing = self._loop.create_task(self._read_store(), name="records read")
+        # It may hang for longer than Redis may be left unasked.
+        await asyncio.wait({self._syncing}, timeout=_STORE_ANSWERS_WITHIN_S)
+        return self._syncing.done() and self._syncing.result()
+
+    async def _read_store(self) -> bool:
         try:
             await self._records.sync()
         except SQLAlchemyError as error:
@@ -154,9 +178,10 @@ class Janitor:
             return False
         return True
 
-    async def _fill(self) -> None:
+    async def _fill(self, leader: str) -> None:
         async with self._writing:
-            apps, version = list(self._records.apps.values()), self._records.version
-            await self._writer.fill(apps, version)
-        self._health.directory_written = True
-        log.info("directory written", apps=len(apps), version=version)
+            apps, version = list(self._records.apps.values()), self._records.directory
+            written = await self._writer.fill(apps, *version, leads_with=leader)
+        if written:
+            self._health.directory_written = True
+            log.info("directory written", apps=len(apps), version=version.number)

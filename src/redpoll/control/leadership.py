@@ -50,17 +50,16 @@ class Work(Protocol):
 class Leadership:
     """Begins and ends `work`. `tell` sends to the supervisor.
 
-    `leads`: the supervisor says that this node leads. `term` is the term with which the record store knows it as the
-    leader, otherwise None.
+    `named` is the term with which the supervisor says that this node leads, None while it doesn't. `term` is the term
+    with which the record store knows it as the leader, otherwise None.
     """
 
     def __init__(self, store: Store, tell: Callable[[dict[str, Any]], None], work: Work) -> None:
-        self.leads = False
+        self.named: int | None = None
         self.term: int | None = None
         self._store = store
         self._tell = tell
         self._work = work
-        self._wanted: int | None = None
         self._working = False
         # The last term that this process has stored.
         self._stored: int | None = None
@@ -74,16 +73,14 @@ class Leadership:
 
     def set_term(self, term: int | None) -> None:
         """What the supervisor says: the term with which this node leads, or None."""
-        self._wanted = term
+        before, self.named = self.named, term
         if term is None:
             # Transactions that begin from now on are refused, even before the work has ended.
             self.term = None
         # Not in the task, which may wait for the record store.
-        if self.leads and term is None:
-            self.leads = False
+        if before is not None and term is None:
             self._work.end()
-        elif not self.leads and term is not None:
-            self.leads = True
+        elif before is None and term is not None:
             self._work.begin()
         self._changed.set()
 
@@ -103,7 +100,7 @@ class Leadership:
         except NotLeader:
             self._note_refused(term)
             # Unless the supervisor has named another term meanwhile.
-            if self._wanted == term:
+            if self.named == term:
                 self.set_term(None)
             raise
 
@@ -115,7 +112,7 @@ class Leadership:
             await self._changed.wait()
             self._changed.clear()
             try:
-                await self._adopt(self._wanted)
+                await self._adopt(self.named)
             except SQLAlchemyError as error:
                 log.error("term not written", reason=reason_of(error))
             except Exception:
@@ -139,7 +136,7 @@ class Leadership:
                 self._stored = term
             else:
                 self._note_refused(term)
-            if is_ours and self._wanted == term:
+            if is_ours and self.named == term:
                 if not self._working:
                     self._work.begin_with_store(LeaderStore(self._store, self))
                     self._working = True

@@ -241,10 +241,9 @@ class ControlPlane:
             accounts.store.on_version = self.record_sync.committed
         self.link.on_push = self._push_received
         writer = DirectoryWriter(self.link, self._keys)
-        self.janitor = Janitor(
-            self.link, writer, records, self.connections, self.health, leads=lambda: self.leadership.leads
-        )
+        self.janitor = Janitor(self.link, writer, records, self.connections, self.health, leader=self._leader)
         records.on_change = self.janitor.record_changed
+        records.on_rewound = lambda version: tell({"directory": version})
         self.work = LeaderWork(self.reaper, self.janitor, webhooks, self.outbox, self.tracer, self.spans)
         self.leadership = Leadership(accounts.store, tell, self.work)
         self.fitness = FitnessReports(tell, self.janitor.redis_answers, accounts.store)
@@ -335,6 +334,11 @@ class ControlPlane:
         self.node_survey.set_others(
             {node["run"]: node["name"] for node in nodes if node["run"] in others and node["alive"] and node["control"]}
         )
+
+    def _leader(self) -> str | None:
+        """How our entry as the leader begins in Redis, while the supervisor says that this node leads."""
+        term = self.leadership.named
+        return None if term is None else f"{self._run} {term} "
 
     def _workers(self) -> int | None:
         """The number of living workers of all nodes."""

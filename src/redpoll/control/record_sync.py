@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
 from redpoll.store.errors import reason_of
+from redpoll.store.store import Versions
 
 __all__ = ["RecordSync"]
 
@@ -30,7 +31,7 @@ _LOG_AGAIN_AFTER_S: Final = 60.0
 class SharedRecords(Protocol):
     """The part of control.records.Records that is used here."""
 
-    known_version: int
+    known: Versions
 
     async def sync(self) -> bool: ...
 
@@ -66,7 +67,7 @@ class RecordSync:
         self._link.subscribe([self._keys.records])
 
     def received(self, topic: bytes, payload: bytes) -> None:
-        if topic == self._keys.records and payload != b"%d" % self._records.known_version:
+        if topic == self._keys.records and payload != b"%d" % self._records.known.records:
             self._wake.set()
 
     def committed(self, version: int) -> None:

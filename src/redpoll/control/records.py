@@ -2,13 +2,13 @@
 
 All changes are made here, one at a time. Each increases the directory's version in the same transaction and calls
 `on_change` after the commit, so workers see all changes in order. If control planes share the store, each change begins
-with what the others have changed, and `sync` takes their changes at other times. tokens.py has the part about tokens.
+with what the others have changed. loaded_records.py has what is in memory, tokens.py the part about tokens.
 """
 
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Final
@@ -24,16 +24,13 @@ from redpoll.app_names import (
     valid_app_key,
     valid_app_secret,
 )
+from redpoll.control.loaded_records import LoadedRecords
 from redpoll.control.record_checks import RecordError, check_name, check_roster, check_rules, check_size
-from redpoll.control.tokens import TokenRecords
 from redpoll.protocol.apps import App, HistoryRule, Key, Value, with_eras
 from redpoll.settings import Settings
 from redpoll.store import apps as app_rows
 from redpoll.store import daily
-from redpoll.store import tokens as token_rows
-from redpoll.store import webhooks as endpoint_rows
-from redpoll.store.store import Store, Versions, raise_version, versions
-from redpoll.store.webhooks import Endpoint
+from redpoll.store.store import Store, raise_version
 
 __all__ = ["HooksChange", "RecordError", "Records"]
 
@@ -52,12 +49,10 @@ class HooksChange:
         self.hooks = hooks
 
 
-class Records(TokenRecords):
+class Records(LoadedRecords):
     """All apps by id and by key, all tokens by hash, and the directory's version.
 
     `max_owed_bytes` is the setting of that name; the roster of a full presence channel must fit into half of it.
-    `on_change(app_id, app, version)` is awaited after each commit, in order; `app` is None after a deletion. It must
-    not raise, because the change is committed already.
     """
 
     def __init__(
@@ -68,50 +63,7 @@ class Records(TokenRecords):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(store, clock, asyncio.Lock())
-        self.by_key: dict[str, App] = {}
-        self.version = 0
-        # The store's version up to which memory has all changes.
-        self.known_version = 0
-        # Takes the webhook endpoints that other control planes changed.
-        self.on_endpoints: Callable[[Mapping[str, Endpoint]], None] | None = None
-        self.on_change: Callable[[str, App | None, int], Awaitable[None]] | None = None
-        # Takes each app that was created or changed, by another control plane too.
-        self.on_put: Callable[[str, App], None] | None = None
         self._max_roster_bytes = max_owed_bytes // 2
-
-    async def load(self) -> None:
-        """Reads all records. Call it once, before anything else."""
-        async with self._store.reading() as connection:
-            self.apps.update(await app_rows.all_by_id(connection))
-            self.tokens.update(await token_rows.all_by_hash(connection))
-            self.known_version, self.version = await versions(connection)
-        self.by_key.update({key.key: app for app in self.apps.values() for key in app.keys})
-
-    async def sync(self) -> bool:
-        """Takes what other control planes have changed. Returns whether there was anything. Raises SQLAlchemyError."""
-        if not self._store.shared:
-            return False
-        async with self._changing, self._store.reading() as connection:
-            return await self._catch_up(connection)
-
-    async def _catch_up(self, connection: AsyncConnection) -> bool:
-        stored = await versions(connection)
-        if stored.records == self.known_version:
-            return False
-        since = self.known_version
-        apps = await app_rows.all_by_id(connection, since)
-        tokens = await token_rows.all_by_hash(connection, since)
-        endpoints = await endpoint_rows.all_by_id(connection, since)
-        # All at once: readers of memory see one state.
-        for app in apps.values():
-            known = self.apps.get(app.id, app)
-            self._put(msgspec.structs.replace(app, hooks=known.hooks))
-        for token in tokens.values():
-            self._take_token(token)
-        if self.on_endpoints is not None:
-            self.on_endpoints(endpoints)
-        self.known_version, self.version = stored
-        return True
 
     async def first_app(self, settings: Settings) -> App | None:
         """At the start: creates or updates the app of the settings (`REDPOLL_APP_…`), or adds an app to an empty store.
@@ -312,7 +264,7 @@ class Records(TokenRecords):
             if for_workers:
                 await self._changed(msgspec.structs.replace(app, hooks=change.hooks), version)
             else:
-                self.known_version = version.records
+                self.known = version
 
     async def watch_console(self, app_id: str, until: float) -> Key:
         """Makes the workers send an app's events to its console until this Unix time.
@@ -407,21 +359,6 @@ class Records(TokenRecords):
         async with self._changing, self._store.change() as connection:
             await daily.put(connection, day, {app: count for app, count in used.items() if app in self.apps})
             await daily.remove_before(connection, oldest)
-
-    async def _changed(self, app: App, version: Versions) -> None:
-        self._put(app)
-        self.known_version, self.version = version
-        if self.on_change is not None:
-            await self.on_change(app.id, app, version.directory)
-
-    def _put(self, app: App) -> None:
-        before = self.apps.get(app.id)
-        for key in before.keys if before is not None else ():
-            del self.by_key[key.key]
-        self.apps[app.id] = app
-        self.by_key.update({key.key: app for key in app.keys})
-        if self.on_put is not None:
-            self.on_put(app.id, app)
 
 
 def _with_rules(app: App, rules: Sequence[HistoryRule]) -> App:

@@ -21,7 +21,7 @@ from redpoll.protocol.auth import token_hash
 from redpoll.protocol.tokens import SCOPES, Token
 from redpoll.store import tokens as token_rows
 from redpoll.store.sqlite import reason_of
-from redpoll.store.store import Store, raise_version
+from redpoll.store.store import Store, Versions, raise_version
 
 __all__ = ["TOKEN_USE_EVERY_S", "TokenRecords"]
 
@@ -40,8 +40,8 @@ class TokenRecords:
 
     def __init__(self, store: Store, clock: Callable[[], float], changing: asyncio.Lock) -> None:
         self.apps: dict[str, App] = {}
-        # The store's version up to which memory has all changes.
-        self.known_version = 0
+        # The store's versions up to which memory has all changes.
+        self.known = Versions(0, 0, "", "")
         self.tokens: dict[str, Token] = {}
         self._store = store
         self._clock = clock
@@ -104,7 +104,7 @@ class TokenRecords:
             for known in ended:
                 del self.tokens[known.hash]
             self.tokens[token.hash] = token
-            self.known_version = version.records
+            self.known = version
             return token, plain
 
     def tokens_of(self, app_id: str) -> list[Token]:
@@ -123,7 +123,7 @@ class TokenRecords:
                 now_s = self._clock()
                 await token_rows.revoke(connection, ids, now_s)
                 version = await raise_version(connection, tokens=ids)
-            self.known_version = version.records
+            self.known = version
             for token_id in ids:
                 # Look it up again: its last use may have changed during the write.
                 token = self.tokens[by_id[token_id].hash]

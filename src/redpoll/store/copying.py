@@ -10,14 +10,14 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.errors import StoreError
-from redpoll.store.schema import meta, metadata
+from redpoll.store.schema import changes, meta, metadata
 from redpoll.store.store import Store, raise_version
 
 __all__ = ["copy"]
 
 _ROWS_AT_ONCE = 500
 # Parents before children, as foreign keys need it.
-_TABLES = tuple(table for table in metadata.sorted_tables if table is not meta)
+_TABLES = tuple(table for table in metadata.sorted_tables if table not in (meta, changes))
 
 
 async def copy(source: Store, target: Store) -> dict[str, int]:

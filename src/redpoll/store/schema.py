@@ -32,6 +32,7 @@ __all__ = [
     "apps",
     "attempts",
     "audit",
+    "changes",
     "create",
     "daily",
     "deliveries",
@@ -47,7 +48,7 @@ __all__ = [
 ]
 
 # The last migration, whose result are the tables below.
-NEWEST: Final = "0007"
+NEWEST: Final = "0008"
 # The first migration whose redpoll may use a store that this redpoll has migrated. Raise it when a migration removes
 # something, or adds what every writer must maintain (store/README.md "Migrations").
 COMPATIBLE: Final = "0007"
@@ -85,13 +86,22 @@ def _version_of(table: str) -> tuple[Column[int], Index]:
 
 
 # Facts about the store itself, one per row. `version` increases with every change of what control planes keep in
-# memory, `directory_version` with every change of what workers read. `compatible` and `migrated_by`: store/README.md
-# "Migrations".
+# memory, `directory_version` with every change of what workers read; `version_id` and `directory_id` are random, new
+# with each of these changes. `compatible` and `migrated_by`: store/README.md "Migrations".
 meta = Table(
     "meta",
     metadata,
     Column("name", String(64), primary_key=True),
     Column("value", Text, nullable=False),
+)
+
+# The random ids of the last versions. A database that lost changes, after a fail-over, uses their versions again. Then
+# a control plane doesn't find the id that it knows (store/README.md "Changes").
+changes = Table(
+    "changes",
+    metadata,
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("id", String(16), nullable=False),
 )
 
 # `settings` is a JSON object of the App fields that differ from their defaults, so a new field needs no migration. A

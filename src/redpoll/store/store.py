@@ -6,6 +6,7 @@ the same tables. Transactions that write run one at a time, on all machines.
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from redpoll.store import schema
 from redpoll.store.errors import StoreError, StoreUnavailable, reason_of
 from redpoll.store.postgres import Postgres
-from redpoll.store.schema import meta
+from redpoll.store.schema import changes, meta
 from redpoll.store.sqlite import Sqlite
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ __all__ = [
     "StoreError",
     "Versions",
     "database_url",
+    "has_version",
     "raise_version",
     "schema_of",
     "versions",
@@ -36,16 +38,23 @@ __all__ = [
 
 _SQLITE: Final = "sqlite:"
 _VERSION: Final = "version"
+_VERSION_ID: Final = "version_id"
 _DIRECTORY_VERSION: Final = "directory_version"
+_DIRECTORY_ID: Final = "directory_id"
+# How many versions keep their ids. A control plane that is further behind reads all records.
+_KEEP_IDS: Final = 1_000
 
 
 class Versions(NamedTuple):
     """`records` increases with every change of what control planes keep in memory: apps, keys, tokens, webhooks, and
     with changes of users and their sessions. `directory` increases with every change of what workers read: it is the
-    version that the app directory in Redis should have (cluster/README.md "Directory")."""
+    version that the app directory in Redis should have (cluster/README.md "Directory"). The ids are random: after a
+    fail-over that lost changes, PostgreSQL uses the numbers again."""
 
     records: int
     directory: int
+    id: str
+    directory_id: str
 
 
 def database_url(data_dir: str | Path, setting: str = "") -> str:
@@ -126,9 +135,16 @@ class Store:
 
 async def versions(connection: AsyncConnection) -> Versions:
     """The present versions."""
-    rows = await connection.execute(sa.select(meta).where(meta.c.name.in_((_VERSION, _DIRECTORY_VERSION))))
-    found = {row.name: int(row.value) for row in rows}
-    return Versions(found[_VERSION], found[_DIRECTORY_VERSION])
+    names = (_VERSION, _DIRECTORY_VERSION, _VERSION_ID, _DIRECTORY_ID)
+    rows = await connection.execute(sa.select(meta).where(meta.c.name.in_(names)))
+    found = {row.name: row.value for row in rows}
+    return Versions(int(found[_VERSION]), int(found[_DIRECTORY_VERSION]), found[_VERSION_ID], found[_DIRECTORY_ID])
+
+
+async def has_version(connection: AsyncConnection, known: Versions) -> bool:
+    """Whether the present state was made from this one, so that rows with a greater version are all that changed."""
+    found = await connection.execute(sa.select(changes.c.id).where(changes.c.version == known.records))
+    return bool(found.scalar_one_or_none() == known.id)
 
 
 async def raise_version(
@@ -145,10 +161,16 @@ async def raise_version(
     too.
     """
     before = await versions(connection)
-    after = Versions(before.records + 1, before.directory + for_workers)
-    await _put(connection, _VERSION, after.records)
+    new_id = secrets.token_hex(8)
+    directory_id = new_id if for_workers else before.directory_id
+    after = Versions(before.records + 1, before.directory + for_workers, new_id, directory_id)
+    await _put(connection, _VERSION, str(after.records))
+    await _put(connection, _VERSION_ID, new_id)
     if for_workers:
-        await _put(connection, _DIRECTORY_VERSION, after.directory)
+        await _put(connection, _DIRECTORY_VERSION, str(after.directory))
+        await _put(connection, _DIRECTORY_ID, new_id)
+    await connection.execute(sa.insert(changes).values(version=after.records, id=new_id))
+    await connection.execute(sa.delete(changes).where(changes.c.version <= after.records - _KEEP_IDS))
     for table, ids in ((schema.apps, (app_id,)), (schema.tokens, tokens), (schema.webhooks, webhooks)):
         changed = [one for one in ids if one]
         if changed:
@@ -157,8 +179,8 @@ async def raise_version(
     return after
 
 
-async def _put(connection: AsyncConnection, name: str, version: int) -> None:
-    await connection.execute(sa.update(meta).where(meta.c.name == name).values(value=str(version)))
+async def _put(connection: AsyncConnection, name: str, value: str) -> None:
+    await connection.execute(sa.update(meta).where(meta.c.name == name).values(value=value))
 
 
 async def _init_versions(connection: AsyncConnection) -> None:
@@ -169,6 +191,12 @@ async def _init_versions(connection: AsyncConnection) -> None:
             # take a lower version of the new store for an old one.
             first = str(time.time_ns() // 1_000_000)
             await connection.execute(sa.insert(meta).values(name=name, value=first))
+    for name in (_VERSION_ID, _DIRECTORY_ID):
+        if name not in stored:
+            await connection.execute(sa.insert(meta).values(name=name, value=secrets.token_hex(8)))
+    if _VERSION_ID not in stored:
+        present = await versions(connection)
+        await connection.execute(sa.insert(changes).values(version=present.records, id=present.id))
 
 
 def _database(url: str, *pragmas: str) -> Sqlite | Postgres:

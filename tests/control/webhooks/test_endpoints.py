@@ -91,8 +91,8 @@ async def test_new_endpoint_is_enabled_has_a_secret_and_is_stored(endpoints, sto
 async def test_workers_get_an_update_only_if_the_hooks_change(endpoints, records, store):
     updates = []
 
-    async def on_change(app_id, app, version):
-        updates.append((app_id, app.hooks, version))
+    async def on_change(app_id, app, _before, after):
+        updates.append((app_id, app.hooks, after.number))
 
     records.on_change = on_change
     version = records.version
@@ -118,7 +118,7 @@ async def test_workers_get_an_update_only_if_the_hooks_change(endpoints, records
 async def test_endpoint_is_known_before_workers_write_rows_for_it(endpoints, records):
     seen = []
 
-    async def on_change(app_id, _app, _version):
+    async def on_change(app_id, *_change):
         seen.append([wants(endpoint, "cache.miss", "c") for endpoint in endpoints.of_app(app_id)])
 
     records.on_change = on_change

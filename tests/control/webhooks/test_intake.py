@@ -48,7 +48,7 @@ async def add_endpoint(store, records, endpoints):
 
 @pytest.fixture
 def make_intake(store, endpoints, clock):
-    def make(box, added=None, traced=None, compare_after_s=(), lasts_s=3_600, known_version=None):
+    def make(box, added=None, traced=None, compare_after_s=(), lasts_s=3_600, known=None):
         on_new = [].extend if added is None else added.extend
 
         def on_traced(row, delivery, endpoint):
@@ -62,7 +62,7 @@ def make_intake(store, endpoints, clock):
 
         announced = Announced(box, endpoint, compare_after_s=compare_after_s, lasts_s=lasts_s)
         of_app = lambda app_id: endpoints.get(app_id, ())  # noqa: E731
-        return Intake(box, store, of_app, any_enabled, on_new, on_traced, announced, clock, known_version)
+        return Intake(box, store, of_app, any_enabled, on_new, on_traced, announced, clock, known)
 
     return make
 
@@ -191,9 +191,9 @@ async def test_former_leader_that_does_not_know_an_endpoint_leaves_its_rows(stor
 
 async def test_rows_wait_until_the_endpoints_of_other_servers_are_known(store, add_endpoint, make_intake):
     async with store.reading() as connection:
-        known = [(await versions(connection)).records]
+        known = [await versions(connection)]
     box = Box(transition())
-    intake = make_intake(box, known_version=lambda: known[0])
+    intake = make_intake(box, known=lambda: known[0])
     # Another server created the endpoint and told the workers to write rows; this one hasn't read it yet.
     async with store.change() as connection:
         created = await raise_version(connection, webhooks=("e1",))
@@ -201,7 +201,7 @@ async def test_rows_wait_until_the_endpoints_of_other_servers_are_known(store, a
     await intake.drain_once()
     assert (len(box.rows), await written(store)) == (1, [])
     await add_endpoint("e1")
-    known[0] = created.records
+    known[0] = created
     await intake.drain_once()
     assert len(await written(store)) == 1
 

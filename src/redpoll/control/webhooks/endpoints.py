@@ -93,11 +93,17 @@ class Endpoints:
         self._by_app = {app_id: tuple(of_app) for app_id, of_app in by_app.items()}
         self._records.set_hooks({app_id: hooks_of(of_app) for app_id, of_app in self._by_app.items()})
 
-    def _take(self, changed: Mapping[str, Endpoint]) -> None:
-        """Takes endpoints that other control planes have changed."""
+    def _take(self, changed: Mapping[str, Endpoint], complete: bool) -> None:
+        """Takes endpoints that other control planes have changed. `complete`: there are no others."""
+        app_ids = set()
+        if complete:
+            app_ids = self._by_app.keys() & self._records.apps.keys()
+            for endpoint_id in self._all.keys() - changed.keys():
+                app_id = self._all.pop(endpoint_id).app_id
+                self._index(app_id)
         for endpoint in changed.values():
             self._put_in_memory(endpoint)
-        app_ids = {endpoint.app_id for endpoint in changed.values()}
+        app_ids |= {endpoint.app_id for endpoint in changed.values()}
         self._records.set_hooks({app_id: hooks_of(self.of_app(app_id)) for app_id in app_ids})
         if self.on_change is not None:
             for endpoint in changed.values():

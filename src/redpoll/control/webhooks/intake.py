@@ -29,7 +29,7 @@ from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.deliveries import Waiting
 from redpoll.store.leadership import Changes
 from redpoll.store.sqlite import reason_of
-from redpoll.store.store import versions
+from redpoll.store.store import Versions, versions
 from redpoll.store.webhooks import Endpoint
 
 __all__ = ["Intake", "Rows", "delivery_id"]
@@ -72,7 +72,7 @@ class Intake:
 
     `endpoints_of(app_id)` returns an app's endpoints. `on_new(deliveries)` is called after each commit, and
     `on_traced(transition, delivery id, endpoint id)` for each new delivery of a traced client event. `announced` keeps
-    endpoints from repeats after Redis lost writes. `known_version()` is the version of the records that `endpoints_of`
+    endpoints from repeats after Redis lost writes. `known()` are the versions of the records that `endpoints_of`
     answers from; None if no other server changes the store. `taken_total` counts transitions whose deliveries are in
     the store, `unreadable_total` rows for which no body could be rendered.
     """
@@ -87,7 +87,7 @@ class Intake:
         on_traced: Callable[[Transition, str, str], None],
         announced: Announced,
         clock: Callable[[], float] = time.time,
-        known_version: Callable[[], int] | None = None,
+        known: Callable[[], Versions] | None = None,
     ) -> None:
         self.taken_total = 0
         self.unreadable_total = 0
@@ -99,7 +99,7 @@ class Intake:
         self._on_traced = on_traced
         self._announced = announced
         self._clock = clock
-        self._known_version = known_version
+        self._known = known
         # All rows that an earlier process committed, but Redis may still have, have been read again.
         self._caught_up = False
         self._reached_end = False
@@ -174,14 +174,14 @@ class Intake:
 
     async def _take(self, rows: Sequence[Transition]) -> None:
         now_s = self._clock()
-        known_version = None if self._known_version is None else self._known_version()
+        read = None if self._known is None else self._known()
         new = [(row, delivery) for row in rows for delivery in self._deliveries(row, now_s)]
         written: list[Waiting] = []
         states: dict[tuple[str, Subject], bool] = {}
         # Also without deliveries: the transaction checks that this node still leads. A former leader may not know the
         # endpoints of these rows, and must not let Redis delete them.
         async with self._store.change() as connection:
-            if known_version is not None and known_version != (await versions(connection)).records:
+            if read is not None and read != await versions(connection):
                 # Another server may have created an endpoint whose first rows these are.
                 raise _Outdated
             if new:

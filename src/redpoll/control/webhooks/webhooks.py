@@ -129,7 +129,7 @@ class Webhooks:
             on_traced,
             Announced(outbox, self.endpoints.known),
             self._clock,
-            (lambda: self._records.known_version) if self._store.shared else None,
+            (lambda: self._records.known) if self._store.shared else None,
         )
         loop = asyncio.get_running_loop()
         self._tasks = [
