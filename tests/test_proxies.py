@@ -2,7 +2,7 @@
 
 import pytest
 
-from redpoll.proxies import NO_PROXIES, TrustedProxies, network_of, plain_address
+from redpoll.proxies import NO_PROXIES, TrustedProxies, is_private, network_of, plain_address
 
 OURS = TrustedProxies(["10.0.0.0/8", "192.0.2.7", "2001:db8:1::/48"])
 
@@ -99,3 +99,18 @@ def test_ipv4_mapped_address_is_shortened():
 )
 def test_an_ipv6_client_counts_as_its_network(address, network):
     assert network_of(address) == network
+
+
+@pytest.mark.parametrize(
+    ("address", "private"),
+    [
+        ("127.0.0.1", True),
+        ("10.1.2.3", True),
+        ("::ffff:10.1.2.3", True),
+        ("fd00::1", True),
+        ("", True),
+        ("8.8.8.8", 0),
+    ],
+)
+def test_private_addresses(address, private):
+    assert is_private(address) == private

@@ -332,7 +332,7 @@ cdef bint is_close_code(int code) noexcept nogil:
 cdef class WebSocket(Sink):
     """One client's connection, from accept to close. Override what you need:
 
-    connected(), head_received(head), head_too_large(), message_received(message), binary_received(),
+    connected(), head_begun(), head_received(head), head_too_large(), message_received(message), binary_received(),
     pong_received(), closing(), closed(code, reason), gone(), released(), http_began(data), http_received(data), http_ended().
 
     If one of them raises, this socket is closed with 1011, and the exception is counted and passed to the loop's
@@ -365,6 +365,9 @@ cdef class WebSocket(Sink):
         """A complete request head, with its blank line. Answer by accept(), answer() or serve_http(),
         now or later; until then nothing more is read."""
         self.abort()
+
+    def head_begun(self):
+        """The first bytes came, and they aren't a complete head. Not called for a POST that comes in one piece."""
 
     def head_too_large(self):
         """More than 16 KiB and no blank line. Answer by answer() or abort()."""
@@ -746,6 +749,11 @@ cdef class WebSocket(Sink):
         if found != NULL and found - part.data + 4 <= MAX_HEAD_BYTES:
             part.request_size = found - part.data + 4
         elif part.size <= MAX_HEAD_BYTES:
+            if part.size == <size_t> size:
+                try:
+                    self.head_begun()
+                except Exception as fault:
+                    self.callback_failed(fault)
             return 0
         self.deciding = True
         try:

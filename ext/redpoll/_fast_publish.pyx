@@ -16,6 +16,7 @@ from libc.string cimport memchr, memcmp, memcpy, memset, strlen
 
 from redpoll._frame cimport Publish, Span, measure_publish, put, put_number, put_publish
 from redpoll._http cimport (
+    FLAG_AUTHENTICATED,
     FLAG_CLOSES,
     FLAG_LAST,
     FLAG_SECURE,
@@ -1049,7 +1050,7 @@ cdef class FastPublish:
         add_literal(&self.answers, b"Content-Length: 2\r\n\r\n{}")
         head.size = <uint32_t> (self.answers.size - start - 4)
         head.number = entry.number
-        head.flags = FLAG_LAST if entry.flags & FLAG_CLOSES else 0
+        head.flags = FLAG_AUTHENTICATED | (FLAG_LAST if entry.flags & FLAG_CLOSES else 0)
         memcpy(self.answers.at + start, &head, sizeof(AnswerHead))
         return 0
 

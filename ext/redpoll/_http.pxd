@@ -13,6 +13,7 @@ cdef enum:
     FLAG_HTTP_1_0 = 8
     # Of an answer.
     FLAG_LAST = 1
+    FLAG_AUTHENTICATED = 4
 
     MAX_TEXT_BYTES = 4096
 

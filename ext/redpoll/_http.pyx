@@ -72,8 +72,8 @@ def pack_simple(bytes data not None, uint32_t number, uint8_t flags, bytes clien
     `message` is the request for control, as pack_request makes it. `places` has the places of the header fields that
     control wants, by their names in lower case (http_messages.FIELDS).
 
-    The usual shape: GET or POST, an origin-form target that isn't a WebSocket address (/app/…), HTTP/1.1, one Host, no
-    header that changes how a message is read except one Content-Length, none that names a proxy.
+    The usual shape: GET or POST, an origin-form target that the worker doesn't answer itself (/app/…, / and /healthz),
+    HTTP/1.1, one Host, no header that changes how a message is read except one Content-Length, none that names a proxy.
     """
     cdef:
         const uint8_t* start = <const uint8_t*> PyBytes_AS_STRING(data)
@@ -106,6 +106,8 @@ def pack_simple(bytes data not None, uint32_t number, uint8_t flags, bytes clien
         at += 1
     target_size = at - target
     if target_size >= 5 and memcmp(target, b"/app/", 5) == 0:
+        return None
+    if target_size == 1 or (target_size == 8 and memcmp(target, b"/healthz", 8) == 0):
         return None
     if end - at < 11 or memcmp(at, b" HTTP/1.1\r\n", 11) != 0:
         return None
@@ -292,10 +294,10 @@ def pack_answer(uint32_t number, uint8_t flags, bytes response not None) -> byte
 
 
 def pack_ok(
-    uint32_t number, bytes dateline not None, bytes headers not None, bytes body not None
+    uint32_t number, uint8_t flags, bytes dateline not None, bytes headers not None, bytes body not None
 ) -> bytes:
     """The message of a 200 answer after which the connection stays open: as pack_answer of the response that
-    control/response.py renders. `dateline` and `headers` are whole lines."""
+    control/response.py renders. `flags` are those of an answer; `dateline` and `headers` are whole lines."""
     cdef:
         AnswerHead head
         char[64] length
@@ -307,7 +309,7 @@ def pack_ok(
     size = 17 + PyBytes_GET_SIZE(dateline) + PyBytes_GET_SIZE(headers) + length_size + PyBytes_GET_SIZE(body)
     head.size = <uint32_t> (sizeof(AnswerHead) - 4 + size)
     head.number = number
-    head.flags = 0
+    head.flags = flags
     message = PyBytes_FromStringAndSize(NULL, sizeof(AnswerHead) + size)
     to = PyBytes_AS_STRING(message)
     memcpy(to, &head, sizeof(AnswerHead))

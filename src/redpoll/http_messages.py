@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from redpoll._http import pack_answer, pack_request
 
 __all__ = [
+    "AUTHENTICATED",
     "CLOSES",
     "CONTINUE",
     "FIELDS",
@@ -31,6 +32,7 @@ __all__ = [
     "pack_request",
     "size_of",
     "unpack_answer",
+    "unpack_fields",
     "unpack_request",
 ]
 
@@ -49,6 +51,7 @@ HTTP_1_0: Final = 8  # the client speaks HTTP/1.0
 # Flags of an answer.
 LAST: Final = 1  # the connection closes after it; of request 0: control is stopping
 CONTINUE: Final = 2  # the worker may read the body; the answer to the request follows later
+AUTHENTICATED: Final = 4  # the request had a right credential of an app
 
 # The header fields that control reads; the worker leaves out all others, and a Content-Type of JSON, which is usual.
 FIELDS: Final = (
@@ -119,12 +122,13 @@ def unpack_request(message: bytes) -> WorkerRequest:
     at += client_size
     target = message[at : at + target_size].decode("utf-8", "surrogateescape")
     at += target_size
-    fields = _unpack_fields(message[at : at + fields_size]) if fields_size else _NO_FIELDS
+    fields = unpack_fields(message[at : at + fields_size]) if fields_size else _NO_FIELDS
     announced = None if body_size == 0xFFFF_FFFF else body_size
     return WorkerRequest(number, flags, refusal, method, client, target, fields, announced, message[at + fields_size :])
 
 
-def _unpack_fields(data: bytes) -> dict[str, str]:
+def unpack_fields(data: bytes) -> dict[str, str]:
+    """The header fields that `pack_fields` packed; of several with the same name the first."""
     fields: dict[str, str] = {}
     at = 0
     while at < len(data):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
-__all__ = ["NO_PROXIES", "TrustedProxies", "network_of", "plain_address"]
+__all__ = ["NO_PROXIES", "TrustedProxies", "is_private", "network_of", "plain_address"]
 
 # With or without a port, as `192.0.2.1:4711` and `[2001:db8::1]:4711`.
 _ADDRESS = re.compile(r"(?:(?P<v4>[0-9.]+)|\[(?P<v6>[0-9A-Fa-f:.]+)\])(?::[0-9]{1,5})?|(?P<bare>[0-9A-Fa-f:.]+)")
@@ -87,6 +87,15 @@ def plain_address(address: str) -> str:
 
 
 @lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)
+def is_private(address: str) -> bool:
+    """Whether the address is one of this machine or of a private network, or isn't known."""
+    try:
+        return not ipaddress.ip_address(plain_address(address)).is_global
+    except ValueError:
+        return True
+
+
 def network_of(address: str) -> str:
     """What limits by address count: an IPv4 address, and of an IPv6 address the /64, which one client has as a rule."""
     if ":" not in address:

@@ -265,13 +265,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         _about(
             "Maximum number of WebSockets that one client address (IPv6: one /64) may have open with each worker. More "
-            "are closed with 4100. Counts addresses that redpoll knows: public addresses that connect directly without "
-            "an X-Forwarded-For header, and what `trusted_proxies` name. Once `trusted_proxies` is set, every other "
-            "address counts as a client's own. 0: no limit.",
+            "are closed with 4100. Counts addresses that redpoll knows: public addresses that connect directly, and "
+            "what `trusted_proxies` name. While `trusted_proxies` is empty, a public address may have ten times as "
+            "many with an X-Forwarded-For or Forwarded header, because it may be a proxy's. Once it is set, every "
+            "other address counts as a client's own; without a proxy, set it to `127.0.0.1`. 0: no limit.",
             ge=0,
             live=True,
         ),
     ] = 2_000
+    max_pending_per_address: Annotated[
+        int,
+        _about(
+            "What one client address (IPv6: one /64) may have under way at once with each worker without a right "
+            "credential: handshakes, incomplete requests, requests that wait for their answer, answers that it doesn't "
+            "read. More get 503 or are closed. While `trusted_proxies` is empty, private addresses may have ten times "
+            "as many, because a proxy may be there; trusted proxies have no limit, and the clients that they name "
+            "count. 0: no limit.",
+            ge=0,
+            live=True,
+        ),
+    ] = 256
     trigger_rate_per_minute: Annotated[
         int,
         _about(

@@ -70,5 +70,5 @@ def test_the_date_line_changes_only_at_a_tick():
 @pytest.mark.parametrize("body", [b"", b"{}", b"x" * 100_000])
 def test_an_answer_packed_in_c_is_the_rendered_response(body):
     response = Response(200, body, JSON + b"X-A: b\r\n")
-    packed = pack_ok(7, dateline.line, response.headers, response.body)
-    assert packed == pack_answer(7, 0, response.render("POST"))
+    packed = pack_ok(7, 4, dateline.line, response.headers, response.body)
+    assert packed == pack_answer(7, 4, response.render("POST"))

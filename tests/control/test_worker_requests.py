@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from redpoll.http_messages import CLOSES, CONTINUE, HEAD_ONLY, HTTP_1_0, LAST, pack_answer
+from redpoll.http_messages import AUTHENTICATED, CLOSES, CONTINUE, HEAD_ONLY, HTTP_1_0, LAST, pack_answer
 
 KEY, SECRET = "278d425bdf160c739803", "7ad3773142a6692b25b8"
 BODY = b'{"name":"e","channels":["c"],"data":"{}"}'
@@ -52,10 +52,10 @@ async def test_a_head_is_checked_before_its_body_is_read(workers_request, sign):
     async def verdict(target, announced=100_000, fields=()):
         workers_request.send("POST", target, flags=HEAD_ONLY, announced=announced, fields=fields)
         answer = await workers_request.next()
-        if answer.flags == CONTINUE:
+        if answer.flags == CONTINUE | AUTHENTICATED:
             assert answer.response == b""
             return CONTINUE
-        assert answer.flags == LAST
+        assert answer.flags & LAST
         assert b"\r\nConnection: close\r\n" in answer.response
         return int(answer.response[9:12])
 
@@ -69,11 +69,33 @@ async def test_a_head_is_checked_before_its_body_is_read(workers_request, sign):
     assert await verdict(sign("POST", "/apps/3/events", b"x"), 1024 * 1024 + 1) == 413
 
 
+async def test_the_body_of_a_request_that_has_none_is_not_waited_for(workers_request, sign):
+    for target, status in (("/readyz", 200), (sign("GET", "/apps/3/channels"), 200), ("/apps/3/channels", 401)):
+        workers_request.send("GET", target, flags=HEAD_ONLY, announced=None)
+        answer = await workers_request.next()
+        assert answer.flags & LAST
+        assert answer.response.startswith(b"HTTP/1.1 %d " % status)
+        assert b"\r\nConnection: close\r\n" in answer.response
+
+
+async def test_an_answer_says_whether_its_caller_authenticated(workers_request, sign):
+    body = b'{"name":"e","channel":"c","data":"d"}'
+    for method, target, fields, known in (
+        ("POST", sign("POST", "/apps/3/events", body), (), True),
+        ("POST", "/apps/3/events", PAIR, True),
+        ("GET", sign("GET", "/apps/3/channels"), (), True),
+        ("POST", sign("POST", "/apps/3/events", body, secret="wrong"), (), False),
+        ("GET", "/readyz", (), False),
+    ):
+        workers_request.send(method, target, body if method == "POST" else b"", fields=fields)
+        assert bool((await workers_request.next()).flags & AUTHENTICATED) is known
+
+
 async def test_a_body_that_was_not_read_is_answered_and_logged(plane, workers_request, sign):
     for status in (400, 408, 413):
         workers_request.send("POST", sign("POST", "/apps/3/events", b"x"), flags=HEAD_ONLY | CLOSES, refusal=status)
         answer = await workers_request.next()
-        assert answer.flags == LAST
+        assert answer.flags & LAST
         assert answer.response.startswith(b"HTTP/1.1 %d " % status)
     await plane.write_log()
     reply = await plane.ask("GET", sign("GET", "/apps/3/events/log"))

@@ -66,11 +66,13 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
         ("http_refused_connections_total", Family("redpoll_http_refused_total", _REFUSED, "connections")),
         ("http_refused_requests_total", Family("redpoll_http_refused_total", _REFUSED, "requests")),
         ("http_refused_bodies_total", Family("redpoll_http_refused_total", _REFUSED, "bodies")),
+        ("http_refused_address_total", Family("redpoll_http_refused_total", _REFUSED, "address")),
         _family(
             "upgrades_refused_total",
             "WebSocket upgrades refused because the server was not ready or full, or the key unknown.",
         ),
         _family("address_limited_total", "WebSockets refused because of max_connections_per_address."),
+        _family("crowded_out_total", "Connections of callers who hadn't authenticated, closed to make room."),
         _family("channels_limited_total", "Subscribes refused because of an app's max_occupied_channels."),
         _family("subscribes_limited_total", "Subscribes refused because of subscribes_per_second."),
         _family("address_subscribes_limited_total", "Subscribes refused because of subscribes_per_second_per_address."),

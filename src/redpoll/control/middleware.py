@@ -107,13 +107,12 @@ class Front:
                 self._execute(request)
                 return
             self._check_head(request, request.announced)
+            if request.route.takes_body:
+                request.let_body_in()
+            else:
+                self._execute_without_body(request)
         except Exception as error:
-            response = self._rendered(request, error)
-            if request.head_only:
-                response.keep_alive = False
-            self._end(request, response)
-        else:
-            request.let_body_in()
+            self._end(request, self._rendered(request, error))
 
     async def handle(self, request: PortRequest) -> Response:
         """Handle a request to the control port, and read the rest of its body first."""
@@ -122,6 +121,10 @@ class Front:
         try:
             if not request.body_is_whole:
                 self._check_head(request, request.body_size)
+                if not request.route.takes_body:
+                    request.protocol.takes_no_more = True
+                    self._execute_without_body(request)
+                    return await request.answered
             await request.read_body(self._body_timeout_s)
             self._execute(request)
         except Exception as error:
@@ -143,6 +146,12 @@ class Front:
         if request.route.wants_credential:
             self._authentication.admit(request, request.route, None)
             request.caller_known = False
+
+    def _execute_without_body(self, request: Request) -> None:
+        """Call the handler of a request that should have no body, of which only the checked head was read. The
+        connection closes after the answer."""
+        request.caller_known = request.route.wants_credential
+        self._run_handler(request)
 
     def _execute(self, request: Request) -> None:
         """Call the handler of a complete request. Errors of a handler that needs no task are raised."""

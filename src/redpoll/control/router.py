@@ -38,6 +38,8 @@ _SLOTS: Final = 26
 _MAX_SEGMENTS: Final = 16
 _MAX_SEGMENT_CHARS: Final = 2048
 
+_WITH_BODY: Final = ("POST", "PUT", "PATCH")
+
 # A coroutine runs as a task. None: the handler calls Front.conclude when the response is known.
 Handler = Callable[["Request"], "Coroutine[Any, Any, Response] | Response | None"]
 
@@ -86,6 +88,7 @@ class Route:
     `limited`: the rate limit of triggers applies. `cross_origin`: pages of the app's allowed origins may call it.
     `about`: None if the route isn't in the OpenAPI document.
 
+    `takes_body`: its requests have a body; that of others isn't waited for.
     `wants_credential`: the front authenticates an app before it calls the handler. `answers` counts responses by
     status. `times` counts them by duration: slot k has those of at least 2^(k-1) µs and less than 2^k µs, the last slot
     all longer ones. `microseconds` is the sum of durations.
@@ -104,6 +107,7 @@ class Route:
         "pattern",
         "place",
         "scope",
+        "takes_body",
         "times",
         "wants_credential",
     )
@@ -123,6 +127,7 @@ class Route:
         about: About | None = None,
     ) -> None:
         self.method = method
+        self.takes_body = method in _WITH_BODY
         self.pattern = pattern
         self.name = name
         self.handler = handler

@@ -24,6 +24,7 @@ from redpoll.control.fair_queue import FairQueue
 from redpoll.control.request import Request
 from redpoll.control.response import Response, dateline
 from redpoll.http_messages import (
+    AUTHENTICATED,
     CLOSES,
     CONTINUE,
     FIELDS,
@@ -56,14 +57,21 @@ class ReceivedRequest(Request):
 
     def respond(self, response: Response) -> None:
         flags = self.flags
-        if response.status == 200 and response.keep_alive and not flags & (CLOSES | HTTP_1_0) and self.method != "HEAD":
+        known = AUTHENTICATED if self.caller_known else 0
+        if (
+            response.status == 200
+            and response.keep_alive
+            and not flags & (CLOSES | HTTP_1_0 | HEAD_ONLY)
+            and self.method != "HEAD"
+        ):
             # Nearly every response: as below, in one piece of C.
-            self.link.answer_packed(pack_ok(self.number, dateline.line, response.headers, response.body))
+            self.link.answer_packed(pack_ok(self.number, known, dateline.line, response.headers, response.body))
             return
-        if flags & CLOSES:
+        if flags & (CLOSES | HEAD_ONLY):
+            # After a head alone, what comes next is a body that nobody reads.
             response.keep_alive = False
         data = response.render(self.method, http_1_0=flags & HTTP_1_0 != 0)
-        self.link.answer(self.number, 0 if response.keep_alive else LAST, data)
+        self.link.answer(self.number, known if response.keep_alive else known | LAST, data)
 
     @property
     def head_only(self) -> bool:
@@ -72,7 +80,7 @@ class ReceivedRequest(Request):
 
     def let_body_in(self) -> None:
         """The head is good: the worker may read the body, and will send the request again as a whole."""
-        self.link.answer(self.number, CONTINUE, b"")
+        self.link.answer(self.number, CONTINUE | (AUTHENTICATED if self.route.wants_credential else 0), b"")
 
 
 Take = Callable[

@@ -65,6 +65,9 @@ class Doorkeeper(Protocol):
     def head_received(self, connection: Connection, head: bytes) -> None:
         """A complete request head came."""
 
+    def head_begun(self, connection: Connection) -> None:
+        """A part of a request head came."""
+
     def http_began(self, connection: Connection, data: bytes) -> None:
         """The first bytes are a request that isn't an upgrade."""
 
@@ -109,6 +112,12 @@ class Connection(WebSocket):
         self.gate = gate
         self.session = None  # type: ignore[assignment]
 
+    @property
+    def address(self) -> str:
+        """The client's address as far as it is known without its request: the peer's, or that of a PROXY header. Empty
+        if there is none."""
+        return (self.peer or ("",))[0]
+
     # -- called by the engine -----------------------------------------------------------------------------
 
     def connected(self) -> None:
@@ -116,6 +125,9 @@ class Connection(WebSocket):
 
     def head_received(self, head: bytes) -> None:
         self.gate.head_received(self, head)
+
+    def head_begun(self) -> None:
+        self.gate.head_begun(self)
 
     def head_too_large(self) -> None:
         self.gate.head_too_large(self)
@@ -181,3 +193,7 @@ class Introduced(Connection):
         super().__init__(gate)
         self.peer_address = peer_address
         self.secure = secure
+
+    @property
+    def address(self) -> str:
+        return self.peer_address[0] if self.peer_address else ""

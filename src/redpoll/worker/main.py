@@ -370,6 +370,7 @@ class Worker:
                 "handshakes_failed_total": self.listeners.handshakes_failed_total,
                 "upgrades_refused_total": gate.upgrades_refused_total,
                 "address_limited_total": gate.addresses.refused,
+                "crowded_out_total": gate.strangers.closed_total,
                 "channels_limited_total": self.hub.channels_refused,
                 "subscribes_limited_total": gate.refusals.subscribes,
                 "address_subscribes_limited_total": self.hub.subscribe_rates.refused,

@@ -8,7 +8,7 @@ slot, and connections without a known address have no limit.
 from array import array
 from typing import Final
 
-from redpoll.worker.ingress.addresses import SLOTS
+from redpoll.worker.ingress.addresses import SLOTS, factor_of
 
 __all__ = ["SubscribeRates"]
 
@@ -17,8 +17,8 @@ BURST_S: Final = 60.0
 
 
 class SubscribeRates:
-    """`per_s` subscribes per second for each address, and those of BURST_S at once; 0: no limit. `refused` counts those
-    beyond it."""
+    """`per_s` subscribes per second for each address, and those of BURST_S at once; ten times as many for an address
+    that clients may share. 0: no limit. `refused` counts those beyond it."""
 
     def __init__(self, per_s: float = 0.0) -> None:
         self.per_s = per_s
@@ -37,5 +37,5 @@ class SubscribeRates:
         if waits_s > BURST_S:
             self.refused += 1
             return False
-        full_at[slot] = now + waits_s + 1.0 / self.per_s
+        full_at[slot] = now + waits_s + 1.0 / (self.per_s * factor_of(slot))
         return True

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from redpoll.http_messages import (
+    AUTHENTICATED,
     CLOSES,
     CONTINUE,
     HEAD_ONLY,
@@ -47,7 +48,7 @@ class FakeControl:
                 if request.flags & HEAD_ONLY and not request.refusal:
                     verdict = self.on_head(request)
                     if verdict is CONTINUE:
-                        writer.write(pack_answer(request.number, CONTINUE, b""))
+                        writer.write(pack_answer(request.number, CONTINUE | AUTHENTICATED, b""))
                         continue
                     writer.write(pack_answer(request.number, LAST, verdict))
                     continue

@@ -56,13 +56,23 @@ def test_a_mapped_ipv4_address_is_the_same_address():
         ("10.1.2.3", {}),
         ("::1", {}),
         ("", {}),
-        ("8.8.8.8", FORWARDED),
-        ("8.8.8.8", {b"forwarded": b"for=198.51.100.7"}),
+        ("127.0.0.1", FORWARDED),
     ],
 )
 def test_behind_proxies_that_are_not_trusted_no_connection_is_counted(peer, headers):
     addresses = Addresses(1, NO_PROXIES)
     assert [counted(addresses, peer, headers) for _ in range(3)] == [False] * 3
+
+
+@pytest.mark.parametrize("headers", [FORWARDED, {b"forwarded": b"for=198.51.100.7"}])
+def test_a_public_peer_with_a_proxys_header_has_a_larger_limit_of_its_own(monkeypatch, headers):
+    logged = []
+    monkeypatch.setattr(addresses_module.log, "warning", lambda event, **fields: logged.append((event, fields)))
+    addresses = Addresses(1, NO_PROXIES)
+    assert [counted(addresses, "8.8.8.8", headers) for _ in range(11)] == [True] * 10 + [None]
+    # Those without the header don't share it.
+    assert [counted(addresses, "8.8.8.8") for _ in range(2)] == [True, None]
+    assert logged == [("a peer sends headers of a proxy, set trusted_proxies", {"peer": "8.8.8.8"})]
 
 
 def test_a_trusted_proxy_names_the_client():

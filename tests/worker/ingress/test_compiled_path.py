@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from redpoll._engine import HTTP
 from redpoll._http import pack_simple
 from redpoll.http_messages import FIELDS, pack_fields, unpack_request
+from redpoll.proxies import NO_PROXIES
 from redpoll.worker.ingress import http_connection
 from redpoll.worker.ingress.http_connection import HttpConnection
+from redpoll.worker.ingress.strangers import Strangers
 
 TRACE_ID = re.compile(rb'"trace_id":"[0-9a-f]{32}"')
 
@@ -90,6 +92,7 @@ class Shared:
     def __init__(self):
         self.link = Link()
         self.idle = {}
+        self.strangers = Strangers(256, NO_PROXIES)
         self.drain_signal = None
         self.upgraded = None
 
@@ -98,7 +101,18 @@ class Shared:
 
     wait_for_body = wait_for_head
 
-    def refusal(self, target):
+    def later(self, call):
+        call()
+
+    @property
+    def max_strange_requests(self):
+        return self.max_requests
+
+    @property
+    def max_strange_reading_bytes(self):
+        return self.max_reading_bytes
+
+    def refusal(self, http, request):
         return None
 
     def upgrade(self, http, received):
@@ -120,7 +134,13 @@ def conversation(pieces, answer_late):
         if not answer_late:
             shared.link.answer()
     shared.link.answer()
-    return shared.link.requests, connection.written, shared.upgraded, shared.reading_bytes, shared.idle == {http: None}
+    return (
+        shared.link.requests,
+        connection.written,
+        shared.upgraded,
+        shared.reading_bytes,
+        shared.strangers.idle == {connection: None},
+    )
 
 
 LINES = [

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from redpoll.http_messages import CLOSES, HEAD_ONLY, HTTP_1_0
-from redpoll.worker.ingress import http_connection, http_requests
+from redpoll.worker.ingress import http_head, http_requests
 
 KEY = "278d425bdf160c739803"
 GET = b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -219,7 +219,7 @@ async def test_an_ambiguous_request_is_refused_and_what_follows_is_never_read(op
 
 async def test_limits_of_a_head(open_wire, control):
     exact = b"GET / HTTP/1.1\r\nHost: h\r\nX-A: "
-    room = http_connection.MAX_HEAD_BYTES - len(exact) - 4
+    room = http_head.MAX_HEAD_BYTES - len(exact) - 4
     wire = await open_wire()
     wire.send(exact + b"a" * (room - 100) + b"\r\n\r\n")
     assert (await wire.next())[0] == 200
@@ -303,6 +303,45 @@ async def test_a_million_tiny_chunks_are_refused_early(open_wire, control):
     assert "too many small chunks" in json.loads(body)["error"]
 
 
+@pytest.mark.parametrize("extra", [b"0\r\nX: " + b"a" * 50, b"0\r\n" + b"X: y\r\n" * 9, b"1;" + b"a" * 50])
+async def test_what_a_body_has_besides_its_content_is_bounded_and_counted(open_wire, control, wait_until, extra):
+    """Trailers and extensions of chunks without an end."""
+    wire = await open_wire()
+    http = wire.worker.gate.http
+    wire.send(b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n")
+    await wait_until(lambda: control.requests)
+    wire.send(extra)
+    await wait_until(lambda: http.reading_bytes)
+    with contextlib.suppress(ConnectionError):
+        for _ in range(1000):
+            wire.send(extra[3:] if extra.startswith(b"0") and b"y" in extra else b"a" * 50)
+            await asyncio.sleep(0)
+    status, head, body = await wire.next()
+    assert (status, json.loads(body)["error"]) == (400, "the body has too many bytes besides its content")
+    assert b"\r\nConnection: close\r\n" in head
+    assert http.reading_bytes == 0
+
+
+async def test_the_body_of_a_request_that_has_none_is_not_read(open_wire, control):
+    """Control answers such a request at the head; a complete one is answered as before."""
+    control.on_head = lambda request: b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    wire = await open_wire()
+    wire.send(b"GET /a HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nabcd")
+    assert (await wire.next())[2] == b"GET /a 4 127.0.0.1"
+    wire.send(b"GET /a HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nabc")
+    assert (await wire.next())[0] == 200
+    assert await wire.rest() == b""
+    assert control.requests[-1].flags & HEAD_ONLY
+
+
+async def test_an_expectation_other_than_100_continue_is_refused_with_417(open_wire, control):
+    wire = await open_wire()
+    wire.send(b"POST /a HTTP/1.1\r\nHost: h\r\nExpect: a-miracle\r\nContent-Length: 4\r\n\r\nabcd")
+    assert (await wire.next())[0] == 417
+    assert await wire.rest() == b""
+    assert control.requests == []
+
+
 async def test_bytes_of_unfinished_bodies_are_bounded(open_wire, control, wait_until):
     first = await open_wire()
     http = first.worker.gate.http
@@ -322,7 +361,7 @@ async def test_bytes_of_unfinished_bodies_are_bounded(open_wire, control, wait_u
 async def test_requests_under_way_are_bounded(open_wire, control, wait_until):
     control.answer = lambda request: None
     first = await open_wire()
-    first.worker.gate.http.max_requests = 1
+    first.worker.gate.http.max_requests = 2
     first.send(GET % 1)
     await wait_until(lambda: control.requests)
     second = await open_wire(first.worker)
@@ -484,6 +523,14 @@ async def test_an_upgrade_to_another_protocol_is_answered_in_http_1_1(open_wire,
         assert (await wire.next())[2] == b"GET /1 0 127.0.0.1"
 
 
+async def test_a_thousand_upgrades_to_another_protocol_in_one_packet_are_answered_in_turn(open_wire, control):
+    wire = await open_wire()
+    h2c = b"GET /%d HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: a\r\n\r\n"
+    wire.send(b"".join(h2c % n for n in range(900)))
+    for n in range(900):
+        assert (await wire.next())[2] == b"GET /%d 0 127.0.0.1" % n
+
+
 async def test_connect_is_refused_with_405(open_wire, control):
     wire = await open_wire()
     wire.send(b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com:443\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n")
@@ -512,7 +559,24 @@ async def test_when_control_dies_each_request_is_answered_once(open_wire, contro
     wires[0].send(b"HEAD /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
     assert (await wires[0].next(bodiless=True))[0] == 200
     wires[1].send(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
-    assert (await wires[1].next())[2] == b"OK"
+    assert (await wires[1].next())[2] == b'{"status":"ok"}'
+
+
+@pytest.mark.parametrize("methods", [("HEAD", "GET"), ("GET", "HEAD")])
+async def test_when_control_dies_an_answer_fits_its_own_request(open_wire, control, wait_until, methods):
+    """A later, pipelined request with another method was read meanwhile."""
+    control.answer = lambda request: None
+    wire = await open_wire()
+    wire.send("".join(f"{method} /a HTTP/1.1\r\nHost: h\r\n\r\n" for method in methods).encode())
+    await wait_until(lambda: control.requests)
+    control.kill()
+    for method in methods:
+        status, _, body = await wire.next(bodiless=method == "HEAD")
+        assert status == 503
+        assert bool(body) is (method == "GET")
+    wire.send(b"GET /app/x HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert (await wire.next())[0] == 426
+    assert await wire.rest() == b""
 
 
 async def test_a_drain_closes_idle_connections_and_answers_the_others_first(open_wire, control, wait_until):

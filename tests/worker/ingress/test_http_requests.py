@@ -6,9 +6,12 @@ import pytest
 
 from redpoll._fanout import Flusher
 from redpoll.config import Settings
+from redpoll.proxies import NO_PROXIES
 from redpoll.worker.drained import DrainSignal
 from redpoll.worker.ingress import http_requests
+from redpoll.worker.ingress.credentials import Credentials
 from redpoll.worker.ingress.http_requests import HttpRequests
+from redpoll.worker.ingress.strangers import Strangers
 
 
 class FakeJanitor:
@@ -26,6 +29,8 @@ async def http(tmp_path):
         DrainSignal(Flusher(lambda: None)),
         str(tmp_path / "none.sock"),
         10,
+        Strangers(0, NO_PROXIES),
+        Credentials({}),
     )
 
 
@@ -35,14 +40,8 @@ async def test_a_limit_is_logged_once_for_each_time_it_is_reached(http, monkeypa
     for _ in range(100):
         http.limit_reached("bodies")
     http.limit_reached("requests")
-    assert http.refused == {"connections": 0, "requests": 1, "bodies": 100}
+    assert http.refused == {"connections": 0, "requests": 1, "bodies": 100, "address": 0}
     assert logged == [("limit reached", {"limit": "HTTP bodies"}), ("limit reached", {"limit": "HTTP requests"})]
-
-
-async def test_without_control_only_the_health_check_is_answered_200(http):
-    assert http.refusal(b"/healthz").startswith(b"HTTP/1.1 200 ")
-    assert http.refusal(b"/").startswith(b"HTTP/1.1 200 ")
-    assert http.refusal(b"/readyz").startswith(b"HTTP/1.1 503 ")
 
 
 async def test_the_client_is_the_one_that_a_trusted_proxy_names(http):
@@ -50,22 +49,21 @@ async def test_the_client_is_the_one_that_a_trusted_proxy_names(http):
     assert http.client_of("192.0.2.1", ["198.51.100.7"]) == "192.0.2.1"
 
 
-async def test_make_room_closes_nothing_if_no_connection_is_idle(http):
-    assert not http.make_room()
-
-
-async def test_many_connections_in_one_loop_pass_each_get_room_of_their_own(http):
+async def test_authenticated_callers_make_room_only_after_they_have_been_idle_for_long(http):
     """An aborted connection reports its end in a later pass. Closing the same one again would make no room."""
 
     class Idle:
-        def __init__(self):
-            self.connection = self
+        def __init__(self, silent_s):
+            self.silent_s = silent_s
             self.aborted = 0
 
         def abort(self):
             self.aborted += 1
 
-    idle = [Idle() for _ in range(3)]
+    assert not http.close_idle()
+    http._janitor.silent_s = lambda connection: connection.silent_s
+    idle = [Idle(silent_s) for silent_s in (30, 20, 5)]
     http.idle = dict.fromkeys(idle)
-    assert [http.make_room() for _ in range(4)] == [True, True, True, False]
-    assert [connection.aborted for connection in idle] == [1, 1, 1]
+    assert [http.close_idle() for _ in range(3)] == [True, True, False]
+    assert [connection.aborted for connection in idle] == [1, 1, 0]
+    assert http.strangers.leaving == set(idle[:2])

@@ -2,23 +2,37 @@
 
 An IPv6 /64 counts as one address, because a client has a whole one. The counts are in a fixed table of 65,535 slots,
 which an address chooses by a hash that differs in each process: a count is too high where two addresses share a slot,
-never too low, and a connection needs two bytes. A connection isn't counted if the client's address isn't known, since
-all clients behind a proxy would share its limit.
+never too low, and a connection needs two bytes.
+
+Without `trusted_proxies` it isn't known which peers are proxies. A connection from a private address isn't counted,
+since all clients behind a proxy would share its limit. From a public address with a proxy's header it counts in a slot
+of its own with a larger limit: the peer may be a proxy, or a client that only says so.
 """
 
 from __future__ import annotations
 
-import ipaddress
 from array import array
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Final
 
-from redpoll.proxies import TrustedProxies, network_of, plain_address
+import structlog
 
-__all__ = ["SLOTS", "Addresses"]
+from redpoll.proxies import TrustedProxies, is_private, network_of
+
+__all__ = ["SHARED_FACTOR", "SLOTS", "Addresses", "factor_of"]
+
+log = structlog.get_logger()
 
 SLOTS: Final = 65_536
+# Slots from here on are those of addresses that clients may share; 0 is that of connections that aren't counted.
+_FIRST_SHARED: Final = SLOTS - SLOTS // 8
+# So many times the limit has an address that several clients may share.
+SHARED_FACTOR: Final = 10
+
+
+def factor_of(slot: int) -> int:
+    """How many times the limit of an address the addresses of this slot have."""
+    return SHARED_FACTOR if slot >= _FIRST_SHARED else 1
 
 
 class Addresses:
@@ -30,18 +44,25 @@ class Addresses:
         self.on = bool(limit)
         self.refused = 0
         self._trusted = trusted
+        self._warned = False
         self._counts = array("I", bytes(4 * SLOTS))
 
     def enter(self, peer: str, headers: Mapping[bytes, bytes], *, named: bool) -> int | None:
-        """The slot in which a connection from `peer` is counted, 0 if it isn't; None if its address has `limit`
-        connections. `named`: a trusted proxy named `peer` in a PROXY header. Names of `headers` are in lower case."""
+        """The slot in which a connection from `peer` is counted, 0 if it isn't; None if its address has as many
+        connections as it may. `named`: a trusted proxy named `peer` in a PROXY header. Names of `headers` are in lower
+        case."""
         if not self.on:
             return 0
         address = self._client_of(peer, headers, named)
         if address is None:
             return 0
-        slot = hash(network_of(address)) % (SLOTS - 1) + 1
-        if self.limit and self._counts[slot] >= self.limit:
+        hashed = hash(network_of(address))
+        if self._may_be_proxy(peer, headers, named):
+            self._warn(peer)
+            slot = hashed % (SLOTS - _FIRST_SHARED) + _FIRST_SHARED
+        else:
+            slot = hashed % (_FIRST_SHARED - 1) + 1
+        if self.limit and self._counts[slot] >= self.limit * factor_of(slot):
             self.refused += 1
             return None
         self._counts[slot] += 1
@@ -61,17 +82,12 @@ class Addresses:
             return None if self._trusted.trusts(client) else client
         if named:
             return peer
-        # Without trusted_proxies the proxies aren't known. One on this machine or network is likely if the
-        # peer's address is private, and certain if a header says so.
-        if not self._trusted and (forwarded is not None or b"forwarded" in headers or _is_private(peer)):
-            return None
-        return peer
+        return None if not self._trusted and is_private(peer) else peer
 
+    def _may_be_proxy(self, peer: str, headers: Mapping[bytes, bytes], named: bool) -> bool:
+        return not self._trusted and not named and (b"x-forwarded-for" in headers or b"forwarded" in headers)
 
-@lru_cache(maxsize=4096)
-def _is_private(address: str) -> bool:
-    try:
-        return not ipaddress.ip_address(plain_address(address)).is_global
-    except ValueError:
-        # There is no address.
-        return True
+    def _warn(self, peer: str) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning("a peer sends headers of a proxy, set trusted_proxies", peer=peer)

@@ -28,8 +28,10 @@ from redpoll.worker.client_libraries import ClientLibraries
 from redpoll.worker.connection import Connection, HttpReader, Introduced
 from redpoll.worker.hub import Hub
 from redpoll.worker.ingress.addresses import Addresses
+from redpoll.worker.ingress.credentials import Credentials
 from redpoll.worker.ingress.http_errors import error_response
 from redpoll.worker.ingress.http_requests import HttpRequests
+from redpoll.worker.ingress.strangers import Strangers
 from redpoll.worker.janitor import Janitor
 
 __all__ = ["Gate"]
@@ -84,7 +86,16 @@ class Gate:
         self._trusted = TrustedProxies(settings.trusted_proxies)
         self.addresses = Addresses(settings.max_connections_per_address, self._trusted)
         self._limit_addresses(settings)
-        self.http = HttpRequests(settings, janitor, hub.drain_signal, requests_path, max(1, max_connections // 2))
+        self.strangers = Strangers(settings.max_pending_per_address, self._trusted)
+        self.http = HttpRequests(
+            settings,
+            janitor,
+            hub.drain_signal,
+            requests_path,
+            max(1, max_connections // 2),
+            self.strangers,
+            Credentials(directory.by_id),
+        )
         self.http_connections: Mapping[Connection, HttpReader] = self.http.connections
         self.debugging = hub.debugging
         self.refusals = Refusals()
@@ -101,6 +112,7 @@ class Gate:
         """Limits of a connection count for those that come from now on."""
         self.settings = settings
         self.max_message_bytes = settings.max_message_bytes
+        self.strangers.limit = settings.max_pending_per_address
         self._limit_addresses(settings)
         self._limits = self._limits_of(settings, self.refusals)
 
@@ -124,14 +136,23 @@ class Gate:
     def connected(self, connection: Connection) -> None:
         self.connections += 1
         self.connections_total += 1
-        if self.is_crowded(-1) and not self.http.make_room():
+        if self.is_crowded(-1) and not self.make_room():
             connection.abort()
         else:
+            self.strangers.newcomers[connection] = None
             self.janitor.arrived(connection)
 
     def is_crowded(self, entering: int) -> bool:
         """Whether no descriptor is left for another connection. `entering` counts those still in PROXY or TLS setup."""
-        return self.connections + entering >= self._max_connections + _HEADROOM
+        return self._held() + entering >= self._max_connections + _HEADROOM
+
+    def make_room(self) -> bool:
+        """Close a connection for a descriptor: of strangers, else one that has long been idle. False: there is none."""
+        return self.strangers.make_room() or self.http.close_idle()
+
+    def _held(self) -> int:
+        """Descriptors of connections."""
+        return self.connections - len(self.strangers.leaving)
 
     def gone(self, connection: Connection) -> None:
         """A connection that never became a WebSocket has ended."""
@@ -142,6 +163,7 @@ class Gate:
     def closing(self, connection: Connection) -> None:
         """The close frame is queued: leave the channels now, and give the socket a few seconds to close."""
         if connection.session is None:
+            self.strangers.closing[connection] = None
             self.janitor.http_closing(connection)
         else:
             self.janitor.closing(connection)
@@ -158,13 +180,25 @@ class Gate:
         """The descriptor is closed. Until then it counts: clients choose how long they keep a closed connection."""
         self.connections -= 1
         self.addresses.leave(connection.address_slot)
+        if connection.session is None:
+            self.strangers.forget(connection)
+            self.strangers.leaving.discard(connection)
 
     def http_began(self, connection: Connection, data: bytes) -> None:
         """The first request is a POST."""
+        self.strangers.newcomers.pop(connection, None)
         peer, secure = self._introduction(connection)
         self.http.begin(connection, peer[0], secure, data)
 
+    def head_begun(self, connection: Connection) -> None:
+        """A part of its first head came: from now on it costs memory."""
+        if not self.strangers.take(connection, connection.address):
+            self.http.limit_reached("address")
+            connection.abort()
+
     def head_received(self, connection: Connection, head: bytes) -> None:
+        self.strangers.newcomers.pop(connection, None)
+        self.strangers.release(connection)
         # A server may ignore an Upgrade to another protocol, such as curl's h2c, and answer in HTTP/1.1.
         if b"websocket" not in (lower := head.lower()) or b"\nupgrade" not in lower:
             peer, secure = self._introduction(connection)
@@ -186,6 +220,11 @@ class Gate:
 
     def head_late(self, connection: Connection) -> None:
         """The head wasn't complete within `head_timeout_s`."""
+        if not connection.buffered:
+            # Connection pools and browsers open connections before they need them. An answer now would be read as that
+            # of their first request.
+            connection.end_http()
+            return
         text = f"no complete request within {self.settings.head_timeout_s:g} s"
         self._answer(connection, 408, "bad_request", text)
 
@@ -198,7 +237,8 @@ class Gate:
             extra = "Sec-WebSocket-Version: 13\r\n" if status == 426 else ""
             self._answer(connection, status, "bad_request", text, extra)
             return
-        if self.draining or not self._ready() or self.connections > self._max_connections:
+        full = self._held() > self._max_connections and not self.strangers.make_room()
+        if self.draining or not self._ready() or full:
             # 503 and no close code from 4200 to 4299: with those, pusher-js would reconnect at once
             # (protocol/README.md "Close codes").
             self.upgrades_refused_total += 1

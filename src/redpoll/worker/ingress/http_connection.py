@@ -8,47 +8,49 @@ A large body isn't read before control has checked the head.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import httptools
 
 from redpoll._engine import HTTP
 from redpoll._http import pack_simple
-from redpoll.http_messages import CLOSES, CONTINUE, FIELDS, HEAD_ONLY, HTTP_1_0, LAST, MAX_BODY_BYTES, pack_fields
+from redpoll.http_messages import (
+    AUTHENTICATED,
+    CLOSES,
+    CONTINUE,
+    HEAD_ONLY,
+    HTTP_1_0,
+    LAST,
+    MAX_BODY_BYTES,
+    pack_fields,
+)
 from redpoll.worker.drained import MAX_UNSENT_BYTES
-from redpoll.worker.ingress.http_errors import closing, error_response
+from redpoll.worker.ingress.http_errors import ALIVE, TOO_MANY_OF_ADDRESS, closing, error_response
+from redpoll.worker.ingress.http_head import KINDS, MAX_HEAD_BYTES, HeadFault, read_head, size_of_head
 
 if TYPE_CHECKING:
     from redpoll.worker.connection import Connection
     from redpoll.worker.drained import DrainSignal
     from redpoll.worker.ingress.control_link import ControlLink
+    from redpoll.worker.ingress.strangers import Strangers
 
-__all__ = ["MAX_HEADERS", "MAX_HEAD_BYTES", "HttpConnection"]
+__all__ = ["HttpConnection"]
 
-MAX_HEAD_BYTES: Final = 16 * 1024
-MAX_HEADERS: Final = 100
 # A body announced as no larger than this is read without asking control.
 _MAX_UNASKED_BODY_BYTES: Final = 16 * 1024
+# Control decides about the body of any other request: it answers those that have none at once.
+_WITH_BODY: Final = (b"POST", b"PUT", b"PATCH", b"DELETE")
 # Tiny chunks cost far more than their bytes. Beyond this many, chunks must have this size on average.
 _FREE_CHUNKS: Final = 1024
 _MIN_CHUNK_BYTES: Final = 64
-
-# The kind of a header field: its place in FIELDS if it is passed to control, else one of these.
-_IGNORE, _HOST, _LENGTH, _ENCODING, _EXPECT, _UPGRADE, _FORWARDED = -1, 100, 101, 102, 103, 104, 105
-_CONTENT_TYPE: Final = FIELDS.index("Content-Type")
-_KINDS: Final[dict[bytes, int]] = {
-    **{name.lower().encode(): place for place, name in enumerate(FIELDS)},
-    b"host": _HOST,
-    b"content-length": _LENGTH,
-    b"transfer-encoding": _ENCODING,
-    b"expect": _EXPECT,
-    b"upgrade": _UPGRADE,
-    b"x-forwarded-for": _FORWARDED,
-}
-# A cache of kinds by the spelling on the wire. Bounded: clients choose the spellings.
-_SPELLINGS: Final[dict[bytes, int]] = {}
-_MAX_SPELLINGS: Final = 1024
+# What a body may have besides its content: sizes and extensions of chunks, trailers.
+_MAX_EXTRA_BYTES: Final = 16 * 1024
+_EXTRA_BYTES_PER_CHUNK: Final = 8
+# How many bytes llhttp gets at once. It reads all requests in them, and only the first can be sent now.
+_PIECE_BYTES: Final = 8 * 1024
+# How many requests the worker answers itself in one go. A client may send thousands in one packet.
+_MAX_OWN_ANSWERS: Final = 16
 
 _CONTINUE_LINE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -67,17 +69,25 @@ class Shared(Protocol):
 
     link: ControlLink
     draining: bool
+    strangers: Strangers
     max_requests: int
     reading_bytes: int
     max_reading_bytes: int
-    idle: dict[HttpConnection, None]
+    idle: dict[Connection, None]
     drain_signal: DrainSignal
+
+    @property
+    def max_strange_requests(self) -> int: ...
+    @property
+    def max_strange_reading_bytes(self) -> int: ...
 
     def wait_for_head(self, connection: Connection) -> None: ...
     def wait_for_body(self, connection: Connection) -> None: ...
+    def later(self, call: Callable[[], None]) -> None: ...
     def limit_reached(self, limit: str) -> None: ...
-    def refusal(self, target: bytes) -> bytes | None: ...
+    def refusal(self, http: HttpConnection, request: tuple[Any, ...]) -> bytes | None: ...
     def upgrade(self, http: HttpConnection, received: bytes) -> None: ...
+    def is_signed(self, method: bytes, target: bytes, fields: bytes) -> bool: ...
     def client_of(self, peer: str, forwarded_for: Sequence[str]) -> str: ...
 
 
@@ -85,18 +95,22 @@ class HttpConnection:
     """Reads requests from `connection` and answers them. `http` is what all HTTP connections of the worker share.
 
     `busy`: the number of the request that control has, 0 while it has none. `stalled`: the next request waits until
-    the client has read the answers before it.
+    the client has read the answers before it. `authenticated`: AUTHENTICATED if control found a right credential in
+    the last request, else 0; then the connection is a stranger's (strangers.py).
     """
 
     busy = 0
+    authenticated = 0
     stalled = False
     # llhttp's, made for the first request that isn't of the usual shape.
     _parser: httptools.HttpRequestParser | None = None
     _phase = _BETWEEN
     # How the connection ends after the requests before it are answered: status, code, text.
     _fault: tuple[int, str, str] | None = None
-    # Bytes that came while a request was under way.
+    # Bytes that wait to be parsed, because a request before them is under way.
     _backlog = b""
+    # Requests that the worker answered itself, since other clients had their turn.
+    _own_answers = 0
     # The client has closed its side.
     _ended = False
     # Of the request that is being read, or was read last. Where the Upgrade to another protocol is, `_switching` is
@@ -112,20 +126,27 @@ class HttpConnection:
     _announced: int | None = 0
     _chunks = 0
     _expects = False
+    _websocket = False
     _switching = b""
+    # Of the request that control has. A later one may have been read meanwhile.
+    _sent_flags = 0
+    _sent_method = b""
     # The phase whose deadline runs. A deadline is for a whole head or body, however many pieces it comes in.
     _timed_phase = _BETWEEN
     # Control has been asked whether the body may be read.
     _asked = False
     # Bytes of the body that count as being read.
     _counted_bytes = 0
-    # Bytes that were fed to the parser at once, and bytes of the head under way.
-    _feed_bytes = 0
+    # Bytes fed to the parser: at once; of the head under way; of the body under way, with all that isn't its content.
+    _piece_bytes = 0
     _head_bytes = 0
+    _body_bytes = 0
 
     def __init__(self, http: Shared, connection: Connection, peer: str, secure: int) -> None:
         self.connection = connection
         self._http = http
+        self._idle = http.strangers.idle
+        http.strangers.callers[connection] = None
         self._peer = peer
         self._client = peer.encode("ascii", "replace")
         self._secure = secure
@@ -144,19 +165,23 @@ class HttpConnection:
 
     def received(self, data: bytes) -> None:
         """The next bytes of the client."""
-        if self.busy or self._requests:
+        if self.busy or self._requests or self._backlog:
             self._backlog += data
             self.connection.pause_reading()
             return
         if self._phase == _BETWEEN:
             http = self._http
-            http.idle.pop(self, None)
+            self._idle.pop(self.connection, None)
             link = http.link
-            if link.ready and len(link.awaited) < http.max_requests:
-                simple = pack_simple(data, link.next_number, self._secure, self._client, _KINDS)
+            if link.ready and (
+                len(link.awaited) < http.max_requests
+                if self.authenticated
+                else len(link.awaited) < http.max_strange_requests and http.strangers.take(self.connection, self._peer)
+            ):
+                simple = pack_simple(data, link.next_number, self._secure, self._client, KINDS)
                 if simple is not None:
                     # One whole request of the usual shape: nearly all of them come so.
-                    self._flags, self._method, message = simple
+                    self._sent_flags, self._sent_method, message = simple
                     self.busy = link.send_packed(self, message)
                     return
         self._parse(data)
@@ -167,27 +192,41 @@ class HttpConnection:
         return self._ended
 
     def _parse(self, data: bytes) -> None:
-        self._feed_bytes = len(data)
-        if self._phase == _IN_HEAD:
-            self._head_bytes += len(data)
-        else:
-            self._head_bytes = len(data)
+        """Parse up to the end of a request; what is left is parsed after its answer."""
+        rest = memoryview(data)
+        while rest and not self._requests and self._fault is None and self._size <= MAX_BODY_BYTES:
+            piece = rest[:_PIECE_BYTES]
+            rest = rest[self._feed(piece) :]
+        if rest and self._fault is None:
+            self._backlog = bytes(rest) + self._backlog
+        self._go_on()
+
+    def _feed(self, piece: bytes | memoryview) -> int:
+        """Feed the parser, and return how many bytes it took."""
+        size = len(piece)
+        self._piece_bytes = size
+        self._head_bytes = self._head_bytes + size if self._phase == _IN_HEAD else size
         parser = self._parser
         if parser is None:
             parser = self._parser = httptools.HttpRequestParser(self)
         try:
-            parser.feed_data(data)
+            parser.feed_data(piece)
         except httptools.HttpParserUpgrade as upgrade:
-            self._switch(data[upgrade.args[0] :])
-            return
+            self._upgrade()
+            return int(upgrade.args[0])
         except httptools.HttpParserCallbackError as error:
             if self._fault is None and self._size <= MAX_BODY_BYTES:
                 raise error.__context__ or error from None
         except httptools.HttpParserError as error:
             self._fault = 400, "bad_request", f"not an HTTP request: {str(error).lower()}"
-        if self._phase == _IN_HEAD and self._head_bytes > MAX_HEAD_BYTES and self._fault is None:
-            self._refusal(431, _HEAD_TOO_LARGE)
-        self._go_on()
+        if self._fault is None:
+            if self._phase == _IN_HEAD and self._head_bytes > MAX_HEAD_BYTES:
+                self._refusal(431, _HEAD_TOO_LARGE)
+            elif self._phase == _IN_BODY:
+                self._body_bytes = self._size if self._body_bytes < 0 else self._body_bytes + size
+                if self._body_bytes - self._size > _MAX_EXTRA_BYTES + _EXTRA_BYTES_PER_CHUNK * self._chunks:
+                    self._refusal(400, "the body has too many bytes besides its content")
+        return size
 
     def on_message_begin(self) -> None:
         self._phase = _IN_HEAD
@@ -204,65 +243,33 @@ class HttpConnection:
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        parser, headers = self._parser, self._headers
+        parser = self._parser
         assert parser is not None
-        if self._head_bytes + self._feed_bytes > MAX_HEAD_BYTES:
-            self._check_head_size()
-        if len(headers) > MAX_HEADERS:
-            raise self._refusal(431, f"more than {MAX_HEADERS} header fields")
+        if (
+            self._head_bytes + self._piece_bytes > MAX_HEAD_BYTES
+            and size_of_head(self._target, self._headers) > MAX_HEAD_BYTES
+        ):
+            raise self._refusal(431, _HEAD_TOO_LARGE)
+        version = parser.get_http_version()
+        try:
+            head = read_head(version, self._headers)
+        except HeadFault as fault:
+            raise self._refusal(fault.status, fault.text) from None
+        self._fields, self._forwarded, self._announced, self._expects, self._websocket = head
         self._phase = _IN_BODY
         self._body = []
-        self._size = 0
-        self._announced = 0
-        self._asked = self._expects = False
-        forwarded: list[str] = []
-        fields: list[tuple[int, bytes]] = []
-        hosts = 0
-        chunked = upgrades = False
-        for name, value in headers:
-            kind = _SPELLINGS.get(name)
-            if kind is None:
-                kind = _kind_of(name)
-            if kind < 0:
-                continue
-            if kind < _HOST:
-                if kind != _CONTENT_TYPE or value != b"application/json":
-                    fields.append((kind, value))
-            elif kind == _HOST:
-                hosts += 1
-            elif kind == _LENGTH:
-                self._announced = int(value)
-            elif kind == _ENCODING:
-                if chunked or value.lower() != b"chunked":
-                    raise self._refusal(400, "the only transfer coding is chunked, once")
-                chunked = True
-            elif kind == _EXPECT:
-                self._expects = value.lower() == b"100-continue"
-            elif kind == _UPGRADE:
-                upgrades = b"websocket" in value.lower()
-            else:
-                forwarded.append(value.decode("latin-1"))
-        self._fields = fields
-        self._forwarded = forwarded
-        flags = self._secure
-        if parser.get_http_version() == "1.1":
-            if hosts != 1:
-                raise self._refusal(400, "not an HTTP request: HTTP/1.1 needs one Host header")
-        elif parser.get_http_version() == "1.0" and not chunked and hosts < 2:
-            flags |= HTTP_1_0
-        else:
-            raise self._refusal(400, "not an HTTP request: HTTP/1.1 is spoken here, and HTTP/1.0 without chunks")
-        if not parser.should_keep_alive():
-            flags |= CLOSES
-        self._flags = flags
+        self._size = self._chunks = 0
+        # _feed() counts what follows the head in this piece.
+        self._body_bytes = -1
+        self._asked = False
+        self._flags = (
+            self._secure | (0 if version == "1.1" else HTTP_1_0) | (0 if parser.should_keep_alive() else CLOSES)
+        )
         self._method = parser.get_method()
-        if chunked:
-            self._announced = None
-            self._chunks = 0
         if parser.should_upgrade():
             if self._method == b"CONNECT":
                 raise self._refusal(405, "this server is no proxy")
-            self._switching = self._head(upgrades)
+            self._switching = self._head()
 
     def on_chunk_header(self) -> None:
         self._chunks += 1
@@ -307,35 +314,28 @@ class HttpConnection:
             refusal,
         )
 
-    def _check_head_size(self) -> None:
-        size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
-        if size > MAX_HEAD_BYTES:
-            raise self._refusal(431, _HEAD_TOO_LARGE)
-
     def _refusal(self, status: int, text: str) -> _Refused:
         self._fault = status, "bad_request", text
         return _Refused()
 
     # -- upgrades ------------------------------------------------------------------------------------------
 
-    def _head(self, websocket: bool) -> bytes:
+    def _head(self) -> bytes:
         """The head as it came, up to spaces; without its Upgrade where that names no WebSocket."""
         lines = [b"%b %b HTTP/1.1" % (self._method, self._target)]
-        lines += [b"%b: %b" % header for header in self._headers if websocket or header[0].lower() != b"upgrade"]
+        lines += [b"%b: %b" % header for header in self._headers if self._websocket or header[0].lower() != b"upgrade"]
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
-    def _switch(self, rest: bytes) -> None:
+    def _upgrade(self) -> None:
         """The parser stopped at the end of a head with an Upgrade, and has read no body."""
         head, self._switching = self._switching, b""
-        websocket = any(name.lower() == b"upgrade" and b"websocket" in value.lower() for name, value in self._headers)
         self._parser = httptools.HttpRequestParser(self)
         self._phase = _BETWEEN
-        if not websocket:
+        if self._websocket:
+            self._requests.append(head)
+        else:
             # Another protocol: answer the request in HTTP/1.1 (RFC 9110, section 7.8).
-            self._parse(head + rest)
-            return
-        self._requests.append(head + rest)
-        self._go_on()
+            self._feed(head)
 
     # -- bodies that come later than their head ------------------------------------------------------------
 
@@ -348,22 +348,28 @@ class HttpConnection:
         elif self._backlog:
             self._read_on()
         elif not self._asked and (
-            self._expects or self._announced is None or self._announced > _MAX_UNASKED_BODY_BYTES
+            self._expects
+            or self._announced is None
+            or self._announced > _MAX_UNASKED_BODY_BYTES
+            or self._method not in _WITH_BODY
+            or (not self.authenticated and self._http.reading_bytes > self._http.max_strange_reading_bytes)
         ):
             self._asked = True
             self.connection.pause_reading()
             self._send(self._request(b"", HEAD_ONLY, self._announced))
-        else:
+        elif self._has_place():
             self.connection.resume_reading()
             if self._timed_phase != _IN_BODY:
                 self._timed_phase = _IN_BODY
                 self._http.wait_for_body(self.connection)
 
     def _count_body(self) -> None:
-        self._http.reading_bytes += self._size - self._counted_bytes
-        self._counted_bytes = self._size
-        if self._http.reading_bytes > self._http.max_reading_bytes:
-            self._http.limit_reached("bodies")
+        self._http.reading_bytes += self._body_bytes - self._counted_bytes
+        self._counted_bytes = self._body_bytes
+        http = self._http
+        asked_in_vain = self._asked and not self.authenticated
+        if http.reading_bytes > (http.max_strange_reading_bytes if asked_in_vain else http.max_reading_bytes):
+            http.limit_reached("bodies")
             self._fault = 503, "unavailable", "this server is reading too many request bodies; send the request again"
 
     def refuse_body(self, status: int) -> None:
@@ -384,6 +390,10 @@ class HttpConnection:
                 self.stalled = True
                 self._http.drain_signal.wait(connection, self._client_has_read)
                 return
+            if self._own_answers == _MAX_OWN_ANSWERS:
+                self._http.later(self._resume)
+                connection.pause_reading()
+                return
             request = requests.pop(0)
             if isinstance(request, bytes):
                 self._http.upgrade(self, request + self._backlog)
@@ -398,17 +408,43 @@ class HttpConnection:
         elif self._backlog:
             self._read_on()
         elif self._ended:
-            connection.end_http()
+            self._end()
         elif self._phase == _IN_HEAD:
-            connection.resume_reading()
-            if self._timed_phase != _IN_HEAD:
-                self._timed_phase = _IN_HEAD
-                self._http.wait_for_head(connection)
+            if self._has_place():
+                connection.resume_reading()
+                if self._timed_phase != _IN_HEAD:
+                    self._timed_phase = _IN_HEAD
+                    self._http.wait_for_head(connection)
         elif self._http.draining:
-            connection.end_http()
+            self._end()
         else:
-            self._http.idle[self] = None
+            self._rest()
             connection.resume_reading()
+
+    def _rest(self) -> None:
+        """There is nothing to do until the next request."""
+        if not self.authenticated:
+            self._http.strangers.rest(self.connection)
+        self._idle[self.connection] = None
+
+    def _has_place(self) -> bool:
+        """Whether the client may send the rest of a head or body. If not, the request is refused."""
+        http = self._http
+        if self.authenticated or http.strangers.take(self.connection, self._peer):
+            return True
+        if self._phase == _IN_BODY and http.is_signed(self._method, self._target, pack_fields(self._fields)):
+            return True
+        http.limit_reached("address")
+        self._fault = 503, "unavailable", TOO_MANY_OF_ADDRESS
+        self._refuse()
+        return False
+
+    def _resume(self) -> None:
+        """Other clients had their turn."""
+        self._own_answers = 0
+        if self.connection.state == HTTP and not self.busy:
+            self.connection.resume_reading()
+            self._go_on()
 
     def _read_on(self) -> None:
         data, self._backlog = self._backlog, b""
@@ -422,39 +458,55 @@ class HttpConnection:
         if request[3].startswith(b"/app/"):
             text = "this is a WebSocket address; connect with an Upgrade"
             answer = error_response(426, "bad_request", text, "Upgrade: websocket\r\n")
+        elif request[3] in ALIVE and request[1] in (b"GET", b"HEAD"):
+            answer = ALIVE[request[3]]
         else:
-            refusal = http.refusal(request[3])
+            refusal = http.refusal(self, request)
             if refusal is None:
+                self._sent_flags, self._sent_method = request[0], request[1]
                 self.busy = http.link.send(self, *request)
                 return
             answer = refusal
+        self._own_answers += 1
         if request[1] == b"HEAD":
             answer = answer[: answer.index(b"\r\n\r\n") + 4]
         if request[0] & (CLOSES | HEAD_ONLY | HTTP_1_0):
             answer = closing(answer)
         if b"\r\nConnection: close\r\n" in answer:
-            self.connection.end_http(answer)
+            self._end(answer)
         else:
             self.connection.write_http(answer)
 
     def answered(self, flags: int, response: bytes) -> None:
         """Control has answered the request, or allows its body to be read."""
         self.busy = 0
-        http = self._http
-        if not flags and not http.draining:
+        if flags & AUTHENTICATED != self.authenticated:
+            self._judge(flags & AUTHENTICATED)
+        if not flags & ~AUTHENTICATED and not self._http.draining:
             self.connection.write_http(response)
             if self._requests or self._backlog or self._fault is not None or self._ended:
                 self._go_on()
             else:
-                http.idle[self] = None
+                self._rest()
         elif flags & CONTINUE:
             if self._expects and not self._size:
                 self.connection.write_http(_CONTINUE_LINE)
             self._go_on()
         elif flags & LAST:
-            self.connection.end_http(response)
+            self._end(response)
         else:
-            self.connection.end_http(closing(response))
+            self._end(closing(response))
+
+    def _judge(self, authenticated: int) -> None:
+        """The caller has just authenticated, or no longer does."""
+        self.authenticated = authenticated
+        strangers = self._http.strangers
+        if authenticated:
+            self._idle = self._http.idle
+            strangers.forget(self.connection)
+        else:
+            self._idle = strangers.idle
+            strangers.callers[self.connection] = None
 
     def unanswered(self, sent: bool) -> None:
         """Control went away before it answered. `sent` False: it never saw the request."""
@@ -465,12 +517,20 @@ class HttpConnection:
             else "the control plane isn't there; send the request again"
         )
         answer = error_response(503, "unavailable", text, "Retry-After: 1\r\n")
-        # `_flags` and `_method` belong to the request that was read last, which may be a later, pipelined one.
-        if self._phase != _BETWEEN or self._flags & (CLOSES | HTTP_1_0) or self._method == b"HEAD":
-            self.connection.end_http(answer if self._method != b"HEAD" else answer[: answer.index(b"\r\n\r\n") + 4])
+        if self._sent_method == b"HEAD":
+            answer = answer[: answer.index(b"\r\n\r\n") + 4]
+        if self._sent_flags & (CLOSES | HTTP_1_0 | HEAD_ONLY):
+            self._end(answer)
         else:
             self.connection.write_http(answer.replace(b"Connection: close\r\n", b"", 1))
             self._go_on()
+
+    def _end(self, response: bytes = b"") -> None:
+        """Close after `response`. What was received goes now: the client may keep the connection open for a while."""
+        self._drop_body()
+        self._parser = None
+        self._backlog = b""
+        self.connection.end_http(response)
 
     def _client_has_read(self) -> None:
         if self.stalled:
@@ -479,15 +539,15 @@ class HttpConnection:
 
     def _refuse(self) -> None:
         assert self._fault is not None
-        self._drop_body()
         status, code, text = self._fault
         more = "Retry-After: 1\r\n" if status == 503 else ""
-        self.connection.end_http(error_response(status, code, text, more))
+        self._end(error_response(status, code, text, more))
 
     def gone(self) -> None:
         """The connection is lost, or became a WebSocket."""
         http = self._http
-        http.idle.pop(self, None)
+        self._idle.pop(self.connection, None)
+        http.strangers.forget(self.connection)
         if self.stalled:
             self.stalled = False
             http.drain_signal.closed(self.connection)
@@ -496,10 +556,3 @@ class HttpConnection:
             http.link.forget(self.busy)
         # The parser refers to this object's methods. Breaking the cycle frees both without the garbage collector.
         self._parser = None
-
-
-def _kind_of(name: bytes) -> int:
-    kind = _KINDS.get(name.lower(), _IGNORE)
-    if len(_SPELLINGS) < _MAX_SPELLINGS:
-        _SPELLINGS[name] = kind
-    return kind

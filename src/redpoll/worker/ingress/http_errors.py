@@ -1,4 +1,4 @@
-"""HTTP error responses that the worker writes itself, in the API's format (protocol/README.md "Errors")."""
+"""HTTP responses that the worker writes itself: errors in the API's format (protocol/README.md "Errors") and health."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from http import HTTPStatus
 
 import msgspec
 
-__all__ = ["closing", "error_response"]
+__all__ = ["ALIVE", "TOO_MANY_OF_ADDRESS", "closing", "error_response"]
+
+_OK = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b"
+# By path: these ask whether this process is alive, which doesn't depend on control. As control/health.py answers.
+ALIVE = {
+    b"/": _OK % (b"text/plain; charset=utf-8", 2, b"OK"),
+    b"/healthz": _OK % (b"application/json", 15, b'{"status":"ok"}'),
+}
+TOO_MANY_OF_ADDRESS = (
+    "your address has as many requests without a right credential under way as this server allows; send the request "
+    "again"
+)
 
 
 def error_response(status: int, code: str, text: str, more_headers: str = "", *, keep_alive: bool = False) -> bytes:

@@ -1,14 +1,14 @@
 """What all HTTP connections of a worker share: the link to control, limits, deadlines, and the worker's own answers.
 
 A connection becomes an HTTP connection when its first request doesn't ask for a WebSocket. Requests go to control
-(control_link.py). At each limit a request is answered 503 with Retry-After, or an idle connection is closed to make
-room.
+(control_link.py). At each limit a request is answered 503 with Retry-After, or a connection is closed to make room.
+Half of each limit is for callers who have authenticated (strangers.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -16,12 +16,14 @@ from redpoll.http_messages import SECURE
 from redpoll.proxies import TrustedProxies
 from redpoll.worker.ingress.control_link import ControlLink
 from redpoll.worker.ingress.http_connection import HttpConnection
-from redpoll.worker.ingress.http_errors import error_response
+from redpoll.worker.ingress.http_errors import TOO_MANY_OF_ADDRESS, error_response
 
 if TYPE_CHECKING:
     from redpoll.config import Settings
     from redpoll.worker.connection import Connection
     from redpoll.worker.drained import DrainSignal
+    from redpoll.worker.ingress.credentials import Credentials
+    from redpoll.worker.ingress.strangers import Strangers
     from redpoll.worker.janitor import Janitor
 
 __all__ = ["HttpRequests"]
@@ -35,35 +37,55 @@ MAX_READING_BYTES: Final = 32 * 1024 * 1024
 BODY_TIMEOUT_S: Final = 15.0
 # Longer than the 60 s after which proxies commonly drop an idle connection, so that they close first.
 IDLE_TIMEOUT_S: Final = 75.0
+# A connection whose caller has authenticated makes room only after it has been idle for this long, and last.
+_SPARED_S: Final = 10.0
 # A limit is logged again only after it wasn't reached for this long.
 _EPISODE_S: Final = 10.0
-
-_ALIVE: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\nOK"
 
 
 class HttpRequests:
     """The HTTP side of a worker. `max_connections` bounds its HTTP connections.
 
-    `idle`: connections between two requests, the longest idle first. `refused` counts refusals by the limit that was
-    reached. `drain_signal` says when a client has read the answers that it left unread.
+    `idle`: authenticated callers' connections between two requests, the longest idle first; those of others are in
+    `strangers`. `refused` counts refusals by the limit that was reached. `drain_signal` says when a client has read the
+    answers that it left unread.
     """
 
     def __init__(
-        self, settings: Settings, janitor: Janitor, drain_signal: DrainSignal, path: str, max_connections: int
+        self,
+        settings: Settings,
+        janitor: Janitor,
+        drain_signal: DrainSignal,
+        path: str,
+        max_connections: int,
+        strangers: Strangers,
+        credentials: Credentials,
     ) -> None:
+        self.strangers = strangers
         self.drain_signal = drain_signal
         self.link = ControlLink(path)
         self.draining = False
         self.max_requests = MAX_REQUESTS
         self.max_reading_bytes = MAX_READING_BYTES
         self.reading_bytes = 0
-        self.idle: dict[HttpConnection, None] = {}
-        self.refused: dict[str, int] = {"connections": 0, "requests": 0, "bodies": 0}
+        self.idle: dict[Connection, None] = {}
+        self.refused: dict[str, int] = {"connections": 0, "requests": 0, "bodies": 0, "address": 0}
         self.connections: dict[Connection, HttpConnection] = {}
         self._max_connections = max_connections
+        self._credentials = credentials
         self._trusted = TrustedProxies(settings.trusted_proxies)
         self._janitor = janitor
         self._reached_at: dict[str, float] = {}
+
+    @property
+    def max_strange_requests(self) -> int:
+        """Of `max_requests`, those that strangers may use."""
+        return self.max_requests // 2
+
+    @property
+    def max_strange_reading_bytes(self) -> int:
+        """Of `max_reading_bytes`, those that strangers may use."""
+        return self.max_reading_bytes // 2
 
     # -- connections ---------------------------------------------------------------------------------------
 
@@ -73,7 +95,8 @@ class HttpRequests:
 
     def begin(self, connection: Connection, peer: str, secure: bool, data: bytes) -> None:
         """Serve a connection that speaks HTTP. `data` is what came first."""
-        if len(self.connections) >= self._max_connections and not self.make_room():
+        full = len(self.connections) >= self._max_connections
+        if full and not self.strangers.make_room_for(peer) and not self.close_idle():
             self.limit_reached("connections")
             text = "this server has as many HTTP connections as it takes; send the request again"
             connection.end_http(error_response(503, "unavailable", text, "Retry-After: 1\r\n"))
@@ -81,14 +104,16 @@ class HttpRequests:
         self.connections[connection] = made = HttpConnection(self, connection, peer, SECURE if secure else 0)
         made.received(data)
 
-    def make_room(self) -> bool:
-        """Close the connection that has been idle for the longest time. False: none is idle."""
-        idle = next(iter(self.idle), None)
-        if idle is None:
+    def close_idle(self) -> bool:
+        """Close the authenticated caller's connection that has been idle for the longest time. False: none has been
+        idle for long."""
+        oldest = next(iter(self.idle), None)
+        if oldest is None or self._janitor.silent_s(oldest) < _SPARED_S:
             return False
         # Now, not when the connection is gone, which is later: the next connection of this loop pass needs another one.
-        del self.idle[idle]
-        idle.connection.abort()
+        del self.idle[oldest]
+        self.strangers.leaving.add(oldest)
+        oldest.abort()
         return True
 
     def upgrade(self, http: HttpConnection, received: bytes) -> None:
@@ -105,13 +130,17 @@ class HttpRequests:
     def drain(self) -> None:
         """Take no more: idle connections close now, others after the answer to what they have sent."""
         self.draining = True
-        for http in list(self.idle):
-            http.connection.end_http()
+        for connection in [*self.idle, *self.strangers.idle]:
+            connection.end_http()
 
     def close(self) -> None:
         for connection in list(self.connections):
             connection.abort()
         self.link.close()
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Call it in the next pass of the loop."""
+        self._janitor.loop.call_soon(call)
 
     # -- deadlines -----------------------------------------------------------------------------------------
 
@@ -139,23 +168,42 @@ class HttpRequests:
     def beat(self) -> None:
         """Four times a second."""
         self.link.beat()
+        self.strangers.beat()
 
     # -- limits and answers --------------------------------------------------------------------------------
 
-    def refusal(self, target: bytes) -> bytes | None:
-        """The response to a request that can't be sent to control now; None: it can be sent."""
-        link = self.link
-        if len(link.awaited) >= self.max_requests:
-            self.limit_reached("requests")
-            text = "this server has as many requests under way as it takes; send the request again"
-        elif link.is_open():
-            return None
-        elif target in (b"/", b"/healthz"):
-            # These ask whether this process is alive, which doesn't depend on control.
-            return _ALIVE
-        else:
+    def refusal(self, http: HttpConnection, request: tuple[Any, ...]) -> bytes | None:
+        """The response to a request that can't be sent to control now; None: it can be sent. `request` are the
+        arguments of ControlLink.send."""
+        if not self.link.is_open():
             text = "the control plane isn't there; send the request again"
+        elif (limit := self._limit_of(http, request)) is None:
+            return None
+        else:
+            self.limit_reached(limit)
+            text = TOO_MANY_OF_ADDRESS
+            if limit == "requests":
+                text = "this server has as many requests under way as it takes; send the request again"
         return error_response(503, "unavailable", text, "Retry-After: 1\r\n", keep_alive=True)
+
+    def _limit_of(self, http: HttpConnection, request: tuple[Any, ...]) -> str | None:
+        """The limit that this request would exceed."""
+        under_way = len(self.link.awaited)
+        if under_way >= self.max_requests:
+            return "requests"
+        if http.authenticated:
+            return None
+        _, method, client, target, fields, *_ = request
+        limit = None
+        if under_way >= self.max_strange_requests:
+            limit = "requests"
+        elif not self.strangers.take(http.connection, client.decode()):
+            limit = "address"
+        return None if limit is not None and self.is_signed(method, target, fields) else limit
+
+    def is_signed(self, method: bytes, target: bytes, fields: bytes) -> bool:
+        """Whether an app's caller sent this request, as far as a worker can tell."""
+        return self._credentials.are_right(method, target, fields)
 
     def limit_reached(self, limit: str) -> None:
         """Count a refusal. Log one line per period in which the limit is reached."""

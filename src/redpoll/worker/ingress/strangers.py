@@ -1,0 +1,163 @@
+"""Bounds what callers who haven't authenticated hold in a worker, so that they can't keep out those who have.
+
+A connection is a stranger's until it is a WebSocket or control has found a right credential in its last request.
+
+- Of each address, strangers hold at most `limit` places. A connection holds one place while it has anything under way
+  that costs more than a descriptor: a handshake, a head or body that isn't complete, a request that control hasn't
+  answered, an answer that isn't read. What it is doesn't matter, so no kind can be forgotten.
+- When the worker has no descriptor left, strangers' connections are closed to make room, those that nobody would miss
+  first. Of the oldest, the address with the most loses half, so that a flood from one address ends its own connections
+  and not those of others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from redpoll.proxies import TrustedProxies, is_private, network_of
+from redpoll.worker.ingress.addresses import SHARED_FACTOR
+
+if TYPE_CHECKING:
+    from redpoll.worker.connection import Connection
+
+__all__ = ["Strangers"]
+
+# How many of the oldest connections are compared when one has to go.
+_SAMPLE: Final = 16
+# An answer of this size is as good as read: a place costs more than it.
+_SMALL_BYTES: Final = 4096
+
+
+class Strangers:
+    """The connections of strangers, and the places that addresses hold. `limit` 0: addresses have no limit.
+
+    `newcomers`: connections whose first head isn't complete. `callers`: HTTP connections; `idle` are those between two
+    requests. `closing`: connections that were answered and wait for the client to close. All are in order of time, the
+    oldest first. `closed_total` counts the connections that made room.
+    """
+
+    def __init__(self, limit: int, trusted: TrustedProxies) -> None:
+        self.limit = limit
+        self.closed_total = 0
+        self.newcomers: dict[Connection, None] = {}
+        self.callers: dict[Connection, None] = {}
+        self.idle: dict[Connection, None] = {}
+        self.closing: dict[Connection, None] = {}
+        # Closed by `make_room`; their descriptors are counted until the loop reports their end.
+        self.leaving: set[Connection] = set()
+        self._trusted = trusted
+        # By connection the network whose place it holds, and the number of places of each network.
+        self._networks: dict[Connection, str] = {}
+        self._places: dict[str, int] = {}
+        # Of those, connections without a request, whose client hasn't read an answer.
+        self._unread: dict[Connection, None] = {}
+        # Bounded: clients choose their addresses.
+        self._look = lru_cache(maxsize=4096)(self._find)
+
+    def __len__(self) -> int:
+        """The number of places that are held."""
+        return len(self._networks)
+
+    # -- places --------------------------------------------------------------------------------------------
+
+    def take(self, connection: Connection, address: str) -> bool:
+        """Whether `connection`, whose client has this address, may have something under way. It holds one place until
+        `release`, however often it takes it."""
+        if connection in self._networks:
+            self._unread.pop(connection, None)
+            return True
+        network, factor = self._look(address)
+        limit = self.limit * factor
+        if not limit:
+            return True
+        count = self._places.get(network, 0)
+        if count >= limit:
+            return False
+        self._places[network] = count + 1
+        self._networks[connection] = network
+        return True
+
+    def release(self, connection: Connection) -> None:
+        """It has nothing under way. Idempotent."""
+        network = self._networks.pop(connection, None)
+        if network is None:
+            return
+        self._unread.pop(connection, None)
+        count = self._places[network]
+        if count == 1:
+            del self._places[network]
+        else:
+            self._places[network] = count - 1
+
+    def rest(self, connection: Connection) -> None:
+        """It has no request under way: release its place, or do so once its client has read the answers."""
+        if connection in self._networks:
+            if connection.bytes_owed > _SMALL_BYTES:
+                self._unread[connection] = None
+            else:
+                self.release(connection)
+
+    def beat(self) -> None:
+        """Release the places of those that have read their answers. Call it a few times a second."""
+        for connection in [connection for connection in self._unread if not connection.bytes_owed]:
+            self.release(connection)
+
+    def forget(self, connection: Connection) -> None:
+        """It is closed, or no stranger's any more. Idempotent."""
+        self.newcomers.pop(connection, None)
+        self.callers.pop(connection, None)
+        self.idle.pop(connection, None)
+        self.closing.pop(connection, None)
+        self.release(connection)
+
+    def _find(self, address: str) -> tuple[str, int]:
+        """What an address counts as, and how many times the limit it has; 0: there is none."""
+        if self._trusted.trusts(address):
+            # All its clients would share the limit, and it names them.
+            return "", 0
+        return network_of(address), SHARED_FACTOR if not self._trusted and is_private(address) else 1
+
+    # -- room ----------------------------------------------------------------------------------------------
+
+    def make_room(self) -> bool:
+        """Close at least one connection of a stranger, for a descriptor. False: there is none."""
+        done = next((connection for connection in islice(self.closing, _SAMPLE) if not connection.bytes_owed), None)
+        if done is not None:
+            self._close(done)
+            return True
+        return self._close_some(self.newcomers) or self.close_idle() or self._close_some(self.callers)
+
+    def make_room_for(self, address: str) -> bool:
+        """As `make_room` among HTTP connections, for one of this address. A busy one doesn't give way to another of
+        the same address."""
+        return self.close_idle() or self._close_some(self.callers, network_of(address))
+
+    def close_idle(self) -> bool:
+        """Close the connection that has been idle for the longest time. False: none is idle."""
+        oldest = next(iter(self.idle), None)
+        if oldest is None:
+            return False
+        self._close(oldest)
+        return True
+
+    def _close_some(self, queue: dict[Connection, None], spared: str | None = None) -> bool:
+        oldest = [(connection, network_of(connection.address)) for connection in islice(queue, _SAMPLE)]
+        if not oldest:
+            return False
+        # Of equals the first, which is the oldest.
+        network, count = Counter(network for _, network in oldest).most_common(1)[0]
+        if network == spared:
+            return False
+        for connection in [connection for connection, its in oldest if its == network][: (count + 1) // 2]:
+            self._close(connection)
+        return True
+
+    def _close(self, connection: Connection) -> None:
+        # Now, not when the connection is gone, which is later: the next one of this loop pass needs another one.
+        self.forget(connection)
+        self.leaving.add(connection)
+        self.closed_total += 1
+        connection.abort()

@@ -1,0 +1,230 @@
+"""Strangers hold what they can get, and a back end goes on: a worker with a fake control plane.
+
+The stranger is at 127.0.0.2, the back end at 127.0.0.1, and in some tests both are at 127.0.0.1.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import time
+
+import pytest
+
+from redpoll.http_messages import AUTHENTICATED, CLOSES, CONTINUE, LAST, pack_answer
+
+GET = b"GET /apps/1/channels HTTP/1.1\r\nHost: h\r\n\r\n"
+PART = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n1234"
+KEY, SECRET = "278d425bdf160c739803", "7ad3773142a6692b25b8"
+SILENT = b""
+UPGRADE = (
+    f"GET /app/{KEY}?protocol=7 HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+).encode()
+
+
+def publish(secret=SECRET, body=b"{}"):
+    query = f"auth_key={KEY}&auth_timestamp={int(time.time())}&auth_version=1.0"
+    query += f"&body_md5={hashlib.md5(body).hexdigest()}"
+    signature = hmac.new(secret.encode(), f"POST\n/apps/1/events\n{query}".encode(), hashlib.sha256).hexdigest()
+    target = f"/apps/1/events?{query}&auth_signature={signature}"
+    return f"POST {target} HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.fixture
+async def open_from(bench):
+    """`await open_from(address, first_bytes)`: (reader, writer)."""
+    writers = []
+
+    async def make(worker, address, data=b""):
+        reader, writer = await asyncio.open_connection("127.0.0.1", worker.port, local_addr=(address, 0))
+        writers.append(writer)
+        if data:
+            writer.write(data)
+        return reader, writer
+
+    yield make
+    for writer in writers:
+        writer.close()
+
+
+@pytest.fixture
+def authenticating(control):
+    """Control finds a right credential in requests that are signed with SECRET, and leaves others unanswered."""
+
+    def answer(request):
+        if request.method != "POST" or "auth_signature" not in request.target:
+            return None
+        flags = AUTHENTICATED | (LAST if request.flags & CLOSES else 0)
+        control.writers[-1].write(pack_answer(request.number, flags, control.echo(request)))
+        return None
+
+    control.answer = answer
+    return control
+
+
+async def status(reader):
+    async with asyncio.timeout(60):
+        head = await reader.readuntil(b"\r\n\r\n")
+        for line in head.split(b"\r\n"):
+            if line.lower().startswith(b"content-length:"):
+                await reader.readexactly(int(line[15:]))
+        return int(head.split(b" ")[1])
+
+
+async def ended(reader):
+    async with asyncio.timeout(60):
+        with contextlib.suppress(ConnectionError):
+            return await reader.read()
+        return b""
+
+
+async def test_requests_of_an_address_are_bounded_but_not_those_with_a_right_signature(
+    bench, open_from, authenticating, wait_until
+):
+    worker = await bench.start(max_pending_per_address=1, trusted_proxies=["10.0.0.0/8"])
+    http = worker.gate.http
+    _, writer = await open_from(worker, "127.0.0.1", GET)
+    await wait_until(lambda: authenticating.requests)
+    refused, _ = await open_from(worker, "127.0.0.1", GET)
+    assert await status(refused) == 503
+    assert http.refused["address"] == 1
+    # From the same address, on new connections, whole and in two packets.
+    signed = publish()
+    for data in (signed, signed[:-1]):
+        reader, more = await open_from(worker, "127.0.0.1", data)
+        if data != signed:
+            await wait_until(lambda: http.reading_bytes)
+            more.write(signed[-1:])
+        assert await status(reader) == 200
+    reader, _ = await open_from(worker, "127.0.0.1", publish(secret="wrong"))
+    assert await status(reader) == 503
+    # Another address has its own places, and the place of a closed connection is free.
+    _, other = await open_from(worker, "127.0.0.2", GET)
+    await wait_until(lambda: len(worker.gate.strangers) == 2)
+    for each in (writer, other):
+        each.close()
+    await wait_until(lambda: len(worker.gate.strangers) == 0)
+
+
+@pytest.mark.parametrize("data", [b"GET /", PART, GET + b"GET /", GET], ids=["head", "body", "later head", "request"])
+async def test_one_bound_counts_every_kind(bench, open_from, authenticating, wait_until, data):
+    worker = await bench.start(max_pending_per_address=2, trusted_proxies=["10.0.0.0/8"])
+    for count in (1, 2):
+        await open_from(worker, "127.0.0.2", data)
+        await wait_until(lambda count=count: len(worker.gate.strangers) == count)
+    for more in (b"GET /", PART, GET):
+        reader, _ = await open_from(worker, "127.0.0.2", more)
+        assert (await ended(reader) if more == b"GET /" else await status(reader)) in (b"", 503)
+    assert worker.gate.http.refused["address"] == 3
+    assert len(worker.gate.strangers) == 2
+
+
+async def test_half_of_all_requests_is_for_callers_with_a_right_credential(
+    bench, open_from, authenticating, wait_until
+):
+    worker = await bench.start()
+    worker.gate.http.max_requests = 4
+    reader, writer = await open_from(worker, "127.0.0.2", publish())
+    assert await status(reader) == 200
+    for count in (1, 2):
+        await open_from(worker, "127.0.0.2", GET)
+        await wait_until(lambda count=count: len(worker.gate.http.link.awaited) == count)
+    refused, _ = await open_from(worker, "127.0.0.2", GET)
+    assert await status(refused) == 503
+    assert worker.gate.http.refused["requests"] == 1
+    writer.write(publish())
+    assert await status(reader) == 200
+    # A token, say, which only control knows: the connection has authenticated before.
+    authenticating.answer = lambda request: authenticating.echo(request)
+    writer.write(GET)
+    assert await status(reader) == 200
+    # That answer said that the caller wasn't authenticated.
+    writer.write(GET)
+    assert await status(reader) == 503
+
+
+async def test_half_of_unfinished_bodies_is_for_callers_with_a_right_credential(bench, open_from, control, wait_until):
+    worker = await bench.start()
+    http = worker.gate.http
+    http.max_reading_bytes = 20_000
+    control.on_head = lambda request: (
+        b"HTTP/1.1 401 Unauthorized\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+        if "auth_signature" not in request.target
+        else CONTINUE
+    )
+    part = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 9000\r\n\r\n" + b"x" * 6000
+    await open_from(worker, "127.0.0.2", part)
+    await wait_until(lambda: http.reading_bytes == 6000)
+    reader, _ = await open_from(worker, "127.0.0.2", part)
+    assert await status(reader) == 401
+    signed = publish(body=b"x" * 9000)
+    for _ in range(2):
+        reader, writer = await open_from(worker, "127.0.0.2", signed[:-2000])
+        await wait_until(lambda: http.reading_bytes > 6000)
+        writer.write(signed[-2000:])
+        assert await status(reader) == 200
+        await wait_until(lambda: http.reading_bytes == 6000)
+
+
+async def test_out_of_descriptors_silent_connections_make_room_and_a_back_end_stays(
+    bench, open_from, authenticating, wait_until
+):
+    worker = await bench.start()
+    gate = worker.gate
+    reader, writer = await open_from(worker, "127.0.0.1", publish())
+    assert await status(reader) == 200
+    gate._max_connections = -40
+    silent = [await open_from(worker, "127.0.0.2", SILENT) for _ in range(40)]
+    assert await ended(silent[0][0]) == b""
+    await wait_until(lambda: len(gate.strangers.newcomers) <= 8)
+    writer.write(publish())
+    assert await status(reader) == 200
+    fresh, _ = await open_from(worker, "127.0.0.1", publish())
+    assert await status(fresh) == 200
+    # Nor do strangers' requests, bodies or refused WebSockets keep anybody out.
+    for data in (GET, PART, UPGRADE):
+        for _ in range(12):
+            await open_from(worker, "127.0.0.2", data)
+        fresh, _ = await open_from(worker, "127.0.0.1", publish())
+        assert await status(fresh) == 200
+    writer.write(publish())
+    assert await status(reader) == 200
+
+
+async def test_a_websocket_takes_the_place_of_a_silent_connection(bench, open_from, wait_until):
+    worker = await bench.start()
+    worker.gate._max_connections = 4
+    silent = [await open_from(worker, "127.0.0.2", SILENT) for _ in range(4)]
+    await wait_until(lambda: worker.gate.connections == 4)
+    client = await bench.client(worker)
+    assert client.socket_id
+    assert await ended(silent[0][0]) == b""
+
+
+async def test_answers_that_a_stranger_does_not_read_keep_their_place(bench, open_from, control, wait_until):
+    control.answer = lambda request: b"HTTP/1.1 200 OK\r\nContent-Length: 9000000\r\n\r\n" + b"x" * 9_000_000
+    worker = await bench.start(max_pending_per_address=1, trusted_proxies=["10.0.0.0/8"])
+    reader, writer = await open_from(worker, "127.0.0.2", GET)
+    writer.transport.pause_reading()
+    await wait_until(lambda: worker.gate.strangers.idle)
+    assert len(worker.gate.strangers) == 1
+    refused, _ = await open_from(worker, "127.0.0.2", GET)
+    assert await status(refused) == 503
+    writer.transport.resume_reading()
+    assert await status(reader) == 200
+    await wait_until(lambda: len(worker.gate.strangers) == 0)
+
+
+async def test_the_worker_answers_health_checks_itself(bench, open_from, control):
+    worker = await bench.start()
+    worker.gate.http.max_requests = 0
+    reader, writer = await open_from(worker, "127.0.0.1", b"")
+    ask = b"%b %b HTTP/1.1\r\nHost: h\r\n\r\n"
+    # As many as come in one packet, in several goes.
+    writer.write(ask % (b"GET", b"/healthz") * 100 + ask % (b"GET", b"/"))
+    for _ in range(101):
+        assert await status(reader) == 200
+    writer.write(ask % (b"GET", b"/readyz"))
+    assert await status(reader) == 503
+    assert control.requests == []
