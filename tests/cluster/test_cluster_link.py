@@ -123,7 +123,8 @@ async def test_silent_master_holds_up_no_answer_of_the_others_and_gets_no_more_p
     try:
         link.call_many(commands, SHARDS, before)
         await wait_until(lambda: len(before) == SHARDS - len(held_up))
-        await wait_until(lambda: link.refusal_of(topics[0]))
+        # Looks are so frequent here that a master which is only slow may seem silent for a moment.
+        await wait_until(lambda: {at for at in range(SHARDS) if link.refusal_of(topics[at])} == held_up)
         link.call_many(commands, SHARDS, after)
         await wait_until(lambda: len(after) == SHARDS)
         assert set(before) == set(range(SHARDS)) - held_up
