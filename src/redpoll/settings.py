@@ -378,6 +378,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             le=10_000_000,
         ),
     ] = 10_000
+    webhook_max_waiting: Annotated[
+        int,
+        _about(
+            "Maximum number of deliveries that wait for an endpoint, with bodies of 1 KiB on average. Beyond it new "
+            "ones are dropped and counted; those of public channels beyond half of it, because anybody can cause "
+            "these. A waiting delivery takes about 1 kB of the record store, and its body.",
+            ge=1_000,
+            le=10_000_000,
+        ),
+    ] = 100_000
     webhook_debounce_s: Annotated[
         float,
         _about(

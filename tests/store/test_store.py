@@ -1,6 +1,7 @@
 """Opening the record store, migrations, versions, transactions and errors."""
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 import threading
@@ -167,3 +168,37 @@ async def test_missing_folder_is_refused(tmp_path, wait_until):
         await Store.open(database_url(tmp_path / "none"))
     # aiosqlite doesn't wait for the thread of a connection that failed. The thread must not outlive the loop.
     await wait_until(lambda: threading.active_count() <= threads)
+
+
+async def fill_and_empty(store):
+    rows = [{"name": f"x{number}", "value": "y" * 3_000} for number in range(10_000)]
+    async with store.change() as connection:
+        await connection.execute(sa.insert(meta), rows)
+    async with store.change() as connection:
+        await connection.execute(sa.delete(meta).where(meta.c.name.like("x%")))
+
+
+async def test_file_becomes_smaller_after_much_was_deleted(sqlite_store, tmp_path):
+    await fill_and_empty(sqlite_store)
+    await sqlite_store.shrink()
+    free, pages = await sqlite_store._database.free_pages()
+    assert free * 4096 < 4_000_000
+    assert pages * 4096 < 5_000_000
+    assert (tmp_path / "redpoll.sqlite").stat().st_size < 5_000_000
+
+
+async def test_file_of_an_earlier_redpoll_becomes_smaller_too(sqlite_store, tmp_path):
+    path = tmp_path / "redpoll.sqlite"
+    await fill_and_empty(sqlite_store)
+    await sqlite_store.close()
+    # As it was made before: without room for the lists that moving pages needs.
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode=DELETE")
+        connection.execute("PRAGMA auto_vacuum=NONE")
+        connection.execute("VACUUM")
+        assert connection.execute("PRAGMA auto_vacuum").fetchone() == (0,)
+    again = await Store.open(database_url(tmp_path))
+    await fill_and_empty(again)
+    await again.shrink()
+    assert path.stat().st_size < 5_000_000
+    await again.close()

@@ -99,6 +99,8 @@ def _print_endpoint(endpoint: dict[str, Any]) -> None:
         words.append("(disabled)")
     if endpoint["failing_since"]:
         words.append(f"(failing since {time_text(endpoint['failing_since'])})")
+    if endpoint.get("dropped"):
+        words.append(f"({endpoint['dropped']} deliveries dropped, {endpoint['waiting']} wait)")
     click.echo("  ".join(words))
 
 
@@ -192,6 +194,11 @@ def dead_letter_list(app_id: str, settings: config.Settings, as_json: bool) -> N
     letters = answer["letters"]
     if len(letters) < answer["total"]:
         click.echo(f"showing the latest {len(letters)} of {answer['total']} dead letters", err=True)
+    if answer.get("dropped"):
+        click.echo(
+            f"{answer['dropped']} more deliveries were dropped because webhook_max_waiting of their endpoint waited",
+            err=True,
+        )
     if as_json:
         print_json(letters)
         return

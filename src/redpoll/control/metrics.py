@@ -121,6 +121,10 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
         _family("webhook_rows_unreadable_total", "Transitions lost for webhooks, because no body could be rendered."),
         _family("webhook_transitions_total", "Transitions moved from Redis to the record store."),
         _family("webhook_deliveries_waiting", "Webhook deliveries that wait for an attempt."),
+        _family(
+            "webhook_deliveries_dropped_total",
+            "Webhook deliveries that were never stored, because webhook_max_waiting of their endpoint waited.",
+        ),
         _family("webhook_oldest_seconds", "Age of the oldest waiting webhook delivery."),
         _family("webhook_attempts_running", "Webhook attempts that are running."),
         _family("webhook_failed_total", "Webhook deliveries that became dead letters."),

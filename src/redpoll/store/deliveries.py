@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from redpoll.store.schema import attempts, deliveries, webhooks
+from redpoll.store.schema import attempts, deliveries, meta, webhooks
 
 __all__ = [
     "BATCH",
@@ -36,9 +36,11 @@ __all__ = [
     "find",
     "find_by_id",
     "find_by_ids",
+    "forget_dropped",
     "known",
     "move_due_times",
     "next_due",
+    "note_dropped",
     "numbers",
     "put_results",
     "remove_dead_letters",
@@ -130,12 +132,22 @@ class Announcement(NamedTuple):
 
 
 class Depth(NamedTuple):
-    """The number of waiting deliveries and of dead letters. `oldest_at`: when the oldest waiting one was created."""
+    """The number of waiting deliveries and of dead letters. `oldest_at`: when the oldest waiting one was created.
+    `waiting_bytes`: the size of their bodies; 0 for fewer than 1,000. `dropped`: how many were never stored because too
+    many waited, the last of them at `dropped_at`."""
 
     waiting: int
     failed: int
     oldest_at: float | None
+    waiting_bytes: int = 0
+    dropped: int = 0
+    dropped_at: float | None = None
 
+
+# Rows of `meta` with what was dropped of an endpoint: NUMBER TIME.
+_DROPPED: Final = "dropped:"
+# Sizes are summed up only where they may matter: it means to read each row.
+_SUMMED_FROM: Final = 1_000
 
 _WAITING: Final = tuple(deliveries.c[name] for name in Waiting._fields)
 _DELIVERY: Final = tuple(deliveries.c[name] for name in Delivery._fields)
@@ -159,6 +171,29 @@ async def add(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) ->
     written = [{**row, **initial, "number": number} for number, row in enumerate(new.values(), last + 1)]
     await connection.execute(sa.insert(deliveries), written)
     return [Waiting(*(row[name] for name in Waiting._fields)) for row in written]
+
+
+async def note_dropped(connection: AsyncConnection, counts: Mapping[str, int], now_s: float) -> None:
+    """Adds to the numbers of deliveries that were dropped, by endpoint id."""
+    before = await _dropped(connection, counts)
+    for endpoint_id, count in counts.items():
+        value = f"{before.get(endpoint_id, (0, 0.0))[0] + count} {now_s}"
+        if endpoint_id in before:
+            change: Any = sa.update(meta).where(meta.c.name == _DROPPED + endpoint_id).values(value=value)
+        else:
+            change = sa.insert(meta).values(name=_DROPPED + endpoint_id, value=value)
+        await connection.execute(change)
+
+
+async def _dropped(connection: AsyncConnection, endpoint_ids: Collection[str]) -> dict[str, tuple[int, float]]:
+    rows = await connection.execute(sa.select(meta).where(meta.c.name.in_([_DROPPED + one for one in endpoint_ids])))
+    found = {row.name.removeprefix(_DROPPED): row.value.split() for row in rows}
+    return {endpoint_id: (int(count), float(at)) for endpoint_id, (count, at) in found.items()}
+
+
+async def forget_dropped(connection: AsyncConnection, endpoint_ids: Collection[str]) -> None:
+    """Removes these numbers, for endpoints that were removed."""
+    await connection.execute(sa.delete(meta).where(meta.c.name.in_([_DROPPED + one for one in endpoint_ids])))
 
 
 async def known(connection: AsyncConnection, ids: Sequence[str]) -> set[str]:
@@ -311,7 +346,7 @@ async def attempts_at(connection: AsyncConnection, number: int) -> list[AttemptR
 
 
 async def depths(connection: AsyncConnection, endpoint_ids: Collection[str]) -> dict[str, Depth]:
-    """By endpoint id, how many deliveries wait and how many failed. Endpoints with neither are missing."""
+    """By endpoint id, how many deliveries wait, failed or were dropped. Endpoints without any are missing."""
     which = deliveries.c.endpoint_id.in_(endpoint_ids) & deliveries.c.state.in_(("waiting", "failed"))
     columns = (deliveries.c.endpoint_id, deliveries.c.state, sa.func.count(), sa.func.min(deliveries.c.number))
     grouped = sa.select(*columns).where(which).group_by(deliveries.c.endpoint_id, deliveries.c.state)
@@ -319,12 +354,24 @@ async def depths(connection: AsyncConnection, endpoint_ids: Collection[str]) -> 
     oldest = [number for (_, state), (_, number) in found.items() if state == "waiting"]
     statement = sa.select(deliveries.c.number, deliveries.c.created_at).where(deliveries.c.number.in_(oldest))
     created = {row.number: row.created_at for row in await connection.execute(statement)}
+    many = [which for (which, state), (count, _) in found.items() if state == "waiting" and count >= _SUMMED_FROM]
+    sizes = await _waiting_bytes(connection, many) if many else {}
+    dropped = await _dropped(connection, endpoint_ids)
     result: dict[str, Depth] = {}
-    for endpoint_id in {endpoint_id for endpoint_id, _ in found}:
+    for endpoint_id in {endpoint_id for endpoint_id, _ in found} | dropped.keys():
         waiting, number = found.get((endpoint_id, "waiting"), (0, 0))
         failed, _ = found.get((endpoint_id, "failed"), (0, 0))
-        result[endpoint_id] = Depth(waiting, failed, created.get(number))
+        lost, lost_at = dropped.get(endpoint_id, (0, None))
+        result[endpoint_id] = Depth(waiting, failed, created.get(number), sizes.get(endpoint_id, 0), lost, lost_at)
     return result
+
+
+async def _waiting_bytes(connection: AsyncConnection, endpoint_ids: Sequence[str]) -> dict[str, int]:
+    """By endpoint id, the bytes of the bodies of its waiting deliveries."""
+    which = deliveries.c.endpoint_id.in_(endpoint_ids) & (deliveries.c.state == "waiting")
+    columns = (deliveries.c.endpoint_id, sa.func.sum(sa.func.length(deliveries.c.body)))
+    grouped = sa.select(*columns).where(which).group_by(deliveries.c.endpoint_id)
+    return {row[0]: int(row[1]) for row in await connection.execute(grouped)}
 
 
 # -- used by commands that change, and by the tidying

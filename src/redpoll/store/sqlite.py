@@ -84,6 +84,38 @@ class Sqlite:
             await connection.exec_driver_sql("BEGIN")
             yield connection
 
+    async def make_shrinkable(self, max_bytes: int) -> bool:
+        """Rewrites a file that can't give back free pages (`auto_vacuum` 0), if it isn't larger. Returns whether it can
+        now. New files can: the pragma does it."""
+        async with self.engine.connect() as connection:
+            if (await connection.exec_driver_sql("PRAGMA auto_vacuum")).scalar_one():
+                return True
+            pages = (await connection.exec_driver_sql("PRAGMA page_count")).scalar_one()
+            if pages * (await connection.exec_driver_sql("PRAGMA page_size")).scalar_one() > max_bytes:
+                return False
+            await connection.exec_driver_sql("PRAGMA auto_vacuum=INCREMENTAL")
+            await connection.exec_driver_sql("VACUUM")
+            return True
+
+    async def free_pages(self) -> tuple[int, int]:
+        """How many pages of the file are free, and how many it has."""
+        async with self.engine.connect() as connection:
+            free = (await connection.exec_driver_sql("PRAGMA freelist_count")).scalar_one()
+            return free, (await connection.exec_driver_sql("PRAGMA page_count")).scalar_one()
+
+    async def give_back(self, pages: int) -> None:
+        """Shortens the file by up to `pages` free pages. Other writers wait meanwhile."""
+        async with self.engine.connect() as connection:
+            # Each step of the statement frees a page. Python takes the first one only, because rows have no columns;
+            # in a script it takes all.
+            driver: Any = (await connection.get_raw_connection()).driver_connection
+            await driver.executescript(f"PRAGMA incremental_vacuum({pages})")
+
+    async def checkpoint(self) -> None:
+        """Writes the -wal into the file, as far as no reader needs it. Only then does the file become shorter."""
+        async with self.engine.connect() as connection:
+            await connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
+
     def _connect(self) -> _Connection:
         # It is opened, used and closed in its own thread, but the garbage collector may close it in another one.
         connection = _Connection(lambda: sqlite3.connect(self._path, check_same_thread=False), iter_chunk_size=64)

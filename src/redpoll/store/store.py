@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import sqlalchemy as sa
+import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store import schema
@@ -36,6 +37,8 @@ __all__ = [
     "versions",
 ]
 
+log = structlog.get_logger(__name__)
+
 _SQLITE: Final = "sqlite:"
 _VERSION: Final = "version"
 _VERSION_ID: Final = "version_id"
@@ -43,6 +46,14 @@ _DIRECTORY_VERSION: Final = "directory_version"
 _DIRECTORY_ID: Final = "directory_id"
 # How many versions keep their ids. A control plane that is further behind reads all records.
 _KEEP_IDS: Final = 1_000
+# The file with what was written last is cut to this size when it is empty.
+_MAX_JOURNAL_BYTES: Final = 16 * 1024 * 1024
+# Pages have 4 kB. What `shrink` leaves free at least, and how much it does at a time and in all.
+_FREE_PAGES: Final = 512
+_PAGES_AT_ONCE: Final = 256
+_SHRINK_STEPS: Final = 40
+# Rewriting a file of this size at the start takes a few seconds.
+_MAX_REWRITTEN_BYTES: Final = 256 * 1024 * 1024
 
 
 class Versions(NamedTuple):
@@ -85,11 +96,22 @@ class Store:
         reached.
         """
         # FULL: a confirmed change survives a power loss. It costs little, because records change rarely.
-        database = _database(url, "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000")
+        # The first must come before anything is written to a new file.
+        database = _database(
+            url,
+            "auto_vacuum=INCREMENTAL",
+            "journal_mode=WAL",
+            f"journal_size_limit={_MAX_JOURNAL_BYTES}",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+            "busy_timeout=5000",
+        )
         try:
             async with database.migrating() as connection:
                 await connection.run_sync(_prepare, database.name)
                 await _init_versions(connection)
+            if isinstance(database, Sqlite):
+                await _make_shrinkable(database)
         except StoreUnavailable as error:
             await database.close()
             if error.misconfigured:
@@ -106,6 +128,21 @@ class Store:
 
     async def close(self) -> None:
         await self._database.close()
+
+    async def shrink(self) -> None:
+        """Gives back space of an SQLite file that isn't used, a MB at a time, so that changes wait only for one. A
+        quarter of the file may stay free, for what is written next."""
+        database = self._database
+        if not isinstance(database, Sqlite):
+            return
+        for step in range(_SHRINK_STEPS + 1):
+            free, pages = await database.free_pages()
+            if step == _SHRINK_STEPS or free <= max(_FREE_PAGES, pages // 4):
+                if step:
+                    await database.checkpoint()
+                return
+            async with self._changing:
+                await database.give_back(_PAGES_AT_ONCE)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
@@ -177,6 +214,16 @@ async def raise_version(
             await connection.execute(sa.update(table).where(table.c.id.in_(changed)).values(version=after.records))
     connection.info[_VERSION] = after.records
     return after
+
+
+async def _make_shrinkable(database: Sqlite) -> None:
+    """For files of earlier redpolls. Without it everything works, but the file never becomes smaller."""
+    try:
+        if not await database.make_shrinkable(_MAX_REWRITTEN_BYTES):
+            log.warning("the record store's file can't shrink; see Backup in the manual", file=database.name)
+    except (OSError, sa.exc.SQLAlchemyError) as error:
+        # No space on the disk, or another process reads it.
+        log.warning("the record store's file can't shrink yet", file=database.name, reason=reason_of(error))
 
 
 async def _put(connection: AsyncConnection, name: str, value: str) -> None:

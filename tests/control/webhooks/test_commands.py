@@ -50,7 +50,7 @@ async def test_endpoint_is_created_listed_changed_tested_and_deleted(make_operat
         "pin": None,
         "failing_since": None,
     }
-    assert await operator("webhook list", app=APP) == [made]
+    assert await operator("webhook list", app=APP) == [{**made, "waiting": 0, "dropped": 0}]
     assert await operator("webhook disable", id=made["id"]) == {**made, "enabled": False}
     assert await operator("webhook enable", id=made["id"]) == made
     rotated = await operator("webhook rotate", id=made["id"])
@@ -116,7 +116,7 @@ async def test_dead_letters_are_listed_shown_retried_and_discarded(make_operator
     assert await operator("dead-letter retry", ids=[one["id"]]) == [{"id": one["id"], "state": "retrying"}]
     with pytest.raises(CommandError, match="is not a failed delivery: it is discarded"):
         await operator("dead-letter retry", ids=[two["id"]])
-    assert await operator("dead-letter list", app=APP) == {"letters": [], "total": 0}
+    assert await operator("dead-letter list", app=APP) == {"letters": [], "total": 0, "dropped": 0}
 
 
 async def test_commands_refuse_wrong_arguments_with_a_reason(make_operator, store, records):

@@ -13,6 +13,7 @@ from redpoll.cluster.link import LinkDown
 from redpoll.cluster.outbox import Subject
 from redpoll.control.webhooks.announced import Announced
 from redpoll.control.webhooks.intake import DRAIN_EVERY_S, Intake, delivery_id
+from redpoll.control.webhooks.waiting_bound import WaitingBound
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.leadership import NotLeader
@@ -48,7 +49,7 @@ async def add_endpoint(store, records, endpoints):
 
 @pytest.fixture
 def make_intake(store, endpoints, clock):
-    def make(box, added=None, traced=None, compare_after_s=(), lasts_s=3_600, known=None):
+    def make(box, added=None, traced=None, compare_after_s=(), lasts_s=3_600, known=None, bound=None):
         on_new = [].extend if added is None else added.extend
 
         def on_traced(row, delivery, endpoint):
@@ -62,7 +63,8 @@ def make_intake(store, endpoints, clock):
 
         announced = Announced(box, endpoint, compare_after_s=compare_after_s, lasts_s=lasts_s)
         of_app = lambda app_id: endpoints.get(app_id, ())  # noqa: E731
-        return Intake(box, store, of_app, any_enabled, on_new, on_traced, announced, clock, known)
+        bound = bound or WaitingBound(100_000)
+        return Intake(box, store, of_app, any_enabled, on_new, on_traced, announced, bound, clock, known)
 
     return make
 
@@ -150,6 +152,29 @@ async def test_unreadable_row_is_counted_and_skipped(store, add_endpoint, make_i
 
 
 # -- no loss, no repetition
+
+
+async def test_too_many_deliveries_are_dropped_and_counted(store, add_endpoint, make_intake):
+    """A client that subscribed to new channels filled the record store through an endpoint that doesn't answer."""
+    await add_endpoint("e1")
+    bound = WaitingBound(6)
+    box = Box(*(transition(channel=f"c{number}") for number in range(5)))
+    again = list(box.rows)
+    intake = make_intake(box, bound=bound)
+    await intake.drain_once()
+    # Public channels take half of the places.
+    assert [delivery.channel for delivery in await written(store)] == ["c0", "c1", "c2"]
+    box.put(*(transition(channel=f"private-{number}") for number in range(5)))
+    await intake.drain_once()
+    assert [delivery.channel for delivery in await written(store)][3:] == ["private-0", "private-1", "private-2"]
+    # Rows whose deliveries are stored aren't dropped when they are read again.
+    box._committed.clear()
+    box.rows = again[:3]
+    await intake.drain_once()
+    assert bound.dropped_total == 4
+    async with store.reading() as connection:
+        depth = (await delivery_rows.depths(connection, ["e1"]))["e1"]
+    assert (depth.waiting, depth.dropped, depth.dropped_at) == (6, 4, NOW_S)
 
 
 async def test_row_is_removed_from_redis_only_after_the_commit(store, add_endpoint, make_intake, monkeypatch):

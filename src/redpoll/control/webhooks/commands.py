@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redpoll.command_socket import CommandError
 from redpoll.control.context import Context
-from redpoll.store.deliveries import Delivery
+from redpoll.store.deliveries import Delivery, Depth
 from redpoll.store.webhooks import Endpoint
 
 if TYPE_CHECKING:
@@ -63,7 +63,13 @@ async def _create(context: Context, args: dict[str, Any]) -> Any:
 
 async def _list(context: Context, args: dict[str, Any]) -> Any:
     webhooks = _webhooks(context)
-    return [endpoint_shape(webhooks, endpoint) for endpoint in webhooks.endpoints.of_existing_app(args["app"])]
+    endpoints = webhooks.endpoints.of_existing_app(args["app"])
+    depths = await webhooks.depths(args["app"])
+    counts = {one.id: depths.get(one.id, Depth(0, 0, None)) for one in endpoints}
+    return [
+        endpoint_shape(webhooks, one) | {"waiting": counts[one.id].waiting, "dropped": counts[one.id].dropped}
+        for one in endpoints
+    ]
 
 
 async def _enable(context: Context, args: dict[str, Any]) -> Any:
@@ -122,7 +128,11 @@ async def _dead_letters(context: Context, args: dict[str, Any]) -> Any:
         }
         for delivery in found
     ]
-    return {"letters": letters, "total": sum(depth.failed for depth in depths.values())}
+    return {
+        "letters": letters,
+        "total": sum(depth.failed for depth in depths.values()),
+        "dropped": sum(depth.dropped for depth in depths.values()),
+    }
 
 
 async def _show(context: Context, args: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 from uuid import UUID, uuid5
@@ -24,6 +25,7 @@ from redpoll.cluster.outbox import Drained, Subject, Transition
 from redpoll.control.webhooks.announced import READ_BACK_S, Announced, Restating
 from redpoll.control.webhooks.endpoints import wants
 from redpoll.control.webhooks.payloads import render
+from redpoll.control.webhooks.waiting_bound import WaitingBound
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.deliveries import Waiting
@@ -86,6 +88,7 @@ class Intake:
         on_new: Callable[[Sequence[Waiting]], None],
         on_traced: Callable[[Transition, str, str], None],
         announced: Announced,
+        bound: WaitingBound,
         clock: Callable[[], float] = time.time,
         known: Callable[[], Versions] | None = None,
     ) -> None:
@@ -98,6 +101,7 @@ class Intake:
         self._on_new = on_new
         self._on_traced = on_traced
         self._announced = announced
+        self._bound = bound
         self._clock = clock
         self._known = known
         # All rows that an earlier process committed, but Redis may still have, have been read again.
@@ -177,6 +181,7 @@ class Intake:
         read = None if self._known is None else self._known()
         new = [(row, delivery) for row in rows for delivery in self._deliveries(row, now_s)]
         written: list[Waiting] = []
+        dropped: Counter[str] = Counter()
         states: dict[tuple[str, Subject], bool] = {}
         # Also without deliveries: the transaction checks that this node still leads. A former leader may not know the
         # endpoints of these rows, and must not let Redis delete them.
@@ -189,7 +194,13 @@ class Intake:
                     known = await delivery_rows.known(connection, [delivery["id"] for _, delivery in new])
                     new, states = self._announced.without_repeats(new, known)
                 deliveries = await self._with_endpoint(connection, [delivery for _, delivery in new])
-                written = await delivery_rows.add(connection, deliveries)
+                fitting, others = self._bound.divide(deliveries)
+                if others:
+                    present = await delivery_rows.known(connection, [delivery["id"] for delivery in others])
+                    dropped.update(one["endpoint_id"] for one in others if one["id"] not in present)
+                    await delivery_rows.note_dropped(connection, dropped, now_s)
+                written = await delivery_rows.add(connection, fitting)
+        self._bound.wrote([(delivery.endpoint_id, len(delivery.body)) for delivery in written], dropped)
         self._announced.stored(states)
         if self._undeleted_since is None:
             self._undeleted_since = now_s

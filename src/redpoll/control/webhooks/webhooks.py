@@ -31,6 +31,7 @@ from redpoll.control.webhooks.outcomes import Attempt, Outcome
 from redpoll.control.webhooks.payloads import STANDARD, headers, render
 from redpoll.control.webhooks.schedule import Schedule
 from redpoll.control.webhooks.sender import Sender, Target
+from redpoll.control.webhooks.waiting_bound import WaitingBound
 from redpoll.protocol.apps import Key
 from redpoll.settings import Settings
 from redpoll.store import deliveries as delivery_rows
@@ -90,6 +91,7 @@ class Webhooks:
         self._tasks: list[asyncio.Task[None]] = []
         self._depths: Mapping[str, Depth] = {}
         self._dead_letters_removed = 0
+        self._bound = WaitingBound(settings.webhook_max_waiting, steady)
 
     async def load(self) -> None:
         """Reads the endpoints and sets the hook masks of the apps. Call it after `Records.load`."""
@@ -128,6 +130,7 @@ class Webhooks:
             self._schedule.add,
             on_traced,
             Announced(outbox, self.endpoints.known),
+            self._bound,
             self._clock,
             (lambda: self._records.known) if self._store.shared else None,
         )
@@ -170,6 +173,7 @@ class Webhooks:
             "webhook_oldest_seconds": max(0.0, self._clock() - min(oldest)) if oldest else 0.0,
             "webhook_dead_letters": sum(depth.failed for depth in depths),
             "webhook_dead_letters_removed_total": self._dead_letters_removed,
+            "webhook_deliveries_dropped_total": self._bound.dropped_total,
             "webhook_failed_total": self._schedule.failed_total,
             "webhook_attempts_running": self._schedule.running,
             "webhook_endpoints_failing": sum(1 for endpoint in self.endpoints.every() if self.failing_since(endpoint)),
@@ -244,7 +248,7 @@ class Webhooks:
         return found, endpoint, attempts
 
     async def depths(self, app_id: str) -> dict[str, Depth]:
-        """By endpoint id: how many deliveries wait and how many failed. Endpoints with neither are missing."""
+        """By endpoint id: how many deliveries wait, failed or were dropped. Endpoints without any are missing."""
         endpoint_ids = self._endpoint_ids(app_id, None)
         async with self._store.reading() as connection:
             return await delivery_rows.depths(connection, endpoint_ids)
@@ -313,6 +317,7 @@ class Webhooks:
         endpoints = self.endpoints.every()
         async with self._store.reading() as connection:
             self._depths = await delivery_rows.depths(connection, [endpoint.id for endpoint in endpoints])
+        self._bound.look(self._depths)
         for endpoint in endpoints:
             depth = self._depths.get(endpoint.id)
             if endpoint.deleted_at is not None and depth is not None and depth.waiting:
@@ -325,6 +330,7 @@ class Webhooks:
         await self._limit_dead_letters(before)
         await self.endpoints.forget_deleted()
         self._schedule.forget(self.endpoints.known)
+        await self._store.shrink()
 
     async def _prune(self, older_than: float, before: float) -> None:
         async with self._store.reading() as connection:
