@@ -54,6 +54,7 @@ HOST = {
     "supervisor",
     "reloading",
     "heartbeat",
+    "cut_off",
     "system",
     "child",
     "embedded",

@@ -29,6 +29,7 @@ from redpoll.child import Child
 from redpoll.child_pipe import ChildPipe, Start
 from redpoll.cluster.nodes import Fitness, Node
 from redpoll.config import Settings
+from redpoll.cut_off import CutOffWorkers
 from redpoll.fitness import ControlFitness
 from redpoll.heartbeat import Heartbeat
 from redpoll.reloading import PAIR_NAME, install_pair, reload
@@ -187,6 +188,7 @@ class Supervisor:
             self._worker_child(number, *listeners)
             for number, listeners in enumerate(zip_longest(public, tls, fillvalue=None))
         ]
+        self._cut_off = CutOffWorkers(self._workers, self._heartbeat, self._send_alive)
 
     def _worker_child(self, number: int, listening: socket.socket | None, tls: socket.socket | None) -> Child:
         child = Child(f"worker {number}", lambda: self._start_worker(child, number), listening, tls)
@@ -222,6 +224,7 @@ class Supervisor:
         for child in (self._control, *self._workers):
             child.start()
         self._heartbeat.start()
+        self._cut_off.start()
 
     def _start_done(self, starting: asyncio.Task[None]) -> None:
         if not starting.cancelled() and (error := starting.exception()) is not None:
@@ -291,6 +294,7 @@ class Supervisor:
 
     def _send_alive(self) -> None:
         self._control.send({"alive": sorted(self._alive), "greatest": self._k})
+        self._control.send({"cut_off": self._cut_off.numbers, "without_clients": self._cut_off.without_clients})
         self._heartbeat.beat_now()
 
     # -- the other nodes
@@ -307,7 +311,7 @@ class Supervisor:
             draining=self._stop_requested.is_set() or self._heartbeat.drain_within_s is not None,
             beat=beat,
             accepts_per_s=_ACCEPTS_PER_WORKER_S * len(self._alive),
-            names_workers=True,
+            without_clients=self._cut_off.without_clients,
             fitness=self._fitness.present(),
         )
 
@@ -368,6 +372,10 @@ class Supervisor:
             child.stopped_listening.set()
         if "deaf" in message:
             self._set_deaf(child, message["deaf"])
+        if "reach" in message:
+            self._cut_off.said(child, message["reach"])
+        if "aside" in message:
+            self._cut_off.left(child, message["aside"])
         if "directory" in message:
             self._directory_version = message["directory"]
             self._send_directory_version()
@@ -437,6 +445,7 @@ class Supervisor:
         if child.k:
             self._alive.discard(child.k)
             self._set_deaf(child, False)
+            self._cut_off.process_ended(child)
             self._send_alive()
         if self._stop_requested.is_set():
             return
@@ -524,6 +533,7 @@ class Supervisor:
         log.info("stopping", grace_s=grace_s)
         notify_systemd("STOPPING=1")
         self._heartbeat.beat_now()
+        self._cut_off.stop()
         self._control.send({"draining": True})
         for child in self._workers:
             child.send({"stop_listening": True})

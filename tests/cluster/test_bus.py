@@ -88,23 +88,16 @@ async def test_publish_whose_connection_breaks_is_not_repeated(link, keys):
         await publishing
 
 
-async def test_workers_that_listen_are_counted(link, keys, start_worker):
+async def test_workers_that_are_not_subscribed_are_named(link, keys, start_worker):
     bus = Bus(link, keys)
-    assert await bus.workers_listening() == 0
-    workers = [await start_worker(k) for k in range(3)]
-    assert await bus.workers_listening() == 3
-    # Nothing is sent to them for that.
-    assert [worker.sys for worker in workers] == [[], [], []]
-
-
-async def test_worker_that_is_missing_is_not_replaced_by_a_connection_of_a_dead_one(link, keys, start_worker):
-    bus = Bus(link, keys)
-    names = [(await start_worker(k)).registry.w.rpartition(".")[0] for k in (1, 2)]
+    workers = [await start_worker(k) for k in (1, 2)]
+    names = [worker.registry.w.rpartition(".")[0] for worker in workers]
     assert await bus.not_listening(names) == []
     assert await bus.not_listening([]) == []
     # As many connections as workers, but one of them is of a worker that ended.
-    assert await bus.workers_listening() == 2
     assert await bus.not_listening([names[0], "0123456789ab.3"]) == ["0123456789ab.3"]
+    # Nothing is sent to them for that.
+    assert [worker.sys for worker in workers] == [[], []]
 
 
 # Cache channels

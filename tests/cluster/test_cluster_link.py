@@ -139,17 +139,18 @@ async def test_silent_master_holds_up_no_answer_of_the_others_and_gets_no_more_p
 
 async def test_listeners_are_those_who_subscribed_last_at_every_master(link, cluster):
     names = keys()
-    assert await link.subscribers(names.here) == [0] * SHARDS
+    here = [names.here_of(at, "run.1") for at in range(SHARDS)]
+    assert await link.subscribers(here) == [0] * SHARDS
     other = open_link(cluster.url)
     other.start()
     await other.wait_up()
     done = []
     other.subscribe([names.topic(APP, channel) for channel in channels(SHARDS)], lambda _: done.append("topics"))
     confirmed = asyncio.get_running_loop().create_future()
-    other.subscribe_last([names.sys, *names.here], lambda _: (done.append("last"), confirmed.set_result(None)))
+    other.subscribe_last([names.sys, *here], lambda _: (done.append("last"), confirmed.set_result(None)))
     await confirmed
     assert done == ["topics", "last"]
-    assert await link.subscribers([names.sys, *names.here]) == [1] * (SHARDS + 1)
+    assert await link.subscribers([names.sys, *here]) == [1] * (SHARDS + 1)
     assert await link.subscribers([names.records, names.sys]) == [0, 1]
     await other.close()
 

@@ -106,7 +106,6 @@ def test_every_name_follows_a_row_of_the_table():
         keys.topic("A", "C"),
         keys.topic("A", CONSOLE_TOPIC).replace(b"{%b}" % watched.encode(), b"{%b}" % tag.encode()),
         keys.sys,
-        keys.here[at],
         keys.here_of(at, "RUN.K"),
         keys.news,
         keys.records,

@@ -54,6 +54,17 @@ def test_node_whose_entry_stays_the_same_over_four_further_reads_is_dead_and_nev
     assert nodes.dead == set()
 
 
+def test_dead_node_that_writes_nothing_stays_dead_after_a_pause_of_the_reader():
+    """A fail-over of Redis is such a pause. Publishes waited for that node's workers once more."""
+    nodes = Nodes(ME)
+    for now in range(5):
+        nodes.read(b"", {ME: entry(1), OTHER: entry(1)}, float(now))
+    nodes.read(b"", {ME: entry(2), OTHER: entry(1)}, 60.0)
+    assert nodes.dead == {OTHER}
+    nodes.read(b"", {ME: entry(3), OTHER: entry(2)}, 61.0)
+    assert nodes.dead == set()
+
+
 def test_nodes_that_redis_lost_are_alive_until_four_further_reads_do_not_show_them():
     nodes, third = Nodes(ME), "c" * 12
     for beat in (1, 2):

@@ -161,7 +161,7 @@ def described(run: str, name: str, **changed: object) -> dict[str, object]:
         "draining": False,
         "alive": True,
         "accepts_per_s": 1_000,
-        "names_workers": True,
+        "without_clients": [],
         **changed,
     }
 

@@ -17,6 +17,8 @@ async def test_ready_only_if_redis_directory_and_workers_are_ready():
     health.workers_ready = True
     assert health.obstacle() is None
     assert (await health.ready(None)).status == 200
+    health.cut_off = [0, 2]
+    assert health.obstacle() == "worker 0 and worker 2 can't reach Redis"
     health.draining = True
     assert health.obstacle() == "this server is stopping"
 

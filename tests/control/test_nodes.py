@@ -33,14 +33,15 @@ async def test_rows_have_connections_of_living_workers_and_are_sorted_by_name(no
     assert (await nodes.rows())[0].up_since == 5.0
 
 
-async def test_publishing_waits_for_the_workers_of_all_live_nodes(plane, node):
+async def test_publishing_waits_for_a_worker_until_the_supervisor_says_that_it_has_no_clients(plane, wait_until):
     control = plane.plane
-    control.receive({"alive": [1, 2], "greatest": 2})
-    own = node("0123456789ab", "here", workers=[1])
-    others = [node(ONE, "a", workers=[1, 2, 3]), node(TWO, "b", workers=[1], alive=False)]
-    control.receive({"nodes": [own, *others], "leader": ONE})
-    # The own list comes over the pipe and is newer.
-    assert control.publisher._workers() == 5
+    control.receive({"alive": [1], "greatest": 1})
+    control.link.drop("for the test")
+    await wait_until(lambda: control.link.connects == 2)
+    assert not control.publisher.open
+    control.receive({"cut_off": [0], "without_clients": [1]})
+    await wait_until(lambda: control.publisher.open)
+    assert control.health.obstacle() == "worker 0 can't reach Redis"
 
 
 async def test_workers_of_dead_nodes_and_those_that_a_live_node_no_longer_lists_are_reaped(plane, node, wait_until):

@@ -1,12 +1,11 @@
-"""Publishing to Redis, and the gate that waits for workers. A fake bus answers when the test says so."""
+"""Publishing to Redis while the gate is open. A fake bus and a fake gate answer when the test says so."""
 
 import asyncio
 
 import pytest
 
-from redpoll.cluster.bus import Bus, Outgoing, Unavailable
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link, LinkDown
+from redpoll.cluster.bus import Outgoing, Unavailable
+from redpoll.cluster.link import LinkDown
 from redpoll.control.publisher import Publisher
 from redpoll.protocol.apps import App
 
@@ -18,49 +17,53 @@ def event(name, channel="c", skip=None):
 
 
 class FakeBus:
-    """Records what is published. `listening` is the number of workers that listen, `named` are those of them whose
-    name is known."""
+    """Records what is published."""
 
     def __init__(self):
         self.sent = []
-        self.listening = 0
-        self.named = set()
-        self.asked = 0
+        self.waiting = []
 
     def post(self, app, item, trace, *, once=None, index=0, done):
         self.sent.append((app.id, *item[:4], trace, once, index))
         self.done = done
         self.waiting.append(done)
 
-    waiting: list
     refusal = ""
 
     def post_check(self, done):
         return 0
 
-    async def workers_listening(self):
-        self.asked += 1
-        await asyncio.sleep(0)
-        return self.listening
 
-    async def not_listening(self, processes):
-        await asyncio.sleep(0)
-        return [process for process in processes if process not in self.named]
+class FakeGate:
+    """`wait` returns while `subscribed` is set. `asked` counts its calls."""
+
+    def __init__(self):
+        self.subscribed = asyncio.Event()
+        self.asked = 0
+
+    async def wait(self):
+        self.asked += 1
+        await self.subscribed.wait()
 
 
 @pytest.fixture
 async def bus():
-    bus = FakeBus()
-    bus.waiting = []
-    return bus
+    return FakeBus()
 
 
 @pytest.fixture
-async def publisher(bus):
+async def gate():
+    return FakeGate()
+
+
+@pytest.fixture
+async def publisher(bus, gate):
     made = []
 
-    def make(workers=0, confirm_s=60.0):
-        made.append(Publisher(bus, None, lambda: workers, confirm_s=confirm_s))
+    def make(*, subscribed=True, confirm_s=60.0):
+        if subscribed:
+            gate.subscribed.set()
+        made.append(Publisher(bus, gate.wait, confirm_s=confirm_s))
         return made[-1]
 
     yield make
@@ -146,96 +149,45 @@ async def test_events_of_a_batch_are_sent_in_a_row_and_all_awaited(publisher, bu
     assert it.events_published == 2
 
 
-async def test_gate_opens_when_every_worker_listens(publisher, bus, wait_until):
-    it = publisher(workers=2)
-    bus.listening = 1
+async def test_publishes_wait_for_the_gate(publisher, bus, gate, wait_until):
+    it = publisher(subscribed=False)
     it.link_up()
     waiting = asyncio.create_task(it.publish_all(APP, [Outgoing("c", "e", "d")], "t"))
-    await wait_until(lambda: bus.asked > 2)
+    await wait_until(lambda: gate.asked)
     assert not it.open
     assert bus.sent == []
-    bus.listening = 2
+    gate.subscribed.set()
     await wait_until(lambda: bus.waiting)
     bus.done(2)
     await waiting
 
 
-async def test_gate_waits_until_the_number_of_workers_is_known(bus, wait_until):
-    known = []
-    it = Publisher(bus, None, lambda: known[0] if known else None)
-    bus.listening = 1
-    it.link_up()
-    await wait_until(lambda: bus.asked > 2)
-    assert not it.open
-    known.append(1)
-    await wait_until(lambda: it.open)
-    it.close()
-
-
-async def test_publishes_are_unavailable_until_a_worker_that_hangs_is_killed(publisher, bus, wait_until):
+async def test_publishes_are_unavailable_until_all_workers_are_subscribed(publisher, bus, gate, wait_until):
     """The gate opened after 2 s, and events that reached no client were answered with 200."""
-    alive = [1, 2]
-    it = Publisher(bus, None, lambda: len(alive), confirm_s=0.02)
-    bus.listening = 1
+    it = publisher(subscribed=False, confirm_s=0.02)
     it.link_up()
-    await wait_until(lambda: bus.asked > 3)
+    await wait_until(lambda: gate.asked)
     with pytest.raises(Unavailable, match="not all workers"):
         await it.publish_all(APP, [Outgoing("c", "e", "d")], "t")
     assert bus.sent == []
-    alive.pop()
+    gate.subscribed.set()
     await wait_until(lambda: it.open)
-    it.close()
-
-
-async def test_connection_of_a_dead_worker_does_not_stand_in_for_a_living_one(bus, wait_until):
-    it = Publisher(bus, None, lambda: 2, lambda: ["run.1", "run.2"])
-    bus.listening, bus.named = 2, {"run.1", "dead.1"}
-    it.link_up()
-    await wait_until(lambda: bus.asked > 2)
-    assert not it.open
-    bus.named.add("run.2")
-    await wait_until(lambda: it.open)
-    it.close()
 
 
 async def test_publish_at_a_closed_gate_is_unavailable_within_the_limit(publisher, bus):
-    it = publisher(confirm_s=0.02)
+    it = publisher(subscribed=False, confirm_s=0.02)
     with pytest.raises(Unavailable):
         await it.publish_all(APP, [Outgoing("c", "e", "d")], "t")
     assert bus.sent == []
 
 
-async def test_every_disconnect_closes_the_gate(publisher, bus, wait_until):
-    it = publisher(workers=1)
-    bus.listening = 1
-    it.link_up()
-    await wait_until(lambda: it.open)
+async def test_every_disconnect_closes_the_gate(publisher, gate, wait_until):
+    it = await opened(publisher(), wait_until)
     it.link_down()
     assert not it.open
-    bus.listening = 0
+    gate.subscribed.clear()
     it.link_up()
-    await wait_until(lambda: bus.asked > 3)
+    await wait_until(lambda: gate.asked == 2)
     assert not it.open
-    bus.listening = 1
+    gate.subscribed.set()
     await wait_until(lambda: it.open)
-
-
-async def test_gate_counts_subscribed_workers_in_a_real_redis(redis, wait_until):
-    keys = Keys("rp")
-    ours, worker = Link(redis.url), Link(redis.url)
-    it = Publisher(Bus(ours, keys), ours, lambda: 1)
-    ours.on_up = it.link_up
-    ours.start()
-    worker.start()
-    await worker.wait_up()
-    await ours.wait_up()
-    assert not it.open
-    heard = []
-    worker.on_push = lambda topic, payload: heard.append(topic)
-    worker.subscribe([keys.sys, keys.topic("1", "c")])
-    await wait_until(lambda: it.open)
-    await it.publish_all(APP, [event("e")], "t")
-    await wait_until(lambda: keys.topic("1", "c") in heard)
-    it.close()
-    await ours.close()
-    await worker.close()

@@ -178,7 +178,7 @@ class TestClosingASocket:
 
 async def test_an_unknown_question_is_ignored(bench):
     worker = await bench.start()
-    await bench.bus.workers_listening()
+    await bench.bus.not_listening(["0123456789ab.1"])
     worker._sys_message({"ask": "the way", "id": "1"})
     client = await bench.client(worker)
     await client.nothing_more()

@@ -331,11 +331,6 @@ class Bus:
             self.unconfirmed += len(items)
             raise
 
-    async def workers_listening(self) -> int:
-        """How many workers have subscribed all their topics. After a break, control's publishes wait until all have
-        (cluster/README.md "Reconnecting"). 0 while Redis is disconnected."""
-        return min(await self._subscribers(self._keys.here if self._keys.sharded else (self._keys.sys,)))
-
     async def not_listening(self, processes: Collection[str]) -> list[str]:
         """Those of these worker processes, `RUN.K`, that haven't subscribed all their topics. A connection of a dead
         worker, which Redis may keep for minutes, can't stand in for a living one here."""

@@ -397,6 +397,7 @@ class ClusterLink(Link):
         self.on_handed_out()
 
 
-def open_link(url: str) -> Link:
-    """The link for any URL of Redis. It isn't started yet."""
-    return ClusterLink(url) if RedisUrl.parse(url).cluster else Link(url)
+def open_link(url: str, *, max_delay_s: float = 1.0) -> Link:
+    """The link for any URL of Redis. It isn't started yet. `max_delay_s` is the longest pause between two attempts to
+    connect; with Sentinels or a Cluster it is 0.2 s at most."""
+    return ClusterLink(url) if RedisUrl.parse(url).cluster else Link(url, max_delay_s=max_delay_s)

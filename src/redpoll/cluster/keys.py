@@ -191,14 +191,6 @@ TABLE: Final = (
     Key("{T0}:sys", "topic", "messages to every worker, JSON", "–", "dir_put, dir_fill, control", "–"),
     Key("{T}:canary:RUN.K", "topic", "numbers that a worker sends to itself, through each master", "–", "worker", "–"),
     Key(
-        "{T}:here",
-        "topic",
-        "nothing: its subscribers are the workers that are subscribed again (Cluster)",
-        "–",
-        "–",
-        "–",
-    ),
-    Key(
         "{T}:here:RUN.K",
         "topic",
         "nothing: its subscriber is a worker that is subscribed again",
@@ -238,7 +230,6 @@ class Keys:
         self.news = zero + b"news"
         self.records = zero + b"records"
         self.controls = zero + b"controls"
-        self.here = tuple(head + b"here" for head in self.heads)
         self.traces = zero + b"trace"
 
     def head(self, at: int) -> bytes:

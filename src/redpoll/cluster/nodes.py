@@ -53,9 +53,10 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     control: bool
     draining: bool
     beat: int
-    # Nodes of earlier versions don't say these. `names_workers`: each worker subscribes a topic of its own last.
+    # Nodes of earlier versions don't say these. `without_clients` are the `k` of those workers that can't reach Redis,
+    # and have closed all their clients and admit none: publishes don't wait for them.
     accepts_per_s: int = 1_000
-    names_workers: bool = False
+    without_clients: Sequence[int] = ()
     fitness: Fitness = Fitness.FIT
 
 
@@ -145,7 +146,13 @@ class Nodes:
                 self.by_run[run] = msgspec.json.decode(entry, type=Node)
             except msgspec.DecodeError as error:
                 log.error("node unreadable", run=run, reason=str(error))
-        self.dead = {run for run in entries if run != self._run and self._unchanged.reads(run) >= _MAX_SAME}
+        # A pause restarts the count. A node that was dead before it is still dead if it has written nothing since.
+        self.dead = {
+            run
+            for run, entry in entries.items()
+            if run != self._run
+            and (self._unchanged.reads(run) >= _MAX_SAME or (run in self.dead and before.get(run) == entry))
+        }
 
     def others(self, store: str) -> list[tuple[str, Node]]:
         """The runs with another record store that aren't known to be dead, the longest running one first."""

@@ -29,6 +29,8 @@ class Health:
         self.workers_ready = False
         # Workers that get no messages from Redis.
         self.deaf: Sequence[int] = ()
+        # Workers that can't reach Redis and admit no clients.
+        self.cut_off: Sequence[int] = ()
         self.draining = False
         self.evacuating = False
         self._redis_answers = redis_answers
@@ -48,8 +50,9 @@ class Health:
                 "not every worker is ready yet" if self.directory_written else "the directory of apps isn't written yet"
             )
         if self.deaf:
-            workers = " and ".join(f"worker {number}" for number in self.deaf)
-            return f"Redis delivers no messages to {workers}"
+            return f"Redis delivers no messages to {_names(self.deaf)}"
+        if self.cut_off:
+            return f"{_names(self.cut_off)} can't reach Redis"
         return None
 
     async def live(self, request: Request) -> Response:
@@ -68,3 +71,7 @@ class Health:
         if self._enter is not None and not request.from_worker:
             return await self._enter(request)
         return Response(200, b"OK", _TEXT)
+
+
+def _names(numbers: Sequence[int]) -> str:
+    return " and ".join(f"worker {number}" for number in numbers)

@@ -56,6 +56,7 @@ from redpoll.control.middleware import Front
 from redpoll.control.nodes import NodeList
 from redpoll.control.occupancy import Occupancy
 from redpoll.control.otlp import open_sender
+from redpoll.control.publish_gate import PublishGate
 from redpoll.control.publisher import Publisher
 from redpoll.control.ratelimit import RateLimit
 from redpoll.control.record_sync import RecordSync
@@ -115,18 +116,16 @@ class ControlPlane:
         self.link = open_link(start.redis_url)
         self._keys = Keys(settings.redis_prefix, sharded=self.link.sharded)
         self._run = start.run
-        # The K of this node's living workers; how many the other nodes have, None before the first heartbeat; and the
-        # RUN.K of those whose nodes name them.
-        self._workers_alive: Sequence[int] = ()
+        # How many living workers the other nodes have; None before the first heartbeat.
         self._workers_elsewhere: int | None = None
-        self._named_elsewhere: list[str] = []
         self._loop_exceptions_total = 0
         self._server: asyncio.Server | None = None
         self._examining: asyncio.Task[None] | None = None
 
         self.link.on_up, self.link.on_down = self._link_up, self._link_down
         self.bus = Bus(self.link, self._keys)
-        self.publisher = Publisher(self.bus, self.link, self._workers, self._named_workers)
+        self.publish_gate = PublishGate(self.bus, self.link, self._keys.nodes, start.run)
+        self.publisher = Publisher(self.bus, self.publish_gate.wait)
         self.daily = DailyLimit(Quota(self.link, self._keys), records, leads=lambda: self.leadership.term is not None)
         self.reaper = Reaper(
             self.link,
@@ -274,7 +273,7 @@ class ControlPlane:
     def receive(self, message: Mapping[str, Any]) -> None:
         """Handle a message from the supervisor."""
         if "alive" in message:
-            self._workers_alive = message["alive"]
+            self.publish_gate.alive = message["alive"]
             self.reaper.set_alive(set(message["alive"]), message["greatest"])
         if "nodes" in message:
             self.nodes.take(message)
@@ -285,6 +284,9 @@ class ControlPlane:
             self.health.workers_ready = True
         if "deaf" in message:
             self.health.deaf = message["deaf"]
+        if "cut_off" in message:
+            self.health.cut_off = message["cut_off"]
+            self.publish_gate.without_clients = message["without_clients"]
         if "evacuate" in message:
             self.health.evacuating = message["evacuate"] is not None
         if message.get("draining"):
@@ -322,12 +324,7 @@ class ControlPlane:
             if node["run"] != self._run
         }
         self._workers_elsewhere = sum(len(node.workers) for node in others.values() if node.alive)
-        self._named_elsewhere = [
-            f"{node['run']}.{k}"
-            for node in nodes
-            if node["run"] in others and node["alive"] and node["names_workers"]
-            for k in node["workers"]
-        ]
+        self.publish_gate.take_nodes(nodes)
         self.reaper.set_nodes(others)
         if self.rate is not None:
             self.rate.share(any(node.alive for node in others.values()))
@@ -339,14 +336,6 @@ class ControlPlane:
         """How our entry as the leader begins in Redis, while the supervisor says that this node leads."""
         term = self.leadership.named
         return None if term is None else f"{self._run} {term} "
-
-    def _workers(self) -> int | None:
-        """The number of living workers of all nodes."""
-        return None if self._workers_elsewhere is None else len(self._workers_alive) + self._workers_elsewhere
-
-    def _named_workers(self) -> list[str]:
-        """The living workers of all nodes that name theirs."""
-        return [*(f"{self._run}.{k}" for k in self._workers_alive), *self._named_elsewhere]
 
     def stop(self) -> None:
         """Begin the shutdown: `finished` is set, and the process then calls `finish`."""
@@ -424,7 +413,7 @@ class ControlPlane:
         """The counters of this node's workers: each node's /metrics is scraped; sums must count a worker once. The
         others' aren't read, which would cost Redis the square of the workers for each scrape of all nodes."""
         stats = Stats(self.link, self._keys)
-        return await _counters(stats.read([f"{self._run}.{k}" for k in self._workers_alive]))
+        return await _counters(stats.read([f"{self._run}.{k}" for k in self.publish_gate.alive]))
 
     def _own_counters(self) -> Mapping[str, float]:
         return {

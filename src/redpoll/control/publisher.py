@@ -1,35 +1,24 @@
 """Publishes accepted events to Redis and waits for their confirmation.
 
 Each publish waits for Redis' answer, at most `confirm_s`; after that it is unconfirmed. While Redis is silent,
-congested or refuses writes, publishes are refused at once. After a reconnect to Redis, nothing is published until all
-workers are subscribed again; otherwise an event answered with 200 could reach no client (cluster/README.md
-"Reconnecting"). Callers get 503 meanwhile. Nothing is retried here: the publisher of the event does
-that.
+congested or refuses writes, publishes are refused at once. After a reconnect to Redis, nothing is published until
+publish_gate.py says so: when all workers are subscribed again. Callers get 503 meanwhile. Nothing is retried here: the
+publisher of the event does that.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
-
-import structlog
+from typing import Any, Protocol
 
 from redpoll.cluster.bus import Bus, Outgoing, Unavailable
-from redpoll.cluster.link import Done, Link
+from redpoll.cluster.link import Done
 from redpoll.protocol.apps import App
 
 __all__ = ["Publisher", "Waiting"]
-
-log = structlog.get_logger(__name__)
-
-# The pause between two checks whether the workers are subscribed again.
-_CHECK_EVERY_S: Final = 0.02
-# How often the log says that workers are missing.
-_LOG_EVERY_S: Final = 10.0
-
 
 # Takes None, or why the events are not confirmed.
 Published = Callable[[Unavailable | None], None]
@@ -90,20 +79,17 @@ def _settle(future: asyncio.Future[None], fault: Unavailable | None) -> None:
 
 
 class Publisher:
-    """Publishes over `bus` while the gate is open. `workers()` returns the number of workers that are alive on all
-    nodes, None while it isn't known; `named()` returns those whose name is known, as RUN.K.
+    """Publishes over `bus` while the gate is open. After each reconnect it opens when `subscribed()` returns
+    (PublishGate.wait).
 
     `confirm_s` is the time limit for gate and confirmation together, less than the 2 s within which a caller gets an
-    answer. The gate has no time limit: a worker that never subscribes is killed by its supervisor, or its node is dead,
-    and then it doesn't count. Call `link_up` and `link_down` when the connection to Redis changes.
+    answer. Call `link_up` and `link_down` when the connection to Redis changes.
     """
 
     def __init__(
         self,
         bus: Bus,
-        link: Link,
-        workers: Callable[[], int | None],
-        named: Callable[[], Collection[str]] = tuple,
+        subscribed: Callable[[], Awaitable[None]],
         *,
         confirm_s: float = 1.8,
     ) -> None:
@@ -114,9 +100,7 @@ class Publisher:
         self.by_app: dict[str, int] = {}
         self.unconfirmed = 0
         self._bus = bus
-        self._link = link
-        self._workers = workers
-        self._named = named
+        self._subscribed = subscribed
         self._confirm_s = confirm_s
         self._loop = asyncio.get_running_loop()
         self._opened = asyncio.Event()
@@ -140,20 +124,7 @@ class Publisher:
             self._opening = None
 
     async def _open_when_subscribed(self) -> None:
-        log_at = self._loop.time() + _LOG_EVERY_S
-        while True:
-            listening = await self._bus.workers_listening()
-            workers = self._workers()
-            missing: list[str] = []
-            if workers is not None and listening >= workers:
-                missing = await self._bus.not_listening(self._named())
-                if not missing:
-                    break
-            if self._loop.time() > log_at:
-                names = ",".join(missing)
-                log.error("publishes wait for workers", subscribed=listening, workers=workers, missing=names)
-                log_at += _LOG_EVERY_S
-            await asyncio.sleep(_CHECK_EVERY_S)
+        await self._subscribed()
         self._opening = None
         self.open = True
         self._opened.set()

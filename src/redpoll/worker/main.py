@@ -35,6 +35,7 @@ from redpoll.cluster.traces import TraceWriter
 from redpoll.protocol.apps import App
 from redpoll.protocol.handshake import Refusal
 from redpoll.worker import connection_list
+from redpoll.worker.aside import Aside
 from redpoll.worker.backpressure import Backpressure
 from redpoll.worker.collector import Collector
 from redpoll.worker.connection import Connection
@@ -120,7 +121,9 @@ class Worker:
             when_sent=self._when_sent,
         )
         # /readyz says which worker it is.
-        self.registry.canary.on_change = lambda broken: child_pipe.send({"deaf": broken})
+        self.registry.on_deaf = lambda broken: child_pipe.send({"deaf": broken})
+        self.registry.on_reach = lambda reach: child_pipe.send({"reach": reach.value})
+        self.aside = Aside(self.hub, self.registry, self.janitor.spawn, child_pipe.send)
         self.janitor.on_tick = self._on_tick
         resume = UserResume(self.registry, self.link, keys, self.janitor)
         self.debugging = Debugging(self.link, keys, settings.node_name, f"worker {start.number}")
@@ -136,7 +139,7 @@ class Worker:
             self.janitor,
             self.directory,
             start.requests_path,
-            lambda: self.registry.ready and not self.backpressure.on,
+            lambda: self.registry.ready and not self.backpressure.on and not self.aside.on,
             _max_connections(),
         )
         self.janitor.head_late = self.gate.head_late
@@ -230,6 +233,10 @@ class Worker:
             self.listeners.reload()
         if "evacuate" in message:
             self.evacuate(message["evacuate"], message.get("max_per_s"))
+        if "reach" in message:
+            self.child_pipe.send({"reach": self.registry.reach.value})
+        if "aside" in message:
+            self.aside.set(message["aside"])
         if "drain" in message:
             self.drain(message.get("max_per_s"))
 

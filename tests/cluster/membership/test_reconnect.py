@@ -106,7 +106,7 @@ async def test_events_flow_again_after_a_break(a, link, keys, wait_until):
     bus = Bus(link, keys)
     a.link.drop("for the test")
     await wait_until(lambda: a.link.connects == 2)
-    while await bus.workers_listening() == 0:
+    while await bus.not_listening([a.registry.w.rpartition(".")[0]]):
         await link.ask(b"PING")
     assert await bus.publish_all(a.app, [Outgoing("news", "e", "1")]) == [1]
     await wait_until(lambda: len(socket.events) == 1)

@@ -68,12 +68,11 @@ class Incarnation:
         return [self._keys.worker(at, w) for at in range(SHARDS)]
 
     def last_topics(self) -> list[bytes]:
-        """What is subscribed after all other topics: `sys`, and the topics by which control sees that this was done.
-        Control of an earlier version counts the subscribers of `sys`, in a Cluster of each `here`."""
+        """What is subscribed after all other topics: `sys`, and the topics by which control sees that this was done."""
         keys, process = self._keys, f"{self._run}.{self._k}"
         if not keys.sharded:
             return [keys.sys, keys.here_of(0, process)]
-        return [keys.sys, *keys.here, *(keys.here_of(at, process) for at in range(SHARDS))]
+        return [keys.sys, *(keys.here_of(at, process) for at in range(SHARDS))]
 
     def take_next_name(self) -> None:
         """This W was given up: takes the next one, which is not registered yet."""

@@ -22,7 +22,7 @@ from redpoll.cluster.envelopes import Envelope, parse_added, parse_removed, work
 from redpoll.cluster.history import History
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
-from redpoll.cluster.membership.connection_state import Connection, ConnectionState
+from redpoll.cluster.membership.connection_state import Connection, ConnectionState, Reach
 from redpoll.cluster.membership.counts import Counts
 from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.local_channel import LocalChannel, Ticket
@@ -58,7 +58,7 @@ _MAX_REFUSED: Final = 100
 _MAX_FOLLOWING: Final = 100
 
 
-def _ignore(message: dict[str, Any]) -> None:
+def _ignore(message: Any) -> None:
     pass
 
 
@@ -143,6 +143,13 @@ class Registry:
         self.watch, self.unwatch = self._online.watch, self._online.unwatch
         self.admit, self.depart = self._connection_limit.admit, self._connection_limit.depart
         self.admit_at_once = self._connection_limit.admit_at_once
+        self._reach = Reach.DOWN
+        # Called with True when Redis delivers no messages, and with False when it does again.
+        self.on_deaf: Callable[[bool], None] = _ignore
+        self.canary.on_change = self._messages_stopped
+        # Called with each new value of `reach`.
+        self.on_reach: Callable[[Reach], None] = _ignore
+        self._connection.on_change = self._reach_changed
         self._expiry: asyncio.TimerHandle | None = None
         # By app: the channels that are yet to follow its changed record.
         self._following: dict[str, tuple[App, Cursor[LocalChannel]]] = {}
@@ -158,6 +165,22 @@ class Registry:
     def connection_state(self) -> ConnectionState:
         """The state of the connection to Redis; for /metrics."""
         return self._connection.state
+
+    @property
+    def reach(self) -> Reach:
+        """Whether events reach this worker."""
+        if self.canary.broken or self._connection.state is ConnectionState.DOWN:
+            return Reach.DOWN
+        return Reach.SUBSCRIBED if self._connection.subscribed else Reach.CONNECTING
+
+    def _reach_changed(self) -> None:
+        if self.reach is not self._reach:
+            self._reach = self.reach
+            self.on_reach(self._reach)
+
+    def _messages_stopped(self, broken: bool) -> None:
+        self.on_deaf(broken)
+        self._reach_changed()
 
     @property
     def ready(self) -> bool:

@@ -230,7 +230,7 @@ class Sync:
                 self.touch(local_channel)
         if cursor.done:
             self._resubscribing = None
-            self._link.subscribe_last(self._incarnation.last_topics(), self._subscribed)
+            self._link.subscribe_last(self._incarnation.last_topics(), self._last_subscribed)
             self._open_if_asserted()
 
     def _drop(self, local_channel: LocalChannel) -> None:
@@ -304,6 +304,11 @@ class Sync:
         if isinstance(outcome, hiredis.ReplyError):
             self.errors += 1
             self._link.drop(f"SUBSCRIBE refused: {outcome}")
+
+    def _last_subscribed(self, outcome: Any) -> None:
+        self._subscribed(outcome)
+        if outcome is None:
+            self._connection.all_subscribed()
 
     def _advance(self, local_channel: LocalChannel) -> None:
         if local_channel.busy:

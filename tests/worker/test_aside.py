@@ -1,0 +1,36 @@
+"""A worker that its supervisor takes out of service, and back."""
+
+import asyncio
+
+import pytest
+import websockets
+
+
+async def test_clients_are_closed_with_4200_and_none_is_admitted_until_the_worker_is_back(bench, wait_until):
+    worker = await bench.start()
+    said = []
+    worker.aside._tell = said.append
+    clients = [await bench.client(worker) for _ in range(3)]
+    worker.link.drop("for the test")
+    worker._supervisor_message({"aside": True})
+    assert await asyncio.gather(*(client.closed_with() for client in clients)) == [4200] * 3
+    await wait_until(lambda: said)
+    assert said == [{"aside": True}]
+    # Also when it is subscribed again: it doesn't decide that.
+    await wait_until(lambda: worker.registry.reach.value == "subscribed")
+    with pytest.raises(websockets.InvalidStatus) as refused:
+        await bench.client(worker)
+    assert refused.value.response.status_code == 503
+    worker._supervisor_message({"aside": False})
+    await bench.client(worker)
+
+
+async def test_worker_that_is_subscribed_keeps_its_clients(bench):
+    worker = await bench.start()
+    said = []
+    worker.aside._tell = said.append
+    client = await bench.client(worker)
+    worker._supervisor_message({"aside": True})
+    assert said == [{"aside": False}]
+    await client.nothing_more()
+    await bench.client(worker)
