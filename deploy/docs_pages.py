@@ -215,8 +215,10 @@ def _linked(match: re.Match[str], source: str) -> str:
 
 def _cited(match: re.Match[str], source: str) -> str:
     cited, heading = match[2], match[4]
-    paths = (cited, f"src/redpoll/{cited}", posixpath.join(posixpath.dirname(source), cited))
-    page = next((page for path in paths if path.endswith(".md") and (page := _page_of(path))), None)
+    # As tests/test_citations.py finds them: the first of these files that exists, whether or not it is on the site.
+    paths = (cited, f"src/redpoll/{cited}", f"{DOCS}/{cited}", posixpath.join(posixpath.dirname(source), cited))
+    path = next((posixpath.normpath(path) for path in paths if (ROOT / path).is_file()), None)
+    page = _page_of(path) if path is not None else None
     if page is None:
         return match[0]
     anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

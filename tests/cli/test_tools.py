@@ -7,11 +7,13 @@ from click.testing import CliRunner
 from redpoll.cli import main
 
 
-def test_the_document_describes_the_api(on_server, server):
-    document = json.loads(on_server("openapi").stdout)
+def test_the_document_needs_no_server_and_is_that_of_a_server_of_this_version(typed, server):
+    document = json.loads(typed("openapi").stdout)
     assert "/api/v1/apps/{app_id}/events" in document["paths"]
-    without_secret = on_server("openapi", "--url", f"ws://127.0.0.1:{server.port}/app/{server.app_key}")
+    without_secret = typed("openapi", "--url", f"ws://127.0.0.1:{server.port}/app/{server.app_key}")
     assert json.loads(without_secret.stdout) == document
+    wrong = typed("openapi", "--url", "nowhere")
+    assert (wrong.exit_code, "from --url" in wrong.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

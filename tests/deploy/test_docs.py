@@ -53,7 +53,8 @@ def blocks_of(page: str) -> dict[str, str]:
 
 
 def test_the_site_builds_without_a_warning_and_has_every_page(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", ROOT / "deploy" / "mkdocs.yml"]
+    # Not --quiet: it hides warnings from --strict.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", ROOT / "deploy" / "mkdocs.yml"]
     built = subprocess.run([*command, "-d", tmp_path], capture_output=True, text=True, timeout=120, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
     pages = {name_of(page).removesuffix(".md") for page in PAGES} | {"settings", "commands"}
@@ -78,6 +79,8 @@ def test_links_are_made_for_the_site():
         == "rules (`deploy/prometheus/alerts.yml`)"
     )
     assert site('see `protocol/README.md "Close codes"`') == "see [Close codes](../protocol#close-codes)"
+    # The repository's README.md comes before that of the citing page's folder, and isn't on the site.
+    assert site('`README.md "Figures"`', "deploy/failures.md") == '`README.md "Figures"`'
     assert site("```\n[a](../../README.md)\n```") == "```\n[a](../../README.md)\n```"
     assert site("![x](screenshots/trace.png)", "deploy/README.md") == "![x](screenshots/trace.png)"
 
@@ -111,6 +114,13 @@ def test_every_command_line_is_one_that_redpoll_accepts(page):
 
 
 # -- blocks of code
+
+
+def test_pages_load_the_pusher_js_that_is_tested():
+    tested = json.loads((ROOT / "tests" / "clients" / "package.json").read_text())["dependencies"]["pusher-js"]
+    texts = {page: page.read_text() for page in (ROOT / "README.md", ROOT / "deploy" / "README.md", *PAGES)}
+    loaded = {page: re.findall(r"js\.pusher\.com/([^/]+)/", text) for page, text in texts.items()}
+    assert {version for versions in loaded.values() for version in versions} == {tested}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import click
 
-from redpoll.cli.common import fail, print_json
-from redpoll.cli.remote import app_command, execute, fetch_json, session
-
-if TYPE_CHECKING:
-    from redpoll.doctor.target import Target
+from redpoll.cli.common import fail, print_json, refuse
+from redpoll.cli.remote import execute, fetch_json, session
+from redpoll.doctor.target import TargetError, parse
 
 __all__ = ["COMMANDS"]
 
 
 @click.command()
-@app_command
-def openapi(target: Target, as_json: bool) -> None:
-    """Print the OpenAPI document of a redpoll server's HTTP API.
+@click.option("--url", metavar="URL", help="Ask a running server, which may be of another version; as in `publish`.")
+@click.option("--json", "as_json", is_flag=True, help="Changes nothing: the document is JSON.")
+def openapi(url: str | None, as_json: bool) -> None:
+    """Print the OpenAPI document of redpoll's HTTP API: every path, body and error.
 
-    It needs no secret, and describes every path, body and error. --json changes nothing: the document is JSON.
+    It is the document of this version, and needs no server. With --url it is that of a server; this needs no secret.
 
     \b
     Examples:
       redpoll openapi > openapi.json
       redpoll openapi --url wss://ws.example.com/app/KEY
     """
+    if url is None:
+        from redpoll.control.routes import document
+
+        print_json(json.loads(document()))
+        return
+    try:
+        target = parse(url)
+    except TargetError as error:
+        refuse([f"{error} (from --url)"])
 
     async def show() -> None:
         async with session() as http:

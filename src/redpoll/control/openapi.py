@@ -25,7 +25,7 @@ from redpoll.protocol.errors import HTTP_STATUS
 from redpoll.protocol.messages import MAX_CORRELATION_ID_CHARS
 from redpoll.protocol.presence import MAX_USER_ID_CHARS
 
-__all__ = ["Document"]
+__all__ = ["Document", "document_of"]
 
 # Error codes of the middleware: for every request, and for requests that need credentials.
 _OF_ALL: Final = ("bad_request", "not_found", "payload_too_large", "internal")
@@ -179,7 +179,12 @@ class Document:
         return request.ok(self._json)
 
     def render(self, routes: Routes) -> None:
-        self._json = msgspec.json.encode(_document(list(_described(routes))), order="sorted")
+        self._json = document_of(routes)
+
+
+def document_of(routes: Routes) -> bytes:
+    """The document of a complete route table, as JSON."""
+    return msgspec.json.encode(_document(list(_described(routes))), order="sorted")
 
 
 def _described(routes: Routes) -> Iterator[tuple[str, Route]]:

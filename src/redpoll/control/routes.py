@@ -6,7 +6,7 @@ The front, the metrics and the OpenAPI document read this table. Most handlers a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from redpoll.control.api import Api
 from redpoll.control.browser_module import BrowserModule
@@ -14,7 +14,7 @@ from redpoll.control.eventlog import LOG_QUERY, EventTrace
 from redpoll.control.health import Health
 from redpoll.control.history import HISTORY_QUERY, ChannelHistory
 from redpoll.control.metrics import Metrics
-from redpoll.control.openapi import Document
+from redpoll.control.openapi import Document, document_of
 from redpoll.control.router import API_PREFIX, About, Access, Place, Route, Routes
 from redpoll.control.schemas import (
     AuthResponse,
@@ -37,7 +37,7 @@ from redpoll.control.webhooks.verify import Verify, Webhook
 # The shapes of unchecked request bodies, for the OpenAPI document only; other code uses the checked ones.
 from redpoll.protocol.messages import Auth, Batch, Trigger
 
-__all__ = ["routes_of"]
+__all__ = ["document", "routes_of"]
 
 _EVENT_FAULTS: Final = (
     "invalid_event_name",
@@ -261,3 +261,16 @@ def routes_of(
     )
     document.render(routes)
     return routes
+
+
+def document() -> bytes:
+    """The OpenAPI document as JSON, without a server: it depends on the table only."""
+    unserved: Any = _Unserved()
+    return document_of(routes_of(*[unserved] * 8))
+
+
+class _Unserved:
+    """In place of the parts whose handlers answer requests."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
