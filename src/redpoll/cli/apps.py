@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from redpoll import config
+from redpoll.cli.app_argument import AppCommand, app_records_command
 from redpoll.cli.common import print_json, records_command, refuse
 from redpoll.cli.execute import run
 from redpoll.cli.keys import state
@@ -68,9 +69,9 @@ def app_list(settings: config.Settings, as_json: bool) -> None:
         click.echo(f"{row['id']:<10} {row['key'] or '(no enabled key)':<20}  {row['name']}")
 
 
-@app.command("show")
-@click.argument("app_id", metavar="ID")
-@records_command
+@app.command("show", cls=AppCommand)
+@click.argument("app_id", metavar="ID", required=False)
+@app_records_command
 def app_show(app_id: str, settings: config.Settings, as_json: bool) -> None:
     """Show an app with its keys, secrets and settings.
 
@@ -88,10 +89,10 @@ def app_show(app_id: str, settings: config.Settings, as_json: bool) -> None:
     _print_settings(run(settings, "app set", {"id": app_id, "settings": {}})["settings"])
 
 
-@app.command("set")
-@click.argument("app_id", metavar="ID")
+@app.command("set", cls=AppCommand)
+@click.argument("app_id", metavar="ID", required=False)
 @click.argument("assignments", metavar="NAME=VALUE…", nargs=-1)
-@records_command
+@app_records_command
 def app_set(app_id: str, assignments: tuple[str, ...], settings: config.Settings, as_json: bool) -> None:
     """Change settings of an app; without NAME=VALUE, show them.
 

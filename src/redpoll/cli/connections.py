@@ -5,7 +5,8 @@ from typing import Any
 import click
 
 from redpoll import config
-from redpoll.cli.common import print_json, records_command, safe, time_text
+from redpoll.cli.app_argument import AppCommand, app_records_command
+from redpoll.cli.common import print_json, safe, time_text
 from redpoll.cli.execute import run
 
 __all__ = ["connections"]
@@ -22,12 +23,12 @@ def connections() -> None:
     """
 
 
-@connections.command("list")
-@click.argument("app_id")
+@connections.command("list", cls=AppCommand)
+@click.argument("app_id", required=False)
 @click.option("--find", default="", metavar="TEXT", help="Part of a socket id, an address, a library or a user id.")
 @click.option("--channel", default="", metavar="NAME", help="Only those that are subscribed to this channel.")
 @click.option("--limit", type=click.IntRange(1, 500), default=100, show_default=True, metavar="N", help="The newest N.")
-@records_command
+@app_records_command
 def connections_list(
     app_id: str, find: str, channel: str, limit: int, settings: config.Settings, as_json: bool
 ) -> None:
@@ -49,10 +50,10 @@ def connections_list(
         click.echo(f"showing {len(found['connections'])} of {found['total']} connections", err=True)
 
 
-@connections.command("show")
-@click.argument("app_id")
+@connections.command("show", cls=AppCommand)
+@click.argument("app_id", required=False)
 @click.argument("socket_id")
-@records_command
+@app_records_command
 def connections_show(app_id: str, socket_id: str, settings: config.Settings, as_json: bool) -> None:
     """Show a connection and the channels it is subscribed to.
 
@@ -72,10 +73,10 @@ def connections_show(app_id: str, socket_id: str, settings: config.Settings, as_
         click.echo(f"  and {row['channels'] - len(row['named'])} more")
 
 
-@connections.command("kick")
-@click.argument("app_id")
+@connections.command("kick", cls=AppCommand)
+@click.argument("app_id", required=False)
 @click.argument("socket_id")
-@records_command
+@app_records_command
 def connections_kick(app_id: str, socket_id: str, settings: config.Settings, as_json: bool) -> None:
     """Close a connection with 4009, so that Pusher's libraries don't connect again.
 

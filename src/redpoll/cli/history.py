@@ -5,7 +5,8 @@ from typing import Any
 import click
 
 from redpoll import config
-from redpoll.cli.common import print_json, records_command, refuse, safe, time_text
+from redpoll.cli.app_argument import AppCommand, app_records_command
+from redpoll.cli.common import print_json, refuse, safe, time_text
 from redpoll.cli.execute import run
 
 __all__ = ["history"]
@@ -35,8 +36,8 @@ def rule() -> None:
     """
 
 
-@rule.command("add")
-@click.argument("app_id")
+@rule.command("add", cls=AppCommand)
+@click.argument("app_id", required=False)
 @click.option("--prefix", metavar="P", help="Channels whose names begin with P; '' for all.")
 @click.option("--channel", metavar="NAME", help="This channel only. An exact name beats prefixes.")
 @click.option("--keep", type=int, required=True, metavar="N", help="Messages stored per channel. 0: none.")
@@ -44,7 +45,7 @@ def rule() -> None:
 @click.option("--replay", type=int, default=0, metavar="N", help="Send each new subscriber the last N messages.")
 @click.option("--replay-seconds", type=int, default=0, metavar="T", help="Or the messages of the last T seconds.")
 @click.option("--client-events", is_flag=True, help="Store client events too.")
-@records_command
+@app_records_command
 def rule_add(
     app_id: str, prefix: str | None, channel: str | None, settings: config.Settings, as_json: bool, **numbers: Any
 ) -> None:
@@ -69,9 +70,9 @@ def rule_add(
     _print_rule(run(settings, "history rule add", {"app": app_id, **fields}), as_json)
 
 
-@rule.command("list")
-@click.argument("app_id")
-@records_command
+@rule.command("list", cls=AppCommand)
+@click.argument("app_id", required=False)
+@app_records_command
 def rule_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
     """List the rules of an app.
 
@@ -87,10 +88,10 @@ def rule_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
         _print_rule(row, as_json)
 
 
-@rule.command("remove")
-@click.argument("app_id")
+@rule.command("remove", cls=AppCommand)
+@click.argument("app_id", required=False)
 @click.argument("rule_id")
-@records_command
+@app_records_command
 def rule_remove(app_id: str, rule_id: str, settings: config.Settings, as_json: bool) -> None:
     """Remove a rule. Messages stored under it stay until they expire or `history clear` deletes them.
 
@@ -116,15 +117,15 @@ def _print_rule(rule: dict[str, Any], as_json: bool) -> None:
     click.echo("  ".join(words))
 
 
-@history.command("show")
-@click.argument("app_id")
+@history.command("show", cls=AppCommand)
+@click.argument("app_id", required=False)
 @click.argument("channel")
 @click.option("--limit", metavar="N", help="How many, at most 1000. Default: 100.")
 @click.option("--backwards", is_flag=True, help="Newest first.")
 @click.option("--since", metavar="PLACE", help="After EPOCH:OFFSET, or from a Unix time in ms on.")
 @click.option("--until", metavar="PLACE", help="Up to EPOCH:OFFSET or a Unix time in ms, included.")
 @click.option("--cursor", metavar="CURSOR", help="Continue where the previous page ended.")
-@records_command
+@app_records_command
 def history_show(
     app_id: str, channel: str, backwards: bool, settings: config.Settings, as_json: bool, **query: str | None
 ) -> None:
@@ -154,10 +155,10 @@ def history_show(
         click.echo(f"more: --cursor {page['next']}")
 
 
-@history.command("clear")
-@click.argument("app_id")
+@history.command("clear", cls=AppCommand)
+@click.argument("app_id", required=False)
 @click.argument("channel")
-@records_command
+@app_records_command
 def history_clear(app_id: str, channel: str, settings: config.Settings, as_json: bool) -> None:
     """Delete a channel's stored messages and give its history a new epoch. Needs a running server.
 

@@ -5,7 +5,8 @@ from typing import Any
 import click
 
 from redpoll import config
-from redpoll.cli.common import print_json, records_command
+from redpoll.cli.app_argument import AppCommand, app_records_command
+from redpoll.cli.common import print_json
 from redpoll.cli.execute import run
 
 __all__ = ["key", "state"]
@@ -22,10 +23,10 @@ def key() -> None:
     """
 
 
-@key.command("add")
-@click.argument("app_id")
+@key.command("add", cls=AppCommand)
+@click.argument("app_id", required=False)
 @click.argument("key", required=False)
-@records_command
+@app_records_command
 def key_add(app_id: str, key: str | None, settings: config.Settings, as_json: bool) -> None:
     """Create a key with its secret. With the KEY of a disabled key, enable that one again.
 
@@ -41,9 +42,9 @@ def key_add(app_id: str, key: str | None, settings: config.Settings, as_json: bo
         click.echo(f"key     {added['key']}\nsecret  {added['secret']}")
 
 
-@key.command("list")
-@click.argument("app_id")
-@records_command
+@key.command("list", cls=AppCommand)
+@click.argument("app_id", required=False)
+@app_records_command
 def key_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
     """List the keys of an app with their secrets, oldest first.
 
@@ -59,10 +60,10 @@ def key_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
         click.echo(f"{row['key']}  {row['secret']}{state(row)}")
 
 
-@key.command("disable")
-@click.argument("app_id")
+@key.command("disable", cls=AppCommand)
+@click.argument("app_id", required=False)
 @click.argument("key")
-@records_command
+@app_records_command
 def key_disable(app_id: str, key: str, settings: config.Settings, as_json: bool) -> None:
     """Disable a key for new connections and requests.
 

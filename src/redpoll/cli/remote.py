@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
+from redpoll.cli.app_argument import only_app
 from redpoll.cli.common import fail, refuse, safe, settings_of, with_config
 from redpoll.cli.execute import run
 from redpoll.doctor.target import Target, TargetError, parse
@@ -97,12 +98,10 @@ def _target(url: str | None, app_id: str | None, config_path: str | None, data_d
 def _own(settings: config.Settings, app_id: str | None) -> Target:
     """An app of the server that owns the data folder."""
     address = run(settings, "server show", {})
-    apps = run(settings, "app list", {})
-    if app_id is None and len(apps) != 1:
-        ids = ", ".join(app["id"] for app in apps)
-        refuse([f"this server has {len(apps)} apps: choose one with --app ({ids})" if apps else "there is no app"])
-    for app in apps:
-        if app_id in (None, app["id"]):
+    if app_id is None:
+        app_id = only_app(settings, "--app")
+    for app in run(settings, "app list", {}):
+        if app_id == app["id"]:
             if app["key"] is None:
                 fail(f"the app {app['id']} has no enabled key")
             return Target(

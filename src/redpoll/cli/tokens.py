@@ -3,6 +3,7 @@
 import click
 
 from redpoll import config
+from redpoll.cli.app_argument import AppCommand, app_records_command
 from redpoll.cli.common import print_json, records_command, seconds_of, split_words, time_text
 from redpoll.cli.execute import run
 
@@ -22,14 +23,14 @@ def token() -> None:
     """
 
 
-@token.command("create")
-@click.argument("app_id")
+@token.command("create", cls=AppCommand)
+@click.argument("app_id", required=False)
 @click.option("--name", required=True, help="A name for people: what the token is for.")
 @click.option(
     "--scope", "scopes", multiple=True, required=True, metavar="publish|read|auth|all", help="May be repeated."
 )
 @click.option("--expires", metavar="TIME", help="Lifetime: 90s, 15m, 12h, 30d. Default: until it is revoked.")
-@records_command
+@app_records_command
 def token_create(
     app_id: str, name: str, scopes: tuple[str, ...], expires: str | None, settings: config.Settings, as_json: bool
 ) -> None:
@@ -54,9 +55,9 @@ def token_create(
     click.echo(f"expires  {time_text(created['expires_at'])}\n\nSave the token now: it is not shown again.")
 
 
-@token.command("list")
-@click.argument("app_id")
-@records_command
+@token.command("list", cls=AppCommand)
+@click.argument("app_id", required=False)
+@app_records_command
 def token_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
     """List the tokens of an app, oldest first, without the tokens themselves.
 

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from redpoll import config
+from redpoll.cli.app_argument import AppCommand, app_records_command
 from redpoll.cli.common import print_json, records_command, safe, split_words, time_text
 from redpoll.cli.execute import run
 
@@ -23,8 +24,8 @@ def webhook() -> None:
     """
 
 
-@webhook.command("create")
-@click.argument("app_id")
+@webhook.command("create", cls=AppCommand)
+@click.argument("app_id", required=False)
 @click.argument("url")
 @click.option(
     "--events",
@@ -37,7 +38,7 @@ def webhook() -> None:
 @click.option("--format", type=click.Choice(["service", "pusher"]), default="service", help="Format of the body.")
 @click.option("--channels", multiple=True, metavar="PREFIX,…", help="Only channels whose names begin with a PREFIX.")
 @click.option("--pin", is_flag=True, help="Pin the certificate that the URL presents now.")
-@records_command
+@app_records_command
 def webhook_create(
     app_id: str,
     url: str,
@@ -71,9 +72,9 @@ def webhook_create(
     click.echo(f"events  {','.join(created['events'])}\nformat  {created['format']}")
 
 
-@webhook.command("list")
-@click.argument("app_id")
-@records_command
+@webhook.command("list", cls=AppCommand)
+@click.argument("app_id", required=False)
+@app_records_command
 def webhook_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
     """List the endpoints of an app, without their secrets.
 
@@ -180,9 +181,9 @@ def dead_letter() -> None:
     """
 
 
-@dead_letter.command("list")
-@click.argument("app_id")
-@records_command
+@dead_letter.command("list", cls=AppCommand)
+@click.argument("app_id", required=False)
+@app_records_command
 def dead_letter_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
     """List an app's dead letters, the latest first. Retried and discarded ones are not listed.
 
