@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from redpoll import datafolder
+from redpoll.command_socket import ask, socket_path
 from server import Server
 from wire import Api, Socket, eventually
 
@@ -167,6 +168,13 @@ async def test_keys_are_rotated_while_clients_stay_connected(app, command):
     await eventually(lambda: everywhere(app), {None})
     assert await status_of(app) == 200
     await client.close()
+
+
+def test_apps_are_listed_by_id_as_after_a_restart(server, command):
+    for number in range(6):
+        ask(socket_path(server.folder / "data"), "app create", {"name": f"app {number}"})
+    ids = [app["id"] for app in command("app", "list")]
+    assert (len(ids) > 6, ids) == (True, sorted(ids))
 
 
 async def test_an_app_is_switched_off_and_on_again(app, command):

@@ -63,9 +63,13 @@ def test_contradictory_options_end_with_2(on_server, words):
     assert on_server("channels", *words).exit_code == 2
 
 
-def test_an_unknown_trace_ends_with_1(on_server):
-    result = on_server("trace", "0" * 32)
-    assert (result.exit_code, "404" in result.stderr) == (1, True)
+def test_an_unknown_trace_ends_with_1_after_the_time_to_wait(on_server, monkeypatch):
+    monkeypatch.setattr("redpoll.cli.messages._SAY_AFTER_S", 0.1)
+    result = on_server("trace", "0" * 32, "--wait", "0.3")
+    assert (result.exit_code, result.stderr.startswith("not logged yet; waiting up to 0.3 s\n")) == (1, True)
+    assert "404" in result.stderr
+    at_once = on_server("trace", "0" * 32, "--wait", "0")
+    assert (at_once.exit_code, "not logged yet" in at_once.stderr) == (1, False)
 
 
 def test_tail_prints_events_as_they_pass(on_server, background):

@@ -14,6 +14,10 @@ def error_page(status, code, text):
     return Response(status, f"{code}: {text}".encode())
 
 
+REQUEST = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc"
+
+
 async def echo(call):
     """The request as the handler saw it."""
     await call.read_body(10.0)
@@ -145,6 +149,45 @@ async def test_a_slow_head_is_refused_at_its_deadline_and_an_idle_connection_sta
     assert reply.headers["connection"] == "close"
     connections.sweep()
     assert (await idle.ask(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")).status == 200
+
+
+@pytest.mark.parametrize(
+    "packets", [[REQUEST + REQUEST[:9]], [REQUEST, REQUEST[:9]], [REQUEST[:9], REQUEST[9:], b"GET"]]
+)
+async def test_a_head_that_began_during_the_answer_before_has_the_same_deadline(serve, connect, wait_until, packets):
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(call):
+        began.set()
+        await go_on.wait()
+        return Response(200, b"")
+
+    connections, port = await serve(handler, head_timeout_s=0.05)
+    client = await connect(port)
+    for packet in packets:
+        client.send(packet)
+    await began.wait()
+    (connection,) = connections.connections
+    await wait_until(lambda: connection.half_head_since)
+    go_on.set()
+    assert (await client.receive()).status == 200
+
+    def is_cut():
+        connections.sweep()
+        return not connections.connections
+
+    await wait_until(is_cut)
+    assert (await client.receive()).status == 408
+
+
+async def test_a_request_that_waits_for_the_answer_before_is_no_slow_head(serve, connect, wait_until):
+    connections, port = await serve(head_timeout_s=0.05)
+    client = await connect(port)
+    client.send(POST + REQUEST + POST)
+    for _ in range(3):
+        assert (await client.receive()).status == 200
+    (connection,) = connections.connections
+    assert (connection.waits_for_a_head, connection.half_head_since) == (True, 0.0)
 
 
 async def test_a_slow_body_does_not_hit_the_deadline_of_heads(serve, connect, wait_until):

@@ -1,5 +1,7 @@
 """Calls and spans become rows of a real event log. Spans of workers come from a real Redis stream."""
 
+import asyncio
+
 import pytest
 
 from redpoll.cluster.keys import Keys
@@ -24,6 +26,7 @@ class FakeRequest:
         self.key = self.found_key = "k"
         self.remote = "192.0.2.1"
         self.sampled = False
+        self.began = 0.0
 
 
 def event(name: str = "news", channels: tuple[str, ...] = ("room",), data: str = "{}", **more) -> Event:
@@ -53,6 +56,47 @@ def tracer(link, event_log):
 
 async def rows(log: EventLog) -> list[CallRow]:
     return (await log.find("3", Query(), 1_000)).calls
+
+
+async def test_stages_of_a_call_stay_in_order_when_the_wall_clock_is_changed(link, event_log):
+    now_s, elapsed_s = NOW_S, 0.0
+    tracer = Tracer(event_log, TraceReader(link, Keys()), 10, clock=lambda: now_s, timer=lambda: elapsed_s)
+    call = FakeRequest(1, event())
+    elapsed_s = 0.002
+    tracer.sample(call)
+    # The clock goes back an hour while Redis confirms.
+    now_s, elapsed_s = NOW_S - 3_600, 0.005
+    tracer.accepted(call)
+    tracer.ended(call, 200, 0.006)
+    await tracer.flush()
+    (row,) = await rows(event_log)
+    _, spans = await event_log.trace("3", call.trace_id)
+    assert [span.time_us - row.time_us for span in spans] == [2_000, 5_000]
+
+
+async def test_a_flush_beside_another_returns_after_it(tracer, event_log, monkeypatch):
+    written, began, go_on = [], asyncio.Event(), asyncio.Event()
+    write = event_log.write
+
+    async def slow(*batch):
+        began.set()
+        await go_on.wait()
+        await write(*batch)
+        written.append(batch)
+
+    monkeypatch.setattr(event_log, "write", slow)
+    tracer.ended(FakeRequest(1, event()), 200, 0.25)
+    first = asyncio.create_task(tracer.flush())
+    await began.wait()
+    second = asyncio.create_task(tracer.flush())
+    # A second flush that didn't wait would have nothing to write.
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not second.done()
+    go_on.set()
+    await second
+    assert len(written) == 1
+    await first
 
 
 async def test_call_becomes_a_row_with_its_time_of_arrival(tracer, event_log):

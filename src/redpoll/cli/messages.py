@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS"]
 
-# The server writes its event log once a second.
-_LOG_DELAY_S: Final = 3.0
+# The server writes its event log once a second; while its disk or processor is busy, it takes longer.
+_WAIT_FOR_LOG_S: Final = 10.0
+_SAY_AFTER_S: Final = 2.0
 _POLL_EVERY_S: Final = 1.0
 # A call is logged when it has ended, with the time of its start, and those of clients arrive from other processes.
 _OVERLAP_MS: Final = 10_000
@@ -128,8 +129,17 @@ def _print_channel(name: str, counts: dict[str, Any]) -> None:
 
 @click.command()
 @click.argument("trace_id", metavar="ID")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(0, 600),
+    default=_WAIT_FOR_LOG_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for a request that isn't logged yet.",
+)
 @app_command
-def trace(trace_id: str, target: Target, as_json: bool) -> None:
+def trace(trace_id: str, wait_s: float, target: Target, as_json: bool) -> None:
     """Show the trace of one publish request: when it was accepted, and to how many sockets it was written.
 
     ID is what `publish` prints and each response has in X-Service-Trace-Id. Only redpoll servers have traces.
@@ -142,7 +152,7 @@ def trace(trace_id: str, target: Target, as_json: bool) -> None:
 
     async def show() -> None:
         async with session() as http:
-            shown = await _logged_trace(http, with_secret(target), trace_id)
+            shown = await _logged_trace(http, with_secret(target), trace_id, wait_s)
         if as_json:
             print_json(shown)
             return
@@ -158,21 +168,26 @@ def trace(trace_id: str, target: Target, as_json: bool) -> None:
     execute(show())
 
 
-async def _logged_trace(http: aiohttp.ClientSession, target: Target, trace_id: str) -> Any:
-    """The trace, for which this waits a moment, because the server logs a request after its response."""
-    deadline = asyncio.get_running_loop().time() + _LOG_DELAY_S
+async def _logged_trace(http: aiohttp.ClientSession, target: Target, trace_id: str, wait_s: float) -> Any:
+    """The trace, for which this waits up to `wait_s`, because the server logs a request after its response."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    has_said = False
     while True:
         try:
             found = (await call(http, target, "GET", f"/trace/{quote(trace_id, safe='')}")).body
             if not found["sampled"] or any(span["stage"] == "accepted" for span in found["spans"]):
                 return found
         except RemoteError as error:
-            if error.status != 404 or asyncio.get_running_loop().time() > deadline:
+            if error.status != 404 or loop.time() - began_s >= wait_s:
                 raise
         else:
-            if asyncio.get_running_loop().time() > deadline:
+            if loop.time() - began_s >= wait_s:
                 return found
-        await asyncio.sleep(0.2)
+        if loop.time() - began_s >= _SAY_AFTER_S and not has_said:
+            has_said = True
+            click.echo(f"not logged yet; waiting up to {wait_s:g} s", err=True)
+        await asyncio.sleep(min(0.2, wait_s))
 
 
 @click.command()

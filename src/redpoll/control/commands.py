@@ -127,7 +127,8 @@ async def _app_create(context: Context, args: dict[str, Any]) -> Any:
 
 
 async def _app_list(context: Context, _args: dict[str, Any]) -> Any:
-    return [app_shape(app) for app in context.records.apps.values()]
+    # As after a restart; a new app is the last in `apps`.
+    return [app_shape(app) for _, app in sorted(context.records.apps.items())]
 
 
 async def _app_show(context: Context, args: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ import structlog
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.helpers import set_exception
 from aiohttp.http import RawRequestMessage
-from aiohttp.streams import StreamReader
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web import RequestPayloadError, Server
 from aiohttp.web_protocol import RequestHandler
 
@@ -167,11 +167,26 @@ class Connection(RequestHandler):
             self.refuse(self._error_page(503, "unavailable", text))
 
     def data_received(self, data: bytes) -> None:
+        # A body is under way, or these bytes are of the next head, also while the last request is being answered.
+        in_head = self.waits_for_a_head or (self._newest_body().is_eof() and not data.isspace())
+        earlier = len(self._messages)
         super().data_received(data)
-        if not self.waits_for_a_head:
+        if len(self._messages) == earlier:
+            is_half = in_head
+        else:
+            # What follows a body in one packet isn't noticed here.
+            is_half = self._newest_body() is EMPTY_PAYLOAD and not data.endswith((b"\r\n\r\n", b"\n\n"))
+        if not is_half:
             self.half_head_since = 0.0
         elif not self.half_head_since:
             self.half_head_since = self._loop.time()
+
+    def _newest_body(self) -> StreamReader:
+        """The body of the last request whose head is complete, which may be under way."""
+        if self._messages:
+            return self._messages[-1][1]
+        request = self._current_request
+        return EMPTY_PAYLOAD if request is None else request._payload
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         # aiohttp calls this after every body, paused or not, and resuming costs as much as parsing a head.

@@ -74,15 +74,16 @@ class Request(IncomingRequest):
     before the handler runs, if the route needs a credential; `caller_known`: it is set, even if the request was refused
     later. `token` is None if the client authenticated with a key. `more_headers` are added to every response.
     `decoded`: the events of a trigger, once its body is decoded. `sampled`: the events are traced. `began`: when the
-    front received the request (time.perf_counter). `call`: what control/spans.py remembers of it; read it only if
-    `sampled`.
+    front received the request (time.perf_counter). Read these only if `sampled`: `began_us`, the Unix time of `began`
+    in µs, and `call`, what control/spans.py remembers of the request.
     """
 
-    __slots__ = ("call",)
+    __slots__ = ("began_us", "call")
 
     from_worker = False
     token: Token | None
     decoded: Event | Sequence[Event] | None
+    began_us: int
     call: Any
 
     def respond(self, response: Response) -> None:

@@ -46,7 +46,7 @@ class Tracer:
     """`spans_per_s`: at most this many calls per second are traced; the others have a row but no spans.
 
     `trims()`: no other node reads the stream; otherwise only its bound removes entries. `spans`: None unless
-    OpenTelemetry is on. `clock()` returns Unix seconds.
+    OpenTelemetry is on. `clock()` returns Unix seconds, `timer()` those of the clock of `Request.began`.
     `unlogged` counts calls whose row was lost, `sampled_out` calls without spans.
     `latency` has the times of the traced ones.
     `spans_left`: how many more calls are traced until the next flush.
@@ -61,6 +61,7 @@ class Tracer:
         trims: Callable[[], bool] = lambda: True,
         spans: Spans | None = None,
         clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.unlogged = 0
         self.sampled_out = 0
@@ -72,12 +73,14 @@ class Tracer:
         self._per_flush = max(1, round(spans_per_s * FLUSH_EVERY_S)) if spans_per_s else 0
         self.spans_left = self._per_flush
         self._clock = clock
+        self._timer = timer
         self._ended = CallBatch()
         self._spans: list[SpanRow] = []
         self._position = ""
         self._prune_at_s = 0.0
         self._running: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
+        self._flushing = asyncio.Lock()
 
     def start(self) -> None:
         self._running = asyncio.get_running_loop().create_task(self._run(), name="event log")
@@ -104,22 +107,32 @@ class Tracer:
             return None
         request.sampled = True
         request.call = None
-        self.span(request.trace_id, request.app.id, "authenticated")
-        return request.trace_id if otel is None else otel.begin(request, self._now_us())
+        now_us = int(self._clock() * 1_000_000)
+        request.began_us = now_us - self._elapsed_us(request)
+        self._span(request.trace_id, request.app.id, "authenticated", now_us)
+        return request.trace_id if otel is None else otel.begin(request, now_us)
 
     def accepted(self, request: Request) -> None:
         """Redis confirmed the events of a traced call."""
-        self.span(request.trace_id, request.app.id, "accepted")
+        now_us = self._of_call_us(request)
+        self._span(request.trace_id, request.app.id, "accepted", now_us)
         if self._otel is not None:
-            self._otel.accepted(request, self._now_us())
+            self._otel.accepted(request, now_us)
 
-    def _now_us(self) -> int:
-        return int(self._clock() * 1_000_000)
+    def _of_call_us(self, request: Request) -> int:
+        """The Unix time in µs on the clock of this call: `began_us`, and what the timer of `began` says since then. So
+        a change of the wall clock during the call can't put its stages out of order."""
+        return request.began_us + self._elapsed_us(request)
+
+    def _elapsed_us(self, request: Request) -> int:
+        return int((self._timer() - request.began) * 1_000_000)
 
     def span(self, trace_id: str, app_id: str, stage: str, **detail: Any) -> None:
         """Records that a traced call reached this stage now."""
+        self._span(trace_id, app_id, stage, int(self._clock() * 1_000_000), **detail)
+
+    def _span(self, trace_id: str, app_id: str, stage: str, now_us: int, **detail: Any) -> None:
         if len(self._spans) < _MAX_WAITING:
-            now_us = self._now_us()
             self._spans.append(SpanRow(trace_id, app_id, now_us // 1000, stage, detail, now_us))
 
     def ended(self, request: Request, status: int, took_s: float, caller: str = "") -> None:
@@ -140,7 +153,7 @@ class Tracer:
             name, channels, size, correlation_id = describe_call(request.body if decoded is None else decoded)
         token = request.token
         credential = caller or (f"key {request.found_key or request.key}" if token is None else f"token {token.name}")
-        began_us = int((self._clock() - took_s) * 1_000_000)
+        began_us = request.began_us if request.sampled else int((self._clock() - took_s) * 1_000_000)
         if request.sampled:
             self.latency.began(request.trace_id, began_us, "http")
             if self._otel is not None:
@@ -180,7 +193,12 @@ class Tracer:
             await self.flush()
 
     async def flush(self) -> None:
-        """Writes what was collected since the last flush. If that fails, the rows wait for the next one."""
+        """Writes what was collected since the last flush. If that fails, the rows wait for the next one. When this
+        returns, an earlier flush has ended too."""
+        async with self._flushing:
+            await self._flush()
+
+    async def _flush(self) -> None:
         self.spans_left = self._per_flush
         if self._otel is not None:
             self._otel.flush()
