@@ -26,6 +26,8 @@ SECRETS = {KEY: SECRET, "second": "s" * 80}
 CLIENT = b"192.0.2.1"
 LINES = b"X-RateLimit-Limit: 1\r\n"
 HEAD = struct.Struct("<IIBHBBHHI")
+# The flag of an answer (src/redpoll/http_messages.py).
+AUTHENTICATED = 4
 TRACE = re.compile(rb"X-Service-Trace-Id: ([0-9a-f]{32})\r\n")
 # Stands for the signature of what is around it, and for the digest of the body.
 SIGNATURE, DIGEST = b"SIGNATURE", b"DIGEST"
@@ -342,7 +344,7 @@ class HttpTargets:
                 b"HTTP/1.1 200 OK\r\nDate: now\r\nContent-Type: application/json\r\nX-Service-Trace-Id: %b\r\n%b%b"
                 b"Content-Length: 2\r\n\r\n{}" % (trace, lines, b"Connection: close\r\n" * closes)
             )
-            if (number, flags, response) != (request.number, closes, expected):
+            if (number, flags, response) != (request.number, closes | AUTHENTICATED, expected):
                 raise Difference(f"{response} is not {expected}")
             if logged:
                 names = dict.fromkeys(event.name for event in events)

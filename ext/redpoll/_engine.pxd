@@ -66,7 +66,7 @@ cdef class WebSocket(Sink):
     cdef public object session
     cdef public object arrival
 
-    cdef size_t read_size(self) noexcept
+    cdef size_t read_size(self, bint bulk) noexcept
     cdef int take(self, const uint8_t* at, Py_ssize_t size) except -1
     cdef bint take_post(self, const uint8_t* at, Py_ssize_t size) except -1
     cdef int take_head(self, const uint8_t* at, Py_ssize_t size) except -1

@@ -47,6 +47,7 @@ cdef class Polled(Timed):
 
     cdef int socket_opened(self) except -1
     cdef int socket_readable(self) except -1
+    cdef int socket_again(self) except -1
     cdef int socket_writable(self) except -1
     cdef int socket_lost(self) except -1
 
@@ -62,6 +63,10 @@ cdef class Poller:
     # Sockets in both sets; each is owned. Of these, those in `bulk`.
     cdef readonly Py_ssize_t sockets
     cdef readonly Py_ssize_t bulk_sockets
+    # Owned: sockets that have something to do although epoll doesn't report them, and an eventfd that is readable while
+    # there are any.
+    cdef object waiting
+    cdef int waiting_fd
     # Sockets that are closed and whose socket_lost() is still to be called, from `next_lost` on.
     cdef list lost
     cdef Py_ssize_t next_lost
@@ -71,6 +76,8 @@ cdef class Poller:
     cdef int move(self, Polled polled, bint bulk) except -1
     cdef bint is_crowded(self) noexcept
     cdef int watch(self, Polled polled) except -1
+    cdef int again(self, Polled polled) except -1
+    cdef int fetch_waiting(self) except -1
     cdef int release(self, Polled polled) except -1
     cdef int close_socket(self, Polled polled) except -1
     cdef int serve(self, EventSet* events, double until) except -1

@@ -21,10 +21,11 @@ from libc.errno cimport (
     EPROTO,
     errno,
 )
-from libc.stdint cimport uint8_t, uint16_t, uint32_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 import os
+from collections import deque
 
 __all__ = ["Listener", "Polled", "Poller"]
 
@@ -86,6 +87,14 @@ cdef extern from "<arpa/inet.h>" nogil:
 
 cdef extern from "<unistd.h>" nogil:
     int close(int fd)
+    ssize_t read(int fd, void* to, size_t size)
+    ssize_t write(int fd, const void* at, size_t size)
+
+cdef extern from "<sys/eventfd.h>" nogil:
+    int eventfd(unsigned int value, int flags)
+    enum:
+        EFD_CLOEXEC
+        EFD_NONBLOCK
 
 cdef extern from "<time.h>" nogil:
     struct timespec:
@@ -178,6 +187,10 @@ cdef class Polled(Timed):
         """There are bytes, the end of the stream, or an error to read: one recv(2) finds out."""
         return 0
 
+    cdef int socket_again(self) except -1:
+        """The turn that `Poller.again` promised."""
+        return 0
+
     cdef int socket_writable(self) except -1:
         """The kernel has room again."""
         return 0
@@ -200,8 +213,9 @@ cdef class Poller:
     """
 
     def __cinit__(self):
-        self.quick.fd = self.bulk.fd = -1
+        self.quick.fd = self.bulk.fd = self.waiting_fd = -1
         self.lost = []
+        self.waiting = deque()
 
     def __init__(self, loop, double slice_s=0.004):
         cdef epoll_event event
@@ -211,13 +225,16 @@ cdef class Poller:
         self.loop = loop
         self.quick.fd = epoll_create1(EPOLL_CLOEXEC)
         self.bulk.fd = epoll_create1(EPOLL_CLOEXEC)
+        self.waiting_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
         # The loop watches `quick` only, so that one callback serves both sets in order.
         event.events = EPOLLIN
         event.data.ptr = NULL
         if (
             self.quick.fd < 0
             or self.bulk.fd < 0
+            or self.waiting_fd < 0
             or epoll_ctl(self.quick.fd, EPOLL_CTL_ADD, self.bulk.fd, &event) < 0
+            or epoll_ctl(self.quick.fd, EPOLL_CTL_ADD, self.waiting_fd, &event) < 0
         ):
             raise OSError(errno, os.strerror(errno))
         loop.add_reader(self.quick.fd, self._turn)
@@ -228,6 +245,8 @@ cdef class Poller:
         forget_events(&self.bulk)
         close_set(&self.quick)
         close_set(&self.bulk)
+        if self.waiting_fd >= 0:
+            close(self.waiting_fd)
 
     def close(self):
         """Watch nothing more. Close the sockets first: those left in a set get no more events."""
@@ -235,6 +254,7 @@ cdef class Poller:
             self.loop.remove_reader(self.quick.fd)
             close_set(&self.quick)
             close_set(&self.bulk)
+            self.waiting.clear()
 
     def adopt(self, int fd, Polled polled not None):
         """Watch `fd`, a connected non-blocking socket, for `polled`, with the newcomers. The poller owns the
@@ -307,6 +327,28 @@ cdef class Poller:
         polled.watched = wanted
         return 0
 
+    cdef int again(self, Polled polled) except -1:
+        """Have a later turn call `socket_again()` of `polled`, among the events of `bulk`. It may be closed by then."""
+        cdef uint64_t one = 1
+        if not self.waiting:
+            write(self.waiting_fd, &one, 8)
+        self.waiting.append(polled)
+        return 0
+
+    cdef int fetch_waiting(self) except -1:
+        """Begin the events of `bulk` with some of those that wait for another turn; half of them at most."""
+        cdef uint64_t ignored
+        cdef Polled polled
+        while self.waiting and self.bulk.count < MAX_EVENTS // 2:
+            polled = <Polled> self.waiting.popleft()
+            Py_INCREF(polled)
+            self.bulk.events[self.bulk.count].events = 0
+            self.bulk.events[self.bulk.count].data.ptr = <void*> polled
+            self.bulk.count += 1
+        if not self.waiting:
+            read(self.waiting_fd, &ignored, 8)
+        return 0
+
     cdef int release(self, Polled polled) except -1:
         """Give the descriptor up without closing it; socket_lost() follows from the loop."""
         cdef epoll_event event
@@ -361,7 +403,7 @@ cdef class Poller:
         """Handle what the sets report, for `slice_s` at most, and 1 ms more if `bulk` would get less than that."""
         cdef double until = monotonic_s() + self.slice_s
         self.serve(&self.quick, until)
-        if self.bulk_sockets or self.bulk.next < self.bulk.count:
+        if self.bulk_sockets or self.bulk.next < self.bulk.count or self.waiting:
             self.serve(&self.bulk, max(until, monotonic_s() + MIN_BULK_SLICE_S))
 
     cdef int serve(self, EventSet* events, double until) except -1:
@@ -385,18 +427,20 @@ cdef class Poller:
         return 0
 
     cdef int fetch(self, EventSet* events) except -1:
-        cdef int found, i, count = 0
+        cdef int found, i, count
         if events.fd < 0:
             return 0
-        found = epoll_wait(events.fd, events.events, MAX_EVENTS, 0)
-        events.next = 0
-        events.count = 0
+        events.next = events.count = 0
+        if events == &self.bulk and self.waiting:
+            self.fetch_waiting()
+        count = events.count
+        found = epoll_wait(events.fd, events.events + count, MAX_EVENTS - count, 0)
         if found < 0:
             if errno == EINTR:
                 return 0
             raise OSError(errno, os.strerror(errno))
-        for i in range(found):
-            # The set of bulk itself has no pointer.
+        for i in range(count, count + found):
+            # The set of bulk itself and `waiting_fd` have no pointer.
             if events.events[i].data.ptr != NULL:
                 # Kept until it is handled: an earlier event may close it.
                 Py_INCREF(<Polled> events.events[i].data.ptr)
@@ -406,6 +450,8 @@ cdef class Poller:
         return 0
 
     cdef int handle(self, Polled polled, uint32_t events) except -1:
+        if events == 0:
+            return polled.socket_again()
         if events & EPOLLOUT and polled.watched & WATCHED_OUT:
             polled.socket_writable()
         if events & (EPOLLIN | EPOLLHUP | EPOLLERR):

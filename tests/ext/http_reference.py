@@ -39,7 +39,7 @@ def usual_request(data: bytes, wanted: frozenset[bytes]) -> Usual | None:
     """The request, where `data` is exactly one of the usual shape (ext/redpoll/_http.pyx pack_simple). `wanted` are the
     names of the fields that control reads."""
     match = _REQUEST.match(data)
-    if match is None or match.end() > 16384 or match[2].startswith(b"/app/"):
+    if match is None or match.end() > 16384 or match[2].startswith(b"/app/") or match[2] in (b"/", b"/healthz"):
         return None
     body = data[match.end() :]
     fields = []

@@ -266,6 +266,32 @@ async def test_one_client_of_a_crowd_waits_for_a_few_messages_of_each_other(poll
         poller._turn()
 
 
+async def test_http_is_read_in_slices_while_a_crowd_waits(poller, recorder, flusher):
+    """2,400 small requests fit into one read of 64 KiB, and take milliseconds."""
+    crowd = []
+    for _ in range(12):
+        ours, theirs = socket_pair()
+        ws = recorder(flusher)
+        ws.on["post"] = lambda data: True
+        poller.adopt(ours, ws)
+        theirs.sendall(b"POST / HTTP/1.1\r\n\r\n")
+        crowd.append((ws, theirs))
+    while not all(ws.state == HTTP for ws, _ in crowd):
+        poller._turn()
+    for _, theirs in crowd:
+        theirs.sendall(b"x" * 60_000)
+    poller.slice_s = 60.0
+    while not all(sum(len(data) for _, data in ws.heard) == 60_000 for ws, _ in crowd):
+        poller._turn()
+    # They are newcomers, in bulk. The last of a turn are no crowd.
+    sizes = [[len(data) for _, data in ws.heard] for ws, _ in crowd]
+    assert max(size for of_one in sizes for size in of_one) == 16_384
+    assert sum(of_one[0] == 8_192 for of_one in sizes) >= 3
+    for ws, theirs in crowd:
+        ws.abort()
+        theirs.close()
+
+
 async def test_established_clients_come_before_newcomers_and_those_that_send_much(
     poller, recorder, head, flusher, reference
 ):

@@ -223,10 +223,29 @@ class TestUnfinishedHandshakes:
         before = descriptors()
         waiting = [await asyncio.open_connection("127.0.0.1", edge.listeners.tls_port) for _ in range(60)]
         await wait_until(lambda: sum(reader.at_eof() for reader, _ in waiting) == 12)
-        assert edge.listeners.entering == 48
+        assert edge.listeners.entering == gate.entering == 48
+        # The oldest gave way.
+        assert all(reader.at_eof() for reader, _ in waiting[:12])
         for _, writer in waiting:
             writer.transport.abort()
         await wait_until(lambda: descriptors() <= before)
+
+    async def test_handshakes_hold_places_of_their_address(self, edges, wait_until):
+        """Ten times the setting, because the address is private and might be a proxy's."""
+        edge = await edges({"max_pending_per_address": 1})
+        waiting = [await asyncio.open_connection("127.0.0.1", edge.listeners.tls_port) for _ in range(12)]
+        await wait_until(lambda: sum(reader.at_eof() for reader, _ in waiting) == 2)
+        assert edge.listeners.entering == len(edge.worker.gate.strangers) == 10
+        assert edge.worker.gate.http.refused["address"] == 2
+        for _, writer in waiting:
+            writer.transport.abort()
+        await wait_until(lambda: edge.listeners.entering == 0)
+        # A handshake that succeeds holds none either.
+        assert len(edge.worker.gate.strangers) == 0
+        for _ in range(12):
+            await edge.connect()
+        await wait_until(lambda: edge.listeners.entering == 0)
+        assert len(edge.worker.gate.strangers) == 0
 
     async def test_finish_cancels_connections_in_tls_setup(self, edges, wait_until):
         edge = await edges()

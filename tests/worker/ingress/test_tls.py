@@ -1,10 +1,14 @@
 """TLS with real sockets and certificates made for the test, one of them changed while connections are open."""
 
 import asyncio
+import contextlib
 import ctypes
 import inspect
 import json
+import os
 import resource
+import select
+import socket
 import ssl
 from pathlib import Path
 
@@ -18,6 +22,7 @@ from redpoll.worker.ingress.tls import Certificate, CertificateError, give_memor
 
 KEY = "278d425bdf160c739803"
 PATH = f"/app/{KEY}?protocol=7"
+PING, PONG = b"\x89\x80\0\0\0\0", b"\x8a\0"
 
 
 @pytest.fixture
@@ -143,7 +148,7 @@ async def test_a_slow_client_that_goes_on_reading_misses_nothing(bench, edge):
 
 
 async def test_a_close_does_not_wait_for_close_notify(bench, edge, wait_until, monkeypatch):
-    """uvloop would wait 30 s for the client's close_notify."""
+    """A client that sends none would hold its descriptor."""
     monkeypatch.setattr(janitor, "_CLOSE_TIMEOUT_S", 0.5)
     reader, writer = await edge.connect()
     writer.write(upgrade("/app/unknown"))
@@ -160,6 +165,61 @@ async def test_tls_before_1_2_is_refused(edge):
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
     with pytest.raises((ssl.SSLError, ConnectionResetError)):
         await asyncio.open_connection("127.0.0.1", edge.listeners.tls_port, ssl=context, server_hostname="localhost")
+
+
+@pytest.mark.parametrize(
+    ("cipher", "is_taken"),
+    [
+        ("ECDHE-ECDSA-AES128-GCM-SHA256", True),
+        ("ECDHE-ECDSA-CHACHA20-POLY1305", True),
+        ("ECDHE-ECDSA-AES128-SHA256", False),
+        ("ECDHE-ECDSA-AES128-SHA", False),
+    ],
+)
+async def test_tls_1_2_has_authenticated_encryption_only(edge, cipher, is_taken):
+    context = edge.trusting()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(f"{cipher}:@SECLEVEL=0")
+    asked = asyncio.open_connection("127.0.0.1", edge.listeners.tls_port, ssl=context, server_hostname="localhost")
+    if is_taken:
+        _, writer = await asked
+        assert writer.get_extra_info("cipher")[0] == cipher
+        writer.transport.abort()
+    else:
+        with pytest.raises((ssl.SSLError, ConnectionResetError)):
+            await asked
+
+
+def test_no_cipher_of_tls_1_2_is_without_forward_secrecy(tmp_path):
+    """Whatever certificate it is: the list of the Python build doesn't count."""
+    ciphers = Certificate(*map(str, self_signed(tmp_path))).newest().get_ciphers()
+    assert {(one["kea"], one["aead"]) for one in ciphers if one["protocol"] == "TLSv1.2"} == {("kx-ecdhe", True)}
+
+
+async def test_a_plain_clients_ping_is_answered_amid_a_storm_of_handshakes(bench, edge, wait_until):
+    """A handshake takes about a millisecond, so all of a storm in one pass would stop the worker."""
+    reader, writer = await edge.connect(tls=False)
+    writer.write(upgrade(PATH))
+    assert b"connection_established" in await first_frame(reader)
+    writer.write(PING)
+    assert await reader.readexactly(2) == PONG
+    hello = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        edge.trusting().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
+    word = hello.read()
+    waiting = select.poll()
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(socket.socket()) for _ in range(200)]
+        for client in clients:
+            await asyncio.to_thread(client.connect, ("127.0.0.1", edge.listeners.tls_port))
+            waiting.register(client, select.POLLIN)
+        await wait_until(lambda: edge.listeners.entering == 200)
+        # The loop sees all of it at once.
+        for client in clients:
+            client.send(word)
+        os.write(writer.get_extra_info("socket").fileno(), PING)
+        assert await reader.readexactly(2) == PONG
+        assert len(waiting.poll(0)) < 200
 
 
 async def test_a_client_that_offers_http_2_gets_http_1_1(edge):

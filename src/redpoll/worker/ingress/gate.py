@@ -104,6 +104,9 @@ class Gate:
         self._random = b""
         self._random_at = 0
         self.draining = False
+        # Connections in PROXY or TLS setup, and what ends the oldest of them (listeners.py).
+        self.entering = 0
+        self.give_up_handshake: Callable[[], bool] = _none
         self.connections = 0
         self.connections_total = 0
         self.upgrades_refused_total = 0
@@ -136,19 +139,20 @@ class Gate:
     def connected(self, connection: Connection) -> None:
         self.connections += 1
         self.connections_total += 1
-        if self.is_crowded(-1) and not self.make_room():
+        if self.is_crowded() and not self.make_room():
             connection.abort()
         else:
             self.strangers.newcomers[connection] = None
             self.janitor.arrived(connection)
 
-    def is_crowded(self, entering: int) -> bool:
-        """Whether no descriptor is left for another connection. `entering` counts those still in PROXY or TLS setup."""
-        return self._held() + entering >= self._max_connections + _HEADROOM
+    def is_crowded(self) -> bool:
+        """Whether there are more connections than descriptors for them, those in PROXY or TLS setup included."""
+        return self._held() + self.entering > self._max_connections + _HEADROOM
 
     def make_room(self) -> bool:
-        """Close a connection for a descriptor: of strangers, else one that has long been idle. False: there is none."""
-        return self.strangers.make_room() or self.http.close_idle()
+        """Close a connection for a descriptor: the oldest handshake, another one of strangers, else one that has long
+        been idle. False: there is none."""
+        return self.give_up_handshake() or self.strangers.make_room() or self.http.close_idle()
 
     def _held(self) -> int:
         """Descriptors of connections."""
@@ -372,6 +376,10 @@ class Gate:
     def _answer(self, connection: Connection, status: int, code: str, text: str, extra_headers: str = "") -> None:
         """Send a last HTTP response and close the connection."""
         connection.answer(error_response(status, code, text, extra_headers))
+
+
+def _none() -> bool:
+    return False
 
 
 def _read(request: _engine.Head) -> _Upgrade:

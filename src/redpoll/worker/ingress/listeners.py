@@ -1,8 +1,8 @@
 """The worker's listening sockets, and what happens to a connection before its first byte of HTTP.
 
 The engine accepts the plain port's connections, unless `proxy_protocol` is set. This module accepts the others: it
-reads the PROXY header, then does the TLS handshake, both within `head_timeout_s`. The result is an `Introduced`
-connection, which knows the client's address from the header and whether the client used TLS.
+reads the PROXY header, then has a `TlsSocket` do the handshake, both within `head_timeout_s`. The result is an
+`Introduced` connection, which knows the client's address from the header and whether the client used TLS.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import ssl
-from typing import TYPE_CHECKING, Any
+import time
+from itertools import islice
+from typing import TYPE_CHECKING
 
 import structlog
 
 from redpoll._sockets import Listener, Poller
+from redpoll._tls import TlsSocket
 from redpoll.proxies import TrustedProxies, plain_address
 from redpoll.worker.connection import Connection, Introduced
 from redpoll.worker.ingress.proxy_protocol import MAX_HEADER_BYTES, ProxyFault, ProxyHeader, parse
-from redpoll.worker.ingress.tls import SHUTDOWN_TIMEOUT_S, Certificate, give_memory_back
+from redpoll.worker.ingress.tls import Certificate, give_memory_back
 
 if TYPE_CHECKING:
     from redpoll.child_pipe import Start
@@ -29,8 +31,11 @@ __all__ = ["Listeners"]
 
 log = structlog.get_logger()
 
-# Established clients wait for at most this many accepts of a burst.
+# Established clients wait for at most this many accepts of a burst, and this long.
 _ACCEPTS_A_TURN = 64
+_ACCEPT_SLICE_S = 0.002
+# Handshakes that are given up in one go because they took too long.
+_EXPIRED_AT_ONCE = 64
 # Out of descriptors or memory: stop accepting for this long. New clients wait in the kernel's queue.
 _REST_S = 0.25
 _TIDY_EVERY_S = 10.0
@@ -64,16 +69,20 @@ class Listeners:
         self._listener: Listener | None = None
         self._accepting: set[socket.socket] = set()
         self._entering: set[asyncio.Task[None]] = set()
+        # Handshakes and their deadlines, nearly in order: PROXY headers come first.
+        self._handshakes: dict[TlsSocket, tuple[float, Introduced]] = {}
+        self._expiring: asyncio.Handle | None = None
         self._closed = False
         # (TLS connections accepted, connections) when memory was last given back.
         self._tidied = (0, 0)
         self._accepted_by_tls = 0
         self._tidying: asyncio.TimerHandle | None = None
+        gate.give_up_handshake = self._give_up_oldest
 
     @property
     def entering(self) -> int:
         """The number of connections that are still in PROXY or TLS setup."""
-        return len(self._entering)
+        return len(self._entering) + len(self._handshakes)
 
     async def open(self) -> None:
         if self._proxy_protocol:
@@ -111,6 +120,10 @@ class Listeners:
         """Cancel connections that are still in PROXY or TLS setup."""
         for task in self._entering:
             task.cancel()
+        for tls in list(self._handshakes):
+            tls.abort()
+        if self._expiring is not None:
+            self._expiring.cancel()
         if self._tidying is not None:
             self._tidying.cancel()
 
@@ -129,7 +142,10 @@ class Listeners:
             self._loop.add_reader(listening, self._accept, listening, certificate)
 
     def _accept(self, listening: socket.socket, certificate: Certificate | None) -> None:
+        until = time.monotonic() + _ACCEPT_SLICE_S
         for _ in range(_ACCEPTS_A_TURN):
+            if time.monotonic() > until:
+                return
             try:
                 sock, address = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -140,39 +156,91 @@ class Listeners:
                 self._accepting.discard(listening)
                 self._loop.call_later(_REST_S, self._accept_from, listening, certificate)
                 return
-            if self._gate.is_crowded(self.entering):
+            self._gate.entering = self.entering + 1
+            if self._gate.is_crowded() and not self._gate.make_room():
                 sock.close()
+                self._count()
                 continue
             sock.setblocking(False)
             self._accepted_by_tls += certificate is not None
-            task = self._loop.create_task(self._enter(sock, address, certificate))
-            self._entering.add(task)
-            task.add_done_callback(self._entering.discard)
-
-    async def _enter(self, sock: socket.socket, address: Any, certificate: Certificate | None) -> None:
-        """PROXY and TLS setup of one accepted socket. Closes the socket if the setup fails."""
-        deadline = self._loop.time() + self._within_s
-        peer: tuple[str, int] = (plain_address(address[0]), address[1])
-        secure = certificate is not None
-        try:
+            deadline = self._loop.time() + self._within_s
+            peer = (plain_address(address[0]), address[1])
             if self._proxy_protocol and (not self._trusted or self._trusted.trusts(peer[0])):
-                async with asyncio.timeout_at(deadline):
-                    introduction = await self._read_proxy_header(sock)
-                peer = introduction.address or peer
-                secure = secure or introduction.secure
-            connection = Introduced(self._gate, peer, secure)
-            if certificate is None:
-                self._poller.adopt(sock.detach(), connection)
-                return
-            await self._loop.connect_accepted_socket(
-                lambda: connection,
-                sock,
-                ssl=certificate.context,
-                ssl_handshake_timeout=max(deadline - self._loop.time(), 0.01),
-                ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
-            )
-        except (ProxyFault, OSError, ssl.SSLError) as fault:
+                task = self._loop.create_task(self._enter(sock, peer, certificate, deadline))
+                self._entering.add(task)
+                task.add_done_callback(self._header_over)
+            else:
+                self._let_in(sock, Introduced(self._gate, peer, certificate is not None), certificate, deadline)
+            self._count()
+
+    def _let_in(
+        self, sock: socket.socket, connection: Introduced, certificate: Certificate | None, deadline: float
+    ) -> None:
+        """Give the socket to the poller, at first for its TLS handshake if there is a certificate."""
+        if certificate is None:
+            self._poller.adopt(sock.detach(), connection)
+            return
+        if not self._gate.strangers.take(connection, connection.address):
+            self._gate.http.limit_reached("address")
+            sock.close()
+            return
+        tls = TlsSocket(self._poller, certificate.newest, connection, self._handshake_over)
+        self._poller.adopt(sock.detach(), tls)
+        self._handshakes[tls] = deadline, connection
+        if self._expiring is None:
+            self._expiring = self._loop.call_at(deadline, self._expire)
+
+    def _handshake_over(self, tls: TlsSocket, fault: str | None) -> None:
+        if tls in self._handshakes:
+            self._forget(tls)
+        if fault is not None:
             # Scanners, clients that leave early, clients that don't trust the certificate: an operator can do nothing.
+            self.handshakes_failed_total += 1
+            log.debug("connection setup failed", reason=fault)
+
+    def _expire(self) -> None:
+        """Give up handshakes that took too long, some at a time."""
+        now = self._loop.time()
+        for tls, (deadline, _) in list(islice(self._handshakes.items(), _EXPIRED_AT_ONCE)):
+            if deadline > now:
+                break
+            self._forget(tls)
+            tls.abort()
+        nearest = next(iter(self._handshakes.values()), None)
+        self._expiring = None if nearest is None else self._loop.call_at(nearest[0], self._expire)
+
+    def _give_up_oldest(self) -> bool:
+        """End the oldest handshake, for its descriptor. False: there is none."""
+        oldest = next(iter(self._handshakes), None)
+        if oldest is None:
+            return False
+        self._forget(oldest)
+        oldest.abort()
+        return True
+
+    def _forget(self, tls: TlsSocket) -> None:
+        _, connection = self._handshakes.pop(tls)
+        self._gate.strangers.release(connection)
+        self._count()
+
+    def _header_over(self, task: asyncio.Task[None]) -> None:
+        self._entering.discard(task)
+        self._count()
+
+    def _count(self) -> None:
+        self._gate.entering = self.entering
+
+    async def _enter(
+        self, sock: socket.socket, peer: tuple[str, int], certificate: Certificate | None, deadline: float
+    ) -> None:
+        """Read the PROXY header of an accepted socket. Closes the socket if there is none."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                introduction = await self._read_proxy_header(sock)
+            secure = certificate is not None or introduction.secure
+            connection = Introduced(self._gate, introduction.address or peer, secure)
+            self._let_in(sock, connection, certificate, deadline)
+        except (ProxyFault, OSError) as fault:
             self.handshakes_failed_total += 1
             log.debug("connection setup failed", peer=peer[0], reason=str(fault) or type(fault).__name__)
             sock.close()

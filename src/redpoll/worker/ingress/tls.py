@@ -12,13 +12,13 @@ from typing import NoReturn
 
 import structlog
 
-__all__ = ["SHUTDOWN_TIMEOUT_S", "Certificate", "CertificateError", "give_memory_back"]
+__all__ = ["Certificate", "CertificateError", "give_memory_back"]
 
 log = structlog.get_logger()
 
-# How long a connection that ends may take to send its last bytes and receive close_notify. uvloop's default is 30 s;
-# this is the limit of a WebSocket's closing handshake too.
-SHUTDOWN_TIMEOUT_S = 5.0
+# Of TLS 1.2: forward secrecy and authenticated encryption. OpenSSL's own list has RSA key exchange and SHA-1, and each
+# build of Python changes it in another way. TLS 1.3 has no others.
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 # Only glibc has it, and only glibc needs it.
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -39,7 +39,7 @@ class CertificateError(Exception):
 
 
 class Certificate:
-    """A certificate and its key from PEM files, which may be the same file. `context` is for new handshakes.
+    """A certificate and its key from PEM files, which may be the same file. `newest()` is for new handshakes.
 
     Raises CertificateError if the files cannot be used.
     """
@@ -48,6 +48,10 @@ class Certificate:
         self._cert_path = cert_path
         self._key_path = key_path
         self.context = self._read()
+
+    def newest(self) -> ssl.SSLContext:
+        """The context for a handshake that begins now."""
+        return self.context
 
     def reload(self) -> bool:
         """Read the files again. False if they cannot be used; the previous certificate stays."""
@@ -63,6 +67,7 @@ class Certificate:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         # Otherwise a client could make us repeat the expensive half of a handshake at will.
         context.options |= ssl.OP_NO_RENEGOTIATION
+        context.set_ciphers(_CIPHERS)
         context.set_alpn_protocols(["http/1.1"])
         try:
             context.load_cert_chain(self._cert_path, self._key_path, password=_no_passphrase)

@@ -1,0 +1,47 @@
+# TLS on a socket of the poller: layout and ownership. Behaviour is in _tls.pyx.
+
+from libc.stdint cimport uint32_t, uint8_t
+
+from redpoll._engine cimport WebSocket
+from redpoll._sockets cimport Poller, Polled
+
+
+cdef class TlsSocket(Polled):
+    # Owned.
+    cdef readonly Poller poller
+    # Owned: returns the ssl.SSLContext of a handshake that begins now.
+    cdef object context_of
+    # Owned until the socket is lost: whose transport this is.
+    cdef WebSocket connection
+    # Owned until setup is over: called once with None or what went wrong.
+    cdef object settled
+    # Owned, from the first byte on: an ssl.SSLObject and the two ssl.MemoryBIO between it and the socket.
+    cdef object tls
+    cdef object incoming
+    cdef object outgoing
+    # Owned: encrypted bytes that the kernel hasn't taken, from `unsent_at` on; or None.
+    cdef bytes unsent
+    cdef Py_ssize_t unsent_at
+    # Owned: the timer of a close, or None.
+    cdef object timer
+    # SETUP, OPEN, CLOSING, LOST.
+    cdef uint8_t state
+    # Decrypted or whole encrypted bytes are here, for which the socket isn't readable. It waits for its turn (Poller.again).
+    cdef uint8_t more
+    cdef uint8_t queued
+    # The connection was told to pause writing.
+    cdef uint8_t told
+    # The peer has sent its close_notify.
+    cdef uint8_t peer_closed
+    # Bytes dropped after our close_notify.
+    cdef uint32_t discarded
+
+    cdef int settle(self, fault) except -1
+    cdef Py_ssize_t receive(self) except -2
+    cdef int shake(self) except -1
+    cdef int read(self) except -1
+    cdef int drain(self) except -1
+    cdef int flush(self) except -1
+    cdef int send_rest(self) except -1
+    cdef int written(self) except -1
+    cdef int come_again(self) except -1

@@ -1,0 +1,311 @@
+"""TLS on the poller's sockets: handshakes, records of all sizes, closing, slow readers, and many clients at once."""
+
+import asyncio
+import contextlib
+import select
+import socket
+import ssl
+
+import pytest
+
+from certs import self_signed
+from redpoll import _engine
+from redpoll._engine import OPEN
+from redpoll._fanout import Flusher
+from redpoll._sockets import Poller
+from redpoll._tls import TlsSocket
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory):
+    return self_signed(tmp_path_factory.mktemp("certificate"))
+
+
+class Client:
+    """The other end: a socket and an SSLObject. `word()` is what is to be sent."""
+
+    def __init__(self, sock, context):
+        self.sock = sock
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
+        self.step(self.tls.do_handshake)
+
+    @staticmethod
+    def step(call, *arguments):
+        """None if it has to receive more."""
+        with contextlib.suppress(ssl.SSLWantReadError):
+            return call(*arguments) or True
+        return None
+
+    def word(self):
+        return self.outgoing.read()
+
+    async def send(self):
+        await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(self.sock, self.word()), 60)
+
+    async def receive(self, size=65536):
+        """Whether there was something to receive."""
+        data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.sock, size), 60)
+        self.incoming.write(data)
+        return bool(data)
+
+    async def shake(self):
+        await self.send()
+        while not self.step(self.tls.do_handshake):
+            assert await self.receive()
+        await self.send()
+
+    async def write(self, *records):
+        for record in records:
+            self.tls.write(record)
+        await self.send()
+
+    async def read(self, size):
+        data = b""
+        while len(data) < size:
+            part = self.step(self.tls.read, size - len(data))
+            if part is None:
+                assert await self.receive(), f"end of stream after {len(data)} of {size} bytes"
+            else:
+                assert part is not True, f"close_notify after {len(data)} of {size} bytes"
+                data += part
+        return data
+
+
+class Served:
+    """TLS connections of one poller, made by `accept`."""
+
+    def __init__(self, recorder, certificate):
+        loop = asyncio.get_running_loop()
+        self.recorder = recorder
+        self.poller = Poller(loop)
+        self.flusher = flusher = Flusher(lambda: loop.call_soon(flusher.flush), poller=self.poller)
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.load_cert_chain(*certificate)
+        self.trusting = ssl.create_default_context(cafile=certificate[0])
+        self.settled = []
+        self.sockets = []
+        self.clients = []
+
+    def accept(self, buffer_bytes=0):
+        """A connection of which nothing has been sent yet: its WebSocket and the client."""
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            theirs = socket.socket()
+            self.clients.append(theirs)
+            if buffer_bytes:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+            theirs.connect(listening.getsockname())
+            theirs.setblocking(False)
+            ours, _ = listening.accept()
+        ws = self.recorder(self.flusher)
+        tls = TlsSocket(self.poller, lambda: self.context, ws, lambda tls, fault: self.settled.append(fault))
+        self.sockets.append(tls)
+        self.poller.adopt(ours.detach(), tls)
+        return ws, Client(theirs, self.trusting)
+
+    async def connect(self, head, buffer_bytes=0):
+        """An open WebSocket and its client."""
+        ws, client = self.accept(buffer_bytes)
+        await client.shake()
+        await client.write(head)
+        assert (await client.read(129)).startswith(b"HTTP/1.1 101 ")
+        assert ws.state == OPEN
+        return ws, client
+
+
+@pytest.fixture
+async def served(recorder, certificate, wait_until):
+    served = Served(recorder, certificate)
+    yield served
+    for client in served.clients:
+        client.close()
+    for tls in served.sockets:
+        tls.abort()
+    await wait_until(lambda: served.poller.sockets == 0)
+    # Those that are lost are told by the loop.
+    await wait_until(lambda: len(served.settled) == len(served.sockets))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    served.poller.close()
+
+
+def texts(ws):
+    return [heard[1] for heard in ws.heard if heard[0] == "text"]
+
+
+async def test_frames_pass_in_both_directions(served, head, reference):
+    ws, client = await served.connect(head)
+    assert ws.peer == client.sock.getsockname()
+    await client.write(reference.client_frame(1, b"hello"), reference.client_frame(9, b"ping"))
+    assert await client.read(6) == b"\x8a\x04ping"
+    assert texts(ws) == [b"hello"]
+    ws.send(b"\x81\x02hi")
+    assert await client.read(4) == b"\x81\x02hi"
+    assert served.settled == [None]
+
+
+async def test_bytes_of_the_handshakes_last_packet_are_read(served, head):
+    _, client = served.accept()
+    await client.send()
+    while not client.step(client.tls.do_handshake):
+        assert await client.receive()
+    client.tls.write(head)
+    await client.send()
+    assert (await client.read(129)).startswith(b"HTTP/1.1 101 ")
+
+
+@pytest.mark.parametrize("cut", [1, 5, 100, 16_000])
+async def test_records_are_read_whole_however_they_arrive(served, head, reference, wait_until, cut):
+    """Also what one read leaves of a record, for which the socket isn't readable."""
+    ws, client = await served.connect(head)
+    messages = [bytes([65 + number % 26]) * (number * 7 % 900) for number in range(60)]
+    for message in messages[:-1]:
+        client.tls.write(reference.client_frame(1, message))
+    client.tls.write(b"".join(reference.client_frame(1, b"%d" % number) for number in range(2000)))
+    stream = client.word()
+    for at in range(0, min(len(stream), 40 * cut), cut):
+        client.sock.send(stream[at : at + cut])
+        await asyncio.sleep(0)
+    await asyncio.get_running_loop().sock_sendall(client.sock, stream[40 * cut :])
+    await wait_until(lambda: len(texts(ws)) == 2059)
+    assert texts(ws) == messages[:-1] + [b"%d" % number for number in range(2000)]
+
+
+async def test_nothing_is_passed_on_while_reading_is_paused(served, head, reference, wait_until):
+    ws, client = await served.connect(head)
+
+    def pause(message):
+        ws.heard.append(("text", message))
+        if len(ws.heard) == 1:
+            ws.pause_reading()
+
+    ws.on["text"] = pause
+    # More than one read takes, in one record: the rest is decrypted later.
+    await client.write(reference.client_frame(1, b"x" * 8000), reference.client_frame(1, b"x" * 120) * 100)
+    await wait_until(lambda: ws.heard)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    paused_at = len(ws.heard)
+    assert paused_at < 101
+    ws.resume_reading()
+    await wait_until(lambda: len(ws.heard) == 101)
+
+
+async def test_a_slow_reader_gets_everything_in_order(served, head):
+    ws, client = await served.connect(head, buffer_bytes=8192)
+    frame = b"\x82\x7e\x40\x00" + b"".join(b"%07d\n" % number for number in range(2048))
+    for _ in range(40):
+        ws.send(frame)
+        await asyncio.sleep(0)
+    assert ws.bytes_owed > 100_000
+    assert await client.read(40 * len(frame)) == frame * 40
+    assert ws.bytes_owed == 0
+
+
+async def test_close_notify_closes_and_is_answered(served, head, wait_until):
+    ws, client = await served.connect(head)
+    client.step(client.tls.unwrap)
+    await client.send()
+    await wait_until(lambda: ws.heard)
+    assert ws.heard == [("closed", 1006, "")]
+    while not client.step(client.tls.unwrap):
+        assert await client.receive()
+
+
+async def test_an_end_without_close_notify_closes(served, head, wait_until):
+    ws, client = await served.connect(head)
+    client.sock.shutdown(socket.SHUT_WR)
+    await wait_until(lambda: ws.heard)
+    assert ws.heard == [("closed", 1006, "")]
+
+
+async def test_our_close_sends_close_notify_and_drops_what_comes_later(served, head, reference, wait_until):
+    ws, client = await served.connect(head)
+    ws.close(4009, "bye")
+    assert await client.read(7) == b"\x88\x05\x0f\xa9bye"
+    await client.write(reference.client_frame(8, b"\x0f\xa9"))
+    while (last := client.step(client.tls.read, 1)) is None:
+        await client.receive()
+    assert last is True, "no close_notify"
+    assert ws.heard == [("closed", 4009, "")]
+    client.sock.send(b"\x17\x03\x03\x00\x05more")
+    client.sock.close()
+    await wait_until(lambda: served.poller.sockets == 0)
+
+
+@pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00", b"\0"])
+async def test_what_is_no_handshake_never_becomes_a_connection(served, wait_until, first):
+    ws, client = served.accept()
+    client.sock.send(first)
+    if first == b"\0":
+        client.sock.close()
+    await wait_until(lambda: served.settled)
+    assert served.settled[0]
+    assert ws.heard == []
+    await wait_until(lambda: served.poller.sockets == 0)
+
+
+async def test_a_handshake_can_be_given_up(served, wait_until):
+    ws, client = served.accept()
+    await client.send()
+    assert await client.receive()
+    served.sockets[0].abort()
+    await wait_until(lambda: served.settled == ["closed before its handshake was complete"])
+    assert ws.heard == []
+
+
+async def test_a_tampered_record_closes(served, head, wait_until):
+    ws, client = await served.connect(head)
+    client.tls.write(b"x" * 100)
+    word = bytearray(client.word())
+    word[-1] ^= 1
+    client.sock.send(word)
+    await wait_until(lambda: ws.heard)
+    assert ws.heard == [("closed", 1006, "")]
+
+
+def answered(clients):
+    """How many of them have something to read."""
+    poll = select.poll()
+    for client in clients:
+        poll.register(client.sock, select.POLLIN)
+    return len(poll.poll(0))
+
+
+PING, PONG = b"\x89\x80\0\0\0\0", b"\x8a\0"
+
+
+async def established(served, head):
+    """A client that is no newcomer any more."""
+    _, client = await served.connect(head)
+    await client.write(PING)
+    assert await client.read(2) == PONG
+    return client
+
+
+async def test_a_ping_isnt_answered_after_all_handshakes_of_a_storm(served, head):
+    other = await established(served, head)
+    clients = [served.accept()[1] for _ in range(200)]
+    other.tls.write(PING)
+    words = [client.word() for client in clients]
+    # The loop sees all of it at once.
+    for client, word in zip(clients, words, strict=True):
+        client.sock.send(word)
+    other.sock.send(other.word())
+    assert await other.read(2) == PONG
+    assert answered(clients) < 200
+
+
+async def test_a_ping_isnt_answered_after_all_messages_of_a_storm(served, head):
+    other = await established(served, head)
+    clients = [(await served.connect(head))[1] for _ in range(60)]
+    before = _engine.counters()["frames_received"]
+    for client in clients:
+        client.tls.write(PING * 2600)
+    other.tls.write(PING)
+    for client in clients:
+        client.sock.send(client.word())
+    other.sock.send(other.word())
+    assert await other.read(2) == PONG
+    assert _engine.counters()["frames_received"] - before < 60 * 2600
