@@ -151,21 +151,24 @@ class SentinelService:
             RedisNode(folder / "one", first, ["--port", str(first), *_REPLICATED]),
             RedisNode(folder / "two", second, ["--port", str(second), *_REPLICATED]),
         ]
+        self._times_ms = down_after_ms, failover_timeout_ms
         self.sentinels = []
         for number, port in enumerate(ports[2:]):
             one = folder / f"sentinel{number}"
-            one.mkdir()
-            config = one / "sentinel.conf"
-            config.write_text(
-                f"port {port}\n"
-                f"requirepass {self.PASSWORD}\n"
-                f"sentinel sentinel-pass {self.PASSWORD}\n"
-                f"sentinel monitor {self.NAME} 127.0.0.1 {first} 2\n"
-                f"sentinel down-after-milliseconds {self.NAME} {down_after_ms}\n"
-                f"sentinel failover-timeout {self.NAME} {failover_timeout_ms}\n"
-            )
-            options = [str(config), "--sentinel"]
+            options = [str(one / "sentinel.conf"), "--sentinel"]
             self.sentinels.append(RedisNode(one, port, options, {"password": self.PASSWORD}))
+            self._configure(self.sentinels[-1], first)
+
+    def _configure(self, sentinel: RedisNode, master_port: int) -> None:
+        down_after_ms, failover_timeout_ms = self._times_ms
+        (sentinel.folder / "sentinel.conf").write_text(
+            f"port {sentinel.port}\n"
+            f"requirepass {self.PASSWORD}\n"
+            f"sentinel sentinel-pass {self.PASSWORD}\n"
+            f"sentinel monitor {self.NAME} 127.0.0.1 {master_port} 2\n"
+            f"sentinel down-after-milliseconds {self.NAME} {down_after_ms}\n"
+            f"sentinel failover-timeout {self.NAME} {failover_timeout_ms}\n"
+        )
 
     @property
     def url(self) -> str:
@@ -179,11 +182,22 @@ class SentinelService:
         with replica.client() as client:
             client.replicaof("127.0.0.1", master.port)
             wait_until(lambda: client.info("replication")["master_link_status"] == "up", "the replica has no data")
+        self._start_sentinels()
+
+    def _start_sentinels(self) -> None:
         for sentinel in self.sentinels:
             sentinel.start()
         for sentinel in self.sentinels:
             with sentinel.client() as client:
                 wait_until(lambda: self._is_complete(client), "a Sentinel doesn't know all others")
+
+    def set_up_anew(self) -> None:
+        """Replaces the Sentinels by new ones, which know the present master and no fail-over."""
+        master = self.master()
+        for sentinel in self.sentinels:
+            sentinel.kill()
+            self._configure(sentinel, master.port)
+        self._start_sentinels()
 
     def _is_complete(self, client: redis_py.Redis) -> bool:
         words = client.execute_command("SENTINEL", "MASTER", self.NAME)

@@ -1,5 +1,6 @@
 """Finding the master: real Sentinels, which replace a master that hangs."""
 
+import asyncio
 import signal
 
 import pytest
@@ -154,3 +155,23 @@ async def test_link_leaves_a_master_that_hangs_for_its_successor(service, wait_u
     assert await link.ask(b"SET", b"key", b"again") == b"OK"
     assert link.reconnects == 1
     await link.close()
+
+
+async def test_link_finds_the_master_by_sentinels_that_were_set_up_anew_after_a_fail_over(wait_until, monkeypatch):
+    monkeypatch.setattr("redpoll.cluster.sentinels._AGREED_FOR_S", 0.2)
+    with sentinel_service() as service:
+        link = await connected(service)
+        first = service.master()
+        first.kill()
+        await wait_until(lambda: link.reconnects and link.up)
+        second = service.master()
+        # The Sentinels would need some seconds to make it a replica.
+        await asyncio.to_thread(first.start)
+        with first.client() as client:
+            client.replicaof("127.0.0.1", second.port)
+        await asyncio.to_thread(service.set_up_anew)
+        connects = link.connects
+        link.drop("for the test")
+        await wait_until(lambda: link.connects > connects and link.up)
+        assert await link.ask(b"SET", b"key", b"value") == b"OK"
+        await link.close()
