@@ -52,7 +52,8 @@ class Listener(Protocol):
     def nodes_changed(self, message: dict[str, Any]) -> None:
         """Called when a node came, died, or says something else about itself, and when another one leads.
 
-        `nodes` is a list of the fields of `Node` without `beat` and with `run` and `alive`; `leader` is a run or None.
+        `nodes` is a list of the fields of `Node` with `run` and `alive`, and `beat` only of dead nodes; `leader` is a
+        run or None.
         """
 
     def term_changed(self, term: int | None) -> None:
@@ -246,7 +247,9 @@ class Heartbeat:
             for run, node in nodes.by_run.items()
         ]
         for fields in described:
-            del fields["beat"]
+            # That of a dead node stays the same.
+            if fields["alive"]:
+                del fields["beat"]
         message = {"nodes": described, "leader": leader.run if leader.run in nodes.by_run else None}
         if message != self._message:
             self._message = message

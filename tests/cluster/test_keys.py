@@ -101,6 +101,7 @@ def test_every_name_follows_a_row_of_the_table():
         keys.drained,
         keys.directory,
         keys.directory_version,
+        keys.revoked,
         keys.traces,
         keys.stats("RUN.K"),
         keys.topic("A", "C"),

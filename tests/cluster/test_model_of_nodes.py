@@ -185,7 +185,7 @@ class Node:
     def nodes_changed(self, message) -> None:
         self.reaper.set_nodes(
             {
-                node["run"]: Run(node["alive"], frozenset(node["workers"]), node["greatest"])
+                node["run"]: Run(node["alive"], frozenset(node["workers"]), node["greatest"], node.get("beat", 0))
                 for node in message["nodes"]
                 if node["run"] != self.run
             }

@@ -43,6 +43,18 @@ async def test_one_node_in_the_url_suffices_but_two_nodes_must_agree(cluster):
     await alone.close()
 
 
+async def test_nodes_that_the_cluster_no_longer_has_are_forgotten(cluster):
+    slots = SlotMap(RedisUrl.parse(cluster.url))
+    # It was a node of this cluster once. Now its address may be another cluster's.
+    stranger = ("127.0.0.1", 1)
+    slots._nodes.add(stranger)
+    masters = await slots.read()
+    assert stranger not in slots._nodes | slots._clients.keys()
+    assert set(masters) <= slots._nodes
+    assert await slots.read() == masters
+    await slots.close()
+
+
 def test_nodes_have_the_credentials_and_files_of_the_url():
     slots = SlotMap(RedisUrl.parse("rediss+cluster://us%40r:p%3Aw@a,b?ssl_ca_certs=/ca.pem"))
     node = RedisUrl.parse(slots.url_of(("::1", 7)))

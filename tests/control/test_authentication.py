@@ -57,3 +57,22 @@ async def test_a_wrong_signature_of_an_unread_body_is_a_failure(plane, workers_r
     workers_request.send("POST", wrong, flags=HEAD_ONLY | CLOSES, refusal=413)
     assert (await workers_request.next()).response.startswith(b"HTTP/1.1 413 ")
     assert len(plane.plane.auth_failures) == 1
+
+
+async def test_credentials_are_refused_with_503_while_revocations_are_not_known(plane, sign):
+    token, plain = await plane.records.create_token("3", "CI", ["all"])
+    bearer = {"Authorization": f"Bearer {plain}"}
+    plane.records.is_current = lambda: False
+    for target, headers in (
+        ("/apps/3/channels", bearer),
+        ("/apps/3/channels", PAIR),
+        (sign("GET", "/apps/3/channels"), {}),
+    ):
+        reply = await plane.ask("GET", target, b"", headers)
+        assert (reply.status, reply.json()["code"]) == (503, "unavailable")
+        assert "can't know whether this key or token was revoked" in reply.json()["error"]
+    plane.records.is_current = lambda: True
+    assert (await plane.ask("GET", "/apps/3/channels", b"", bearer)).status == 200
+    # What Redis says of a revoked one.
+    plane.records.take_revoked([token.hash, "another"])
+    assert (await plane.ask("GET", "/apps/3/channels", b"", bearer)).json()["code"] == "token_revoked"

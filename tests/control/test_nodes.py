@@ -48,18 +48,27 @@ async def test_workers_of_dead_nodes_and_those_that_a_live_node_no_longer_lists_
     link, keys = plane.plane.link, Keys("rp")
     for w in (f"{ONE}.1.0", f"{ONE}.2.0", f"{ONE}.3.0", f"{TWO}.1.0"):
         await link.ask(b"HSET", keys.beat, w, 5)
-    await link.ask(b"HSET", keys.nodes, ONE, "{}", TWO, "{}")
+    await link.ask(b"HSET", keys.nodes, ONE, '{"beat":5}', TWO, '{"beat":7}')
+    await link.ask(b"HSET", keys.drained, TWO, 30)
     one, two = node(ONE, "a", workers=[2], greatest=2), node(TWO, "b", workers=[1], greatest=1)
     plane.plane.receive({"nodes": [one, two], "leader": "0123456789ab"})
     await wait_until(lambda: plane.plane.reaper.reaped == 1 and f"{TWO}.1.0" in plane.plane.reaper._beats.table)
-    plane.plane.receive({"nodes": [one, {**two, "alive": False}], "leader": "0123456789ab"})
-    await wait_until(lambda: plane.plane.reaper.reaped == 2)
+    # It has beaten since it was found dead, so it is there again, and still drained.
+    beats = plane.plane.reaper._beats
+    plane.plane.receive({"nodes": [one, {**two, "alive": False, "beat": 6}], "leader": "0123456789ab"})
+    await wait_until(lambda: plane.plane.reaper.reaped == 2 and beats.forgotten())
+    table = beats.table
+    await wait_until(lambda: beats.table is not table)
+    assert await link.ask(b"HKEYS", keys.drained) == [TWO.encode()]
+    plane.plane.receive({"nodes": [one, {**two, "alive": False, "beat": 7}], "leader": "0123456789ab"})
     # 3 is a process that started after that heartbeat.
     left = {name.decode() for name in await link.ask(b"HKEYS", keys.beat)}
     assert left == {f"{ONE}.2.0", f"{ONE}.3.0"}
     names = [TWO]
     while names != [ONE]:
         names = [name.decode() for name in await link.ask(b"HKEYS", keys.nodes)]
+    while await link.ask(b"EXISTS", keys.drained):
+        pass
 
 
 async def test_node_that_does_not_lead_reaps_nobody_and_another_writes_the_directory(plane, wait_until):

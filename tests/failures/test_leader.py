@@ -3,6 +3,7 @@ it still can (deploy/failures.md "Leader that can't work")."""
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import time
@@ -10,7 +11,10 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
+import aiohttp
 import pytest
 import redis as redis_py
 
@@ -21,7 +25,7 @@ from receiver import Receiver
 from redpoll.cluster.keys import Keys
 from redpoll.command_socket import CommandError
 from server import Server
-from wire import Api, Socket
+from wire import Api, Socket, signed_path
 
 HEADING = "Leader that can't work"
 ROOM = "presence-room"
@@ -103,6 +107,46 @@ async def until_both_serve(nodes: list[Server]) -> None:
                 both = len(await asyncio.to_thread(rows, node)) == 2
                 names.append(await asyncio.to_thread(leading_name, node) if both else None)
         names += [None] * (2 - len(names))
+
+
+async def test_node_that_is_cut_off_from_the_record_store_refuses_revoked_keys_and_tokens(nodes, proxies, figures):
+    cut_off, other = nodes
+    app = other.app_id
+    key = await asyncio.to_thread(command, other, "key", "add", app)
+    token = await asyncio.to_thread(command, other, "token", "create", app, "--name", "CI", "--scope", "all")
+    extra = SimpleNamespace(app_key=key["key"], app_secret=key["secret"])
+    bearer = {"Authorization": f"Bearer {token['token']}"}
+
+    async with aiohttp.ClientSession() as session:
+
+        async def publish(signer: Any = cut_off, **options: Any) -> int:
+            body = json.dumps({"name": "n", "channel": "news", "data": "{}"}).encode()
+            path = f"/apps/{app}/events"
+            if not options:
+                path = signed_path(signer, "POST", path, body)
+            async with session.post(cut_off.public_url + path, data=body, **options) as answer:
+                await answer.read()
+                return answer.status
+
+        while (await publish(extra), await publish(headers=bearer)) != (200, 200):
+            await asyncio.sleep(0.01)
+        proxies[cut_off.settings["node_name"]].stall()
+        try:
+            await asyncio.to_thread(command, other, "key", "disable", app, key["key"])
+            await asyncio.to_thread(command, other, "token", "revoke", token["id"])
+            began = time.monotonic()
+            async with asyncio.timeout(60):
+                while (await publish(extra), await publish(headers=bearer)) != (401, 401):
+                    assert await publish() == 200
+                    await asyncio.sleep(0.01)
+            figures.note(
+                HEADING, "cut off from PostgreSQL: a revoked key is refused", time.monotonic() - began, "s", "5 s"
+            )
+            assert await publish() == 200
+        finally:
+            proxies[cut_off.settings["node_name"]].cut()
+            proxies[cut_off.settings["node_name"]].resume()
+    await until_both_serve(nodes)
 
 
 async def test_lead_leaves_a_node_that_is_cut_off_from_the_record_store(nodes, proxies, receiver, figures):

@@ -122,18 +122,22 @@ async def test_clock_change_keeps_the_length_of_pauses(connection, before_s, now
     await rows.put_results(connection, [result(numbers["failed"], "failed", before_s)])
     # `new` was written with the time after the change, `old` with the time before it.
     await put(connection, row("new", at=now_s), row("old", at=before_s))
-    await rows.move_due_times(connection, before_s=before_s, now_s=now_s, longest_s=300.0)
+    await rows.move_due_times(connection, before_s=before_s, now_s=now_s, pauses_s=(10.0, 60.0, 300.0))
     assert (await state(connection, "paused"))[1] == now_s + 7
     assert {delivery.id for delivery in await rows.due(connection, "e1", now_s, 9)} == {"due", "new", "old"}
     assert await state(connection, "failed") == ("failed", before_s, 1)
 
 
-async def test_unnoticed_clock_change_delays_no_delivery_beyond_the_longest_pause(connection):
-    numbers = await put(connection, row("paused", at=5_000.0), row("soon", at=5_000.0), row("untried", at=5_000.0))
+async def test_clock_of_another_leader_delays_no_delivery_beyond_the_pause_after_its_attempt(connection):
+    names = ("paused", "soon", "untried", "second", "sixth")
+    numbers = await put(connection, *(row(name, at=5_000.0) for name in names))
     await rows.put_results(connection, [result(numbers["paused"], "waiting", 5_010.0)])
+    for name, attempts in (("second", 2), ("sixth", 6)):
+        for n in range(1, attempts + 1):
+            await rows.put_results(connection, [result(numbers[name], "waiting", 5_010.0, n=n)])
     await rows.put_results(connection, [result(numbers["soon"], "waiting", 1_010.0)])
-    await rows.move_due_times(connection, before_s=1_000.0, now_s=1_000.0, longest_s=300.0)
-    assert [(await state(connection, name))[1] for name in numbers] == [1_300.0, 1_010.0, 1_000.0]
+    await rows.move_due_times(connection, before_s=1_000.0, now_s=1_000.0, pauses_s=(10.0, 60.0, 300.0))
+    assert [(await state(connection, name))[1] for name in numbers] == [1_010.0, 1_010.0, 1_000.0, 1_060.0, 1_300.0]
 
 
 # -- dead letters

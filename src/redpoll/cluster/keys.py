@@ -175,6 +175,14 @@ TABLE: Final = (
         "dir_put, dir_fill",
         "dir_fill",
     ),
+    Key(
+        "{T0}:revoked",
+        "sorted set",
+        "hash of a revoked token → version of the record store",
+        "10,000, a day after the last one",
+        "control",
+        "control, expiry",
+    ),
     Key("{T0}:stats:RUN.K", "string", "W and counters of a worker as JSON", "15 s", "worker", "expiry"),
     Key(
         "{T0}:trace",
@@ -229,6 +237,7 @@ class Keys:
         self.sys = zero + b"sys"
         self.news = zero + b"news"
         self.records = zero + b"records"
+        self.revoked = zero + b"revoked"
         self.controls = zero + b"controls"
         self.traces = zero + b"trace"
 

@@ -19,6 +19,7 @@ __all__ = [
     "DRAIN",
     "FENCE",
     "FENCED",
+    "FORGET_NODE",
     "HISTORY",
     "HOLD",
     "HOLD_PLAIN",
@@ -75,6 +76,7 @@ LOCATE: Final = Script("locate")
 CLEAR: Final = Script("clear")
 DRAIN: Final = Script("drain")
 LEAD: Final = Script("lead")
+FORGET_NODE: Final = Script("forget_node")
 RATE: Final = Script("rate")
 RESTATE: Final = Script("restate")
 
@@ -94,6 +96,7 @@ ALL: Final = (
     CLEAR,
     DRAIN,
     LEAD,
+    FORGET_NODE,
     RATE,
     RESTATE,
 )

@@ -45,6 +45,8 @@ class SlotMap:
         answers = await asyncio.gather(*(self._ask(node) for node in nodes), return_exceptions=True)
         # By map: the epochs of the nodes that show it. A move or a fail-over raises the epoch of the new master.
         maps: dict[tuple[Address, ...], list[int]] = {}
+        # By map: the nodes that those nodes know.
+        known_by: dict[tuple[Address, ...], set[Address]] = {}
         needed = min(2, len(nodes))
         for answer in answers:
             if isinstance(answer, RedisError | OSError | TimeoutError):
@@ -55,6 +57,7 @@ class SlotMap:
             self._nodes |= known
             if masters is not None:
                 maps.setdefault(masters, []).append(epoch)
+                known_by.setdefault(masters, set()).update(known)
         agreed = [(max(epochs), len(epochs), masters) for masters, epochs in maps.items() if len(epochs) >= needed]
         if not agreed:
             raise OSError(f"no two nodes of the cluster at {self._url.place} agree on its masters")
@@ -62,7 +65,14 @@ class SlotMap:
             # The URL names one node. Now the others are known.
             return await self.read()
         _, _, masters = max(agreed)
+        await self._forget_others({*self._url.hosts, *known_by[masters]})
         return masters
+
+    async def _forget_others(self, nodes: set[Address]) -> None:
+        """Another cluster with the same password may get the address of a node that this cluster no longer has."""
+        gone = [self._clients.pop(node) for node in self._clients.keys() - nodes]
+        self._nodes = nodes
+        await asyncio.gather(*(client.aclose() for client in gone), return_exceptions=True)
 
     def url_of(self, address: Address) -> str:
         """The URL of one node, with the same user, password and TLS files."""

@@ -35,6 +35,8 @@ class Credentials(Protocol):
     def by_key(self) -> Mapping[str, App]: ...
     @property
     def tokens(self) -> Mapping[str, Token]: ...
+    @property
+    def is_current(self) -> Callable[[], bool]: ...
     def token_used(self, token: Token, now_s: float) -> None: ...
 
 
@@ -65,8 +67,14 @@ class Authentication:
     def admit(self, request: Request, route: Route, body: bytes | None) -> None:
         """Set the request's app, and count its failure. Raises ApiError: 401, or 429 at the limit of its address.
 
-        `body` None: it hasn't been read, and its digest isn't checked.
+        `body` None: it hasn't been read, and its digest isn't checked. 503 if nobody here knows what was revoked.
         """
+        if not self._records.is_current():
+            raise ApiError(
+                "unavailable",
+                "neither the record store nor Redis answers this server, so it can't know whether this key or token "
+                "was revoked; repeat the request later",
+            )
         signed = None
         if not request.headers and route.access is Access.APP:
             # Nearly all requests: no other credential is possible.

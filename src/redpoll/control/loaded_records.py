@@ -65,6 +65,14 @@ class LoadedRecords(TokenRecords):
         async with self._changing, self._store.reading() as connection:
             return await self._catch_up(connection)
 
+    def take_directory(self, version: DirectoryVersion, apps: Mapping[str, App]) -> None:
+        """Takes newer app records from Redis, while the store doesn't answer. `known` stays, so that everything is read
+        from the store later."""
+        for app in apps.values():
+            if app != self.apps.get(app.id):
+                self._put(app)
+        self.directory = version
+
     async def _catch_up(self, connection: AsyncConnection) -> bool:
         stored = await versions(connection)
         if stored == self.known:
@@ -84,11 +92,12 @@ class LoadedRecords(TokenRecords):
         for app in apps.values():
             known = self.apps.get(app.id, app)
             self._put(msgspec.structs.replace(app, hooks=known.hooks))
-        for token in tokens.values():
-            self._take_token(token)
+        revoked = [token.hash for token in tokens.values() if self._take_token(token)]
         if self.on_endpoints is not None:
             self.on_endpoints(endpoints, since is None)
         self._set_versions(stored)
+        if revoked:
+            self.on_revoked(revoked)
         if since is None:
             log.warning("the record store has lost changes, or many are new: all records read", version=self.version)
         if is_older and self.on_rewound is not None:

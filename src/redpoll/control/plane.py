@@ -61,6 +61,7 @@ from redpoll.control.publisher import Publisher
 from redpoll.control.ratelimit import RateLimit
 from redpoll.control.record_sync import RecordSync
 from redpoll.control.records import Records
+from redpoll.control.redis_sync import RedisSync
 from redpoll.control.routes import routes_of
 from redpoll.control.spans import Spans
 from redpoll.control.tracing import Tracer
@@ -234,9 +235,11 @@ class ControlPlane:
         self.link.on_handed_out = fast.finish
         self.worker_requests = WorkerRequests(start.requests_path, self.front.received, fast.take)
         self.record_sync: RecordSync | None = None
+        self.redis_sync: RedisSync | None = None
         if accounts.store.shared:
             self.record_sync = RecordSync(self.link, self._keys, records, accounts.store.name)
             self.record_sync.on_synced = self.dashboard.check_sessions
+            self.redis_sync = RedisSync(self.link, self._keys, records, self.record_sync)
             accounts.store.on_version = self.record_sync.committed
         self.link.on_push = self._push_received
         writer = DirectoryWriter(self.link, self._keys)
@@ -262,6 +265,8 @@ class ControlPlane:
         self.daily.start()
         if self.record_sync is not None:
             self.record_sync.start()
+        if self.redis_sync is not None:
+            self.redis_sync.start()
         if self.tracer is not None:
             self.tracer.start()
         self.leadership.start()
@@ -319,7 +324,7 @@ class ControlPlane:
 
     def _take_nodes(self, nodes: Sequence[Mapping[str, Any]]) -> None:
         others = {
-            node["run"]: Run(node["alive"], frozenset(node["workers"]), node["greatest"])
+            node["run"]: Run(node["alive"], frozenset(node["workers"]), node["greatest"], node.get("beat", 0))
             for node in nodes
             if node["run"] != self._run
         }
@@ -358,6 +363,8 @@ class ControlPlane:
         self.janitor.stop()
         if self.record_sync is not None:
             await self.record_sync.finish()
+        if self.redis_sync is not None:
+            await self.redis_sync.finish()
         await self.node_survey.finish()
         # First, because its tasks use the parts below.
         await self.dashboard.finish()

@@ -46,6 +46,8 @@ class RecordSync:
 
     def __init__(self, link: Link, keys: Keys, records: SharedRecords, name: str) -> None:
         self.store_up = 1
+        # When the last read that the store answered began, on the loop's clock.
+        self.read_at = asyncio.get_running_loop().time()
         self.synced_total = 0
         self.on_synced: Callable[[], None] | None = None
         self._link = link
@@ -83,6 +85,7 @@ class RecordSync:
             except TimeoutError:
                 pass
             self._wake.clear()
+            asked_at = clock()
             try:
                 changed = await self._records.sync()
             except SQLAlchemyError as error:
@@ -96,6 +99,7 @@ class RecordSync:
                 # Our own bug must not end the task.
                 log.exception("records not read")
                 continue
+            self.read_at = asked_at
             if not self.store_up:
                 self.store_up = 1
                 log.info("record store available again", store=self._name, away_s=round(clock() - away_since, 1))

@@ -35,6 +35,14 @@ TOKEN_USE_EVERY_S: Final = 60.0
 _FORGET_TOKEN_AFTER_S: Final = 90 * 86_400
 
 
+def _ignore(hashes: Collection[str]) -> None:
+    pass
+
+
+def _always() -> bool:
+    return True
+
+
 class TokenRecords:
     """All tokens by the hash of their plain form. `changing` is the lock that all changes of records share."""
 
@@ -43,6 +51,10 @@ class TokenRecords:
         # The store's versions up to which memory has all changes.
         self.known = Versions(0, 0, "", "")
         self.tokens: dict[str, Token] = {}
+        # Takes the hashes of tokens that were revoked, by another control plane too.
+        self.on_revoked: Callable[[Collection[str]], None] = _ignore
+        # Whether revocations by other control planes are known here.
+        self.is_current: Callable[[], bool] = _always
         self._store = store
         self._clock = clock
         self._changing = changing
@@ -62,11 +74,19 @@ class TokenRecords:
         """Takes what other control planes have changed. Returns whether there was anything."""
         raise NotImplementedError
 
-    def _take_token(self, token: Token) -> None:
-        """Takes a token that another control plane has changed."""
+    def _take_token(self, token: Token) -> bool:
+        """Takes a token that another control plane has changed. Returns whether it has revoked it."""
         known = self.tokens.get(token.hash, token)
         used_at = max(known.last_used_at or 0.0, token.last_used_at or 0.0) or None
         self.tokens[token.hash] = msgspec.structs.replace(token, last_used_at=used_at)
+        return token.revoked_at is not None and (known is token or known.revoked_at is None)
+
+    def take_revoked(self, hashes: Collection[str]) -> None:
+        """Takes revocations from Redis, while the store doesn't answer."""
+        for one in hashes:
+            token = self.tokens.get(one)
+            if token is not None and token.revoked_at is None:
+                self.tokens[token.hash] = msgspec.structs.replace(token, revoked_at=self._clock())
 
     async def create_token(
         self, app_id: str, name: str, scopes: Sequence[str], lasts_s: float | None = None
@@ -129,7 +149,9 @@ class TokenRecords:
                 token = self.tokens[by_id[token_id].hash]
                 if token.revoked_at is None:
                     self.tokens[token.hash] = msgspec.structs.replace(token, revoked_at=now_s)
-            return [self.tokens[by_id[token_id].hash] for token_id in ids]
+            revoked = [self.tokens[by_id[token_id].hash] for token_id in ids]
+            self.on_revoked([token.hash for token in revoked])
+            return revoked
 
     def token_used(self, token: Token, now_s: float) -> None:
         """Records that a request used the token at Unix time `now_s`. It is written later, at most once a minute."""

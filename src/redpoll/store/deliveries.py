@@ -243,12 +243,14 @@ async def endpoints_with_waiting(connection: AsyncConnection) -> set[str]:
     return set((await connection.execute(sa.select(webhooks.c.id).where(has_waiting))).scalars())
 
 
-async def move_due_times(connection: AsyncConnection, *, before_s: float, now_s: float, longest_s: float) -> None:
+async def move_due_times(
+    connection: AsyncConnection, *, before_s: float, now_s: float, pauses_s: Sequence[float]
+) -> None:
     """Moves due times after the clock was set from `before_s` to `now_s`.
 
-    A pending retry keeps its remaining pause. Deliveries without an attempt are due now. No retry is due later than
-    `longest_s` from now. The last two also hold if both times are equal, because the clock may have been set while no
-    server ran.
+    A pending retry keeps its remaining pause. Deliveries without an attempt are due now. No retry is due later than the
+    pause after its attempt (`pauses_s`) from now. The last two also hold if both times are equal, because the clock may
+    have been set while no server ran, or be behind that of the node that led before.
     """
     here = deliveries.c.endpoint_id.in_(sa.select(webhooks.c.id)) & (deliveries.c.state == "waiting")
     tried = deliveries.c.attempts > deliveries.c.cycle_from
@@ -257,8 +259,14 @@ async def move_due_times(connection: AsyncConnection, *, before_s: float, now_s:
         in_pause = here & tried & (deliveries.c.at > min(before_s, now_s))
         await connection.execute(change.where(in_pause).values(at=deliveries.c.at + (now_s - before_s)))
     await connection.execute(change.where(here, ~tried, deliveries.c.at > now_s).values(at=now_s))
-    latest_s = now_s + longest_s
-    await connection.execute(change.where(here, deliveries.c.at > latest_s).values(at=latest_s))
+    tries = deliveries.c.attempts - deliveries.c.cycle_from
+    for number, pause_s in enumerate(pauses_s, 1):
+        # The setting may have become shorter: then the last pause is that of all further attempts.
+        which = tries >= number if number == len(pauses_s) else tries == number
+        latest_s = now_s + pause_s
+        await connection.execute(change.where(here, which, deliveries.c.at > latest_s).values(at=latest_s))
+    if not pauses_s:
+        await connection.execute(change.where(here, deliveries.c.at > now_s).values(at=now_s))
 
 
 _PUT_RESULT: Final = (

@@ -20,7 +20,7 @@ from redpoll.cluster.link import Clock, Done, Link, LinkDown
 from redpoll.cluster.membership.hold_call import CHANNEL, PRESENCE, REAPER_GEN, Flag, HoldCall, encode, hook_flags
 from redpoll.cluster.membership.orphans import orphans
 from redpoll.cluster.nodes import Unchanged
-from redpoll.cluster.scripts import BURY, FENCE, HOLD, STALE
+from redpoll.cluster.scripts import BURY, FENCE, FORGET_NODE, HOLD, STALE
 
 __all__ = ["Beats", "Reaper", "Run"]
 
@@ -45,11 +45,13 @@ def _no_history(app_id: str, channel: str) -> bool:
 
 
 class Run(NamedTuple):
-    """What is known of one node: whether it lives, the `k` of its living workers, and the greatest `k` it assigned."""
+    """What is known of one node: whether it lives, the `k` of its living workers, and the greatest `k` it assigned. If
+    it is dead, also the number of its last heartbeat."""
 
     alive: bool
     workers: Collection[int]
     greatest: int
+    beat: int = 0
 
 
 class Beats:
@@ -127,10 +129,10 @@ class Beats:
         node = self._node(_parts(w)[0])
         return node is not None and not node.alive
 
-    def forgotten(self) -> list[str]:
-        """The dead nodes of which no worker is left in the last table."""
+    def forgotten(self) -> dict[str, Run]:
+        """The dead nodes of which no worker is left in the last table, by run."""
         with_workers = {_parts(w)[0] for w in self.table}
-        return [run for run, node in self._nodes.items() if not node.alive and run not in with_workers]
+        return {run: node for run, node in self._nodes.items() if not node.alive and run not in with_workers}
 
 
 def _parts(w: str) -> tuple[str, int, int]:
@@ -208,9 +210,9 @@ class Reaper:
                     for w in self._beats.dead():
                         self._begin(w)
                     await self._look_for_orphans()
-                    for run in self._beats.forgotten():
-                        self._link.call(b"HDEL", self._keys.nodes, run)
-                        self._link.call(b"HDEL", self._keys.drained, run)
+                    for run, node in self._beats.forgotten().items():
+                        names = (self._keys.nodes, self._keys.drained)
+                        await self._link.execute(FORGET_NODE, names, (run, node.beat))
                     await self._wait_for_next_read()
                 except (LinkDown, hiredis.ReplyError) as error:
                     log.warning("heartbeats not read", reason=str(error))

@@ -220,8 +220,8 @@ class Schedule:
         if not self._clock_known or abs(now_s - before_s) >= _CLOCK_JUMP_S:
             try:
                 async with self._store.change() as connection:
-                    longest_s = max(self._retry_after_s, default=0.0)
-                    await delivery_rows.move_due_times(connection, before_s=before_s, now_s=now_s, longest_s=longest_s)
+                    pauses_s = self._retry_after_s
+                    await delivery_rows.move_due_times(connection, before_s=before_s, now_s=now_s, pauses_s=pauses_s)
             except SQLAlchemyError as error:
                 log.error("webhook due times not moved after a clock change", reason=reason_of(error))
                 return
