@@ -103,7 +103,7 @@ async def test_usage_over_http_counts_what_was_published(plane):
     assert set(day) == {"day", "peak_connections", "published", "client_events", "sent"}
 
 
-@pytest.mark.parametrize("days", ["0", "401", "x", "-1", ""])
+@pytest.mark.parametrize("days", ["0", "401", "x", "-1", "", pytest.param("9" * 5_000, id="long")])
 async def test_number_of_days_is_checked(plane, days):
     reply = await plane.call("GET", "/apps/3/usage", params={"days": days})
     assert (reply.status, reply.json()["code"]) == (400, "bad_request")

@@ -19,6 +19,7 @@ from redpoll.protocol.auth import (
     signin_fault,
     token_hash,
 )
+from redpoll.protocol.channels import CONSOLE
 from redpoll.protocol.errors import ApiError
 
 KEY, SECRET = "278d425bdf160c739803", "7ad3773142a6692b25b8"
@@ -93,6 +94,15 @@ def test_a_private_subscribe_with_channel_data_was_signed_with_it(app, sign):
     auth = f"{KEY}:{sign('1.2:private-x:data')}"
     assert channel_fault(app, "1.2", "private-x", auth, "data") is None
     assert channel_fault(app, "1.2", "private-x", auth, None) is not None
+
+
+def test_the_console_channel_takes_no_channel_data():
+    console = Key(key="c" * 20, secret="d" * 40)
+    app = App(id="3", name="t", keys=(), console_key=console)
+    signed = f"{console.key}:" + sign_channel(console.secret, "1.2", CONSOLE)
+    assert channel_fault(app, "1.2", CONSOLE, signed, None) is None
+    forged = f"{console.key}:" + sign_channel(console.secret, f"1.2:{CONSOLE}:x", CONSOLE)
+    assert channel_fault(app, "1.2", CONSOLE, forged, f"x:{CONSOLE}") is not None
 
 
 def test_any_enabled_key_signs_and_a_disabled_one_does_not(sign):

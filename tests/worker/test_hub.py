@@ -34,6 +34,13 @@ class TestChannels:
         assert frame == {"event": "headline", "channel": "news", "data": '{"n":1}'}
         await outside.nothing_more()
 
+    async def test_only_ids_that_a_connection_can_have_close_one(self, bench):
+        worker = await bench.start()
+        client = await bench.client(worker)
+        for id_ in ("9" * 5_000 + ".1", f"{1 << 64}.1", "1", "x.1", "1.2.3"):
+            assert worker.hub.close_socket("1", id_) == 0
+        assert worker.hub.close_socket("1", client.socket_id) == 1
+
     async def test_data_is_passed_on_byte_for_byte(self, bench):
         worker = await bench.start()
         client = await bench.client(worker)

@@ -6,6 +6,7 @@ killed control plane loses at most a minute of them. `GET …/usage` and `redpol
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -28,6 +29,8 @@ log = structlog.get_logger(__name__)
 
 WRITE_EVERY_S: Final = 60.0
 DEFAULT_DAYS: Final = 30
+# int() of thousands of digits raises.
+_NUMBER: Final = re.compile(r"[0-9]{1,3}").fullmatch
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -90,7 +93,7 @@ class Usage:
     async def show(self, request: Request) -> Response:
         """GET …/usage: `days` is 1 to 400, by default 30."""
         given = request.param("days")
-        days = DEFAULT_DAYS if given is None else int(given) if given.isascii() and given.isdigit() else 0
+        days = DEFAULT_DAYS if given is None else int(given) if _NUMBER(given) else 0
         if not 1 <= days <= KEEP_DAYS:
             raise ApiError("bad_request", f"days must be a number from 1 to {KEEP_DAYS}")
         found = await self.days(request.app.id, days)

@@ -113,7 +113,8 @@ def channel_fault(app: App, socket_id: str, channel: str, auth: str, channel_dat
     """Why `auth` (`KEY:HEX`) doesn't authorise this connection for the channel; None if it does.
 
     `channel_data` is signed byte for byte as sent, on private channels as well if it was sent. The dashboard's console
-    channel accepts only its own key, and no other channel accepts that key.
+    channel accepts only its own key, and no other channel accepts that key. It has no `channel_data`: a text that was
+    signed for another socket could contain it.
     """
     if channel == CONSOLE:
         own = app.console_key
@@ -121,7 +122,8 @@ def channel_fault(app: App, socket_id: str, channel: str, auth: str, channel_dat
         secret = own.secret if own is not None and own.key == key else None
         text = _channel_text(socket_id, channel, channel_data)
         right = _verify(secret or _NO_SECRET, text, signature.encode("utf-8", "replace"))
-        return None if right and secret is not None else "this channel is reserved for the dashboard"
+        is_granted = right and secret is not None and channel_data is None
+        return None if is_granted else "this channel is reserved for the dashboard"
     return _auth_fault(app, _channel_text(socket_id, channel, channel_data), auth, "subscription")
 
 

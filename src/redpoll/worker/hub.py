@@ -448,7 +448,8 @@ class Hub:
         Searches the app's connections: it is rarely called, and a map would cost each connection 100 bytes.
         """
         hi, _, lo = socket_id.partition(".")
-        if not (hi.isdecimal() and lo.isdecimal()) or max(int(hi), int(lo)) >= 1 << 64:
+        # int() refuses very long texts.
+        if not (hi.isdecimal() and lo.isdecimal()) or len(socket_id) > 40 or max(int(hi), int(lo)) >= 1 << 64:
             return 0
         connection = self.everyone.find(app_id, int(hi), int(lo))
         if connection is None:

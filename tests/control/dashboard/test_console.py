@@ -34,19 +34,60 @@ async def test_only_subscriptions_to_the_console_channel_are_signed(plane, brows
     assert other.status == 403
 
 
-@pytest.mark.parametrize("end", ["removed", "reset", "logged out"])
-async def test_console_connection_is_closed_when_its_session_ends(
-    plane, browser, viewer, redis, wait_until, monkeypatch, end
-):
+async def test_only_socket_ids_are_signed_and_remembered(browser):
+    """A signature for SOCKET:private-redpoll.console:x was one for SOCKET with channel_data."""
+    await browser.get("/dashboard/apps/3/console")
+    for forged in ("1.2:private-redpoll.console:x", "1.2:", "1", "x.y", "٣.٤"):
+        for fields in ({"path": "auth", "channel_name": CONSOLE}, {"path": "watch"}):
+            path = fields.pop("path")
+            reply = await browser.post(f"/dashboard/apps/3/console/{path}", socket_id=forged, **fields)
+            assert reply.status == 403, forged
+    assert (await browser.post("/dashboard/apps/3/console/auth", socket_id="", channel_name=CONSOLE)).status == 403
+
+
+@pytest.fixture
+async def asked(redis, monkeypatch):
+    """What control asks the workers to close: sets of (app id, socket id) by `asked()`."""
     monkeypatch.setattr("redpoll.control.dashboard.console._CHECK_EVERY_S", 0.01)
     link = Link(redis.url)
-    closed = []
-    link.on_push = lambda _topic, payload: closed.append(json.loads(payload))
+    heard = []
+    link.on_push = lambda _topic, payload: heard.append(json.loads(payload))
     link.start()
     await link.wait_up()
     done = asyncio.get_running_loop().create_future()
     link.subscribe((Keys("rp").sys,), done.set_result)
     await done
+    # It asks again if the answers don't arrive in time.
+    yield lambda: {(message["app"], message["socket"]) for message in heard if message.get("ask") == "close"}
+    await link.close()
+
+
+async def test_connection_that_others_displace_is_closed(browser, viewer, asked, wait_until):
+    """A viewer's own console was forgotten after a thousand renewals for others, and stayed open."""
+    await viewer.get("/dashboard/apps/3/console")
+    await viewer.post("/dashboard/apps/3/console/auth", socket_id="1.1", channel_name=CONSOLE)
+    await browser.get("/dashboard/apps/3/console")
+    await browser.post("/dashboard/apps/3/console/auth", socket_id="2.1", channel_name=CONSOLE)
+    for number in range(20):
+        assert (await browser.post("/dashboard/apps/3/console/watch", socket_id=f"3.{number}")).status == 204
+    await wait_until(asked)
+    # Its own oldest one, and no other user's.
+    assert asked() == {("3", "2.1")}
+    assert (await viewer.post("/dashboard/apps/3/console/watch", socket_id="2.1")).status == 204
+    assert (await viewer.post("/dashboard/apps/3/console/watch", socket_id="3.1")).status == 403
+
+
+async def test_renewals_have_a_rate_and_change_the_record_seldom(plane, browser):
+    await browser.get("/dashboard/apps/3/console")
+    until = plane.records.apps["3"].console_until
+    statuses = [(await browser.post("/dashboard/apps/3/console/watch")).status for _ in range(70)]
+    assert statuses[:40] == [204] * 40
+    assert statuses[-1] == 429
+    assert plane.records.apps["3"].console_until == until
+
+
+@pytest.mark.parametrize("end", ["removed", "reset", "logged out"])
+async def test_console_connection_is_closed_when_its_session_ends(browser, viewer, asked, wait_until, end):
     for session, socket_id in ((browser, "1.1"), (viewer, "2.2")):
         await session.get("/dashboard/apps/3/console")
         reply = await session.post("/dashboard/apps/3/console/auth", socket_id=socket_id, channel_name=CONSOLE)
@@ -57,11 +98,8 @@ async def test_console_connection_is_closed_when_its_session_ends(
     else:
         await browser.get("/dashboard/users")
         await browser.post(f"/dashboard/users/{'remove' if end == 'removed' else end}", user="vera")
-    await wait_until(lambda: any(message.get("ask") == "close" for message in closed))
-    # It asks again if the answers don't arrive in time.
-    sockets = {(message["app"], message["socket"]) for message in closed if message.get("ask") == "close"}
-    assert sockets == {("3", "2.2")}
-    await link.close()
+    await wait_until(asked)
+    assert asked() == {("3", "2.2")}
 
 
 async def test_event_is_published_as_with_the_api(plane, browser, hear, wait_until):

@@ -6,13 +6,15 @@ module signs the subscription with a key that the app's record has for this purp
 renews this every 30 s.
 
 A subscription outlives the session that was allowed to make it. So this module remembers the console's connections, and
-closes them within seconds when their session ends or their page no longer renews.
+closes them within seconds when their session ends, when their page no longer renews, or when their session has opened
+too many others. It signs and remembers real socket ids only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from typing import Any, Final
 
@@ -31,6 +33,7 @@ from redpoll.control.records import Records
 from redpoll.control.response import Response
 from redpoll.control.router import Route
 from redpoll.control.tracing import Tracer
+from redpoll.protocol.apps import App, Key
 from redpoll.protocol.auth import sign_channel
 from redpoll.protocol.channels import CONSOLE
 from redpoll.protocol.errors import ApiError
@@ -47,6 +50,15 @@ _WATCHED_S: Final = 60.0
 _LEASE_S: Final = 180.0
 _CHECK_EVERY_S: Final = 3.0
 _MAX_LEASES: Final = 1_000
+# Of one session, which has a console open in as many tabs.
+_MAX_LEASES_EACH: Final = 20
+# A page renews twice a minute, and asks for a signature when it connects.
+_MAX_RENEWALS: Final = 60
+_RENEWALS_PER_S: Final = 1.0
+_MAX_SESSIONS: Final = 1_000
+# The record isn't changed for a renewal that comes sooner.
+_RENEWED_S: Final = 15.0
+_SOCKET_ID: Final = re.compile(r"[0-9]{1,19}\.[0-9]{1,19}").fullmatch
 # The form field that an error code is about. Other errors are about the data or the whole form.
 _FIELDS: Final = {"invalid_channel": "channel", "invalid_event_name": "name"}
 _JSON: Final = b"Content-Type: application/json\r\nCache-Control: no-store\r\n" + SECURITY
@@ -67,6 +79,10 @@ class ConsolePages:
         self._survey = survey
         # (app id, socket id) -> hash of the session, and when (monotonic) its page must have renewed it.
         self._leases: dict[tuple[str, str], tuple[str, float]] = {}
+        # (app id, socket id) of leases that others have displaced. Their connections have to be closed.
+        self._displaced: dict[tuple[str, str], None] = {}
+        # Hash of a session -> its renewals, less those that time has forgiven, and when (monotonic) that was.
+        self._renewals: dict[str, tuple[float, float]] = {}
         self._checking: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._access = access
@@ -87,7 +103,8 @@ class ConsolePages:
     async def show(self, visit: Visit) -> Response:
         """GET …/console."""
         app = visit.app
-        key = await self._records.watch_console(app.id, time.time() + _WATCHED_S)
+        self._count(visit)
+        key = await self._watch(app)
         address = self._address.of(visit.request)
         channel = visit.query.get("channel", "")
         return visit.page(
@@ -103,42 +120,82 @@ class ConsolePages:
     async def watch(self, visit: Visit) -> Response:
         """POST …/console/watch: the page is still open. `socket_id` is its connection's, if it is subscribed."""
         socket_id = visit.form.text("socket_id")
+        self._count(visit)
         if socket_id:
             self._lease(visit, socket_id)
-        await self._records.watch_console(visit.app.id, time.time() + _WATCHED_S)
+        await self._watch(visit.app)
         return Response(204, b"", SECURITY)
+
+    async def _watch(self, app: App) -> Key:
+        """Marks the app as watched, unless it has just been. Each change of its record reaches all workers."""
+        now_s = time.time()
+        if app.console_key is not None and app.console_until > now_s + _WATCHED_S - _RENEWED_S:
+            return app.console_key
+        return await self._records.watch_console(app.id, now_s + _WATCHED_S)
+
+    def _count(self, visit: Visit) -> None:
+        """Limits the renewals of a session. Raises ApiError."""
+        session, now = visit.session.hash, time.monotonic()
+        used, at = self._renewals.pop(session, (0.0, now))
+        used = max(0.0, used - (now - at) * _RENEWALS_PER_S)
+        if len(self._renewals) >= _MAX_SESSIONS:
+            del self._renewals[next(iter(self._renewals))]
+        self._renewals[session] = min(used + 1, _MAX_RENEWALS), now
+        if used + 1 > _MAX_RENEWALS:
+            raise ApiError("rate_limited", "Too many requests of the console within a minute; wait a moment.")
 
     async def authorize(self, visit: Visit) -> Response:
         """POST …/console/auth: socket_id, channel_name, as pusher-js asks."""
-        form, key = visit.form, visit.app.console_key
-        if form.text("channel_name") != CONSOLE or key is None:
+        key, socket_id = visit.app.console_key, visit.form.text("socket_id")
+        if visit.form.text("channel_name") != CONSOLE or key is None:
             raise ApiError("forbidden", "This endpoint only authorizes the console's own channel.")
-        signature = sign_channel(key.secret, form.text("socket_id"), CONSOLE)
-        self._lease(visit, form.text("socket_id"))
+        self._count(visit)
+        # Before it is signed: else the connection that it is for isn't found when the session ends.
+        self._lease(visit, socket_id)
+        signature = sign_channel(key.secret, socket_id, CONSOLE)
         return Response(200, msgspec.json.encode({"auth": f"{key.key}:{signature}"}), _JSON)
 
     def _lease(self, visit: Visit, socket_id: str) -> None:
-        key = visit.app.id, socket_id[:64]
+        """Remembers a connection of this session. Raises ApiError if it can't have one with this id."""
+        key, session = (visit.app.id, socket_id), visit.session.hash
+        if _SOCKET_ID(socket_id) is None:
+            raise ApiError("forbidden", "This is not a socket id.")
+        if self._leases.get(key, (session, 0.0))[0] != session:
+            raise ApiError("forbidden", "This connection belongs to another session.")
+        if len(self._displaced) >= _MAX_LEASES:
+            raise ApiError("unavailable", "Workers don't answer; try again in a moment.")
         self._leases.pop(key, None)
-        if len(self._leases) >= _MAX_LEASES:
-            del self._leases[next(iter(self._leases))]
-        self._leases[key] = visit.session.hash, time.monotonic() + _LEASE_S
+        self._displaced.pop(key, None)
+        own = [other for other, (holder, _) in self._leases.items() if holder == session]
+        if len(own) >= _MAX_LEASES_EACH:
+            self._displace(own[0])
+        elif len(self._leases) >= _MAX_LEASES:
+            self._displace(next(iter(self._leases)))
+        self._leases[key] = session, time.monotonic() + _LEASE_S
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._check(), name="console connections")
+
+    def _displace(self, key: tuple[str, str]) -> None:
+        del self._leases[key]
+        self._displaced[key] = None
+        self._wake.set()
 
     def check_now(self) -> None:
         """Checks at once whether the sessions of open consoles still exist."""
         self._wake.set()
 
     async def _check(self) -> None:
-        """Runs while there are leases."""
-        while self._leases:
+        """Runs while there are leases, or connections to close."""
+        while self._leases or self._displaced:
             try:
                 async with asyncio.timeout(_CHECK_EVERY_S):
                     await self._wake.wait()
             except TimeoutError:
                 pass
             self._wake.clear()
+            for key in list(self._displaced):
+                if await self._closed(*key):
+                    self._displaced.pop(key, None)
             sessions = {session_hash for session_hash, _ in self._leases.values()}
             try:
                 open_sessions = {one for one in sessions if await self._access.accounts.is_open(one)}
@@ -149,10 +206,15 @@ class ConsolePages:
             for (app_id, socket_id), (session_hash, until) in list(self._leases.items()):
                 if session_hash in open_sessions and until > time.monotonic():
                     continue
-                # If a worker doesn't answer, the next round asks again.
-                with contextlib.suppress(Unavailable):
-                    await self._survey.ask("close", app=app_id, socket=socket_id)
+                if await self._closed(app_id, socket_id):
                     self._leases.pop((app_id, socket_id), None)
+
+    async def _closed(self, app_id: str, socket_id: str) -> bool:
+        """Closes a connection. False: a worker didn't answer, and the next round has to ask again."""
+        with contextlib.suppress(Unavailable):
+            await self._survey.ask("close", app=app_id, socket=socket_id)
+            return True
+        return False
 
     async def finish(self) -> None:
         if self._checking is not None:
