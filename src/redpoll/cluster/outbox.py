@@ -88,8 +88,10 @@ class Outbox:
         self._all_keys = keys
         self._debounce_ms = round(debounce_s * 1000)
         self._keys = [(keys.clock(at), keys.outbox(at), keys.left(at)) for at in range(SHARDS)]
-        # By shard, the stamp up to which Redis may delete rows.
+        # By shard, the stamp up to which Redis may delete rows, as of one connection. The next one may lead to a master
+        # that lost them and whose clock is behind: its rows with smaller stamps are new.
         self._committed: dict[int, int] = {}
+        self._connected = link.connects
 
     async def drain(self) -> Drained:
         """The oldest rows of all shards, at most about 1,000 or 8 MiB; the same ones again until they are `committed`.
@@ -128,7 +130,8 @@ class Outbox:
         return Drained(rows, lost, bool(asked))
 
     def committed(self, rows: Iterable[Transition]) -> None:
-        """These rows, all that a drain returned, are stored. The next drain deletes them in Redis."""
+        """These rows, all that a drain returned, are stored. The next drain deletes them in Redis, unless it was
+        connected anew meanwhile: then it returns them again."""
         for row in rows:
             self._committed[row.shard] = max(row.stamp, self._committed.get(row.shard, 0))
 
@@ -157,6 +160,9 @@ class Outbox:
             await self._link.execute(RESTATE, names, (app_id, channel) if user is None else (app_id, channel, user))
 
     async def _ask(self, asked: dict[int, int | None], count: int) -> dict[int, list[Any]]:
+        if self._connected != self._link.connects:
+            self._connected = self._link.connects
+            self._committed.clear()
         # One pipeline. A failing shard delays no other.
         committed = {at: self._committed.get(at) for at in asked}
         answers = await asyncio.gather(
