@@ -31,9 +31,9 @@ CLIENTS = 100
 PERIODIC = (b":beat", b":stats:", b":nodes", b":dirver", b":trace")
 
 
-def node(redis_url: str, name: str, first: Server | None) -> Server:
+def node(redis_url: str, name: str, first: Server | None, **settings: Any) -> Server:
     """A server, not started yet, with the records of the first one."""
-    server = Server(workers=1, redis_url=redis_url, node_name=name)
+    server = Server(workers=1, redis_url=redis_url, node_name=name, **settings)
     if first is not None:
         (server.folder / "data").mkdir(mode=0o700)
         (server.folder / "data" / "redpoll.sqlite").symlink_to(first.folder / "data" / "redpoll.sqlite")

@@ -292,7 +292,8 @@ async def test_clients_event_is_stored_only_if_the_rule_says_so(link, keys, push
 
 async def test_clients_event_that_a_webhook_wants_makes_a_row(link, keys, pushes, wait_until):
     bus, app, receivers = Bus(link, keys), keeping(rule("a", client_events=True), hooks="oc"), []
-    bus.publish(app, "a", "client-é", '{"n":1}', skip="1.2", user="ü", trace="ab" * 16, done=receivers.append)
+    traces = {"trace": "run" + "ab" * 16, "row_trace_id": "ab" * 16}
+    bus.publish(app, "a", "client-é", '{"n":1}', skip="1.2", user="ü", done=receivers.append, **traces)
     bus.publish(app, "b", "client-e", "", skip="1.2", done=receivers.append)
     bus.publish(keeping(hooks="om"), "a", "client-e", "", done=receivers.append)
     await wait_until(lambda: len(receivers) == 3)

@@ -73,6 +73,7 @@ def test_every_name_follows_a_row_of_the_table():
     at, tag = shard("A", "C"), TAGS[shard("A", "C")].decode()
     day, request = TAGS[shard("A", "%day")].decode(), TAGS[shard("A", "%id:H")].decode()
     user, watched = TAGS[shard("A", "%u:U")].decode(), TAGS[shard("A", CONSOLE_TOPIC)].decode()
+    traced = TAGS[shard("", "RUN")].decode()
     limited = TAGS[shard("", "ADDRESS")].decode()
     built = {
         keys.clock(at),
@@ -102,7 +103,7 @@ def test_every_name_follows_a_row_of_the_table():
         keys.directory,
         keys.directory_version,
         keys.revoked,
-        keys.traces,
+        keys.traces("RUN").replace(b"{%b}" % traced.encode(), b"{%b}" % tag.encode()),
         keys.stats("RUN.K"),
         keys.topic("A", "C"),
         keys.topic("A", CONSOLE_TOPIC).replace(b"{%b}" % watched.encode(), b"{%b}" % tag.encode()),

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import re
 
 import pusher
 import pytest
@@ -33,7 +34,8 @@ async def test_a_trigger_reaches_the_channels_topic_and_answers_an_empty_object(
     await wait_until(lambda: listener.heard)
     event, data, skip, trace = parsed(listener.heard[0])
     assert (event, data, skip) == ("my-event", '{"a":"ü"}', "12.34")
-    assert trace == reply.headers["x-service-trace-id"]
+    # This node's run, and a number that is shorter than the trace id (cluster/traces.py).
+    assert re.fullmatch(r"0123456789ab[0-9a-f]{1,8}", trace)
 
 
 async def test_a_trigger_to_many_channels_reaches_each_distinct_one_once(plane, hear, wait_until):

@@ -12,6 +12,7 @@ from redpoll.protocol.messages import Event
 from redpoll.store.eventlog import CallBatch, CallRow, EventLog, Query
 
 NOW_S = 1_700_000_000.0
+RUN = "0123456789ab"
 
 
 class FakeRequest:
@@ -51,7 +52,7 @@ async def event_log(tmp_path):
 
 @pytest.fixture
 def tracer(link, event_log):
-    return Tracer(event_log, TraceReader(link, Keys()), 10, clock=lambda: NOW_S)
+    return Tracer(event_log, TraceReader(link, Keys(), RUN), 10, clock=lambda: NOW_S)
 
 
 async def rows(log: EventLog) -> list[CallRow]:
@@ -60,7 +61,7 @@ async def rows(log: EventLog) -> list[CallRow]:
 
 async def test_stages_of_a_call_stay_in_order_when_the_wall_clock_is_changed(link, event_log):
     now_s, elapsed_s = NOW_S, 0.0
-    tracer = Tracer(event_log, TraceReader(link, Keys()), 10, clock=lambda: now_s, timer=lambda: elapsed_s)
+    tracer = Tracer(event_log, TraceReader(link, Keys(), RUN), 10, clock=lambda: now_s, timer=lambda: elapsed_s)
     call = FakeRequest(1, event())
     elapsed_s = 0.002
     tracer.sample(call)
@@ -130,13 +131,15 @@ async def test_batch_is_one_row_with_all_its_names_and_channels(tracer, event_lo
 async def test_log_contains_the_spans_of_workers(tracer, event_log, link):
     await tracer.flush()
     request = FakeRequest(1, event())
-    assert tracer.sample(request) == request.trace_id
+    carried = tracer.sample(request)
+    assert carried.startswith(RUN)
+    assert len(carried) < len(request.trace_id)
     tracer.span(request.trace_id, "3", "accepted")
-    worker = TraceWriter(link, Keys())
+    worker = TraceWriter(link, Keys(), RUN)
     at_ms = int(NOW_S * 1000) + 7
     worker.note(
         Span(
-            request.trace_id,
+            carried,
             "3",
             at_ms,
             "written",
@@ -161,7 +164,7 @@ async def test_log_contains_the_spans_of_workers(tracer, event_log, link):
 
 async def test_client_event_with_a_trace_id_is_logged(tracer, event_log, link):
     await tracer.flush()
-    worker = TraceWriter(link, Keys())
+    worker = TraceWriter(link, Keys(), RUN)
     worker.note_triggered(Triggered("c" * 32, "3", 1_700_000_000_000, "client-x", "private-room", 12, "1.2"))
     worker.flush()
     await tracer.flush()
@@ -170,16 +173,15 @@ async def test_client_event_with_a_trace_id_is_logged(tracer, event_log, link):
     assert (row.caller, row.status, row.sampled) == ("client 1.2", 200, True)
 
 
-async def test_entries_stay_for_other_nodes_and_are_logged_once(event_log, link):
-    tracer = Tracer(event_log, TraceReader(link, Keys()), 10, trims=lambda: False, clock=lambda: NOW_S)
+async def test_spans_of_an_unknown_call_are_left_out(tracer, event_log, link):
     await tracer.flush()
-    worker = TraceWriter(link, Keys())
-    for name in ("c", "d"):
-        worker.note_triggered(Triggered(name * 32, "3", 1_700_000_000_000, "client-x", "private-room", 12, "1.2"))
-        worker.flush()
-        await tracer.flush()
-    assert await link.ask(b"XLEN", Keys().traces) == 2
-    assert len(await rows(event_log)) == 2
+    worker = TraceWriter(link, Keys(), RUN)
+    for number in ("ffffffff", "a" * 32):
+        worker.note(Span(RUN + number, "3", 1, "received", {}))
+    worker.flush()
+    await tracer.flush()
+    await event_log.write([CallBatch([CallRow("a" * 32, "3", None, 0, "n", [], 0, "", 200, True)])], [])
+    assert len((await event_log.trace("3", "a" * 32))[1]) == 1
 
 
 async def test_calls_beyond_the_sampling_rate_have_a_row_but_no_spans(tracer, event_log):
@@ -196,11 +198,12 @@ async def test_calls_beyond_the_sampling_rate_have_a_row_but_no_spans(tracer, ev
 
 
 async def test_new_tracer_continues_where_the_last_one_stopped(link, event_log):
-    worker = TraceWriter(link, Keys())
+    worker = TraceWriter(link, Keys(), RUN)
+    TraceReader(link, Keys(), RUN).renew()
     for number in range(3):
-        worker.note(Span("a" * 32, "3", number, "received", {}))
+        worker.note(Span(RUN + "a" * 32, "3", number, "received", {}, 1000 * number))
         worker.flush()
-        tracer = Tracer(event_log, TraceReader(link, Keys()), 10, clock=lambda: NOW_S)
+        tracer = Tracer(event_log, TraceReader(link, Keys(), RUN), 10, clock=lambda: NOW_S)
         await tracer.flush()
         await tracer.flush()
     await event_log.write([CallBatch([CallRow("a" * 32, "3", None, 0, "n", [], 0, "", 200, True)])], [])
@@ -271,10 +274,10 @@ def test_fields_of_a_refused_call_are_truncated():
 async def test_one_flush_stores_what_many_workers_appended_and_removes_it(tracer, event_log, link):
     """100 entries a second were read and none removed: from 25 workers on, rows were lost."""
     await tracer.flush()
-    worker = TraceWriter(link, Keys())
+    worker = TraceWriter(link, Keys(), RUN)
     for number in range(150):
         worker.note_triggered(Triggered(f"{number:032x}", "3", 1, "client-x", "private-a", 2, "1.2"))
         worker.flush()
     await tracer.flush()
     assert len((await event_log.find("3", Query(), 1_000)).calls) == 150
-    assert await link.ask(b"XLEN", Keys().traces) == 1
+    assert await link.ask(b"XLEN", Keys().traces(RUN)) == 1

@@ -121,7 +121,8 @@ async def test_its_counters_are_in_redis(bench, client_of_redis):
     worker.janitor._stats()
     await bench.settled(worker, lambda: worker.link.unanswered == 0)
     process = worker.registry.w.rpartition(".")[0]
-    _, stats = json.loads(await client_of_redis.get(f"rp:{{{TAGS[0].decode()}}}:stats:{process}"))
+    w, stats = json.loads(await client_of_redis.get(f"rp:{{{TAGS[0].decode()}}}:stats:{process}"))
+    assert w == worker.registry.w
     assert stats["connections"] == 1
     assert stats["subscriptions"] == 1
     assert stats["channels"] == 1

@@ -11,6 +11,8 @@ NOW_MS = 1_700_000_000_000
 class Recorder:
     """Records what a TraceWriter would write."""
 
+    run = "0123456789ab"
+
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.calls: list[Triggered] = []
@@ -33,13 +35,15 @@ def made() -> tuple[Tracing, Recorder, Audience, Sink]:
     return Tracing(recorder, lambda: "r.1.0", 8, clock=lambda: NOW_MS / 1000), recorder, audience, sink
 
 
-def test_an_event_has_a_span_when_received_and_when_sent():
+def test_an_event_has_a_span_that_says_when_it_was_received_and_when_sent():
     tracing, recorder, audience, _ = made()
+    waiting, times = [], iter((NOW_MS / 1000, NOW_MS / 1000 + 0.25))
+    tracing = Tracing(recorder, lambda: "r.1.0", 8, when_sent=waiting.append, clock=lambda: next(times))
     tracing.posted(TRACE.encode(), "1", "room", audience, 7)
-    assert recorder.spans == [
-        Span(TRACE, "1", NOW_MS, "received", {"worker": "r.1.0"}, NOW_MS * 1000),
-        Span(TRACE, "1", NOW_MS, "written", {"worker": "r.1.0", "channel": "room", "sockets": 7}, NOW_MS * 1000),
-    ]
+    assert recorder.spans == []
+    waiting[0]()
+    detail = {"worker": "r.1.0", "channel": "room", "sockets": 7, "waited_us": 250_000}
+    assert recorder.spans == [Span(TRACE, "1", NOW_MS + 250, "written", detail, NOW_MS * 1000 + 250_000)]
 
 
 def test_a_dropped_connection_lost_the_events_of_its_own_channels():
@@ -68,7 +72,7 @@ def test_a_client_event_has_its_row_and_its_first_span():
     tracing, recorder, _, _ = made()
     tracing.triggered(TRACE, "1", "client-x", "private-room", 12, "3.4", True)
     assert recorder.calls == [Triggered(TRACE, "1", NOW_MS, "client-x", "private-room", 12, "3.4", NOW_MS * 1000)]
-    assert [span.stage for span in recorder.spans] == ["accepted"]
+    assert [(span.stage, span.trace_id) for span in recorder.spans] == [("accepted", Recorder.run + TRACE)]
 
 
 def test_client_events_beyond_the_rate_have_a_row_but_no_spans():

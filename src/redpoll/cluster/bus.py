@@ -172,11 +172,11 @@ class Bus:
         *,
         skip: str | None = None,
         trace: str | None = None,
-        sampled: bool = True,
+        row_trace_id: str | None = None,
         user: str | None = None,
         done: Done,
     ) -> None:
-        """A client's event. `trace` goes into its webhook row and, if it is `sampled`, to the workers.
+        """A client's event. `trace` goes to the workers, if it is traced, and `row_trace_id` into its webhook row.
 
         It is never cached; it is stored only if the channel's history rule says so, and gets a webhook row if an
         endpoint wants it. `done` gets the number of receiving workers, a ReplyError or a LinkDown. While Redis is
@@ -188,13 +188,12 @@ class Bus:
         if app.console_until:
             self._copy_to_console(app, channel, event, data, skip, user)
         hooked = Hook.CLIENT_EVENTS in app.hooks
-        spans = trace if sampled else None
         if rule is None and not hooked:
-            self._plain(app, channel, event, data, skip, spans, user, done)
+            self._plain(app, channel, event, data, skip, trace, user, done)
             return
         flags = (Flag.HISTORY if rule else "") + (Flag.ROW if hooked else "")
-        tail = event_tail(event, data, skip=skip, trace=spans, user=user)
-        row = RowTerms(user or "", trace or "", _row_detail(event, data, skip)) if hooked else None
+        tail = event_tail(event, data, skip=skip, trace=trace, user=user)
+        row = RowTerms(user or "", row_trace_id or "", _row_detail(event, data, skip)) if hooked else None
         self._run_script(app, channel, flags, tail, rule, "", 0, row, done)
 
     def post(

@@ -185,12 +185,12 @@ TABLE: Final = (
     ),
     Key("{T0}:stats:RUN.K", "string", "W and counters of a worker as JSON", "15 s", "worker", "expiry"),
     Key(
-        "{T0}:trace",
+        "{T}:trace:RUN",
         "stream",
-        "spans of traced events, in batches",
-        "until control has stored them; about 4,000 of 16 KiB",
-        "worker",
-        "control, MAXLEN",
+        "spans of events that came in at this node, in batches",
+        "until control has stored them; about 4,000 entries; 60 s after control's last sign",
+        "worker, control",
+        "control, MAXLEN, expiry",
     ),
     Key("{T0}:debug:A", "stream", "lines of `redpoll debug`", "while it runs and 60 s", "control, worker", "expiry"),
     Key("{T0}:ans:ID", "list", "answers to a survey", "10 s", "worker, control", "expiry"),
@@ -239,7 +239,6 @@ class Keys:
         self.records = zero + b"records"
         self.revoked = zero + b"revoked"
         self.controls = zero + b"controls"
-        self.traces = zero + b"trace"
 
     def head(self, at: int) -> bytes:
         """The prefix of all keys of a shard."""
@@ -314,6 +313,9 @@ class Keys:
 
     def canary(self, at: int, run: str, k: int) -> bytes:
         return b"%bcanary:%b.%d" % (self.heads[at], run.encode(), k)
+
+    def traces(self, run: str) -> bytes:
+        return b"%btrace:%b" % (self.heads[shard("", run)], run.encode())
 
     def stats(self, process: str) -> bytes:
         """`process` as in `here_of`."""

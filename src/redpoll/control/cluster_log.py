@@ -103,7 +103,7 @@ class ClusterLog:
         call = next((call for call, _ in found if call is not None), None)
         if call is None:
             return None
-        # Each node has the workers' spans.
+        # The node of the call has the workers' spans, the leader those of webhooks.
         spans = {msgspec.json.encode(span): span for _, spans in found for span in spans}
         return FoundTrace(call, sorted(spans.values(), key=lambda span: span.time_us), others.missing)
 

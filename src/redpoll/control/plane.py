@@ -142,13 +142,12 @@ class ControlPlane:
         self.health = Health(lambda: self.janitor.redis_answers(), lambda request: self.dashboard.enter(request))
         self.tracer = None
         self.otlp = open_sender(settings)
-        self.spans = Spans(self.otlp.put, start.run, settings.trace_calls_per_second) if self.otlp else None
+        self.spans = Spans(self.otlp.put, settings.trace_calls_per_second) if self.otlp else None
         if event_log is not None:
             self.tracer = Tracer(
                 event_log,
-                TraceReader(self.link, self._keys),
+                TraceReader(self.link, self._keys, start.run),
                 settings.trace_calls_per_second,
-                trims=lambda: self._workers_elsewhere == 0,
                 spans=self.spans,
             )
         self.metrics = Metrics(
@@ -380,6 +379,8 @@ class ControlPlane:
     def _link_up(self) -> None:
         self.publisher.link_up()
         self.daily.link_up()
+        if self.tracer is not None:
+            self.tracer.link_up()
         self.janitor.link_up()
         self.fitness.report()
         self.node_survey.link_up()

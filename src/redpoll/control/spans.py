@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from redpoll.cluster.traces import Entry, Span, Triggered
 from redpoll.control.request import Request
 
-__all__ = ["Attempted", "Kind", "SpanData", "Spans", "trace_id_of"]
+__all__ = ["TRACE_ID_CHARS", "Attempted", "Kind", "SpanData", "Spans", "trace_id_of"]
 
 TRACE_ID_CHARS: Final = 32
 _SPAN_ID_CHARS: Final = 16
@@ -85,18 +85,17 @@ class Attempted(NamedTuple):
 
 
 def trace_id_of(trace: str) -> str:
-    """The trace id in the text that events carry: the id alone, or followed by the id of a span."""
+    """The trace id in a traced call's text: the id alone, or followed by the id of a span."""
     return trace[:TRACE_ID_CHARS]
 
 
 class Spans:
-    """`send` takes each finished span and doesn't wait. `run` identifies this node's workers: each node sends the spans
-    of its own. At most `per_flush` calls that follow a caller's trace, and as many webhook attempts, are recorded
-    between two calls of `flush`."""
+    """`send` takes each finished span and doesn't wait. Each node sends the spans of the calls that came in at it, also
+    those of other nodes' workers, and of its own clients' events. At most `per_flush` calls that follow a caller's
+    trace, and as many webhook attempts, are recorded between two calls of `flush`."""
 
-    def __init__(self, send: Callable[[SpanData], None], run: str, per_flush: int) -> None:
+    def __init__(self, send: Callable[[SpanData], None], per_flush: int) -> None:
         self._send = send
-        self._worker_prefix = f"{run}."
         self._per_flush = per_flush
         self._followed_left = self._attempts_left = per_flush
         self._received_us: OrderedDict[tuple[str, str], int] = OrderedDict()
@@ -113,7 +112,7 @@ class Spans:
         return True
 
     def begin(self, request: Request, now_us: int) -> str:
-        """The text that the call's events carry."""
+        """The trace id of the call, followed by the id of the span that its events belong to."""
         parent = request.parent
         if parent is not None and not parent.is_recorded:
             return request.trace_id + _UNRECORDED
@@ -187,15 +186,14 @@ class Spans:
     # -- workers
 
     def read(self, entries: Sequence[Entry]) -> None:
-        """Takes the stages that workers reported. The entries are those of all nodes."""
+        """Takes the stages that workers reported."""
         for entry in entries:
             for triggered in entry.batch.triggered:
                 if triggered.sampled:
                     _remember(self._triggered, triggered.trace_id, triggered)
         for entry in entries:
             for span in entry.batch.spans:
-                if str(span.detail.get("worker")).startswith(self._worker_prefix):
-                    self._take(span)
+                self._take(span)
 
     def _take(self, span: Span) -> None:
         trace_id, worker = trace_id_of(span.trace_id), span.detail["worker"]

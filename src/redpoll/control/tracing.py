@@ -8,21 +8,25 @@ which calls are traced. Only those carry their trace id to the workers (control/
 from __future__ import annotations
 
 import asyncio
+import random
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import Any, Final
 
 import hiredis
 import msgspec
 import structlog
+from msgspec import structs
 from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.link import LinkDown
-from redpoll.cluster.traces import Entry, TraceReader
+from redpoll.cluster.traces import Batch, Entry, TraceReader
 from redpoll.control.latency import PublishLatency
 from redpoll.control.request import Request
-from redpoll.control.spans import Spans, trace_id_of
+from redpoll.control.spans import TRACE_ID_CHARS, Spans, trace_id_of
 from redpoll.protocol.messages import Event
 from redpoll.store.eventlog import CallBatch, CallRow, EventLog, SpanRow
 from redpoll.store.sqlite import reason_of
@@ -33,8 +37,11 @@ log = structlog.get_logger(__name__)
 
 FLUSH_EVERY_S: Final = 1.0
 PRUNE_EVERY_S: Final = 10.0
+RENEW_EVERY_S: Final = 10.0
 # Rows that may wait while the disk doesn't keep up: five seconds at full rate.
 _MAX_WAITING: Final = 100_000
+# Traced calls whose number is known: two minutes at full rate, and longer than a worker's spans take.
+_MAX_CARRIED: Final = 12_000
 # Entries of the workers' stream that one flush stores. Those of 25 busy workers are twice as few.
 _MAX_ENTRIES: Final = 256
 # Limits on what is logged of a refused call. Accepted calls are within the limits of their app.
@@ -45,8 +52,8 @@ _MAX_CHARS: Final = 200
 class Tracer:
     """`spans_per_s`: at most this many calls per second are traced; the others have a row but no spans.
 
-    `trims()`: no other node reads the stream; otherwise only its bound removes entries. `spans`: None unless
-    OpenTelemetry is on. `clock()` returns Unix seconds, `timer()` those of the clock of `Request.began`.
+    `spans`: None unless OpenTelemetry is on. `clock()` returns Unix seconds, `timer()` those of the clock of
+    `Request.began`.
     `unlogged` counts calls whose row was lost, `sampled_out` calls without spans.
     `latency` has the times of the traced ones.
     `spans_left`: how many more calls are traced until the next flush.
@@ -58,7 +65,6 @@ class Tracer:
         reader: TraceReader,
         spans_per_s: int,
         *,
-        trims: Callable[[], bool] = lambda: True,
         spans: Spans | None = None,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
@@ -68,7 +74,6 @@ class Tracer:
         self.latency = PublishLatency()
         self._log = event_log
         self._reader = reader
-        self._trims = trims
         self._otel = spans
         self._per_flush = max(1, round(spans_per_s * FLUSH_EVERY_S)) if spans_per_s else 0
         self.spans_left = self._per_flush
@@ -76,7 +81,11 @@ class Tracer:
         self._timer = timer
         self._ended = CallBatch()
         self._spans: list[SpanRow] = []
+        # The traced calls of the last minutes, by the number that their events carry.
+        self._carried: OrderedDict[str, str] = OrderedDict()
+        self._numbers = count(random.getrandbits(16))
         self._position = ""
+        self._renew_at_s = 0.0
         self._prune_at_s = 0.0
         self._running: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
@@ -84,6 +93,11 @@ class Tracer:
 
     def start(self) -> None:
         self._running = asyncio.get_running_loop().create_task(self._run(), name="event log")
+
+    def link_up(self) -> None:
+        """Redis is connected: from now on the workers of all nodes may send spans of this node's calls."""
+        self._renew_at_s = self._clock() + RENEW_EVERY_S
+        self._reader.renew()
 
     async def finish(self) -> None:
         """Writes the remaining rows. It doesn't close the log."""
@@ -94,7 +108,7 @@ class Tracer:
     # -- called by the middleware, the API and the webhooks
 
     def sample(self, request: Request) -> str | None:
-        """The text with which this call's events are published: the trace id, with OpenTelemetry the id of a span too.
+        """The text with which this call's events are published: this node's run, and a number that stands for the call.
         None if the call isn't traced.
 
         Call it once per call, just before it publishes.
@@ -110,7 +124,11 @@ class Tracer:
         now_us = int(self._clock() * 1_000_000)
         request.began_us = now_us - self._elapsed_us(request)
         self._span(request.trace_id, request.app.id, "authenticated", now_us)
-        return request.trace_id if otel is None else otel.begin(request, now_us)
+        number = f"{next(self._numbers):x}"
+        self._carried[number] = request.trace_id if otel is None else otel.begin(request, now_us)
+        if len(self._carried) > _MAX_CARRIED:
+            self._carried.popitem(last=False)
+        return self._reader.run + number
 
     def accepted(self, request: Request) -> None:
         """Redis confirmed the events of a traced call."""
@@ -202,7 +220,9 @@ class Tracer:
         self.spans_left = self._per_flush
         if self._otel is not None:
             self._otel.flush()
-        entries = await self._read()
+        if self._clock() >= self._renew_at_s:
+            self.link_up()
+        entries = self._named(await self._read())
         ended, self._ended = self._ended, CallBatch()
         spans, self._spans = self._spans, []
         try:
@@ -217,8 +237,7 @@ class Tracer:
                     self._otel.read(entries)
                 if position:
                     self._position = position
-                    if self._trims():
-                        self._reader.trim(position)
+                    self._reader.trim(position)
                 ended, spans = CallBatch(), []
             if self._clock() >= self._prune_at_s:
                 self._prune_at_s = self._clock() + PRUNE_EVERY_S
@@ -237,8 +256,7 @@ class Tracer:
                     latency.began(event.trace_id, event.time_us, "client")
         for entry in entries:
             for span in entry.batch.spans:
-                # A span of a worker of an earlier version has no time in µs.
-                if span.stage == "written" and span.time_us:
+                if span.stage == "written":
                     latency.written(trace_id_of(span.trace_id), span.time_us)
         latency.forget(int(self._clock() * 1_000_000))
 
@@ -255,7 +273,26 @@ class Tracer:
                         break
                     entries += part
         # What wasn't read stays in the stream.
+        if entries and not any(entry.batch.spans or entry.batch.triggered for entry in entries):
+            # Only those by which the stream was renewed: nothing to store.
+            self._position = entries[-1].id
+            self._reader.trim(self._position)
+            return []
         return entries
+
+    def _named(self, entries: Sequence[Entry]) -> list[Entry]:
+        """The entries with the trace ids that the numbers stand for. Spans of calls that are too long ago, or of an
+        earlier control process, are left out."""
+        named = []
+        for entry in entries:
+            spans = []
+            for span in entry.batch.spans:
+                # A client event carries its trace id itself.
+                text = span.trace_id if len(span.trace_id) == TRACE_ID_CHARS else self._carried.get(span.trace_id)
+                if text is not None:
+                    spans.append(structs.replace(span, trace_id=text))
+            named.append(Entry(entry.id, Batch(spans, entry.batch.triggered)))
+        return named
 
 
 def _triggered(entries: Sequence[Entry]) -> list[CallRow]:
@@ -286,7 +323,7 @@ def _worker_spans(entries: Sequence[Entry]) -> list[SpanRow]:
             span.time_ms,
             span.stage,
             span.detail,
-            span.time_us or span.time_ms * 1000,
+            span.time_us,
         )
         for entry in entries
         for span in entry.batch.spans

@@ -218,8 +218,8 @@ class Hub:
             publish.event,
             publish.data,
             skip=session.socket_id,
-            trace=trace,
-            sampled=sampled,
+            trace=self.tracing.carried(trace) if trace is not None and sampled else None,
+            row_trace_id=trace,
             user=publish.user_id,
             done=partial(self._published, connection, publish, trace, sampled),
         )

@@ -115,7 +115,7 @@ class Worker:
             debounce_s=settings.webhook_debounce_s,
         )
         self.tracing = Tracing(
-            TraceWriter(self.link, keys),
+            TraceWriter(self.link, keys, start.run),
             lambda: self.registry.w,
             settings.trace_calls_per_second,
             when_sent=self._when_sent,

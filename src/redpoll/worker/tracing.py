@@ -1,6 +1,6 @@
 """Spans for the event trace: what this worker did with traced events.
 
-An event is traced if its envelope has a trace id. The hub reports when one came, to how many connections it was sent,
+An event is traced if its envelope carries a trace. The hub reports when one came, to how many connections it was sent,
 and which connections were closed before they got it. The spans go to a TraceWriter.
 """
 
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from redpoll._fanout import Audience
-from redpoll.cluster.traces import Span, TraceWriter, Triggered
+from redpoll.cluster.traces import WAITED_US, Span, TraceWriter, Triggered
 
 __all__ = ["Tracing"]
 
@@ -47,8 +47,7 @@ class Tracing:
     def posted(self, trace: bytes, app_id: str, channel: str, audience: Audience, sockets: int) -> None:
         """An event came and was queued for this many connections."""
         trace_id = trace.decode()
-        self._span(trace_id, app_id, "received")
-        self._when_sent(partial(self._span, trace_id, app_id, "written", channel=channel, sockets=sockets))
+        self._when_sent(partial(self._written, trace_id, app_id, channel, sockets, self._now_us()))
         if len(self._recent) < _MAX_RECENT:
             self._recent.append((trace_id, app_id, channel, audience))
 
@@ -65,6 +64,10 @@ class Tracing:
         self._left -= 1
         return True
 
+    def carried(self, trace_id: str) -> str:
+        """What a client event with this trace id carries to the workers (cluster/traces.py)."""
+        return self._writer.run + trace_id
+
     def triggered(
         self, trace_id: str, app_id: str, event: str, channel: str, size: int, socket_id: str, sampled: bool
     ) -> None:
@@ -74,7 +77,7 @@ class Tracing:
             Triggered(trace_id, app_id, now_us // 1000, event, channel, size, socket_id, now_us, sampled)
         )
         if sampled:
-            self._span(trace_id, app_id, "accepted")
+            self._span(self.carried(trace_id), app_id, "accepted")
 
     def flush(self) -> None:
         """Write the spans. Called four times a second."""
@@ -86,6 +89,12 @@ class Tracing:
         now_us = self._now_us()
         detail = {"worker": self._worker(), **detail}
         self._writer.note(Span(trace_id, app_id, now_us // 1000, stage, detail, now_us))
+
+    def _written(self, trace_id: str, app_id: str, channel: str, sockets: int, received_us: int) -> None:
+        # One span for both stages: the reader makes two of it.
+        now_us = self._now_us()
+        detail = {"worker": self._worker(), "channel": channel, "sockets": sockets, WAITED_US: now_us - received_us}
+        self._writer.note(Span(trace_id, app_id, now_us // 1000, "written", detail, now_us))
 
     def _now_us(self) -> int:
         return int(self._clock() * 1_000_000)
