@@ -131,7 +131,7 @@ class Redpoll:
 
 
 class Transports(Redpoll):
-    """Our engine on uvloop's transports, as with TLS."""
+    """Our engine on uvloop's transports, without TLS. No server does that: TLS has its own sockets (_tls.pyx)."""
 
     def __init__(self) -> None:
         self.flusher = Flusher(lambda: None)

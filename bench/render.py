@@ -178,7 +178,7 @@ def engines(results: dict[str, Result]) -> str:
     suites = {"redpoll": results.get("autobahn"), "picows": results.get("autobahn-picows")}
     names = {
         "redpoll": "redpoll's engine",
-        "transports": "redpoll's engine on uvloop's transport, as with TLS",
+        "transports": "redpoll's engine on uvloop's transport, without TLS",
         "picows": "picows, its defaults",
         "picows-small": "picows, 2 kB read buffer on uvloop's transport",
         "uvloop": "uvloop's transport, no WebSocket",

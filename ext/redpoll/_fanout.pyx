@@ -583,8 +583,9 @@ cdef class Audience:
             noted = self.post_to(frame, skip_hi, skip_lo, 0, self.count)
             flusher.wake()
             return noted
-        if self.post_count == MAX_POSTS:
-            self.finish_posts()
+        while self.post_count == MAX_POSTS:
+            # Only the oldest: to note all of them at once would take as long as all of them.
+            self.post_next()
         if self.posts == NULL:
             self.posts = <Post*> PyMem_Malloc(MAX_POSTS * sizeof(Post))
             if self.posts == NULL:

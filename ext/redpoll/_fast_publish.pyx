@@ -42,6 +42,8 @@ cdef enum:
     TRACE_SIZE = 32
     # How many rows are collected for the event log at most.
     MAX_ROWS = 500
+    # An empty buffer keeps this much: the commands of a read of 256 KiB, but not of large events for many channels.
+    MAX_KEPT_BYTES = 1048576
 
 # -- text --------------------------------------------------------------------------------------------------------
 
@@ -87,6 +89,14 @@ cdef int reserve(Text* text, Py_ssize_t more) except -1:
     return 0
 
 
+cdef inline void give_back(Text* text) noexcept:
+    """Don't keep the memory of a burst for ever. The text is used up."""
+    if text.room > MAX_KEPT_BYTES:
+        free(text.at)
+        text.at = NULL
+        text.room = 0
+
+
 cdef inline void add(Text* text, const char* source, Py_ssize_t size) noexcept:
     # After `reserve`. Of nothing, either may be NULL, which memcpy doesn't allow.
     if size:
@@ -110,6 +120,7 @@ cdef inline bytes taken(Text* text):
     """The text as bytes; it is empty afterwards."""
     cdef bytes made = PyBytes_FromStringAndSize(text.at, text.size)
     text.size = 0
+    give_back(text)
     return made
 
 

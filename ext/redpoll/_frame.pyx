@@ -11,6 +11,7 @@ __all__ = [
     "close",
     "envelope",
     "event_frame",
+    "frame_and_trace",
     "frame_of",
     "offsets",
     "pack_event",
@@ -527,6 +528,20 @@ def frame_of(bytes payload not None, bytes channel not None, bint with_offset=Fa
         ),
         found.skip_hi,
         found.skip_lo,
+    )
+
+
+def frame_and_trace(bytes payload not None, bytes channel not None) -> tuple:
+    """`(frame, skip_hi, skip_lo, trace)`: as `frame_of`, and the trace as `trace_of`, in one look at the envelope."""
+    cdef Envelope found
+    read_envelope(payload, &found)
+    return (
+        encode_event(found.event, span_of(channel), found.data, found.user, found.user.at != NULL, 0),
+        found.skip_hi,
+        found.skip_lo,
+        None
+        if found.trace.at == NULL
+        else PyBytes_FromStringAndSize(<const char*> found.trace.at, found.trace.size),
     )
 
 

@@ -286,6 +286,22 @@ def test_so_many_posts_wait_and_no_more(sinks, flusher):
     assert all(transport.written == b"".join(b"%d," % number for number in range(200)) for _, transport in pairs)
 
 
+def test_a_post_too_many_finishes_the_oldest_and_no_other(sinks, flusher):
+    flusher.post_at_once = flusher.post_part = 2
+    audience = Audience(flusher)
+    pairs = sinks(5)
+    for sink, _ in pairs:
+        audience.add(sink)
+    for number in range(64):
+        audience.post(b"%02d" % number)
+    before = flusher.frames_posted
+    audience.post(b"64")
+    assert flusher.frames_posted - before == 5
+    while flusher.flush():
+        pass
+    assert all(transport.written == b"".join(b"%02d" % number for number in range(65)) for _, transport in pairs)
+
+
 def test_the_same_frame_posted_twice_comes_twice(sinks, flusher):
     audience = Audience(flusher)
     (first, first_transport), (second, second_transport) = sinks(2)

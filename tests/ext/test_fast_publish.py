@@ -5,7 +5,9 @@ tests/control/test_fast_publish.py compares it with the other way."""
 import hashlib
 import hmac
 import json
+import resource
 import types
+from pathlib import Path
 
 import hiredis
 import pytest
@@ -16,7 +18,7 @@ from redpoll._fast_publish import FastApp, FastPublish
 from redpoll._http import IncomingRequest, read_answers
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import LinkDown
-from redpoll.http_messages import CLOSES, FIELDS, LAST, pack_request
+from redpoll.http_messages import AUTHENTICATED, CLOSES, FIELDS, LAST, pack_request
 
 KEY, SECRET = "key", b"secret"
 NOW_S = 1_700_000_000
@@ -108,7 +110,7 @@ def test_a_publish_becomes_a_command_and_its_reply_an_answer_and_a_row():
     published(1)
     assert published.left == 0
     ((number, flags, response),) = control.answers()
-    assert (number, flags) == (7, 0)
+    assert (number, flags) == (7, AUTHENTICATED)
     assert response.startswith(
         b"HTTP/1.1 200 OK\r\nDate: now\r\nContent-Type: application/json\r\nX-Service-Trace-Id: "
     )
@@ -135,7 +137,7 @@ def test_an_answer_after_which_the_connection_closes_says_so():
     control.take(message(1, body(), flags=CLOSES))
     control.published[0][1](1)
     ((_, flags, response),) = control.answers()
-    assert flags == LAST
+    assert flags == LAST | AUTHENTICATED
     assert b"\r\nConnection: close\r\nContent-Length: 2\r\n" in response
 
 
@@ -288,6 +290,20 @@ def test_bytes_that_are_no_message_are_an_error_and_leave_nothing_behind():
     control.take(message(2, body()))
     assert len(control.published) == 1
     assert control.published[0][0].count(b"PUBLISH") == 1
+
+
+def test_a_burst_of_large_events_leaves_no_memory_behind():
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    control = Control()
+    large = body(b"x" * 10_000, channels=b"[%b]" % b",".join(b'"c%d"' % at for at in range(32)))
+    stream = b"".join(message(number, large) for number in range(150))
+    before = resident()
+    control.take(stream)
+    assert control.published[0][0].count(b"PUBLISH") == 150 * 32
+    control.published.clear()
+    assert resident() < before + 20_000_000
 
 
 def test_the_limit_adds_lines_or_sends_the_other_way():

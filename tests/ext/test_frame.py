@@ -73,6 +73,10 @@ def test_envelope_reads_what_a_publisher_writes(offset, prev, skip, trace, user,
     assert _frame.envelope(payload) == expected
     frame = _frame.event_frame(event, b"private-c", data, user or None)
     assert _frame.frame_of(payload, b"private-c") == (frame, *(skip or (0, 0)))
+    assert _frame.frame_and_trace(payload, b"private-c") == (
+        *_frame.frame_of(payload, b"private-c"),
+        trace.encode() if trace else None,
+    )
     assert _frame.offsets(payload) == (offset, prev)
     assert _frame.trace_of(payload) == (trace.encode() if trace else None)
 

@@ -138,10 +138,10 @@ def test_the_usual_requests_are_read_here():
         assert simple_request(request[:cut], []) is None
     assert simple_request(request + b"G", []) is None
     assert simple_request(b"GET /app/key HTTP/1.1\r\nhost:h\r\n\r\n", []) is None
-    many = b"GET / HTTP/1.1\r\nHost: h\r\n" + b"X-A: b\r\n" * 99
+    many = b"GET /a HTTP/1.1\r\nHost: h\r\n" + b"X-A: b\r\n" * 99
     assert simple_request(many + b"\r\n", []) is not None
     assert simple_request(many + b"X-A: b\r\n\r\n", []) is None
-    long = b"GET / HTTP/1.1\r\nHost: h\r\nX-A: " + b"a" * (16384 - 34) + b"\r\n\r\n"
+    long = b"GET /a HTTP/1.1\r\nHost: h\r\nX-A: " + b"a" * (16384 - 35) + b"\r\n\r\n"
     assert len(long) == 16384
     assert simple_request(long, []) is not None
     assert simple_request(long.replace(b"X-A: ", b"X-A: a"), []) is None

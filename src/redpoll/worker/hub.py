@@ -400,15 +400,15 @@ class Hub:
     def event(self, local_channel: LocalChannel, payload: bytes) -> None:
         audience = local_channel.audience
         if audience.readers is None:
-            frame, skip_hi, skip_lo = _frame.frame_of(payload, audience.name)
+            frame, skip_hi, skip_lo, trace = _frame.frame_and_trace(payload, audience.name)
             count = audience.post(frame, skip_hi, skip_lo)
         else:
             count = self.replayer.event(local_channel, payload)
+            trace = _frame.trace_of(payload)
         if self.debugging.any:
             self.debugging.event(local_channel, payload, count)
         sent = self.events_sent
         sent[local_channel.app_id] = sent.get(local_channel.app_id, 0) + count
-        trace = _frame.trace_of(payload)
         if trace is not None:
             self.tracing.posted(trace, local_channel.app_id, local_channel.channel, audience, count)
 

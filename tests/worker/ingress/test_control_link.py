@@ -1,6 +1,7 @@
 """Requests of a worker to control: one write per loop pass, and exactly one outcome per request."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -85,6 +86,56 @@ async def test_when_control_dies_sent_requests_are_unconfirmed_and_queued_ones_u
     control.kill()
     await wait_until(lambda: again.ends)
     assert again.ends == [("unanswered", True)]
+
+
+class Faulty(Requester):
+    def answered(self, flags, response):
+        raise ZeroDivisionError
+
+    def unanswered(self, sent):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_an_error_of_one_requester_keeps_no_outcome_from_the_others(link, control, wait_until, dies):
+    errors = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context["exception"]))
+    control.answer = lambda request: None
+    assert link.is_open()
+    link.send(Faulty(), 0, b"POST", b"192.0.2.1", b"/a", b"", b"")
+    others = [send(link), send(link)]
+    await wait_until(lambda: len(control.requests) == 3)
+    if dies:
+        control.kill()
+    else:
+        # In one write, so that they are read together.
+        control.writers[0].write(b"".join(pack_answer(request.number, 0, b"x") for request in control.requests))
+    await wait_until(lambda: errors and all(other.ends for other in others))
+    assert [type(error) for error in errors] == [ZeroDivisionError]
+    assert {other.ends[0][0] for other in others} == {"unanswered" if dies else "answered"}
+
+
+async def test_thousands_without_an_answer_are_told_in_turns(link, control, wait_until):
+    control.answer = lambda request: None
+    assert link.is_open()
+    told = []
+
+    class Slow(Requester):
+        def unanswered(self, sent):
+            # As long as a slice.
+            until = time.monotonic() + 0.003
+            while time.monotonic() < until:
+                pass
+            told.append(self)
+
+    requesters = [Slow() for _ in range(10)]
+    numbers = [link.send(requester, 0, b"POST", b"192.0.2.1", b"/a", b"", b"") for requester in requesters]
+    await wait_until(lambda: len(control.requests) == 10)
+    link._drop("broken")
+    assert told == requesters[:1]
+    link.forget(numbers[9])
+    await wait_until(lambda: len(told) == 9)
+    assert told == requesters[:9]
 
 
 async def test_an_answer_to_a_forgotten_request_is_dropped(link, control, wait_until):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from typing import Final, Protocol
 
 import structlog
@@ -25,6 +26,8 @@ _READ_BYTES: Final = 256 * 1024
 # that each client has an answer within 2 s.
 BEATS_A_SECOND: Final = 4
 _SILENT_BEATS: Final = 6
+# Requests that end without an answer are told so for this long at a time: there may be thousands.
+_ENDING_SLICE_S: Final = 0.002
 # With more than this unread by control, no further requests are sent.
 _MAX_UNSENT_BYTES: Final = 32 * 1024 * 1024
 
@@ -61,6 +64,8 @@ class ControlLink:
         self._unsent = bytearray()
         self._received = bytearray()
         self._leaving = False
+        # Requests that end without an answer, and whether control has seen them.
+        self._ending: dict[int, tuple[Requester, bool]] = {}
         # Time is counted in beats of this process, so that a stall of its own doesn't look like a silence of control.
         self._beat = 0
         self._heard_beat = 0
@@ -103,6 +108,7 @@ class ControlLink:
     def forget(self, number: int) -> None:
         """The requester is gone: drop the answer when it comes."""
         self.awaited.pop(number, None)
+        self._ending.pop(number, None)
 
     def beat(self) -> None:
         """Count time: control that has been silent for too long confirms nothing."""
@@ -113,8 +119,7 @@ class ControlLink:
         silent = [number for number, (_, sent) in self.awaited.items() if beat - sent >= _SILENT_BEATS]
         if silent:
             log.warning("control plane silent", requests=len(silent))
-        for number in silent:
-            self._fail(self.awaited.pop(number)[0], sent=True)
+        self._end({number: (self.awaited.pop(number)[0], True) for number in silent})
 
     def _update_ready(self) -> None:
         self.ready = (
@@ -209,7 +214,10 @@ class ControlLink:
         for number, flags, response in answers:
             request = awaited.pop(number, None)
             if request is not None:
-                request[0].answered(flags, response)
+                try:
+                    request[0].answered(flags, response)
+                except Exception as error:
+                    self._report(error)
             elif number == 0 and flags & LAST:
                 self._leave()
         if used < len(data):
@@ -237,9 +245,28 @@ class ControlLink:
         self._received.clear()
         awaited, self.awaited = self.awaited, {}
         log.warning("control plane lost", reason=reason, requests=len(awaited))
-        for number, (requester, _) in awaited.items():
-            self._fail(requester, sent=number not in unsent)
+        self._end({number: (requester, number not in unsent) for number, (requester, _) in awaited.items()})
 
-    def _fail(self, requester: Requester, sent: bool) -> None:
-        self.unconfirmed_total += sent
-        requester.unanswered(sent)
+    def _end(self, requests: dict[int, tuple[Requester, bool]]) -> None:
+        """Tell requesters that there will be no answer, in the order in which they sent."""
+        waiting = bool(self._ending)
+        self._ending |= requests
+        if not waiting:
+            self._end_some()
+
+    def _end_some(self) -> None:
+        until = time.monotonic() + _ENDING_SLICE_S
+        while self._ending:
+            requester, sent = self._ending.pop(next(iter(self._ending)))
+            self.unconfirmed_total += sent
+            try:
+                requester.unanswered(sent)
+            except Exception as error:
+                self._report(error)
+            if self._ending and time.monotonic() > until:
+                self._loop.call_soon(self._end_some)
+                return
+
+    def _report(self, error: Exception) -> None:
+        """An error of one requester must not keep the outcome from the others."""
+        self._loop.call_exception_handler({"message": "a request's outcome was not taken", "exception": error})
