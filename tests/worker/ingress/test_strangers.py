@@ -85,26 +85,26 @@ def aborted(peers):
 
 
 def test_those_that_nobody_would_miss_go_first():
-    strangers, peers = crowd(closing=["1"], newcomers=["2"], idle=["3"], callers=["4"])
+    strangers, peers = crowd(closing=["1"], newcomers=["2"], idle=["3"], callers=["4", "4"])
     for name in ("closing", "newcomers", "idle", "callers"):
-        assert aborted(peers[name]) == [False]
-        assert strangers.make_room()
-        assert aborted(peers[name]) == [True]
-    assert not strangers.make_room()
+        assert not peers[name][0].aborted
+        assert strangers.make_room("new")
+        assert peers[name][0].aborted
+    assert not strangers.make_room("new")
     assert len(strangers.leaving) == 4
 
 
 def test_an_answer_that_is_not_written_yet_is_not_cut():
     strangers, peers = crowd(closing=["1", "2"])
     peers["closing"][0].bytes_owed = 1
-    assert strangers.make_room()
+    assert strangers.make_room("new")
     assert aborted(peers["closing"]) == [False, True]
 
 
 def test_a_flood_ends_its_own_connections_and_not_older_ones_of_others():
     strangers, peers = crowd(newcomers=["good", "flood", "good too", *["flood"] * 40])
     for _ in range(6):
-        assert strangers.make_room()
+        assert strangers.make_room("new")
     assert not peers["newcomers"][0].aborted
     assert not peers["newcomers"][2].aborted
     assert len(strangers.leaving) >= 20
@@ -112,12 +112,26 @@ def test_a_flood_ends_its_own_connections_and_not_older_ones_of_others():
 
 def test_of_different_addresses_the_oldest_goes():
     strangers, peers = crowd(newcomers=["a", "b", "c"])
-    assert strangers.make_room()
+    assert strangers.make_room("new")
     assert aborted(peers["newcomers"]) == [True, False, False]
 
 
-def test_a_busy_caller_gives_way_to_other_addresses_only():
-    strangers, peers = crowd(callers=["a", "a"])
-    assert not strangers.make_room_for("a")
-    assert strangers.make_room_for("b")
-    assert aborted(peers["callers"]) == [True, False]
+def test_addresses_from_which_somebody_authenticated_make_room_for_each_other_only():
+    strangers, peers = crowd(newcomers=["back end", "back end", "stranger"])
+    strangers.authenticated(Peer("back end"))
+    assert strangers.make_room("stranger")
+    assert aborted(peers["newcomers"]) == [False, False, True]
+    assert not strangers.make_room("stranger")
+    assert strangers.make_room("back end")
+    assert aborted(peers["newcomers"]) == [True, False, True]
+    for n in range(5000):
+        strangers.authenticated(Peer(str(n)))
+    assert len(strangers._known) == 1024
+
+
+def test_a_busy_caller_gives_way_only_if_its_address_has_several_and_to_another_address():
+    strangers, peers = crowd(callers=["alone", "a", "a"])
+    assert not strangers.make_room("a")
+    assert strangers.make_room("b")
+    assert aborted(peers["callers"]) == [False, True, False]
+    assert not strangers.make_room("b")

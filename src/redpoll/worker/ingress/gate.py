@@ -104,9 +104,8 @@ class Gate:
         self._random = b""
         self._random_at = 0
         self.draining = False
-        # Connections in PROXY or TLS setup, and what ends the oldest of them (listeners.py).
+        # Connections in PROXY or TLS setup (listeners.py).
         self.entering = 0
-        self.give_up_handshake: Callable[[], bool] = _none
         self.connections = 0
         self.connections_total = 0
         self.upgrades_refused_total = 0
@@ -139,7 +138,7 @@ class Gate:
     def connected(self, connection: Connection) -> None:
         self.connections += 1
         self.connections_total += 1
-        if self.is_crowded() and not self.make_room():
+        if self.is_crowded() and not self.make_room(connection.address):
             connection.abort()
         else:
             self.strangers.newcomers[connection] = None
@@ -149,10 +148,10 @@ class Gate:
         """Whether there are more connections than descriptors for them, those in PROXY or TLS setup included."""
         return self._held() + self.entering > self._max_connections + _HEADROOM
 
-    def make_room(self) -> bool:
-        """Close a connection for a descriptor: the oldest handshake, another one of strangers, else one that has long
-        been idle. False: there is none."""
-        return self.give_up_handshake() or self.strangers.make_room() or self.http.close_idle()
+    def make_room(self, address: str) -> bool:
+        """Close a connection for a new one of this address: of strangers, else one that has long been idle. False:
+        there is none."""
+        return self.strangers.make_room(address) or self.http.close_idle()
 
     def _held(self) -> int:
         """Descriptors of connections."""
@@ -241,7 +240,7 @@ class Gate:
             extra = "Sec-WebSocket-Version: 13\r\n" if status == 426 else ""
             self._answer(connection, status, "bad_request", text, extra)
             return
-        full = self._held() > self._max_connections and not self.strangers.make_room()
+        full = self._held() > self._max_connections and not self.strangers.make_room(connection.address)
         if self.draining or not self._ready() or full:
             # 503 and no close code from 4200 to 4299: with those, pusher-js would reconnect at once
             # (protocol/README.md "Close codes").
@@ -376,10 +375,6 @@ class Gate:
     def _answer(self, connection: Connection, status: int, code: str, text: str, extra_headers: str = "") -> None:
         """Send a last HTTP response and close the connection."""
         connection.answer(error_response(status, code, text, extra_headers))
-
-
-def _none() -> bool:
-    return False
 
 
 def _read(request: _engine.Head) -> _Upgrade:

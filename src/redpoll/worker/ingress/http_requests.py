@@ -96,7 +96,7 @@ class HttpRequests:
     def begin(self, connection: Connection, peer: str, secure: bool, data: bytes) -> None:
         """Serve a connection that speaks HTTP. `data` is what came first."""
         full = len(self.connections) >= self._max_connections
-        if full and not self.strangers.make_room_for(peer) and not self.close_idle():
+        if full and not self.strangers.make_http_room(peer) and not self.close_idle():
             self.limit_reached("connections")
             text = "this server has as many HTTP connections as it takes; send the request again"
             connection.end_http(error_response(503, "unavailable", text, "Retry-After: 1\r\n"))

@@ -11,6 +11,7 @@ import asyncio
 import os
 import socket
 import time
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,6 @@ class Listeners:
         self._tidied = (0, 0)
         self._accepted_by_tls = 0
         self._tidying: asyncio.TimerHandle | None = None
-        gate.give_up_handshake = self._give_up_oldest
 
     @property
     def entering(self) -> int:
@@ -157,7 +157,7 @@ class Listeners:
                 self._loop.call_later(_REST_S, self._accept_from, listening, certificate)
                 return
             self._gate.entering = self.entering + 1
-            if self._gate.is_crowded() and not self._gate.make_room():
+            if self._gate.is_crowded() and not self._gate.make_room(plain_address(address[0])):
                 sock.close()
                 self._count()
                 continue
@@ -180,19 +180,28 @@ class Listeners:
         if certificate is None:
             self._poller.adopt(sock.detach(), connection)
             return
-        if not self._gate.strangers.take(connection, connection.address):
+        strangers = self._gate.strangers
+        if not strangers.take(connection, connection.address):
             self._gate.http.limit_reached("address")
             sock.close()
             return
         tls = TlsSocket(self._poller, certificate.newest, connection, self._handshake_over)
         self._poller.adopt(sock.detach(), tls)
         self._handshakes[tls] = deadline, connection
+        strangers.newcomers[connection] = None
+        strangers.handshakes[connection] = partial(self._give_up, tls)
         if self._expiring is None:
             self._expiring = self._loop.call_at(deadline, self._expire)
 
     def _handshake_over(self, tls: TlsSocket, fault: str | None) -> None:
         if tls in self._handshakes:
-            self._forget(tls)
+            _, connection = self._handshakes.pop(tls)
+            self._count()
+            if fault is None:
+                # It keeps its place until its first head is complete.
+                del self._gate.strangers.handshakes[connection]
+            else:
+                self._gate.strangers.forget(connection)
         if fault is not None:
             # Scanners, clients that leave early, clients that don't trust the certificate: an operator can do nothing.
             self.handshakes_failed_total += 1
@@ -204,24 +213,16 @@ class Listeners:
         for tls, (deadline, _) in list(islice(self._handshakes.items(), _EXPIRED_AT_ONCE)):
             if deadline > now:
                 break
-            self._forget(tls)
-            tls.abort()
+            self._give_up(tls)
         nearest = next(iter(self._handshakes.values()), None)
         self._expiring = None if nearest is None else self._loop.call_at(nearest[0], self._expire)
 
-    def _give_up_oldest(self) -> bool:
-        """End the oldest handshake, for its descriptor. False: there is none."""
-        oldest = next(iter(self._handshakes), None)
-        if oldest is None:
-            return False
-        self._forget(oldest)
-        oldest.abort()
-        return True
-
-    def _forget(self, tls: TlsSocket) -> None:
+    def _give_up(self, tls: TlsSocket) -> None:
+        """End a handshake."""
         _, connection = self._handshakes.pop(tls)
-        self._gate.strangers.release(connection)
+        self._gate.strangers.forget(connection)
         self._count()
+        tls.abort()
 
     def _header_over(self, task: asyncio.Task[None]) -> None:
         self._entering.discard(task)

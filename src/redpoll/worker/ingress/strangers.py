@@ -7,12 +7,14 @@ A connection is a stranger's until it is a WebSocket or control has found a righ
   answered, an answer that isn't read. What it is doesn't matter, so no kind can be forgotten.
 - When the worker has no descriptor left, strangers' connections are closed to make room, those that nobody would miss
   first. Of the oldest, the address with the most loses half, so that a flood from one address ends its own connections
-  and not those of others.
+  and not those of others. Addresses from which somebody has authenticated
+  make room only for each other.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -27,6 +29,8 @@ __all__ = ["Strangers"]
 
 # How many of the oldest connections are compared when one has to go.
 _SAMPLE: Final = 16
+# How many addresses of callers who authenticated are remembered.
+_MAX_KNOWN: Final = 1024
 # An answer of this size is as good as read: a place costs more than it.
 _SMALL_BYTES: Final = 4096
 
@@ -34,9 +38,9 @@ _SMALL_BYTES: Final = 4096
 class Strangers:
     """The connections of strangers, and the places that addresses hold. `limit` 0: addresses have no limit.
 
-    `newcomers`: connections whose first head isn't complete. `callers`: HTTP connections; `idle` are those between two
-    requests. `closing`: connections that were answered and wait for the client to close. All are in order of time, the
-    oldest first. `closed_total` counts the connections that made room.
+    `newcomers`: connections whose first head isn't complete, TLS handshakes included. `callers`: HTTP connections;
+    `idle` are those between two requests. `closing`: connections that were answered and wait for the client to close.
+    All are in order of time, the oldest first. `closed_total` counts the connections that made room.
     """
 
     def __init__(self, limit: int, trusted: TrustedProxies) -> None:
@@ -46,6 +50,8 @@ class Strangers:
         self.callers: dict[Connection, None] = {}
         self.idle: dict[Connection, None] = {}
         self.closing: dict[Connection, None] = {}
+        # What ends connections that are still in their TLS handshake.
+        self.handshakes: dict[Connection, Callable[[], None]] = {}
         # Closed by `make_room`; their descriptors are counted until the loop reports their end.
         self.leaving: set[Connection] = set()
         self._trusted = trusted
@@ -54,6 +60,8 @@ class Strangers:
         self._places: dict[str, int] = {}
         # Of those, connections without a request, whose client hasn't read an answer.
         self._unread: dict[Connection, None] = {}
+        # Networks from which a caller authenticated, the latest last.
+        self._known: dict[str, None] = {}
         # Bounded: clients choose their addresses.
         self._look = lru_cache(maxsize=4096)(self._find)
 
@@ -105,9 +113,19 @@ class Strangers:
         for connection in [connection for connection in self._unread if not connection.bytes_owed]:
             self.release(connection)
 
+    def authenticated(self, connection: Connection) -> None:
+        """Its caller is no stranger any more. New connections from there make room only for each other."""
+        self.forget(connection)
+        network = network_of(connection.address)
+        self._known.pop(network, None)
+        self._known[network] = None
+        if len(self._known) > _MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+
     def forget(self, connection: Connection) -> None:
         """It is closed, or no stranger's any more. Idempotent."""
         self.newcomers.pop(connection, None)
+        self.handshakes.pop(connection, None)
         self.callers.pop(connection, None)
         self.idle.pop(connection, None)
         self.closing.pop(connection, None)
@@ -122,18 +140,18 @@ class Strangers:
 
     # -- room ----------------------------------------------------------------------------------------------
 
-    def make_room(self) -> bool:
-        """Close at least one connection of a stranger, for a descriptor. False: there is none."""
+    def make_room(self, address: str) -> bool:
+        """Close at least one connection of a stranger, for a new one of this address. False: there is none."""
         done = next((connection for connection in islice(self.closing, _SAMPLE) if not connection.bytes_owed), None)
         if done is not None:
             self._close(done)
             return True
-        return self._close_some(self.newcomers) or self.close_idle() or self._close_some(self.callers)
+        return self._close_some(self.newcomers, address) or self.make_http_room(address)
 
-    def make_room_for(self, address: str) -> bool:
-        """As `make_room` among HTTP connections, for one of this address. A busy one doesn't give way to another of
-        the same address."""
-        return self.close_idle() or self._close_some(self.callers, network_of(address))
+    def make_http_room(self, address: str) -> bool:
+        """As `make_room` among HTTP connections. A busy one gives way only if its address has several, and to another
+        address: what it waits for may be a publish."""
+        return self.close_idle() or self._close_some(self.callers, address, spares_single=True)
 
     def close_idle(self) -> bool:
         """Close the connection that has been idle for the longest time. False: none is idle."""
@@ -143,21 +161,29 @@ class Strangers:
         self._close(oldest)
         return True
 
-    def _close_some(self, queue: dict[Connection, None], spared: str | None = None) -> bool:
+    def _close_some(self, queue: dict[Connection, None], address: str, *, spares_single: bool = False) -> bool:
+        """Close connections of the address that has the most of the oldest, for a new one of `address`."""
         oldest = [(connection, network_of(connection.address)) for connection in islice(queue, _SAMPLE)]
-        if not oldest:
+        others = [pair for pair in oldest if pair[1] not in self._known]
+        if not others and network_of(address) in self._known:
+            others = oldest
+        if not others:
             return False
         # Of equals the first, which is the oldest.
-        network, count = Counter(network for _, network in oldest).most_common(1)[0]
-        if network == spared:
+        network, count = Counter(network for _, network in others).most_common(1)[0]
+        if spares_single and (count == 1 or network == network_of(address)):
             return False
-        for connection in [connection for connection, its in oldest if its == network][: (count + 1) // 2]:
+        for connection in [connection for connection, its in others if its == network][: (count + 1) // 2]:
             self._close(connection)
         return True
 
     def _close(self, connection: Connection) -> None:
+        self.closed_total += 1
+        give_up = self.handshakes.get(connection)
+        if give_up is not None:
+            give_up()
+            return
         # Now, not when the connection is gone, which is later: the next one of this loop pass needs another one.
         self.forget(connection)
         self.leaving.add(connection)
-        self.closed_total += 1
         connection.abort()
