@@ -303,8 +303,9 @@ _TABLE = (
     Setting(
         "max_occupied_channels",
         "count",
-        "Channels that have subscribers at a time, over all workers; subscribes to further ones are refused. Each "
-        "takes about 1 kB of Redis. 0: no limit.",
+        "Channels that have subscribers at a time, over all workers; subscribes to further ones are refused, to public "
+        "ones from half of it on. It is divided into 64 parts with room to spare: up to twice as many fit, of a limit "
+        "below 1,000 up to three times, and 64 always. Each takes about 1 kB of Redis. 0: no limit.",
         maximum=100_000_000,
     ),
 )

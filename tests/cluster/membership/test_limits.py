@@ -50,6 +50,24 @@ async def test_subscribes_to_further_channels_are_refused_at_the_apps_limit(a, b
     await truth.settled([a, b])
 
 
+async def test_public_channels_take_at_most_half_of_the_places(a, make_app, wait_until):
+    """32 anonymous sockets that computed the names of one shard kept everyone from a chosen private channel."""
+    # Four in each shard.
+    a.app = make_app(max_occupied_channels=128)
+    names = [f"{prefix}{n}" for prefix in ("", "private-") for n in range(1_000)]
+    public, private = (
+        [name for name in names if shard("7", name) == 5 and name.startswith("private-") == signed][:3]
+        for signed in (False, True)
+    )
+    assert [await outcome(a.join(name), wait_until) for name in public] == ["attached", "attached", "channels"]
+    assert [await outcome(a.join(name), wait_until) for name in private] == ["attached", "attached", "channels"]
+    # Those that others occupy count too.
+    a.leave_all()
+    await nothing_held(a, wait_until)
+    assert [await outcome(a.join(name), wait_until) for name in private] == ["attached", "attached", "attached"]
+    assert await outcome(a.join(public[0]), wait_until) == "channels"
+
+
 async def test_refused_channel_begins_no_history(a, link, keys, make_app, wait_until):
     one, two = of_one_shard(2)
     a.app = make_app(max_occupied_channels=1, history=(RULE,))

@@ -18,7 +18,7 @@ from redpoll.cluster.keys import cap_of_shard
 from redpoll.cluster.membership.hold_call import CHANNEL, PRESENCE, TOPIC, Flag, HoldCall, hook_flags
 from redpoll.cluster.membership.tally import Tally
 from redpoll.protocol.apps import App, HistoryRule
-from redpoll.protocol.channels import is_cache
+from redpoll.protocol.channels import is_cache, needs_auth
 from redpoll.protocol.presence import Roster
 
 __all__ = ["UNKNOWN", "Activity", "ChannelSettings", "HistoryPosition", "LocalChannel", "Subscription", "Ticket"]
@@ -68,7 +68,8 @@ class HistoryPosition:
 class ChannelSettings(NamedTuple):
     """What the app's record says about a channel. `cap`: most members. `caches`: joiners get the cached event. `hooks`:
     the flags of `hold` for webhook rows. `rule`: the history rule, None without history. `max_histories`: cap on the
-    app's channels with history in this shard. `max_occupied`: cap on its occupied channels there, 0 for none."""
+    app's channels with history in this shard. `max_occupied`: cap on its occupied channels there, 0 for none; for a
+    channel that needs no signature, half of it."""
 
     cap: int = 0
     caches: bool = False
@@ -84,9 +85,12 @@ NO_SETTINGS: Final = ChannelSettings()
 # Channels with the same settings share one object.
 @lru_cache(maxsize=1024)
 def _settings_of(
-    cap: int, caches: bool, hooks: str, rule: HistoryRule | None, histories: int, occupied: int
+    cap: int, caches: bool, hooks: str, rule: HistoryRule | None, histories: int, occupied: int, signed: bool
 ) -> ChannelSettings:
     max_occupied = cap_of_shard(occupied) if occupied else 0
+    if not signed:
+        # Anyone can occupy public channels, also many of the shard in which a certain private channel is.
+        max_occupied = -(-max_occupied // 2)
     return ChannelSettings(cap, caches, hooks, rule, cap_of_shard(histories), max_occupied)
 
 
@@ -253,7 +257,7 @@ class LocalChannel:
             self.history = None
         hooks = hook_flags(app.hooks, channel, kind)
         caps = app.max_history_channels, app.max_occupied_channels
-        self.settings = _settings_of(cap, is_cache(channel), hooks, rule, *caps)
+        self.settings = _settings_of(cap, is_cache(channel), hooks, rule, *caps, needs_auth(channel))
         self.needs_position = rule is not None and self.history is None
 
     @property
