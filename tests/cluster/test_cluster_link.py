@@ -237,3 +237,48 @@ def slot_of(key: bytes) -> int:
     from binascii import crc_hqx
 
     return crc_hqx(key[key.index(b"{") + 1 : key.index(b"}")], 0) % 16384
+
+
+async def test_calls_for_shards_of_other_masters_go_on_while_one_is_away(cluster, wait_until):
+    """One failing master of many stopped publishing for all apps."""
+    names = keys()
+    away = cluster.masters()[1]
+    by_shard = {shard(APP, channel): names.cached(APP, channel) for channel in channels(SHARDS)}
+    with Proxy(("127.0.0.1", away.port)) as proxy:
+        link = ClusterLink(cluster.url, keeps_shards=True)
+        url_of, read = link._map.url_of, link._map.read
+        link._map.url_of = lambda address: (
+            f"redis://127.0.0.1:{proxy.port}" if address[1] == away.port else url_of(address)
+        )
+        link.start()
+        await link.wait_up()
+        kept = {at for at in range(SHARDS) if link._masters[at][1] != away.port}
+        assert 0 < len(kept) < SHARDS
+        # New connections to this master get no answer.
+        proxy.stall()
+        proxy.cut()
+        await wait_until(lambda: not link.up)
+        assert link.kept_shards == kept
+        asked = [link.ask(b"SET", by_shard[at], b"x") for at in range(SHARDS)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert {at for at, answer in enumerate(answers) if answer == b"OK"} == kept
+        assert all(isinstance(answers[at], LinkDown) for at in set(range(SHARDS)) - kept)
+        proxy.resume()
+        await link.wait_up()
+        # Those whose connection didn't break; the others need subscriptions again.
+        assert link.kept_shards == kept
+
+        async def no_two_agree():
+            raise OSError("no two nodes agree")
+
+        # Cut off from all but one master, which goes on taking publishes: nothing is kept.
+        proxy.stall()
+        proxy.cut()
+        await wait_until(lambda: not link.up)
+        link._map.read = no_two_agree
+        await wait_until(lambda: not link.kept_shards)
+        link._map.read = read
+        proxy.resume()
+        await link.wait_up()
+        assert link.kept_shards == frozenset()
+        await link.close()

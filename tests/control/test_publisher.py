@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from redpoll.cluster.bus import Outgoing, Unavailable
+from redpoll.cluster.keys import SHARDS, shard
 from redpoll.cluster.link import LinkDown
 from redpoll.control.publisher import Publisher
 from redpoll.protocol.apps import App
@@ -22,11 +23,14 @@ class FakeBus:
     def __init__(self):
         self.sent = []
         self.waiting = []
+        self.answers = False
 
     def post(self, app, item, trace, *, once=None, index=0, done):
         self.sent.append((app.id, *item[:4], trace, once, index))
         self.done = done
         self.waiting.append(done)
+        if self.answers:
+            asyncio.get_running_loop().call_soon(done, 1)
 
     refusal = ""
 
@@ -191,3 +195,38 @@ async def test_every_disconnect_closes_the_gate(publisher, gate, wait_until):
     assert not it.open
     gate.subscribed.set()
     await wait_until(lambda: it.open)
+
+
+async def test_gate_stays_open_for_shards_whose_master_is_not_away(bus, gate, wait_until):
+    """In a Redis Cluster, one failing master of many closed the gate for all channels."""
+    kept = frozenset(range(SHARDS))
+    it = Publisher(bus, gate.wait, lambda: kept, confirm_s=0.02)
+    gate.subscribed.set()
+    await opened(it, wait_until)
+    gate.subscribed.clear()
+    kept = frozenset({shard(APP.id, "here")})
+    it.link_down()
+
+    async def publish(*channels):
+        await it.publish_all(APP, [event("e", channel) for channel in channels], "t")
+
+    bus.answers = True
+    await publish("here")
+    for channels in (["away"], ["here", "away"]):
+        with pytest.raises(Unavailable):
+            await publish(*channels)
+    # The link is up again, and workers aren't subscribed yet at the master that was away.
+    it.link_up()
+    await publish("here")
+    with pytest.raises(Unavailable):
+        await publish("away")
+    # That master breaks, too.
+    kept = frozenset()
+    it.link_down()
+    with pytest.raises(Unavailable):
+        await publish("here")
+    it.link_up()
+    gate.subscribed.set()
+    await wait_until(lambda: it.open)
+    await publish("away")
+    it.close()

@@ -6,7 +6,8 @@ is in their first key.
 
 The link is up while every master is connected. When one connection breaks, a slot moves or another node becomes a
 master, the link goes down as a whole, reads the map of slots again, and connects to the masters that it names.
-Connections that still work are kept, with their subscriptions, so that events of other shards go on arriving.
+Connections that still work are kept, with their subscriptions, so that events of other shards go on arriving. With
+`keeps_shards`, calls for their shards go on, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, Final
@@ -23,7 +24,7 @@ from typing import Any, Final
 import hiredis
 import structlog
 
-from redpoll.cluster.keys import TAGS
+from redpoll.cluster.keys import SHARDS, TAGS
 from redpoll.cluster.link import Clock, Done, Link, LinkDown
 from redpoll.cluster.redis_connection import Publishes, Refused
 from redpoll.cluster.scripts import Script
@@ -81,7 +82,8 @@ class _Parts:
 
 
 class ClusterLink(Link):
-    """As `Link`; `url` is `redis+cluster://…` or `rediss+cluster://…`."""
+    """As `Link`; `url` is `redis+cluster://…` or `rediss+cluster://…`. `keeps_shards`: while the link is down, calls
+    for `kept_shards` are carried out."""
 
     def __init__(
         self,
@@ -89,6 +91,7 @@ class ClusterLink(Link):
         *,
         clock: Clock = monotonic,
         first_delay_s: float = 0.05,
+        keeps_shards: bool = False,
     ) -> None:
         super().__init__(url, clock=clock, sharded=True, first_delay_s=first_delay_s, max_delay_s=_MAX_DELAY_S)
         self._map = SlotMap(RedisUrl.parse(url))
@@ -96,6 +99,8 @@ class ClusterLink(Link):
         self._masters: tuple[Address, ...] = ()
         self._of_shard: tuple[Link, ...] = ()
         self._up = False
+        self._keeps_shards = keeps_shards
+        self._kept: frozenset[int] = frozenset()
         # How often the link went down, so that what was begun before can tell.
         self._downs = 0
         # SUBSCRIBEs that aren't confirmed yet, and what waits for them.
@@ -107,6 +112,10 @@ class ClusterLink(Link):
     @property
     def up(self) -> bool:
         return self._up
+
+    @property
+    def kept_shards(self) -> frozenset[int]:
+        return self._kept
 
     @property
     def unanswered(self) -> int:
@@ -121,7 +130,7 @@ class ClusterLink(Link):
         return ""
 
     def refusal_of(self, name: bytes) -> str:
-        return self._of_shard[_shard_of(name)].refusal if self._up else ""
+        return self._of_shard[_shard_of(name)].refusal if self._up or self._kept else ""
 
     async def close(self) -> None:
         if self._task is not None:
@@ -158,10 +167,11 @@ class ClusterLink(Link):
         self._send(_shard_of(command[_KEY_AT.get(command[0], 1)] if len(command) > 1 else None), command, done)
 
     def call_packed(self, command: bytes, done: Done) -> None:
-        if self._up:
+        # The prefix of keys has no brace, so the first one begins the hash tag.
+        at = _shard_of(command)
+        if self._up or at in self._kept:
             self.commands += 1
-            # The prefix of keys has no brace, so the first one begins the hash tag.
-            self._of_shard[_shard_of(command)].call_packed(command, done)
+            self._of_shard[at].call_packed(command, done)
         else:
             asyncio.get_running_loop().call_soon(done, LinkDown(sent=False))
 
@@ -191,7 +201,7 @@ class ClusterLink(Link):
         return await asyncio.gather(*(self.ask(*command) for command in commands))
 
     def _send(self, at: int, command: tuple[Any, ...], done: Done) -> None:
-        if not self._up:
+        if not self._up and at not in self._kept:
             asyncio.get_running_loop().call_soon(done, LinkDown(sent=False))
             return
         waiting = self._parked.get(at)
@@ -308,13 +318,13 @@ class ClusterLink(Link):
             delay_s = min(2 * delay_s, _MAX_DELAY_S)
 
     async def _connect_all(self) -> None:
-        masters = await self._map.read()
+        masters = await self._read_map()
         for address in set(self._links) - set(masters):
             await self._close_link(address)
         for address in set(masters) - set(self._links):
             link = self._links[address] = Link(self._map.url_of(address), clock=self.clock, sharded=True)
             link.on_down = partial(self._link_down, address)
-            link.on_moved = partial(self._go_down, "a slot moved")
+            link.on_moved = partial(self._slot_moved, link)
             link.on_push = self._pushed
             link.on_handed_out = self._handed_out
             link.start()
@@ -323,7 +333,8 @@ class ClusterLink(Link):
                 await self._wait_up(link, masters)
         if not all(link.up for link in self._links.values()):
             raise OSError("a connection to a master broke at once")
-        self._of_shard = tuple(self._links[address] for address in masters)
+        before, self._of_shard = self._of_shard, tuple(self._links[address] for address in masters)
+        self._kept = frozenset(at for at in self._kept if self._of_shard[at] is before[at])
         self._masters = masters
         self.connects += 1
         self._up = True
@@ -335,6 +346,17 @@ class ClusterLink(Link):
         except Exception as error:
             self.report(error)
 
+    async def _read_map(self) -> tuple[Address, ...]:
+        """Reads the map while the link is down. Shards are kept only while two nodes agree that their master is the
+        same: one that was cut off with us would go on taking publishes (cluster-allow-pubsubshard-when-down)."""
+        try:
+            masters = await self._map.read()
+        except OSError:
+            self._kept = frozenset()
+            raise
+        self._kept = frozenset(at for at in self._kept if masters[at] == self._masters[at])
+        return masters
+
     async def _wait_up(self, link: Link, masters: Sequence[Address]) -> None:
         """Waits for the connection to one master. Raises OSError when it was replaced meanwhile."""
         while not link.up:
@@ -342,7 +364,7 @@ class ClusterLink(Link):
                 async with asyncio.timeout(_MAX_DELAY_S):
                     await link.wait_up()
             except TimeoutError:
-                if await self._map.read() != masters:
+                if await self._read_map() != masters:
                     raise OSError("the masters of the cluster changed") from None
 
     async def _watch(self) -> None:
@@ -353,22 +375,38 @@ class ClusterLink(Link):
                     await self._is_down.wait()
             except TimeoutError:
                 with contextlib.suppress(OSError):
-                    if await self._map.read() != self._masters:
-                        self._go_down("the masters of the cluster changed")
+                    masters = await self._map.read()
+                    changed = {at for at, master in enumerate(masters) if master != self._masters[at]}
+                    if changed:
+                        self._go_down("the masters of the cluster changed", changed)
 
     async def _close_link(self, address: Address) -> None:
         link = self._links.pop(address)
+        self._kept -= self._shards_of(link)
         link.release()
         await link.close()
         self.errors += link.errors
         self.handler_errors += link.handler_errors
 
-    def _link_down(self, address: Address, reason: str) -> None:
-        self._go_down(f"the connection to the master at {address[0]}:{address[1]} is lost: {reason}")
+    def _shards_of(self, link: Link) -> set[int]:
+        return {at for at, other in enumerate(self._of_shard) if other is link}
 
-    def _go_down(self, reason: str) -> None:
+    def _link_down(self, address: Address, reason: str) -> None:
+        shards = self._shards_of(self._links[address])
+        self._go_down(f"the connection to the master at {address[0]}:{address[1]} is lost: {reason}", shards)
+
+    def _slot_moved(self, link: Link) -> None:
+        # The map, which is read next, says which slot.
+        self._go_down("a slot moved", self._shards_of(link))
+
+    def _go_down(self, reason: str, shards: Collection[int] = range(SHARDS)) -> None:
+        """`shards` are those that can't be used any more."""
         if not self._up:
+            self._kept -= frozenset(shards)
             return
+        if self._keeps_shards:
+            working = {at for at, link in enumerate(self._of_shard) if link.up}
+            self._kept = frozenset(working - set(shards))
         log.warning("redis cluster left", reason=reason)
         self._up = False
         self._downs += 1
@@ -382,7 +420,8 @@ class ClusterLink(Link):
         except Exception as error:
             self.report(error)
         for link in self._links.values():
-            link.abandon()
+            if not self._shards_of(link) & self._kept:
+                link.abandon()
         for waiting in parked.values():
             for _, _, done in waiting:
                 done(LinkDown(sent=False))
@@ -397,7 +436,9 @@ class ClusterLink(Link):
         self.on_handed_out()
 
 
-def open_link(url: str, *, max_delay_s: float = 1.0) -> Link:
+def open_link(url: str, *, max_delay_s: float = 1.0, keeps_shards: bool = False) -> Link:
     """The link for any URL of Redis. It isn't started yet. `max_delay_s` is the longest pause between two attempts to
-    connect; with Sentinels or a Cluster it is 0.2 s at most."""
-    return ClusterLink(url) if RedisUrl.parse(url).cluster else Link(url, max_delay_s=max_delay_s)
+    connect; with Sentinels or a Cluster it is 0.2 s at most. `keeps_shards` as in ClusterLink."""
+    if RedisUrl.parse(url).cluster:
+        return ClusterLink(url, keeps_shards=keeps_shards)
+    return Link(url, max_delay_s=max_delay_s)

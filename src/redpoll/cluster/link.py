@@ -154,6 +154,12 @@ class Link:
         return self._connection is not None
 
     @property
+    def kept_shards(self) -> frozenset[int]:
+        """While the link is down and until it goes down again: the shards whose connection didn't break. Of a
+        ClusterLink that keeps them."""
+        return frozenset()
+
+    @property
     def reconnects(self) -> int:
         """Connections after the first one. For /metrics."""
         return max(0, self.connects - 1)

@@ -114,7 +114,7 @@ class ControlPlane:
         self._store = accounts.store
         self._records = records
         self._webhooks = webhooks
-        self.link = open_link(start.redis_url)
+        self.link = open_link(start.redis_url, keeps_shards=True)
         self._keys = Keys(settings.redis_prefix, sharded=self.link.sharded)
         self._run = start.run
         # How many living workers the other nodes have; None before the first heartbeat.
@@ -126,7 +126,7 @@ class ControlPlane:
         self.link.on_up, self.link.on_down = self._link_up, self._link_down
         self.bus = Bus(self.link, self._keys)
         self.publish_gate = PublishGate(self.bus, self.link, self._keys.nodes, start.run)
-        self.publisher = Publisher(self.bus, self.publish_gate.wait)
+        self.publisher = Publisher(self.bus, self.publish_gate.wait, lambda: self.link.kept_shards)
         self.daily = DailyLimit(Quota(self.link, self._keys), records, leads=lambda: self.leadership.term is not None)
         self.reaper = Reaper(
             self.link,

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from redpoll.cluster.bus import Bus, Outgoing, Unavailable
+from redpoll.cluster.keys import shard
 from redpoll.cluster.link import Done
 from redpoll.protocol.apps import App
 
@@ -80,7 +81,8 @@ def _settle(future: asyncio.Future[None], fault: Unavailable | None) -> None:
 
 class Publisher:
     """Publishes over `bus` while the gate is open. After each reconnect it opens when `subscribed()` returns
-    (PublishGate.wait).
+    (PublishGate.wait). In a Cluster it stays open for the shards whose master's connection didn't break, the link's
+    `kept_shards()`: there, no worker needs to subscribe again.
 
     `confirm_s` is the time limit for gate and confirmation together, less than the 2 s within which a caller gets an
     answer. Call `link_up` and `link_down` when the connection to Redis changes.
@@ -90,6 +92,7 @@ class Publisher:
         self,
         bus: Bus,
         subscribed: Callable[[], Awaitable[None]],
+        kept_shards: Callable[[], frozenset[int]] = frozenset,
         *,
         confirm_s: float = 1.8,
     ) -> None:
@@ -101,6 +104,9 @@ class Publisher:
         self.unconfirmed = 0
         self._bus = bus
         self._subscribed = subscribed
+        self._kept_shards = kept_shards
+        # While the gate is closed: the shards for which it isn't.
+        self._open_shards: frozenset[int] = frozenset()
         self._confirm_s = confirm_s
         self._loop = asyncio.get_running_loop()
         self._opened = asyncio.Event()
@@ -114,9 +120,12 @@ class Publisher:
         """Redis is connected (again). The gate opens when every worker is subscribed."""
         if self._opening is not None:
             self._opening.cancel()
+        self._open_shards &= self._kept_shards()
         self._opening = self._loop.create_task(self._open_when_subscribed(), name="publish gate")
 
     def link_down(self) -> None:
+        kept = self._kept_shards()
+        self._open_shards = kept if self.open else self._open_shards & kept
         self.open = False
         self._opened.clear()
         if self._opening is not None:
@@ -189,7 +198,7 @@ class Publisher:
         """As `publish`, but waits until publishes are taken and for the confirmation. Raises Unavailable."""
         if not items:
             return
-        if not self.open:
+        if not self.open and not self._is_open_for(app, items):
             try:
                 async with asyncio.timeout(self._confirm_s):
                     await self._opened.wait()
@@ -199,6 +208,9 @@ class Publisher:
         future: asyncio.Future[None] = self._loop.create_future()
         self.publish(app, items, trace, partial(_settle, future), once)
         await future
+
+    def _is_open_for(self, app: App, items: Sequence[Outgoing]) -> bool:
+        return bool(self._open_shards) and all(shard(app.id, item.channel) in self._open_shards for item in items)
 
     def _expire(self) -> None:
         self._timer = None
