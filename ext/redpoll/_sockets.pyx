@@ -38,6 +38,7 @@ cdef extern from "<sys/epoll.h>" nogil:
         EPOLLOUT
         EPOLLERR
         EPOLLHUP
+        EPOLLRDHUP
         EPOLL_CLOEXEC
         EPOLL_CTL_ADD
         EPOLL_CTL_DEL
@@ -125,7 +126,7 @@ cdef double monotonic_s() noexcept nogil:
 
 cdef uint32_t epoll_events(uint8_t watched) noexcept nogil:
     """What epoll is asked for, by the bits of Polled.watched."""
-    return (EPOLLIN if watched & WATCHED_IN else 0) | (EPOLLOUT if watched & WATCHED_OUT else 0)
+    return (EPOLLIN | EPOLLRDHUP if watched & WATCHED_IN else 0) | (EPOLLOUT if watched & WATCHED_OUT else 0)
 
 
 cdef void forget_events(EventSet* events) noexcept:
@@ -205,7 +206,7 @@ cdef class Poller:
 
     A storm of new clients must not delay those that are connected. So a turn first serves `quick`, the sockets of which
     the last read took everything, and then `bulk`: newcomers, and those that send more than one read takes. The owner of
-    a socket moves it between the two.
+    a socket moves it between the two; one that the other side has ended goes to `bulk`.
 
     The sets are level-triggered: what a turn doesn't read is reported again. One turn handles up to 256 events of each
     set and lasts about `slice_s`, or 1 ms more, which `bulk` always has. Events that are left over come first in the next
@@ -418,7 +419,11 @@ cdef class Poller:
             polled = <Polled> event.data.ptr
             Py_DECREF(polled)
             try:
-                self.handle(polled, event.events)
+                if events == &self.quick and event.events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR):
+                    # It leaves its channels: that takes longer than what most others want, who wait behind it.
+                    self.move(polled, True)
+                else:
+                    self.handle(polled, event.events)
             except Exception as fault:
                 self._report(fault, polled)
                 self.close_socket(polled)

@@ -266,6 +266,38 @@ async def test_one_client_of_a_crowd_waits_for_a_few_messages_of_each_other(poll
         poller._turn()
 
 
+async def test_clients_that_stay_come_before_those_that_leave(poller, recorder, head, flusher, reference):
+    """Each that leaves a worker leaves its channels, and thousands may go at once."""
+    clients = []
+    message = reference.client_frame(1, b"hello")
+    for _ in range(30):
+        ours, theirs = socket_pair()
+        ws = recorder(flusher)
+        poller.adopt(ours, ws)
+        theirs.sendall(head)
+        clients.append((ws, theirs))
+    while not all(ws.state == OPEN for ws, _ in clients):
+        poller._turn()
+    for _, theirs in clients:
+        theirs.sendall(message)
+    while poller.bulk_sockets:
+        poller._turn()
+    order = []
+    for ws, _ in clients:
+        ws.on["closed"] = lambda code, reason: order.append("left")
+        ws.on["text"] = order.append
+    for _, theirs in clients[:-1]:
+        theirs.close()
+    clients[-1][1].sendall(message)
+    poller.slice_s = 60.0
+    while order.count("left") < 29:
+        poller._turn()
+        poller._tell_lost()
+    assert order == [b"hello", *["left"] * 29]
+    clients[-1][0].abort()
+    clients[-1][1].close()
+
+
 async def test_http_is_read_in_slices_while_a_crowd_waits(poller, recorder, flusher):
     """2,400 small requests fit into one read of 64 KiB, and take milliseconds."""
     crowd = []
