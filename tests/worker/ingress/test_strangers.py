@@ -118,14 +118,14 @@ def test_of_different_addresses_the_oldest_goes():
 
 def test_addresses_from_which_somebody_authenticated_make_room_for_each_other_only():
     strangers, peers = crowd(newcomers=["back end", "back end", "stranger"])
-    strangers.authenticated(Peer("back end"))
+    strangers.authenticated(Peer(), "back end")
     assert strangers.make_room("stranger")
     assert aborted(peers["newcomers"]) == [False, False, True]
     assert not strangers.make_room("stranger")
     assert strangers.make_room("back end")
     assert aborted(peers["newcomers"]) == [True, False, True]
     for n in range(5000):
-        strangers.authenticated(Peer(str(n)))
+        strangers.authenticated(Peer(), str(n))
     assert len(strangers._known) == 1024
 
 

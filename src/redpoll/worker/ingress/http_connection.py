@@ -503,7 +503,7 @@ class HttpConnection:
         strangers = self._http.strangers
         if authenticated:
             self._idle = self._http.idle
-            strangers.authenticated(self.connection)
+            strangers.authenticated(self.connection, self._peer)
         else:
             self._idle = strangers.idle
             strangers.callers[self.connection] = None

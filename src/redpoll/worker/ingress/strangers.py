@@ -113,10 +113,11 @@ class Strangers:
         for connection in [connection for connection in self._unread if not connection.bytes_owed]:
             self.release(connection)
 
-    def authenticated(self, connection: Connection) -> None:
-        """Its caller is no stranger any more. New connections from there make room only for each other."""
+    def authenticated(self, connection: Connection, address: str) -> None:
+        """Its caller, at this address, is no stranger any more. New connections from there make room for each other
+        only."""
         self.forget(connection)
-        network = network_of(connection.address)
+        network = network_of(address)
         self._known.pop(network, None)
         self._known[network] = None
         if len(self._known) > _MAX_KNOWN:
