@@ -8,6 +8,7 @@ block.
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import subprocess
 import tempfile
@@ -17,9 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis as redis_py
 
 from ports import reserved_ports
+from redpoll import embedded
 
 STARTED_WITHIN_S = 60.0
 
@@ -43,9 +46,8 @@ class RedisNode:
         return redis_py.Redis(port=self.port, decode_responses=True, **self._client)
 
     def start(self) -> None:
-        binary = shutil.which("redis-server") or shutil.which("valkey-server")
-        assert binary is not None
-        command = [binary, *self.options, "--dir", str(self.folder), "--bind", "127.0.0.1"]
+        # As redpoll itself does: on the PATH, or the one of the extra `embedded`.
+        command = [_binary(), *self.options, "--dir", str(self.folder), "--bind", "127.0.0.1"]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         self.wait_answering()
 
@@ -65,6 +67,11 @@ class RedisNode:
             self.process = None
 
 
+@functools.cache
+def _binary() -> str:
+    return str(embedded.find_binary())
+
+
 def wait_until(holds: Callable[[], object], what: str) -> None:
     """Asks until the answer is true. Errors of a Redis that isn't ready count as "not yet"."""
     deadline = time.monotonic() + STARTED_WITHIN_S
@@ -79,6 +86,8 @@ def wait_until(holds: Callable[[], object], what: str) -> None:
 @contextmanager
 def tls_redis(authority: Path, cert: Path, key: Path, *, users: Sequence[str] = ()) -> Iterator[RedisNode]:
     """A Redis that speaks only TLS and asks for client certificates. `users` are lines of its ACL file."""
+    if not (shutil.which("redis-server") or shutil.which("valkey-server")):
+        pytest.skip("needs redis-server or valkey-server on the PATH: the one of the extra `embedded` has no TLS")
     with _folder() as folder, reserved_ports(1) as (port,):
         acl = folder / "users.acl"
         acl.write_text("".join(f"user {line}\n" for line in users))

@@ -220,7 +220,7 @@ def test_other_database_urls_are_faults_and_messages_omit_the_password(url, faul
 
 
 def test_database_without_a_shared_redis_gives_a_warning():
-    settings = {"REDPOLL_DATABASE_URL": "postgresql://a:b@h1,h2/x?target_session_attrs=read-write"}
+    settings = {"REDPOLL_DATABASE_URL": "postgresql://a:b@h1,h2/x?target_session_attrs=read-write&sslmode=verify-full"}
     assert any("redis_url is not" in warning for warning in load({}, settings)[1])
     assert load({}, {**settings, "REDPOLL_REDIS_URL": "redis://cache"})[1] == []
 
@@ -433,3 +433,65 @@ def test_short_admin_password_is_a_warning():
     (warning,) = load({}, {"REDPOLL_ADMIN_PASSWORD": "secret"})[1]
     assert warning == "admin_password has fewer than 12 characters and is easy to guess"
     assert load({}, {"REDPOLL_ADMIN_PASSWORD": "correct horse battery"})[1] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ('redis_url = ["redis://:S3CRET@h"]', "redis_url"),
+        ('otel_endpoint = "ftp://user:S3CRET@h"', "otel_endpoint"),
+        ('otel_endpoint = "http://h:S3CRET/x"', "otel_endpoint"),
+        ('public_url = "https://h:S3CRET"', "public_url"),
+        ("database_url = 'postgresql://u:S3CRET@[h/d'", "database_url"),
+    ],
+)
+def test_no_fault_quotes_a_url_with_credentials(tmp_path, line, name):
+    file = tmp_path / "redpoll.toml"
+    file.write_text(line)
+    (text,) = faults_of({}, {}, str(file)).values()
+    assert "S3CRET" not in text
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [
+        ("postgresql://u:p@db/redpoll", True),
+        ("postgresql://u:p@db/redpoll?sslmode=require", True),
+        ("postgresql://u:p@db/redpoll?sslmode=verify-full", False),
+        ("postgresql://u:p@db,db2/redpoll?application_name=x&sslmode=verify-ca", False),
+        ("postgresql://u:p@127.0.0.1,[::1]:5433/redpoll", False),
+        ("postgresql://u:p@localhost,db/redpoll", True),
+        ("postgresql:///redpoll?host=/run/postgresql", False),
+        ("postgresql://u@/redpoll?host=db", True),
+        ("postgresql:///redpoll", False),
+    ],
+)
+def test_postgresql_elsewhere_without_a_checked_certificate_is_warned_of(url, warned):
+    _, warnings = load({}, {"REDPOLL_DATABASE_URL": url, "REDPOLL_REDIS_URL": "redis://h"})
+    assert any("sslmode=verify-full" in warning for warning in warnings) is warned
+    assert not any(":p@" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("mode", "content", "warned"),
+    [
+        (0o644, 'app_id = "1"\napp_key = "k"\napp_secret = "s"', True),
+        (0o640, 'app_id = "1"\napp_key = "k"\napp_secret = "s"', False),
+        (0o644, 'redis_url = "redis://:secret@h"', True),
+        (0o644, 'redis_url = "redis://h"', False),
+        (0o644, "port = 6001", False),
+    ],
+)
+def test_a_settings_file_with_secrets_that_others_can_read_is_warned_of(tmp_path, mode, content, warned):
+    file = tmp_path / "redpoll.toml"
+    file.write_text(content)
+    file.chmod(mode)
+    _, warnings = load({}, {}, str(file))
+    text = f"{file}: other users of this machine can read its secrets; close it with: chmod 640 {file}"
+    assert [warning for warning in warnings if "chmod 640" in warning] == ([text] if warned else [])
+
+
+def test_a_proxy_header_from_anybody_is_warned_of():
+    assert any("proxy_protocol" in warning for warning in load({}, {"REDPOLL_PROXY_PROTOCOL": "1"})[1])
+    named = {"REDPOLL_PROXY_PROTOCOL": "1", "REDPOLL_TRUSTED_PROXIES": "10.0.0.2"}
+    assert not any("proxy_protocol" in warning for warning in load({}, named)[1])

@@ -33,6 +33,7 @@ BASE = {
     "config",
     "http_messages",
     "json_text",
+    "terminal_text",
     "logs",
     "loop_lag",
     "proxies",

@@ -4,11 +4,13 @@ A flag overrides the environment, the environment overrides the file, and the fi
 found before anything starts and are reported together. settings.py defines which settings exist.
 """
 
+import contextlib
 import difflib
 import ipaddress
 import itertools
 import os
 import re
+import shlex
 import ssl
 import tomllib
 import typing
@@ -16,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
@@ -38,6 +40,8 @@ __all__ = ["TABLE", "ConfigError", "Fault", "Setting", "Settings", "load", "samp
 _BY_NAME = {setting.name: setting for setting in TABLE}
 _APP = ("app_id", "app_key", "app_secret")
 _SHORT_PASSWORD_CHARS = 12
+# URLs that may contain a password or a token, though the settings aren't secret as a whole.
+_WITH_CREDENTIALS = {"otel_endpoint", "public_url", "redis_url"}
 _PATH_PREFIX = re.compile(r"[A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*|")
 _HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 # Variables with our prefix that are not settings: the path of the file, and how the extensions are built.
@@ -74,6 +78,7 @@ class _Given:
     path: str
     strict: bool  # TOML values have types; flags and variables are text
     per_unit: int = 1
+    file: str = ""  # empty for flags and variables
 
 
 def load(
@@ -127,6 +132,17 @@ def load(
         warnings.append(
             "redis_ca_file or redis_cert_file is set but redis_url doesn't begin with rediss: no TLS is used"
         )
+    if settings.database_url and not _checks_server(settings.database_url):
+        warnings.append(
+            "database_url names another machine without sslmode=verify-full: whoever is in between can read the "
+            "password and the records; add ?sslmode=verify-full, and &sslrootcert=FILE for an authority of your own"
+        )
+    if settings.proxy_protocol and not settings.trusted_proxies:
+        warnings.append(
+            "proxy_protocol is on and trusted_proxies is empty: whoever reaches the port can choose the address that "
+            "limits and logs see; name the proxy in trusted_proxies, or let only the proxy reach the port"
+        )
+    warnings += _open_secrets(given)
     if 0 < len(settings.admin_password) < _SHORT_PASSWORD_CHARS:
         warnings.append(f"admin_password has fewer than {_SHORT_PASSWORD_CHARS} characters and is easy to guess")
     return settings, warnings
@@ -148,7 +164,7 @@ def _explained(error: Exception, entry: _Given, setting: Setting) -> str:
     # msgspec's path of a single value is `$`; the fault's own path says where the value was written.
     text = text.removesuffix(" - at `$`")
     # Error messages must not contain secrets, not even wrong ones.
-    return text if setting.is_secret else f"{text}; got {entry.value!r}"
+    return text if setting.is_secret or setting.name in _WITH_CREDENTIALS else f"{text}; got {entry.value!r}"
 
 
 def _from_file(path: str | None, faults: list[Fault]) -> dict[str, _Given]:
@@ -166,7 +182,7 @@ def _from_file(path: str | None, faults: list[Fault]) -> dict[str, _Given]:
     for name, value in document.items():
         value_path = f"{path}: $.{name}"
         if name in _BY_NAME:
-            given[name] = _Given(value, value_path, strict=True)
+            given[name] = _Given(value, value_path, strict=True, file=path)
         else:
             faults.append(Fault(value_path, f"unknown setting{suggestion(name, _BY_NAME)}"))
     return given
@@ -297,13 +313,14 @@ def _check_redis_certificate(
 
 
 def _http_url_fault(url: str) -> str | None:
+    """Doesn't quote the URL, which may contain a password or a token."""
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018  raises ValueError
-    except ValueError as error:
-        return f"is not a URL: {error}"
+    except ValueError:
+        return "is not a URL with a host and a port from 1 to 65535"
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        return f"must begin with http:// or https:// and a host; got {url!r}"
+        return "must begin with http:// or https:// and a host"
     return None
 
 
@@ -335,6 +352,44 @@ def _database_url_fault(url: str) -> str | None:
     if parts.scheme not in ("postgresql", "postgres"):
         return "must begin with postgresql://"
     return None if parts.path.strip("/") else "names no database: postgresql://USER:PASSWORD@HOST/DATABASE"
+
+
+def _checks_server(database_url: str) -> bool:
+    """Whether the connection stays on this machine, or the server's certificate is checked. asyncpg's default,
+    `prefer`, checks none and takes a connection without TLS."""
+    parts = urlsplit(database_url)
+    query = dict(parse_qsl(parts.query))
+    if query.get("sslmode") in ("verify-ca", "verify-full"):
+        return True
+    hosts = [host for host in (query.get("host") or parts.netloc.rpartition("@")[2]).split(",") if host]
+    return all(_is_local(host) for host in hosts)
+
+
+def _is_local(host: str) -> bool:
+    """`host` may have a port; a path is that of a Unix socket."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    if unquote(name).startswith(("/", "@")) or name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _open_secrets(given: Mapping[str, _Given]) -> list[str]:
+    """A warning if other users can read the settings file, and it has a secret."""
+    files = {
+        entry.file
+        for name, entry in given.items()
+        if entry.file and (_BY_NAME[name].is_secret or (name in _WITH_CREDENTIALS and "@" in str(entry.value)))
+    }
+    warnings = []
+    for file in files:
+        with contextlib.suppress(OSError):
+            if os.stat(file).st_mode & 0o004:
+                close = f"chmod 640 {shlex.quote(file)}"
+                warnings.append(f"{file}: other users of this machine can read its secrets; close it with: {close}")
+    return warnings
 
 
 def _unknown_variables(environment: Mapping[str, str]) -> list[str]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from redpoll.terminal_text import escaped_json
+
 try:
     import orjson
 except ImportError:  # Python 3.15
@@ -22,15 +24,15 @@ def compact(value: Any) -> bytes:
     """One line. What JSON has no type for is written as its text."""
     if orjson is not None:
         try:
-            return orjson.dumps(value, default=str)
+            return escaped_json(orjson.dumps(value, default=str))
         except TypeError:
             # Integers of more than 64 bits, and keys that aren't text: msgspec takes both.
             pass
-    return _encode(value)
+    return escaped_json(_encode(value))
 
 
 def indented(value: Any) -> str:
     """For people: two spaces a level. Raises TypeError for what JSON has no type for."""
     if orjson is not None:
-        return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+        return escaped_json(orjson.dumps(value, option=orjson.OPT_INDENT_2)).decode()
+    return escaped_json(msgspec.json.format(msgspec.json.encode(value), indent=2)).decode()

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-import msgspec
 import structlog
 
 from redpoll import json_text
@@ -76,7 +75,7 @@ def _text_line(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:
 def _value(value: Any) -> str:
     text = str(value)
     plain = text.isprintable() and not set(text) & set(' "=')
-    return text if text and plain else msgspec.json.encode(text).decode()
+    return text if text and plain else json_text.compact(text).decode()
 
 
 def _json_line(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:

@@ -9,8 +9,9 @@ from redpoll import datafolder
 
 def test_records_move_to_postgres_and_the_next_server_finds_them(typed, app_id, tmp_path, postgres_url, monkeypatch):
     file = tmp_path / "data" / "redpoll.sqlite"
-    before = file.read_bytes()
+    # The command checkpoints and shrinks the file as it closes it.
     shown = typed("app", "show", app_id, "--json").stdout
+    before = file.read_bytes()
     result = typed("store", "copy", f"sqlite:{file}", postgres_url, "--json")
     assert result.exit_code == 0, (result.output, result.exception)
     copied = json.loads(result.stdout)

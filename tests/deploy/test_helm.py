@@ -165,3 +165,20 @@ def test_every_value_is_in_the_schema_and_explained():
     page = (ROOT / "deploy" / "docs" / "kubernetes.md").read_text()
     assert {name for name in values if f"`{name}" not in page} == set()
     assert re.search(r"^appVersion: (\S+)$", (CHART / "Chart.yaml").read_text(), re.MULTILINE)[1] == __version__
+
+
+def test_secret_settings_are_refused_where_they_would_be_plain_text():
+    secret = {setting.name for setting in TABLE if setting.is_secret} | {"redis_url"}
+    for name in sorted(secret):
+        with pytest.raises(helm.HelmError, match=f"invalid propertyName '{name}'"):
+            rendered({"settings": {name: "s3cret"}})
+
+
+def test_pods_cant_reach_the_metadata_services_that_webhooks_cant_reach():
+    (rule,) = [
+        rule
+        for rule in rendered({"networkPolicy": {"enabled": True}})["NetworkPolicy"]["spec"]["egress"]
+        if "to" in rule
+    ]
+    excepted = {network for peer in rule["to"] for network in peer["ipBlock"]["except"]}
+    assert excepted == {"169.254.169.254/32", "168.63.129.16/32", "fd00:ec2::254/128"}

@@ -31,7 +31,7 @@ def test_an_address_is_read(url, target):
         ("ws://localhost/apps/1", "/app/KEY"),
         ("http://K:S@localhost/app/KEY", "/apps/ID"),
         ("http://localhost/apps/1", "names no key"),
-        ("ws://localhost:99999/app/KEY", "Port out of range"),
+        ("ws://localhost:99999/app/KEY", "isn.t a number from 1 to 65535"),
     ],
 )
 def test_an_invalid_address_is_refused_with_the_reason(url, says):
@@ -53,3 +53,23 @@ def test_a_signed_request_may_have_parameters_and_an_encoded_path():
     assert path == "/realtime/apps/1/channels/a%2Cb"
     found = check_query(app, "GET", path.removeprefix("/realtime"), query, None, time.time())
     assert dict(found)["filter_by_prefix"] == "a b&c="
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://KEY:S3CRET@ws.example.com:99999/apps/1",
+        "https://KEY:S3CRET@:6001/apps/1",
+        "https://KEY:S3CRET@ws.example.com/app/1",
+        "ftp://KEY:S3CRET@ws.example.com/apps/1",
+        "https://KEY:S3CRET@[ws.example.com/apps/1",
+        # Unencoded characters move the secret to other parts of the address.
+        "https://KEY:x/S3CRET@ws.example.com/apps/",
+        "https://KEY:S3CRET",
+        "S3CRET",
+    ],
+)
+def test_no_fault_quotes_a_secret(url):
+    with pytest.raises(TargetError) as caught:
+        parse(url)
+    assert "S3CRET" not in str(caught.value)

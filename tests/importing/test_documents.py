@@ -1,5 +1,7 @@
 """Configuration files of three kinds, recognised by their content."""
 
+from pathlib import Path
+
 import pytest
 
 from redpoll.importing.documents import load, parse_env
@@ -57,3 +59,17 @@ def test_other_files_are_refused_with_a_sentence(tmp_path, content):
 def test_missing_file_is_refused(tmp_path):
     with pytest.raises(SourceError, match="No such file"):
         load(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 200_000, '{"a":' * 100_000, "[" + "9" * 5_000 + "]"], ids=["lists", "objects", "digits"]
+)
+def test_json_that_python_cant_take_is_refused(tmp_path, text):
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(SourceError):
+        load(tmp_path / "file")
+
+
+def test_no_more_than_the_bound_is_read():
+    with pytest.raises(SourceError, match="more than 1048576 bytes"):
+        load(Path("/dev/zero"))

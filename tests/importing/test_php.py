@@ -63,3 +63,24 @@ def test_what_only_php_can_compute_keeps_its_text_and_disturbs_nothing_else(php)
 def test_broken_files_are_refused(php):
     with pytest.raises(SourceError):
         parse(php, {})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "'" + "\\'" * 100_000,
+        "'\\'\\'" * 40_000,
+        "/* " * 100_000,
+        "(int) " * 5_000 + "1",
+        "9" * 5_000,
+        "[" * 5_000,
+    ],
+    ids=["open text", "many texts", "open comments", "casts", "digits", "arrays"],
+)
+def test_a_file_made_to_be_slow_or_deep_is_refused(value):
+    with pytest.raises(SourceError):
+        parse(f"<?php return [{value}];", {})
+
+
+def test_a_number_without_an_end_stays_an_expression():
+    assert parse("<?php return [(int) 1e999];", {}) == [Expression("(int) 1e999")]

@@ -159,7 +159,9 @@ def copy_database(source: Path, target: Path) -> None:
     with contextlib.closing(sqlite3.connect(target)) as writing:
         # While root has the rights of the source's owner, no further file can be opened beside the target.
         writing.execute("PRAGMA journal_mode=OFF")
-        with datafolder.as_owner(source.parent), contextlib.closing(sqlite3.connect(source)) as reading:
+        # For reading: closing it must not write what is in the source's -wal into the source.
+        uri = f"{source.absolute().as_uri()}?mode=ro"
+        with datafolder.as_owner(source.parent), contextlib.closing(sqlite3.connect(uri, uri=True)) as reading:
             reading.execute("PRAGMA busy_timeout=5000")
             reading.backup(writing)
     with contextlib.closing(sqlite3.connect(target)) as writing:

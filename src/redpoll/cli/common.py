@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from redpoll import config, json_text
+from redpoll.terminal_text import safe
 
 __all__ = [
     "fail",
@@ -83,12 +84,6 @@ def seconds_of(text: str, option: str) -> int:
 def time_text(at_s: float | None) -> str:
     """A Unix time as text for people; "never" for None."""
     return "never" if at_s is None else datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def safe(text: str, max_chars: int = 200) -> str:
-    """Untrusted text for a terminal: on one line, with control characters escaped, cut to `max_chars`."""
-    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text[: max_chars + 1])
-    return shown if len(shown) <= max_chars else shown[:max_chars] + "…"
 
 
 def split_words(texts: Iterable[str]) -> list[str]:

@@ -1,17 +1,19 @@
 """`redpoll doctor [URL]`: why clients can't connect, or whether this machine is fit to serve."""
 
 import asyncio
+import os
 import sys
 
 import click
 
-from redpoll.cli.common import fail, print_json, settings_of, with_config
+from redpoll.cli.common import fail, print_json, refuse, settings_of, with_config
 
 __all__ = ["doctor"]
 
 
 @click.command()
 @click.argument("url", required=False)
+@click.option("--env", "of_environment", is_flag=True, help="Check the address in PUSHER_URL instead of URL.")
 @click.option(
     "--patience",
     "patience_s",
@@ -24,18 +26,26 @@ __all__ = ["doctor"]
 @click.option("--data-dir", metavar="FOLDER", help="The server's data folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @with_config
-def doctor(url: str | None, patience_s: float, data_dir: str | None, as_json: bool, config_path: str | None) -> None:
+def doctor(
+    url: str | None,
+    of_environment: bool,
+    patience_s: float,
+    data_dir: str | None,
+    as_json: bool,
+    config_path: str | None,
+) -> None:
     """Find out why it doesn't connect.
 
     Without URL: checks this machine and its settings (limits, memory, disk, clock, certificate, Redis, versions).
     With URL: checks a server from outside, as a browser connects, through every proxy in between: DNS, TCP, TLS,
     HTTP, Upgrade, subscribe, publish, receive, idle timeout. Each failure comes with its likely cause and a remedy.
+    With --env, the address is that of PUSHER_URL: every user of the machine can read a secret on a command line.
 
     \b
     Examples:
       redpoll doctor
       redpoll doctor wss://ws.example.com/app/KEY
-      redpoll doctor https://KEY:SECRET@ws.example.com/apps/ID --patience 0
+      redpoll doctor --env --patience 0
 
     Exit codes: 0 nothing failed, 1 a check failed, 2 the address or the settings are wrong.
     """
@@ -44,6 +54,10 @@ def doctor(url: str | None, patience_s: float, data_dir: str | None, as_json: bo
     from redpoll.doctor.report import as_json as json_of
     from redpoll.doctor.target import TargetError, parse
 
+    if of_environment:
+        if url is not None:
+            refuse(["give either URL or --env"])
+        url = os.environ.get("PUSHER_URL") or refuse(["PUSHER_URL isn't set"])
     findings: list[Finding] = []
 
     def show(finding: Finding) -> None:

@@ -170,7 +170,7 @@ async def _request(http: aiohttp.ClientSession, target: Target, method: str, add
         raise RemoteError(message, response.status)
     try:
         return Reply(json.loads(text), response.headers.get("X-Service-Trace-Id"))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RemoteError(f"{target.origin} sent no JSON, but {safe(text.strip())}") from None
 
 
@@ -178,7 +178,7 @@ def _message(text: str) -> str:
     """What an error response says, for a terminal: the text of `error` or `message` if it is JSON."""
     try:
         said = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         said = None
     if isinstance(said, dict):
         text = str(said.get("error") or said.get("message") or text)

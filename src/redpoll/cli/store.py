@@ -43,8 +43,8 @@ def copy(source: str, target: str, as_json: bool) -> None:
 
     \b
     Examples:
-      redpoll store copy sqlite:/var/lib/redpoll/redpoll.sqlite postgresql://redpoll@db/redpoll
-      redpoll store copy postgresql://redpoll@db/redpoll sqlite:./redpoll-data/redpoll.sqlite --json
+      redpoll store copy sqlite:/var/lib/redpoll/redpoll.sqlite 'postgresql://redpoll@db/redpoll?sslmode=verify-full'
+      redpoll store copy postgresql://redpoll@localhost/redpoll sqlite:./redpoll-data/redpoll.sqlite --json
     """
     from redpoll import datafolder
 

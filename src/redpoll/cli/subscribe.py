@@ -258,7 +258,7 @@ def _decoded(data: Any) -> Any:
     if isinstance(data, str) and _CONTAINER(data):
         try:
             return json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
     return data
 

@@ -3,6 +3,8 @@
 import enum
 from typing import Any, NamedTuple
 
+from redpoll.terminal_text import safe
+
 __all__ = ["Finding", "Verdict", "as_json", "as_text", "failed", "ok", "skipped", "warning", "worst"]
 
 
@@ -16,6 +18,10 @@ class Verdict(enum.IntEnum):
 
 
 _MARKS = {Verdict.OK: "ok", Verdict.SKIPPED: "--", Verdict.WARNING: "warn", Verdict.FAILED: "FAIL"}
+
+
+# A certificate may have a hundred names.
+_MAX_CHARS = 10_000
 
 
 class Finding(NamedTuple):
@@ -52,11 +58,12 @@ def worst(findings: list[Finding]) -> Verdict:
 
 
 def as_text(finding: Finding) -> str:
-    """The finding as a terminal shows it: one line, then the cause and the remedy, indented."""
-    lines = [f"{_MARKS[finding.verdict]:>4}  {finding.check:<12} {finding.seen}"]
+    """The finding as a terminal shows it: one line, then the cause and the remedy, indented. The checked server has
+    written parts of it."""
+    lines = [f"{_MARKS[finding.verdict]:>4}  {finding.check:<12} {safe(finding.seen, _MAX_CHARS)}"]
     if finding.cause:
-        lines.append(f"      likely cause: {finding.cause}")
-    lines += [f"      {line}" if line else "" for line in finding.remedy]
+        lines.append(f"      likely cause: {safe(finding.cause, _MAX_CHARS)}")
+    lines += [f"      {safe(line, _MAX_CHARS)}" if line else "" for line in finding.remedy]
     return "\n".join(lines)
 
 

@@ -72,16 +72,20 @@ class Target(NamedTuple):
 
 
 def parse(url: str) -> Target:
-    """Reads an address in either form. Raises TargetError."""
-    parts = urlsplit(url)
+    """Reads an address in either form. Raises TargetError, whose text quotes nothing: in an address that can't be read,
+    the secret may be anywhere."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise TargetError(f"this isn't the address of an app: {_FORMS}") from None
     if parts.scheme not in _DEFAULT_PORTS:
-        raise TargetError(f"{url!r} isn't the address of an app: {_FORMS}")
+        raise TargetError(f"this isn't the address of an app: {_FORMS}")
     try:
         port = parts.port or _DEFAULT_PORTS[parts.scheme]
-    except ValueError as error:
-        raise TargetError(f"{url!r}: {error}") from None
+    except ValueError:
+        raise TargetError(f"the port of the address isn't a number from 1 to 65535: {_FORMS}") from None
     if not parts.hostname:
-        raise TargetError(f"{url!r} names no host: {_FORMS}")
+        raise TargetError(f"the address names no host: {_FORMS}")
     secure = parts.scheme in ("https", "wss")
     if parts.scheme in ("ws", "wss"):
         prefix, key = _split(parts, "/app/")
@@ -89,7 +93,7 @@ def parse(url: str) -> Target:
     prefix, app_id = _split(parts, "/apps/")
     key, secret = unquote(parts.username or ""), unquote(parts.password or "")
     if not key:
-        raise TargetError(f"the address of app {app_id} names no key: {_FORMS}")
+        raise TargetError(f"the address names no key: {_FORMS}")
     return Target(parts.hostname, port, secure, key, secret, app_id if secret else "", prefix)
 
 
@@ -98,5 +102,5 @@ def _split(parts: SplitResult, word: str) -> tuple[str, str]:
     name = name.strip("/")
     if not found or not name or "/" in name:
         kind = "KEY" if word == "/app/" else "ID"
-        raise TargetError(f"with {parts.scheme}, the path ends in {word}{kind}, not {parts.path!r}: {_FORMS}")
+        raise TargetError(f"with {parts.scheme}, the path must end in {word}{kind}: {_FORMS}")
     return prefix, name

@@ -54,6 +54,8 @@ def load(path: Path, env_path: Path | None = None) -> Document:
     if start.startswith(("{", "[")):
         try:
             return Document(str(path), "json", json.loads(text), {})
+        except RecursionError:
+            raise SourceError(f"{path} nests its values too deeply") from None
         except ValueError as error:
             raise SourceError(f"{path} is not valid JSON: {error}") from None
     env = parse_env(text)
@@ -64,7 +66,8 @@ def load(path: Path, env_path: Path | None = None) -> Document:
 
 def _text_of(path: Path) -> str:
     try:
-        content = path.read_bytes()[: _MAX_BYTES + 1]
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise SourceError(f"{path} has more than {_MAX_BYTES} bytes; that is no configuration file")
         return content.decode("utf-8-sig").replace("\r\n", "\n")

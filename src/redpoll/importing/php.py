@@ -22,8 +22,10 @@ class Expression(NamedTuple):
 
 
 _TOKEN = re.compile(
-    r"""\s+ | //[^\n]* | \#[^\n]* | /\*.*?\*/
-    | (?P<string> '(?:[^'\\]|\\.)*' | "(?:[^"\\]|\\.)*" )
+    r"""\s+ | //[^\n]* | \#[^\n]* | /\*(?:.*?\*/|.*)
+    # Possessive: a string that doesn't end is given up at once. The rest of the file is one token then.
+    | (?P<string> '(?:[^'\\]++|\\.)*+' | "(?:[^"\\]++|\\.)*+" )
+    | (?P<open> ['"].* )
     | (?P<number> -?[0-9][0-9_]*(?:\.[0-9]+)? )
     | (?P<word> \\?[$A-Za-z_][A-Za-z0-9_\\]*(?:::[A-Za-z_]+)? )
     | (?P<sign> => | === | !== | == | \?\? | -> | . )""",
@@ -34,6 +36,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 # What Laravel's env() makes of these texts.
 _ENV_WORDS: dict[str, Any] = {"true": True, "false": False, "null": None, "empty": ""}
 _MAX_DEPTH = 50
+_MAX_DIGITS = 30
 _END = "end of file"
 
 
@@ -87,7 +90,11 @@ class _Reader:
             return _string(text)
         if kind == "number":
             plain = text.replace("_", "")
+            if len(plain) > _MAX_DIGITS:
+                raise SourceError(f"the PHP file has a number of more than {_MAX_DIGITS} digits")
             return float(plain) if "." in plain else int(plain)
+        if kind == "open":
+            raise SourceError("the PHP file has a text without an end")
         if text == "[":
             return self._array("]", depth)
         if kind == "word":
@@ -96,7 +103,9 @@ class _Reader:
             _, cast, _ = self._take()
             if cast in _CASTS and self._next()[1] == ")":
                 self._at += 1
-                return _cast(cast, self._simple(depth))
+                if depth > _MAX_DEPTH:
+                    raise SourceError("the PHP file nests its casts too deeply")
+                return _cast(cast, self._simple(depth + 1))
         return Expression(text)
 
     def _word(self, word: str, depth: int) -> Any:
@@ -173,6 +182,6 @@ def _cast(cast: str, value: Any) -> Any:
             return int(float(value))
         if cast == "float":
             return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return Expression(f"({cast}) {value!r}")
     return str(value) if cast == "string" else bool(value) if cast == "bool" else value

@@ -5,6 +5,7 @@ The modules of the other servers fill a `Plan`. Values that exceed a limit of re
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -167,9 +168,12 @@ def as_bool(value: Any) -> bool:
 def as_number(value: Any, where: str) -> float:
     """Raises SourceError if the value isn't a number."""
     try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise SourceError(f"{where} is not a number: {value!r}") from None
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise SourceError(f"{where} is not a number: {str(value)[:50]!r}") from None
+    if not math.isfinite(number):
+        raise SourceError(f"{where} is not a number: {str(value)[:50]!r}")
+    return number
 
 
 def _joined(*notes: str) -> str:

@@ -49,7 +49,10 @@ def _app(plan: Plan, fields: Mapping[str, Any], where: str) -> None:
     found = {part: next((fields[name] for name in names if fields.get(name)), None) for part, names in _NAMES.items()}
     url = fields.get("PUSHER_URL")
     if url and not (found["id"] and found["key"] and found["secret"]):
-        parts = urlsplit(str(url))
+        try:
+            parts = urlsplit(str(url))
+        except ValueError:
+            raise SourceError(f"{where}: PUSHER_URL is no address") from None
         found |= {
             "id": parts.path.rpartition("/")[2],
             "key": unquote(parts.username or ""),

@@ -176,7 +176,7 @@ class _Options:
 def _from_text(value: str) -> Any:
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 

@@ -123,6 +123,10 @@ async def test_public_port_has_no_dashboard(plane):
         ("/dashboard\\@evil", "/dashboard"),
         ("/dashboard/\r\nSet-Cookie: a=b", "/dashboard"),
         ("javascript:alert(1)", "/dashboard"),
+        ("/dashboard/../../x", "/dashboard"),
+        ("/dashboard/%2e%2E/x", "/dashboard"),
+        ("/dashboard/..%2f..%2fx", "/dashboard"),
+        ("/dashboard/a..b?x=../y", "/dashboard/a..b?x=../y"),
     ],
 )
 def test_login_redirects_stay_on_this_site(path, expected):

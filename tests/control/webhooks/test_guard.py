@@ -5,6 +5,7 @@ import asyncio
 import ipaddress
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -332,6 +333,7 @@ OWN_ADDRESSES = """
 """
 
 
+@pytest.mark.skipif(shutil.which("ip") is None, reason="needs `ip` of iproute2")
 @pytest.mark.skipif(not may_unshare("-n"), reason="no network namespace: its loopback gets public addresses")
 def test_public_address_of_this_machine_is_refused_unless_it_is_allowed(tmp_path):
     report = run_unshared(tmp_path, OWN_ADDRESSES, "-n")

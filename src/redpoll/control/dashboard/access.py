@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import structlog
 
@@ -211,8 +211,10 @@ def own_path(path: str) -> str:
     """`path` if it is a dashboard page, else the overview. Prevents redirects to other sites."""
     parts = urlsplit(path)
     inside = parts.path == HOME or parts.path.startswith(f"{HOME}/")
+    # Browsers resolve these, also percent-encoded ones.
+    climbs = any(segment in (".", "..") for segment in unquote(parts.path).split("/"))
     plain = path.isascii() and path.isprintable() and "\\" not in path and " " not in path
-    return path if inside and plain and not parts.scheme and not parts.netloc else HOME
+    return path if inside and not climbs and plain and not parts.scheme and not parts.netloc else HOME
 
 
 # -- cookies
