@@ -282,18 +282,15 @@ async def test_clients_that_stay_come_before_those_that_leave(poller, recorder, 
         theirs.sendall(message)
     while poller.bulk_sockets:
         poller._turn()
-    order = []
-    for ws, _ in clients:
-        ws.on["closed"] = lambda code, reason: order.append("left")
-        ws.on["text"] = order.append
+    stayed = []
+    clients[-1][0].on["text"] = lambda text: stayed.append((text, poller.sockets))
     for _, theirs in clients[:-1]:
         theirs.close()
     clients[-1][1].sendall(message)
     poller.slice_s = 60.0
-    while order.count("left") < 29:
+    while poller.sockets > 1:
         poller._turn()
-        poller._tell_lost()
-    assert order == [b"hello", *["left"] * 29]
+    assert stayed == [(b"hello", 30)]
     clients[-1][0].abort()
     clients[-1][1].close()
 
