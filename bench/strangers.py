@@ -264,7 +264,8 @@ async def measure(server: Server, name: str, options: argparse.Namespace) -> dic
                     attacker.terminate()
                 output, _ = await asyncio.wait_for(attacker.communicate(), 30)
             sizes.look()
-            lost = back_end.answers["200"] - during.get("event", {}).get("count", 0)
+            # An event may arrive whose publish had no answer in time.
+            lost = max(0, back_end.answers["200"] - during.get("event", {}).get("count", 0))
     return {
         "alone": alone,
         "during": during,
