@@ -441,6 +441,8 @@ async def run(attack: Attack, target: Target) -> dict[str, int]:
     stranger, over = Stranger(target), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     running = asyncio.ensure_future(attack.run(stranger))
+    while not stranger.counts and not running.done():
+        await asyncio.sleep(0.01)
     print("ready", flush=True)
     ended = asyncio.ensure_future(over.wait())
     await asyncio.wait([running, ended], return_when=asyncio.FIRST_COMPLETED)
