@@ -25,7 +25,10 @@ async def link(own_redis):
 
 @pytest.fixture
 async def publisher(link):
-    publisher = Publisher(Bus(link, Keys()), link, lambda: 0, confirm_s=60.0)
+    async def subscribed():
+        pass
+
+    publisher = Publisher(Bus(link, Keys()), subscribed, confirm_s=60.0)
     publisher.open = True
     yield publisher
     publisher.close()

@@ -121,10 +121,14 @@ class Transport:
         self.written += data
 
 
+async def subscribed():
+    """All workers are."""
+
+
 def control(*, fast, per_minute=0, outcomes=(), spans_left=0, **link_state):
     """The parts of a control plane with one worker. `receive(*reads)` gives what leaves it, in a comparable form."""
     link, keys = RedisLink(outcomes, **link_state), Keys("rp")
-    publisher = Publisher(Bus(link, keys), link, lambda: 1, confirm_s=60)
+    publisher = Publisher(Bus(link, keys), subscribed, confirm_s=60)
     publisher.open = True
     tracer = Tracer(None, None, 0, clock=lambda: NOW_S)
     tracer.spans_left = spans_left
@@ -135,7 +139,7 @@ def control(*, fast, per_minute=0, outcomes=(), spans_left=0, **link_state):
             Route("POST", "/apps/{app_id}/batch_events", "batch", api.trigger_batch, scope="publish", limited=True),
         ]
     )
-    records = types.SimpleNamespace(apps=dict(APPS), by_key={}, tokens={})
+    records = types.SimpleNamespace(apps=dict(APPS), by_key={}, tokens={}, is_current=lambda: True)
     rate = RateLimit(per_minute, wall_clock=lambda: NOW_S, clock=lambda: 0.0) if per_minute else None
     front = Front(routes, records, rate=rate, tracer=tracer, clock=lambda: NOW_S)
     api.conclude = front.conclude

@@ -37,7 +37,7 @@ Clock = Callable[[], float]
 _FORBIDDEN: Final = ("NOPERM", "ERR unknown command", "ERR unknown subcommand")
 
 _LOOK_EVERY_S: Final = 1.0
-# Redis counts as silent when this many looks found the question of the first of them unanswered.
+# Redis counts as silent when so many looks in a row found the same question unanswered.
 _SILENT_AFTER_LOOKS: Final = 2
 _MAX_DELAY_WITH_SENTINELS_S: Final = 0.2
 
@@ -142,8 +142,9 @@ class Link:
         self._max_delay_s = min(max_delay_s, _MAX_DELAY_WITH_SENTINELS_S) if self._sentinels else max_delay_s
         self._handshake_s = handshake_s
         self._connection: RedisConnection | None = None
-        # Why Redis refuses writes, and how many looks ago it was asked if it hasn't answered.
+        # Why Redis refuses writes; whether it has a question to answer, and how many looks found it unanswered.
         self._refusal = ""
+        self._asked = False
         self._looks_unanswered = 0
         self._is_up = asyncio.Event()
         self._is_down = asyncio.Event()
@@ -371,16 +372,18 @@ class Link:
     async def _watch_server(self) -> None:
         """Returns when the connection is down. A server that has become a replica answers READONLY, which ends it."""
         while await self._next_look():
-            if not self._looks_unanswered:
+            if not self._asked:
+                self._asked = True
                 self.call_packed(CHECK, self._checked)
+                continue
             self._looks_unanswered += 1
-            if self._looks_unanswered == _SILENT_AFTER_LOOKS + 1:
+            if self._looks_unanswered == _SILENT_AFTER_LOOKS:
                 log.warning("redis is silent")
 
     def _checked(self, reply: Any) -> None:
         if isinstance(reply, LinkDown):
             return
-        self._looks_unanswered = 0
+        self._asked, self._looks_unanswered = False, 0
         before, self._refusal = self._refusal, refusal(reply)
         if self._refusal and not before:
             log.error("redis refuses writes", reason=self._refusal)
@@ -437,7 +440,7 @@ class Link:
         if connection is not self._connection:
             return
         self._connection = None
-        self._refusal, self._looks_unanswered = "", 0
+        self._refusal, self._asked, self._looks_unanswered = "", False, 0
         self._is_up.clear()
         self._is_down.set()
         if self._task is not None:
