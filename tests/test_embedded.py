@@ -66,6 +66,33 @@ async def test_it_answers_on_its_socket_and_persists_writes(started, tmp_path, w
     assert b"$1\r\na\r\n$1\r\nb\r\n" in aof.read_bytes()
 
 
+def fill(client: redis.Redis) -> None:
+    """Stores 64 MiB."""
+    for number in range(64):
+        client.set(f"key-{number}", bytes(1024 * 1024))
+
+
+async def test_it_refuses_to_grow_beyond_its_memory(started):
+    """Without a limit, channels that strangers made ended in the kernel's OOM killer."""
+    socket_path = started(embedded.find_binary(), Settings(redis_maxmemory=8))
+    await asyncio.wait_for(embedded.wait_answering(socket_path), 60)
+    with redis.Redis(unix_socket_path=str(socket_path)) as client:
+        assert client.config_get("maxmemory") == {"maxmemory": str(8 * 1024 * 1024)}
+        with pytest.raises(redis.ResponseError, match="used memory > 'maxmemory'"):
+            fill(client)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("4194304\n", 2_097_152), ("max\n", None), (None, None)])
+def test_by_default_it_takes_half_of_the_memory_of_the_machine_or_container(tmp_path, monkeypatch, limit, expected):
+    file = tmp_path / "memory.max"
+    if limit is not None:
+        file.write_text(limit)
+    monkeypatch.setattr(embedded, "_CONTAINER_LIMIT", file)
+    command = embedded.command(Path("redis-server"), Settings(), tmp_path, tmp_path / "redis.sock")
+    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    assert command[command.index("--maxmemory") + 1] == str(expected or half)
+
+
 async def test_it_flushes_every_write_with_appendfsync_always(started):
     socket_path = started(embedded.find_binary(), Settings(redis_appendfsync="always"))
     await asyncio.wait_for(embedded.wait_answering(socket_path), 60)

@@ -5,11 +5,13 @@ supervisor.py starts and restarts the process. Redis listens on a Unix socket on
 
 import asyncio
 import importlib
+import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from redpoll.config import Settings
 
@@ -17,6 +19,7 @@ __all__ = ["RedisMissing", "command", "find_binary", "log_tail", "wait_answering
 
 _MIN_VERSION = 7
 _LOG_NAME = "redis.log"
+_CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 class RedisMissing(Exception):
@@ -91,11 +94,23 @@ def command(binary: Path, settings: Settings, folder: Path, socket_path: Path) -
         "--save": [""],
         # A full Redis must refuse writes: an evicted count or roster would give wrong answers.
         "--maxmemory-policy": ["noeviction"],
+        # Without a limit a small machine would run out of memory, and the kernel would kill a process.
+        "--maxmemory": [str(settings.redis_maxmemory * 1024 * 1024 or _memory_bytes() // 2)],
         # With Redis' default of 32 MB it would close a worker's connection while the worker reads many rosters
         # (cluster/README.md "Bounds").
         "--client-output-buffer-limit": ["pubsub", "256mb", "64mb", "60"],
     }
     return [str(binary), *(word for name, values in options.items() for word in (name, *values))]
+
+
+def _memory_bytes() -> int:
+    """The machine's memory, or the limit of our container if that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(total, int(_CONTAINER_LIMIT.read_text()))
+    except (OSError, ValueError):
+        # There is no limit, or it is "max".
+        return total
 
 
 async def wait_answering(socket_path: Path) -> None:
