@@ -9,6 +9,7 @@ from redpoll.control.tracing import Tracer
 from redpoll.store.eventlog import EventLog
 
 NOW_US = 1_700_000_000_000_000
+RUN = "0123456789ab"
 
 
 def test_durations_are_counted_in_the_slots_of_routes():
@@ -50,16 +51,16 @@ async def test_tracer_measures_traced_calls_and_client_events_when_their_spans_a
     link.start()
     await link.wait_up()
     log = await EventLog.open(tmp_path / "events.sqlite", 1_000, 3_600)
-    tracer = Tracer(log, TraceReader(link, Keys()), 10, clock=lambda: NOW_US / 1e6)
-    # Reads the log's position.
+    tracer = Tracer(log, TraceReader(link, Keys(), RUN), 10, clock=lambda: NOW_US / 1e6)
+    # Creates the stream, and reads the log's position.
     await tracer.flush()
     tracer.latency.began("a" * 32, NOW_US - 4_000, "http")
-    worker = TraceWriter(link, Keys())
+    worker = TraceWriter(link, Keys(), RUN)
     worker.note_triggered(Triggered("c" * 32, "3", 1, "client-x", "private-a", 2, "1.2", NOW_US - 1_500))
     worker.note_triggered(Triggered("d" * 32, "3", 1, "client-x", "private-a", 2, "1.2", NOW_US, False))
     for trace_id in ("a" * 32, "c" * 32, "d" * 32):
-        worker.note(Span(trace_id, "3", 1, "received", {}, NOW_US - 2_000))
-        worker.note(Span(trace_id, "3", 1, "written", {}, NOW_US - 1_000))
+        worker.note(Span(RUN + trace_id, "3", 1, "received", {}, NOW_US - 2_000))
+        worker.note(Span(RUN + trace_id, "3", 1, "written", {}, NOW_US - 1_000))
     worker.flush()
     await tracer.flush()
     await tracer.flush()

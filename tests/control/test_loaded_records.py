@@ -4,6 +4,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 import sqlalchemy as sa
+from structlog.testing import capture_logs
 
 from redpoll.control.records import Records
 from redpoll.control.webhooks.webhooks import Webhooks
@@ -83,7 +84,7 @@ async def test_change_with_the_number_of_a_lost_one_is_seen(make, postgres_url):
     assert one.apps[app.id].hooks == ""
 
 
-async def test_changes_after_a_lost_one_are_seen_and_later_ones_are_read_by_themselves(make, postgres_url, capsys):
+async def test_changes_after_a_lost_one_are_seen_and_later_ones_are_read_by_themselves(make, postgres_url):
     one, _ = await make()
     app = await one.create_app("kept")
     store = await Store.open(postgres_url)
@@ -113,7 +114,7 @@ async def test_changes_after_a_lost_one_are_seen_and_later_ones_are_read_by_them
     await third.create_app("new")
     await third.create_app("newer")
     assert third.known.records == one.known.records + 2
-    assert capsys.readouterr().out.count("all records read") == 1
-    await one.sync()
+    with capture_logs() as logs:
+        await one.sync()
     assert (one.apps, one.by_key) == (third.apps, third.by_key)
-    assert capsys.readouterr().out.count("all records read") == 1
+    assert [line["event"] for line in logs].count("all records read") == 1
