@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from counting import counted
 from links import quick_link, transports
 from redpoll import _frame
 from redpoll.cluster.bus import Bus, confirmed
@@ -22,6 +21,7 @@ from redpoll.cluster.membership.registry import LocalChannel, Registry, Ticket, 
 from redpoll.cluster.quota import Quota
 from redpoll.cluster.shared_rate import SharedRate
 from redpoll.protocol.apps import App
+from sums import counted
 
 RUN = "0123456789ab"
 APP = "7"

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from counting import counted
 from redpoll.cluster.membership.reaper import Reaper
+from sums import counted
 
 
 @pytest.fixture

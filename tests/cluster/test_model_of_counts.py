@@ -14,10 +14,10 @@ from itertools import pairwise
 
 import pytest
 
-from counting import counted
 from random_history import RandomHistory
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.membership.reaper import Reaper
+from sums import counted
 
 CHANNELS = ("news", "cache-news", "private-news")
 USERS = tuple(f"u{n}" for n in range(5))
