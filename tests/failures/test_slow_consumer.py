@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 
 from server import Server, rss_bytes
-from wire import PING, Api, Socket, connect_many, frame, subscribe_all
+from wire import PING, Api, Socket, connect_many, eventually, frame, subscribe_all
 
 MIB = 1 << 20
 
@@ -35,6 +35,8 @@ async def test_client_that_does_not_read_is_closed_and_the_others_get_everything
         slow = await connect_many(server, slow_count, receive_buffer_bytes=4096)
         await subscribe_all([*readers, *slow], "wide")
         async with Api(server) as api:
+            # Redis gets the number of a plain channel's sockets a little later than the sockets their answers.
+            await eventually(lambda: api.subscription_count("wide"), reader_count + slow_count)
             await publish_numbers(api, "wide", 0, 10)
             for socket in [*readers, *slow]:
                 await socket.until(lambda: len(socket.all("n")) == 10, what="the first events")  # noqa: B023

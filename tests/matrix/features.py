@@ -374,7 +374,7 @@ async def _second_tab(
     first = await open_tab()
     second = await open_tab()
     assert await api.users(channel) == ["anna", "watcher"]
-    assert await api.subscription_count(channel) == 3
+    await eventually(lambda: api.subscription_count(channel), 3)
     await first()
     await eventually(lambda: api.subscription_count(channel), 2)
     # Frames of one channel come in order, so frames that the tabs caused come before this member.
