@@ -1,7 +1,8 @@
 # redpoll in a container: one machine, everything in it, the records and Redis's file in the volume /data.
 #
 #     docker build -t redpoll .
-#     docker run -p 6001:6001 -v redpoll:/data redpoll          # prints an app, and how to log in, at its first start
+#     docker run -it -p 6001:6001 -v redpoll:/data redpoll      # prints an app, and how to log in, at its first start
+#     docker exec CONTAINER redpoll first-login                 # shows both, where no terminal was (`docker run -d`)
 #
 # deploy/compose.yaml runs it with limits, a read-only root and the dashboard on loopback.
 

@@ -3,6 +3,7 @@
 A stand-in uses the child pipe as a real child does and records the messages it gets.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -115,17 +116,26 @@ class Tree:
         self.folder = folder
         self.redis_url = redis_url
         self.process: subprocess.Popen[bytes] | None = None
+        self._terminal: int | None = None
+        self._printed = b""
         (folder / "stand_in.py").write_text(STAND_IN)
         (folder / "supervisor.py").write_text(SUPERVISOR)
 
     def does(self, place: str, what: str) -> None:
         (self.folder / f"{place}.does").write_text(what)
 
-    def start(self, *, environment=None, before=None, **settings: object) -> None:
+    def start(self, *, environment=None, before=None, terminal=False, **settings: object) -> None:
+        """`terminal`: a terminal reads what the supervisor prints."""
         given = {"port": 0, "control_port": 0, "host": "127.0.0.1", "workers": 2, "redis_url": self.redis_url}
         given |= {"data_dir": self.folder / "data", "shutdown_grace_s": 5} | settings
         arguments = [f"{name}={value}" for name, value in given.items()]
-        with open(self.folder / "out", "wb") as out, open(self.folder / "err", "wb") as err:
+        if terminal:
+            ours, theirs = os.openpty()
+            self._terminal = ours
+            os.set_blocking(ours, False)
+        else:
+            theirs = os.open(self.folder / "out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        with open(theirs, "wb") as out, open(self.folder / "err", "wb") as err:
             self.process = subprocess.Popen(
                 [sys.executable, self.folder / "supervisor.py", self.folder, *arguments],
                 stdout=out,
@@ -137,7 +147,20 @@ class Tree:
 
     @property
     def out(self) -> str:
+        if self._terminal is not None:
+            # Nothing more was printed, or the other side is closed.
+            with contextlib.suppress(BlockingIOError, OSError):
+                while printed := os.read(self._terminal, 65_536):
+                    self._printed += printed
+            return self._printed.decode().replace("\r\n", "\n")
         return (self.folder / "out").read_text()
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        if self._terminal is not None:
+            os.close(self._terminal)
 
     @property
     def err(self) -> str:
@@ -217,9 +240,7 @@ def tree(tmp_path):
     """A tree without Redis, which the stand-ins don't use."""
     tree = Tree(tmp_path, "redis://127.0.0.1:1")
     yield tree
-    if tree.process is not None and tree.process.poll() is None:
-        os.killpg(tree.process.pid, signal.SIGKILL)
-        tree.process.wait()
+    tree.close()
 
 
 async def test_data_folder_that_others_can_list_is_logged(tree, wait_until):
@@ -278,18 +299,30 @@ async def test_all_workers_serve_the_public_port(tree, wait_until):
     assert seen == {"worker0 1", "worker1 2", "worker2 3"}
 
 
-async def test_created_app_is_printed_before_the_ready_line(tree, wait_until):
+async def test_first_start_prints_no_secret_into_a_log_but_the_command_that_shows_them(tree, wait_until):
     tree.does("control", "create")
     tree.start()
+    await wait_until(lambda: tree.is_ready)
+    assert "a-secret" not in tree.out + tree.err
+    assert "the-first-password" not in tree.out + tree.err
+    said, ready = tree.out.splitlines()
+    assert said.startswith("redpoll created an app and the user admin ")
+    assert said.endswith(f"redpoll first-login --data-dir {tree.folder / 'data'}")
+    assert ready.startswith("ready public=")
+
+
+async def test_created_app_is_printed_before_the_ready_line_in_a_terminal(tree, wait_until):
+    tree.does("control", "create")
+    tree.start(terminal=True)
     await wait_until(lambda: tree.is_ready)
     assert f"PUSHER_URL=http://abc:a-secret@127.0.0.1:{tree.port}/apps/77" in tree.out
     assert tree.out.splitlines()[-1].startswith("ready public=")
     assert "a-secret" not in tree.err
 
 
-async def test_first_password_is_printed_once_and_written_to_a_private_file(tree, wait_until):
+async def test_first_password_is_printed_once_in_a_terminal_and_written_to_a_private_file(tree, wait_until):
     tree.does("control", "create")
-    tree.start()
+    tree.start(terminal=True)
     await wait_until(lambda: tree.is_ready)
     (line,) = [line for line in tree.out.splitlines() if "the-first-password" in line]
     assert line.split() == ["password", "the-first-password"]

@@ -1,7 +1,7 @@
 """Sets up logging. Our log lines and those of libraries have one format and go to stderr.
 
-Stdout carries only what a person or a script asked for: the ready line, the credentials of the first start, the output
-of a command.
+Stdout carries only what a person or a script asked for: the ready line, the credentials of the first start (in a
+terminal), the output of a command.
 """
 
 import logging

@@ -436,8 +436,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     admin_password: Annotated[
         str,
         _about(
-            "Password of the dashboard user `admin`, set at the first start. Empty: a random one is generated and "
-            "printed. Ignored once a user exists. Has no flag.",
+            "Password of the dashboard user `admin`, set at the first start. Empty: a random one, which "
+            "`redpoll first-login` shows. Ignored once a user exists. Has no flag.",
             secret=True,
             max_length=200,
         ),
@@ -457,7 +457,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _about(
             f"Id of an app that is created or updated at every start: {APP_ID_RULE}. Set all three of `app_id`, "
-            "`app_key` and `app_secret`, or none; with none, the first start creates an app and prints it.",
+            "`app_key` and `app_secret`, or none; with none, the first start creates an app, "
+            "which `redpoll first-login` shows.",
             aliases=(Alias("SOKETI_DEFAULT_APP_ID"), Alias("REVERB_APP_ID"), Alias("PUSHER_APP_ID")),
             flag=False,
         ),

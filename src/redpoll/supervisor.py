@@ -35,7 +35,7 @@ from redpoll.heartbeat import Heartbeat
 from redpoll.reloading import PAIR_NAME, install_pair, reload
 from redpoll.setting_table import without_secrets
 from redpoll.system import StartError, has_terminal, listen, notify_systemd, notify_watchdog, raise_file_limit
-from redpoll.welcome import first_login, how_to_use, url_host
+from redpoll.welcome import FIRST_LOGIN_NAME, first_login, how_to_use, url_host, where_to_see
 
 __all__ = ["StartError", "Supervisor", "child_command", "serve"]
 
@@ -54,9 +54,6 @@ _ACCEPTS_PER_WORKER_S = 1_000
 _MAX_SILENT_PINGS = 30
 _REDIS_ENDS_WITHIN_S = 10.0
 _MAX_SOCKET_PATH_BYTES = 107
-# The password of the dashboard's first user, in the data folder, which is private. The control plane deletes it at the
-# first login.
-_FIRST_LOGIN_NAME = "first-login"
 
 
 def serve(
@@ -403,7 +400,7 @@ class Supervisor:
 
     def _write_first_login(self, password: str) -> None:
         """Writes the password at once: it can't be recovered if the start fails."""
-        path = self._folder / _FIRST_LOGIN_NAME
+        path = self._folder / FIRST_LOGIN_NAME
         try:
             path.unlink(missing_ok=True)
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -420,13 +417,19 @@ class Supervisor:
         first = self._workers[0]
         public, control = _port(first.listening), _port(self._control.listening)
         tls = _port(first.tls) if first.tls is not None else None
-        if self._created_app is not None:
-            print("redpoll created an app for the first start (`redpoll app show ID` shows it again):\n")
-            print(how_to_use(self._created_app, self._settings.host, public, tls))
         public_url = f"http://{url_host(self._settings.host)}:{public}"
         control_url = f"http://{url_host(self._settings.control_host)}:{control}"
-        if self._created_admin is not None:
-            print(first_login(control_url, self._created_admin, str(self._folder / _FIRST_LOGIN_NAME)))
+        created = {"an app": self._created_app, "the user admin": self._created_admin}
+        if not sys.stdout.isatty():
+            # A journal or a container's log keeps what is printed, and others may read it.
+            if names := [name for name, value in created.items() if value is not None]:
+                print(where_to_see(names, str(self._folder)))
+        else:
+            if self._created_app is not None:
+                print("redpoll created an app for the first start (`redpoll app show` shows it again):\n")
+                print(how_to_use(self._created_app, self._settings.host, public, tls))
+            if self._created_admin is not None:
+                print(first_login(control_url, self._created_admin, str(self._folder / FIRST_LOGIN_NAME)))
         tls_url = f" tls=https://{url_host(self._settings.host)}:{tls}" if tls is not None else ""
         print(f"ready public={public_url} control={control_url}{tls_url}", flush=True)
         notify_systemd("READY=1")

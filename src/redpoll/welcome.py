@@ -1,14 +1,20 @@
 """The texts of a first start: an app's credentials as snippets to paste, and how to log in to the dashboard.
 
-This module builds the texts. The supervisor and `redpoll app create` print them.
+This module builds the texts. `redpoll app create` and `redpoll first-login` print them, and so does the supervisor if a
+terminal reads them. Into anything else, which may be kept for ever, it prints `where_to_see`.
 """
 
 import ipaddress
-from collections.abc import Mapping
-from typing import Any
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 from urllib.parse import quote
 
-__all__ = ["first_login", "how_to_use", "url_host"]
+__all__ = ["FIRST_LOGIN_NAME", "first_login", "how_to_use", "url_host", "where_to_see"]
+
+# The password of the dashboard's first user, in the data folder, which is private. The control plane deletes it at the
+# first login.
+FIRST_LOGIN_NAME: Final = "first-login"
 
 _TEXT = """\
   id      {id}
@@ -92,6 +98,13 @@ This password works for the first login only, which asks you to choose your own.
 def first_login(url: str, password: str, path: str) -> str:
     """The text for the dashboard's first user. `url` is the control port's, `path` the file with the password."""
     return _LOGIN.format(url=url, password=password, path=path)
+
+
+def where_to_see(created: Iterable[str], folder: str) -> str:
+    """The sentence for a log, which may have no secrets: `created` is what the first start created ("an app"), `folder`
+    the data folder."""
+    command = f"redpoll first-login --data-dir {shlex.quote(folder)}"
+    return f"redpoll created {' and '.join(created)} for the first start; this shows how to use it: {command}"
 
 
 def url_host(host: str) -> str:

@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import redis as redis_py
 import yaml
 
+from redpoll import embedded
 from redpoll.cli import main
 from redpoll.setting_table import VARIABLES
 from redpoll.settings import Settings
+from sentinel import wait_until
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "Dockerfile"
@@ -55,6 +58,14 @@ HAPROXY_CONFIG = (ROOT / "deploy" / "proxies" / "haproxy-cluster.cfg").read_text
 HAPROXY = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
 
 
+OPTIONS_OF_REDIS = {
+    "maxmemory-policy": "noeviction",
+    "appendonly": "yes",
+    "appendfsync": "everysec",
+    "client-output-buffer-limit": "normal 0 0 0 slave 268435456 67108864 60 pubsub 268435456 67108864 60",
+}
+
+
 def test_haproxy_has_the_nodes_of_the_cluster():
     services = CLUSTER["services"]
     nodes = {name for name, service in services.items() if service["image"] == "redpoll"}
@@ -77,6 +88,38 @@ def test_nodes_of_the_cluster_share_stores_and_trust_their_network():
 def test_only_haproxy_and_on_loopback_the_dashboard_are_published():
     ports = {name: service["ports"] for name, service in CLUSTER["services"].items() if "ports" in service}
     assert ports == {"haproxy": ["6001:80"], "redpoll-1": ["127.0.0.1:9601:9601"]}
+
+
+def test_redis_of_the_cluster_takes_its_password_from_a_secret_and_not_from_its_command_line(tmp_path):
+    service = CLUSTER["services"]["redis"]
+    assert service["secrets"] == ["redis_password"]
+    assert CLUSTER["secrets"] == {"redis_password": {"environment": "REDIS_PASSWORD"}}
+    assert "PASSWORD}" not in str(service)
+    # What Compose makes of the command, with this machine's Redis, its secret and its socket in other folders.
+    (tmp_path / "redis_password").write_text("a-password")
+    (tmp_path / "valkey-server").symlink_to(embedded.find_binary())
+    (tmp_path / "docker-entrypoint.sh").write_text('#!/bin/sh\nexec "$@"\n')
+    (tmp_path / "docker-entrypoint.sh").chmod(0o755)
+    command = [word.replace("$$", "$").replace("/run/secrets", str(tmp_path)) for word in service["command"]]
+    lines = f"port 0\nunixsocket {tmp_path}/socket\ndir {tmp_path}\nEND\n"
+    command[-1] = command[-1].replace("END\n", lines).replace(f"<<{lines}", "<<END\n")
+    server = subprocess.Popen(
+        command, env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}, stdout=subprocess.DEVNULL
+    )
+    try:
+        with redis_py.Redis(
+            unix_socket_path=f"{tmp_path}/socket", password="a-password", decode_responses=True
+        ) as client:
+            wait_until(client.ping, "the cluster's Redis didn't answer")
+            for name, value in OPTIONS_OF_REDIS.items():
+                assert client.config_get(name)[name] == value
+            assert client.info("server")["process_id"] == server.pid
+        with redis_py.Redis(unix_socket_path=f"{tmp_path}/socket") as stranger, pytest.raises(redis_py.RedisError):
+            stranger.ping()
+        assert b"a-password" not in Path(f"/proc/{server.pid}/cmdline").read_bytes()
+    finally:
+        server.kill()
+        server.wait()
 
 
 @pytest.mark.skipif(HAPROXY is None, reason="needs haproxy")
