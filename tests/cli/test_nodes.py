@@ -23,7 +23,10 @@ def wait_until_true():
 def test_single_node_is_listed_and_leads(typed, server):
     where = ("--data-dir", str(server.folder / "data"))
     (row,) = json.loads(typed("node", "list", "--json", *where).stdout)
-    assert row.keys() == {"name", "version", "up_since", "workers", "connections", "leader", "draining", "alive"}
+    assert row.keys() == {
+        *("name", "version", "up_since", "workers", "connections", "leader", "draining", "alive", "fitness")
+    }
+    assert row["fitness"] == "fit"
     assert (row["name"], row["version"]) == (socket.gethostname(), redpoll.__version__)
     assert (row["workers"], row["leader"], row["draining"], row["alive"]) == (server.workers, True, False, True)
     assert 0 < row["up_since"] < time.time()
@@ -51,6 +54,15 @@ def test_balance_of_a_server_without_connections_closes_nothing(typed, server):
     where = ("--data-dir", str(server.folder / "data"))
     assert typed("balance", *where).stdout == "no node has more than 5 % above the mean; nothing is closed\n"
     assert json.loads(typed("balance", "--within", "5", "--json", *where).stdout) == {"moved": 0, "within_s": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("fitness", "state"), [("fit", "alive"), ("no record store", "alive, no record store"), ("unfit", "alive, unfit")]
+)
+def test_node_that_can_not_do_the_leaders_work_is_marked(typed, answering, fitness, state):
+    row = {"name": "a", "version": "1", "up_since": 5.0, "workers": 1, "connections": 0, "leader": False}
+    answering("nodes", [{**row, "draining": False, "alive": True, "fitness": fitness}])
+    assert typed("node", "list").stdout.startswith(f"a  {state}  1 workers")
 
 
 def test_without_a_server_there_is_no_list(typed, app_id):

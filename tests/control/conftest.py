@@ -161,6 +161,7 @@ def described(run: str, name: str, **changed: object) -> dict[str, object]:
         "draining": False,
         "alive": True,
         "accepts_per_s": 1_000,
+        "fitness": 2,
         "without_clients": [],
         **changed,
     }

@@ -33,6 +33,16 @@ async def test_rows_have_connections_of_living_workers_and_are_sorted_by_name(no
     assert (await nodes.rows())[0].up_since == 5.0
 
 
+async def test_rows_say_how_much_of_the_leaders_work_a_node_can_do(node):
+    async def read_workers():
+        return {}
+
+    nodes = NodeList(read_workers)
+    found = [node(run, run[0], fitness=fitness) for run, fitness in ((ONE, 2), (TWO, 1), (THREE, 0))]
+    nodes.take({"nodes": found, "leader": ONE})
+    assert [row.fitness for row in await nodes.rows()] == ["fit", "no record store", "unfit"]
+
+
 async def test_publishing_waits_for_a_worker_until_the_supervisor_says_that_it_has_no_clients(plane, wait_until):
     control = plane.plane
     control.receive({"alive": [1], "greatest": 1})

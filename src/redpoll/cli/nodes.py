@@ -41,6 +41,8 @@ def node_list(settings: config.Settings, as_json: bool) -> None:
     """List all nodes: name, state, workers, connections, version, and since when they are up.
 
     A node is alive, draining (it is stopping) or dead. One of them leads: it sends webhooks and cleans up after others.
+    A node that couldn't do all of this is marked: "no record store" if PostgreSQL doesn't answer it, "unfit" if its
+    control plane doesn't run or gets no answers from Redis.
 
     \b
     Examples:
@@ -53,6 +55,8 @@ def node_list(settings: config.Settings, as_json: bool) -> None:
         return
     for row in rows:
         state = "dead" if not row["alive"] else "draining" if row["draining"] else "alive"
+        if row["alive"] and row["fitness"] != "fit":
+            state += f", {row['fitness']}"
         columns = [safe(row["name"]), state + (", leader" if row["leader"] else "")]
         columns += [f"{row['workers']} workers", f"{row['connections']} connections", f"redpoll {safe(row['version'])}"]
         click.echo("  ".join([*columns, f"up since {time_text(row['up_since'])}"]))

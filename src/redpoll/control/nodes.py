@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+
+from redpoll.cluster.nodes import Fitness
 
 __all__ = ["NodeList", "NodeRow"]
 
 
+_FITNESS: Final = {
+    Fitness.FIT: "fit",
+    Fitness.WITHOUT_STORE: "no record store",
+    Fitness.UNFIT: "unfit",
+}
+
+
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     """One node. `up_since` is a Unix time. `workers` counts living processes, `connections` open sockets, as of up to
-    5 s ago."""
+    5 s ago. `fitness` is how much of the leader's work it can do: `fit`, `no record store` or `unfit`
+    (cluster.nodes.Fitness)."""
 
     name: str
     version: str
@@ -22,6 +32,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     leader: bool
     draining: bool
     alive: bool
+    fitness: str
 
 
 class NodeList:
@@ -62,6 +73,7 @@ class NodeList:
                 leader=node["run"] == self._leader,
                 draining=node["draining"],
                 alive=node["alive"],
+                fitness=_FITNESS[Fitness(node["fitness"])],
             )
             for node in self._nodes
         ]

@@ -2,7 +2,8 @@
 
 import json
 
-from redpoll.worker.ingress.http_errors import closing, error_response
+from redpoll.worker.ingress import http_errors
+from redpoll.worker.ingress.http_errors import ALIVE, alive_response, closing, error_response
 
 
 def test_an_error_has_the_apis_shape():
@@ -14,6 +15,17 @@ def test_an_error_has_the_apis_shape():
     error = json.loads(body)
     assert (error["error"], error["code"], error["status"], len(error["trace_id"])) == ("later", "unavailable", 503, 32)
     assert b"Connection" not in error_response(503, "unavailable", "later", keep_alive=True)
+
+
+def test_every_answer_has_the_date(monkeypatch):
+    for second, date in (
+        (784_111_777, b"Sun, 06 Nov 1994 08:49:37 GMT"),
+        (784_111_778, b"Sun, 06 Nov 1994 08:49:38 GMT"),
+    ):
+        monkeypatch.setattr(http_errors.time, "time", lambda second=second: second + 0.9)
+        for answer in (*map(alive_response, ALIVE), error_response(503, "unavailable", "later")):
+            assert b"\r\nDate: %b\r\n" % date in answer
+    assert alive_response(b"/").endswith(b"Content-Length: 2\r\n\r\nOK")
 
 
 def test_closing_adds_connection_close_once():

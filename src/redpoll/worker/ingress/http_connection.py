@@ -26,7 +26,13 @@ from redpoll.http_messages import (
     pack_fields,
 )
 from redpoll.worker.drained import MAX_UNSENT_BYTES
-from redpoll.worker.ingress.http_errors import ALIVE, TOO_MANY_OF_ADDRESS, closing, error_response
+from redpoll.worker.ingress.http_errors import (
+    ALIVE,
+    TOO_MANY_OF_ADDRESS,
+    alive_response,
+    closing,
+    error_response,
+)
 from redpoll.worker.ingress.http_head import KINDS, MAX_HEAD_BYTES, HeadFault, read_head, size_of_head
 
 if TYPE_CHECKING:
@@ -459,7 +465,7 @@ class HttpConnection:
             text = "this is a WebSocket address; connect with an Upgrade"
             answer = error_response(426, "bad_request", text, "Upgrade: websocket\r\n")
         elif request[3] in ALIVE and request[1] in (b"GET", b"HEAD"):
-            answer = ALIVE[request[3]]
+            answer = alive_response(request[3])
         else:
             refusal = http.refusal(self, request)
             if refusal is None:

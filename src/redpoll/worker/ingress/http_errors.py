@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
+import time
+from email.utils import formatdate
 from http import HTTPStatus
 
 import msgspec
 
-__all__ = ["ALIVE", "TOO_MANY_OF_ADDRESS", "closing", "error_response"]
+__all__ = ["ALIVE", "TOO_MANY_OF_ADDRESS", "alive_response", "closing", "error_response"]
 
-_OK = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b"
 # By path: these ask whether this process is alive, which doesn't depend on control. As control/health.py answers.
 ALIVE = {
-    b"/": _OK % (b"text/plain; charset=utf-8", 2, b"OK"),
-    b"/healthz": _OK % (b"application/json", 15, b'{"status":"ok"}'),
+    b"/": ("text/plain; charset=utf-8", b"OK"),
+    b"/healthz": ("application/json", b'{"status":"ok"}'),
 }
 TOO_MANY_OF_ADDRESS = (
     "your address has as many requests without a right credential under way as this server allows; send the request "
@@ -21,15 +23,31 @@ TOO_MANY_OF_ADDRESS = (
 )
 
 
+def alive_response(path: bytes) -> bytes:
+    """The complete response to a request for one of ALIVE."""
+    content_type, body = ALIVE[path]
+    return _response(200, content_type, "", body)
+
+
 def error_response(status: int, code: str, text: str, more_headers: str = "", *, keep_alive: bool = False) -> bytes:
     """A complete response. `more_headers` are complete header lines, each with its CRLF."""
     body = msgspec.json.encode({"error": text, "code": code, "status": status, "trace_id": secrets.token_hex(16)})
     connection = "" if keep_alive else "Connection: close\r\n"
+    return _response(status, "application/json", connection + more_headers, body)
+
+
+def _response(status: int, content_type: str, more_headers: str, body: bytes) -> bytes:
     head = (
-        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n{connection}{more_headers}\r\n"
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nDate: {_http_date(int(time.time()))}\r\n"
+        f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n{more_headers}\r\n"
     )
     return head.encode() + body
+
+
+@functools.lru_cache(maxsize=1)
+def _http_date(second: int) -> str:
+    """For the header Date, which a server with a clock sends (RFC 9110 section 6.6.1). Formatted once a second."""
+    return formatdate(second, usegmt=True)
 
 
 def closing(response: bytes) -> bytes:
