@@ -40,6 +40,7 @@ QUICK = {
     "canary_s": 0.1,
     "away_s": 60.0,
     "second_look_s": 0.25,
+    "full_s": 0.0,
     "offline_s": 0.15,
     "admit_retry_s": 0.025,
     "max_admit_s": 60.0,

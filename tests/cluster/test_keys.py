@@ -5,7 +5,7 @@ from zlib import crc32
 import pytest
 
 from redpoll.cluster import keys as keys_module
-from redpoll.cluster.keys import CONSOLE_TOPIC, SHARDS, TABLE, TAGS, Keys, cap_of_shard, shard
+from redpoll.cluster.keys import CONSOLE_TOPIC, SHARDS, TABLE, TAGS, Keys, cap_of_shard, shard, share_of_limit
 
 
 def crc16(data: bytes) -> int:
@@ -73,6 +73,7 @@ def test_every_name_follows_a_row_of_the_table():
     at, tag = shard("A", "C"), TAGS[shard("A", "C")].decode()
     day, request = TAGS[shard("A", "%day")].decode(), TAGS[shard("A", "%id:H")].decode()
     user, watched = TAGS[shard("A", "%u:U")].decode(), TAGS[shard("A", CONSOLE_TOPIC)].decode()
+    placed = TAGS[shard("A", "%places")].decode()
     traced = TAGS[shard("", "RUN")].decode()
     limited = TAGS[shard("", "ADDRESS")].decode()
     built = {
@@ -93,6 +94,7 @@ def test_every_name_follows_a_row_of_the_table():
         keys.published("A", "C", "ONCE", 0).replace(b"ONCE.0", b"ONCE.INDEX"),
         keys.request("A", "H").replace(b"{%b}" % request.encode(), b"{%b}" % tag.encode()),
         keys.spent("A", "YYYYMMDD").replace(b"{%b}" % day.encode(), b"{%b}" % tag.encode()),
+        keys.places("A").replace(b"{%b}" % placed.encode(), b"{%b}" % tag.encode()),
         keys.resumed("A", "U").replace(b"{%b}" % user.encode(), b"{%b}" % tag.encode()),
         keys.answers("ID"),
         keys.debug("A"),
@@ -122,6 +124,13 @@ def test_every_name_follows_a_row_of_the_table():
 @pytest.mark.parametrize(("most", "share"), [(1, 1), (32, 1), (33, 2), (10_000, 313), (1_000_000, 31_250)])
 def test_cap_on_channels_with_history_is_shared_by_the_shards_with_room_to_spare(most, share):
     assert cap_of_shard(most) == share
+
+
+@pytest.mark.parametrize(
+    ("limit", "signed", "public"), [(1, 0, 0), (6_399, 0, 0), (6_400, 50, 25), (1_000_000, 7_812, 3_906)]
+)
+def test_share_of_a_small_limit_is_nothing_and_of_a_large_one_half_of_an_even_share(limit, signed, public):
+    assert (share_of_limit(limit, signed=True), share_of_limit(limit, signed=False)) == (signed, public)
 
 
 def test_sharded_topics_are_published_by_the_sharded_command():

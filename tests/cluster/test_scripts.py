@@ -22,6 +22,7 @@ from redpoll.cluster.scripts import (
     HOLD,
     HOLD_PLAIN,
     LOCATE,
+    OCCUPIED,
     PUBLISH,
     REGISTER,
     SPEND,
@@ -94,7 +95,7 @@ async def plain(link, keys):
 def test_every_script_has_a_shebang_and_documents_its_keys_and_arguments():
     for script in ALL:
         lines = script.source.decode().splitlines()
-        if script in (HISTORY, LOCATE):
+        if script in (HISTORY, LOCATE, OCCUPIED):
             assert lines[0] == "#!lua flags=no-writes"
         else:
             assert lines[0] == ("#!lua" if script in (DIR_FILL, DIR_PUT, PUBLISH, SPEND) else "#!lua flags=allow-oom")

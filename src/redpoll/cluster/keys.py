@@ -18,6 +18,7 @@ __all__ = [
     "Keys",
     "cap_of_shard",
     "shard",
+    "share_of_limit",
     "user_pseudo",
 ]
 
@@ -60,6 +61,19 @@ def cap_of_shard(max_histories: int) -> int:
     """How many of its `max_histories` channels with history an app may have in one shard: twice an even share, because
     channels don't spread evenly over the shards, and at least one."""
     return max(1, -(-2 * max_histories // SHARDS))
+
+
+# Below this limit a channel that becomes occupied is always compared with the app's total.
+_MIN_SHARED_LIMIT: Final = 6_400
+
+
+def share_of_limit(max_occupied: int, *, signed: bool) -> int:
+    """How many occupied channels an app may have in one shard before another one is compared with the app's total
+    (membership/places.py): half of an even share, for channels that need no signature a quarter; 0 if the limit is
+    small, since one shard then has too few."""
+    if max_occupied < _MIN_SHARED_LIMIT:
+        return 0
+    return max_occupied // SHARDS // (2 if signed else 4)
 
 
 class Key(NamedTuple):
@@ -129,6 +143,14 @@ TABLE: Final = (
     ),
     Key("{T}:p:A:C", "hash", "user id → W W…\\n<user_info or empty>", "while held", "hold", "hold"),
     Key("{T}:a:A", "set", "occupied channels", "while any", "hold", "hold"),
+    Key(
+        "{T}:pl:A",
+        "zset",
+        "a worker and a channel that is about to become occupied, by the µs of the reservation",
+        "until occupied or refused, at most 10 s",
+        "reserve",
+        "worker, reserve, expiry",
+    ),
     Key(
         "{T}:y:A:U",
         "string",
@@ -306,6 +328,9 @@ class Keys:
 
     def occupied(self, at: int, app_id: str) -> bytes:
         return b"%ba:%b" % (self.heads[at], app_id.encode())
+
+    def places(self, app_id: str) -> bytes:
+        return b"%bpl:%b" % (self.heads[shard(app_id, "%places")], app_id.encode())
 
     def here_of(self, at: int, process: str) -> bytes:
         """`process` is a worker process, `RUN.K`."""

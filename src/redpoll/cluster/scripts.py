@@ -25,11 +25,13 @@ __all__ = [
     "HOLD_PLAIN",
     "LEAD",
     "LOCATE",
+    "OCCUPIED",
     "OK",
     "PUBLISH",
     "RATE",
     "REFUSED",
     "REGISTER",
+    "RESERVE",
     "RESTATE",
     "SPEND",
     "STALE",
@@ -64,6 +66,8 @@ class Script:
 REGISTER: Final = Script("register")
 HOLD: Final = Script("hold")
 HOLD_PLAIN: Final = Script("hold_plain")
+RESERVE: Final = Script("reserve")
+OCCUPIED: Final = Script("occupied")
 FENCE: Final = Script("fence")
 BURY: Final = Script("bury")
 BEAT: Final = Script("beat")
@@ -84,6 +88,8 @@ ALL: Final = (
     REGISTER,
     HOLD,
     HOLD_PLAIN,
+    RESERVE,
+    OCCUPIED,
     FENCE,
     BURY,
     BEAT,

@@ -304,8 +304,8 @@ _TABLE = (
         "max_occupied_channels",
         "count",
         "Channels that have subscribers at a time, over all workers; subscribes to further ones are refused, to public "
-        "ones from half of it on. It is divided into 64 parts with room to spare: up to twice as many fit, of a limit "
-        "below 1,000 up to three times, and 64 always. Each takes about 1 kB of Redis. 0: no limit.",
+        "ones from half of it on. Exact below 6,400; above, a client that chooses names for it can exceed the limit by "
+        "half. Each channel takes about 1 kB of Redis. 0: no limit.",
         maximum=100_000_000,
     ),
 )

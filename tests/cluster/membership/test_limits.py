@@ -1,5 +1,7 @@
 """What subscribes may leave in Redis: occupied channels of an app, and histories in which nothing was published."""
 
+import asyncio
+
 import pytest
 
 from redpoll.cluster.bus import Bus, Outgoing
@@ -30,8 +32,7 @@ async def nothing_held(worker, wait_until) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "presence-"])
 async def test_subscribes_to_further_channels_are_refused_at_the_apps_limit(a, b, make_app, wait_until, truth, prefix):
-    one, two = [name for name in (f"{prefix}{n}" for n in range(1_000)) if shard("7", name) == 5][:2]
-    # One in each shard.
+    one, two = f"{prefix}one", f"{prefix}two"
     a.app = b.app = make_app(max_occupied_channels=1)
     u, v, w = ("u", "v", "w") if prefix else (None, None, None)
     first = await a.attach(one, u)
@@ -50,15 +51,64 @@ async def test_subscribes_to_further_channels_are_refused_at_the_apps_limit(a, b
     await truth.settled([a, b])
 
 
-async def test_public_channels_take_at_most_half_of_the_places(a, make_app, wait_until):
+@pytest.mark.parametrize(("prefix", "most"), [("private-", 100), ("presence-", 100), ("", 50)])
+async def test_small_limit_is_exact_though_workers_subscribe_at_once(
+    a, b, start_worker, make_app, wait_until, truth, prefix, most
+):
+    """Of a limit of 100, 256 signed channels were let in, and 128 public ones."""
+    workers = [a, b, await start_worker(3)]
+    user = "u" if prefix == "presence-" else None
+    sockets = []
+    for worker in workers:
+        worker.app = make_app(max_occupied_channels=100)
+    for n in range(60):
+        for at, worker in enumerate(workers):
+            # Every tenth channel at two workers.
+            sockets.append(worker.join(f"{prefix}{at if n % 10 else 'shared'}-{n}", user))
+    outcomes = [await outcome(socket, wait_until) for socket in sockets]
+    assert set(outcomes) == {"attached", "channels"}
+    occupied = {socket.channel for socket in sockets if socket.state == "attached"}
+    assert len(occupied) == most
+    await truth.settled(workers)
+
+
+async def test_refused_and_left_channels_make_room(a, b, make_app, wait_until, truth):
+    a.app = b.app = make_app(max_occupied_channels=10)
+    for _ in range(3):
+        sockets = [worker.join(f"private-{n}") for n in range(15) for worker in (a, b)]
+        for at, socket in enumerate(sockets):
+            if at % 3 == 0:
+                # Some wait for their topic, others for a place.
+                await asyncio.sleep(0)
+                (a, b)[at % 2].leave(socket)
+        for socket in sockets:
+            await outcome(socket, wait_until)
+        occupied = {socket.channel for socket in sockets if socket.state == "attached"}
+        assert len(occupied) <= 10
+        await truth.settled([a, b])
+        a.leave_all()
+        b.leave_all()
+        await nothing_held(a, wait_until)
+        await nothing_held(b, wait_until)
+    assert [await outcome(a.join(f"private-{n}"), wait_until) for n in range(11)] == ["attached"] * 10 + ["channels"]
+
+
+async def test_strangers_who_fill_one_shard_keep_nobody_from_it(a, b, make_app, wait_until):
     """32 anonymous sockets that computed the names of one shard kept everyone from a chosen private channel."""
-    # Four in each shard.
-    a.app = make_app(max_occupied_channels=128)
-    names = [f"{prefix}{n}" for prefix in ("", "private-") for n in range(1_000)]
-    public, private = (
-        [name for name in names if shard("7", name) == 5 and name.startswith("private-") == signed][:3]
-        for signed in (False, True)
-    )
+    a.app = b.app = make_app(max_occupied_channels=12_800)
+    names = [f"{prefix}{n}" for prefix in ("", "private-") for n in range(30_000)]
+    names = [name for name in names if shard("7", name) == 5]
+    public = [name for name in names if not name.startswith("private-")]
+    # An even share of the shard is 200.
+    sockets = [a.join(name) for name in public[:300]]
+    assert {await outcome(socket, wait_until) for socket in sockets} == {"attached"}
+    assert await outcome(b.join(names[-1]), wait_until) == "attached"
+    assert await outcome(b.join(public[300]), wait_until) == "attached"
+
+
+async def test_public_channels_take_at_most_half_of_the_places(a, make_app, wait_until):
+    a.app = make_app(max_occupied_channels=4)
+    public, private = (["1", "2", "3"], ["private-1", "private-2", "private-3"])
     assert [await outcome(a.join(name), wait_until) for name in public] == ["attached", "attached", "channels"]
     assert [await outcome(a.join(name), wait_until) for name in private] == ["attached", "attached", "channels"]
     # Those that others occupy count too.
@@ -80,7 +130,7 @@ async def test_without_a_limit_calls_are_as_before(a, make_app, wait_until):
     a.app = make_app(max_occupied_channels=0)
     sockets = [a.join(name) for name in of_one_shard(50)]
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
-    assert all(local_channel.settings.max_occupied == 0 for local_channel in a.registry.local_channels())
+    assert all(local_channel.settings.share is None for local_channel in a.registry.local_channels())
 
 
 # Histories

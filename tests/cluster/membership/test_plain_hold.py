@@ -17,23 +17,25 @@ def call(flags="", base=0, joins=0):
     return HoldCall(base, 0, flags, (), (), [object()] * joins, True, False)
 
 
-def packed(keys, w, gen, channel, base=0, joins=0, max_occupied=0, app_id="7"):
+def packed(keys, w, gen, channel, base=0, joins=0, share=None, app_id="7"):
     plain_hold = PlainHold(keys)
     plain_hold.rename(w, gen)
-    return plain_hold.pack(app_id, channel, base, joins, max_occupied)
+    return plain_hold.pack(app_id, channel, base, joins, share)
 
 
 def test_command_is_what_hiredis_packs():
     keys = Keys("px")
-    for app_id, channel, base, joins, cap in (
+    for app_id, channel, base, joins, share in (
         ("7", "news", 0, 1, 31_250),
-        ("a-long-id", "prädikat", 511, 512, 0),
-        ("7", "x" * 200, 1_000_000, 256, 1),
+        ("a-long-id", "prädikat", 511, 512, None),
+        ("7", "x" * 200, 1_000_000, 256, 0),
     ):
         at = shard(app_id, channel)
         names = (keys.worker(at, "W"), keys.occupied(at, app_id), keys.left(at), keys.counts(app_id, channel))
-        expected = hiredis.pack_command((*HOLD_PLAIN.command(names, ("W", 12, app_id, channel, base, joins, cap)),))
-        assert packed(keys, "W", 12, channel, base, joins, cap, app_id) == expected
+        expected = hiredis.pack_command(
+            (*HOLD_PLAIN.command(names, ("W", 12, app_id, channel, base, joins, "" if share is None else share)),)
+        )
+        assert packed(keys, "W", 12, channel, base, joins, share, app_id) == expected
 
 
 def test_packer_follows_the_name_and_the_connection_of_its_worker():
@@ -41,7 +43,7 @@ def test_packer_follows_the_name_and_the_connection_of_its_worker():
     plain_hold = PlainHold(keys)
     for w, gen in (("V", 1), ("V", 2), ("W", 2)):
         plain_hold.rename(w, gen)
-        assert plain_hold.pack("7", "news", 0, 1, 0) == packed(keys, w, gen, "news", 0, 1)
+        assert plain_hold.pack("7", "news", 0, 1, None) == packed(keys, w, gen, "news", 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -92,13 +94,11 @@ async def test_short_and_long_form_leave_the_same_in_redis_and_answer_the_same(s
         w, channel = chance.choice(WORKERS), chance.choice(channels)
         base, joins = chance.randrange(attached.get((w, channel), 0) + 1), chance.choice((0, 0, 1, 3))
         gen = chance.choice((1, 1, 1, 1, 1, 1, 1, 2))
-        cap = chance.choice((0, 1, 2))
-        flags = Flag.OCCUPIED_LIMIT if cap else ""
-        names, args = encode(
-            others, w, gen, "7", channel, CHANNEL, b"topic", call(flags, base, joins), max_occupied=cap
-        )
+        share = chance.choice((None, 0, 1, 2))
+        flags = "" if share is None else Flag.OCCUPIED_LIMIT
+        names, args = encode(others, w, gen, "7", channel, CHANNEL, b"topic", call(flags, base, joins), share=share)
         long = decode(flags, answer := await link.execute(HOLD, names, args))
-        short = await send(link, packed(keys, w, gen, channel, base, joins, cap))
+        short = await send(link, packed(keys, w, gen, channel, base, joins, share))
         if long is None:
             assert short == answer == [STALE]
         else:

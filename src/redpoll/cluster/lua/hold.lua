@@ -21,11 +21,11 @@
 --       9 topic  10 PUBLISH or SPUBLISH  11 number of gone users  12 number of joins
 --       13... the gone users; then for PRESENCE a user and a user_info per join; then for HISTORY the epoch to begin if
 --       the channel has none of this era, the seconds that messages are kept, the cap on the app's channels with
---       history in this shard, and the era; then for OCCUPIED_LIMIT the cap on the app's occupied channels in this shard;
---       then for DEBOUNCE the debounce in ms
+--       history in this shard, and the era; then for OCCUPIED_LIMIT the app's share of occupied channels in this
+--       shard; then for DEBOUNCE the debounce in ms
 -- Returns {'OK', stamp, accepted, added, removed[, roster][, cached][, epoch, top][, total, due][, dropped]}.
---       accepted: a digit per join: 1, or 0 (beyond the cap), or 2 (beyond the cap on occupied channels). added, removed:
---       the joins and the gone users that this call announced, counted from 0. roster (ROSTER): p, flat. cached (CACHED): an envelope's tail, or nil. epoch, top (HISTORY):
+--       accepted: a digit per join: 1, or 0 (beyond the cap), or 2 (beyond the share of occupied channels: the channel needs
+--       a place). added, removed: the joins and the gone users that this call announced, counted from 0. roster (ROSTER): p, flat. cached (CACHED): an envelope's tail, or nil. epoch, top (HISTORY):
 --       epoch is nil if the app has no history left to give; top is the last offset. total, due (COUNT): the sum of all
 --       counts, and the ms until it may be announced, 0 if it is. dropped (COUNT_ROWS or CACHE_MISS_ROWS): the number
 --       of webhook rows that were not written because too many are unread.
@@ -58,7 +58,7 @@ local CACHED = flag('c')
 local HISTORY = flag('h')
 -- If nobody is left, a history in which nothing was published ends within minutes.
 local HISTORY_ENDS = flag('z')
--- An unoccupied channel may only be joined if the app has fewer occupied channels in this shard than the cap.
+-- An unoccupied channel may only be joined if the app has fewer occupied channels in this shard than its share.
 local OCCUPIED_LIMIT = flag('l')
 -- Write webhook rows: channel.occupied and .vacated; member.added and .removed; subscription.count; cache.miss.
 local OCCUPANCY_ROWS = flag('o')

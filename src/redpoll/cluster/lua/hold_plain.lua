@@ -5,10 +5,10 @@
 --
 -- KEYS  1 w  2 a  3 left  4 c, as in hold.lua
 -- ARGV  1 W  2 gen  3 app id  4 channel  5 base: the number of attached sockets that stay  6 number of joins
---       7 cap on the app's occupied channels in this shard, for a channel that W doesn't hold yet; 0: none
--- Returns the digit of each join: 1, or 2 (beyond the cap). Or {'FENCED'} or {'STALE'}, as hold.lua.
+--       7 share, as in hold.lua, for a channel that W doesn't hold yet; empty: none
+-- Returns the digit of each join: 1, or 2 (beyond the share). Or {'FENCED'} or {'STALE'}, as hold.lua.
 
-local W, channel, base, joins, cap = ARGV[1], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local W, channel, base, joins, share = ARGV[1], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local field = ARGV[3] .. ':' .. channel
 
 local stored = redis.call('HGET', KEYS[1], 'gen')
@@ -19,7 +19,7 @@ local holders = redis.call('HLEN', KEYS[4])
 -- hold.lua keeps the sum of the counts there while the app has subscription_count turned on. This call doesn't.
 if holders > 0 then holders = holders - redis.call('HDEL', KEYS[4], 'sum') end
 local digit = 1
-if cap > 0 and holders == 0 and redis.call('SCARD', KEYS[2]) >= cap then digit, joins = 2, 0 end
+if share and holders == 0 and redis.call('SCARD', KEYS[2]) >= share then digit, joins = 2, 0 end
 
 local n = base + joins
 if n > 0 then

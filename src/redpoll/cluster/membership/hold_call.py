@@ -17,6 +17,7 @@ from redpoll.cluster.scripts import OK
 from redpoll.protocol.channels import OWN_PREFIX, is_cache
 
 __all__ = [
+    "BEYOND_SHARE",
     "CHANNEL",
     "CONNECTIONS",
     "PRESENCE",
@@ -45,6 +46,9 @@ CONNECTIONS: Final = "q"
 TOPIC: Final = "t"
 """A channel that is only a subscribed topic, such as #server-to-user-…. `hold` is never called for it."""
 
+# The digit of HoldReply.accepted for subscribes to a channel that needs a place (places.py).
+BEYOND_SHARE: Final = b"2"
+
 # The `gen` of the reaper, which speaks for a worker that is fenced.
 REAPER_GEN: Final = -1
 
@@ -69,7 +73,7 @@ class Flag:
     HISTORY_ENDS: Final = "z"
     """If nobody is left, a history in which nothing was published ends within minutes."""
     OCCUPIED_LIMIT: Final = "l"
-    """An unoccupied channel is joined only if the app has few enough occupied ones."""
+    """An unoccupied channel is joined only if the app has fewer occupied ones in this shard than its share."""
     OCCUPANCY_ROWS: Final = "o"
     """Write webhook rows for channel.occupied and channel.vacated."""
     MEMBER_ROWS: Final = "m"
@@ -143,9 +147,9 @@ class HistoryTerms(NamedTuple):
 class HoldReply(NamedTuple):
     """What Redis answered. Fields that the call's flags didn't ask for keep their defaults.
 
-    `accepted` has one digit for each subscription of the call: b"1"; b"0" beyond the cap; b"2" if the app has as many
-    occupied channels as it may have. `added` indexes the call's `joins`,
-    `removed` its `gone`: the users whose arrival or departure this call announced.
+    `accepted` has one digit for each subscription of the call: b"1"; b"0" beyond the cap; b"2" if the app has
+    its share of occupied channels in this shard, so the channel needs a place (places.py). `added` indexes the call's
+    `joins`, `removed` its `gone`: the users whose arrival or departure this call announced.
     """
 
     stamp: int
@@ -207,11 +211,11 @@ def encode(
     call: HoldCall[Any],
     extra_flags: str = "",
     history: HistoryTerms | None = None,
-    max_occupied: int = 0,
+    share: int | None = None,
     debounce_ms: int = 0,
 ) -> tuple[list[bytes], list[bytes | str | int]]:
     """KEYS and ARGV of a call that worker `w` makes. `extra_flags` are the sender's; `history` is required with
-    Flag.HISTORY, `max_occupied` with Flag.OCCUPIED_LIMIT: the cap in this shard. `debounce_ms` is for Flag.DEBOUNCE."""
+    Flag.HISTORY, `share` (ChannelSettings) with Flag.OCCUPIED_LIMIT. `debounce_ms` is for Flag.DEBOUNCE."""
     base, cap, flags, gone, joins, tickets, _, _ = call
     flags += extra_flags
     args: list[bytes | str | int] = [
@@ -235,7 +239,8 @@ def encode(
         assert history is not None
         args += history
     if Flag.OCCUPIED_LIMIT in flags:
-        args.append(max_occupied)
+        assert share is not None
+        args.append(share)
     if Flag.DEBOUNCE in flags:
         args.append(debounce_ms)
     return hold_keys(keys, w, app_id, channel, kind, flags), args

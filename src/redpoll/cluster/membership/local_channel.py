@@ -14,8 +14,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from redpoll.cluster.keys import cap_of_shard
-from redpoll.cluster.membership.hold_call import CHANNEL, PRESENCE, TOPIC, Flag, HoldCall, hook_flags
+from redpoll.cluster.keys import cap_of_shard, share_of_limit
+from redpoll.cluster.membership.hold_call import BEYOND_SHARE, CHANNEL, PRESENCE, TOPIC, Flag, HoldCall, hook_flags
 from redpoll.cluster.membership.tally import Tally
 from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.channels import is_cache, needs_auth
@@ -30,7 +30,9 @@ MAX_GONE: Final = 256
 # `LocalChannel.confirmed` after a call with an unknown outcome: another call is due.
 UNKNOWN: Final = -1
 
+# The digits of HoldReply.accepted.
 _ACCEPTED: Final = ord("1")
+_BEYOND_SHARE: Final = ord(BEYOND_SHARE)
 
 
 class Ticket:
@@ -68,15 +70,15 @@ class HistoryPosition:
 class ChannelSettings(NamedTuple):
     """What the app's record says about a channel. `cap`: most members. `caches`: joiners get the cached event. `hooks`:
     the flags of `hold` for webhook rows. `rule`: the history rule, None without history. `max_histories`: cap on the
-    app's channels with history in this shard. `max_occupied`: cap on its occupied channels there, 0 for none; for a
-    channel that needs no signature, half of it."""
+    app's channels with history in this shard. `share`: while fewer of the app's channels are occupied there, this one
+    may become so without a place (places.py); None: always."""
 
     cap: int = 0
     caches: bool = False
     hooks: str = ""
     rule: HistoryRule | None = None
     max_histories: int = 0
-    max_occupied: int = 0
+    share: int | None = None
 
 
 NO_SETTINGS: Final = ChannelSettings()
@@ -87,11 +89,8 @@ NO_SETTINGS: Final = ChannelSettings()
 def _settings_of(
     cap: int, caches: bool, hooks: str, rule: HistoryRule | None, histories: int, occupied: int, signed: bool
 ) -> ChannelSettings:
-    max_occupied = cap_of_shard(occupied) if occupied else 0
-    if not signed:
-        # Anyone can occupy public channels, also many of the shard in which a certain private channel is.
-        max_occupied = -(-max_occupied // 2)
-    return ChannelSettings(cap, caches, hooks, rule, cap_of_shard(histories), max_occupied)
+    share = share_of_limit(occupied, signed=signed) if occupied else None
+    return ChannelSettings(cap, caches, hooks, rule, cap_of_shard(histories), share)
 
 
 class Subscription(Enum):
@@ -110,6 +109,8 @@ class Activity(Enum):
     """The last call failed with an error; the same call is made again after a delay."""
     SCAN = "scan"
     """Redis lists the channel under our name, though we don't hold it: its users are being read."""
+    PLACE = "place"
+    """Its shard has its share of occupied channels: the app's total is being read (places.py)."""
     DROPPED = "dropped"
     """The channel is no longer held. Final."""
 
@@ -193,7 +194,7 @@ class LocalChannel:
     record `app`.
 
     `call` is the call in flight. `confirmed` is the count that Redis has. `asserted` is False from a break until Redis
-    has everything again.
+    has everything again. `has_place`: it may become occupied, whatever its shard has.
     """
 
     __slots__ = (
@@ -207,6 +208,7 @@ class LocalChannel:
         "channel",
         "confirmed",
         "failures",
+        "has_place",
         "history",
         "kind",
         "members",
@@ -237,6 +239,7 @@ class LocalChannel:
         self.call: HoldCall[Ticket] | None = None
         self.confirmed = 0
         self.failures = 0
+        self.has_place = False
         self.subscription = Subscription.NONE
         self.activity = Activity.NONE
         self.asserted = True
@@ -438,13 +441,14 @@ class LocalChannel:
                 self.needs_position = False
             elif not self.attached:
                 flags += Flag.HISTORY_ENDS
-        if settings.max_occupied and tickets and not self.attached:
+        if settings.share is not None and tickets and not self.attached and not self.has_place:
             flags += Flag.OCCUPIED_LIMIT
         return HoldCall(self.attached, settings.cap, flags + settings.hooks, gone, joins, tickets, True, recheck)
 
     def accept(self, call: HoldCall[Ticket], accepted: bytes) -> tuple[list[Ticket], list[Ticket]]:
         """Redis carried out `call`; `accepted` has a digit for each subscription. Returns the tickets that are attached
-        now and those that were refused; cancelled tickets are in neither."""
+        now and those that were refused; cancelled tickets are in neither. Those of a channel that needs a place wait
+        again."""
         self.confirmed = call.base + accepted.count(b"1")
         if not self.confirmed and Flag.USERS_REMAIN in call.flags:
             # Redis may have kept it at 1.
@@ -461,7 +465,11 @@ class LocalChannel:
         joined: list[Ticket] = []
         refused: list[Ticket] = []
         left: list[str] = []
+        again: dict[Ticket, None] = {}
         for ticket, digit in zip(call.tickets, accepted, strict=False):
+            if digit == _BEYOND_SHARE and not ticket.cancelled:
+                again[ticket] = None
+                continue
             ticket.local_channel = None
             if digit == _ACCEPTED:
                 if not ticket.cancelled:
@@ -473,7 +481,16 @@ class LocalChannel:
                 refused.append(ticket)
         if left and members is not None:
             members.mark_gone(left)
+        if again:
+            self.waiting = {**again, **(self.waiting or {})}
         return joined, refused
+
+    def take_waiting(self) -> list[Ticket]:
+        """Takes all subscribes off the queue."""
+        tickets, self.waiting = list(self.waiting or ()), None
+        for ticket in tickets:
+            ticket.local_channel = None
+        return tickets
 
     def fail(self, call: HoldCall[Ticket]) -> None:
         """`call` failed or its outcome is unknown: its subscribes wait again, ahead of the others."""
@@ -502,10 +519,8 @@ class LocalChannel:
 
     def attach_waiting(self) -> list[Ticket]:
         """The topic of a channel that isn't held is subscribed: attaches all that wait, and returns them."""
-        joined = list(self.waiting or ())
-        self.waiting = None
+        joined = self.take_waiting()
         for ticket in joined:
-            ticket.local_channel = None
             self.attach(ticket)
         return joined
 
@@ -543,6 +558,7 @@ class LocalChannel:
     def _begin_assertion(self) -> None:
         self._recount()
         self.asserted = False
+        self.has_place = False
         if self.members is not None:
             self.members.unasserted = None
             self.members.recheck = False

@@ -26,7 +26,8 @@ class MembershipEvents(Protocol):
         is none, None on other channels. Then send `total`, the subscription_count, unless it is None."""
 
     def refused(self, local_channel: LocalChannel, ticket: Ticket, reason: str) -> None:
-        """`members`: the channel is full. `unavailable`: Redis didn't answer in time."""
+        """`members`: the channel is full. `channels`: the app has as many occupied ones as it may have. `unavailable`:
+        Redis didn't answer in time."""
 
     def withdrawn(self, ticket: Ticket) -> None:
         """Redis has answered, or won't, a call with this subscribe, which was cancelled after the call was made."""

@@ -31,6 +31,7 @@ def _bulk(value: bytes) -> bytes:
 
 # Most channels have few sockets and short names.
 _NUMBERS: Final = tuple(_bulk(b"%d" % number) for number in range(512))
+_NO_SHARE: Final = _bulk(b"")
 _SIZES: Final = tuple(b"$%d\r\n" % size for size in range(512))
 
 
@@ -63,8 +64,8 @@ class PlainHold:
             self._w, self._gen = w, gen
             self._parts.clear()
 
-    def pack(self, app_id: str, channel: str, base: int, joins: int, max_occupied: int) -> bytes:
-        """The command. `base`, `joins` and `max_occupied` (0: no cap) as in `encode`."""
+    def pack(self, app_id: str, channel: str, base: int, joins: int, share: int | None) -> bytes:
+        """The command. `base`, `joins` and `share` as in `encode`."""
         at = shard(app_id, channel)
         parts = self._parts.get((at, app_id))
         if parts is None:
@@ -84,7 +85,7 @@ class PlainHold:
                 b"\r\n",
                 _number(base),
                 _number(joins),
-                _number(max_occupied),
+                _NO_SHARE if share is None else _number(share),
             )
         )
 

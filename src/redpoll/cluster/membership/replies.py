@@ -23,9 +23,6 @@ from redpoll.cluster.membership.timings import Timings
 
 __all__ = ["Replies"]
 
-# The digit of HoldReply.accepted for subscribes beyond the cap on occupied channels.
-_BEYOND_OCCUPIED = b"2"
-
 
 def _carry_out(report: Callable[..., None], *values: object) -> None:
     # An exception is reported to the loop, and doesn't keep the rest of the reply from being applied.
@@ -77,7 +74,7 @@ class Replies:
         attached = before > 0
         joined, refused = local_channel.accept(call, reply.accepted)
         self._channels.attached_changed(local_channel, before)
-        self._pending.discard(call.tickets)
+        self._pending.discard(ticket for ticket in call.tickets if ticket.local_channel is None)
         if local_channel.kind == CONNECTIONS:
             self._connection_limit.answered(local_channel, joined, refused)
             return
@@ -100,10 +97,15 @@ class Replies:
             if total is not None and local_channel.tally is not None:
                 local_channel.tally.joined(total, alone=not attached)
             _carry_out(self._events.joined, local_channel, joined, cached, total)
-        if refused:
-            reason = "channels" if _BEYOND_OCCUPIED in reply.accepted else "members"
-            for ticket in refused:
-                _carry_out(self._events.refused, local_channel, ticket, reason)
+        for ticket in refused:
+            _carry_out(self._events.refused, local_channel, ticket, "members")
+
+    def refuse(self, local_channel: LocalChannel) -> None:
+        """The channel may not become occupied: its waiting sockets are refused."""
+        refused = local_channel.take_waiting()
+        self._pending.discard(refused)
+        for ticket in refused:
+            _carry_out(self._events.refused, local_channel, ticket, "channels")
 
     def withdrawn(self, ticket: Ticket) -> None:
         """The call with this subscribe, which was cancelled meanwhile, has ended."""

@@ -18,10 +18,11 @@ import structlog
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
 from redpoll.cluster.membership.connection_state import Connection, ConnectionState
-from redpoll.cluster.membership.hold_call import TOPIC, Flag, HistoryTerms, HoldCall, decode, encode
+from redpoll.cluster.membership.hold_call import BEYOND_SHARE, TOPIC, Flag, HistoryTerms, HoldCall, decode, encode
 from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.local_channel import Activity, LocalChannel, Subscription, Ticket
 from redpoll.cluster.membership.local_channels import LocalChannels
+from redpoll.cluster.membership.places import Outcome, Places
 from redpoll.cluster.membership.plain_hold import PlainHold, is_plain_call, plain_reply
 from redpoll.cluster.membership.replies import Replies
 from redpoll.cluster.membership.slices import Cursor, Queue, Slices
@@ -130,6 +131,7 @@ class Sync:
         self._timings = timings
         self._debounce_ms = round(debounce_s * 1000)
         self._plain_hold = PlainHold(keys)
+        self._places = Places(link, keys, timings, self._place_decided)
         # The caller names the epoch before it knows whether the history needs a new one, so each call brings a name.
         self._run = secrets.token_hex(6)
         self._epochs = count(1)
@@ -238,6 +240,8 @@ class Sync:
         self._joining.discard(local_channel)
         self._calling.discard(local_channel)
         self._dirty.discard(local_channel)
+        if local_channel.has_place:
+            self._places.release(local_channel)
         self._asserted(local_channel)
         if local_channel.subscription is not Subscription.NONE and self._link.up:
             self._unsubscribing.add(local_channel.topic)
@@ -339,9 +343,9 @@ class Sync:
         settings, incarnation = local_channel.settings, self._incarnation
         if is_plain_call(local_channel.kind, call):
             self._plain_hold.rename(incarnation.w, incarnation.gen)
-            max_occupied = settings.max_occupied if call.flags else 0
+            share = settings.share if call.flags else None
             app_id, channel, joins = local_channel.app_id, local_channel.channel, len(call.tickets)
-            command = self._plain_hold.pack(app_id, channel, call.base, joins, max_occupied)
+            command = self._plain_hold.pack(app_id, channel, call.base, joins, share)
             self._link.call_packed(command, partial(self._answered, local_channel, call))
             return
         if call.big_reply:
@@ -365,7 +369,7 @@ class Sync:
             call,
             extra_flags,
             history,
-            settings.max_occupied,
+            settings.share,
             self._debounce_ms,
         )
         self._link.run(HOLD, names, args, partial(self._answered, local_channel, call))
@@ -377,6 +381,8 @@ class Sync:
         big_reply = call.big_reply
         if big_reply:
             self._big_replies[big_reply].awaited -= 1
+        if local_channel.has_place:
+            self._places.release(local_channel)
         try:
             reply = None
             if isinstance(outcome, int):
@@ -386,6 +392,8 @@ class Sync:
             if reply is not None:
                 self.unhooked += reply.dropped
                 self._replies.apply(local_channel, call, reply)
+                if call.tickets and local_channel.waiting and BEYOND_SHARE in reply.accepted:
+                    self._places.ask(local_channel)
             else:
                 local_channel.fail(call)
                 if isinstance(outcome, hiredis.ReplyError):
@@ -405,6 +413,14 @@ class Sync:
             else:
                 self.touch(local_channel)
             self._continue(big_reply)
+
+    def _place_decided(self, local_channel: LocalChannel, outcome: Outcome) -> None:
+        if isinstance(outcome, hiredis.ReplyError):
+            self._retry(local_channel, outcome)
+            return
+        if outcome is False:
+            self._replies.refuse(local_channel)
+        self.touch(local_channel)
 
     def _asserted(self, local_channel: LocalChannel) -> None:
         if local_channel in self._unasserted:

@@ -19,6 +19,12 @@ class Timings:
     """The worker is not ready when Redis has been silent for longer."""
     second_look_s: float = 5.0
     """How long other workers may take after a break to tell Redis again what they hold."""
+    reserved_s: float = 10.0
+    """A reserved place of a channel that isn't occupied then is free again: its worker may be dead."""
+    look_s: float = 0.02
+    """Between two looks at the total of an app's occupied channels."""
+    full_s: float = 1.0
+    """For so long after a refusal, an app's further channels are refused without another look at its total."""
     offline_s: float = 3.0
     """A user who went offline is reported after this time, so that a page reload goes unnoticed."""
     admit_retry_s: float = 0.5
