@@ -225,7 +225,9 @@ class Stranger:
         names = (
             name for name in map("x{}".format, itertools.count()) if crc32((own + name).encode()) % _SHARDS == wanted
         )
-        await self._occupy(40, names)
+        # All of them now: a search while the attack runs would hold up the loop, and with it the end of the attack.
+        found = list(itertools.islice(names, 40 * self.target.size(1_000)))
+        await self._occupy(40, itertools.cycle(found))
 
     async def names(self) -> None:
         await self._occupy(70, (f"long-{number}".ljust(198, "x") for number in itertools.count()))

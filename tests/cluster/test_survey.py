@@ -1,10 +1,12 @@
 import asyncio
 
+import msgspec
 import pytest
 
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.link import Link
 from redpoll.cluster.membership.reaper import Reaper
+from redpoll.cluster.nodes import Node
 from redpoll.cluster.survey import Survey
 
 
@@ -46,6 +48,17 @@ async def test_silent_worker_makes_the_answer_unavailable_and_is_named(workers, 
     with pytest.raises(Unavailable, match=process):
         # Long enough to read the answers of the others once: before that, nobody is named.
         await Survey(link, keys).ask("terminate")
+
+
+async def test_worker_without_clients_that_can_not_reach_redis_is_not_waited_for(workers, link, keys):
+    workers[1].registry.on_sys = workers[1].sys.append
+    run, k = workers[1].registry.w.split(".")[:2]
+    about = {"name": "a", "version": "1", "store": "s", "started": 0.0, "workers": [int(k)], "greatest": int(k)}
+    out = Node(**about, control=True, draining=False, beat=1, without_clients=[int(k)])
+    asking = asyncio.ensure_future(Survey(link, keys, answer_s=60).ask("terminate"))
+    # Its supervisor says so while the question waits; an entry that can't be read says nothing.
+    await link.ask(b"HSET", keys.nodes, run, msgspec.json.encode(out), "b" * 12, "{}")
+    assert set(await asking) == {workers[0].registry.w, workers[2].registry.w}
 
 
 async def test_worker_that_is_reaped_meanwhile_is_not_waited_for(workers, link, keys):

@@ -1,8 +1,8 @@
 """Asks all workers a question and collects their answers.
 
 The question is a message on `sys`; each answer is an entry of a list in Redis that belongs to the question. Surveys are
-for rare requests about sockets, such as closing a user's connections; counts and members are in Redis. Dead workers and
-earlier names of living workers aren't waited for.
+for rare requests about sockets, such as closing a user's connections; counts and members are in Redis. Dead workers,
+earlier names of living workers, and workers that are out of service and have no sockets aren't waited for.
 
 The asker reads the list every 2 to 50 ms, together with the heartbeats, until all living workers have answered. It
 can't wait for pushes instead: a worker that dies sends none, and only heartbeats show that it needn't be waited for.
@@ -10,6 +10,7 @@ A blocking read (BLPOP) would hold up every other command on the process's one c
 """
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Iterator
 from typing import Any, Final
@@ -20,6 +21,7 @@ import msgspec
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
+from redpoll.cluster.nodes import Node
 
 __all__ = ["Survey", "delays_s", "read_answers", "send_answer"]
 
@@ -76,6 +78,8 @@ class Survey:
                     )
                     answers = {w: msgspec.json.decode(answer) for w, answer in raw.items()}
                     silent = _living(beats) - {_process(w) for w in answers}
+                    if silent and delay_s == _MAX_DELAY_S:
+                        silent -= await self._without_clients()
                     if not silent:
                         break
                     await asyncio.sleep(delay_s)
@@ -85,6 +89,16 @@ class Survey:
             raise Unavailable(f"no answer from {missing} within {self._answer_s:g} s") from None
         except (LinkDown, hiredis.ReplyError) as error:
             raise Unavailable(str(error)) from None
+
+    async def _without_clients(self) -> set[str]:
+        """The worker processes that can't reach Redis and have no clients, as their supervisors say."""
+        found: set[str] = set()
+        for run, entry in (await self._link.ask(b"HGETALL", self._keys.nodes)).items():
+            # A node of another version may be unreadable here; its supervisor's readers log that.
+            with contextlib.suppress(msgspec.DecodeError):
+                node = msgspec.json.decode(entry, type=Node)
+                found |= {f"{run.decode()}.{k}" for k in node.without_clients}
+        return found
 
     def answer(self, question: str, w: str, answer: Any) -> None:
         """Answers a question. `question` is the message's `id`, `answer` any JSON value. Every worker answers every
