@@ -10,10 +10,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,6 +21,7 @@ import hiredis
 import structlog
 import uvloop
 
+from redpoll import embedded
 from redpoll._frame import frame_of
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.envelopes import event_envelope
@@ -200,9 +199,7 @@ def main() -> None:
     options = parser.parse_args()
     options.envelopes -= options.envelopes % A_CALL
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    binary = shutil.which("redis-server") or shutil.which("valkey-server")
-    if binary is None:
-        sys.exit("no redis-server or valkey-server on PATH")
+    binary = str(embedded.find_binary())
     with tempfile.TemporaryDirectory(prefix="rp") as folder:
         path = str(Path(folder) / "redis.sock")
         settings = ["--port", "0", "--unixsocket", path, "--dir", folder, "--save", ""]

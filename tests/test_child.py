@@ -88,10 +88,12 @@ async def test_silence_counts_from_the_first_answer_or_from_ready(child):
     with theirs:
         child.child_pipe = ChildPipe(ours.detach())
         assert [child.ping() for _ in range(3)] == [0, 0, 0]
+        assert child.unanswered_at_start == 2
         child.ready = True
         assert [child.ping() for _ in range(3)] == [1, 2, 3]
         child.child_pipe.pong_due = False
         assert [child.ping() for _ in range(3)] == [0, 1, 2]
+        assert child.unanswered_at_start == 2
         child.child_pipe.close()
 
 

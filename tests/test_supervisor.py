@@ -37,6 +37,8 @@ if "die" in does:
     sys.exit(3)
 pipe = ChildPipe(fd)
 start = pipe.read_start()
+if "hang" in does and start.k == 2:
+    signal.pause()
 notes = open(folder / f"{place}.{os.getpid()}", "a", buffering=1)
 def note(what): notes.write(json.dumps(what) + "\\n")
 note({"k": start.k, "number": start.number, "run": start.run, "redis_url": start.redis_url,
@@ -477,6 +479,17 @@ async def test_worker_that_does_not_end_is_killed_after_the_grace_period(tree, w
     await wait_until(lambda: tree.is_ready)
     assert tree.stop() == 0
     assert 'child killed, it did not end in time child="worker 0"' in tree.err
+
+
+async def test_worker_that_hangs_at_its_start_is_killed_and_started_again(tree, wait_until):
+    tree.does("worker1", "hang")
+    # 18 s, in which the healthy one starts on a slow machine.
+    tree.start(workers=2, environment={"PING_EVERY_S": "0.3"})
+    await wait_until(lambda: tree.is_ready)
+    assert 'child killed, it does not start child="worker 1" unanswered_pings=60' in tree.err
+    assert [note["k"] for note in tree.notes("worker1") if "k" in note] == [3]
+    assert len(tree.pids("worker0")) == 1
+    assert tree.lists()[-1] == {"alive": [1, 3], "greatest": 3}
 
 
 async def test_first_ctrl_c_stops_in_order_and_the_second_kills(tree, wait_until):

@@ -38,7 +38,8 @@ class Child:
     one for TLS, and `child_pipe` the connection to the process; each is None where the child has none.
 
     `k` and `ready` describe the present process. `ended` is set while no process runs, `stopped_listening` once the
-    process has closed its listening sockets. `quick_deaths` counts the processes in a row that lived less than 10 s.
+    process has closed its listening sockets. `unanswered_at_start` counts the calls of `ping` that found no answer
+    before the present process's first one. `quick_deaths` counts the processes in a row that lived less than 10 s.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Child:
         self.stopped_listening = asyncio.Event()
         self.ended = asyncio.Event()
         self.ended.set()
+        self.unanswered_at_start = 0
         self.quick_deaths = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
@@ -81,6 +83,7 @@ class Child:
         )
         self._started_at = monotonic()
         self.ready = False
+        self.unanswered_at_start = 0
         self._silent_pings = None
         self._was_pinged = False
         self.ended.clear()
@@ -94,14 +97,16 @@ class Child:
         """Asks the process for an answer. Returns for how many calls in a row it has not answered.
 
         Calls are counted, not seconds: after a stall of the supervisor, or of the whole machine, this is one late call.
-        A process that starts has as long as it needs until it answers or is ready: it may have to migrate the record
-        store.
+        A process that starts isn't counted here until it answers or is ready: control may have to migrate the record
+        store. `unanswered_at_start` counts it.
         """
         if self.child_pipe is None:
             return 0
         if self.child_pipe.pong_due:
             if self._silent_pings is not None or self.ready:
                 self._silent_pings = (self._silent_pings or 0) + 1
+            else:
+                self.unanswered_at_start += 1
         else:
             if self._was_pinged:
                 self._silent_pings = 0

@@ -52,6 +52,9 @@ _PING_EVERY_S = 1.0
 # Clients that a worker takes over per second, in its heartbeat. It can connect and subscribe four times as many.
 _ACCEPTS_PER_WORKER_S = 1_000
 _MAX_SILENT_PINGS = 30
+# A worker has no long work at its start, so it hangs too if it leaves so many unanswered before its first answer. Until
+# it is ready, publishes of all nodes wait for it after Redis was away.
+_MAX_SILENT_PINGS_AT_START = 60
 _REDIS_ENDS_WITHIN_S = 10.0
 _MAX_SOCKET_PATH_BYTES = 107
 
@@ -467,6 +470,13 @@ class Supervisor:
         for child in (self._control, *self._workers):
             if child.ping() == _MAX_SILENT_PINGS:
                 log.error("child killed, it does not answer", child=child.name, unanswered_pings=_MAX_SILENT_PINGS)
+                child.signal(signal.SIGKILL)
+            elif child.k and child.unanswered_at_start == _MAX_SILENT_PINGS_AT_START:
+                log.error(
+                    "child killed, it does not start",
+                    child=child.name,
+                    unanswered_pings=_MAX_SILENT_PINGS_AT_START,
+                )
                 child.signal(signal.SIGKILL)
 
     def _restart(self, child: Child) -> None:
