@@ -14,11 +14,15 @@ RUN apt-get update \
 RUN python3 -m venv /opt/redpoll
 WORKDIR /source
 COPY pyproject.toml setup.py MANIFEST.in README.md ./
+COPY deploy/requirements.lock deploy/requirements-build.lock ./
 COPY ext ext
 COPY src src
 # Nothing needs pip later. Symbols, sources of extensions and tests of libraries are 50 MB. Bytecode is compiled once, here.
-RUN /opt/redpoll/bin/pip install --no-cache-dir --no-compile '.[embedded,otel,postgres]' \
-    && /opt/redpoll/bin/pip uninstall -y pip \
+# Only files whose hashes are in the lock files (deploy/lock-requirements) are installed.
+RUN /opt/redpoll/bin/pip install --no-cache-dir --no-compile --require-hashes -r requirements.lock -r requirements-build.lock \
+    && /opt/redpoll/bin/pip install --no-cache-dir --no-compile --no-index --no-deps --no-build-isolation . \
+    && /opt/redpoll/bin/pip check \
+    && /opt/redpoll/bin/pip uninstall -y cython setuptools pip \
     && find /opt/redpoll/lib -name '*.so' -exec strip --strip-unneeded {} + \
     && find /opt/redpoll/lib -regex '.*\.\(pyx\|pxd\|pxi\|pyi\|c\|h\|hpp\)' -delete \
     && rm -r /opt/redpoll/lib/python3.*/site-packages/sqlalchemy/testing \

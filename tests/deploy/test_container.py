@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,66 @@ def test_dockerfile_uses_settings_commands_and_ports_that_exist():
     assert f"EXPOSE {Settings().port} {Settings().control_port}" in text
     for words in re.findall(r'^(?:HEALTHCHECK .*\n\s+)?CMD \["(?:redpoll", ")?([a-z]+)"', text, re.MULTILINE):
         assert words in main.commands
+
+
+def locked(name: str) -> dict[str, str]:
+    """The versions in a lock file, by package. Fails if a package has no hash, or the file names an address."""
+    text = (ROOT / "deploy" / name).read_text()
+    assert "://" not in text
+    entries = re.findall(r"^(\S+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text, re.MULTILINE)
+    assert len(entries) == len(re.findall("==", text))
+    return {package: version for package, version, _ in entries}
+
+
+def fits(requirement: str, versions: dict[str, str]) -> bool:
+    """Whether the version of a requirement's package is in its bounds. Markers are those of other Pythons."""
+    package, bounds = re.match(r"([A-Za-z0-9_-]+)(?:\[.*\])?([^;]*)", requirement).groups()
+    version = [int(part) for part in re.findall(r"\d+", versions[package.lower().replace("_", "-")])]
+    for sign, bound in re.findall(r"(>=|<)([\d.]+)", bounds):
+        limit = [int(part) for part in bound.split(".")]
+        if (version >= limit) != (sign == ">="):
+            return False
+    return True
+
+
+def test_image_installs_only_files_with_known_hashes_and_all_that_redpoll_requires():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = declared["project"]["optional-dependencies"]
+    required = [*declared["project"]["dependencies"], *extras["embedded"], *extras["otel"], *extras["postgres"]]
+    versions = locked("requirements.lock")
+    assert [line for line in required if not fits(line, versions)] == []
+    building = locked("requirements-build.lock")
+    assert [line for line in declared["build-system"]["requires"] if not fits(line, building)] == []
+    text = DOCKERFILE.read_text()
+    assert "--require-hashes -r requirements.lock -r requirements-build.lock" in text
+    assert len(re.findall("pip install", text)) == 2
+    assert "--no-index --no-deps --no-build-isolation" in text
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
+def test_release_is_signed_with_the_key_that_is_named(tmp_path):
+    def run(*words: object, sent: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+        given = {**os.environ, **environment}
+        return subprocess.run([str(word) for word in words], input=sent, env=given, capture_output=True, text=True)
+
+    dist = tmp_path / "dist"
+    dist.mkdir()
+    for name in ("a.whl", "a.tar.gz", "a.cdx.json"):
+        (dist / name).write_text(name)
+    sign = ROOT / "deploy" / "sign-release"
+    assert "not signed" in run(sign, dist, REDPOLL_SIGNING_KEY="").stdout
+    assert not (dist / "SHA256SUMS.sig").exists()
+    assert run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key").returncode == 0
+    # Twice: the second release replaces the first one's signature.
+    for _ in range(2):
+        done = run(sign, dist, REDPOLL_SIGNING_KEY=str(tmp_path / "key"))
+        assert done.returncode == 0, done.stderr
+    (tmp_path / "signers").write_text(f"release {(tmp_path / 'key.pub').read_text()}")
+    verify = ("ssh-keygen", "-Y", "verify", "-f", tmp_path / "signers", "-I", "release", "-n", "redpoll-release")
+    sums = (dist / "SHA256SUMS").read_text()
+    assert run(*verify, "-s", dist / "SHA256SUMS.sig", sent=sums).returncode == 0
+    assert run(*verify, "-s", dist / "SHA256SUMS.sig", sent=sums + "more").returncode != 0
+    assert {line.split()[1] for line in sums.splitlines()} == {"a.whl", "a.tar.gz", "a.cdx.json"}
 
 
 def test_what_the_image_is_built_from_is_not_ignored():
