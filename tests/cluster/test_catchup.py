@@ -13,8 +13,10 @@ from redpoll import _frame
 from redpoll.cluster.bus import Bus, Outgoing, Unavailable
 from redpoll.cluster.history import History
 from redpoll.cluster.link import Link
+from redpoll.cluster.membership.local_channel import MAX_DELIVERED, HistoryPosition
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.protocol.apps import HistoryRule
+from sentinel import redis_pair
 
 NEWS = "news"
 
@@ -572,3 +574,132 @@ async def test_event_whose_delivery_fails_does_not_stop_the_others(worker, app, 
     assert numbers(socket) == list(range(10))
     assert len(problems) == 1
     await wait_until(lambda: settled(worker))
+
+
+# Histories that lost what was delivered
+
+
+class Split:
+    """Two primaries that had the same history when they were parted, `former` and `present`. The worker is at the
+    former one until `heal`."""
+
+    def __init__(self, pair, proxy, keys) -> None:
+        self.pair = pair
+        self.proxy = proxy
+        self.former, self.present = (
+            Link(node.url, first_delay_s=0.01, max_delay_s=0.05) for node in (pair.primary, pair.replica)
+        )
+        self.buses = {link: Bus(link, keys) for link in (self.former, self.present)}
+
+    async def open(self) -> None:
+        self.former.start()
+        await self.former.wait_up()
+
+    async def part(self) -> None:
+        assert await self.former.ask(b"WAIT", 1, 60_000) == 1
+        with self.pair.replica.client() as client:
+            client.replicaof("NO", "ONE")
+        self.present.start()
+        await self.present.wait_up()
+
+    async def send(self, link, app, *texts) -> None:
+        await send(self.buses[link], app, *texts)
+
+    def heal(self, back: bool = False) -> None:
+        node = self.pair.primary if back else self.pair.replica
+        self.proxy.upstream = ("127.0.0.1", node.port)
+        self.proxy.cut()
+
+    async def close(self) -> None:
+        await self.former.close()
+        await self.present.close()
+
+
+@pytest.fixture
+async def split(keys):
+    with redis_pair() as pair, Proxy(("127.0.0.1", pair.primary.port)) as proxy:
+        split = Split(pair, proxy, keys)
+        await split.open()
+        yield split
+        await split.close()
+
+
+@pytest.fixture
+async def cut_off(split, start_worker, app, wait_until):
+    """A worker that is cut off, and its subscriber, who has two messages from before that."""
+    worker = await start_worker(1, server=split.proxy)
+    worker.app = app
+    socket = await attach(worker, wait_until)
+    await split.send(split.former, app, "a", "b")
+    await wait_until(lambda: len(socket.events) == 2)
+    await split.part()
+    return worker, socket
+
+
+async def events(wait_until, socket, count) -> list[str]:
+    await wait_until(lambda: len(socket.events) >= count)
+    return data(socket)
+
+
+async def test_after_a_split_the_messages_of_the_other_side_come_once_and_in_order(split, cut_off, app, wait_until):
+    """83 of 83 were never delivered: the catch-up began at the top, because the last offset was unknown there."""
+    worker, socket = cut_off
+    common = worker.registry.local_channel("7", NEWS).history.last
+    here, there = ([f"{side}{n}" for n in range(100)] for side in ("here ", "there "))
+    for n in range(100):
+        await split.send(split.former, app, here[n])
+        await split.send(split.present, app, there[n])
+    assert await events(wait_until, socket, 102) == ["a", "b", *here]
+    split.heal()
+    assert await events(wait_until, socket, 202) == ["a", "b", *here, *there]
+    await split.send(split.present, app, "later")
+    assert (await events(wait_until, socket, 203))[-1] == "later"
+    # Recovering clients learn that the history goes on after the last message that both sides have.
+    assert worker.sockets.lost_places == [(NEWS, socket.place[0], common)]
+    assert (socket.place_at, worker.sockets.faults) == (102, [])
+    assert (await attach(worker, wait_until)).place[1] == worker.registry.local_channel("7", NEWS).history.last
+
+
+async def test_after_a_split_without_other_messages_none_comes_twice(split, cut_off, app, wait_until):
+    worker, socket = cut_off
+    common = worker.registry.local_channel("7", NEWS).history.last
+    await split.send(split.former, app, "c", "d")
+    await events(wait_until, socket, 4)
+    split.heal()
+    await wait_until(lambda: worker.sockets.lost_places)
+    assert worker.sockets.lost_places == [(NEWS, socket.place[0], common)]
+    await split.send(split.present, app, "e")
+    assert await events(wait_until, socket, 5) == ["a", "b", "c", "d", "e"]
+    # The former one is the primary once more.
+    split.heal(back=True)
+    await wait_until(lambda: len(worker.sockets.lost_places) == 2)
+    await split.send(split.former, app, "f")
+    assert await events(wait_until, socket, 6) == ["a", "b", "c", "d", "e", "f"]
+    assert worker.sockets.faults == []
+
+
+async def test_after_a_split_with_more_messages_than_a_worker_remembers_the_gap_is_reported(
+    split, cut_off, app, wait_until, monkeypatch
+):
+    worker, socket = cut_off
+    monkeypatch.setattr("redpoll.cluster.membership.local_channel.MAX_DELIVERED", 4)
+    await split.send(split.present, app, "early")
+    here = [f"here {n}" for n in range(20)]
+    await split.send(split.former, app, *here)
+    await split.send(split.present, app, "late")
+    await events(wait_until, socket, 22)
+    split.heal()
+    # What is newer than the oldest offset that the worker remembers comes nevertheless.
+    assert await events(wait_until, socket, 23) == ["a", "b", *here, "late"]
+    assert len(worker.sockets.lost_places) == 1
+    assert worker.sockets.faults == []
+
+
+async def test_position_remembers_a_bounded_number_of_offsets():
+    position = HistoryPosition("e", 1, True)
+    for offset in range(2, 2_000):
+        position.advance(offset)
+        assert min(offset, MAX_DELIVERED) <= len(position.delivered) <= 2 * MAX_DELIVERED
+        assert position.delivered[-1] == position.last == offset
+    position.begin("f", 5)
+    assert list(position.delivered) == [5]

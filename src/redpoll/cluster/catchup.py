@@ -6,6 +6,10 @@ page and ignores pushes meanwhile, because a later page has them. After the last
 buffer, because one connection brings pages and pushes in the order in which Redis made them (cluster/README.md
 "History").
 
+A history may have lost messages that were delivered: a Redis that was cut off took them, and its successor has others
+from the same time. Then the page doesn't continue at the last delivered offset, and the channel looks back for the last
+message that both have: it reads from the oldest offset that it remembers, and skips what it has delivered.
+
 Events that are not stored (offset 0) are delivered at once: no page has them. This module knows no sockets.
 """
 
@@ -34,12 +38,17 @@ _MAX_EXTRA_PAGES: Final = 8
 
 
 class _Run:
-    """One channel that catches up: its position, the rows read so far, and the failures in a row."""
+    """One channel that catches up: its position, the rows read so far, and the failures in a row.
 
-    __slots__ = ("failures", "position", "rows")
+    `since` is the offset after which the next page begins: `position.last`, or an earlier one while the channel looks
+    back for a message in `known`, the offsets that were delivered."""
+
+    __slots__ = ("failures", "known", "position", "rows", "since")
 
     def __init__(self, position: HistoryPosition) -> None:
         self.position = position
+        self.since = position.last
+        self.known: frozenset[int] = frozenset()
         self.rows = 0
         self.failures = 0
 
@@ -72,7 +81,7 @@ class Catchup:
             # A page had it, or will have it.
             return
         elif prev == position.last:
-            position.last = offset
+            position.advance(offset)
             self._on_event(local_channel, payload)
         else:
             self._begin(local_channel, position)
@@ -81,7 +90,7 @@ class Catchup:
         """Takes a HISTORY_CLEARED envelope. While the channel catches up, the next page says the same."""
         position = local_channel.history
         if position is not None and position.live:
-            position.epoch = parse_cleared(payload)
+            position.begin(parse_cleared(payload), position.last)
             self._lose(local_channel)
 
     def position(self, local_channel: LocalChannel, epoch: str, top: int, attached: bool) -> None:
@@ -93,7 +102,7 @@ class Catchup:
                 # They missed nothing, but they have no epoch, or the epoch of an earlier rule.
                 self._events.lost(local_channel)
         elif position.live and position.epoch != epoch:
-            position.epoch, position.last = epoch, top
+            position.begin(epoch, top)
             self._lose(local_channel)
         elif position.live and position.last != top:
             self._begin(local_channel, position)
@@ -136,7 +145,7 @@ class Catchup:
     def _read(self, local_channel: LocalChannel, run: _Run) -> None:
         if not self._ended(local_channel, run):
             done = partial(self._answered, local_channel, run)
-            self._history.page(local_channel.app_id, local_channel.channel, run.position.last, MAX_PAGE_ROWS, done)
+            self._history.page(local_channel.app_id, local_channel.channel, run.since, MAX_PAGE_ROWS, done)
 
     def _answered(self, local_channel: LocalChannel, run: _Run, outcome: Any) -> None:
         if self._ended(local_channel, run):
@@ -163,29 +172,50 @@ class Catchup:
             del self._runs[local_channel]
             position.live = True
             return
-        end = page.rows[-1].offset if page.rows else 0
         run.rows += len(page.rows)
+        rows = page.rows
+        lost = not page.follows(position.epoch, position.last)
+        if lost and page.epoch == position.epoch:
+            if not run.known:
+                run.known = frozenset(position.delivered)
+                self._read_from(local_channel, run, min(run.known))
+                return
+            rows = [row for row in rows if row.offset not in run.known]
+            if not rows and page.more:
+                self._read_from(local_channel, run, page.rows[-1].offset)
+                return
+        if lost:
+            before = rows[0].prev if rows else page.top
+            if page.epoch == position.epoch and before in run.known:
+                # The last message that both have: nothing is missing, but the history isn't the one that clients know.
+                position.last = before
+            else:
+                position.begin(page.epoch, before)
+        end = rows[-1].offset if rows else 0
         try:
-            if not page.follows(position.epoch, position.last):
-                position.epoch = page.epoch
-                position.last = page.rows[0].prev if page.rows else page.top
+            if lost:
                 self._lose(local_channel)
-            for row in page.rows:
-                position.last = row.offset
+            for row in rows:
+                position.advance(row.offset)
                 self._on_event(local_channel, row.envelope())
         finally:
             # If the delivery of an event raised, the events after it are read again.
             if position.last < end:
-                self._read(local_channel, run)
+                self._read_from(local_channel, run, position.last)
             elif not page.more:
                 del self._runs[local_channel]
                 position.live = True
             elif run.rows > self._max_rows(local_channel):
                 del self._runs[local_channel]
-                position.last, position.live = page.top, True
+                position.begin(position.epoch, page.top)
+                position.live = True
                 self._lose(local_channel)
             else:
-                self._read(local_channel, run)
+                self._read_from(local_channel, run, position.last)
+
+    def _read_from(self, local_channel: LocalChannel, run: _Run, since: int) -> None:
+        run.since = since
+        self._read(local_channel, run)
 
     @staticmethod
     def _max_rows(local_channel: LocalChannel) -> int:

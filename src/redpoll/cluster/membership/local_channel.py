@@ -8,6 +8,7 @@ A user's signed-in connections (`%u:U`) and an app's connections (`%conn`) are h
 user's own channel (`#server-to-user-U`) is the opposite: a topic that is not held.
 """
 
+from array import array
 from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
@@ -26,6 +27,9 @@ __all__ = ["UNKNOWN", "Activity", "ChannelSettings", "HistoryPosition", "LocalCh
 # Bounds of one call.
 MAX_JOINS: Final = 256
 MAX_GONE: Final = 256
+
+# Offsets that a position remembers (HistoryPosition.delivered), of 8 bytes each.
+MAX_DELIVERED: Final = 256
 
 # `LocalChannel.confirmed` after a call with an unknown outcome: another call is due.
 UNKNOWN: Final = -1
@@ -57,14 +61,27 @@ class Ticket:
 
 class HistoryPosition:
     """How far this worker has delivered a channel's history: `last` is the offset of the last delivered message (0 for
-    none) in `epoch`. `live`: the next push follows `last`. Otherwise the channel catches up (catchup.py)."""
+    none) in `epoch`. `live`: the next push follows `last`. Otherwise the channel catches up (catchup.py). `delivered`
+    are `last` and the offsets before it, at least the newest MAX_DELIVERED of them."""
 
-    __slots__ = ("epoch", "last", "live")
+    __slots__ = ("delivered", "epoch", "last", "live")
 
     def __init__(self, epoch: str, last: int, live: bool) -> None:
+        self.live = live
+        self.begin(epoch, last)
+
+    def begin(self, epoch: str, last: int) -> None:
+        """The next message follows `last`; what was delivered before it is in no relation to it."""
         self.epoch = epoch
         self.last = last
-        self.live = live
+        self.delivered = array("q", (last,))
+
+    def advance(self, offset: int) -> None:
+        """This message is delivered now."""
+        self.last = offset
+        self.delivered.append(offset)
+        if len(self.delivered) > 2 * MAX_DELIVERED:
+            del self.delivered[:MAX_DELIVERED]
 
 
 class ChannelSettings(NamedTuple):
