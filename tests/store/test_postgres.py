@@ -123,6 +123,31 @@ async def test_change_that_waits_too_long_for_another_one_is_unavailable(postgre
     await other.close()
 
 
+async def blocked(store: Store) -> bool:
+    """Whether a statement waits for a lock."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    async with store.reading() as connection:
+        return bool((await connection.execute(sa.text(query))).scalar_one())
+
+
+async def test_change_outwaits_that_of_a_process_that_stopped_later(postgres_url, store):
+    other = await Store.open(postgres_url)
+
+    async def stopped() -> None:
+        async with store.change() as connection:
+            waiting = asyncio.create_task(change(other, sa.select(meta)))
+            while not await blocked(store):
+                await asyncio.sleep(0.01)
+            # The last statement of this process.
+            await connection.execute(sa.text("SELECT 1"))
+            await waiting
+            await raise_version(connection)
+
+    with pytest.raises(StoreUnavailable, match=r"^(?!.*lock timeout)"):
+        await stopped()
+    await other.close()
+
+
 async def test_cancelled_task_ends_as_cancelled(store):
     async with store.change():
         reader = asyncio.create_task(read_slowly(store))

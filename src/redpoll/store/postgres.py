@@ -25,10 +25,10 @@ _CONNECTIONS: Final = 5
 _POOL_TIMEOUT_S: Final = 5.0
 _CONNECT_TIMEOUT_S: Final = 5.0
 _STATEMENT_TIMEOUT_S: Final = 15.0
-# lock_timeout: how long a change waits for the change of another control plane. The second one bounds how long a
-# stopped process blocks the others: PostgreSQL then rolls its change back.
+# lock_timeout: how long a change waits for the change of another control plane. The other one bounds how long a stopped
+# process blocks the others: PostgreSQL then rolls its change back. It is shorter, so that those who wait succeed.
 _SESSION: Final = (
-    "SET application_name = 'redpoll'; SET lock_timeout = '5s'; SET idle_in_transaction_session_timeout = '5s'"
+    "SET application_name = 'redpoll'; SET lock_timeout = '8s'; SET idle_in_transaction_session_timeout = '3s'"
 )
 # Errors that say nothing about the statement. By class: connection, resources, operator. Single ones: a server that has
 # become a standby, a lock that wasn't free in time, a transaction that was idle for too long.
