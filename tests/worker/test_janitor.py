@@ -61,6 +61,53 @@ async def test_a_close_frame_without_an_answer_times_out(bench, monkeypatch):
     writer.close()
 
 
+async def _two_with_a_late_head(bench, worker):
+    """(connection, reader, writer) of two whose head is late in the same tick; the first is looked at first."""
+    streams = [await asyncio.open_connection("127.0.0.1", worker.port) for _ in range(2)]
+    for _, writer in streams:
+        writer.write(b"GET /")
+    newcomers = worker.gate.strangers.newcomers
+    await bench.settled(worker, lambda: [connection.buffered for connection in newcomers] == [5, 5])
+    by_peer = {connection.peer: connection for connection in newcomers}
+    pairs = [(by_peer[writer.get_extra_info("sockname")], reader, writer) for reader, writer in streams]
+    for connection, *_ in reversed(pairs):
+        worker.janitor.http_waits(connection, 0)
+    return pairs
+
+
+async def test_a_connection_that_has_just_ended_may_be_late(bench):
+    worker = await bench.start()
+    (first, _, writer), (_, _, other) = await _two_with_a_late_head(bench, worker)
+    first.abort()
+    # As if the tick came before the loop reports the end.
+    worker.gate.head_late(first)
+    for stream in (writer, other):
+        stream.close()
+    await bench.settled(worker, lambda: worker.gate.connections == 0)
+    assert worker.loop_exceptions_total == 0
+
+
+async def test_a_deadline_that_fails_stops_no_other(bench, monkeypatch):
+    worker = await bench.start()
+    failed = []
+    carried_out = worker.janitor.head_late
+
+    def late(connection):
+        if not failed:
+            failed.append(connection)
+            raise RuntimeError("on purpose")
+        carried_out(connection)
+
+    monkeypatch.setattr(worker.janitor, "head_late", late)
+    pairs = await _two_with_a_late_head(bench, worker)
+    _, reader, _ = pairs[1]
+    assert (await asyncio.wait_for(reader.readline(), 60)).startswith(b"HTTP/1.1 408 ")
+    assert failed == [pairs[0][0]]
+    assert worker.loop_exceptions_total == 1
+    for *_, writer in pairs:
+        writer.close()
+
+
 async def test_the_lag_of_the_loop_is_measured(bench):
     worker = await bench.start()
     worker.janitor.loop_lag.take_s()

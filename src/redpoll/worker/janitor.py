@@ -245,7 +245,11 @@ class Janitor:
         if self._unauthorised:
             self._close_unauthorised()
         for connection in self._wheel.advance(self._tick):
-            self._due(connection)
+            try:
+                self._due(connection)
+            except Exception as error:
+                # The others' deadlines are out of the wheel, too, and no one would look at them again.
+                self.loop.call_exception_handler({"message": "a deadline was not carried out", "exception": error})
         self.on_tick()
         if self._tick % STATS_EVERY_TICKS == 0:
             self._stats()

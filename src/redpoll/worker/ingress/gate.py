@@ -222,14 +222,14 @@ class Gate:
         self._answer(connection, 431, "bad_request", "the request head is larger than 16 KiB")
 
     def head_late(self, connection: Connection) -> None:
-        """The head wasn't complete within `head_timeout_s`."""
+        """The head wasn't complete within `head_timeout_s`. The connection may have ended in this pass of the loop."""
         if not connection.buffered:
             # Connection pools and browsers open connections before they need them. An answer now would be read as that
             # of their first request.
             connection.end_http()
             return
         text = f"no complete request within {self.settings.head_timeout_s:g} s"
-        self._answer(connection, 408, "bad_request", text)
+        connection.end_http(error_response(408, "bad_request", text))
 
     # -- WebSockets ----------------------------------------------------------------------------------------
 
