@@ -2,9 +2,10 @@
 
 `python bench/fuzz.py [--seconds 600] [--seed N]` builds the extensions separately (build/fuzz) with AddressSanitizer,
 UndefinedBehaviorSanitizer, bounds checks and edge coverage, then feeds damaged frames in damaged chunks, request
-heads, bus envelopes and events, and what fuzz_http.py says: HTTP requests, messages to control, signed queries and
-publishes. A finding is a sanitizer's report, an unexpected exception, or a difference from tests/ext/reference.py,
-tests/ext/http_reference.py or the slower Python code. Inputs that reach new code are stored in build/fuzz/corpus,
+heads, bus envelopes and events, what fuzz_http.py says (HTTP requests, messages to control, signed queries and
+publishes), and what fuzz_sockets.py says (connections with and without TLS, audiences). A finding is a sanitizer's
+report, an unexpected exception, or a difference from tests/ext/reference.py, tests/ext/http_reference.py or the slower
+Python code. Inputs that reach new code are stored in build/fuzz/corpus,
 findings in build/fuzz/findings. The exit code is 1 if there is one. Needs gcc with its sanitizers.
 """
 
@@ -27,6 +28,8 @@ from pathlib import Path
 
 from fuzz_http import Difference, HttpTargets
 from fuzz_http import seeds as http_seeds
+from fuzz_sockets import SocketTargets
+from fuzz_sockets import seeds as socket_seeds
 from results import save
 
 ROOT = Path(__file__).parent.parent
@@ -34,9 +37,12 @@ FOLDER = ROOT / "build" / "fuzz"
 CORPUS = FOLDER / "corpus"
 FINDINGS = FOLDER / "findings"
 MAX_INPUT_BYTES = 4096
-# Where an input's first byte says that its target is one of fuzz_http.py.
+# Where an input's first byte says that its target is one of fuzz_http.py, or of fuzz_sockets.py. A connection takes as
+# long as twenty other inputs.
 FIRST_HTTP = 8
 HTTP_TARGETS = ("requests", "requests", "stream", "queries", "bodies", "bodies", "bodies", "publishes")
+FIRST_OF_SOCKETS = FIRST_HTTP + len(HTTP_TARGETS)
+SOCKET_TARGETS = ("connections", "connections", "audiences")
 SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer"
 HEAD = (
     b"GET /app/key HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: keep-alive, Upgrade\r\n"
@@ -156,6 +162,8 @@ class Targets:
         http = HttpTargets()
         self.by_byte: list[Callable[[bytes], None]] = [self.frames] * 6 + [self.heads, self.envelopes]
         self.by_byte += [getattr(http, name) for name in HTTP_TARGETS]
+        sockets = SocketTargets(FOLDER)
+        self.by_byte += [getattr(sockets, name) for name in SOCKET_TARGETS]
 
     def run(self, data: bytes) -> None:
         if data:
@@ -220,6 +228,8 @@ class Targets:
         except ValueError:
             return
         made = self.frame.frame_of(data, b"channel")
+        if self.frame.frame_and_trace(data, b"channel") != (*made, self.frame.trace_of(data)):
+            raise Difference("frame_and_trace is not frame_of and trace_of")
         if made != (self.frame.event_frame(event, b"channel", text, user), hi, lo):
             raise Difference("frame_of is not event_frame of envelope")
         try:
@@ -250,6 +260,8 @@ def seeds(reference) -> list[bytes]:
     made.append(b"\x07e 0 0 - - 0 1\ne")
     for name, inputs in http_seeds().items():
         made += [bytes([FIRST_HTTP + HTTP_TARGETS.index(name)]) + data for data in inputs]
+    for name, inputs in socket_seeds(reference).items():
+        made += [bytes([FIRST_OF_SOCKETS + SOCKET_TARGETS.index(name)]) + data for data in inputs]
     return made
 
 

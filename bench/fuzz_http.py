@@ -16,6 +16,7 @@ import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import unquote
 
 import hiredis
 
@@ -29,12 +30,16 @@ HEAD = struct.Struct("<IIBHBBHHI")
 # The flag of an answer (src/redpoll/http_messages.py).
 AUTHENTICATED = 4
 TRACE = re.compile(rb"X-Service-Trace-Id: ([0-9a-f]{32})\r\n")
-# Stands for the signature of what is around it, and for the digest of the body.
-SIGNATURE, DIGEST = b"SIGNATURE", b"DIGEST"
+# Stands for the signature of what is around it, for one with the path without its prefix, and for the body's digest.
+SIGNATURE, SHORT_SIGNATURE, DIGEST = b"SIGNATURE", b"SIGNATURE-OF-SHORT-PATH", b"DIGEST"
 
 # Bits of a publish's first byte: which of two apps, a batch, the log is off, its limit is empty, it is refused by the
-# limit, errors among Redis' replies, some replies don't come.
-OTHER_APP, BATCH, UNLOGGED, NO_LINES, LIMITED, ERRORS, EXPIRES = (1 << bit for bit in range(7))
+# limit.
+OTHER_APP, BATCH, UNLOGGED, NO_LINES, LIMITED = (1 << bit for bit in range(5))
+# Bits of Redis' replies to a read: errors among them, some don't come, a check follows the publishes, its reply refuses
+# them, replies come in any order.
+ERRORS, EXPIRES, CHECKED, REFUSED, OF_EACH = (1 << bit for bit in range(5))
+CHECK = b"*2\r\n$6\r\nEXISTS\r\n$1\r\nx\r\n"
 # Between two publishes of one read.
 SEPARATOR = b"\0\0"
 
@@ -116,6 +121,11 @@ class HttpTargets:
                 read = None
             if read != expected:
                 raise Difference(f"{read} is not {expected}")
+        response = b"HTTP/1.1 200 OK\r\n%b%bContent-Length: %d\r\n\r\n%b"
+        dateline, headers, body = data[:9], data[9:20], data[20:]
+        made = self.http.pack_ok(7, 5, dateline, headers, body)
+        if made != self.http.pack_answer(7, 5, response % (dateline, headers, len(body), body)):
+            raise Difference(f"pack_ok made {made}")
 
     def _requests_of(self, data: bytes) -> tuple[list[Any], int]:
         requests, used = self.http.read_requests(self.http.IncomingRequest, bytearray(data), len(data), self.names)
@@ -148,13 +158,22 @@ class HttpTargets:
         query_bytes, _, body = rest.partition(b"\n")
         query_bytes = query_bytes.replace(DIGEST, hashlib.md5(body).hexdigest().encode())
         path, query = (part.decode("utf-8", "surrogateescape") for part in (path_bytes, query_bytes))
-        mark = SIGNATURE.decode()
-        if mark in query:
-            others = [field for field in query.split("&") if not field.startswith("auth_signature=")]
-            query = query.replace(mark, signature_of(f"POST\n{path}\n{'&'.join(sorted(others))}"), 1)
-        expected = self.reference.usual_signature("POST", path, query, body, SECRETS, NOW_S, self.auth.MAX_SKEW_S)
+        prefix = self.auth.PREFIX
+        short = path.removeprefix(prefix) if path.startswith(prefix + "/") else None
+        for mark, signed_path in ((SHORT_SIGNATURE.decode(), short or path), (SIGNATURE.decode(), path)):
+            if mark in query:
+                others = [field for field in query.split("&") if not field.startswith("auth_signature=")]
+                text = f"POST\n{signed_path}\n{'&'.join(map(unquote, sorted(others)))}"
+                query = query.replace(mark, signature_of(text), 1)
+                break
+        expected = None
+        for signed_path in (path, short):
+            if expected is None and signed_path is not None:
+                expected = self.reference.usual_signature(
+                    *("POST", signed_path, query, body, SECRETS, NOW_S, self.auth.MAX_SKEW_S)
+                )
         app, hashes_of, skew_s = self.apps["1"], self.auth.hashes_of, self.auth.MAX_SKEW_S
-        found = self.http.signed_params("POST", path, query, body, app, hashes_of, float(NOW_S), skew_s)
+        found = self.http.signed_params("POST", path, query, body, app, hashes_of, float(NOW_S), skew_s, short)
         if found != expected:
             raise Difference(f"{found} is not {expected}")
         if found is None:
@@ -166,22 +185,22 @@ class HttpTargets:
     # -- publishes -------------------------------------------------------------------------------------------
 
     def bodies(self, data: bytes) -> None:
-        """Bodies, each after a byte of bits: signed publishes of one read."""
-        parts = data.split(SEPARATOR)[:8]
+        """A byte of bits for the replies, and bodies, each after a byte of bits: signed publishes of one read."""
+        replies, parts = data[:1], data[1:].split(SEPARATOR)[:8]
         messages = [
             message(number, part[1:], app="2" if part[0] & OTHER_APP else "1", batch=bool(part[0] & BATCH))
             for number, part in enumerate(parts, 1)
             if part
         ]
         if messages:
-            self._publish(data[0], b"".join(messages))
+            self._publish(replies[0], data[1] if len(data) > 1 else 0, b"".join(messages))
 
     def publishes(self, data: bytes) -> None:
-        """A byte of bits and messages, as a worker sends them."""
-        if data:
-            self._publish(data[0], data[1:])
+        """Two bytes of bits and messages, as a worker sends them."""
+        if len(data) > 1:
+            self._publish(data[0], data[1], data[2:])
 
-    def _publish(self, bits: int, stream: bytes) -> None:
+    def _publish(self, replies: int, bits: int, stream: bytes) -> None:
         """FastPublish publishes, answers and logs what the slower code would, and hands out all other messages."""
         sent: list[tuple[bytes, Any]] = []
         answers: list[bytes] = []
@@ -194,7 +213,7 @@ class HttpTargets:
             if len(self.reference.read_answers(packed)[0]) != count:
                 raise Difference(f"not {count} answers")
 
-        fast = self._fast(bits, sent, completed, lambda link, message, *more: failed.append(message))
+        fast = self._fast(replies, bits, sent, completed, lambda link, message, *more: failed.append(message))
         try:
             expected, expected_used = self.reference.read_requests(stream, self.names)
         except ValueError:
@@ -218,13 +237,16 @@ class HttpTargets:
                 published.append((request, self._events_of(request)))
         if others or len(published) != taken or taken != sum(group.left for _, group in sent):
             raise Difference(f"{taken} requests were taken, left over: {others}")
-        self._check_commands(b"".join(commands for commands, _ in sent), published)
+        self._check_commands(replies, b"".join(commands for commands, _ in sent), published)
         if taken:
-            self._reply(bits, sent[0][1], published)
+            confirmed, refused = self._reply(replies, sent[0][1], [self._count_of(call) for _, call in published])
             fast.finish()
-            self._check_answers(bits, published, b"".join(answers), b"".join(rows), failed)
+            left = [self.reference.read_requests(message, self.names)[0][0] for message in failed]
+            if left != [published[at][0] for at in refused]:
+                raise Difference(f"{left} failed")
+            self._check_answers(bits, [published[at] for at in confirmed], b"".join(answers), b"".join(rows))
 
-    def _fast(self, bits: int, sent: list[tuple[bytes, Any]], completed: Any, failed: Any) -> Any:
+    def _fast(self, replies: int, bits: int, sent: list[tuple[bytes, Any]], completed: Any, failed: Any) -> Any:
         limit = None
         if bits & (NO_LINES | LIMITED):
             lines = [b"" if bits & NO_LINES else LINES] * 2 + [None] * bool(bits & LIMITED)
@@ -256,7 +278,18 @@ class HttpTargets:
             max_channel_chars=self.channels.MAX_NAME_CHARS,
             api_prefix=self.auth.PREFIX.encode(),
             logs=not bits & UNLOGGED,
+            check=CHECK if self._is_checked(replies) else b"",
+            refusal=lambda error: "refused" if "READONLY" in str(error) else None,
         )
+
+    @staticmethod
+    def _is_checked(replies: int) -> bool:
+        # Where masters answer in any order, there is no check.
+        return bool(replies & CHECKED) and not replies & OF_EACH
+
+    @staticmethod
+    def _count_of(call: tuple[str, str, Any]) -> int:
+        return sum(len(event.channels) for event in call[2])
 
     def _fast_app(self, app: Any) -> Any:
         return self.fast_app_type(
@@ -294,7 +327,7 @@ class HttpTargets:
                 raise Difference(f"{event} was taken")
         return app.id, dict(params)["auth_key"], events
 
-    def _check_commands(self, commands: bytes, published: list[Any]) -> None:
+    def _check_commands(self, replies: int, commands: bytes, published: list[Any]) -> None:
         expected = []
         for _, (app_id, _, events) in published:
             for event in events:
@@ -303,35 +336,67 @@ class HttpTargets:
                 for channel in event.channels:
                     topic = self.keys.topic(app_id, channel)
                     expected.append([self.keys.publish, topic, envelope + event.data.encode()])
+        if published and self._is_checked(replies):
+            expected.append([b"EXISTS", b"x"])
         reader = hiredis.Reader()
         reader.feed(commands)
         made = list(iter(reader.gets, False))
         if made != expected:
             raise Difference(f"{made} is not {expected}")
 
-    @staticmethod
-    def _reply(bits: int, group: Any, published: list[Any]) -> None:
-        """Redis' replies: every third is an error, or they end in the middle."""
-        replies = group.events
-        for number in range(replies // 2 if bits & EXPIRES else replies):
-            group(hiredis.ReplyError("OOM") if bits & ERRORS and number % 3 == 2 else 1)
+    def _reply(self, bits: int, group: Any, counts: list[int]) -> tuple[list[int], list[int]]:
+        """Give Redis' replies to publishes, of `counts` commands each. Returns which are confirmed, and which
+        fail, in order: the first error fails one; the last reply confirms it, or the reply to the check does."""
+        if group.events != sum(counts):
+            raise Difference(f"{group.events} commands, not {sum(counts)}")
+        confirmed: list[int] = []
+        refused: list[int] = []
+        left = list(counts)
+        checked = self._is_checked(bits)
+        order = list(enumerate(at for at, count in enumerate(counts) for _ in range(count)))
+        takers = [group] * len(order)
+        if bits & OF_EACH:
+            takers = group.of_each()
+            order.sort(key=lambda reply: reply[0] * 7919 % 31)
+        if bits & EXPIRES:
+            del order[len(order) // 2 :]
+        for place, at in order:
+            fails = bits & ERRORS and place % 3 == 2
+            takers[place](hiredis.ReplyError("OOM") if fails else 1)
+            left[at] -= 1
+            if at in refused:
+                continue
+            if fails:
+                refused.append(at)
+            elif not left[at] and not checked:
+                confirmed.append(at)
+            if bits & OF_EACH and takers[place].over != (at in refused + confirmed):
+                raise Difference("a publish is over, or isn't")
+        waiting = [at for at in range(len(counts)) if at not in refused + confirmed]
+        if group.left != len(waiting):
+            raise Difference(f"{group.left} requests wait, not {waiting}")
         if bits & EXPIRES:
             group.expire(TimeoutError("late"))
-        if group.left:
+            refused += waiting
+        elif checked:
+            group(hiredis.ReplyError("READONLY" if bits & REFUSED else "OOM") if bits & (ERRORS | REFUSED) else 1)
+            (refused if bits & REFUSED else confirmed).extend(waiting)
+        if group.left or not group.over:
             raise Difference(f"{group.left} requests have no outcome")
-
-    def _check_answers(self, bits: int, published: list[Any], packed: bytes, rows: bytes, failed: list[bytes]) -> None:
-        left = [self.reference.read_requests(message, self.names)[0][0] for message in failed]
-        answered = []
-        for request, call in published:
-            if left and request == left[0]:
-                left.pop(0)
+        if not bits & (EXPIRES | OF_EACH):
+            try:
+                group(1)
+            except ValueError:
+                pass
             else:
-                answered.append((request, call))
+                raise Difference("one reply too many was taken")
+        return confirmed, refused
+
+    def _check_answers(self, bits: int, answered: list[Any], packed: bytes, rows: bytes) -> None:
         answers, used = self.reference.read_answers(packed)
         logged = json.loads(b"[" + rows[:-1] + b"]")
-        if left or used != len(packed) or len(answers) != len(answered):
-            raise Difference(f"{len(answers)} answers for {len(answered)} requests, {len(left)} failed")
+        if used != len(packed) or len(answers) != len(answered):
+            raise Difference(f"{len(answers)} answers for {len(answered)} requests")
         if len(logged) != (0 if bits & UNLOGGED else len(answers)):
             raise Difference(f"{len(logged)} rows for {len(answers)} answers")
         for index, ((number, flags, response), (request, (app_id, key, events))) in enumerate(
@@ -383,6 +448,7 @@ def seeds() -> dict[str, list[bytes]]:
     query = b"auth_key=key&auth_timestamp=%d&auth_version=1.0&body_md5=DIGEST" % NOW_S
     answer = struct.pack("<IIB", 8, 5, 1) + b"abc"
     chunked = HEAD.pack(HEAD.size - 4 + 10, 3, 2, 413, 3, 0, 2, 4, 0xFFFF_FFFF)
+    escaped = query + b"&filter_by_prefix=a%2Fb%20c+d&info=%C3%A9"
     stored = b'\x01{"name":"e","channels":["stored-a"],"data":"x"}'
     return {
         "requests": [
@@ -397,16 +463,26 @@ def seeds() -> dict[str, list[bytes]]:
         "queries": [
             b"/apps/1/events\n" + query + b"&auth_signature=SIGNATURE\n{}",
             b"/a\na=1&auth_key=key&auth_signature=SIGNATURE&auth_timestamp=%d&auth_version=1.0&info=x\n" % NOW_S,
+            b"/api/v1/apps/1/events\n" + query + b"&auth_signature=SIGNATURE-OF-SHORT-PATH\n{}",
+            b"/api/v1/apps/1/channels\n" + escaped.removesuffix(b"&info=%C3%A9") + b"&auth_signature=SIGNATURE\nx",
+            b"/apps/1/channels\n" + escaped + b"&auth_signature=SIGNATURE\nx",
         ],
         "bodies": [
-            b"\0" + event,
-            bytes([ERRORS | UNLOGGED]) + event + SEPARATOR + b"\0" + one,
-            bytes([BATCH | NO_LINES]) + batch + SEPARATOR + b"\0" + event + SEPARATOR + bytes([BATCH]) + batch,
-            bytes([EXPIRES | LIMITED]) + one + SEPARATOR + b"\0" + event + SEPARATOR + b"\0" + one,
-            bytes([OTHER_APP | BATCH | UNLOGGED | NO_LINES]) + batch + SEPARATOR + stored,
+            b"\0\0" + event,
+            bytes([ERRORS, UNLOGGED]) + event + SEPARATOR + b"\0" + one,
+            bytes([0, BATCH | NO_LINES]) + batch + SEPARATOR + b"\0" + event + SEPARATOR + bytes([BATCH]) + batch,
+            bytes([EXPIRES, LIMITED]) + one + SEPARATOR + b"\0" + event + SEPARATOR + b"\0" + one,
+            bytes([0, OTHER_APP | BATCH | UNLOGGED | NO_LINES]) + batch + SEPARATOR + stored,
+            bytes([CHECKED | ERRORS, 0]) + one + SEPARATOR + b"\0" + event + SEPARATOR + b"\0" + one,
+            bytes([CHECKED | REFUSED, 0]) + event + SEPARATOR + b"\0" + one,
+            bytes([OF_EACH | ERRORS, BATCH]) + batch + SEPARATOR + b"\0" + event + SEPARATOR + b"\0" + one,
+            bytes([OF_EACH | EXPIRES, 0]) + event + SEPARATOR + b"\0" + event + SEPARATOR + b"\0" + one,
         ],
         "publishes": [
-            b"\0" + message(1, event) + message(2, batch, batch=True, prefix="/api/v1", flags=4) + message(3, one)[:-1],
-            bytes([UNLOGGED | NO_LINES]) + message(7, one, app="2", flags=1) + message(8, one, app="3"),
+            b"\0\0"
+            + message(1, event)
+            + message(2, batch, batch=True, prefix="/api/v1", flags=4)
+            + message(3, one)[:-1],
+            bytes([0, UNLOGGED | NO_LINES]) + message(7, one, app="2", flags=1) + message(8, one, app="3"),
         ],
     }

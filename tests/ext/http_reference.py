@@ -10,6 +10,7 @@ import hmac
 import re
 import struct
 from typing import NamedTuple
+from urllib.parse import unquote
 
 import httptools
 
@@ -179,7 +180,8 @@ def read_answers(data: bytes) -> tuple[list[tuple[int, int, bytes]], int]:
 
 # -- signed queries -------------------------------------------------------------------------------------------
 
-_FIELD_OF_QUERY = re.compile(r"([^=&%+A-Z\[\]]+)=([^&%+]*)")
+# Values may have escapes of ASCII characters; a `+` is a plus.
+_FIELD_OF_QUERY = re.compile(r"([^=&%A-Z\[\]]+)=((?:[^&%]|%[0-7][0-9A-Fa-f])*)")
 _OWN = {"auth_key", "auth_timestamp", "auth_version", "auth_signature", "body_md5"}
 
 
@@ -194,12 +196,14 @@ def usual_signature(
     fields = {match[1]: match[2] for match in matches if match is not None}
     if None in matches or len(fields) < len(matches) or len(matches) > 32:
         return None
+    if any("%" in fields[name] for name in _OWN & fields.keys()):
+        return None
     key, stamp, signature = (fields.get(f"auth_{name}") for name in ("key", "timestamp", "signature"))
     if key not in secrets or stamp is None or signature is None or fields.get("auth_version") != "1.0":
         return None
     if re.fullmatch(r"[0-9]{1,15}", stamp) is None or abs(int(stamp) - now_s) > max_skew_s:
         return None
-    signed = "&".join(f"{name}={fields[name]}" for name in sorted(fields) if name != "auth_signature")
+    signed = "&".join(f"{name}={unquote(fields[name])}" for name in sorted(fields) if name != "auth_signature")
     text = f"{method}\n{path}\n{signed}"
     if hmac.new(secrets[key].encode(), text.encode(), hashlib.sha256).hexdigest() != signature:
         return None

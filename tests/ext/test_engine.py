@@ -64,6 +64,15 @@ def test_frames_after_the_head_wait_until_the_callback_returns(recorder, fake_tr
     ws.connection_lost(None)
 
 
+def test_nothing_comes_before_the_answer_to_the_upgrade(recorder, fake_transport, flusher, head, reference):
+    ws, transport = recorder(flusher), fake_transport()
+    ws.connection_made(transport)
+    ws.hear(head + reference.client_frame(PING, b"early"))
+    flusher.flush()
+    assert transport.take().startswith(b"HTTP/1.1 101 ")
+    ws.connection_lost(None)
+
+
 async def test_a_head_may_be_accepted_later(recorder, fake_transport, flusher, head, reference):
     ws, transport = recorder(flusher), fake_transport()
     ws.on["head"] = lambda _head: None
