@@ -37,12 +37,13 @@ FOLDER = ROOT / "build" / "fuzz"
 CORPUS = FOLDER / "corpus"
 FINDINGS = FOLDER / "findings"
 MAX_INPUT_BYTES = 4096
-# Where an input's first byte says that its target is one of fuzz_http.py, or of fuzz_sockets.py. A connection takes as
-# long as twenty other inputs.
+# Where an input's first byte says that its target is one of fuzz_http.py, or of fuzz_sockets.py.
 FIRST_HTTP = 8
 HTTP_TARGETS = ("requests", "requests", "stream", "queries", "bodies", "bodies", "bodies", "publishes")
 FIRST_OF_SOCKETS = FIRST_HTTP + len(HTTP_TARGETS)
 SOCKET_TARGETS = ("connections", "connections", "audiences")
+# The share of inputs from a corpus of connections: one takes as long as thirty others.
+CONNECTIONS_SHARE = 0.05
 SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer"
 HEAD = (
     b"GET /app/key HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: keep-alive, Upgrade\r\n"
@@ -168,6 +169,9 @@ class Targets:
     def run(self, data: bytes) -> None:
         if data:
             self.by_byte[data[0] % len(self.by_byte)](data[1:])
+
+    def is_connection(self, data: bytes) -> bool:
+        return bool(data) and data[0] % len(self.by_byte) - FIRST_OF_SOCKETS in (0, 1)
 
     def frames(self, data: bytes) -> None:
         cuts, stream = data[:4], data[4:]
@@ -296,6 +300,8 @@ def fuzz(seconds: float, seed: int) -> int:
     targets = Targets()
     chance = random.Random(seed)
     corpus = seeds(targets.reference) + [path.read_bytes() for path in sorted(CORPUS.iterdir())]
+    connections = [data for data in corpus if targets.is_connection(data)]
+    others = [data for data in corpus if not targets.is_connection(data)]
     reached, added, inputs = 0, Counter(), 0
     with (FOLDER / "current").open("w+b") as file:
         file.truncate(16 + MAX_INPUT_BYTES)
@@ -306,7 +312,8 @@ def fuzz(seconds: float, seed: int) -> int:
         began = time.monotonic()
         print(f"seed {seed}, {len(corpus)} inputs at the start, {reached} edges", flush=True)
         while (ran_s := time.monotonic() - began) < seconds:
-            data = damage(chance.choice(corpus), corpus, chance)
+            pool = connections if chance.random() < CONNECTIONS_SHARE else others
+            data = damage(chance.choice(pool), corpus, chance)
             # Written before it runs, so that an input that kills the process can be found.
             entry = b"%d\n" % len(data) + data
             current[: len(entry)] = entry
@@ -322,6 +329,7 @@ def fuzz(seconds: float, seed: int) -> int:
                 reached += fresh
                 added[data[0] % len(targets.by_byte)] += 1
                 corpus.append(data)
+                (connections if targets.is_connection(data) else others).append(data)
                 keep(CORPUS, data)
             if inputs % 100_000 == 0:
                 print(f"{ran_s:6.0f} s: {inputs} inputs, {reached} edges, {len(corpus)} kept", flush=True)

@@ -46,7 +46,7 @@ def load(path: Path) -> ModuleType:
 
 
 class SocketTargets:
-    """Feeds one input to one of the targets. `folder` has the certificate."""
+    """Feeds one input to one of the targets. The certificate is written to `folder`."""
 
     def __init__(self, folder: Path) -> None:
         from redpoll import _engine, _fanout
@@ -97,6 +97,7 @@ class SocketTargets:
 
         self.engine, self.fanout, self.recorder, self.tls_type = _engine, _fanout, Recorder, TlsSocket
         self.reference = load(ROOT / "tests" / "ext" / "reference.py")
+        folder.mkdir(parents=True, exist_ok=True)
         certificate = load(ROOT / "tests" / "certs.py").self_signed(folder)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.load_cert_chain(*certificate)

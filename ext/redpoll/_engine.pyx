@@ -585,8 +585,8 @@ cdef class WebSocket(Sink):
         self.note(
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Accept: " + proof[:-1] + b"\r\n\r\n",
-            # A pong to a client that sends before it has this answer is urgent, too.
-            True,
+            # Before the pong to a ping that comes too early, which is urgent, but not before responses that wait.
+            self.owed == NULL,
         )
         if not self.deciding:
             # accept() was called later: the caller may have to finish its setup before it gets messages.

@@ -15,11 +15,12 @@ cdef enum:
     # What one call of epoll_wait(2) returns at most.
     MAX_EVENTS = 256
     # Bits of Polled.watched: the descriptor is in a set; reported when readable; reported when writable; the set is
-    # that of bulk.
+    # that of bulk, or of those that leave.
     WATCHED = 1
     WATCHED_IN = 2
     WATCHED_OUT = 4
     WATCHED_BULK = 8
+    WATCHED_LEAVING = 16
     # A turn with more events than this has a crowd.
     CROWD = 8
 
@@ -55,14 +56,17 @@ cdef class Polled(Timed):
 cdef class Poller:
     # Owned: whose add_reader watches the descriptor of `quick`.
     cdef readonly object loop
-    # Sockets of which the last read took everything, and the others. `quick` also watches the descriptor of `bulk`.
+    # Sockets of which the last read took everything, those whose other side has ended, and the others. `quick` also
+    # watches the descriptors of `bulk` and `leaving`.
     cdef EventSet quick
     cdef EventSet bulk
+    cdef EventSet leaving
     # How long one turn may last, in seconds.
     cdef public double slice_s
-    # Sockets in both sets; each is owned. Of these, those in `bulk`.
+    # Sockets in all sets; each is owned. Of these, those in `bulk` and in `leaving`.
     cdef readonly Py_ssize_t sockets
     cdef readonly Py_ssize_t bulk_sockets
+    cdef readonly Py_ssize_t leaving_sockets
     # Owned: sockets that have something to do although epoll doesn't report them, and an eventfd that is readable while
     # there are any.
     cdef object waiting
@@ -72,8 +76,11 @@ cdef class Poller:
     cdef Py_ssize_t next_lost
     cdef bint lost_scheduled
 
-    cdef int add(self, Polled polled, int fd, bint bulk) except -1
+    cdef int add(self, Polled polled, int fd) except -1
     cdef int move(self, Polled polled, bint bulk) except -1
+    cdef int move_to(self, Polled polled, uint8_t watched) except -1
+    cdef EventSet* set_of(self, uint8_t watched) noexcept
+    cdef void count(self, uint8_t watched, int change) noexcept
     cdef bint is_crowded(self) noexcept
     cdef int watch(self, Polled polled) except -1
     cdef int again(self, Polled polled) except -1

@@ -112,6 +112,8 @@ cdef enum:
 cdef double ACCEPT_SLICE_S = 0.002
 # What each turn has at least for newcomers and for those that send much.
 cdef double MIN_BULK_SLICE_S = 0.001
+# What each turn has at least for those that leave, after all others.
+cdef double MIN_LEAVING_SLICE_S = 0.001
 # The longest time of one turn of reporting lost sockets: each leaves its channels.
 cdef double LOST_SLICE_S = 0.002
 # How long accepting pauses after an error such as EMFILE. New clients wait in the kernel's queue.
@@ -202,19 +204,19 @@ cdef class Polled(Timed):
 
 
 cdef class Poller:
-    """Two epoll sets on `loop`. Owns each socket from `adopt` until it is closed or released.
+    """Three epoll sets on `loop`. Owns each socket from `adopt` until it is closed or released.
 
-    A storm of new clients must not delay those that are connected. So a turn first serves `quick`, the sockets of which
-    the last read took everything, and then `bulk`: newcomers, and those that send more than one read takes. The owner of
-    a socket moves it between the two; one that the other side has ended goes to `bulk`.
+    A storm of new clients must not delay those that are connected, and thousands that leave must delay neither. So a turn
+    first serves `quick`, the sockets of which the last read took everything, then `bulk`: newcomers, and those that send
+    more than one read takes; and then `leaving`: those whose other side has ended. The owner of a socket moves it between
+    the first two.
 
-    The sets are level-triggered: what a turn doesn't read is reported again. One turn handles up to 256 events of each
-    set and lasts about `slice_s`, or 1 ms more, which `bulk` always has. Events that are left over come first in the next
-    turn.
+    The sets are level-triggered: what a turn doesn't read is reported again. One turn lasts about `slice_s`, or 2 ms more,
+    because `bulk` and `leaving` always have 1 ms each. Events that are left over come first in the next turn.
     """
 
     def __cinit__(self):
-        self.quick.fd = self.bulk.fd = self.waiting_fd = -1
+        self.quick.fd = self.bulk.fd = self.leaving.fd = self.waiting_fd = -1
         self.lost = []
         self.waiting = deque()
 
@@ -226,15 +228,18 @@ cdef class Poller:
         self.loop = loop
         self.quick.fd = epoll_create1(EPOLL_CLOEXEC)
         self.bulk.fd = epoll_create1(EPOLL_CLOEXEC)
+        self.leaving.fd = epoll_create1(EPOLL_CLOEXEC)
         self.waiting_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
-        # The loop watches `quick` only, so that one callback serves both sets in order.
+        # The loop watches `quick` only, so that one callback serves all sets in order.
         event.events = EPOLLIN
         event.data.ptr = NULL
         if (
             self.quick.fd < 0
             or self.bulk.fd < 0
+            or self.leaving.fd < 0
             or self.waiting_fd < 0
             or epoll_ctl(self.quick.fd, EPOLL_CTL_ADD, self.bulk.fd, &event) < 0
+            or epoll_ctl(self.quick.fd, EPOLL_CTL_ADD, self.leaving.fd, &event) < 0
             or epoll_ctl(self.quick.fd, EPOLL_CTL_ADD, self.waiting_fd, &event) < 0
         ):
             raise OSError(errno, os.strerror(errno))
@@ -244,8 +249,10 @@ cdef class Poller:
         # Each socket in a set keeps its poller alive, so no socket is left.
         forget_events(&self.quick)
         forget_events(&self.bulk)
+        forget_events(&self.leaving)
         close_set(&self.quick)
         close_set(&self.bulk)
+        close_set(&self.leaving)
         if self.waiting_fd >= 0:
             close(self.waiting_fd)
 
@@ -255,51 +262,68 @@ cdef class Poller:
             self.loop.remove_reader(self.quick.fd)
             close_set(&self.quick)
             close_set(&self.bulk)
+            close_set(&self.leaving)
             self.waiting.clear()
 
     def adopt(self, int fd, Polled polled not None):
         """Watch `fd`, a connected non-blocking socket, for `polled`, with the newcomers. The poller owns the
         descriptor from now on, even if this raises."""
-        self.add(polled, fd, True)
+        self.add(polled, fd)
         try:
             polled.socket_opened()
         except BaseException:
             self.close_socket(polled)
             raise
 
-    cdef int add(self, Polled polled, int fd, bint bulk) except -1:
+    cdef EventSet* set_of(self, uint8_t watched) noexcept:
+        if watched & WATCHED_BULK:
+            return &self.bulk
+        return &self.leaving if watched & WATCHED_LEAVING else &self.quick
+
+    cdef void count(self, uint8_t watched, int change) noexcept:
+        if watched & WATCHED_BULK:
+            self.bulk_sockets += change
+        elif watched & WATCHED_LEAVING:
+            self.leaving_sockets += change
+
+    cdef int add(self, Polled polled, int fd) except -1:
         cdef epoll_event event
         if polled.fd >= 0 or polled.watched:
             close(fd)
             raise RuntimeError("this has a socket already")
         event.events = EPOLLIN
         event.data.ptr = <void*> polled
-        if epoll_ctl(self.bulk.fd if bulk else self.quick.fd, EPOLL_CTL_ADD, fd, &event) < 0:
+        if epoll_ctl(self.bulk.fd, EPOLL_CTL_ADD, fd, &event) < 0:
             fault = errno
             close(fd)
             raise OSError(fault, os.strerror(fault))
         polled.fd = fd
-        polled.watched = WATCHED | WATCHED_IN
-        if bulk:
-            polled.watched |= WATCHED_BULK
-            self.bulk_sockets += 1
+        polled.watched = WATCHED | WATCHED_IN | WATCHED_BULK
+        self.count(polled.watched, 1)
         self.sockets += 1
         Py_INCREF(polled)
         return 0
 
     cdef int move(self, Polled polled, bint bulk) except -1:
-        """Have the other set report `polled` from now on."""
+        """Have `bulk` report `polled` from now on, or `quick`. One that leaves stays where it is."""
+        if polled.watched & WATCHED_LEAVING:
+            return 0
+        return self.move_to(polled, polled.watched & ~WATCHED_BULK | (WATCHED_BULK if bulk else 0))
+
+    cdef int move_to(self, Polled polled, uint8_t watched) except -1:
         cdef:
             epoll_event event
-            bint was_bulk = polled.watched & WATCHED_BULK != 0
-        if not polled.watched or was_bulk == bulk:
+            EventSet* old = self.set_of(polled.watched)
+            EventSet* new = self.set_of(watched)
+        if not polled.watched or old == new:
             return 0
-        event.events = epoll_events(polled.watched)
+        event.events = epoll_events(watched)
         event.data.ptr = <void*> polled
-        epoll_ctl(self.bulk.fd if was_bulk else self.quick.fd, EPOLL_CTL_DEL, polled.fd, &event)
-        polled.watched ^= WATCHED_BULK
-        self.bulk_sockets += 1 if bulk else -1
-        if epoll_ctl(self.bulk.fd if bulk else self.quick.fd, EPOLL_CTL_ADD, polled.fd, &event) < 0:
+        epoll_ctl(old.fd, EPOLL_CTL_DEL, polled.fd, &event)
+        self.count(polled.watched, -1)
+        polled.watched = watched
+        self.count(watched, 1)
+        if epoll_ctl(new.fd, EPOLL_CTL_ADD, polled.fd, &event) < 0:
             # Whoever called closes it.
             raise OSError(errno, os.strerror(errno))
         return 0
@@ -312,7 +336,7 @@ cdef class Poller:
         """Have the set report what `polled` waits for now, and no more."""
         cdef:
             epoll_event event
-            uint8_t wanted = WATCHED | (polled.watched & WATCHED_BULK)
+            uint8_t wanted = WATCHED | (polled.watched & (WATCHED_BULK | WATCHED_LEAVING))
         if not polled.watched:
             return 0
         if not polled.held and not polled.ended:
@@ -323,7 +347,7 @@ cdef class Poller:
             return 0
         event.events = epoll_events(wanted)
         event.data.ptr = <void*> polled
-        if epoll_ctl(self.bulk.fd if wanted & WATCHED_BULK else self.quick.fd, EPOLL_CTL_MOD, polled.fd, &event) < 0:
+        if epoll_ctl(self.set_of(wanted).fd, EPOLL_CTL_MOD, polled.fd, &event) < 0:
             raise OSError(errno, os.strerror(errno))
         polled.watched = wanted
         return 0
@@ -357,9 +381,8 @@ cdef class Poller:
             return 0
         # Remove it explicitly. Closing alone isn't enough: a duplicate in a child that is about to exec would keep the
         # entry in the set, with a pointer to freed memory.
-        epoll_ctl(self.bulk.fd if polled.watched & WATCHED_BULK else self.quick.fd, EPOLL_CTL_DEL, polled.fd, &event)
-        if polled.watched & WATCHED_BULK:
-            self.bulk_sockets -= 1
+        epoll_ctl(self.set_of(polled.watched).fd, EPOLL_CTL_DEL, polled.fd, &event)
+        self.count(polled.watched, -1)
         polled.watched = 0
         polled.fd = -1
         self.sockets -= 1
@@ -401,41 +424,49 @@ cdef class Poller:
             self.loop.call_soon(self._tell_lost)
 
     def _turn(self):
-        """Handle what the sets report, for `slice_s` at most, and 1 ms more if `bulk` would get less than that."""
+        """Handle what the sets report, for `slice_s` at most, and longer if `bulk` or `leaving` would get less than
+        theirs."""
         cdef double until = monotonic_s() + self.slice_s
         self.serve(&self.quick, until)
         if self.bulk_sockets or self.bulk.next < self.bulk.count or self.waiting:
             self.serve(&self.bulk, max(until, monotonic_s() + MIN_BULK_SLICE_S))
+        if self.leaving_sockets or self.leaving.next < self.leaving.count:
+            self.serve(&self.leaving, max(until, monotonic_s() + MIN_LEAVING_SLICE_S))
 
     cdef int serve(self, EventSet* events, double until) except -1:
         cdef:
             epoll_event* event
             Polled polled
-        if events.next == events.count:
-            self.fetch(events)
-        while events.next < events.count:
-            event = &events.events[events.next]
-            events.next += 1
-            polled = <Polled> event.data.ptr
-            Py_DECREF(polled)
-            try:
-                if events == &self.quick and event.events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR):
-                    # It leaves its channels: that takes longer than what most others want, who wait behind it.
-                    self.move(polled, True)
-                else:
-                    self.handle(polled, event.events)
-            except Exception as fault:
-                self._report(fault, polled)
-                self.close_socket(polled)
-            if monotonic_s() > until:
-                break
-        return 0
+        while True:
+            if events.next == events.count:
+                self.fetch(events)
+                if events.count == 0:
+                    return 0
+            while events.next < events.count:
+                event = &events.events[events.next]
+                events.next += 1
+                polled = <Polled> event.data.ptr
+                Py_DECREF(polled)
+                try:
+                    if events == &self.quick and event.events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR):
+                        # It leaves its channels: that takes longer than what most others want, who wait after it.
+                        self.move_to(polled, polled.watched & ~WATCHED_BULK | WATCHED_LEAVING)
+                    else:
+                        self.handle(polled, event.events)
+                except Exception as fault:
+                    self._report(fault, polled)
+                    self.close_socket(polled)
+                if monotonic_s() > until:
+                    return 0
+            if events.count < MAX_EVENTS:
+                # That was all.
+                return 0
 
     cdef int fetch(self, EventSet* events) except -1:
         cdef int found, i, count
+        events.next = events.count = 0
         if events.fd < 0:
             return 0
-        events.next = events.count = 0
         if events == &self.bulk and self.waiting:
             self.fetch_waiting()
         count = events.count
@@ -445,7 +476,7 @@ cdef class Poller:
                 return 0
             raise OSError(errno, os.strerror(errno))
         for i in range(count, count + found):
-            # The set of bulk itself and `waiting_fd` have no pointer.
+            # The other sets themselves and `waiting_fd` have no pointer.
             if events.events[i].data.ptr != NULL:
                 # Kept until it is handled: an earlier event may close it.
                 Py_INCREF(<Polled> events.events[i].data.ptr)

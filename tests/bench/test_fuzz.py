@@ -13,13 +13,15 @@ def fuzz(bench_module):
 
 
 @pytest.fixture(scope="module")
-def targets(fuzz):
-    return fuzz.Targets()
+def targets(fuzz, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fuzz, "FOLDER", tmp_path_factory.mktemp("certificate"))
+        return fuzz.Targets()
 
 
 def test_no_target_finds_a_difference(fuzz, targets):
     corpus = fuzz.seeds(targets.reference)
-    assert {data[0] % len(targets.by_byte) for data in corpus} >= {0, 6, 7, 8, 10, 11, 12, 15}
+    assert {data[0] % len(targets.by_byte) for data in corpus} >= {0, 6, 7, 8, 10, 11, 12, 15, 16, 18}
     chance = random.Random(1)
     for data in corpus + [fuzz.damage(chance.choice(corpus), corpus, chance) for _ in range(3000)]:
         targets.run(data)
@@ -34,3 +36,15 @@ def test_valid_publishes_are_taken_and_a_wrong_command_is_a_difference(fuzz, tar
     monkeypatch.setattr(http.keys, "topic", lambda app_id, channel: b"other")
     with pytest.raises(fuzz.Difference, match="other"):
         http.bodies(body)
+
+
+@pytest.mark.parametrize("bits", [b"\0", b"\1"])
+def test_a_message_that_is_lost_is_a_difference(fuzz, targets, monkeypatch, bits):
+    """Without TLS and with it."""
+    sockets = targets.by_byte[16].__self__
+    hello = targets.reference.client_frame(1, b"hello")
+    steps = b"\xff" * 4 + bytes([0, len(hello)]) + hello
+    sockets.connections(bits + steps)
+    monkeypatch.setattr(sockets.recorder, "message_received", lambda self, message: None)
+    with pytest.raises(fuzz.Difference, match="hello"):
+        sockets.connections(bits + steps)

@@ -268,20 +268,8 @@ async def test_one_client_of_a_crowd_waits_for_a_few_messages_of_each_other(poll
 
 async def test_clients_that_stay_come_before_those_that_leave(poller, recorder, head, flusher, reference):
     """Each that leaves a worker leaves its channels, and thousands may go at once."""
-    clients = []
+    clients = connected_pairs(poller, recorder, head, flusher, reference, 30)
     message = reference.client_frame(1, b"hello")
-    for _ in range(30):
-        ours, theirs = socket_pair()
-        ws = recorder(flusher)
-        poller.adopt(ours, ws)
-        theirs.sendall(head)
-        clients.append((ws, theirs))
-    while not all(ws.state == OPEN for ws, _ in clients):
-        poller._turn()
-    for _, theirs in clients:
-        theirs.sendall(message)
-    while poller.bulk_sockets:
-        poller._turn()
     stayed = []
     clients[-1][0].on["text"] = lambda text: stayed.append((text, poller.sockets))
     for _, theirs in clients[:-1]:
@@ -293,6 +281,70 @@ async def test_clients_that_stay_come_before_those_that_leave(poller, recorder, 
     assert stayed == [(b"hello", 30)]
     clients[-1][0].abort()
     clients[-1][1].close()
+
+
+async def test_newcomers_come_before_those_that_leave(poller, recorder, head, flusher, reference):
+    """Also those that arrive after the others have gone."""
+    clients = connected_pairs(poller, recorder, head, flusher, reference, 30)
+    ours, newcomer = socket_pair()
+    served = []
+
+    def meet(_text):
+        ws = recorder(flusher)
+
+        def serve(_head):
+            served.append(poller.sockets)
+            ws.abort()
+
+        ws.on["head"] = serve
+        poller.adopt(ours, ws)
+        newcomer.sendall(head)
+
+    clients[-1][0].on["text"] = meet
+    for _, theirs in clients[:-1]:
+        theirs.close()
+    clients[-1][1].sendall(reference.client_frame(1, b"hello"))
+    poller.slice_s = 60.0
+    while not served:
+        poller._turn()
+    assert served == [31]
+    newcomer.close()
+    clients[-1][1].close()
+    while poller.sockets:
+        poller._turn()
+    assert poller.leaving_sockets == poller.bulk_sockets == 0
+
+
+async def test_a_client_that_stays_waits_one_turn_however_many_leave(poller, recorder, head, flusher, reference):
+    clients = connected_pairs(poller, recorder, head, flusher, reference, 300)
+    for _, theirs in clients[:-1]:
+        theirs.close()
+    ws, theirs = clients[-1]
+    theirs.sendall(reference.client_frame(1, b"at once"))
+    poller.slice_s = 60.0
+    poller._turn()
+    assert ("text", b"at once") in ws.heard
+    theirs.close()
+    while poller.sockets:
+        poller._turn()
+
+
+def connected_pairs(poller, recorder, head, flusher, reference, count):
+    """WebSockets that are no newcomers any more, and their clients."""
+    clients = []
+    for _ in range(count):
+        ours, theirs = socket_pair()
+        ws = recorder(flusher)
+        poller.adopt(ours, ws)
+        theirs.sendall(head)
+        clients.append((ws, theirs))
+    while not all(ws.state == OPEN for ws, _ in clients):
+        poller._turn()
+    for _, theirs in clients:
+        theirs.sendall(reference.client_frame(1, b"hello"))
+    while poller.bulk_sockets:
+        poller._turn()
+    return clients
 
 
 async def test_http_is_read_in_slices_while_a_crowd_waits(poller, recorder, flusher):
