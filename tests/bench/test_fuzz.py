@@ -23,7 +23,11 @@ def test_no_target_finds_a_difference(fuzz, targets):
     corpus = fuzz.seeds(targets.reference)
     assert {data[0] % len(targets.by_byte) for data in corpus} >= {0, 6, 7, 8, 10, 11, 12, 15, 16, 18}
     chance = random.Random(1)
-    for data in corpus + [fuzz.damage(chance.choice(corpus), corpus, chance) for _ in range(3000)]:
+    connections = [data for data in corpus if targets.is_connection(data)]
+    others = [data for data in corpus if not targets.is_connection(data)]
+    damaged = [fuzz.damage(chance.choice(others), corpus, chance) for _ in range(3000)]
+    damaged += [fuzz.damage(chance.choice(connections), corpus, chance) for _ in range(60)]
+    for data in corpus + damaged:
         targets.run(data)
 
 
