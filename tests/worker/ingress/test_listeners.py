@@ -13,6 +13,7 @@ import pytest
 
 from edge import Edge, first_frame, until_end, upgrade
 from redpoll.http_messages import SECURE
+from redpoll.worker.ingress import listeners
 from redpoll.worker.ingress.listeners import Introduced
 
 KEY = "278d425bdf160c739803"
@@ -249,6 +250,22 @@ class TestUnfinishedHandshakes:
         for _, writer in opened:
             writer.write(upgrade(PATH))
         await wait_until(lambda: len(edge.worker.gate.strangers) == 0)
+
+    async def test_memory_is_given_back_while_connections_end_and_not_for_all_at_once(
+        self, edges, wait_until, monkeypatch
+    ):
+        """A worker stands still for as long as the system takes the memory."""
+        given = []
+        monkeypatch.setattr(listeners, "give_memory_back", lambda: given.append(edge.worker.gate.connections))
+        monkeypatch.setattr(listeners, "_TIDY_EVERY_S", 3600.0)
+        edge = await edges()
+        waiting = [await asyncio.open_connection("127.0.0.1", edge.listeners.port) for _ in range(300)]
+        await wait_until(lambda: edge.worker.gate.connections == 300)
+        assert given == []
+        for _, writer in waiting:
+            writer.transport.abort()
+        await wait_until(lambda: edge.worker.gate.connections == 0)
+        assert given == [300 - 256]
 
     async def test_finish_cancels_connections_in_tls_setup(self, edges, wait_until):
         edge = await edges()

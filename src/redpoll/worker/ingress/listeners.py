@@ -92,6 +92,7 @@ class Listeners:
             self._listener = Listener(self._poller, self._plain.detach(), lambda: Connection(gate), _cannot_accept)
         if self._tls is not None:
             self._accept_from(self._tls, self._certificate)
+            self._gate.tidy = give_memory_back
             self._tidy()
 
     def reload(self) -> bool:
@@ -128,6 +129,7 @@ class Listeners:
             self._tidying.cancel()
 
     def _tidy(self) -> None:
+        """Give back what handshakes and fewer connections than the gate counts have left."""
         now = (self._accepted_by_tls, self._gate.connections)
         if now != self._tidied:
             self._tidied = now
