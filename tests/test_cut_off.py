@@ -137,6 +137,11 @@ def test_worker_that_does_not_close_its_clients_in_time_is_killed_and_its_succes
     assert node.second.signals == [signal.SIGKILL]
     node.workers.process_ended(node.second)
     assert node.workers.numbers == []
+    # The successor says at its start that it is down. If it stays down, publishes needn't wait for it either.
+    node.workers.said(node.second, "down")
+    node.second.sent.clear()
+    node.ticks(cut_off._MAX_DOWN)
+    assert node.second.sent == [{"aside": True}]
 
 
 def test_worker_that_says_nothing_since_redis_came_back_is_killed(node):

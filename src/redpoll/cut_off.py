@@ -107,8 +107,7 @@ class CutOffWorkers:
             self._timer = None
 
     def process_ended(self, child: Child) -> None:
-        """What was known was about this process. The next one is in service: it has no clients before it has reached
-        Redis."""
+        """What was known was about this process. The next one is in service, and says at its start that it is down."""
         self._workers = [_Worker(child) if worker.child is child else worker for worker in self._workers]
 
     def said(self, child: Child, reach: str) -> None:

@@ -39,7 +39,8 @@ class World:
         self._waiting: asyncio.Task | None = None
         self._beating: list[asyncio.Task] = []
 
-    async def beat(self, run: str, workers=(1,), without_clients=()) -> None:
+    async def beat(self, run: str, workers=(1,), without_clients=()) -> int:
+        """Returns the number of this heartbeat."""
         node = Node(
             name=run[0],
             version="1",
@@ -53,6 +54,7 @@ class World:
             without_clients=without_clients,
         )
         await self.link.ask(b"HSET", self.keys.nodes, run, msgspec.json.encode(node))
+        return node.beat
 
     def keep_beating(self, run: str) -> None:
         async def go_on() -> None:
@@ -62,12 +64,15 @@ class World:
 
         self._beating.append(asyncio.create_task(go_on()))
 
-    def know(self, run: str = OTHER, *, alive: bool = True, workers=(1,), without_clients=()) -> None:
-        """What the supervisor says of another node."""
+    def know(self, run: str = OTHER, *, last_beat: int | None = None, workers=(1,), without_clients=()) -> None:
+        """What the supervisor says of another node. `last_beat`: it is dead since this heartbeat."""
+        other = {"run": run, "name": "b", "alive": last_beat is None, "workers": workers}
+        if last_beat is not None:
+            other["beat"] = last_beat
         self.gate.take_nodes(
             [
                 {"run": OWN, "name": "a", "alive": True, "workers": [1], "without_clients": []},
-                {"run": run, "name": "b", "alive": alive, "workers": workers, "without_clients": without_clients},
+                other | {"without_clients": without_clients},
             ]
         )
 
@@ -207,17 +212,32 @@ async def test_node_with_a_sign_of_life_is_waited_for(world, sign):
 
 
 async def test_dead_node_is_not_waited_for_unless_it_writes_again(world):
-    world.know(alive=False)
-    await world.beat(OTHER)
+    last_beat = await world.beat(OTHER)
+    world.know(last_beat=last_beat)
     await world.subscribe(f"{OWN}.1")
     world.wait()
     await world.opens()
     world.keep_beating(OWN)
-    world.keep_beating(OTHER)
-    # The first round opens before a change is seen; what matters is the next wait.
-    world.know(alive=True)
+    await world.beat(OTHER)
     world.wait()
+    await world.stays_closed(1)
+    world.keep_beating(OTHER)
     await world.stays_closed()
+
+
+async def test_node_that_dies_while_it_is_waited_for_holds_nobody_up(world):
+    """It has sent a heartbeat after the break and dies before its workers are subscribed. Its entry stays until all of
+    its workers are reaped, which may take long."""
+    world.know()
+    world.keep_beating(OWN)
+    await world.beat(OTHER)
+    await world.subscribe(f"{OWN}.1")
+    world.wait()
+    await world.stays_closed(1)
+    last_beat = await world.beat(OTHER)
+    await world.stays_closed()
+    world.know(last_beat=last_beat)
+    await world.opens()
 
 
 async def test_those_who_are_waited_for_are_named(world, monkeypatch):

@@ -30,8 +30,8 @@ async def test_the_supervisor_hears_when_the_worker_is_ready(bench):
             said += await asyncio.get_running_loop().sock_recv(worker.supervisor, 1000)
     messages = [json.loads(line) for line in said.splitlines()]
     assert {"ready": True} in messages
-    # And how far it has come with Redis.
-    assert [message["reach"] for message in messages if "reach" in message] == ["connecting", "subscribed"]
+    # And how far it has come with Redis. A worker that never connects says that it is down, or nobody would know.
+    assert [message["reach"] for message in messages if "reach" in message] == ["down", "connecting", "subscribed"]
 
 
 async def test_stale_app_records_admit_no_clients(bench):

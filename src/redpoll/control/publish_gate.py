@@ -134,18 +134,21 @@ class PublishGate:
     def _workers_of(self, run: str, one: _Seen) -> set[str]:
         """The names of a node's workers that may have clients."""
         described = (self._others or {}).get(run)
-        if described is not None and not described["alive"] and not one.changed:
-            return set()
-        alive, without_clients = set(), []
-        if described is not None:
-            alive |= set(described["workers"])
-            without_clients.append(set(described["without_clients"]))
+        node: Node | None = None
         if one.entry is not None:
             try:
                 node = msgspec.json.decode(one.entry, type=Node)
             except msgspec.DecodeError:
                 # The supervisor logs it, and leaves it out as well.
                 return set()
+        if described is not None and not described["alive"] and (node is None or node.beat <= described["beat"]):
+            # No heartbeat came after the one by which it was found dead.
+            return set()
+        alive, without_clients = set(), []
+        if described is not None:
+            alive |= set(described["workers"])
+            without_clients.append(set(described["without_clients"]))
+        if node is not None:
             alive |= set(node.workers)
             without_clients.append(set(node.without_clients))
         # A fail-over may bring an older entry back, and the supervisor may have read an older one: both must say it.

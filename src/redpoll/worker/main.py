@@ -152,6 +152,8 @@ class Worker:
         self.loop.set_exception_handler(self._loop_exception)
         self.loop.add_signal_handler(signal.SIGTERM, self.drain)
         self.child_pipe.attach(self.loop, self._supervisor_message, _supervisor_died)
+        # Said also if it never changes: publishes wait for this worker until it is subscribed, or out of service.
+        self.child_pipe.send({"reach": self.registry.reach.value})
         # Before Redis is there: /healthz works and upgrades get 503 instead of a refused connection.
         await self.listeners.open()
         self.janitor.start()
