@@ -125,7 +125,7 @@ async def subscribed():
     """All workers are."""
 
 
-def control(*, fast, per_minute=0, outcomes=(), spans_left=0, **link_state):
+def control(*, fast, per_minute=0, outcomes=(), spans_left=0, is_current=True, **link_state):
     """The parts of a control plane with one worker. `receive(*reads)` gives what leaves it, in a comparable form."""
     link, keys = RedisLink(outcomes, **link_state), Keys("rp")
     publisher = Publisher(Bus(link, keys), subscribed, confirm_s=60)
@@ -139,7 +139,7 @@ def control(*, fast, per_minute=0, outcomes=(), spans_left=0, **link_state):
             Route("POST", "/apps/{app_id}/batch_events", "batch", api.trigger_batch, scope="publish", limited=True),
         ]
     )
-    records = types.SimpleNamespace(apps=dict(APPS), by_key={}, tokens={}, is_current=lambda: True)
+    records = types.SimpleNamespace(apps=dict(APPS), by_key={}, tokens={}, is_current=lambda: is_current)
     rate = RateLimit(per_minute, wall_clock=lambda: NOW_S, clock=lambda: 0.0) if per_minute else None
     front = Front(routes, records, rate=rate, tracer=tracer, clock=lambda: NOW_S)
     api.conclude = front.conclude
@@ -417,3 +417,12 @@ async def test_publishes_are_503_at_once_and_not_sent_while_redis_is_congested()
     found, commands, *_ = await receive(message(1, body=BODY))
     assert (taken, commands) == ([0], [])
     assert found[b"\1\0\0\0"][1].startswith(b"HTTP/1.1 503")
+
+
+async def test_publishes_are_503_while_nobody_here_knows_what_was_revoked():
+    """Neither the record store nor Redis' directory answers, but the masters of other shards do."""
+    for fast in (True, False):
+        receive, _ = control(fast=fast, is_current=False)
+        found, commands, *_ = await receive(message(1, body=BODY))
+        assert commands == []
+        assert found[b"\1\0\0\0"][1].startswith(b"HTTP/1.1 503")

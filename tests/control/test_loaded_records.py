@@ -118,3 +118,24 @@ async def test_changes_after_a_lost_one_are_seen_and_later_ones_are_read_by_them
         await one.sync()
     assert (one.apps, one.by_key) == (third.apps, third.by_key)
     assert [line["event"].endswith("all records read") for line in logs] == [True]
+
+
+async def test_change_that_redis_brought_and_the_store_lost_is_undone(make, postgres_url):
+    """While PostgreSQL fails over, a control plane takes the last change from Redis; the new primary lacks it."""
+    (one, _), (other, _) = await make(), await make()
+    app = await one.create_app("kept")
+    token, _ = await one.create_token(app.id, "CI", ["all"])
+    await other.sync()
+    store = await Store.open(postgres_url)
+    backup = await Backup.of(store)
+    lost = await one.add_key(app.id)
+    await one.revoke_tokens([token.id])
+    other.take_directory(one.directory, one.apps)
+    other.take_revoked([token.hash])
+    assert lost.key in other.by_key
+    await backup.replace(store)
+    await store.close()
+    assert await other.sync()
+    third, _ = await make()
+    assert (other.by_key, other.tokens, other.directory) == (third.by_key, third.tokens, third.directory)
+    assert not await other.sync()

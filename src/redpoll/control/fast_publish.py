@@ -54,6 +54,7 @@ class FastPath:
     ) -> None:
         self._front = front
         self._routes = routes
+        self._records = records
         self._publisher = publisher
         self._tracer = tracer
         self._events = self._route("/apps/0/events")
@@ -92,8 +93,9 @@ class FastPath:
         return by_method["POST"]
 
     def _ready(self) -> int:
-        """How many of the next publishes take the other way: those that are traced; all while Redis is away."""
-        if not self._publisher.takes:
+        """How many of the next publishes take the other way: those that are traced; all while Redis is away, or while
+        revoked keys may be unknown here."""
+        if not self._publisher.takes or not self._records.is_current():
             return _ALL_SLOW
         return 0 if self._tracer is None else self._tracer.spans_left
 

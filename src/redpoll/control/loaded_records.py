@@ -66,19 +66,21 @@ class LoadedRecords(TokenRecords):
             return await self._catch_up(connection)
 
     def take_directory(self, version: DirectoryVersion, apps: Mapping[str, App]) -> None:
-        """Takes newer app records from Redis, while the store doesn't answer. `known` stays, so that everything is read
-        from the store later."""
+        """Takes newer app records from Redis, while the store doesn't answer. Everything is read from the store later,
+        which may have lost them in a fail-over."""
         for app in apps.values():
             if app != self.apps.get(app.id):
                 self._put(app)
         self.directory = version
+        self._has_more = True
 
     async def _catch_up(self, connection: AsyncConnection) -> bool:
         stored = await versions(connection)
-        if stored == self.known:
+        if stored == self.known and not self._has_more:
             return False
         # An earlier redpoll stores no ids, so all is read after its changes.
-        since = self.known.records if await has_version(connection, self.known) else None
+        follows = not self._has_more and await has_version(connection, self.known)
+        since = self.known.records if follows else None
         apps = await app_rows.all_by_id(connection, since)
         tokens = await token_rows.all_by_hash(connection, since)
         endpoints = await endpoint_rows.all_by_id(connection, since)
@@ -96,10 +98,11 @@ class LoadedRecords(TokenRecords):
         if self.on_endpoints is not None:
             self.on_endpoints(endpoints, since is None)
         self._set_versions(stored)
+        self._has_more = False
         if revoked:
             self.on_revoked(revoked)
         if since is None:
-            log.warning("the record store has lost changes, or many are new: all records read", version=self.version)
+            log.warning("the record store was away or has lost changes: all records read", version=self.version)
         if is_older and self.on_rewound is not None:
             self.on_rewound(self.version)
         return True

@@ -51,6 +51,8 @@ class TokenRecords:
         # The store's versions up to which memory has all changes.
         self.known = Versions(0, 0, "", "")
         self.tokens: dict[str, Token] = {}
+        # Redis has brought changes that the store may have lost when it answers again: then all is read from it.
+        self._has_more = False
         # Takes the hashes of tokens that were revoked, by another control plane too.
         self.on_revoked: Callable[[Collection[str]], None] = _ignore
         # Whether revocations by other control planes are known here.
@@ -87,6 +89,7 @@ class TokenRecords:
             token = self.tokens.get(one)
             if token is not None and token.revoked_at is None:
                 self.tokens[token.hash] = msgspec.structs.replace(token, revoked_at=self._clock())
+                self._has_more = True
 
     async def create_token(
         self, app_id: str, name: str, scopes: Sequence[str], lasts_s: float | None = None
