@@ -7,7 +7,7 @@ import pytest
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
 from redpoll.cluster.traces import Span, TraceReader, TraceWriter, Triggered
-from redpoll.control.tracing import Tracer, describe_call
+from redpoll.control.tracing import RENEW_EVERY_S, Tracer, describe_call
 from redpoll.protocol.messages import Event
 from redpoll.store.eventlog import CallBatch, CallRow, EventLog, Query
 
@@ -73,6 +73,17 @@ async def test_stages_of_a_call_stay_in_order_when_the_wall_clock_is_changed(lin
     (row,) = await rows(event_log)
     _, spans = await event_log.trace("3", call.trace_id)
     assert [span.time_us - row.time_us for span in spans] == [2_000, 5_000]
+
+
+async def test_the_stream_lives_on_when_the_wall_clock_is_set_back(link, event_log):
+    now_s, elapsed_s = NOW_S, 0.0
+    tracer = Tracer(event_log, TraceReader(link, Keys(), RUN), 10, clock=lambda: now_s, timer=lambda: elapsed_s)
+    tracer.link_up()
+    key = Keys().traces(RUN)
+    await link.ask(b"EXPIRE", key, 5)
+    now_s, elapsed_s = NOW_S - 3_600, RENEW_EVERY_S
+    await tracer.flush()
+    assert await link.ask(b"TTL", key) > 5
 
 
 async def test_a_flush_beside_another_returns_after_it(tracer, event_log, monkeypatch):

@@ -96,7 +96,7 @@ class Tracer:
 
     def link_up(self) -> None:
         """Redis is connected: from now on the workers of all nodes may send spans of this node's calls."""
-        self._renew_at_s = self._clock() + RENEW_EVERY_S
+        self._renew_at_s = self._timer() + RENEW_EVERY_S
         self._reader.renew()
 
     async def finish(self) -> None:
@@ -220,7 +220,7 @@ class Tracer:
         self.spans_left = self._per_flush
         if self._otel is not None:
             self._otel.flush()
-        if self._clock() >= self._renew_at_s:
+        if self._timer() >= self._renew_at_s:
             self.link_up()
         entries = self._named(await self._read())
         ended, self._ended = self._ended, CallBatch()
@@ -239,8 +239,8 @@ class Tracer:
                     self._position = position
                     self._reader.trim(position)
                 ended, spans = CallBatch(), []
-            if self._clock() >= self._prune_at_s:
-                self._prune_at_s = self._clock() + PRUNE_EVERY_S
+            if self._timer() >= self._prune_at_s:
+                self._prune_at_s = self._timer() + PRUNE_EVERY_S
                 await self._log.prune(int(self._clock() * 1000))
         except SQLAlchemyError as error:
             log.warning("event log not written", calls=ended.count, reason=reason_of(error))
