@@ -87,7 +87,6 @@ def plain_address(address: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-@lru_cache(maxsize=4096)
 def is_private(address: str) -> bool:
     """Whether the address is one of this machine or of a private network, or isn't known."""
     try:
