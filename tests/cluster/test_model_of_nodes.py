@@ -24,7 +24,7 @@ import redis as redis_py
 from links import quick_link, transports
 from random_history import NEWS, ROOMS, RandomHistory
 from redpoll.cluster.directory import DirectoryWriter
-from redpoll.cluster.keys import TAGS, Keys, shard
+from redpoll.cluster.keys import SHARDS, TAGS, Keys, shard
 from redpoll.cluster.link import LinkDown
 from redpoll.cluster.membership.reaper import Reaper, Run
 from redpoll.cluster.nodes import Fitness
@@ -329,7 +329,11 @@ class History(RandomHistory):
             # It can't do the leader's work any more, or can again.
             node.fitness = self.random.choice(list(Fitness))
         elif chance < 0.2:
-            worker.link.drop("cut")
+            # One connection of several in a Cluster, or all.
+            if self.kind == "cluster" and worker.link.up and self.random.random() < 0.5:
+                worker.link.drop_connection(self.random.randrange(SHARDS), "cut")
+            else:
+                worker.link.drop("cut")
         elif chance < 0.35:
             self.lose_replies(worker)
         elif chance < 0.5:

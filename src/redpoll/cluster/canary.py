@@ -6,12 +6,12 @@ PUBLISH, so a canary is missing if it hasn't arrived some time after that reply.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 import structlog
 
-from redpoll.cluster.keys import Keys
+from redpoll.cluster.keys import SHARDS, Keys
 from redpoll.cluster.link import Link
 
 __all__ = ["Canary"]
@@ -78,10 +78,13 @@ class Canary:
             self._send(path)
         self._wait()
 
-    def connection_lost(self) -> None:
-        self.close()
+    def connection_lost(self, shards: Collection[int] = range(SHARDS)) -> None:
+        """The connections to the masters of these shards broke, or some of their shards are others' now."""
         for path in self.topics.values():
-            path.sent_at = None
+            if path.shard in shards:
+                path.sent_at = None
+        if len(shards) == SHARDS:
+            self.close()
 
     def close(self) -> None:
         if self._timer is not None:

@@ -107,10 +107,6 @@ class Catchup:
         elif position.live and position.last != top:
             self._begin(local_channel, position)
 
-    def connection_lost(self) -> None:
-        """From here on messages may be missed: no channel is live (`LocalChannel.connection_lost`)."""
-        self._runs.clear()
-
     def resume(self, local_channels: Iterable[LocalChannel]) -> None:
         """The connection is back and the topics are subscribed: channels that aren't live catch up. A channel without
         subscribers forgets its position; its next subscriber brings a new one."""
@@ -124,7 +120,8 @@ class Catchup:
                 local_channel.history = None
 
     def forget(self, local_channel: LocalChannel) -> None:
-        """The channel is no longer held."""
+        """The channel is no longer held, or its shard was lost: from then on messages may be missed, and it isn't live
+        (`LocalChannel.connection_lost`)."""
         self._runs.pop(local_channel, None)
 
     def _begin(self, local_channel: LocalChannel, position: HistoryPosition) -> None:

@@ -4,10 +4,10 @@ Each shard is in one slot, so its master executes everything that concerns a cha
 pushes is kept for each channel (cluster/README.md "Ground rules"). Calls go to the master of the shard whose hash tag
 is in their first key.
 
-The link is up while every master is connected. When one connection breaks, a slot moves or another node becomes a
-master, the link goes down as a whole, reads the map of slots again, and connects to the masters that it names.
-Connections that still work are kept, with their subscriptions, so that events of other shards go on arriving. With
-`keeps_shards`, calls for their shards go on, too.
+The link is up while it has the master of every shard. When a connection breaks, a slot moves or another node becomes a
+master, shards are lost: their calls end, and the link is down until it has read the map of slots again and is connected
+to the masters that it names. Meanwhile the other shards (`kept_shards`) go on as if nothing had happened. All shards
+are lost when no two nodes agree on the map.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import hiredis
 import structlog
 
-from redpoll.cluster.keys import SHARDS, TAGS
+from redpoll.cluster.keys import SHARDS, shard_of_name
 from redpoll.cluster.link import Clock, Done, Link, LinkDown
-from redpoll.cluster.redis_connection import Publishes, Refused
+from redpoll.cluster.redis_connection import Publishes, Refused, ShardCall
 from redpoll.cluster.scripts import Script
 from redpoll.cluster.slot_map import Address, SlotMap
 from redpoll.redis_url import RedisUrl
@@ -34,6 +34,8 @@ from redpoll.redis_url import RedisUrl
 __all__ = ["ClusterLink", "open_link"]
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 _CONNECTED_WITHIN_S: Final = 5.0
 _READ_MAP_EVERY_S: Final = 1.0
@@ -46,21 +48,13 @@ _REPEAT_FOR_S: Final = 2.0
 # The beginning of an event's envelope without an offset (cluster/README.md "Topics and envelopes").
 _UNSTORED_EVENT: Final = b"e 0 "
 
-_SHARD_OF_TAG: Final = {tag: at for at, tag in enumerate(TAGS)}
+_ALL: Final = frozenset(range(SHARDS))
 # Where the first key is, if it isn't the word after the command.
 _KEY_AT: Final = {b"EVAL": 3, b"EVALSHA": 3}
 
 
 def _ignore(reply: Any) -> None:
     pass
-
-
-def _shard_of(name: Any) -> int:
-    """The shard of a key or topic; 0 for a word without a hash tag, because any master will do then."""
-    if not isinstance(name, bytes):
-        return 0
-    begin = name.find(b"{") + 1
-    return _SHARD_OF_TAG.get(name[begin : name.find(b"}", begin)], 0)
 
 
 class _Parts:
@@ -82,30 +76,20 @@ class _Parts:
 
 
 class ClusterLink(Link):
-    """As `Link`; `url` is `redis+cluster://…` or `rediss+cluster://…`. `keeps_shards`: while the link is down, calls
-    for `kept_shards` are carried out."""
+    """As `Link`; `url` is `redis+cluster://…` or `rediss+cluster://…`."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        clock: Clock = monotonic,
-        first_delay_s: float = 0.05,
-        keeps_shards: bool = False,
-    ) -> None:
+    def __init__(self, url: str, *, clock: Clock = monotonic, first_delay_s: float = 0.05) -> None:
         super().__init__(url, clock=clock, sharded=True, first_delay_s=first_delay_s, max_delay_s=_MAX_DELAY_S)
         self._map = SlotMap(RedisUrl.parse(url))
         self._links: dict[Address, Link] = {}
         self._masters: tuple[Address, ...] = ()
         self._of_shard: tuple[Link, ...] = ()
+        # The shards for which calls are made: all while the link is up, and while it is down those that are kept.
         self._up = False
-        self._keeps_shards = keeps_shards
+        self._usable: frozenset[int] = frozenset()
         self._kept: frozenset[int] = frozenset()
-        # How often the link went down, so that what was begun before can tell.
-        self._downs = 0
-        # SUBSCRIBEs that aren't confirmed yet, and what waits for them.
-        self._subscribing = 0
-        self._after_subscribing: deque[Callable[[], None]] = deque()
+        # How often shards were lost, so that what was begun before can tell.
+        self._losses = 0
         # By shard: calls that wait until its slot has moved, in order, with the time at which each was made.
         self._parked: dict[int, deque[tuple[float, tuple[Any, ...], Done]]] = {}
 
@@ -130,20 +114,21 @@ class ClusterLink(Link):
         return ""
 
     def refusal_of(self, name: bytes) -> str:
-        return self._of_shard[_shard_of(name)].refusal if self._up or self._kept else ""
+        at = shard_of_name(name)
+        return self._of_shard[at].refusal if at in self._usable else ""
 
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        self._go_down("closed by us")
+        self._lose("closed by us", _ALL)
         await asyncio.gather(*map(self._close_link, list(self._links)))
         await self._map.close()
 
     def drop(self, reason: str) -> None:
         log.warning("redis connections dropped", reason=reason)
-        self._go_down(reason)
+        self._lose(reason, _ALL)
         for link in self._links.values():
             link.drop(reason)
 
@@ -153,9 +138,9 @@ class ClusterLink(Link):
     def drop_connection(self, shard: int, reason: str) -> None:
         self._of_shard[shard].drop(reason)
 
-    def abandon(self) -> None:
+    def abandon(self, shards: Collection[int]) -> None:
         for link in self._links.values():
-            link.abandon()
+            link.abandon(shards)
 
     def flush(self) -> None:
         for link in self._links.values():
@@ -164,14 +149,14 @@ class ClusterLink(Link):
     # Calls.
 
     def call(self, *command: Any, done: Done = _ignore) -> None:
-        self._send(_shard_of(command[_KEY_AT.get(command[0], 1)] if len(command) > 1 else None), command, done)
+        self._send(shard_of_name(command[_KEY_AT.get(command[0], 1)] if len(command) > 1 else None), command, done)
 
     def call_packed(self, command: bytes, done: Done) -> None:
         # The prefix of keys has no brace, so the first one begins the hash tag.
-        at = _shard_of(command)
-        if self._up or at in self._kept:
+        at = shard_of_name(command)
+        if at in self._usable:
             self.commands += 1
-            self._of_shard[at].call_packed(command, done)
+            self._of_shard[at].call_packed(command, ShardCall(at, done))
         else:
             asyncio.get_running_loop().call_soon(done, LinkDown(sent=False))
 
@@ -194,14 +179,14 @@ class ClusterLink(Link):
     def run(
         self, script: Script, keys: Sequence[bytes], args: Sequence[bytes | str | int], done: Done = _ignore
     ) -> None:
-        self._send(_shard_of(keys[0]), (script, keys, args), done)
+        self._send(shard_of_name(keys[0]), (script, keys, args), done)
 
     async def ask_all(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         # Replies of several masters come in any order.
         return await asyncio.gather(*(self.ask(*command) for command in commands))
 
     def _send(self, at: int, command: tuple[Any, ...], done: Done) -> None:
-        if not self._up and at not in self._kept:
+        if at not in self._usable:
             asyncio.get_running_loop().call_soon(done, LinkDown(sent=False))
             return
         waiting = self._parked.get(at)
@@ -216,16 +201,16 @@ class ClusterLink(Link):
 
         def answered(reply: Any) -> None:
             is_moving = type(reply) is hiredis.ReplyError and str(reply).startswith(_MOVING)
-            if is_moving and self._up and self.clock() - since < _REPEAT_FOR_S:
+            if is_moving and at in self._usable and self.clock() - since < _REPEAT_FOR_S:
                 self._park(at, since, command, done)
             else:
                 done(reply)
 
         if isinstance(command[0], Script):
             script, keys, args = command
-            link.run(script, keys, args, answered)
+            link.run(script, keys, args, ShardCall(at, answered))
         else:
-            link.call(*command, done=answered)
+            link.call(*command, done=ShardCall(at, answered))
 
     def _park(self, at: int, since: float, command: tuple[Any, ...], done: Done) -> None:
         # Calls that were sent before the first refusal come here in order, and those that are made later wait behind.
@@ -245,50 +230,29 @@ class ClusterLink(Link):
     # Topics. SSUBSCRIBE takes topics of one slot.
 
     def subscribe(self, topics: Sequence[bytes], done: Done = _ignore) -> None:
-        downs = self._downs
-
-        def confirmed(outcome: Exception | None) -> None:
-            done(outcome)
-            if downs != self._downs:
-                return
-            self._subscribing -= 1
-            while not self._subscribing and self._after_subscribing:
-                self._after_subscribing.popleft()()
-
-        self._subscribing += 1
-        self._each_shard(topics, Link.subscribe, confirmed)
-
-    def subscribe_last(self, topics: Sequence[bytes], done: Done = _ignore) -> None:
-        # Connections to several masters have no common order, so this waits for the confirmations.
-        def go() -> None:
-            self._each_shard(topics, Link.subscribe, done)
-
-        if self._subscribing:
-            self._after_subscribing.append(go)
-        else:
-            go()
+        self._each_shard(topics, Link.subscribe, done)
 
     def unsubscribe(self, topics: Sequence[bytes], done: Done = _ignore) -> None:
         self._each_shard(topics, Link.unsubscribe, done)
 
     def _each_shard(self, topics: Sequence[bytes], change: Callable[..., None], done: Done) -> None:
-        if not self._up:
-            asyncio.get_running_loop().call_soon(done, LinkDown(sent=False))
-            return
         by_shard: dict[int, list[bytes]] = {}
         for topic in topics:
-            by_shard.setdefault(_shard_of(topic), []).append(topic)
+            by_shard.setdefault(shard_of_name(topic), []).append(topic)
         parts = _Parts(len(by_shard), done)
         for at, of_shard in by_shard.items():
-            change(self._of_shard[at], of_shard, parts)
+            if at in self._usable:
+                change(self._of_shard[at], of_shard, ShardCall(at, parts))
+            else:
+                asyncio.get_running_loop().call_soon(parts, LinkDown(sent=False))
 
     async def subscribers(self, topics: Sequence[bytes]) -> list[int]:
         if not self._up:
             raise LinkDown(sent=False)
         by_link: dict[Link, list[bytes]] = {}
         for topic in topics:
-            by_link.setdefault(self._of_shard[_shard_of(topic)], []).append(topic)
-        answers = await asyncio.gather(*(link.subscribers(part) for link, part in by_link.items()))
+            by_link.setdefault(self._of_shard[shard_of_name(topic)], []).append(topic)
+        answers = await self._of_all_masters(link.subscribers(part) for link, part in by_link.items())
         counts = {
             topic: count
             for part, answer in zip(by_link.values(), answers, strict=True)
@@ -297,8 +261,16 @@ class ClusterLink(Link):
         return [counts[topic] for topic in topics]
 
     async def scan(self, pattern: bytes) -> list[bytes]:
-        found = await asyncio.gather(*(link.scan(pattern) for link in self._links.values()))
+        found = await self._of_all_masters(link.scan(pattern) for link in self._links.values())
         return [name for names in found for name in names]
+
+    async def _of_all_masters(self, answers: Iterable[Awaitable[list[T]]]) -> list[list[T]]:
+        """What each master answers. Raises LinkDown if a shard was lost meanwhile: the answers may be of two maps."""
+        losses = self._losses
+        outcomes = await asyncio.gather(*answers)
+        if losses != self._losses:
+            raise LinkDown(sent=True)
+        return outcomes
 
     # The connections.
 
@@ -333,14 +305,13 @@ class ClusterLink(Link):
                 await self._wait_up(link, masters)
         if not all(link.up for link in self._links.values()):
             raise OSError("a connection to a master broke at once")
-        before, self._of_shard = self._of_shard, tuple(self._links[address] for address in masters)
-        self._kept = frozenset(at for at in self._kept if self._of_shard[at] is before[at])
+        self._of_shard = tuple(self._links[address] for address in masters)
         self._masters = masters
         self.connects += 1
-        self._up = True
+        self._up, self._usable = True, _ALL
         self._is_down.clear()
         self._is_up.set()
-        log.info("redis connected", connects=self.connects, masters=len(self._links))
+        log.info("redis connected", connects=self.connects, masters=len(self._links), kept_shards=len(self._kept))
         try:
             self.on_up()
         except Exception as error:
@@ -351,11 +322,15 @@ class ClusterLink(Link):
         same: one that was cut off with us would go on taking publishes (cluster-allow-pubsubshard-when-down)."""
         try:
             masters = await self._map.read()
-        except OSError:
-            self._kept = frozenset()
+        except OSError as error:
+            self._lose(str(error), _ALL)
             raise
-        self._kept = frozenset(at for at in self._kept if masters[at] == self._masters[at])
+        self._lose_changed(masters)
         return masters
+
+    def _lose_changed(self, masters: Sequence[Address]) -> None:
+        changed = {at for at in self._usable if masters[at] != self._masters[at]}
+        self._lose("the masters of the cluster changed", changed)
 
     async def _wait_up(self, link: Link, masters: Sequence[Address]) -> None:
         """Waits for the connection to one master. Raises OSError when it was replaced meanwhile."""
@@ -368,77 +343,66 @@ class ClusterLink(Link):
                     raise OSError("the masters of the cluster changed") from None
 
     async def _watch(self) -> None:
-        """Returns when the link is down. Takes it down when the map of slots changes, or some master hangs."""
+        """Returns when the link is down. Loses the shards whose master is another one in the map of slots."""
         while not self._is_down.is_set():
             try:
                 async with asyncio.timeout(_READ_MAP_EVERY_S):
                     await self._is_down.wait()
             except TimeoutError:
                 with contextlib.suppress(OSError):
-                    masters = await self._map.read()
-                    changed = {at for at, master in enumerate(masters) if master != self._masters[at]}
-                    if changed:
-                        self._go_down("the masters of the cluster changed", changed)
+                    self._lose_changed(await self._map.read())
 
     async def _close_link(self, address: Address) -> None:
         link = self._links.pop(address)
-        self._kept -= self._shards_of(link)
         link.release()
         await link.close()
         self.errors += link.errors
         self.handler_errors += link.handler_errors
 
-    def _shards_of(self, link: Link) -> set[int]:
-        return {at for at, other in enumerate(self._of_shard) if other is link}
-
     def _link_down(self, address: Address, reason: str) -> None:
-        shards = self._shards_of(self._links[address])
-        self._go_down(f"the connection to the master at {address[0]}:{address[1]} is lost: {reason}", shards)
+        link = self._links[address]
+        shards = {at for at, other in enumerate(self._of_shard) if other is link}
+        self._lose(f"the connection to the master at {address[0]}:{address[1]} is lost: {reason}", shards)
 
-    def _slot_moved(self, link: Link) -> None:
-        # The map, which is read next, says which slot.
-        self._go_down("a slot moved", self._shards_of(link))
+    def _slot_moved(self, link: Link, shard: int) -> None:
+        # A former master may say it once more when we are with its successor already.
+        if self._of_shard and self._of_shard[shard] is link:
+            self._lose("a slot moved", (shard,))
 
-    def _go_down(self, reason: str, shards: Collection[int] = range(SHARDS)) -> None:
-        """`shards` are those that can't be used any more."""
-        if not self._up:
-            self._kept -= frozenset(shards)
+    def _lose(self, reason: str, shards: Collection[int]) -> None:
+        """These shards can't be used before the map is read again."""
+        lost = self._usable.intersection(shards)
+        if not lost:
             return
-        if self._keeps_shards:
-            working = {at for at, link in enumerate(self._of_shard) if link.up}
-            self._kept = frozenset(working - set(shards))
-        log.warning("redis cluster left", reason=reason)
         self._up = False
-        self._downs += 1
+        self._kept = self._usable = self._usable - lost
+        self._losses += 1
+        log.warning("redis cluster left", reason=reason, shards=len(lost), kept_shards=len(self._kept))
         self._is_up.clear()
         self._is_down.set()
-        self._subscribing = 0
-        self._after_subscribing.clear()
-        parked, self._parked = self._parked, {}
+        parked = [self._parked.pop(at) for at in lost if at in self._parked]
         try:
             self.on_down(reason)
         except Exception as error:
             self.report(error)
-        for link in self._links.values():
-            if not self._shards_of(link) & self._kept:
-                link.abandon()
-        for waiting in parked.values():
+        self.abandon(lost)
+        for waiting in parked:
             for _, _, done in waiting:
                 done(LinkDown(sent=False))
 
     def _pushed(self, topic: bytes, payload: bytes) -> None:
-        # While the link is down, connections that still work bring events. Everything else, stored events among it, is
-        # read again when it is up.
-        if self._up or payload.startswith(_UNSTORED_EVENT):
+        # Connections that still work may bring events of shards that are lost. Everything else, stored events among it,
+        # is read again when they are back.
+        if self._up or shard_of_name(topic) in self._usable or payload.startswith(_UNSTORED_EVENT):
             self.on_push(topic, payload)
 
     def _handed_out(self) -> None:
         self.on_handed_out()
 
 
-def open_link(url: str, *, max_delay_s: float = 1.0, keeps_shards: bool = False) -> Link:
+def open_link(url: str, *, max_delay_s: float = 1.0) -> Link:
     """The link for any URL of Redis. It isn't started yet. `max_delay_s` is the longest pause between two attempts to
-    connect; with Sentinels or a Cluster it is 0.2 s at most. `keeps_shards` as in ClusterLink."""
+    connect; with Sentinels or a Cluster it is 0.2 s at most."""
     if RedisUrl.parse(url).cluster:
-        return ClusterLink(url, keeps_shards=keeps_shards)
+        return ClusterLink(url)
     return Link(url, max_delay_s=max_delay_s)

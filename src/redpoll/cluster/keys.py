@@ -5,7 +5,7 @@ cluster/README.md "Keys" shows the same table; a test compares the two.
 """
 
 from binascii import crc_hqx
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 __all__ = [
@@ -18,6 +18,8 @@ __all__ = [
     "Keys",
     "cap_of_shard",
     "shard",
+    "shard_of_name",
+    "shard_of_slot",
     "share_of_limit",
     "user_pseudo",
 ]
@@ -45,11 +47,26 @@ def _tags() -> tuple[bytes, ...]:
 
 
 TAGS: Final = _tags()
+_SHARD_OF_TAG: Final = {tag: at for at, tag in enumerate(TAGS)}
 
 
 def shard(app_id: str, channel: str) -> int:
     """The shard (0 to 63) of a channel: all its keys and its topic are in it."""
     return crc32(f"{app_id}:{channel}".encode()) & (SHARDS - 1)
+
+
+def shard_of_name(name: Any) -> int:
+    """The shard of a key or topic, or of a command in RESP whose first brace begins its hash tag; 0 for a word without
+    one, because any master will do then."""
+    if not isinstance(name, bytes):
+        return 0
+    begin = name.find(b"{") + 1
+    return _SHARD_OF_TAG.get(name[begin : name.find(b"}", begin)], 0)
+
+
+def shard_of_slot(slot: int) -> int:
+    """The shard that may have its keys in this slot of Redis Cluster. Others of our keys aren't there."""
+    return slot * SHARDS // 16384
 
 
 def user_pseudo(user_id: str) -> str:

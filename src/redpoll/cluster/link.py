@@ -13,7 +13,7 @@ or was cut off may come back and accept writes that its successor doesn't have.
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, Final
@@ -104,6 +104,9 @@ class Link:
     loaded and calls can be made; nothing is subscribed then. `on_down(reason)` is called before the unanswered calls
     end with `LinkDown`. `on_handed_out()` is called after each run of replies and messages.
 
+    In a Redis Cluster, `kept_shards` says in both what doesn't concern: calls for these shards go on while the link is
+    down, and their subscriptions stay. `on_down` is called again when some of them are lost before the link is up.
+
     `connects`, `commands`, `errors` (error replies) and `handler_errors` are counters.
     """
 
@@ -127,8 +130,8 @@ class Link:
         self.on_up = on_up
         self.on_down = on_down
         self.on_handed_out: Callable[[], None] = _nothing
-        # Of a link to a master of a cluster: it no longer has a slot that we use.
-        self.on_moved: Callable[[], None] = _nothing
+        # Of a link to a master of a cluster: it no longer has the slot of this shard.
+        self.on_moved: Callable[[int], None] = _ignore
         self.clock = clock
         self.sharded = sharded
         self.connects = 0
@@ -156,8 +159,7 @@ class Link:
 
     @property
     def kept_shards(self) -> frozenset[int]:
-        """While the link is down and until it goes down again: the shards whose connection didn't break. Of a
-        ClusterLink that keeps them."""
+        """While the link is down and until it goes down again: the shards that weren't lost. None without a Cluster."""
         return frozenset()
 
     @property
@@ -217,12 +219,12 @@ class Link:
     def release(self) -> None:
         """Never calls its callbacks again."""
         self.on_push, self.on_up, self.on_down, self.on_handed_out = _ignore_push, _nothing, _ignore, _nothing
-        self.on_moved = _nothing
+        self.on_moved = _ignore
 
-    def abandon(self) -> None:
-        """Ends every awaited call with LinkDown, and keeps the connection and its subscriptions."""
+    def abandon(self, shards: Collection[int]) -> None:
+        """In a Cluster: ends the awaited calls for these shards with LinkDown, and keeps the connections."""
         if self._connection is not None:
-            self._connection.abandon()
+            self._connection.abandon(shards)
 
     def drop(self, reason: str) -> None:
         """Closes the connection as broken. The link reconnects."""
@@ -276,10 +278,6 @@ class Link:
     def subscribe(self, topics: Sequence[bytes], done: Done = _ignore) -> None:
         """Queues one SUBSCRIBE. `done` gets None when Redis has confirmed all topics, or an error."""
         self.call(self._subscribe, *topics, done=Topics(self._subscribe.lower(), topics, done))
-
-    def subscribe_last(self, topics: Sequence[bytes], done: Done = _ignore) -> None:
-        """Subscribes when all earlier SUBSCRIBEs are carried out."""
-        self.subscribe(topics, done)
 
     async def subscribers(self, topics: Sequence[bytes]) -> list[int]:
         """How many connections subscribed each topic. Raises hiredis.ReplyError or LinkDown."""

@@ -5,14 +5,14 @@ page reload goes unnoticed (protocol/README.md "Users and watchlists").
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final
 
 import hiredis
 
 from redpoll.cluster.envelopes import Envelope
-from redpoll.cluster.keys import Keys, user_pseudo
+from redpoll.cluster.keys import SHARDS, Keys, shard_of_name, user_pseudo
 from redpoll.cluster.link import Link
 from redpoll.cluster.membership.membership_events import MembershipEvents
 from redpoll.cluster.membership.timings import Timings
@@ -29,7 +29,7 @@ class _Watched:
     """One watched user. `online` is what was reported last; None before the first answer of Redis. `subscribed`: the
     topic is subscribed on this connection."""
 
-    __slots__ = ("app_id", "key", "online", "subscribed", "timer", "topic", "user_id", "watchers")
+    __slots__ = ("app_id", "key", "online", "shard", "subscribed", "timer", "topic", "user_id", "watchers")
 
     def __init__(self, app_id: str, user_id: str, keys: Keys) -> None:
         pseudo = user_pseudo(user_id)
@@ -37,6 +37,7 @@ class _Watched:
         self.user_id = user_id
         self.topic = keys.topic(app_id, pseudo)
         self.key = keys.counts(app_id, pseudo)
+        self.shard = shard_of_name(self.topic)
         self.online: bool | None = None
         self.watchers = 0
         self.subscribed = False
@@ -75,8 +76,8 @@ class Online:
         self._new: dict[_Watched, None] = {}
         self._unsubscribing: list[bytes] = []
         self._flush_scheduled = False
-        # False from a break until everything was asked for again.
-        self._connected = False
+        # Shards in which everything is to be asked for again after a break.
+        self._lost: set[int] = set(range(SHARDS))
 
     def watch(self, app_id: str, user_id: str) -> bool | None:
         """One more watcher. Returns whether the user is online; None if that isn't known yet and will be reported."""
@@ -114,17 +115,18 @@ class Online:
             # Replaces the timer of a second look: this push is certain.
             self._wait(watched, self._offline_s, self._gone)
 
-    def connection_lost(self) -> None:
-        self._connected = False
-        self._unsubscribing.clear()
+    def connection_lost(self, shards: Collection[int]) -> None:
+        self._lost.update(shards)
+        self._unsubscribing = [topic for topic in self._unsubscribing if shard_of_name(topic) not in shards]
         for watched in self._watched.values():
-            watched.subscribed = False
-            watched.stop_timer()
+            if watched.shard in shards:
+                watched.subscribed = False
+                watched.stop_timer()
 
-    def connected(self) -> None:
-        """A new connection or a new W: everything is asked for again."""
-        self._connected = True
-        self._new = dict.fromkeys(self._watched.values())
+    def connected(self, shards: Collection[int]) -> None:
+        """A new connection or a new W in these shards: everything is asked for again."""
+        self._lost.difference_update(shards)
+        self._new.update(dict.fromkeys(watched for watched in self._watched.values() if watched.shard in shards))
         self._flush()
 
     def close(self) -> None:
@@ -132,18 +134,20 @@ class Online:
             watched.stop_timer()
 
     def _schedule(self) -> None:
-        if self._connected and not self._flush_scheduled:
+        if len(self._lost) < SHARDS and not self._flush_scheduled:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        if not self._connected:
+        if len(self._lost) == SHARDS:
             return
         topics_left, self._unsubscribing = self._unsubscribing, []
         for at in range(0, len(topics_left), _MAX_TOPICS_PER_SUBSCRIBE):
             self._link.unsubscribe(topics_left[at : at + _MAX_TOPICS_PER_SUBSCRIBE], self._subscribed)
-        new, self._new = self._new, {}
+        new = [watched for watched in self._new if watched.shard not in self._lost]
+        # The others wait until their shard is back.
+        self._new = {watched: None for watched in self._new if watched.shard in self._lost}
         topics = [watched.topic for watched in new if not watched.subscribed]
         for at in range(0, len(topics), _MAX_TOPICS_PER_SUBSCRIBE):
             self._link.subscribe(topics[at : at + _MAX_TOPICS_PER_SUBSCRIBE], self._subscribed)

@@ -8,14 +8,16 @@ broken is never used again; link.py opens the next one.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import repeat
 from time import monotonic
 from typing import Any, Final, Protocol, cast
 
 import hiredis
 
-__all__ = ["Done", "LinkDown", "Owner", "Publishes", "RedisConnection", "Refused", "Topics", "settle"]
+from redpoll.cluster.keys import shard_of_name, shard_of_slot
+
+__all__ = ["Done", "LinkDown", "Owner", "Publishes", "RedisConnection", "Refused", "ShardCall", "Topics", "settle"]
 
 # Takes a reply, a hiredis.ReplyError or a LinkDown. If it has an attribute `over` that is true, nobody waits for the
 # reply any more, and a command that isn't written yet is left out.
@@ -76,6 +78,23 @@ def settle(future: "asyncio.Future[Any]", reply: Any) -> None:
         future.set_result(reply)
 
 
+class ShardCall:
+    """The `done` of a call for one shard of a Redis Cluster. `RedisConnection.abandon` ends those of single shards."""
+
+    __slots__ = ("done", "shard")
+
+    def __init__(self, shard: int, done: Done) -> None:
+        self.shard = shard
+        self.done = done
+
+    @property
+    def over(self) -> bool:
+        return getattr(self.done, "over", False)
+
+    def __call__(self, reply: Any) -> None:
+        self.done(reply)
+
+
 class Topics:
     """The entry of a SUBSCRIBE or UNSUBSCRIBE among the awaited answers. It ends with the last of `left` pushes, or
     with one error, which is a reply."""
@@ -107,12 +126,13 @@ class Owner(Protocol):
     """What a connection needs of the link that it belongs to.
 
     `on_push(topic, payload)` is called for each message, `on_handed_out()` after each run of replies and messages,
-    `on_moved()` when another master has a slot of ours (`sharded` connections only). `errors` counts error replies.
+    `on_moved(shard)` when another master has the slot of a shard (`sharded` connections only). `errors` counts error
+    replies.
     """
 
     on_push: Callable[[bytes, bytes], None]
     on_handed_out: Callable[[], None]
-    on_moved: Callable[[], None]
+    on_moved: Callable[[int], None]
     sharded: bool
     errors: int
 
@@ -149,6 +169,8 @@ class RedisConnection(asyncio.BufferedProtocol):
         self._feed = reader.feed
         self._gets = reader.gets
         self._transport: asyncio.Transport | None = None
+        # The shard of the last SUNSUBSCRIBE that was confirmed, and how many commands were answered then.
+        self._unsubscribed = (-1, 0)
         # More was read than one slice could hand out, and nothing is read meanwhile.
         self._behind = False
 
@@ -289,21 +311,34 @@ class RedisConnection(asyncio.BufferedProtocol):
                 if monotonic() > until:
                     behind = True
                     break
-        answered = self.queued - (len(self.pending) - len(self._out) - self._held_count)
+        answered = self._answered
         while self._marks and self._marks[0][0] <= answered:
             self.answered_bytes = self._marks.popleft()[1]
         return behind
+
+    @property
+    def _answered(self) -> int:
+        """How many commands were answered."""
+        return self.queued - (len(self.pending) - len(self._out) - self._held_count)
 
     def _failed(self, reply: Any) -> None:
         """An error reply, or a reply without a command."""
         if not self.pending:
             self.lose("an answer without a command")
             return
+        is_moved = self._owner.sharded and str(reply).startswith("MOVED")
+        # `MOVED <slot> <address>`
+        shard = shard_of_slot(int(str(reply).split(" ")[1])) if is_moved else 0
+        if is_moved and self._unsubscribed == (shard, self._answered):
+            # What looked like the confirmation of our SUNSUBSCRIBE was Redis taking the subscription away, and this is
+            # the answer to it; or it is that of the next command.
+            self.lose("a slot moved while a topic of it was unsubscribed")
+            return
         done = self.pending.popleft()
         self._owner.errors += 1
-        if self._owner.sharded and str(reply).startswith("MOVED"):
+        if is_moved:
             done(LinkDown(sent=False))
-            self._owner.on_moved()
+            self._owner.on_moved(shard)
         elif str(reply).startswith(_UNAVAILABLE):
             done(LinkDown(sent=False))
             self.lose(str(reply))
@@ -316,7 +351,7 @@ class RedisConnection(asyncio.BufferedProtocol):
         entry = self.pending[0] if self.pending else None
         if kind == b"sunsubscribe" and not (type(entry) is Topics and entry.is_confirmed_by(kind, topic)):
             # We didn't ask for it: the slot is another master's now.
-            self._owner.on_moved()
+            self._owner.on_moved(shard_of_name(topic))
             return
         if type(entry) is not Topics:
             self.lose("an unexpected change of a subscription")
@@ -324,21 +359,23 @@ class RedisConnection(asyncio.BufferedProtocol):
         entry.left -= 1
         if entry.left == 0:
             self.pending.popleft()
+            if kind == b"sunsubscribe":
+                self._unsubscribed = (shard_of_name(topic), self._answered)
             entry.done(None)
 
-    def abandon(self) -> None:
-        """Every awaited call ends with LinkDown now, and the connection goes on. What is answered later is ignored."""
-        pending = self.pending
-        sent = len(pending) - len(self._out)
-        waiting = list(pending)
-        for at, entry in enumerate(waiting):
-            if type(entry) is Topics:
-                waiting[at], entry.done = entry.done, _ignore
-            else:
-                pending[at] = _ignore
-        for at, done in enumerate(waiting):
+    def abandon(self, shards: Collection[int]) -> None:
+        """Each awaited ShardCall of these shards ends with LinkDown now, and the connection goes on. What Redis answers
+        to them later is ignored."""
+        ended: list[Done] = []
+        for entry in self.pending:
+            # Of a script or a SUBSCRIBE, the call is within the entry.
+            call = entry if type(entry) is ShardCall else getattr(entry, "done", None)
+            if type(call) is ShardCall and call.shard in shards:
+                ended.append(call.done)
+                call.done = _ignore
+        for done in ended:
             try:
-                done(LinkDown(sent=at < sent))
+                done(LinkDown(sent=True))
             except Exception as error:
                 self._owner.report(error)
 

@@ -114,7 +114,7 @@ class ControlPlane:
         self._store = accounts.store
         self._records = records
         self._webhooks = webhooks
-        self.link = open_link(start.redis_url, keeps_shards=True)
+        self.link = open_link(start.redis_url)
         self._keys = Keys(settings.redis_prefix, sharded=self.link.sharded)
         self._run = start.run
         # How many living workers the other nodes have; None before the first heartbeat.

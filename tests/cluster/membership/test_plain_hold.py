@@ -18,9 +18,7 @@ def call(flags="", base=0, joins=0):
 
 
 def packed(keys, w, gen, channel, base=0, joins=0, share=None, app_id="7"):
-    plain_hold = PlainHold(keys)
-    plain_hold.rename(w, gen)
-    return plain_hold.pack(app_id, channel, base, joins, share)
+    return PlainHold(keys).pack(w, gen, app_id, channel, base, joins, share)
 
 
 def test_command_is_what_hiredis_packs():
@@ -42,8 +40,7 @@ def test_packer_follows_the_name_and_the_connection_of_its_worker():
     keys = Keys()
     plain_hold = PlainHold(keys)
     for w, gen in (("V", 1), ("V", 2), ("W", 2)):
-        plain_hold.rename(w, gen)
-        assert plain_hold.pack("7", "news", 0, 1, None) == packed(keys, w, gen, "news", 0, 1)
+        assert plain_hold.pack(w, gen, "7", "news", 0, 1, None) == packed(keys, w, gen, "news", 0, 1)
 
 
 @pytest.mark.parametrize(

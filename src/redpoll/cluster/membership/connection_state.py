@@ -1,18 +1,23 @@
 """The state of a worker's connection to Redis, in one place: for the modules that act on it, the log and /metrics.
 
     DOWN -> REGISTERING -> REASSERTING -> OPEN
-                 ^                         |
+                 ^              ^          |
+                 |              +- PARTLY <+
                  +------- FENCED <---------+
 
-Every state goes to DOWN when the connection breaks. cluster/README.md "Reconnecting" says what happens in each.
+Every state goes to DOWN when the connection breaks; in a Redis Cluster, REASSERTING and OPEN go to PARTLY when only
+some shards are lost. cluster/README.md "Reconnecting" says what happens in each.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import Enum
+from typing import Final
 
 import structlog
 
-__all__ = ["Connection", "ConnectionState", "Reach"]
+from redpoll.cluster.keys import SHARDS
+
+__all__ = ["ALL_SHARDS", "Connection", "ConnectionState", "Reach"]
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +31,8 @@ class ConnectionState(Enum):
     """This worker writes everything that it holds to Redis again. Changes wait."""
     OPEN = "open"
     """Redis knows everything; changes are sent as they happen."""
+    PARTLY = "partly"
+    """Some shards of a Redis Cluster are lost or being registered again. The others go on."""
     FENCED = "fenced"
     """Redis gave our W up. The last calls under that name are answered before the next W is taken."""
 
@@ -34,11 +41,15 @@ class Reach(Enum):
     """How far a worker has come with Redis, in the words of its messages to the supervisor (cut_off.py)."""
 
     DOWN = "down"
-    """There is no connection, or it delivers no messages."""
+    """There is no connection, not to all masters, or it delivers no messages."""
     CONNECTING = "connecting"
     """Connected, but not all topics are subscribed yet."""
     SUBSCRIBED = "subscribed"
     """All topics are subscribed: every event reaches this worker."""
+
+
+ALL_SHARDS: Final = frozenset(range(SHARDS))
+_SENDING: Final = (ConnectionState.REASSERTING, ConnectionState.OPEN, ConnectionState.PARTLY)
 
 
 def _ignore() -> None:
@@ -46,28 +57,56 @@ def _ignore() -> None:
 
 
 class Connection:
-    """`state` is the present state. `number` counts breaks, so that work begun on one connection can tell that it
-    ended. `subscribed`: all topics are subscribed on the present connection. `on_change` is called after each
-    change."""
+    """`state` is the present state; `sending`: calls are made in it, except for the shards that are `lost`, in which
+    this connection isn't registered. `breaks` counts by shard how often it was lost, so that work begun before can
+    tell. `on_change` is called after each change."""
 
-    __slots__ = ("number", "on_change", "state", "subscribed")
+    __slots__ = ("_unsubscribed", "breaks", "lost", "on_change", "sending", "state")
 
     def __init__(self) -> None:
-        self.number = 0
+        self.breaks = [0] * SHARDS
+        self.lost: set[int] = set(ALL_SHARDS)
         self.state = ConnectionState.DOWN
-        self.subscribed = False
         self.on_change: Callable[[], None] = _ignore
+        self.sending = False
+        # The shards in which Redis hasn't confirmed the last topic.
+        self._unsubscribed: set[int] = set(ALL_SHARDS)
+
+    @property
+    def subscribed(self) -> bool:
+        """All topics are subscribed on the present connection."""
+        return not self._unsubscribed
+
+    def sends(self, shard: int) -> bool:
+        """Calls for channels of this shard are made now."""
+        return self.sending and shard not in self.lost
 
     def change(self, state: ConnectionState) -> None:
         if state is not self.state:
             log.info("redis connection state changed", state=state.value, previous=self.state.value)
             self.state = state
+            self.sending = state in _SENDING
             if state is ConnectionState.DOWN:
-                self.subscribed = False
+                self.lost.update(ALL_SHARDS)
+                self._unsubscribed.update(ALL_SHARDS)
             self.on_change()
 
-    def all_subscribed(self) -> None:
-        """Redis has confirmed the last topic."""
-        if not self.subscribed:
-            self.subscribed = True
-            self.on_change()
+    def lose(self, shards: Collection[int]) -> None:
+        """These shards are lost. With all of them, the connection is down."""
+        for shard in shards:
+            self.breaks[shard] += 1
+        self.lost.update(shards)
+        self._unsubscribed.update(shards)
+        self.change(ConnectionState.DOWN if len(shards) == SHARDS else ConnectionState.PARTLY)
+
+    def registered(self, shards: Collection[int]) -> None:
+        """Redis knows this connection in these shards; what is held there is written again."""
+        self.lost.difference_update(shards)
+        self.change(ConnectionState.REASSERTING)
+
+    def all_subscribed(self, shards: Collection[int]) -> None:
+        """Redis has confirmed the last topic of these shards."""
+        if self._unsubscribed:
+            self._unsubscribed.difference_update(shards)
+            if not self._unsubscribed:
+                self.on_change()

@@ -5,14 +5,14 @@ process was fenced (cluster/README.md "Worker names and fencing"). This module d
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import hiredis
 import structlog
 
 from redpoll.cluster.directory import Directory
-from redpoll.cluster.keys import SHARDS, Keys
+from redpoll.cluster.keys import SHARDS, Keys, shard_of_name
 from redpoll.cluster.link import Link, LinkDown
 from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.scripts import BEAT, BURY, OK, REGISTER, Script
@@ -30,8 +30,8 @@ def _ignore() -> None:
 
 
 class Incarnation:
-    """`w` (`name` as bytes) and `gen` are what the scripts need. Call `register` on every new connection and after
-    `take_next_name`.
+    """`w` (`name` as bytes) and `gens`, by shard, are what the scripts need. Call `register` on every new connection
+    and after `take_next_name`, and `register_in` when shards of a Cluster are back.
 
     `on_fenced()` is called when a beat finds that this W was given up; reconnect.py sets it. Every beat also brings the
     version of the directory, which goes to `directory`. `answered_at` is when Redis last answered one.
@@ -39,7 +39,7 @@ class Incarnation:
 
     def __init__(self, link: Link, keys: Keys, run: str, k: int, directory: Directory, timings: Timings) -> None:
         self.n = 0
-        self.gen = 0
+        self.gens = [0] * SHARDS
         self.answered_at = float("-inf")
         self.errors = 0
         self.on_fenced: Callable[[], None] = _ignore
@@ -67,19 +67,25 @@ class Incarnation:
         w = self.w
         return [self._keys.worker(at, w) for at in range(SHARDS)]
 
-    def last_topics(self) -> list[bytes]:
-        """What is subscribed after all other topics: `sys`, and the topics by which control sees that this was done."""
+    def last_topics(self, shards: Collection[int]) -> list[tuple[Collection[int], list[bytes]]]:
+        """What is subscribed after all other topics of these shards: `sys`, and the topics by which control sees that
+        this was done. Each part with the shards that it is for."""
         keys, process = self._keys, f"{self._run}.{self._k}"
         if not keys.sharded:
-            return [keys.sys, keys.here_of(0, process)]
-        return [keys.sys, *(keys.here_of(at, process) for at in range(SHARDS))]
+            return [(shards, [keys.sys, keys.here_of(0, process)])]
+        return [((at,), [*([keys.sys] if at == 0 else ()), keys.here_of(at, process)]) for at in shards]
+
+    @property
+    def used(self) -> bool:
+        """Redis may know this W."""
+        return self.gens[0] > 0
 
     def take_next_name(self) -> None:
         """This W was given up: takes the next one, which is not registered yet."""
         log.warning("worker fenced", w=self.w)
         self._registered = False
         self.n += 1
-        self.gen = 0
+        self.gens = [0] * SHARDS
         self._set_name()
 
     def connection_lost(self) -> None:
@@ -96,16 +102,35 @@ class Incarnation:
         """
         self._registered = False
         while True:
-            fresh = int(self.gen == 0)
-            self.gen += 1
+            fresh = int(not self.used)
+            self._take_next_gens(range(SHARDS))
             (beat,) = await self._run_all([(BEAT, self._beat_keys(), (self.w, fresh))])
             if beat[0] == OK:
                 self._beat_answered(beat)
-                answers = await self._run_all([(REGISTER, (key,), (self.gen, fresh)) for key in self.worker_keys()])
-                if all(answer[0] == OK for answer in answers) and await self._still_listed(fresh):
+                held = await self._register_in(range(SHARDS), fresh)
+                if held is not None and await self._still_listed(fresh):
                     self._registered = True
-                    return [answer[1] for answer in answers]
+                    return held
             self.take_next_name()
+
+    async def register_in(self, shards: Collection[int]) -> list[list[bytes]] | None:
+        """As `register`, in the shards of a Cluster that were lost and are back. None: W was given up."""
+        self._take_next_gens(shards)
+        (beat,) = await self._run_all([(BEAT, self._beat_keys(), (self.w, 0))])
+        if beat[0] != OK:
+            return None
+        self._beat_answered(beat)
+        return await self._register_in(shards, 0)
+
+    def _take_next_gens(self, shards: Collection[int]) -> None:
+        for at in shards:
+            self.gens[at] += 1
+
+    async def _register_in(self, shards: Collection[int], fresh: int) -> list[list[bytes]] | None:
+        answers = await self._run_all(
+            [(REGISTER, (self._keys.worker(at, self.w),), (self.gens[at], fresh)) for at in shards]
+        )
+        return [answer[1] for answer in answers] if all(answer[0] == OK for answer in answers) else None
 
     async def _still_listed(self, fresh: int) -> bool:
         # Control may have reaped this W between the first beat and the registrations, when it found nothing to fence.
@@ -144,8 +169,8 @@ class Incarnation:
         if self._unanswered_ticks is not None:
             self._unanswered_ticks += 1
             if self._unanswered_ticks * self._beat_s > self._unanswered_s:
-                self._link.drop(f"a beat was unanswered for {self._unanswered_s:g} s")
-        elif self._registered and self._link.up:
+                self._link.drop_connection(0, f"a beat was unanswered for {self._unanswered_s:g} s")
+        elif self._registered:
             self._unanswered_ticks = 0
             w, connection_number = self.w, self._connection_number
 
@@ -182,7 +207,8 @@ class Incarnation:
                         *(self._link.execute(*calls[at]) for at in due), return_exceptions=True
                     )
             except TimeoutError:
-                self._link.drop(f"no answer within {self._unanswered_s:g} s")
+                for shard in {shard_of_name(calls[at][1][0]) for at in due}:
+                    self._link.drop_connection(shard, f"no answer within {self._unanswered_s:g} s")
                 raise LinkDown(sent=True) from None
             for at, answer in zip(due, results, strict=True):
                 if isinstance(answer, BaseException) and not isinstance(answer, hiredis.ReplyError):

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from redpoll.cluster.keys import cap_of_shard, share_of_limit
+from redpoll.cluster.keys import cap_of_shard, shard_of_name, share_of_limit
 from redpoll.cluster.membership.hold_call import BEYOND_SHARE, CHANNEL, PRESENCE, TOPIC, Flag, HoldCall, hook_flags
 from redpoll.cluster.membership.tally import Tally
 from redpoll.protocol.apps import App, HistoryRule
@@ -210,8 +210,9 @@ class LocalChannel:
     channel's history; `needs_position`: a call must ask for it even if nobody joins. `settings` were taken from the
     record `app`.
 
-    `call` is the call in flight. `confirmed` is the count that Redis has. `asserted` is False from a break until Redis
-    has everything again. `has_place`: it may become occupied, whatever its shard has.
+    `shard` is that of its topic and keys. `call` is the call in flight. `confirmed` is the count that Redis has.
+    `asserted` is False from a break until Redis has everything again. `has_place`: it may become occupied, whatever
+    its shard has.
     """
 
     __slots__ = (
@@ -232,6 +233,7 @@ class LocalChannel:
         "needs_position",
         "roster",
         "settings",
+        "shard",
         "subscription",
         "tally",
         "topic",
@@ -243,6 +245,7 @@ class LocalChannel:
         self.channel = channel
         self.kind = kind
         self.topic = topic
+        self.shard = shard_of_name(topic)
         self.audience: Any = None
         self.attached = 0
         self.roster: Roster | None = None

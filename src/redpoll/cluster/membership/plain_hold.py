@@ -49,28 +49,26 @@ def _size(value: int) -> bytes:
 
 
 class PlainHold:
-    """Packs the calls of one worker. `rename(w, gen)` first, and whenever they change."""
+    """Packs the calls of one worker."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self._w = ""
-        self._gen = -1
-        # By shard and app id: what comes before the channel's key, the start of that key, and what follows it.
-        self._parts: dict[tuple[int, str], tuple[bytes, bytes, bytes]] = {}
+        # By shard and app id: W's gen there; what comes before the channel's key, the start of that key, and what
+        # follows it.
+        self._parts: dict[tuple[int, str], tuple[int, bytes, bytes, bytes]] = {}
 
-    def rename(self, w: str, gen: int) -> None:
-        """Later calls are those of W `w` and its connection `gen`."""
-        if gen != self._gen or w != self._w:
-            self._w, self._gen = w, gen
+    def pack(self, w: str, gen: int, app_id: str, channel: str, base: int, joins: int, share: int | None) -> bytes:
+        """The command of W `w` with its present `gen` in the channel's shard. `base`, `joins` and `share` as in
+        `encode`."""
+        if w != self._w:
+            self._w = w
             self._parts.clear()
-
-    def pack(self, app_id: str, channel: str, base: int, joins: int, share: int | None) -> bytes:
-        """The command. `base`, `joins` and `share` as in `encode`."""
         at = shard(app_id, channel)
         parts = self._parts.get((at, app_id))
-        if parts is None:
-            parts = self._prepare(at, app_id)
-        head, key, middle = parts
+        if parts is None or parts[0] != gen:
+            parts = self._prepare(at, app_id, gen)
+        _, head, key, middle = parts
         name = channel.encode()
         size = len(name)
         return b"".join(
@@ -89,7 +87,7 @@ class PlainHold:
             )
         )
 
-    def _prepare(self, at: int, app_id: str) -> tuple[bytes, bytes, bytes]:
+    def _prepare(self, at: int, app_id: str, gen: int) -> tuple[int, bytes, bytes, bytes]:
         keys, app, w = self._keys, app_id.encode(), self._w
         if len(self._parts) >= _MAX_REMEMBERED:
             self._parts.clear()
@@ -102,8 +100,8 @@ class PlainHold:
             keys.left(at),
         )
         head = b"*%d\r\n" % (3 + _KEY_COUNT + _ARG_COUNT) + b"".join(map(_bulk, words))
-        middle = b"\r\n" + b"".join(map(_bulk, (w.encode(), b"%d" % self._gen, app)))
-        parts = self._parts[(at, app_id)] = (head, b"%bc:%b:" % (keys.head(at), app), middle)
+        middle = b"\r\n" + b"".join(map(_bulk, (w.encode(), b"%d" % gen, app)))
+        parts = self._parts[(at, app_id)] = (gen, head, b"%bc:%b:" % (keys.head(at), app), middle)
         return parts
 
 

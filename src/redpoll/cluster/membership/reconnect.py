@@ -1,4 +1,5 @@
 """Registers this worker with Redis and re-asserts what it holds: after a start, a break of the connection, or fencing.
+After some shards of a Redis Cluster were lost, it does so in these shards, and the others go on meanwhile.
 
 cluster/README.md "Reconnecting" gives the order of steps. incarnation.py has the names and sync.py makes the calls.
 This module starts each step, keeps the connection's state, and releases channels that Redis lists for us but nobody
@@ -7,6 +8,7 @@ here holds.
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import hiredis
@@ -16,7 +18,7 @@ from redpoll.cluster.canary import Canary
 from redpoll.cluster.catchup import Catchup
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
-from redpoll.cluster.membership.connection_state import Connection, ConnectionState
+from redpoll.cluster.membership.connection_state import ALL_SHARDS, Connection, ConnectionState
 from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.local_channel import UNKNOWN, Activity, LocalChannel
 from redpoll.cluster.membership.local_channels import LocalChannels
@@ -64,7 +66,7 @@ class Reconnect:
         self._canary = canary
         self._follow = follow
         self._registration: asyncio.Task[None] | None = None
-        # After a break: the task that resets each channel, a slice at a time.
+        # After a break: the task that resets each channel of the shards that are lost, a slice at a time.
         self._reset: asyncio.Task[None] | None = None
         self._scans: set[asyncio.Task[None]] = set()
         # Channels whose users are being read, or were when the connection broke.
@@ -100,28 +102,51 @@ class Reconnect:
         self._registration = asyncio.get_running_loop().create_task(self._register(), name="register worker")
 
     def _down(self, reason: str) -> None:
-        self._connection.number += 1
-        self._connection.change(ConnectionState.DOWN)
+        kept = self._link.kept_shards
+        if kept and self._connection.sending:
+            self._lose(ALL_SHARDS - kept - self._connection.lost)
+        else:
+            self._lose_all()
+
+    def _lose_all(self) -> None:
+        self._incarnation.connection_lost()
+        self._lose(ALL_SHARDS)
+        # In a Cluster, connections that still work may have calls of ours.
+        self._link.abandon(ALL_SHARDS)
+
+    def _lose(self, shards: frozenset[int]) -> None:
+        self._connection.lose(shards)
         if self._registration is not None:
             self._registration.cancel()
             self._registration = None
-        self._canary.connection_lost()
-        self._incarnation.connection_lost()
-        self._sync.connection_lost()
-        self._online.connection_lost()
-        self._catchup.connection_lost()
-        # Nothing is sent before all channels are reset, so it doesn't matter that some of them change before that.
+        self._canary.connection_lost(shards)
+        self._sync.connection_lost(shards)
+        self._online.connection_lost(shards)
+        # Nothing is sent for these shards before all their channels are reset, so it doesn't matter that some of them
+        # change before that.
         if self._reset is not None:
             self._reset.cancel()
-        self._reset = asyncio.get_running_loop().create_task(
-            walk(self._channels.slice_by_slice(), LocalChannel.connection_lost)
-        )
+        reset = partial(self._reset_channel, frozenset(self._connection.lost))
+        self._reset = asyncio.get_running_loop().create_task(walk(self._channels.slice_by_slice(), reset))
+
+    def _reset_channel(self, lost: frozenset[int], local_channel: LocalChannel) -> None:
+        if local_channel.shard in lost and not local_channel.dropped:
+            self._sync.forget(local_channel)
+            self._catchup.forget(local_channel)
+            local_channel.connection_lost()
 
     def _fence(self) -> None:
         # Redis refuses calls under our name.
-        if self._connection.state not in (ConnectionState.REASSERTING, ConnectionState.OPEN):
+        if not self._connection.sending:
             return
         self.fenced += 1
+        if not self._link.up:
+            # Shards of a Cluster are lost as well: the next name is taken when all are back.
+            self._lose_all()
+            return
+        if self._registration is not None:
+            self._registration.cancel()
+            self._registration = None
         self._connection.change(ConnectionState.FENCED)
         self._sync.stop()
         if self._sync.in_flight == 0:
@@ -133,22 +158,34 @@ class Reconnect:
             self._up()
 
     async def _register(self) -> None:
-        previous = self._incarnation.w if self._incarnation.gen else None
+        previous = self._incarnation.w if self._incarnation.used else None
+        shards = ALL_SHARDS
+        held: list[list[bytes]] | None
         try:
-            if self._connection.state is ConnectionState.FENCED:
-                self._incarnation.take_next_name()
-            self._connection.change(ConnectionState.REGISTERING)
-            shards = await self._incarnation.register()
+            if self._connection.state is ConnectionState.PARTLY:
+                shards = frozenset(self._connection.lost)
+                held = await self._incarnation.register_in(shards)
+                if held is None:
+                    self._registration = None
+                    self._fence()
+                    return
+            else:
+                if self._connection.state is ConnectionState.FENCED:
+                    self._incarnation.take_next_name()
+                self._connection.change(ConnectionState.REGISTERING)
+                held = await self._incarnation.register()
             if self._reset is not None:
-                await self._reset
+                # It goes on when this registration is given up.
+                await asyncio.shield(self._reset)
                 self._reset = None
             if self._incarnation.w != previous:
                 await walk(self._channels.slice_by_slice(), LocalChannel.renamed)
-            for local_channel in self._scanned:
+            scanned = {local_channel for local_channel in self._scanned if local_channel.shard in shards}
+            self._scanned -= scanned
+            for local_channel in scanned:
                 local_channel.activity = Activity.NONE
-            scanned, self._scanned = self._scanned, set()
-            for shard in shards:
-                self._compare(shard, scanned)
+            for listed in held:
+                self._compare(listed, scanned)
                 await asyncio.sleep(0)
         except LinkDown:
             return
@@ -158,8 +195,8 @@ class Reconnect:
             return
         self._registration = None
         self._was_registered.set()
-        self._online.connected()
-        self._sync.assert_all()
+        self._online.connected(shards)
+        self._sync.assert_held(shards)
 
     def _compare(self, listed: list[bytes], scanned: set[LocalChannel]) -> None:
         # What Redis lists for us in one shard: `A:C`, then its kind and count, and so on.
@@ -190,7 +227,7 @@ class Reconnect:
 
     async def _scan(self, local_channel: LocalChannel) -> None:
         key = self._keys.members(local_channel.app_id, local_channel.channel)
-        number, w = self._connection.number, self._incarnation.name
+        breaks, w = self._connection.breaks[local_channel.shard], self._incarnation.name
         cursor: bytes | int = 0
         try:
             while True:
@@ -204,9 +241,9 @@ class Reconnect:
             # The activity stays SCAN, so the next connection starts the scan again.
             return
         except hiredis.ReplyError as error:
-            self._link.drop(f"HSCAN failed: {error}")
+            self._link.drop_connection(local_channel.shard, f"HSCAN failed: {error}")
             return
-        if number == self._connection.number:
+        if breaks == self._connection.breaks[local_channel.shard]:
             local_channel.activity = Activity.NONE
             self._scanned.discard(local_channel)
             self._sync.touch(local_channel)

@@ -22,7 +22,7 @@ from redpoll.cluster.envelopes import Envelope, parse_added, parse_removed, work
 from redpoll.cluster.history import History
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link, LinkDown
-from redpoll.cluster.membership.connection_state import Connection, ConnectionState, Reach
+from redpoll.cluster.membership.connection_state import ALL_SHARDS, Connection, ConnectionState, Reach
 from redpoll.cluster.membership.counts import Counts
 from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.local_channel import LocalChannel, Ticket
@@ -169,7 +169,7 @@ class Registry:
     @property
     def reach(self) -> Reach:
         """Whether events reach this worker."""
-        if self.canary.broken or self._connection.state is ConnectionState.DOWN:
+        if self.canary.broken or self._connection.state in (ConnectionState.DOWN, ConnectionState.PARTLY):
             return Reach.DOWN
         return Reach.SUBSCRIBED if self._connection.subscribed else Reach.CONNECTING
 
@@ -266,7 +266,7 @@ class Registry:
         """Stops timers and tasks, and releases the link. What Redis has under our name stays."""
         self._link.release()
         self._connection.change(ConnectionState.DOWN)
-        self._sync.connection_lost()
+        self._sync.connection_lost(ALL_SHARDS)
         self._online.close()
         self._connection_limit.close()
         for local_channel in self.local_channels():
@@ -296,7 +296,7 @@ class Registry:
         """A subscribe of a connection that needs nothing but events, to a channel that needs nothing from Redis for it:
         the connection counts as attached, and is answered in the same step. None: `join` it."""
         local_channel = self._channels.by_name.get((app.id, channel))
-        if local_channel is None or not local_channel.is_plain(app) or not self._sync.sending:
+        if local_channel is None or not local_channel.is_plain(app) or not self._connection.sends(local_channel.shard):
             return None
         local_channel.attached += 1
         self._channels.attached_changed(local_channel, local_channel.attached - 1)

@@ -131,12 +131,13 @@ class Replies:
             local_channel.roster = None
         if changes.missing:
             loop = asyncio.get_running_loop()
-            loop.call_later(self._second_look_s, self._recheck, local_channel, self._connection.number)
+            breaks = self._connection.breaks[local_channel.shard]
+            loop.call_later(self._second_look_s, self._recheck, local_channel, breaks)
         return changes
 
-    def _recheck(self, local_channel: LocalChannel, connection_number: int) -> None:
+    def _recheck(self, local_channel: LocalChannel, breaks: int) -> None:
         # After another break the other workers must be given their time again.
-        if connection_number != self._connection.number or local_channel.dropped:
+        if breaks != self._connection.breaks[local_channel.shard] or local_channel.dropped:
             return
         if local_channel.members is not None:
             local_channel.members.recheck = True

@@ -34,6 +34,9 @@ class Queue(Generic[T]):
     def __len__(self) -> int:
         return len(self._items)
 
+    def __contains__(self, item: T) -> bool:
+        return item in self._items
+
     def add(self, item: T) -> None:
         if item not in self._items:
             self._items.add(item)

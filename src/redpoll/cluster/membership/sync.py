@@ -7,7 +7,8 @@ what its reply means.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from itertools import count
 from typing import Any, Final
@@ -15,9 +16,10 @@ from typing import Any, Final
 import hiredis
 import structlog
 
-from redpoll.cluster.keys import Keys
+from redpoll.cluster.keys import SHARDS, Keys
 from redpoll.cluster.link import Link, LinkDown
-from redpoll.cluster.membership.connection_state import Connection, ConnectionState
+from redpoll.cluster.membership.big_replies import BigReplies
+from redpoll.cluster.membership.connection_state import ALL_SHARDS, Connection, ConnectionState
 from redpoll.cluster.membership.hold_call import BEYOND_SHARE, TOPIC, Flag, HistoryTerms, HoldCall, decode, encode
 from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.local_channel import Activity, LocalChannel, Subscription, Ticket
@@ -39,7 +41,7 @@ _MAX_ROSTERS: Final = 32
 _MAX_CACHED: Final = 64
 # Redis gets the number of a plain channel's sockets at most once in so long.
 _COUNT_S: Final = 0.05
-# Channels whose topics are subscribed in one step after a break; those with history also ask for a page.
+# Channels whose topics are subscribed in one step after a break, about; those with history also ask for a page.
 _MAX_RESUBSCRIBED: Final = 250
 # Calls in flight in all, and those that no client waits for. A subscribe and each event wait for the calls that were
 # sent before, in Redis and then among its replies: about 50 us for each. One slice makes 50 to 100 calls, so with so
@@ -59,41 +61,19 @@ def _ignore_all(local_channels: Iterable[LocalChannel]) -> None:
     pass
 
 
-class _BigReplies:
-    """Replies of one kind that may be big: at most `limit` are awaited, and further channels wait for their turn, those
-    with subscribes first."""
+class _Resubscription:
+    """What is held in `shards`, as far as its topics are not subscribed again."""
 
-    __slots__ = ("_joining", "_others", "awaited", "limit")
+    __slots__ = ("cursor", "shards")
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.awaited = 0
-        self._joining: Queue[LocalChannel] = Queue()
-        self._others: Queue[LocalChannel] = Queue()
-
-    @property
-    def full(self) -> bool:
-        return self.awaited >= self.limit
-
-    def wait(self, local_channel: LocalChannel) -> None:
-        (self._joining if local_channel.waiting else self._others).add(local_channel)
-
-    def next(self) -> LocalChannel | None:
-        """The channel whose call may be made now."""
-        if self.full:
-            return None
-        if self._joining:
-            return self._joining.pop()
-        return self._others.pop() if self._others else None
-
-    def clear(self) -> None:
-        self._joining.clear()
-        self._others.clear()
+    def __init__(self, shards: Collection[int], cursor: Cursor[LocalChannel]) -> None:
+        self.shards = set(shards)
+        self.cursor = cursor
 
 
 class Sync:
-    """Takes over `channels.on_touch`. On a new connection nothing is sent before `assert_all`. From then on changes go
-    out, new subscribes first, and what is held is repeated in between.
+    """Takes over `channels.on_touch`. On a new connection nothing is sent before `assert_held`. From then on changes go
+    out, new subscribes first, and what is held is repeated in between. The same holds for single shards of a Cluster.
 
     `on_fenced()`: Redis refuses calls under our name. `on_stopped()`: after `stop`, the last call was answered.
     `on_subscribing(local_channels)`: the SUBSCRIBE of these topics was just sent. All are set by reconnect.py.
@@ -136,16 +116,17 @@ class Sync:
         self._run = secrets.token_hex(6)
         self._epochs = count(1)
         self.slices = Slices(self._step, after=link.flush)
-        # Channels with subscribes whose topic is yet to be subscribed, and those whose call may then be made. The first
-        # queue outlives a break of the connection.
+        # Channels with subscribes whose topic is yet to be subscribed, those of them whose shard is lost, and those
+        # whose call may be made. The first two outlive a break of the connection.
         self._joining: Queue[LocalChannel] = Queue()
+        self._joining_later: Queue[LocalChannel] = Queue()
         self._calling: Queue[LocalChannel] = Queue()
         # Channels with other changes, and topics to unsubscribe.
         self._dirty: Queue[LocalChannel] = Queue()
         self._unsubscribing: Queue[bytes] = Queue()
-        # After a break: what is held, as far as its topics are not subscribed again; then the channels that are not
-        # asserted again yet, and those of them that wait for their turn.
-        self._resubscribing: Cursor[LocalChannel] | None = None
+        # After a break: the topics that are not subscribed again; then the channels that are not asserted again yet,
+        # and those of them that wait for their turn.
+        self._resubscribing: deque[_Resubscription] = deque()
         self._resubscribes_next = False
         self._unasserted: set[LocalChannel] = set()
         self._asserting: Queue[LocalChannel] = Queue()
@@ -155,7 +136,7 @@ class Sync:
         self._counted: set[LocalChannel] = set()
         self._counted_again: set[LocalChannel] = set()
         self._count_timer: asyncio.TimerHandle | None = None
-        self._big_replies = {Flag.ROSTER: _BigReplies(_MAX_ROSTERS), Flag.CACHED: _BigReplies(_MAX_CACHED)}
+        self._big_replies = {Flag.ROSTER: BigReplies(_MAX_ROSTERS), Flag.CACHED: BigReplies(_MAX_CACHED)}
         channels.on_touch = self.touch
 
     def touch(self, local_channel: LocalChannel) -> None:
@@ -167,7 +148,9 @@ class Sync:
             self.slices.start()
         elif local_channel.attached == 0 and local_channel.idle:
             self._drop(local_channel)
-        elif self.sending and not (local_channel.settled and local_channel not in self._unasserted):
+        elif local_channel.settled and local_channel not in self._unasserted:
+            return
+        elif self._connection.sends(local_channel.shard):
             self._dirty.add(local_channel)
             self.slices.start()
 
@@ -190,38 +173,55 @@ class Sync:
         if self._counted:
             self._count_timer = asyncio.get_running_loop().call_later(_COUNT_S, self._count_again)
 
-    @property
-    def sending(self) -> bool:
-        """Whether calls are made now."""
-        return self._connection.state is _OPEN or self._connection.state is _REASSERTING
-
     def stop(self) -> None:
         """No further calls, because we were fenced. `on_stopped` follows when none is in flight."""
         # Their topics may be subscribed no longer.
         while self._calling:
             self._joining.add(self._calling.pop())
         self._dirty.clear()
-        self._resubscribing = None
+        self._resubscribing.clear()
         self._unasserted.clear()
         self._asserting.clear()
         for big_replies in self._big_replies.values():
             big_replies.clear()
 
-    def connection_lost(self) -> None:
-        self.stop()
-        self._unsubscribing.clear()
+    def connection_lost(self, shards: Collection[int]) -> None:
+        """No calls for these shards before `assert_held`. `forget` follows for each of their channels."""
+        if len(shards) == SHARDS:
+            self.stop()
+            self._unsubscribing.clear()
+        for resubscription in list(self._resubscribing):
+            resubscription.shards.difference_update(shards)
+            if not resubscription.shards:
+                self._resubscribing.remove(resubscription)
 
-    def assert_all(self) -> None:
+    def forget(self, local_channel: LocalChannel) -> None:
+        """The shard of this channel is lost: `assert_held` begins with it from the start."""
+        if local_channel in self._calling:
+            self._calling.discard(local_channel)
+            self._joining.add(local_channel)
+        self._dirty.discard(local_channel)
+        self._asserting.discard(local_channel)
+        self._unasserted.discard(local_channel)
+        for big_replies in self._big_replies.values():
+            big_replies.discard(local_channel)
+
+    def assert_held(self, shards: Collection[int] = ALL_SHARDS) -> None:
         """A new connection or a new W: subscribes topics, `sys` last, then repeats all that is held, slice by slice.
         Subscribes go out in between. Each call carries absolute values, and a channel that isn't asserted yet is
         asserted before its subscribes, so the order of channels doesn't matter."""
-        self._resubscribing = cursor = Cursor(self._channels.slice_by_slice())
-        self._connection.change(_REASSERTING)
-        self._resubscribe(cursor)
+        self._resubscribing.append(_Resubscription(shards, Cursor(self._channels.slice_by_slice())))
+        self._connection.registered(shards)
+        while self._joining_later:
+            self._joining.add(self._joining_later.pop())
+        self._resubscribe()
         self.slices.start()
 
-    def _resubscribe(self, cursor: Cursor[LocalChannel]) -> None:
-        part = cursor.next(_MAX_RESUBSCRIBED)
+    def _resubscribe(self) -> None:
+        resubscription = self._resubscribing[0]
+        cursor, shards = resubscription.cursor, resubscription.shards
+        count = _MAX_RESUBSCRIBED * SHARDS // len(shards)
+        part = [local_channel for local_channel in cursor.next(count) if local_channel.shard in shards]
         self._subscribe(local_channel for local_channel in part if local_channel.attached or local_channel.waiting)
         for local_channel in part:
             # A channel that waits to retry or is scanned is asserted afterwards; the others don't wait for it.
@@ -231,19 +231,21 @@ class Sync:
             else:
                 self.touch(local_channel)
         if cursor.done:
-            self._resubscribing = None
-            self._link.subscribe_last(self._incarnation.last_topics(), self._last_subscribed)
+            self._resubscribing.popleft()
+            for of_shards, topics in self._incarnation.last_topics(shards):
+                self._link.subscribe(topics, partial(self._last_subscribed, of_shards))
             self._open_if_asserted()
 
     def _drop(self, local_channel: LocalChannel) -> None:
         # The channel is no longer held, and Redis knows.
         self._joining.discard(local_channel)
+        self._joining_later.discard(local_channel)
         self._calling.discard(local_channel)
         self._dirty.discard(local_channel)
         if local_channel.has_place:
             self._places.release(local_channel)
         self._asserted(local_channel)
-        if local_channel.subscription is not Subscription.NONE and self._link.up:
+        if local_channel.subscription is not Subscription.NONE and local_channel.shard not in self._connection.lost:
             self._unsubscribing.add(local_channel.topic)
             self.slices.start()
         self._replies.forget(local_channel)
@@ -251,24 +253,25 @@ class Sync:
 
     def _step(self) -> bool:
         # One step of the most urgent work. False: there is none, or it waits for answers.
-        if not self.sending:
+        if not self._connection.sending:
             return False
         # By turns with the subscribes, because established clients wait for these topics.
         self._resubscribes_next = not self._resubscribes_next
-        if self._resubscribing is not None and self._resubscribes_next:
-            self._resubscribe(self._resubscribing)
-        elif self.in_flight >= _MAX_IN_FLIGHT and self._resubscribing is None:
+        if self._resubscribing and self._resubscribes_next:
+            self._resubscribe()
+        elif self.in_flight >= _MAX_IN_FLIGHT and not self._resubscribing:
             return False
         elif self._calling:
             # A client waits for this one.
             self._advance(self._calling.pop())
         elif self._joining:
             part = [self._joining.pop() for _ in range(min(len(self._joining), _MAX_TOPICS_PER_SUBSCRIBE))]
-            self._subscribe(part)
+            lost = self._connection.lost
             for local_channel in part:
-                self._calling.add(local_channel)
-        elif self._resubscribing is not None:
-            self._resubscribe(self._resubscribing)
+                (self._joining_later if local_channel.shard in lost else self._calling).add(local_channel)
+            self._subscribe(local_channel for local_channel in part if local_channel.shard not in lost)
+        elif self._resubscribing:
+            self._resubscribe()
         elif self._dirty and len(self._background) < _MAX_BACKGROUND:
             self._advance(self._dirty.pop())
         elif self._asserting and len(self._background) < _MAX_BACKGROUND:
@@ -309,13 +312,13 @@ class Sync:
             self.errors += 1
             self._link.drop(f"SUBSCRIBE refused: {outcome}")
 
-    def _last_subscribed(self, outcome: Any) -> None:
+    def _last_subscribed(self, shards: Collection[int], outcome: Any) -> None:
         self._subscribed(outcome)
         if outcome is None:
-            self._connection.all_subscribed()
+            self._connection.all_subscribed(shards)
 
     def _advance(self, local_channel: LocalChannel) -> None:
-        if local_channel.busy:
+        if local_channel.busy or local_channel.shard in self._connection.lost:
             return
         if local_channel.kind == TOPIC:
             if local_channel.subscription is Subscription.CONFIRMED and local_channel.waiting:
@@ -342,10 +345,10 @@ class Sync:
             self._background.add(local_channel)
         settings, incarnation = local_channel.settings, self._incarnation
         if is_plain_call(local_channel.kind, call):
-            self._plain_hold.rename(incarnation.w, incarnation.gen)
             share = settings.share if call.flags else None
             app_id, channel, joins = local_channel.app_id, local_channel.channel, len(call.tickets)
-            command = self._plain_hold.pack(app_id, channel, call.base, joins, share)
+            gen = incarnation.gens[local_channel.shard]
+            command = self._plain_hold.pack(incarnation.w, gen, app_id, channel, call.base, joins, share)
             self._link.call_packed(command, partial(self._answered, local_channel, call))
             return
         if call.big_reply:
@@ -361,7 +364,7 @@ class Sync:
         names, args = encode(
             self._keys,
             incarnation.w,
-            incarnation.gen,
+            incarnation.gens[local_channel.shard],
             local_channel.app_id,
             local_channel.channel,
             local_channel.kind,
@@ -415,7 +418,13 @@ class Sync:
             self._continue(big_reply)
 
     def _place_decided(self, local_channel: LocalChannel, outcome: Outcome) -> None:
-        if isinstance(outcome, hiredis.ReplyError):
+        if local_channel.has_place and local_channel.shard in self._connection.lost:
+            # The place may be another's before the shard is back.
+            self._places.release(local_channel)
+        if isinstance(outcome, Exception) and (
+            isinstance(outcome, hiredis.ReplyError) or self._connection.sends(local_channel.shard)
+        ):
+            # The total is that of all shards, so it isn't known while others than this one are lost.
             self._retry(local_channel, outcome)
             return
         if outcome is False:
@@ -428,20 +437,20 @@ class Sync:
             self._open_if_asserted()
 
     def _open_if_asserted(self) -> None:
-        if self._connection.state is _REASSERTING and not self._unasserted and self._resubscribing is None:
+        if self._connection.state is _REASSERTING and not self._unasserted and not self._resubscribing:
             self._connection.change(_OPEN)
 
     def _continue(self, big_reply: str) -> None:
         # Makes the calls that waited for another to be answered.
-        if big_reply and self.sending:
+        if big_reply and self._connection.sending:
             while local_channel := self._big_replies[big_reply].next():
                 self._advance(local_channel)
         if self._calling or self._joining or self._dirty or self._asserting:
             self.slices.start()
-        if not self.sending and self.in_flight == 0:
+        if not self._connection.sending and self.in_flight == 0:
             self.on_stopped()
 
-    def _retry(self, local_channel: LocalChannel, error: hiredis.ReplyError) -> None:
+    def _retry(self, local_channel: LocalChannel, error: Exception) -> None:
         # The same absolute call again, later. Only its channel waits.
         self.errors += 1
         if str(error).startswith("NOSCRIPT"):

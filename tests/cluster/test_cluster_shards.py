@@ -1,0 +1,209 @@
+"""Shards of a real Redis Cluster that move or fail: what concerns the other shards isn't written again."""
+
+import asyncio
+from binascii import crc_hqx
+
+import pytest
+from structlog.testing import capture_logs
+
+from redpoll.cluster.bus import Bus, Outgoing
+from redpoll.cluster.keys import TAGS, shard
+from redpoll.cluster.membership.connection_state import ConnectionState, Reach
+from redpoll.cluster.membership.reaper import Reaper
+from sentinel import redis_cluster
+
+APP = "7"
+CHANNELS = 640
+# Slots of two shards of the first master.
+MOVING, OTHER = 3, 5
+
+
+@pytest.fixture
+def cluster():
+    with redis_cluster() as cluster:
+        # A node that stops for a moment isn't replaced, and the others go on without one that is killed.
+        for node in cluster.nodes:
+            with node.client() as client:
+                client.config_set("cluster-node-timeout", 60_000)
+                client.config_set("cluster-require-full-coverage", "no")
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def _patient_with_nodes(monkeypatch):
+    monkeypatch.setattr("redpoll.cluster.slot_map._ANSWER_WITHIN_S", 60.0)
+    monkeypatch.setattr("redpoll.cluster.cluster_link._CONNECTED_WITHIN_S", 60.0)
+    monkeypatch.setattr("redpoll.cluster.cluster_link._REPEAT_FOR_S", 60.0)
+
+
+def slot_of(at: int) -> int:
+    return crc_hqx(TAGS[at], 0) % 16384
+
+
+def channel_in(at: int, prefix: str = "") -> str:
+    return next(name for name in (f"{prefix}{number}" for number in range(10_000)) if shard(APP, name) == at)
+
+
+def is_open(worker) -> bool:
+    return worker.registry.connection_state is ConnectionState.OPEN and worker.registry.reach is Reach.SUBSCRIBED
+
+
+async def hold_many(worker, wait_until) -> list:
+    sockets = [worker.join(f"news-{number}") for number in range(CHANNELS)]
+    sockets += [worker.join(f"presence-{number}", "u") for number in range(64)]
+    await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
+    await wait_until(lambda: is_open(worker) and not worker.registry._sync.in_flight)
+    return sockets
+
+
+def note_written(worker) -> tuple[list[str], list[bytes]]:
+    """The channels of later calls of `hold`, and the topics subscribed later."""
+    held: list[str] = []
+    topics: list[bytes] = []
+    worker.note_holds(lambda local_channel, call: held.append(local_channel.channel))
+    subscribe = worker.link.subscribe
+    worker.link.subscribe = lambda names, *more: (topics.extend(names), subscribe(names, *more))
+    return held, topics
+
+
+def commands(cluster) -> dict[str, int]:
+    """How often the masters carried out scripts and SSUBSCRIBE commands."""
+    counts = {"script": 0, "ssubscribe": 0}
+    for node in cluster.masters():
+        with node.client() as client:
+            for name, entry in client.info("commandstats").items():
+                kind = name.removeprefix("cmdstat_")
+                kind = "script" if kind in ("evalsha", "eval") else kind
+                if kind in counts:
+                    counts[kind] += entry["calls"]
+    return counts
+
+
+def reset_commands(cluster) -> None:
+    for node in cluster.masters():
+        with node.client() as client:
+            client.config_resetstat()
+
+
+async def published(worker, channels: list[str]) -> None:
+    """Publishes on each of these channels until each is confirmed."""
+    bus = Bus(worker.link, worker.keys)
+    for channel in channels:
+        await bus.publish_all(worker.app, [Outgoing(channel, "e", "1")])
+
+
+async def test_moved_slot_makes_only_its_own_channels_written_again(cluster, start_worker, wait_until, make_truth):
+    a, b = [await start_worker(k, server=cluster, beat_s=60.0) for k in (1, 2)]
+    sockets = await hold_many(a, wait_until)
+    of_shard = {socket.channel for socket in sockets if shard(APP, socket.channel) == MOVING}
+    assert 0 < len(of_shard) < len(sockets) / 20
+    watcher = await b.attach(f"presence-{channel_in(MOVING)}", "w")
+    await wait_until(lambda: is_open(b))
+    held, topics = note_written(a)
+    reset_commands(cluster)
+    with capture_logs() as logs:
+        await asyncio.to_thread(cluster.move_slot, slot_of(MOVING))
+        for worker in (a, b):
+            await wait_until(lambda worker=worker: worker.link.connects > 1 and is_open(worker))
+    counts = commands(cluster)
+    assert set(held) == of_shard, counts
+    assert len(held) < 2 * len(of_shard)
+    # For each of the two workers a beat and a registration.
+    assert counts["script"] < 2 * len(of_shard) + 10
+    # Of each worker: canaries to three masters, the shard's topics, and the last ones.
+    assert counts["ssubscribe"] < 20
+    assert {shard_of(topic) for topic in topics if b":t:" in topic} == {MOVING}
+    states = {entry["state"] for entry in logs if entry["event"] == "redis connection state changed"}
+    assert states == {"partly", "reasserting", "open"}
+    assert a.registry._incarnation.gens[MOVING] == 2
+    assert a.registry._incarnation.gens[OTHER] == 1
+    events = [len(socket.events) for socket in sockets]
+    await published(b, [socket.channel for socket in sockets])
+    await wait_until(lambda: [len(socket.events) for socket in sockets] == [count + 1 for count in events])
+    a.leave(sockets[0])
+    truth = await make_truth(cluster)
+    await truth.settled([a, b])
+    assert watcher.frames == []
+
+
+def shard_of(topic: bytes) -> int:
+    return TAGS.index(topic.split(b"{")[1].split(b"}")[0])
+
+
+async def test_failed_master_makes_no_channels_of_the_others_written_again(
+    cluster, start_worker, wait_until, make_truth
+):
+    a, b = [await start_worker(k, server=cluster, beat_s=60.0) for k in (1, 2)]
+    sockets = await hold_many(a, wait_until)
+    failing = next(node for node in cluster.masters() if node.port == a.link._masters[MOVING][1])
+    failed = {at for at in range(64) if a.link._masters[at][1] == failing.port}
+    assert 0 < len(failed) < 64
+    others = [socket for socket in sockets if shard(APP, socket.channel) not in failed]
+    held, topics = note_written(a)
+    await asyncio.to_thread(failing.kill)
+    await wait_until(lambda: not a.link.up and not b.link.up)
+    # Without the failing master, events, joins and leaves of the others' channels go on.
+    at_others = next(at for at in range(64) if at not in failed)
+    late, left = await a.attach(channel_in(at_others, "late-")), others.pop()
+    a.leave(left)
+    waiting = a.join(channel_in(MOVING, "late-"))
+    await wait_until(lambda: a.registry.local_channel(APP, left.channel) is None)
+    for socket in others:
+        confirmed = asyncio.get_running_loop().create_future()
+        Bus(b.link, b.keys).post(a.app, Outgoing(socket.channel, "e", "1"), done=confirmed.set_result)
+        assert await confirmed == 1
+    await wait_until(lambda: all(len(socket.events) == 1 for socket in others))
+    assert a.registry.connection_state is ConnectionState.PARTLY
+    assert not b.link.up
+    assert waiting.state == "pending"
+
+    def take_over() -> None:
+        for node in cluster.nodes:
+            if node.process is not None:
+                with node.client() as client:
+                    role = client.execute_command("ROLE")
+                    if role[0] == "slave" and role[2] == failing.port:
+                        client.execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
+
+    held.remove(late.channel)
+    held.remove(left.channel)
+    await asyncio.to_thread(take_over)
+    await wait_until(lambda: a.link.up and b.link.up and is_open(a) and is_open(b), timeout_s=60)
+    await wait_until(lambda: waiting.state == "attached")
+    assert {shard(APP, channel) for channel in held} <= failed
+    assert {shard_of(topic) for topic in topics if b":t:" in topic} <= failed | {at_others}
+    await published(b, [socket.channel for socket in (*sockets[:60], waiting, late) if socket.state == "attached"])
+    truth = await make_truth(cluster)
+    await truth.settled([a, b])
+
+
+async def test_worker_that_is_given_up_while_shards_are_lost_takes_its_next_name(
+    cluster, start_worker, wait_until, make_truth
+):
+    a, b = [await start_worker(k, server=cluster, beat_s=60.0) for k in (1, 2)]
+    sockets = await hold_many(a, wait_until)
+    w, read, may_return = a.registry.w, a.link._map.read, asyncio.Event()
+
+    async def read_later():
+        await may_return.wait()
+        return await read()
+
+    for is_known in (True, False):
+        may_return.clear()
+        a.link._map.read = read_later
+        a.link.drop_connection(MOVING, "for the test")
+        assert a.registry.connection_state is ConnectionState.PARTLY
+        await Reaper(b.link, b.keys, "ffffffffffff").reap(a.registry.w)
+        if is_known:
+            # It learns it from a call in a shard that it didn't lose.
+            kept = min(a.link.kept_shards)
+            late = a.join(channel_in(kept, f"late-{kept}-"))
+            await wait_until(lambda: a.registry.connection_state is ConnectionState.DOWN)
+        may_return.set()
+        await wait_until(lambda w=w: a.registry.w != w and is_open(a))
+        w = a.registry.w
+    assert w.endswith(".2")
+    await wait_until(lambda: late.state == "attached")
+    assert all(socket.state == "attached" for socket in sockets)
+    truth = await make_truth(cluster)
+    await truth.settled([a, b])
