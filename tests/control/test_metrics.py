@@ -81,6 +81,7 @@ async def test_redis_connection_state_is_1_for_the_current_state_and_0_for_other
         "registering": 0,
         "reasserting": 1,
         "open": 0,
+        "partly": 0,
         "fenced": 0,
     }
     assert {dict(labels)["worker"] for labels in states} == {"w"}
