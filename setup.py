@@ -25,7 +25,18 @@ extensions = [
         # Interposition off: calls inside a module are direct. No debug symbols: they are 90 % of the file.
         extra_compile_args=["-O1", "-g"] if DEBUG else ["-O3", "-g0", "-fno-semantic-interposition"],
     )
-    for name in ("_frame", "_http", "_fast_publish", "_small_map", "_wheel", "_sockets", "_fanout", "_engine", "_tls")
+    for name in (
+        "_shards",
+        "_frame",
+        "_http",
+        "_fast_publish",
+        "_small_map",
+        "_wheel",
+        "_sockets",
+        "_fanout",
+        "_engine",
+        "_tls",
+    )
 ]
 
 setup(

@@ -261,7 +261,7 @@ class HttpTargets:
             self._fast_app,
             stand_in,
             self.keys.publish,
-            self.keys.heads,
+            self.keys.shards,
             clock=lambda: NOW_S,
             timer=lambda: 0.0,
             limit=limit,

@@ -34,7 +34,7 @@ import uvloop
 from load import print_table  # isort: skip
 from conftest import RedisServer
 from redpoll.child_pipe import Start
-from redpoll.cluster.keys import Keys, shard
+from redpoll.cluster.keys import Keys
 from redpoll.config import Settings
 from redpoll.control.dashboard.accounts import Accounts
 from redpoll.control.plane import ControlPlane
@@ -141,7 +141,7 @@ def occupy(redis: RedisServer, channels: int, users: int) -> None:
             for number in range(start, min(channels, start + 1000)):
                 name = f"channel-{number % 4}{number:08d}"
                 pipeline.hset(keys.counts(APP_ID, name), "w", 1)
-                pipeline.sadd(keys.occupied(shard(APP_ID, name), APP_ID), name)
+                pipeline.sadd(keys.occupied(keys.shard(APP_ID, name), APP_ID), name)
             pipeline.execute()
         members = {f"user-{number:06d}": "w\n" + json.dumps({"name": f"User {number}"}) for number in range(users)}
         client.hset(keys.members(APP_ID, PRESENCE), mapping=members)
@@ -171,7 +171,14 @@ async def control_plane(redis: RedisServer, folder: Path) -> AsyncIterator[int]:
         settings=settings,
     )
     plane = ControlPlane(
-        start, records, webhooks, listener, lambda message: None, accounts=Accounts(store), event_log=event_log
+        start,
+        records,
+        webhooks,
+        listener,
+        lambda message: None,
+        shard_key=b"",
+        accounts=Accounts(store),
+        event_log=event_log,
     )
     await plane.start()
     plane.receive({"alive": [], "greatest": 0})

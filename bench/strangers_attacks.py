@@ -220,6 +220,7 @@ class Stranger:
         await self.repeat(1_000, self.request(f"/apps/{self.target.app_id}/channels"))
 
     async def shard(self) -> None:
+        # What is known without the record store's shard key: where channels of a store without one are.
         own = f"{self.target.app_id}:"
         wanted = crc32((own + VICTIM_CHANNEL).encode()) % _SHARDS
         names = (

@@ -13,6 +13,7 @@ import re
 import resource
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,8 @@ from typing import Self
 
 import redis as redis_py
 from prometheus_client.parser import text_string_to_metric_families
+
+from redpoll.cluster.keys import Keys
 
 APP_ID = "4711"
 APP_KEY = "278d425bdf160c739803"
@@ -373,6 +376,12 @@ class Server:
             yield client
         finally:
             client.close()
+
+    def keys(self) -> Keys:
+        """The names in Redis, with the shard key of this server's record store, an SQLite file."""
+        with contextlib.closing(sqlite3.connect(self.folder / "data" / "redpoll.sqlite")) as database:
+            ((key,),) = database.execute("SELECT value FROM meta WHERE name = 'shard_key'")
+        return Keys(shard_key=bytes.fromhex(key))
 
     # -- address
 

@@ -75,7 +75,9 @@ async def main():
         pipe.send({"fatal": "the disk is full"})
         return
     if "records" in does:
-        pipe.send({"directory": 17, "store": "5eed", "term": 3})
+        pipe.send({"directory": 17, "store": "5eed", "term": 3, "shard_key": "aa" * 16})
+    if "other" in does:
+        pipe.send({"shard_key": "bb" * 16})
     if "create" in does:
         pipe.send({"created_app": {"id": "77", "key": "abc", "secret": "a-secret", "name": "x", "keys": []}})
         pipe.send({"created_admin": "the-first-password"})
@@ -402,6 +404,28 @@ async def test_every_worker_gets_the_version_of_the_records_restarted_ones_too(t
         await wait_until(lambda place=place: {"directory": 17} in tree.notes(place))
     os.kill(tree.pids("worker0")[0], signal.SIGKILL)
     await wait_until(lambda: len(tree.pids("worker0")) == 2 and {"directory": 17} in tree.notes("worker0"))
+
+
+async def test_every_worker_gets_the_shard_key_restarted_ones_too(tree, wait_until):
+    tree.does("control", "records")
+    tree.start(workers=2)
+    for place in ("worker0", "worker1"):
+        await wait_until(lambda place=place: {"shard_key": "aa" * 16} in tree.notes(place))
+    os.kill(tree.pids("worker0")[0], signal.SIGKILL)
+    await wait_until(lambda: len(tree.pids("worker0")) == 2 and {"shard_key": "aa" * 16} in tree.notes("worker0"))
+    assert "aa" * 16 not in tree.out + tree.err
+
+
+async def test_a_server_whose_record_store_is_replaced_by_another_one_ends(tree, wait_until):
+    """Its control plane would look for channels where its workers don't have them."""
+    tree.does("control", "records")
+    tree.start(workers=1)
+    await wait_until(lambda: tree.is_ready)
+    tree.does("control", "other")
+    os.kill(tree.pids("control")[0], signal.SIGKILL)
+    assert tree.process.wait(60) == 1
+    assert "the record store was replaced by another one while the server ran" in tree.err
+    assert {"shard_key": "bb" * 16} not in tree.notes("worker0")
 
 
 async def test_node_leads_alone_tells_control_and_leaves_redis_as_it_was(tree, redis, wait_until):

@@ -269,7 +269,7 @@ def fast_publish() -> Case:
         lambda _: fast_app,
         (inner, outer),
         keys.publish,
-        keys.heads,
+        keys.shards,
         clock=lambda: 1700000001.0,
         timer=lambda: 0.0,
         limit=None,

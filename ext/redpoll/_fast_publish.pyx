@@ -29,6 +29,7 @@ from redpoll._http cimport (
     read_signed,
     whole_request,
 )
+from redpoll._shards cimport Shards
 
 import os
 
@@ -659,7 +660,7 @@ cdef class FastPublish:
         dict fast_apps
         object make_app
         tuple stand_in
-        tuple heads
+        Shards shards
         Span command
         bytes command_bytes
         object clock, timer, limit, dateline
@@ -688,7 +689,7 @@ cdef class FastPublish:
         fast_app,
         tuple stand_in not None,
         bytes command not None,
-        tuple heads not None,
+        Shards shards not None,
         *,
         clock,
         timer,
@@ -715,7 +716,7 @@ cdef class FastPublish:
         self.stand_in = stand_in
         self.command_bytes = command
         self.command = span_of(command)
-        self.heads = heads
+        self.shards = shards
         self.clock, self.timer, self.limit, self.dateline = clock, timer, limit, dateline
         self.ready, self.publish, self.completed, self.failed = ready, publish, completed, failed
         self.check, self.refusal = check, refusal
@@ -947,7 +948,7 @@ cdef class FastPublish:
             publish.parts.text[4] = event.data
             for j in range(event.channel_count):
                 publish.channel = self.call.channels[event.first_channel + j]
-                size = measure_publish(&publish, self.heads)
+                size = measure_publish(&publish, self.shards)
                 reserve(&self.commands, size)
                 put_publish(<uint8_t*> self.commands.at + self.commands.size, &publish)
                 self.commands.size += size

@@ -4,6 +4,8 @@ from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy
 
+from redpoll._shards cimport Shards
+
 
 cdef struct Span:
     # Borrowed bytes: valid while the object that the caller holds is.
@@ -64,5 +66,5 @@ cdef inline int put_number(uint8_t* to, uint64_t number) noexcept nogil:
     return count
 
 
-cdef Py_ssize_t measure_publish(Publish* publish, tuple heads) except -1
+cdef Py_ssize_t measure_publish(Publish* publish, Shards shards) except -1
 cdef uint8_t* put_publish(uint8_t* to, Publish* publish) noexcept

@@ -4,8 +4,10 @@ Bytes in, bytes out: no sockets, no state. Payloads must be valid UTF-8; the cal
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memchr, memcpy, memset
+
+from redpoll._shards cimport Shards
 
 __all__ = [
     "close",
@@ -200,7 +202,7 @@ def pack_event(str event not None, str data not None, str skip, str trace, str u
 
 def pack_publish(
     bytes command not None,
-    tuple heads not None,
+    Shards shards not None,
     str app_id not None,
     str channel not None,
     str event not None,
@@ -211,7 +213,7 @@ def pack_publish(
 ) -> bytes:
     """The command for Redis, in RESP, that publishes `pack_event(event, data, skip, trace, user)` to a channel's topic.
 
-    `heads` are the beginnings of keys by shard (cluster/keys.py); `command` is PUBLISH or SPUBLISH.
+    `shards` know the channel's (cluster/keys.py); `command` is PUBLISH or SPUBLISH.
     """
     cdef:
         Publish publish
@@ -221,22 +223,17 @@ def pack_publish(
     publish.app = span_of_text(app_id)
     publish.channel = span_of_text(channel)
     set_parts(&publish.parts, event, data, skip, trace, user)
-    size = measure_publish(&publish, heads)
+    size = measure_publish(&publish, shards)
     made = PyBytes_FromStringAndSize(NULL, size)
     put_publish(<uint8_t*> PyBytes_AS_STRING(made), &publish)
     return made
 
 
-cdef Py_ssize_t measure_publish(Publish* publish, tuple heads) except -1:
-    """Find the topic's shard, and return the bytes of the whole command. The head is borrowed from `heads`."""
-    cdef uint32_t crc = 0xFFFFFFFF
-    if not heads:
-        raise ValueError("no shards")
+cdef Py_ssize_t measure_publish(Publish* publish, Shards shards) except -1:
+    """Find the topic's shard, and return the bytes of the whole command. The head is borrowed from `shards`."""
+    cdef Py_ssize_t at = shards.place(publish.app.at, publish.app.size, publish.channel.at, publish.channel.size)
     measure_parts(&publish.parts)
-    crc = crc_of(crc, publish.app.at, publish.app.size)
-    crc = crc_of(crc, <const uint8_t*> b":", 1)
-    crc = ~crc_of(crc, publish.channel.at, publish.channel.size)
-    publish.head = span_of(<bytes?> heads[crc % <uint32_t> len(heads)])
+    publish.head = span_of(<bytes?> shards.heads[at])
     publish.topic_size = publish.head.size + 2 + publish.app.size + 1 + publish.channel.size
     return 4 + bulk_size(publish.command.size) + bulk_size(publish.topic_size) + bulk_size(publish.parts.size)
 
@@ -304,31 +301,6 @@ cdef inline uint8_t* put_bulk_size(uint8_t* to, Py_ssize_t size) noexcept nogil:
     to += 1
     to += put_number(to, size)
     return put(to, b"\r\n", 2)
-
-
-# CRC-32 as in zlib, by bytes: topics are short.
-cdef uint32_t[256] crc_table
-
-
-def _fill_crc_table():
-    cdef uint32_t crc
-    cdef int byte, bit
-    for byte in range(256):
-        crc = <uint32_t> byte
-        for bit in range(8):
-            crc = (crc >> 1) ^ (0xEDB88320 if crc & 1 else 0)
-        crc_table[byte] = crc
-
-
-_fill_crc_table()
-del _fill_crc_table
-
-
-cdef inline uint32_t crc_of(uint32_t crc, const uint8_t* at, Py_ssize_t size) noexcept nogil:
-    cdef Py_ssize_t i
-    for i in range(size):
-        crc = crc_table[(crc ^ at[i]) & 0xFF] ^ (crc >> 8)
-    return crc
 
 
 cdef bytes encode_event(Span event, Span channel, Span data, Span user, bint has_user, uint64_t offset):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from redpoll._http import IncomingRequest
+from redpoll._shards import Shards
 from redpoll.protocol.apps import App
 
 R = TypeVar("R", bound=IncomingRequest)
@@ -48,7 +49,7 @@ class FastPublish:
         fast_app: Callable[[App], FastApp | None],
         stand_in: tuple[Any, Any],
         command: bytes,
-        heads: tuple[bytes, ...],
+        shards: Shards,
         *,
         clock: Callable[[], float],
         timer: Callable[[], float],

@@ -1,5 +1,7 @@
 """Shapes of ext/redpoll/_frame.pyx."""
 
+from redpoll._shards import Shards
+
 def text(payload: bytes) -> bytes: ...
 def ping(payload: bytes = b"") -> bytes: ...
 def pong(payload: bytes = b"") -> bytes: ...
@@ -8,7 +10,7 @@ def event_frame(event: bytes, channel: bytes, data: bytes, user_id: bytes | None
 def pack_event(event: str, data: str, skip: str | None, trace: str | None, user: str | None) -> bytes: ...
 def pack_publish(
     command: bytes,
-    heads: tuple[bytes, ...],
+    shards: Shards,
     app_id: str,
     channel: str,
     event: str,

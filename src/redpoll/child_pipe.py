@@ -24,7 +24,8 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message to a child: everything it needs to start.
+    """The first message to a child: everything it needs to start. (To reach Redis, a worker also needs the record
+    store's shard key, which the supervisor learns from control.)
 
     `run` identifies this start of the supervisor: 12 hex digits. `number` is the worker's position, 0 to N - 1, which
     its successors share. `k` counts the worker processes of the run from 1 and never repeats (cluster/README.md "Worker

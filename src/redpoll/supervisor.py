@@ -176,6 +176,7 @@ class Supervisor:
         self._heartbeat = Heartbeat(self._redis_url, settings.redis_prefix, self._run, self._describe, self)
         self._joined = False
         self._directory_version: int | None = None
+        self._shard_key: str | None = None
         self._created_app: dict[str, Any] | None = None
         self._created_admin: str | None = None
         self._stop_requested = asyncio.Event()
@@ -211,7 +212,7 @@ class Supervisor:
         await asyncio.gather(starting, return_exceptions=True)
         await self._stop()
         if self._failure is not None:
-            log.error("start failed", reason=self._failure)
+            log.error("server failed" if self._announced else "start failed", reason=self._failure)
             return 1
         return 130 if self._interrupts > 1 else 0
 
@@ -258,6 +259,8 @@ class Supervisor:
         self._alive.add(self._k)
         self._send_alive()
         self._start_child(child, "worker", number, self._k)
+        if self._shard_key is not None:
+            child.send({"shard_key": self._shard_key})
         if self._joined and self._directory_version is not None:
             child.send({"directory": self._directory_version})
         self._send_drain(child)
@@ -362,6 +365,16 @@ class Supervisor:
             for worker in self._workers:
                 worker.send({"directory": self._directory_version})
 
+    def _take_shard_key(self, key: str) -> None:
+        """Workers connect to Redis when they know in which shards the record store's channels are."""
+        if self._shard_key is None:
+            self._shard_key = key
+            for worker in self._workers:
+                worker.send({"shard_key": key})
+        elif key != self._shard_key:
+            # Control restarted, and its database is another one. Its channels would be elsewhere than the workers'.
+            self._fail("the record store was replaced by another one while the server ran: start the server again")
+
     # -- messages from children
 
     def _received(self, child: Child, message: dict[str, Any]) -> None:
@@ -376,6 +389,8 @@ class Supervisor:
             self._cut_off.said(child, message["reach"])
         if "aside" in message:
             self._cut_off.left(child, message["aside"])
+        if "shard_key" in message:
+            self._take_shard_key(message["shard_key"])
         if "directory" in message:
             self._directory_version = message["directory"]
             self._send_directory_version()

@@ -77,6 +77,27 @@ async def test_a_server_is_backed_up_while_it_runs_and_serves_the_restored_recor
         server.app_key = key
 
 
+async def test_channels_are_where_they_were_after_a_restore_into_an_empty_folder(typed, tmp_path, redis):
+    file = tmp_path / "saved.sqlite"
+    rule = ("--prefix", "stored-", "--keep", "10", "--seconds", "3600")
+    with Server(workers=1, redis_url=redis.url) as server:
+        where = ("--data-dir", str(server.folder / "data"))
+        assert typed("history", "rule", "add", server.app_id, *rule, *where).exit_code == 0
+        async with Api(server) as api:
+            await api.publish("stored-a", "before", "{}")
+        assert typed("backup", str(file), *where).exit_code == 0
+        keys = server.keys()
+        server.stop()
+        for path in (server.folder / "data").glob("redpoll.sqlite*"):
+            path.unlink()
+        assert typed("restore", str(file), *where).exit_code == 0
+        server.start()
+        assert server.keys().history(server.app_id, "stored-a") == keys.history(server.app_id, "stored-a")
+        async with Api(server) as api:
+            found = await api.get("/channels/stored-a/history")
+        assert [message["event"] for message in found["messages"]] == ["before"]
+
+
 async def test_a_running_server_takes_restored_records_and_keeps_its_connections(typed, tmp_path):
     file, other = tmp_path / "saved.sqlite", tmp_path / "other.sqlite"
     for words in (("app", "create", "demo"), ("backup", str(other))):

@@ -8,10 +8,10 @@ from msgspec import structs
 
 from redpoll import _frame
 from redpoll.cluster.bus import Bus, Outgoing, Unavailable, read_cached
-from redpoll.cluster.keys import shard
 from redpoll.cluster.link import Link, LinkDown
 from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.channels import CONSOLE
+from unkeyed import shard
 
 APP = App(id="7", name="test", keys=())
 

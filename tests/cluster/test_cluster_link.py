@@ -11,10 +11,11 @@ from proxy import Proxy
 from redpoll import _frame
 from redpoll.cluster.canary import Canary
 from redpoll.cluster.cluster_link import ClusterLink, open_link
-from redpoll.cluster.keys import SHARDS, Keys, shard
+from redpoll.cluster.keys import SHARDS, Keys
 from redpoll.cluster.link import Link, LinkDown
 from redpoll.cluster.scripts import REGISTER
 from sentinel import redis_cluster
+from unkeyed import shard
 
 APP = "7"
 
@@ -97,7 +98,7 @@ async def test_packed_commands_go_to_several_masters_and_are_answered(link):
     replies = Replies(len(commands))
     link.call_many(b"".join(commands), len(commands), replies)
     published = asyncio.get_running_loop().create_future()
-    packed = _frame.pack_publish(b"SPUBLISH", names.heads, APP, "a{b}", "e", "d", None, None, None)
+    packed = _frame.pack_publish(b"SPUBLISH", names.shards, APP, "a{b}", "e", "d", None, None, None)
     link.call_packed(packed, published.set_result)
     assert await published == 0
     while len(replies) < len(commands):

@@ -7,10 +7,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from redpoll.cluster.bus import Bus, Outgoing
-from redpoll.cluster.keys import TAGS, shard
+from redpoll.cluster.keys import TAGS
 from redpoll.cluster.membership.connection_state import ConnectionState, Reach
 from redpoll.cluster.membership.reaper import Reaper
 from sentinel import redis_cluster
+from unkeyed import shard
 
 APP = "7"
 CHANNELS = 640

@@ -113,6 +113,6 @@ def test_an_envelope_packed_in_c_is_head_and_tail(event, data, skip, trace, user
 def test_a_publish_packed_in_c_is_the_command_with_topic_and_envelope(
     keys, app_id, channel, event, data, skip, trace, user
 ):
-    packed = _frame.pack_publish(keys.publish, keys.heads, app_id, channel, event, data, skip, trace, user)
+    packed = _frame.pack_publish(keys.publish, keys.shards, app_id, channel, event, data, skip, trace, user)
     envelope = event_envelope(event, data, skip=skip, trace=trace, user=user)
     assert packed == hiredis.pack_command((keys.publish, keys.topic(app_id, channel), envelope))

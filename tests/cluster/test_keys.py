@@ -5,7 +5,8 @@ from zlib import crc32
 import pytest
 
 from redpoll.cluster import keys as keys_module
-from redpoll.cluster.keys import CONSOLE_TOPIC, SHARDS, TABLE, TAGS, Keys, cap_of_shard, shard, share_of_limit
+from redpoll.cluster.keys import CONSOLE_TOPIC, SHARDS, TABLE, TAGS, Keys, cap_of_shard, share_of_limit
+from unkeyed import shard
 
 
 def crc16(data: bytes) -> int:

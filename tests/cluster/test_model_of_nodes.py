@@ -24,7 +24,7 @@ import redis as redis_py
 from links import quick_link, transports
 from random_history import NEWS, ROOMS, RandomHistory
 from redpoll.cluster.directory import DirectoryWriter
-from redpoll.cluster.keys import SHARDS, TAGS, Keys, shard
+from redpoll.cluster.keys import SHARDS, TAGS, Keys
 from redpoll.cluster.link import LinkDown
 from redpoll.cluster.membership.reaper import Reaper, Run
 from redpoll.cluster.nodes import Fitness
@@ -35,6 +35,7 @@ from redpoll.heartbeat import Heartbeat
 from redpoll.store.deliveries import Announcement
 from redpoll.store.webhooks import Endpoint
 from sentinel import redis_cluster
+from unkeyed import shard
 
 FIRST = int(os.environ.get("FIRST", "0"))
 SEEDS = range(FIRST, FIRST + int(os.environ.get("HISTORIES", "6")))

@@ -2,9 +2,10 @@
 
 import re
 
-from redpoll.cluster.keys import Keys, shard
+from redpoll.cluster.keys import Keys
 from redpoll.cluster.publish_call import Flag, PublishReply, RowTerms, StoreTerms, decode, encode, publish_keys
 from redpoll.cluster.scripts import PUBLISH
+from unkeyed import shard
 
 STORE = StoreTerms(10, 60, 5, "epoch", "0e")
 ROW = RowTerms("user", "trace", b"{}")

@@ -6,7 +6,7 @@ import hiredis
 import pytest
 
 from redpoll.cluster.envelopes import Envelope, parse_added, parse_count, parse_removed
-from redpoll.cluster.keys import Keys, shard
+from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
 from redpoll.cluster.membership.hold_call import hold_keys
 from redpoll.cluster.publish_call import publish_keys
@@ -27,6 +27,7 @@ from redpoll.cluster.scripts import (
     REGISTER,
     SPEND,
 )
+from unkeyed import shard
 
 A, C = "7", "presence-room"
 W, V = "0123456789ab.1.0", "0123456789ab.2.0"

@@ -15,7 +15,7 @@ from argon2 import PasswordHasher
 from redis.asyncio import Redis
 
 from redpoll.child_pipe import Start
-from redpoll.cluster.keys import Keys, shard
+from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
 from redpoll.config import Settings
 from redpoll.control.dashboard.accounts import Accounts
@@ -27,6 +27,7 @@ from redpoll.http_messages import FIELDS, SIZE_BYTES, pack_fields, pack_request,
 from redpoll.store.charts import Charts
 from redpoll.store.eventlog import EventLog
 from redpoll.store.store import Store, database_url
+from unkeyed import shard
 
 
 @dataclass
@@ -212,6 +213,7 @@ async def make_plane(tmp_path, connect, wait_until):
                 webhooks,
                 listener,
                 heard.append,
+                shard_key=b"",
                 accounts=Accounts(store, passwords=Passwords(CHEAP)),
                 event_log=event_log,
                 charts=charts,

@@ -7,9 +7,10 @@ import pytest
 from redis.asyncio import Redis
 
 from redpoll.cluster.bus import Unavailable
-from redpoll.cluster.keys import Keys, shard
+from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Link
 from redpoll.control.occupancy import Occupancy, TooManyChannels
+from unkeyed import shard
 
 
 @pytest.fixture

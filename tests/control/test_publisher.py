@@ -5,10 +5,11 @@ import asyncio
 import pytest
 
 from redpoll.cluster.bus import Outgoing, Unavailable
-from redpoll.cluster.keys import SHARDS, shard
+from redpoll.cluster.keys import SHARDS
 from redpoll.cluster.link import LinkDown
 from redpoll.control.publisher import Publisher
 from redpoll.protocol.apps import App
+from unkeyed import shard
 
 APP = App(id="1", name="one", keys=())
 
@@ -33,6 +34,7 @@ class FakeBus:
             asyncio.get_running_loop().call_soon(done, 1)
 
     refusal = ""
+    shard = staticmethod(shard)
 
     def post_check(self, done):
         return 0

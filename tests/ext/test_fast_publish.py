@@ -50,7 +50,7 @@ class Control:
             ),
             hashes(b""),
             keys.publish,
-            keys.heads,
+            keys.shards,
             **{
                 "clock": lambda: NOW_S,
                 "timer": lambda: 0.0,

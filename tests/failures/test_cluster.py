@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from publishing import Publisher, check, delivery_is_back, numbers
-from redpoll.cluster.keys import TAGS, Keys, shard
+from redpoll.cluster.keys import TAGS, Keys
 from sentinel import RedisCluster, RedisNode, redis_cluster
 from server import APP_ID, Server
 from walk import ADDED, REMOVED, WEBHOOKS, walk
@@ -36,21 +36,21 @@ def server(cluster):
         yield server
 
 
-def slot_of(channel: str) -> int:
-    return crc_hqx(TAGS[shard(APP_ID, channel)], 0) % 16384
+def slot_of(server: Server, channel: str) -> int:
+    return crc_hqx(TAGS[server.keys().shard(APP_ID, channel)], 0) % 16384
 
 
-def rooms_in_every_third() -> list[str]:
+def rooms_in_every_third(server: Server) -> list[str]:
     """Names whose presence channels are in the slots of the first, second and third master."""
     found: dict[int, str] = {}
     for number in range(1000):
-        found.setdefault(slot_of(f"presence-{number}") * 3 // 16384, str(number))
+        found.setdefault(slot_of(server, f"presence-{number}") * 3 // 16384, str(number))
     return [found[third] for third in range(3)]
 
 
-def channel_in_third(third: int) -> str:
+def channel_in_third(server: Server, third: int) -> str:
     """A channel in the slots of the first, second or third master."""
-    return next(f"c{number}" for number in range(1000) if slot_of(f"c{number}") * 3 // 16384 == third)
+    return next(f"c{number}" for number in range(1000) if slot_of(server, f"c{number}") * 3 // 16384 == third)
 
 
 async def new_master(cluster: RedisCluster, killed: RedisNode) -> float:
@@ -68,7 +68,7 @@ async def new_master(cluster: RedisCluster, killed: RedisNode) -> float:
 
 
 async def test_everything_works_on_a_cluster(server):
-    await walk(server, rooms_in_every_third())
+    await walk(server, rooms_in_every_third(server))
 
 
 async def test_slot_moves_under_load(server, cluster, figures, within_s: Callable[[float], float]) -> None:
@@ -81,7 +81,7 @@ async def test_slot_moves_under_load(server, cluster, figures, within_s: Callabl
     async with publisher.running():
         await delivery_is_back(publisher, sockets, time.monotonic(), 60)
         for channel in ("moves", room):
-            await asyncio.to_thread(cluster.move_slot, slot_of(channel))
+            await asyncio.to_thread(cluster.move_slot, slot_of(server, channel))
             moved_at = time.monotonic()
             await delivery_is_back(publisher, sockets, moved_at, within_s(5))
             figures.note(
@@ -99,16 +99,16 @@ async def test_master_is_killed(server, cluster, figures, within_s: Callable[[fl
     for node in cluster.nodes:
         with node.client() as client:
             client.config_set("cluster-require-full-coverage", "no")
-    room = f"presence-{rooms_in_every_third()[0]}"
+    room = f"presence-{rooms_in_every_third(server)[0]}"
     sockets = await connect_many(server, 12)
-    await subscribe_all(sockets, channel_in_third(0))
+    await subscribe_all(sockets, channel_in_third(server, 0))
     stays, leaves, comes = sockets[:4], sockets[4:8], sockets[8:]
     for number, socket in enumerate((*stays, *leaves)):
         await socket.subscribe(room, f"user-{number}")
-    publisher = Publisher(server, channel_in_third(0))
+    publisher = Publisher(server, channel_in_third(server, 0))
     # The gate of other masters' channels stays open.
     others = await connect_many(server, 2)
-    elsewhere = Publisher(server, channel_in_third(2))
+    elsewhere = Publisher(server, channel_in_third(server, 2))
     await subscribe_all(others, elsewhere.channel)
     async with publisher.running(), elsewhere.running():
         await delivery_is_back(publisher, sockets, time.monotonic(), 60)

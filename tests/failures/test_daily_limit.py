@@ -13,7 +13,6 @@ import aiohttp
 from click.testing import CliRunner
 
 from redpoll.cli import main
-from redpoll.cluster.keys import Keys
 from server import Server
 from wire import signed_path
 
@@ -94,7 +93,7 @@ async def kill(spender: Spender, victim: str, wait_until: Callable) -> None:
 def counted_before_midnight(server: Server) -> int:
     """What was counted on the days before the last one, because the test may run at midnight UTC."""
     with server.redis() as client:
-        *earlier, _ = sorted(client.scan_iter(Keys().spent(server.app_id, "*")))
+        *earlier, _ = sorted(client.scan_iter(server.keys().spent(server.app_id, "*")))
         return sum(int(client.get(key)) for key in earlier)
 
 

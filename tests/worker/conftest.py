@@ -142,7 +142,8 @@ class Bench:
         for worker in self.workers:
             await self.settled(worker, lambda worker=worker: worker.directory.by_id["1"] == self.app)
 
-    async def start(self, **settings) -> Worker:
+    async def start(self, *, shard_key: str | None = "", **settings) -> Worker:
+        """`shard_key` None: the supervisor doesn't know it yet, and the test sends it."""
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         ours, theirs = socket.socketpair()
         self.stack.callback(ours.close)
@@ -160,7 +161,9 @@ class Bench:
         )
         worker = Worker(start, ChildPipe(theirs.detach()))
         worker.supervisor = ours
-        # As the supervisor does, with the version from control.
+        # As the supervisor does, with what control says about the record store.
+        if shard_key is not None:
+            ours.sendall(json.dumps({"shard_key": shard_key}).encode() + b"\n")
         ours.sendall(json.dumps({"directory": self.version}).encode() + b"\n")
         self.workers.append(worker)
         task = asyncio.create_task(worker.run())

@@ -3,11 +3,12 @@
 import asyncio
 import json
 
+import aiohttp
 import pytest
 import redis.asyncio
 import websockets
 
-from redpoll.cluster.keys import TAGS
+from redpoll.cluster.keys import TAGS, Keys
 
 
 @pytest.fixture
@@ -44,6 +45,25 @@ async def test_stale_app_records_admit_no_clients(bench):
     await bench.put("1", bench.app)
     await bench.settled(worker, lambda: worker.registry.ready)
     await (await bench.client(worker)).nothing_more()
+
+
+async def test_before_the_shard_key_is_known_it_does_not_connect_to_redis(bench, client_of_redis):
+    starting = asyncio.create_task(bench.start(shard_key=None))
+    async with asyncio.timeout(60):
+        while not bench.workers:
+            await asyncio.sleep(0.005)
+        (worker,) = bench.workers
+        url = f"http://127.0.0.1:{worker.port}/healthz"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            # It has read the other messages too.
+            assert answer.status == 200
+    assert worker.link.connects == 0
+    key = bytes(range(16))
+    worker.supervisor.sendall(json.dumps({"shard_key": key.hex()}).encode() + b"\n")
+    await starting
+    client = await bench.client(worker)
+    await client.subscribe("news")
+    assert await client_of_redis.hvals(Keys(shard_key=key).counts(bench.app.id, "news")) == [b"1"]
 
 
 async def test_an_event_published_right_after_ready_reaches_its_subscriber(bench):

@@ -250,9 +250,13 @@ class Bus:
         done: Done,
     ) -> None:
         keys = self._keys
-        command = _frame.pack_publish(keys.publish, keys.heads, app.id, channel, event, data, skip, trace, user)
+        command = _frame.pack_publish(keys.publish, keys.shards, app.id, channel, event, data, skip, trace, user)
         self.published += 1
         self._link.call_packed(command, done)
+
+    def shard(self, app_id: str, channel: str) -> int:
+        """As `Keys.shard`."""
+        return self._keys.shard(app_id, channel)
 
     @property
     def refusal(self) -> str:

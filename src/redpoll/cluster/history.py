@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from redpoll import _frame
 from redpoll.cluster.bus import confirmed
 from redpoll.cluster.envelopes import event_of_tail
-from redpoll.cluster.keys import Keys, shard
+from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import Done, Link
 from redpoll.cluster.scripts import CLEAR, HISTORY, LOCATE, Script
 
@@ -214,7 +214,7 @@ class History:
         """Deletes the channel's messages and informs its subscribers. Returns the new epoch, None if the channel has no
         history. Raises Unavailable."""
         epoch, keys = secrets.token_hex(8), self._keys
-        names = [*self._names(app_id, channel), keys.histories(shard(app_id, channel), app_id)]
+        names = [*self._names(app_id, channel), keys.histories(keys.shard(app_id, channel), app_id)]
         args = (keys.publish, keys.topic(app_id, channel), epoch, channel)
         return epoch if await confirmed(self._link, lambda: self._link.execute(CLEAR, names, args)) else None
 

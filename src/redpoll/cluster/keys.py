@@ -4,9 +4,11 @@
 cluster/README.md "Keys" shows the same table; a test compares the two.
 """
 
+import copy
 from binascii import crc_hqx
 from typing import Any, Final, NamedTuple
-from zlib import crc32
+
+from redpoll._shards import Shards
 
 __all__ = [
     "CONSOLE_TOPIC",
@@ -17,7 +19,6 @@ __all__ = [
     "Key",
     "Keys",
     "cap_of_shard",
-    "shard",
     "shard_of_name",
     "shard_of_slot",
     "share_of_limit",
@@ -48,11 +49,6 @@ def _tags() -> tuple[bytes, ...]:
 
 TAGS: Final = _tags()
 _SHARD_OF_TAG: Final = {tag: at for at, tag in enumerate(TAGS)}
-
-
-def shard(app_id: str, channel: str) -> int:
-    """The shard (0 to 63) of a channel: all its keys and its topic are in it."""
-    return crc32(f"{app_id}:{channel}".encode()) & (SHARDS - 1)
 
 
 def shard_of_name(name: Any) -> int:
@@ -257,15 +253,18 @@ class Keys:
     Where a method takes a channel, a pseudo-channel will do: `%u:U` (a signed-in user's connections) or `%conn` (an
     app's connections). `%` can't occur in the name of a channel.
 
-    `sharded` replaces PUBLISH by SPUBLISH, which Redis Cluster needs (`Link` does the same for SUBSCRIBE).
+    `sharded` replaces PUBLISH by SPUBLISH, which Redis Cluster needs (`Link` does the same for SUBSCRIBE). `shard_key`
+    is the record store's (store/shard_key.py): 16 bytes, or none. None: `shards.use` will be called with it; before
+    that, names of channels raise RuntimeError.
     """
 
-    def __init__(self, prefix: str = "rp", *, sharded: bool = False) -> None:
+    def __init__(self, prefix: str = "rp", *, sharded: bool = False, shard_key: bytes | None = b"") -> None:
         self.prefix = prefix
         self.sharded = sharded
         self.publish = b"SPUBLISH" if sharded else b"PUBLISH"
         # The beginning of each shard's keys.
         self.heads = tuple(b"%b:{%b}:" % (prefix.encode(), tag) for tag in TAGS)
+        self.shards = Shards(self.heads, shard_key)
         zero = self.heads[0]
         self.beat = zero + b"beat"
         self.nodes = zero + b"nodes"
@@ -283,6 +282,16 @@ class Keys:
         """The prefix of all keys of a shard."""
         return self.heads[at]
 
+    def shard(self, app_id: str, channel: str) -> int:
+        """The shard (0 to 63) of a channel: all its keys and its topic are in it."""
+        return self.shards.of(app_id, channel)
+
+    def in_shard(self, at: int) -> "Keys":
+        """The names as if every channel was in this shard."""
+        made = copy.copy(self)
+        made.shards = self.shards.fixed(at)
+        return made
+
     def clock(self, at: int) -> bytes:
         return self.heads[at] + b"clock"
 
@@ -290,25 +299,25 @@ class Keys:
         return b"%bw:%b" % (self.heads[at], w.encode())
 
     def counts(self, app_id: str, channel: str) -> bytes:
-        return b"%bc:%b:%b" % (self.heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+        return b"%bc:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())
 
     def members(self, app_id: str, channel: str) -> bytes:
-        return b"%bp:%b:%b" % (self.heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+        return b"%bp:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())
 
     def announced_count(self, app_id: str, channel: str) -> bytes:
-        return b"%bn:%b:%b" % (self.heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+        return b"%bn:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())
 
     def cached(self, app_id: str, channel: str) -> bytes:
-        return b"%bk:%b:%b" % (self.heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+        return b"%bk:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())
 
     def cache_miss(self, app_id: str, channel: str) -> bytes:
-        return b"%bkm:%b:%b" % (self.heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+        return b"%bkm:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())
 
     def history(self, app_id: str, channel: str) -> bytes:
-        return b"%bh:%b:%b" % (self.heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+        return b"%bh:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())
 
     def history_meta(self, app_id: str, channel: str) -> bytes:
-        return b"%bhm:%b:%b" % (self.heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+        return b"%bhm:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())
 
     def histories(self, at: int, app_id: str) -> bytes:
         return b"%bha:%b" % (self.heads[at], app_id.encode())
@@ -320,22 +329,22 @@ class Keys:
         return self.heads[at] + b"left"
 
     def published(self, app_id: str, channel: str, once: str, index: int) -> bytes:
-        head = self.heads[shard(app_id, channel)]
+        head = self.shards.head(app_id, channel)
         return b"%bi:%b:%b:%b.%d" % (head, app_id.encode(), channel.encode(), once.encode(), index)
 
     def request(self, app_id: str, hashed_id: str) -> bytes:
         pseudo = f"%id:{hashed_id}"
-        return b"%bi:%b:%b" % (self.heads[shard(app_id, pseudo)], app_id.encode(), pseudo.encode())
+        return b"%bi:%b:%b" % (self.shards.head(app_id, pseudo), app_id.encode(), pseudo.encode())
 
     def resumed(self, app_id: str, user_id: str) -> bytes:
-        head = self.heads[shard(app_id, user_pseudo(user_id))]
+        head = self.shards.head(app_id, user_pseudo(user_id))
         return b"%by:%b:%b" % (head, app_id.encode(), user_id.encode())
 
     def spent(self, app_id: str, day: str) -> bytes:
-        return b"%bd:%b:%b" % (self.heads[shard(app_id, "%day")], app_id.encode(), day.encode())
+        return b"%bd:%b:%b" % (self.shards.head(app_id, "%day"), app_id.encode(), day.encode())
 
     def rate(self, address: str) -> bytes:
-        return b"%brate:%b" % (self.heads[shard("", address)], address.encode())
+        return b"%brate:%b" % (self.shards.head("", address), address.encode())
 
     def answers(self, question: str) -> bytes:
         return b"%bans:%b" % (self.heads[0], question.encode())
@@ -347,7 +356,7 @@ class Keys:
         return b"%ba:%b" % (self.heads[at], app_id.encode())
 
     def places(self, app_id: str) -> bytes:
-        return b"%bpl:%b" % (self.heads[shard(app_id, "%places")], app_id.encode())
+        return b"%bpl:%b" % (self.shards.head(app_id, "%places"), app_id.encode())
 
     def here_of(self, at: int, process: str) -> bytes:
         """`process` is a worker process, `RUN.K`."""
@@ -357,11 +366,11 @@ class Keys:
         return b"%bcanary:%b.%d" % (self.heads[at], run.encode(), k)
 
     def traces(self, run: str) -> bytes:
-        return b"%btrace:%b" % (self.heads[shard("", run)], run.encode())
+        return b"%btrace:%b" % (self.shards.head("", run), run.encode())
 
     def stats(self, process: str) -> bytes:
         """`process` as in `here_of`."""
         return b"%bstats:%b" % (self.heads[0], process.encode())
 
     def topic(self, app_id: str, channel: str) -> bytes:
-        return b"%bt:%b:%b" % (self.heads[shard(app_id, channel)], app_id.encode(), channel.encode())
+        return b"%bt:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())

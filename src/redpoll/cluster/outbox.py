@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import hiredis
 import structlog
 
-from redpoll.cluster.keys import SHARDS, Keys, shard
+from redpoll.cluster.keys import SHARDS, Keys
 from redpoll.cluster.link import Link
 from redpoll.cluster.scripts import DRAIN, RESTATE
 
@@ -155,7 +155,7 @@ class Outbox:
         """Writes rows with the present state of each. Raises LinkDown or hiredis.ReplyError."""
         keys = self._all_keys
         for app_id, channel, user in subjects:
-            at = shard(app_id, channel)
+            at = keys.shard(app_id, channel)
             names = (*self._keys[at], keys.counts(app_id, channel), keys.members(app_id, channel))
             await self._link.execute(RESTATE, names, (app_id, channel) if user is None else (app_id, channel, user))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from redpoll.cluster.keys import Keys, shard
+from redpoll.cluster.keys import Keys
 
 __all__ = ["Flag", "PublishReply", "RowTerms", "StoreTerms", "decode", "encode", "publish_keys"]
 
@@ -65,7 +65,7 @@ class PublishReply(NamedTuple):
 def publish_keys(keys: Keys, app_id: str, channel: str, flags: str, once: str, index: int) -> list[bytes]:
     """KEYS of a call, in the script's order."""
     app = app_id.encode()
-    return _keys(keys.head(shard(app_id, channel)), app, b"%b:%b" % (app, channel.encode()), flags, once, index)
+    return _keys(keys.shards.head(app_id, channel), app, b"%b:%b" % (app, channel.encode()), flags, once, index)
 
 
 def _keys(head: bytes, app: bytes, tail: bytes, flags: str, once: str, index: int) -> list[bytes]:
@@ -98,7 +98,7 @@ def encode(
 ) -> tuple[list[bytes], list[bytes | str | int]]:
     """KEYS and ARGV of a call. `tail` is the event's envelope from the skipped socket on (envelopes.py). It is cached
     for `cache_s`. `once` and `index` name the event among those of one request, and are remembered for `once_s`."""
-    head, app = keys.head(shard(app_id, channel)), app_id.encode()
+    head, app = keys.shards.head(app_id, channel), app_id.encode()
     name = b"%b:%b" % (app, channel.encode())
     args: list[bytes | str | int] = [
         keys.publish,

@@ -65,7 +65,7 @@ class FastPath:
             _fast_app,
             (inner, outer),
             keys.publish,
-            keys.heads,
+            keys.shards,
             clock=front.now_s,
             timer=time.perf_counter,
             limit=None if rate is None else rate.take_room,

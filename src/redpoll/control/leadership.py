@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.leadership import NotLeader, check_term, raise_term, store_id, stored_term
+from redpoll.store.shard_key import shard_key
 from redpoll.store.sqlite import reason_of
 from redpoll.store.store import Store
 
@@ -28,9 +29,14 @@ _RETRY_AFTER_S: Final = 1.0
 
 
 async def introduce(store: Store) -> dict[str, Any]:
-    """What the supervisor has to know about the record store before it sends its first heartbeat."""
+    """What the supervisor has to know about the record store before it sends its first heartbeat, and workers before
+    they connect to Redis: `shard_key` (store/shard_key.py)."""
     async with store.reading() as connection:
-        return {"store": await store_id(connection), "term": await stored_term(connection)}
+        return {
+            "store": await store_id(connection),
+            "term": await stored_term(connection),
+            "shard_key": await shard_key(connection),
+        }
 
 
 class Work(Protocol):

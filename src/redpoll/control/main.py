@@ -103,10 +103,19 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
         first_password = await accounts.first_admin(start.settings.admin_password)
         # Redis may have app records of an earlier run. Workers must not admit clients by older ones: after a wrong
         # 4001 a client never reconnects.
-        child_pipe.send({"directory": records.version, **await introduce(store)})
+        introduction = await introduce(store)
+        child_pipe.send({"directory": records.version, **introduction})
         listener = socket.socket(fileno=start.listen_fd)
         plane = ControlPlane(
-            start, records, webhooks, listener, child_pipe.send, accounts=accounts, event_log=event_log, charts=charts
+            start,
+            records,
+            webhooks,
+            listener,
+            child_pipe.send,
+            shard_key=bytes.fromhex(introduction["shard_key"]),
+            accounts=accounts,
+            event_log=event_log,
+            charts=charts,
         )
         inbox.pass_to(plane.receive)
         plane.loop.add_signal_handler(signal.SIGTERM, plane.stop)

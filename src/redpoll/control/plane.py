@@ -87,8 +87,8 @@ class ControlPlane:
     """Creates and connects the parts of the control plane: call `start()`, later `finish()`.
 
     `records` and `webhooks` are already loaded; the caller closes their store. `tell` sends a message to the
-    supervisor. One table of routes serves the control port (`listener`) and the requests that workers forward over a
-    Unix socket (`start.requests_path`).
+    supervisor. `shard_key` is that of the store (store/shard_key.py). One table of routes serves the control port
+    (`listener`) and the requests that workers forward over a Unix socket (`start.requests_path`).
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class ControlPlane:
         listener: socket.socket,
         tell: Callable[[dict[str, Any]], None],
         *,
+        shard_key: bytes,
         accounts: Accounts,
         event_log: EventLog | None = None,
         charts: Charts | None = None,
@@ -115,7 +116,7 @@ class ControlPlane:
         self._records = records
         self._webhooks = webhooks
         self.link = open_link(start.redis_url)
-        self._keys = Keys(settings.redis_prefix, sharded=self.link.sharded)
+        self._keys = Keys(settings.redis_prefix, sharded=self.link.sharded, shard_key=shard_key)
         self._run = start.run
         # How many living workers the other nodes have; None before the first heartbeat.
         self._workers_elsewhere: int | None = None

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, Protocol
 
 from redpoll.cluster.bus import Bus, Outgoing, Unavailable
-from redpoll.cluster.keys import shard
 from redpoll.cluster.link import Done
 from redpoll.protocol.apps import App
 
@@ -210,7 +209,8 @@ class Publisher:
         await future
 
     def _is_open_for(self, app: App, items: Sequence[Outgoing]) -> bool:
-        return bool(self._open_shards) and all(shard(app.id, item.channel) in self._open_shards for item in items)
+        shards = self._open_shards
+        return bool(shards) and all(self._bus.shard(app.id, item.channel) in shards for item in items)
 
     def _expire(self) -> None:
         self._timer = None

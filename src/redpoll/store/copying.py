@@ -1,7 +1,7 @@
 """Copies all records of one record store to another one, which may be of the other kind.
 
 The source is only read. Its versions aren't copied: the target has its own, which are higher, so the directory in Redis
-is written again.
+is written again. Its shard key is: what Redis has stays where it is.
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.errors import StoreError
 from redpoll.store.schema import changes, meta, metadata
+from redpoll.store.shard_key import put_shard_key, shard_key
 from redpoll.store.store import Store, raise_version
 
 __all__ = ["copy"]
@@ -33,6 +34,7 @@ async def copy(source: Store, target: Store) -> dict[str, int]:
         copied = {table.name: await _copy_table(reading, writing, table) for table in _TABLES}
         if copied != await _count(writing) or copied != await _count(reading):
             raise StoreError("the copy doesn't have as many rows as the source, so nothing was kept; try again")
+        await put_shard_key(writing, await shard_key(reading))
         # Rows keep the source's versions, which are lower than the target's.
         await raise_version(writing, for_workers=True)
     return copied

@@ -68,9 +68,10 @@ def migrate(connection: sa.Connection, database: str) -> None:
     config = _config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
-    facts = state_facts()
-    connection.execute(sa.delete(meta).where(meta.c.name.in_([fact["name"] for fact in facts])))
-    connection.execute(sa.insert(meta), facts)
+    shard_key = connection.execute(sa.select(meta.c.value).where(meta.c.name == "shard_key")).scalar_one()
+    facts = state_facts(keyed=bool(shard_key))
+    connection.execute(sa.delete(meta).where(meta.c.name.in_(facts)))
+    connection.execute(sa.insert(meta), [{"name": name, "value": value} for name, value in facts.items()])
 
 
 def unusable(found: Schema) -> str:

@@ -48,10 +48,12 @@ __all__ = [
 ]
 
 # The last migration, whose result are the tables below.
-NEWEST: Final = "0008"
+NEWEST: Final = "0009"
 # The first migration whose redpoll may use a store that this redpoll has migrated. Raise it when a migration removes
 # something, or adds what every writer must maintain (store/README.md "Migrations").
 COMPATIBLE: Final = "0007"
+# The first migration whose redpoll puts channels where the shard key says.
+_KEYED: Final = "0009"
 
 metadata = MetaData()
 
@@ -87,7 +89,8 @@ def _version_of(table: str) -> tuple[Column[int], Index]:
 
 # Facts about the store itself, one per row. `version` increases with every change of what control planes keep in
 # memory, `directory_version` with every change of what workers read; `version_id` and `directory_id` are random, new
-# with each of these changes. `compatible` and `migrated_by`: store/README.md "Migrations".
+# with each of these changes. `shard_key`: store/shard_key.py. `compatible` and `migrated_by`: store/README.md
+# "Migrations".
 meta = Table(
     "meta",
     metadata,
@@ -263,10 +266,14 @@ def create(connection: Connection) -> None:
     metadata.create_all(connection, checkfirst=False)
     revision.create(connection, checkfirst=False)
     connection.execute(insert(revision).values(version_num=NEWEST))
-    store_id = {"name": "store_id", "value": secrets.token_hex(8)}
-    connection.execute(insert(meta), [store_id, *state_facts()])
+    facts = {
+        "store_id": secrets.token_hex(8),
+        "shard_key": secrets.token_hex(16),
+        **state_facts(keyed=True),
+    }
+    connection.execute(insert(meta), [{"name": name, "value": value} for name, value in facts.items()])
 
 
-def state_facts() -> list[dict[str, str]]:
-    """The rows of `meta` that a migration by this redpoll leaves."""
-    return [{"name": "compatible", "value": COMPATIBLE}, {"name": "migrated_by", "value": __version__}]
+def state_facts(*, keyed: bool) -> dict[str, str]:
+    """The rows of `meta` that a migration by this redpoll leaves. `keyed`: the store has a shard key."""
+    return {"compatible": max(COMPATIBLE, _KEYED) if keyed else COMPATIBLE, "migrated_by": __version__}

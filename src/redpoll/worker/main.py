@@ -97,7 +97,9 @@ class Worker:
         self.flusher = Flusher(self._schedule_flush, settings.max_owed_bytes, poller=self.poller)
         self.hub = Hub(self.flusher)
         self.link = open_link(start.redis_url)
-        keys = Keys(settings.redis_prefix, sharded=self.link.sharded)
+        self._keys = keys = Keys(settings.redis_prefix, sharded=self.link.sharded, shard_key=None)
+        # The record store's shard key is known.
+        self._has_shard_key = asyncio.Event()
         self._unsent = UnsentBytes(self.hub.everyone, STATS_EVERY_TICKS)
         self.backpressure = Backpressure(self.hub.everyone, lambda: self.link.congested)
         self.janitor = Janitor(settings, self._write_stats, self.backpressure)
@@ -164,6 +166,7 @@ class Worker:
         await self._leave()
 
     async def _begin(self) -> None:
+        await self._has_shard_key.wait()
         await self.registry.start()
         while not self.registry.ready:
             await asyncio.sleep(0.02)
@@ -226,6 +229,9 @@ class Worker:
     def _supervisor_message(self, message: dict[str, Any]) -> None:
         if "stop_listening" in message:
             self.stop_listening()
+        if "shard_key" in message:
+            self._keys.shards.use(bytes.fromhex(message["shard_key"]))
+            self._has_shard_key.set()
         if "directory" in message:
             # The store's version. Stale app records, left in Redis by an earlier run, must not admit clients.
             self.directory.require(message["directory"])

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from redpoll.cluster.hooks import Hook
-from redpoll.cluster.keys import Keys, shard
+from redpoll.cluster.keys import Keys
 from redpoll.cluster.membership import hold_call
 from redpoll.cluster.membership.hold_call import (
     CHANNEL,
@@ -20,6 +20,7 @@ from redpoll.cluster.membership.hold_call import (
     hook_flags,
 )
 from redpoll.cluster.scripts import HOLD, REGISTER
+from unkeyed import shard
 
 W = "0123456789ab.1.0"
 ALL_HOOKS = Hook.OCCUPANCY + Hook.MEMBERS + Hook.CLIENT_EVENTS + Hook.CACHE_MISSES + Hook.COUNTS

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from redpoll.cluster.bus import Bus, Outgoing
-from redpoll.cluster.keys import shard
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.protocol.apps import HistoryRule
+from unkeyed import shard
 
 RULE = HistoryRule(id="0a0b0c", name="", prefix=True, keep=10, seconds=3_600)
 

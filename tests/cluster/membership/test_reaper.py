@@ -3,12 +3,13 @@ import asyncio
 import pytest
 from msgspec import structs
 
-from redpoll.cluster.keys import shard
+from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import LinkDown
 from redpoll.cluster.membership.hold_call import hold_keys
 from redpoll.cluster.membership.reaper import Beats, Reaper, Run
 from redpoll.cluster.outbox import Outbox
 from redpoll.cluster.scripts import BURY, HOLD
+from unkeyed import shard
 
 RUN = "0123456789ab"
 ROOM = "presence-room"
@@ -317,6 +318,21 @@ async def test_floor_lets_a_second_reaper_find_users_that_remain(link, keys, sta
     assert await link.execute(BURY, names[:1]) == 0
     await Reaper(link, keys, RUN).reap(w)
     assert await link.ask(b"EXISTS", keys.members("7", ROOM)) == 0
+
+
+async def test_worker_of_an_earlier_record_store_is_reaped_where_its_channels_are(link, keys, start_worker, wait_until):
+    """The data folder's records were deleted after a crash, but not its Redis: another shard key has other shards, and
+    the reaper looked there for ever."""
+    b = await start_worker(2)
+    sockets = [b.join(ROOM, f"u{n}") for n in range(150)] + [b.join(f"a{n}") for n in range(50)]
+    await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
+    await b.kill()
+    other = Keys(keys.prefix, shard_key=bytes(range(16)))
+    assert other.shard("7", ROOM) != keys.shard("7", ROOM)
+    async with asyncio.timeout(60):
+        await Reaper(link, other, RUN).reap(b.registry.w)
+    left = [key for key in await link.ask(b"KEYS", b"*") if not key.endswith((b":clock", b":dir", b":dirver"))]
+    assert left == []
 
 
 # Webhook rows of dead workers

@@ -5,10 +5,11 @@ from itertools import pairwise
 
 from msgspec import structs
 
-from redpoll.cluster.keys import cap_of_shard, shard
+from redpoll.cluster.keys import cap_of_shard
 from redpoll.cluster.membership.connection_state import ConnectionState
 from redpoll.cluster.scripts import HOLD
 from redpoll.protocol.apps import HistoryRule
+from unkeyed import shard
 
 
 async def test_at_most_32_rosters_are_awaited(start_worker, wait_until, truth):

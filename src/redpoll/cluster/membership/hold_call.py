@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from redpoll.cluster.hooks import Hook
-from redpoll.cluster.keys import Keys, shard
+from redpoll.cluster.keys import Keys
 from redpoll.cluster.scripts import OK
 from redpoll.protocol.channels import OWN_PREFIX, is_cache
 
@@ -175,7 +175,7 @@ class HoldReply(NamedTuple):
 def hold_keys(keys: Keys, w: str, app_id: str, channel: str, kind: str, flags: str) -> list[bytes]:
     """KEYS of a call, in the script's order."""
     # Builds the names itself: by way of the methods of Keys, each name would cost another hash of the channel.
-    head, app = keys.head(shard(app_id, channel)), app_id.encode()
+    head, app = keys.shards.head(app_id, channel), app_id.encode()
     tail = b"%b:%b" % (app, channel.encode())
     names = [
         b"%bw:%b" % (head, w.encode()),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from redpoll.cluster.keys import SHARDS, Keys, shard
+from redpoll.cluster.keys import SHARDS, Keys
 from redpoll.cluster.link import Link
 from redpoll.cluster.membership.local_channel import Activity, LocalChannel
 from redpoll.cluster.membership.slices import Queue
@@ -147,7 +147,7 @@ class Places:
         look.reserved = dict.fromkeys(reservation.partition(b" ")[2].decode() for reservation in outcome)
         parts: list[list[str]] = [[] for _ in range(SHARDS)]
         for channel in look.reserved:
-            parts[shard(look.app_id, channel)].append(channel)
+            parts[self._keys.shard(look.app_id, channel)].append(channel)
         for at, part in enumerate(parts):
             self._link.run(OCCUPIED, [self._keys.occupied(at, look.app_id)], part, partial(self._counted, look, part))
 

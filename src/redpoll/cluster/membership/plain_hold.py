@@ -7,7 +7,7 @@ share. hold_call.py has the long form.
 from functools import lru_cache
 from typing import Any, Final
 
-from redpoll.cluster.keys import Keys, shard
+from redpoll.cluster.keys import Keys
 from redpoll.cluster.membership.hold_call import CHANNEL, Flag, HoldCall, HoldReply
 from redpoll.cluster.scripts import HOLD_PLAIN
 
@@ -64,7 +64,7 @@ class PlainHold:
         if w != self._w:
             self._w = w
             self._parts.clear()
-        at = shard(app_id, channel)
+        at = self._keys.shard(app_id, channel)
         parts = self._parts.get((at, app_id))
         if parts is None or parts[0] != gen:
             parts = self._prepare(at, app_id, gen)

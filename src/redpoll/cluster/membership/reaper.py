@@ -295,6 +295,9 @@ class Reaper:
     async def _empty(self, at: int, w: str, counting: dict[str, bool]) -> None:
         # Removes everything that the worker holds in one shard.
         key = self._keys.worker(at, w)
+        # Each channel is released in the shard where it was found. It is another one than ours if an earlier record
+        # store, with another shard key, left it there.
+        keys = self._keys.in_shard(at)
         cursor: bytes | int = 0
         while True:
             cursor, flat = await self._link.ask(b"HSCAN", key, cursor, b"COUNT", _SCAN_COUNT)
@@ -303,11 +306,11 @@ class Reaper:
                 for field, value in zip(flat[::2], flat[1::2], strict=True)
                 if field != b"gen"
             ]
-            await self._release(w, fields, counting)
+            await self._release(keys, w, fields, counting)
             if int(cursor) == 0:
                 return
 
-    async def _release(self, w: str, fields: Sequence[tuple[str, str]], counting: dict[str, bool]) -> None:
+    async def _release(self, keys: Keys, w: str, fields: Sequence[tuple[str, str]], counting: dict[str, bool]) -> None:
         # Fields are `app:channel`, each with its kind.
         for app_id in {field.partition(":")[0] for field, kind in fields if kind == CHANNEL}:
             if app_id not in counting:
@@ -319,31 +322,31 @@ class Reaper:
             released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             async with self._releasing:
                 pairs = iter([pair for pair in fields if pair[1] != PRESENCE])
-                _Pump(pairs, partial(self._send, w, counting), released)
+                _Pump(pairs, partial(self._send, keys, w, counting), released)
                 await released
         rest = iter(members)
-        await asyncio.gather(*(self._release_members(w, rest) for _ in range(min(_MAX_IN_FLIGHT, len(members)))))
+        await asyncio.gather(*(self._release_members(keys, w, rest) for _ in range(min(_MAX_IN_FLIGHT, len(members)))))
 
-    def _send(self, w: str, counting: dict[str, bool], field: str, kind: str, done: Done) -> None:
+    def _send(self, keys: Keys, w: str, counting: dict[str, bool], field: str, kind: str, done: Done) -> None:
         app_id, _, channel = field.partition(":")
         counts = kind == CHANNEL and counting[app_id]
-        names, args = self._call(w, app_id, channel, kind, Flag.COUNT if counts else "", ())
+        names, args = self._call(keys, w, app_id, channel, kind, Flag.COUNT if counts else "", ())
         self._link.run(HOLD, names, args, done)
 
-    async def _release_members(self, w: str, fields: Iterator[str]) -> None:
+    async def _release_members(self, keys: Keys, w: str, fields: Iterator[str]) -> None:
         for field in fields:
             app_id, _, channel = field.partition(":")
-            users = await self._users(w, app_id, channel)
+            users = await self._users(keys, w, app_id, channel)
             # Until the last users are removed the worker's count stays at least 1: if this reap is interrupted, the
             # next one finds the users by way of the count.
             while len(users) > _MAX_GONE:
-                await self._hold(w, app_id, channel, Flag.USERS_REMAIN, users[:_MAX_GONE])
+                await self._hold(keys, w, app_id, channel, Flag.USERS_REMAIN, users[:_MAX_GONE])
                 users = users[_MAX_GONE:]
-            await self._hold(w, app_id, channel, "", users)
+            await self._hold(keys, w, app_id, channel, "", users)
 
-    async def _users(self, w: str, app_id: str, channel: str) -> list[str]:
+    async def _users(self, keys: Keys, w: str, app_id: str, channel: str) -> list[str]:
         # The users of a presence channel whom Redis lists under the worker's name.
-        key, name = self._keys.members(app_id, channel), w.encode()
+        key, name = keys.members(app_id, channel), w.encode()
         users: dict[str, None] = {}
         cursor: bytes | int = 0
         while True:
@@ -355,13 +358,13 @@ class Reaper:
             if int(cursor) == 0:
                 return list(users)
 
-    async def _hold(self, w: str, app_id: str, channel: str, flags: str, gone: Sequence[str]) -> None:
-        names, args = self._call(w, app_id, channel, PRESENCE, flags, gone)
+    async def _hold(self, keys: Keys, w: str, app_id: str, channel: str, flags: str, gone: Sequence[str]) -> None:
+        names, args = self._call(keys, w, app_id, channel, PRESENCE, flags, gone)
         async with self._in_flight:
             _check(await self._link.execute(HOLD, names, args))
 
     def _call(
-        self, w: str, app_id: str, channel: str, kind: str, flags: str, gone: Sequence[str]
+        self, keys: Keys, w: str, app_id: str, channel: str, kind: str, flags: str, gone: Sequence[str]
     ) -> tuple[list[bytes], list[bytes | str | int]]:
         hooks = hook_flags(self._hooks_of(app_id), channel, kind)
         if hooks and self._debounce_ms:
@@ -369,8 +372,8 @@ class Reaper:
         if kind in (CHANNEL, PRESENCE) and self._has_history(app_id, channel):
             flags += Flag.HISTORY_ENDS
         call: HoldCall[Any] = HoldCall(0, 0, flags + hooks, gone, (), (), True, False)
-        topic = self._keys.topic(app_id, channel)
-        return encode(self._keys, w, REAPER_GEN, app_id, channel, kind, topic, call, debounce_ms=self._debounce_ms)
+        topic = keys.topic(app_id, channel)
+        return encode(keys, w, REAPER_GEN, app_id, channel, kind, topic, call, debounce_ms=self._debounce_ms)
 
 
 def _check(reply: Any) -> None:

@@ -1,0 +1,7 @@
+"""Where channels are in Redis for the tests' parts without a shard key."""
+
+from redpoll.cluster.keys import Keys
+
+__all__ = ["shard"]
+
+shard = Keys().shard
