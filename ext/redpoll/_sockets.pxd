@@ -67,10 +67,11 @@ cdef class Poller:
     cdef readonly Py_ssize_t sockets
     cdef readonly Py_ssize_t bulk_sockets
     cdef readonly Py_ssize_t leaving_sockets
-    # Owned: sockets that have something to do although epoll doesn't report them, and an eventfd that is readable while
-    # there are any.
+    # Owned: sockets that have something to do although epoll doesn't report them, and an eventfd that is readable, while
+    # `has_waiting`, until the last of them has had its turn.
     cdef object waiting
     cdef int waiting_fd
+    cdef bint has_waiting
     # Sockets that are closed and whose socket_lost() is still to be called, from `next_lost` on.
     cdef list lost
     cdef Py_ssize_t next_lost

@@ -355,13 +355,17 @@ cdef class Poller:
     cdef int again(self, Polled polled) except -1:
         """Have a later turn call `socket_again()` of `polled`, among the events of `bulk`. It may be closed by then."""
         cdef uint64_t one = 1
-        if not self.waiting:
+        if not self.has_waiting:
+            self.has_waiting = True
             write(self.waiting_fd, &one, 8)
         self.waiting.append(polled)
         return 0
 
     cdef int fetch_waiting(self) except -1:
-        """Begin the events of `bulk` with some of those that wait for another turn; half of them at most."""
+        """Begin the events of `bulk` with some of those that wait for another turn; half of them at most.
+
+        `waiting_fd` stays readable until all that were fetched have had their turn: nothing else may start the next one.
+        """
         cdef uint64_t ignored
         cdef Polled polled
         while self.waiting and self.bulk.count < MAX_EVENTS // 2:
@@ -370,7 +374,8 @@ cdef class Poller:
             self.bulk.events[self.bulk.count].events = 0
             self.bulk.events[self.bulk.count].data.ptr = <void*> polled
             self.bulk.count += 1
-        if not self.waiting:
+        if self.bulk.count == 0:
+            self.has_waiting = False
             read(self.waiting_fd, &ignored, 8)
         return 0
 
@@ -428,7 +433,7 @@ cdef class Poller:
         theirs."""
         cdef double until = monotonic_s() + self.slice_s
         self.serve(&self.quick, until)
-        if self.bulk_sockets or self.bulk.next < self.bulk.count or self.waiting:
+        if self.bulk_sockets or self.bulk.next < self.bulk.count or self.has_waiting:
             self.serve(&self.bulk, max(until, monotonic_s() + MIN_BULK_SLICE_S))
         if self.leaving_sockets or self.leaving.next < self.leaving.count:
             self.serve(&self.leaving, max(until, monotonic_s() + MIN_LEAVING_SLICE_S))
@@ -467,7 +472,7 @@ cdef class Poller:
         events.next = events.count = 0
         if events.fd < 0:
             return 0
-        if events == &self.bulk and self.waiting:
+        if events == &self.bulk and self.has_waiting:
             self.fetch_waiting()
         count = events.count
         found = epoll_wait(events.fd, events.events + count, MAX_EVENTS - count, 0)

@@ -5,6 +5,7 @@ import contextlib
 import select
 import socket
 import ssl
+import time
 
 import pytest
 
@@ -309,3 +310,23 @@ async def test_a_ping_isnt_answered_after_all_messages_of_a_storm(served, head):
     other.sock.send(other.word())
     assert await other.read(2) == PONG
     assert _engine.counters()["frames_received"] - before < 60 * 2600
+
+
+async def test_all_of_a_record_is_read_though_turns_are_too_short_for_all_who_wait(served, head, reference, wait_until):
+    pairs = [await served.connect(head) for _ in range(8)]
+    received = []
+
+    def take(message):
+        # Longer than a turn may last.
+        until = time.monotonic() + 0.006
+        while time.monotonic() < until:
+            pass
+        received.append(message)
+
+    for ws, client in pairs:
+        ws.on["text"] = take
+        # One record, of which a turn reads a part. The rest is where epoll doesn't see it.
+        client.tls.write(reference.client_frame(1, b"x" * 3000) * 5)
+    for _, client in pairs:
+        client.sock.send(client.word())
+    await wait_until(lambda: len(received) == 8 * 5)
