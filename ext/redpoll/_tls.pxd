@@ -15,6 +15,8 @@ cdef class TlsSocket(Polled):
     cdef WebSocket connection
     # Owned until setup is over: called once with None or what went wrong.
     cdef object settled
+    # Owned: what went wrong in the handshake, or None.
+    cdef object fault
     # Owned, from the first byte on: an ssl.SSLObject and the two ssl.MemoryBIO between it and the socket.
     cdef object tls
     cdef object incoming
@@ -29,11 +31,11 @@ cdef class TlsSocket(Polled):
     # Decrypted or whole encrypted bytes are here, for which the socket isn't readable. It waits for its turn (Poller.again).
     cdef uint8_t more
     cdef uint8_t queued
-    # The connection was told to pause writing.
-    cdef uint8_t told
+    # pause_writing() of the connection was called last.
+    cdef uint8_t connection_paused
     # The peer has sent its close_notify.
     cdef uint8_t peer_closed
-    # Bytes dropped after our close_notify.
+    # Bytes dropped after our last ones.
     cdef uint32_t discarded
 
     cdef int settle(self, fault) except -1
@@ -43,5 +45,6 @@ cdef class TlsSocket(Polled):
     cdef int drain(self) except -1
     cdef int flush(self) except -1
     cdef int send_rest(self) except -1
+    cdef int begin_closing(self) except -1
     cdef int written(self) except -1
     cdef int come_again(self) except -1

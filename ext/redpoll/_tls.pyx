@@ -30,8 +30,8 @@ cdef extern from "<sys/socket.h>" nogil:
         SHUT_WR
 
 cdef enum State:
-    # SETUP: the handshake isn't complete. OPEN: the connection has this transport. CLOSING: close_notify is sent or waits
-    # for room. LOST: the descriptor is closed.
+    # SETUP: the handshake isn't complete. OPEN: the connection has this transport. CLOSING: close_notify, or the alert of
+    # a failed handshake, is sent or waits for room. LOST: the descriptor is closed.
     STATE_SETUP
     STATE_OPEN
     STATE_CLOSING
@@ -42,7 +42,7 @@ cdef enum:
     RAW_BYTES = 16384 + 256
     # What is decrypted at once at most.
     PLAIN_BYTES = 65536
-    # Bytes that are read and dropped after our close_notify. If bytes were left unread, the kernel would send a reset.
+    # Bytes that are read and dropped after our last ones. If bytes were left unread, the kernel would send a reset.
     LINGER_BYTES = 2097152
 
 # How long a connection that ends may take to read its last bytes and to close. It is the limit of a WebSocket's closing
@@ -66,8 +66,8 @@ cdef class TlsSocket(Polled):
     """One TLS connection of `poller` on its server's side: `poller.adopt(fd, tls_socket)`.
 
     The handshake begins with the first byte, with the context that `context_of()` returns then. When it is complete,
-    this becomes the transport of `connection`, a WebSocket, and `settled(None)` is called. If the connection ends before,
-    `settled` is called with the reason, and the WebSocket never gets a transport. What a WebSocket and its flusher call
+    this becomes the transport of `connection`, a WebSocket, and `settled(None)` is called. If the handshake fails, `settled`
+    is called with the reason once the descriptor is closed, and the WebSocket never gets a transport. What a WebSocket and its flusher call
     of a transport is here, and nothing else.
     """
 
@@ -100,8 +100,8 @@ cdef class TlsSocket(Polled):
         if self.state == STATE_LOST or self.paused:
             return 0
         self.poller.watch(self)
-        if self.told:
-            self.told = False
+        if self.connection_paused:
+            self.connection_paused = False
             self.connection.resume_writing()
         if self.state == STATE_CLOSING and self.unsent is None:
             self.written()
@@ -116,7 +116,7 @@ cdef class TlsSocket(Polled):
         self.connection = None
         self.tls = self.incoming = self.outgoing = self.unsent = None
         if self.settled is not None:
-            self.settle("closed before its handshake was complete")
+            self.settle(self.fault or "closed before its handshake was complete")
         elif connection is not None:
             connection.connection_lost(None)
         return 0
@@ -158,10 +158,9 @@ cdef class TlsSocket(Polled):
             self.flush()
             return 0
         except SSLError as fault:
+            self.fault = str(fault)
             # The alert says why.
-            self.flush()
-            self.settle(str(fault))
-            self.abort()
+            self.begin_closing()
             return 0
         self.state = STATE_OPEN
         self.flush()
@@ -263,8 +262,8 @@ cdef class TlsSocket(Polled):
             elif errno == EAGAIN or errno == ENOBUFS or errno == ENOMEM:
                 self.paused = True
                 self.poller.watch(self)
-                if self.state == STATE_OPEN and not self.told:
-                    self.told = True
+                if self.state == STATE_OPEN and not self.connection_paused:
+                    self.connection_paused = True
                     self.connection.pause_writing()
                 return 0
             elif errno != EINTR:
@@ -272,8 +271,17 @@ cdef class TlsSocket(Polled):
                 return 0
         return 0
 
+    cdef int begin_closing(self) except -1:
+        """Send our last bytes, close_notify or an alert, and wait for the peer to close, at most CLOSE_WITHIN_S."""
+        self.state = STATE_CLOSING
+        self.timer = self.poller.loop.call_later(CLOSE_WITHIN_S, self.abort)
+        self.flush()
+        if self.state == STATE_CLOSING and self.unsent is None:
+            self.written()
+        return 0
+
     cdef int written(self) except -1:
-        """Our close_notify has left: TCP ends in the same way."""
+        """Our last bytes have left: TCP ends in the same way."""
         if self.peer_closed:
             self.abort()
         else:
@@ -302,9 +310,7 @@ cdef class TlsSocket(Polled):
             self.abort()
         if self.state != STATE_OPEN:
             return
-        self.state = STATE_CLOSING
-        self.told = self.more = False
-        self.timer = self.poller.loop.call_later(CLOSE_WITHIN_S, self.abort)
+        self.connection_paused = self.more = False
         if self.held:
             self.held = False
             self.poller.watch(self)
@@ -313,9 +319,7 @@ cdef class TlsSocket(Polled):
         except SSLError:
             # It wants the peer's close_notify, or found data instead. Ours is made.
             pass
-        self.flush()
-        if self.state == STATE_CLOSING and self.unsent is None:
-            self.written()
+        self.begin_closing()
 
     def abort(self):
         """Close at once. The connection's connection_lost(), or `settled` before the end of setup, follows from the

@@ -239,12 +239,30 @@ async def test_our_close_sends_close_notify_and_drops_what_comes_later(served, h
 async def test_what_is_no_handshake_never_becomes_a_connection(served, wait_until, first):
     ws, client = served.accept()
     client.sock.send(first)
-    if first == b"\0":
-        client.sock.close()
+    if first != b"\0":
+        while await client.receive():
+            pass
+    client.sock.close()
     await wait_until(lambda: served.settled)
     assert served.settled[0]
     assert ws.heard == []
     await wait_until(lambda: served.poller.sockets == 0)
+
+
+async def test_the_alert_of_a_failed_handshake_is_followed_by_the_end_not_by_a_reset(served, wait_until):
+    """Though the client has sent more than one read takes, and goes on."""
+    _, client = served.accept()
+    # A record of a handshake, with nothing that is one.
+    client.sock.send(b"\x16\x03\x01\x02\x00" + b"x" * 60_000)
+    while await client.receive():
+        client.sock.send(b"x" * 1000)
+    alert = client.incoming.read()
+    assert (alert[0], len(alert)) == (21, 7)
+    # It counts until the client has closed, too.
+    assert served.settled == []
+    client.sock.close()
+    await wait_until(lambda: served.settled)
+    assert "SSL" in served.settled[0]
 
 
 async def test_a_handshake_can_be_given_up(served, wait_until):
