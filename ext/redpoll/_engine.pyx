@@ -395,6 +395,7 @@ cdef class WebSocket(Sink):
         """The first bytes are a POST with its whole head. True: this connection speaks HTTP from now on, and `data` is
         taken. False: head_received() decides."""
         return False
+
     def http_received(self, data: bytes):
         """The next bytes of a connection that speaks HTTP."""
 

@@ -88,7 +88,7 @@ cdef class Poller:
     cdef int fetch_waiting(self) except -1
     cdef int release(self, Polled polled) except -1
     cdef int close_socket(self, Polled polled) except -1
-    cdef int serve(self, EventSet* events, double until) except -1
+    cdef int serve(self, EventSet* events, double deadline) except -1
     cdef int fetch(self, EventSet* events) except -1
     cdef int handle(self, Polled polled, uint32_t events) except -1
 

@@ -431,14 +431,14 @@ cdef class Poller:
     def _turn(self):
         """Handle what the sets report, for `slice_s` at most, and longer if `bulk` or `leaving` would get less than
         theirs."""
-        cdef double until = monotonic_s() + self.slice_s
-        self.serve(&self.quick, until)
+        cdef double deadline = monotonic_s() + self.slice_s
+        self.serve(&self.quick, deadline)
         if self.bulk_sockets or self.bulk.next < self.bulk.count or self.has_waiting:
-            self.serve(&self.bulk, max(until, monotonic_s() + MIN_BULK_SLICE_S))
+            self.serve(&self.bulk, max(deadline, monotonic_s() + MIN_BULK_SLICE_S))
         if self.leaving_sockets or self.leaving.next < self.leaving.count:
-            self.serve(&self.leaving, max(until, monotonic_s() + MIN_LEAVING_SLICE_S))
+            self.serve(&self.leaving, max(deadline, monotonic_s() + MIN_LEAVING_SLICE_S))
 
-    cdef int serve(self, EventSet* events, double until) except -1:
+    cdef int serve(self, EventSet* events, double deadline) except -1:
         cdef:
             epoll_event* event
             Polled polled
@@ -461,7 +461,7 @@ cdef class Poller:
                 except Exception as fault:
                     self._report(fault, polled)
                     self.close_socket(polled)
-                if monotonic_s() > until:
+                if monotonic_s() > deadline:
                     return 0
             if events.count < MAX_EVENTS:
                 # That was all.

@@ -26,7 +26,7 @@ log = structlog.get_logger()
 SLOTS: Final = 65_536
 # Slots from here on are those of addresses that clients may share; 0 is that of connections that aren't counted.
 _FIRST_SHARED: Final = SLOTS - SLOTS // 8
-# So many times the limit has an address that several clients may share.
+# How many times the limit an address has that several clients may share.
 SHARED_FACTOR: Final = 10
 
 
