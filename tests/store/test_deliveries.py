@@ -204,6 +204,12 @@ async def test_depths_count_waiting_and_failed_deliveries(connection):
     assert await rows.depths(connection, ()) == {}
 
 
+async def test_depths_sum_the_bodies_of_as_many_deliveries_as_asked(connection):
+    await put(connection, row("a"), row("b"), row("c", body=bytes(1_000)), row("d", "e2", body=b"x"))
+    found = await rows.depths(connection, ("e1", "e2"), sum_from=3)
+    assert {endpoint_id: depth.waiting_bytes for endpoint_id, depth in found.items()} == {"e1": 1_004, "e2": 0}
+
+
 # -- removal
 
 

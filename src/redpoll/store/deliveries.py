@@ -133,8 +133,8 @@ class Announcement(NamedTuple):
 
 class Depth(NamedTuple):
     """The number of waiting deliveries and of dead letters. `oldest_at`: when the oldest waiting one was created.
-    `waiting_bytes`: the size of their bodies; 0 for fewer than 1,000. `dropped`: how many were never stored because too
-    many waited, the last of them at `dropped_at`."""
+    `waiting_bytes`: the size of their bodies, if `depths` was asked for it. `dropped`: how many were never stored
+    because too many waited, the last of them at `dropped_at`."""
 
     waiting: int
     failed: int
@@ -146,8 +146,6 @@ class Depth(NamedTuple):
 
 # Rows of `meta` with what was dropped of an endpoint: NUMBER TIME.
 _DROPPED: Final = "dropped:"
-# Sizes are summed up only where they may matter: it means to read each row.
-_SUMMED_FROM: Final = 1_000
 
 _WAITING: Final = tuple(deliveries.c[name] for name in Waiting._fields)
 _DELIVERY: Final = tuple(deliveries.c[name] for name in Delivery._fields)
@@ -353,8 +351,13 @@ async def attempts_at(connection: AsyncConnection, number: int) -> list[AttemptR
     return [AttemptRow(*row) for row in rows]
 
 
-async def depths(connection: AsyncConnection, endpoint_ids: Collection[str]) -> dict[str, Depth]:
-    """By endpoint id, how many deliveries wait, failed or were dropped. Endpoints without any are missing."""
+async def depths(
+    connection: AsyncConnection, endpoint_ids: Collection[str], sum_from: int | None = None
+) -> dict[str, Depth]:
+    """By endpoint id, how many deliveries wait, failed or were dropped. Endpoints without any are missing.
+
+    The sizes of bodies are summed up for endpoints of which at least `sum_from` wait: it means to read each row.
+    """
     which = deliveries.c.endpoint_id.in_(endpoint_ids) & deliveries.c.state.in_(("waiting", "failed"))
     columns = (deliveries.c.endpoint_id, deliveries.c.state, sa.func.count(), sa.func.min(deliveries.c.number))
     grouped = sa.select(*columns).where(which).group_by(deliveries.c.endpoint_id, deliveries.c.state)
@@ -362,7 +365,11 @@ async def depths(connection: AsyncConnection, endpoint_ids: Collection[str]) -> 
     oldest = [number for (_, state), (_, number) in found.items() if state == "waiting"]
     statement = sa.select(deliveries.c.number, deliveries.c.created_at).where(deliveries.c.number.in_(oldest))
     created = {row.number: row.created_at for row in await connection.execute(statement)}
-    many = [which for (which, state), (count, _) in found.items() if state == "waiting" and count >= _SUMMED_FROM]
+    many = [
+        which
+        for (which, state), (count, _) in found.items()
+        if sum_from is not None and state == "waiting" and count >= sum_from
+    ]
     sizes = await _waiting_bytes(connection, many) if many else {}
     dropped = await _dropped(connection, endpoint_ids)
     result: dict[str, Depth] = {}

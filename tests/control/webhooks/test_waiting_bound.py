@@ -37,6 +37,21 @@ def test_large_bodies_fill_the_bound_sooner():
     assert fitting(bound, "private-a", "private-b", body=bytes(2_000)) == ["private-a"]
 
 
+def test_what_no_longer_waits_makes_room_at_once():
+    bound = WaitingBound(2)
+    bound.wrote([("e1", 2_000), ("e1", 10)], {})
+    assert fitting(bound, "private-a") == []
+    bound.left("e1", 10)
+    assert fitting(bound, "private-a", "private-b") == ["private-a"]
+    bound.left("e1", 2_000)
+    assert fitting(bound, "private-a", "private-b", "private-c") == ["private-a", "private-b"]
+    # What a leader before has written, and the tidying hasn't counted yet.
+    bound.left("e1", 10)
+    bound.left("e2", 10)
+    for endpoint_id in ("e1", "e2"):
+        assert len(fitting(bound, "private-a", "private-b", "private-c", endpoint_id=endpoint_id)) == 2
+
+
 def test_what_was_written_counts_at_once_and_what_was_dropped_is_logged_once_a_minute():
     now = [0.0]
     bound = WaitingBound(4, lambda: now[0])

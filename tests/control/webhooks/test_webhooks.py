@@ -46,6 +46,20 @@ async def failed(make_webhooks, receiver, *rows):
 # -- from the outbox to a receiver
 
 
+async def test_healthy_endpoint_gets_everything_also_between_two_counts_of_what_waits(
+    make_webhooks, receiver, monkeypatch
+):
+    """What was sent counted against webhook_max_waiting until the tidying counted again."""
+    monkeypatch.setattr(module, "_TIDY_EVERY_S", 3_600.0)
+    box = Box()
+    webhooks = await make_webhooks(box, webhook_max_waiting=1_000)
+    await webhooks.endpoints.create(APP, receiver.url, events=["channel.occupied"])
+    for part in range(1, 4):
+        box.put(*(transition(channel=f"c{part}-{number}") for number in range(300)))
+        await seen(webhooks, "delivered", 300 * part)
+    assert webhooks.counters()["webhook_deliveries_dropped_total"] == 0
+
+
 async def test_transitions_are_delivered_to_the_endpoints_that_want_them(make_webhooks, receiver):
     box = Box()
     webhooks = await make_webhooks(box)

@@ -54,6 +54,10 @@ _MAX_WAIT_S: Final = 1.0
 _CLOCK_JUMP_S: Final = 1.0
 
 
+def _ignore(endpoint_id: str, size: int) -> None:
+    pass
+
+
 class AttemptSender(Protocol):
     """The part of sender.Sender that the schedule uses."""
 
@@ -74,7 +78,8 @@ class Schedule:
     """Call `run()`, cancel it, then call `finish()`.
 
     `retry_after_s` are the pauses after failed attempts, in seconds. `signing_key(app_id)` returns the app's key.
-    `spans`: None unless OpenTelemetry is on.
+    `spans`: None unless OpenTelemetry is on. `on_left(endpoint_id, size)`: a delivery with a body of this size
+    no longer waits.
     `clock()` returns Unix seconds, `steady()` seconds of a clock that is never set, by which pauses are measured.
     `attempts` counts attempts by outcome, `failed_total` deliveries that became dead letters.
     """
@@ -89,6 +94,7 @@ class Schedule:
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
         spans: Spans | None = None,
+        on_left: Callable[[str, int], None] = _ignore,
     ) -> None:
         self.attempts: Counter[str] = Counter()
         # By app id: successful and failed attempts.
@@ -100,6 +106,7 @@ class Schedule:
         self._retry_after_s = tuple(retry_after_s)
         self._signing_key = signing_key
         self._spans = spans
+        self._on_left = on_left
         self._clock = clock
         self._steady = steady
         # The clock minus the steady one at their last comparison, and whether the store's times agree with it.
@@ -111,8 +118,8 @@ class Schedule:
             endpoint.id: EndpointQueue(endpoint.id) for endpoint in endpoints.every()
         }
         self._results = Results(store, self._results_written)
-        # The queues of deliveries whose results are not written yet, by the delivery's number.
-        self._unwritten: dict[int, EndpointQueue] = {}
+        # The deliveries whose results are not written yet, by number: their queues, and the sizes of their bodies.
+        self._unwritten: dict[int, tuple[EndpointQueue, int]] = {}
         self._writing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -420,7 +427,7 @@ class Schedule:
             attempt.reason,
             attempt.response,
         )
-        self._unwritten[item.number] = queue
+        self._unwritten[item.number] = queue, len(item.body)
         queue.unwritten += 1
         self._results.put(Result(item.number, state, at, row))
 
@@ -437,11 +444,13 @@ class Schedule:
         """These results are in the store now: retries can be read from there again, and more attempts may start."""
         touched = set()
         for result in results:
-            queue = self._unwritten.pop(result.number)
+            queue, size = self._unwritten.pop(result.number)
             queue.unwritten -= 1
             queue.release(result.number)
             touched.add(queue)
-            if result.state == "waiting" and (queue.next_at is None or result.at < queue.next_at):
+            if result.state != "waiting":
+                self._on_left(queue.endpoint_id, size)
+            elif queue.next_at is None or result.at < queue.next_at:
                 queue.next_at = result.at
         for queue in touched:
             self._start_attempts(queue)

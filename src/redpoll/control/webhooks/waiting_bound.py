@@ -28,9 +28,9 @@ _LOG_EVERY_S: Final = 60.0
 class WaitingBound:
     """At most `limit` deliveries of each endpoint wait, with bodies of at most 1 KiB on average.
 
-    The tidying counts what waits and calls `look`; until the next time, `wrote` adds what intake has written. So
-    deliveries that were sent meanwhile still count, for a few seconds. `dropped_total` counts the dropped ones since
-    the start. `steady()` returns monotonic seconds.
+    The tidying counts what waits and calls `look`; until the next time, `wrote` adds what intake has written, and
+    `left` subtracts what was sent or failed. What an operator discarded counts until then. `dropped_total` counts the
+    dropped ones since the start. `steady()` returns monotonic seconds.
     """
 
     def __init__(self, limit: int, steady: Callable[[], float] = time.monotonic) -> None:
@@ -40,6 +40,12 @@ class WaitingBound:
         # By endpoint id: how many wait, and the bytes of their bodies.
         self._waiting: dict[str, tuple[int, int]] = {}
         self._logged_at: dict[str, float] = {}
+
+    @property
+    def sum_from(self) -> int:
+        """For this many deliveries, `look` needs the size of their bodies. Fewer can't fill the bound: a body isn't a
+        hundred times as large as its share."""
+        return self._limit // 100
 
     def look(self, depths: Mapping[str, Depth]) -> None:
         """Takes what the store has."""
@@ -61,6 +67,12 @@ class WaitingBound:
                 fitting.append(delivery)
                 waiting[endpoint_id] = count + 1, size + len(delivery["body"])
         return fitting, others
+
+    def left(self, endpoint_id: str, size: int) -> None:
+        """A delivery with a body of this size waits no longer."""
+        count, total = self._waiting.get(endpoint_id, (0, 0))
+        # The tidying may have counted before it was written.
+        self._waiting[endpoint_id] = max(0, count - 1), max(0, total - size)
 
     def wrote(self, written: Sequence[tuple[str, int]], dropped: Mapping[str, int]) -> None:
         """These were committed: endpoints and sizes of bodies of new deliveries, and how many were dropped by

@@ -121,6 +121,7 @@ class Webhooks:
             self._clock,
             self._steady,
             spans,
+            on_left=self._bound.left,
         )
         self._intake = Intake(
             outbox,
@@ -316,7 +317,8 @@ class Webhooks:
         assert self._intake is not None
         endpoints = self.endpoints.every()
         async with self._store.reading() as connection:
-            self._depths = await delivery_rows.depths(connection, [endpoint.id for endpoint in endpoints])
+            ids = [endpoint.id for endpoint in endpoints]
+            self._depths = await delivery_rows.depths(connection, ids, sum_from=self._bound.sum_from)
         self._bound.look(self._depths)
         for endpoint in endpoints:
             depth = self._depths.get(endpoint.id)
