@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 from msgspec import structs
+from structlog.testing import capture_logs
 
 from redpoll.cluster.keys import Keys
 from redpoll.cluster.link import LinkDown
@@ -287,6 +288,36 @@ async def test_reap_fails_while_redis_is_away_and_succeeds_when_it_is_back(
     assert sockets[0].users == {"watcher"}
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_name_that_no_worker_has_stops_no_reap(reaper, start_worker, link, keys, wait_until):
+    """Another program that uses our Redis and prefix, or a person, may write anything."""
+    a = await start_worker(1)
+    with capture_logs() as logs:
+        await link.ask(b"HSET", keys.beat, b"foreign", b"1", b"\xff", b"1", f"{RUN}.one.0", b"1")
+        await a.kill()
+        reaper.set_alive(set(), 1)
+        await wait_until(lambda: reaper.reaped == 1)
+    assert len([line for line in logs if line["event"] == "heartbeat with an unknown name"]) == 3
+
+
+async def test_own_bug_ends_no_reaping(reaper, start_worker, wait_until, monkeypatch):
+    faults = [ZeroDivisionError(), ZeroDivisionError()]
+    read = Beats.read
+
+    def failing(self, *args):
+        if faults:
+            raise faults.pop()
+        read(self, *args)
+
+    a = await start_worker(1)
+    with capture_logs() as logs:
+        monkeypatch.setattr(Beats, "read", failing)
+        await wait_until(lambda: not faults)
+        await a.kill()
+        reaper.set_alive(set(), 1)
+        await wait_until(lambda: reaper.reaped == 1)
+    assert [line["event"] for line in logs if "exc_info" in line] == ["heartbeats not handled"] * 2
 
 
 async def test_unanswered_look_closes_the_connection(link, keys, redis, wait_until):

@@ -7,6 +7,7 @@ Every step can be repeated, so an interrupted reap simply starts again.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -27,6 +28,7 @@ __all__ = ["Beats", "Reaper", "Run"]
 log = structlog.get_logger(__name__)
 
 _FENCED_BEAT: Final = b"-1"
+_WORKER: Final = re.compile(rb"[^.\x80-\xff]+\.[0-9]{1,19}\.[0-9]{1,19}").fullmatch
 _SCAN_COUNT: Final = 500
 # Bounds how long other clients of Redis wait, and how long control's own loop takes for the replies that come together:
 # 20 calls of at most 100 users take about 10 ms.
@@ -168,6 +170,8 @@ class Reaper:
         self.look_for_orphans_after_s = 10.0
         self._look_at = float("-inf")
         self._connects = 0
+        # Names in the table of beats that no worker has, and that the log has.
+        self._unknown: set[bytes] = set()
         self._link = link
         self._keys = keys
         self._hooks_of = hooks_of
@@ -217,6 +221,10 @@ class Reaper:
                 except (LinkDown, hiredis.ReplyError) as error:
                     log.warning("heartbeats not read", reason=str(error))
                     await asyncio.sleep(self._read_s / 4)
+                except Exception:
+                    # Our own bug must not end the reaping.
+                    log.exception("heartbeats not handled")
+                    await asyncio.sleep(self._read_s)
         finally:
             for task in self._reaping.values():
                 task.cancel()
@@ -257,7 +265,11 @@ class Reaper:
         except TimeoutError:
             self._link.drop(f"a read of the beats was unanswered for {self._unanswered_s:g} s")
             raise LinkDown(sent=True) from None
-        return {w.decode(): beat for w, beat in beats.items()}
+        unknown = {w for w in beats if _WORKER(w) is None}
+        for w in unknown - self._unknown:
+            log.error("heartbeat with an unknown name", w=w)
+        self._unknown = unknown
+        return {w.decode(): beat for w, beat in beats.items() if w not in unknown}
 
     def _begin(self, w: str) -> None:
         if w not in self._reaping:
