@@ -87,6 +87,10 @@ class PostgresServer:
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGCONT)
 
+    def make_standby(self) -> None:
+        """After the next start it is a standby: it answers reads, takes no changes, and has no primary to follow."""
+        (self.folder / "data" / "standby.signal").touch()
+
     def close(self) -> None:
         if self._process is not None:
             self.resume()

@@ -3,9 +3,11 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from redpoll.cluster.nodes import Fitness
 from redpoll.control.fitness import FitnessReports
+from redpoll.store.leadership import stored_term
 from redpoll.store.store import Store
 
 TIMES = {"every_s": 0.01, "ask_every_s": 0.01, "answer_within_s": 0.1}
@@ -62,6 +64,29 @@ async def test_store_that_hangs_or_fails_is_not_reached(reports, own_postgres, w
     finally:
         await made.finish()
         await store.close()
+
+
+async def test_store_that_has_become_a_standby_cannot_do_the_leaders_work(own_postgres, wait_until):
+    """It answers reads, as a primary does that a fail-over has demoted."""
+    database = await asyncio.to_thread(own_postgres.create_database)
+    store = await Store.open(own_postgres.url(database))
+    told: list[dict] = []
+    made = FitnessReports(told.append, lambda: True, store, **TIMES)
+    await asyncio.to_thread(own_postgres.kill)
+    own_postgres.make_standby()
+    await asyncio.to_thread(own_postgres.start)
+    made.start()
+    try:
+        with capture_logs() as logs:
+            await wait_until(lambda: last(told) == Fitness.WITHOUT_STORE)
+            async with store.reading() as connection:
+                assert await stored_term(connection) == 0
+            await asyncio.to_thread(own_postgres.execute, database, "SELECT pg_promote()")
+            await wait_until(lambda: last(told) == Fitness.FIT)
+    finally:
+        await made.finish()
+        await store.close()
+    assert [line["event"] for line in logs] == ["record store is a standby, it takes no changes"]
 
 
 async def test_store_of_this_server_alone_is_not_asked(tmp_path, wait_until):

@@ -188,3 +188,26 @@ async def test_hanging_redis_counts_as_away_after_5_s_and_is_dropped_after_10_s(
     assert len(link.dropped) == 1
     await asyncio.sleep(0)
     janitor.stop()
+
+
+async def test_redis_that_answers_again_is_reported_at_once():
+    """The next report of the control plane's fitness comes up to a second later, and then the lead may have moved."""
+    now, backs = 100.0, []
+    link = Hanging()
+    parts = (link, link, Records(), Connections(), Health(lambda: True))
+    janitor = Janitor(*parts, leader=lambda: None, clock=lambda: now)
+    janitor.on_redis_back = lambda: backs.append(janitor.redis_answers())
+    janitor.link_up()
+    await asyncio.sleep(0)
+    now = 104.0
+    link.waiting.pop().set_result(DirectoryVersion(7, "seven"))
+    await janitor._asking
+    assert backs == []
+    janitor.check_now()
+    await asyncio.sleep(0)
+    now = 110.0
+    assert not janitor.redis_answers()
+    link.waiting.pop().set_result(DirectoryVersion(7, "seven"))
+    await janitor._asking
+    assert backs == [True]
+    janitor.stop()

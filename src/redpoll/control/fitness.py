@@ -1,7 +1,7 @@
 """Reports to the supervisor once a second how much of the leader's work this control plane can do.
 
-It is fit if Redis and the record store answer it. A loop that hangs sends no reports, so the supervisor notices that,
-too (cluster/README.md "Nodes and the leader").
+It is fit if Redis and the record store answer it, and the store takes changes. A loop that hangs sends no
+reports, so the supervisor notices that, too (cluster/README.md "Nodes and the leader").
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.nodes import Fitness
-from redpoll.store.leadership import stored_term
+from redpoll.store.leadership import is_standby, stored_term
 from redpoll.store.store import Store
 
 __all__ = ["FitnessReports"]
@@ -51,6 +51,7 @@ class FitnessReports:
         self._answer_within_s = answer_within_s
         self._loop = asyncio.get_running_loop()
         self._store_failed = False
+        self._on_standby = False
         self._asked_at: float | None = None
         self._asking: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -89,7 +90,10 @@ class FitnessReports:
             try:
                 async with self._store.reading() as connection:
                     await stored_term(connection)
-                failed = False
+                    failed = await is_standby(connection)
+                if failed and not self._on_standby:
+                    log.error("record store is a standby, it takes no changes")
+                self._on_standby = failed
             except SQLAlchemyError:
                 # record_sync.py logs it.
                 pass

@@ -36,6 +36,10 @@ _BROKEN_AFTER_S: Final = 10.0
 _STORE_ANSWERS_WITHIN_S: Final = 1.0
 
 
+def _nothing() -> None:
+    pass
+
+
 class AppRecords(Protocol):
     """The part of control.records.Records that the janitor uses."""
 
@@ -49,7 +53,8 @@ class Janitor:
     """Runs once a second: checks the deadlines of `connections`, and compares the directory (`writer`) with `records`.
 
     `leader()` is `<run> <term> ` while this node leads, and only then the whole directory is written; otherwise None.
-    Changed records are written by the node that changed them."""
+    Changed records are written by the node that changed them. `on_redis_back()` is called when a connected Redis
+    answers again after 5 s or more."""
 
     def __init__(
         self,
@@ -63,6 +68,7 @@ class Janitor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.loop_lag = LoopLag()
+        self.on_redis_back: Callable[[], None] = _nothing
         self._link = link
         self._writer = writer
         self._records = records
@@ -137,7 +143,10 @@ class Janitor:
         self._asked_at = self._clock()
         try:
             found = await self._writer.version()
+            was_away = not self.redis_answers()
             self._answered_at = self._clock()
+            if was_away:
+                self.on_redis_back()
         except (LinkDown, hiredis.ReplyError) as error:
             log.warning("directory not checked", reason=str(error))
             return

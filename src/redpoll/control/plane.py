@@ -249,6 +249,8 @@ class ControlPlane:
         self.work = LeaderWork(self.reaper, self.janitor, webhooks, self.outbox, self.tracer, self.spans)
         self.leadership = Leadership(accounts.store, tell, self.work)
         self.fitness = FitnessReports(tell, self.janitor.redis_answers, accounts.store)
+        # The next report would come up to a second later, and a leader gives up after 0.9 s.
+        self.janitor.on_redis_back = self.fitness.report
 
     @property
     def cluster(self) -> Cluster:

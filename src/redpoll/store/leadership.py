@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.schema import meta
 
-__all__ = ["Changes", "NotLeader", "check_term", "raise_term", "store_id", "stored_term"]
+__all__ = ["Changes", "NotLeader", "check_term", "is_standby", "raise_term", "store_id", "stored_term"]
 
 _ID = "store_id"
 _TERM = "term"
@@ -37,6 +37,11 @@ async def store_id(connection: AsyncConnection) -> str:
     """The id that the store got when it was created."""
     found = await connection.execute(sa.select(meta.c.value).where(meta.c.name == _ID))
     return str(found.scalar_one())
+
+
+async def is_standby(connection: AsyncConnection) -> bool:
+    """Whether this PostgreSQL takes no changes, as a primary that a fail-over has demoted."""
+    return bool((await connection.execute(sa.select(sa.func.pg_is_in_recovery()))).scalar_one())
 
 
 async def stored_term(connection: AsyncConnection) -> int:
