@@ -25,6 +25,15 @@ async def test_page_has_the_console_key_and_marks_the_app_as_watched(plane, brow
     assert (await browser.post("/dashboard/apps/3/console/watch")).status == 204
 
 
+async def test_page_that_subscribes_again_after_a_minute_is_sent_events_at_once(plane, browser):
+    """A computer has slept, or the page took long to load: it said "Live" and got nothing until its next renewal."""
+    await browser.get("/dashboard/apps/3/console")
+    await plane.records.watch_console("3", time.time() - 1)
+    reply = await browser.post("/dashboard/apps/3/console/auth", socket_id="1.1", channel_name=CONSOLE)
+    assert reply.status == 200
+    assert plane.records.apps["3"].console_until > time.time()
+
+
 async def test_only_subscriptions_to_the_console_channel_are_signed(plane, browser):
     await browser.get("/dashboard/apps/3/console")
     reply = await browser.post("/dashboard/apps/3/console/auth", socket_id="1.2", channel_name=CONSOLE)
@@ -75,6 +84,30 @@ async def test_connection_that_others_displace_is_closed(browser, viewer, asked,
     assert asked() == {("3", "2.1")}
     assert (await viewer.post("/dashboard/apps/3/console/watch", socket_id="2.1")).status == 204
     assert (await viewer.post("/dashboard/apps/3/console/watch", socket_id="3.1")).status == 403
+
+
+async def test_connections_of_ended_sessions_do_not_wait_until_displaced_ones_are_closed(
+    plane, browser, viewer, wait_until, monkeypatch
+):
+    """While a worker hangs, each close takes 2 s."""
+    closing = set()
+
+    async def ask(_question, *, app, socket):
+        closing.add((app, socket))
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(plane.plane.dashboard._console._survey, "ask", ask)
+    await viewer.get("/dashboard/apps/3/console")
+    await viewer.post("/dashboard/apps/3/console/auth", socket_id="1.1", channel_name=CONSOLE)
+    await browser.get("/dashboard/apps/3/console")
+    for number in range(20):
+        assert (await browser.post("/dashboard/apps/3/console/watch", socket_id=f"3.{number}")).status == 204
+    # The check of the sessions doesn't run before these two.
+    plane.plane.dashboard._console._wake.clear()
+    await viewer.post("/dashboard/logout")
+    for number in (20, 21):
+        assert (await browser.post("/dashboard/apps/3/console/watch", socket_id=f"3.{number}")).status == 204
+    await wait_until(lambda: closing >= {("3", "1.1")})
 
 
 async def test_renewals_have_a_rate_and_change_the_record_seldom(plane, browser):

@@ -3,7 +3,7 @@
 The page connects to the public port with pusher-js and subscribes to a channel that only the dashboard can join: this
 module signs the subscription with a key that the app's record has for this purpose only (control/README.md
 "Dashboard"). Publishers copy events to that channel only while the record says that somebody watches, so the page
-renews this every 30 s.
+renews this when it subscribes and every 30 s.
 
 A subscription outlives the session that was allowed to make it. So this module remembers the console's connections, and
 closes them within seconds when their session ends, when their page no longer renews, or when their session has opened
@@ -152,6 +152,8 @@ class ConsolePages:
         self._count(visit)
         # Before it is signed: else the connection that it is for isn't found when the session ends.
         self._lease(visit, socket_id)
+        # The page may have been away for longer than it was watched.
+        await self._watch(visit.app)
         signature = sign_channel(key.secret, socket_id, CONSOLE)
         return Response(200, msgspec.json.encode({"auth": f"{key.key}:{signature}"}), _JSON)
 
@@ -193,28 +195,34 @@ class ConsolePages:
             except TimeoutError:
                 pass
             self._wake.clear()
-            for key in list(self._displaced):
-                if await self._closed(*key):
-                    self._displaced.pop(key, None)
-            sessions = {session_hash for session_hash, _ in self._leases.values()}
-            try:
-                open_sessions = {one for one in sessions if await self._access.accounts.is_open(one)}
-            except SQLAlchemyError as error:
-                # No session can end meanwhile either, on any machine: that is a change of the store.
-                log.warning("console sessions not checked", reason=reason_of(error))
-                continue
-            for (app_id, socket_id), (session_hash, until) in list(self._leases.items()):
-                if session_hash in open_sessions and until > time.monotonic():
-                    continue
-                if await self._closed(app_id, socket_id):
-                    self._leases.pop((app_id, socket_id), None)
+            # All at once: while a worker hangs, each close takes 2 s.
+            await asyncio.gather(*(self._close(key) for key in [*await self._ended(), *self._displaced]))
 
-    async def _closed(self, app_id: str, socket_id: str) -> bool:
-        """Closes a connection. False: a worker didn't answer, and the next round has to ask again."""
+    async def _ended(self) -> list[tuple[str, str]]:
+        """The leases whose session or time is over."""
+        sessions = {session_hash for session_hash, _ in self._leases.values()}
+        try:
+            open_sessions = {one for one in sessions if await self._access.accounts.is_open(one)}
+        except SQLAlchemyError as error:
+            # No session can end meanwhile either, on any machine: that is a change of the store.
+            log.warning("console sessions not checked", reason=reason_of(error))
+            return []
+        now = time.monotonic()
+        return [
+            key
+            for key, (session_hash, until) in self._leases.items()
+            if session_hash in sessions - open_sessions or until <= now
+        ]
+
+    async def _close(self, key: tuple[str, str]) -> None:
+        """Closes a connection, and forgets it. If a worker doesn't answer, the next round asks again."""
+        app_id, socket_id = key
+        lease = self._leases.get(key)
         with contextlib.suppress(Unavailable):
             await self._survey.ask("close", app=app_id, socket=socket_id)
-            return True
-        return False
+            self._displaced.pop(key, None)
+            if self._leases.get(key) == lease:
+                self._leases.pop(key, None)
 
     async def finish(self) -> None:
         if self._checking is not None:
