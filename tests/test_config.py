@@ -462,6 +462,8 @@ def test_no_fault_quotes_a_url_with_credentials(tmp_path, line, name):
         ("postgresql://u:p@127.0.0.1,[::1]:5433/redpoll", False),
         ("postgresql://u:p@localhost,db/redpoll", True),
         ("postgresql:///redpoll?host=/run/postgresql", False),
+        ("postgresql:///redpoll?host=::1", False),
+        ("postgresql:///redpoll?host=2001:db8::1", True),
         ("postgresql://u@/redpoll?host=db", True),
         ("postgresql:///redpoll", False),
     ],

@@ -366,8 +366,11 @@ def _checks_server(database_url: str) -> bool:
 
 
 def _is_local(host: str) -> bool:
-    """`host` may have a port; a path is that of a Unix socket."""
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    """`host` may have a port, an IPv6 address then in brackets; a path is that of a Unix socket."""
+    if host.startswith("["):
+        name = host[1:].partition("]")[0]
+    else:
+        name = host if host.count(":") > 1 else host.partition(":")[0]
     if unquote(name).startswith(("/", "@")) or name == "localhost":
         return True
     try:

@@ -83,14 +83,24 @@ async def test_lower_epoch_is_taken_when_a_majority_has_agreed_on_it_for_some_se
     for now in (10.0, 14.9):  # noqa: B007
         with refused:
             await sentinels.master()
-    now = 15.0
+    # For a moment no Sentinel answers: nobody knows what they would have said.
+    sentinels._url, known = RedisUrl.parse("redis+sentinel://127.0.0.1:1/cache"), sentinels._url
+    await sentinels.close()
+    with pytest.raises(OSError, match="no Sentinel knows"):
+        await sentinels.master()
+    sentinels._url = known
+    await sentinels.close()
+    for now in (15.0, 19.9):  # noqa: B007
+        with refused:
+            await sentinels.master()
+    now = 20.0
     assert await sentinels.master() == master
     assert sentinels._epoch == epoch
     # Two of four are no majority.
     sentinels._epoch = epoch + 3
     sentinels._url = RedisUrl.parse(url.replace(f"127.0.0.1:{service.sentinels[0].port}", "127.0.0.1:2"))
     await sentinels.close()
-    for now in (20.0, 60.0):  # noqa: B007
+    for now in (30.0, 60.0):  # noqa: B007
         with refused:
             await sentinels.master()
     await sentinels.close()

@@ -75,6 +75,14 @@ async def test_stages_of_a_call_stay_in_order_when_the_wall_clock_is_changed(lin
     assert [span.time_us - row.time_us for span in spans] == [2_000, 5_000]
 
 
+async def test_control_processes_that_follow_each_other_use_different_numbers(link, event_log):
+    """Spans of calls of the process before are left out, because their numbers are unknown."""
+    count = 2_000
+    reader = TraceReader(link, Keys(), RUN)
+    tracers = [Tracer(event_log, reader, 10, clock=lambda: NOW_S) for _ in range(count)]
+    assert len({tracer.sample(FakeRequest(1)) for tracer in tracers}) == count
+
+
 async def test_the_stream_lives_on_when_the_wall_clock_is_set_back(link, event_log):
     now_s, elapsed_s = NOW_S, 0.0
     tracer = Tracer(event_log, TraceReader(link, Keys(), RUN), 10, clock=lambda: now_s, timer=lambda: elapsed_s)

@@ -62,6 +62,8 @@ class Sentinels:
                 raise fault
         known = [answer for answer in answers if not isinstance(answer, BaseException)]
         if not known:
+            # What they agree on begins again.
+            self._lower = None
             reasons = "; ".join(sorted({str(fault) or "no answer" for fault in faults}))
             raise OSError(f"no Sentinel knows the master of {service}: {reasons}")
         epoch, _, host, port = max(known)

@@ -83,7 +83,7 @@ class Tracer:
         self._spans: list[SpanRow] = []
         # The traced calls of the last minutes, by the number that their events carry.
         self._carried: OrderedDict[str, str] = OrderedDict()
-        self._numbers = count(random.getrandbits(16))
+        self._numbers = count(random.getrandbits(48))
         self._position = ""
         self._renew_at_s = 0.0
         self._prune_at_s = 0.0
