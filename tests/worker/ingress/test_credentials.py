@@ -14,11 +14,11 @@ APP = App(id="7", name="a", keys=(Key(key="k", secret="s"), Key(key="off", secre
 NOW = 1_800_000_000
 
 
-def signed(path="/apps/7/events", key="k", secret="s", stamp=NOW, prefix=""):
+def signed(path="/apps/7/events", key="k", secret="s", stamp=NOW, prefix="", unsigned_prefix=""):
     query = f"auth_key={key}&auth_timestamp={stamp}&auth_version=1.0&body_md5={'0' * 32}"
     text = f"POST\n{prefix}{path}\n{query}"
     signature = hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
-    return f"{prefix}{path}?{query}&auth_signature={signature}".encode()
+    return f"{unsigned_prefix}{prefix}{path}?{query}&auth_signature={signature}".encode()
 
 
 def pair(key, secret):
@@ -30,6 +30,10 @@ def pair(key, secret):
     [
         (signed(), b"", True),
         (signed(prefix="/api/v1"), b"", True),
+        (signed(unsigned_prefix="/api/v1"), b"", True),
+        (signed(unsigned_prefix="/of/a/proxy"), b"", True),
+        (signed(unsigned_prefix="/of", prefix="/a/proxy"), b"", False),
+        (signed(unsigned_prefix="/api/v1", secret="wrong"), b"", False),
         (signed(secret="wrong"), b"", False),
         (signed(key="off"), b"", False),
         (signed(key="unknown"), b"", False),

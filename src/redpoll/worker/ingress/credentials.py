@@ -38,8 +38,10 @@ class Credentials:
         if found is None:
             return False
         app = self._apps.get(found[1])
+        # Libraries leave a prefix of the path out of what they sign (control/authentication.py).
+        short_path = path[found.start() :] if found.start() else None
         if query and signed_params(
-            method.decode(), path, query, None, app, auth.hashes_of, self._clock(), auth.MAX_SKEW_S
+            method.decode(), path, query, None, app, auth.hashes_of, self._clock(), auth.MAX_SKEW_S, short_path
         ):
             return app is not None
         headers = unpack_fields(fields)
