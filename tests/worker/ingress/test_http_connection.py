@@ -8,6 +8,8 @@ import pytest
 
 from redpoll.http_messages import CLOSES, HEAD_ONLY, HTTP_1_0
 from redpoll.worker.ingress import http_head, http_requests
+from redpoll.worker.ingress.control_link import ControlLink
+from redpoll.worker.ingress.http_connection import HttpConnection
 
 KEY = "278d425bdf160c739803"
 GET = b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -495,6 +497,63 @@ async def test_answers_to_a_client_that_does_not_read_are_bounded(open_wire, con
     wire.writer.transport.resume_reading()
     for _ in range(80):
         assert len((await wire.next())[2]) == 500_000
+
+
+async def test_while_requests_wait_for_their_turn_hardly_more_is_read(open_wire, control):
+    wire = await open_wire()
+    http = wire.worker.gate.http
+    waiting = []
+
+    def answer(request):
+        waiting.append(max(len(each._backlog) for each in http.connections.values()))
+        return control.echo(request)
+
+    control.answer = answer
+    wire.send((b"GET /1 HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 7000 + b"\r\n\r\n") * 400)
+    for _ in range(400):
+        assert (await wire.next())[0] == 200
+    # One read, and what the parser takes at once.
+    assert max(waiting) <= 65536 + 8192
+    # Reading goes on after a body of which more than that waited.
+    wire.send(b"GET /1 HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 8000 + b"\r\n\r\n")
+    wire.send(b"POST /2 HTTP/1.1\r\nHost: h\r\nContent-Length: 15000\r\n\r\n" + b"x" * 15000)
+    for _ in range(2):
+        assert (await wire.next())[0] == 200
+    wire.send(GET % 3)
+    assert (await wire.next())[2] == b"GET /3 0 127.0.0.1"
+
+
+async def test_what_follows_an_answer_waits_until_other_answers_are_taken(open_wire, control, monkeypatch):
+    taking, parsed = [], []
+    readable, parse = ControlLink._readable, HttpConnection._parse
+
+    def take(link):
+        taking.append(link)
+        readable(link)
+        taking.pop()
+
+    def note(http, data):
+        parsed.append(bool(taking))
+        parse(http, data)
+
+    monkeypatch.setattr(ControlLink, "_readable", take)
+    monkeypatch.setattr(HttpConnection, "_parse", note)
+    wire = await open_wire()
+    # More than the parser takes at once.
+    wire.send(b"".join(GET % n for n in range(900)))
+    for _ in range(900):
+        assert (await wire.next())[0] == 200
+    assert len(parsed) > 3
+    assert not any(parsed)
+
+
+async def test_a_client_that_closes_its_side_gets_the_answers_to_what_is_not_parsed_yet(open_wire, control):
+    wire = await open_wire()
+    wire.send(b"".join(GET % n for n in range(900)))
+    wire.writer.write_eof()
+    for n in range(900):
+        assert (await wire.next())[2] == b"GET /%d 0 127.0.0.1" % n
+    assert await wire.rest() == b""
 
 
 async def test_a_later_upgrade_becomes_a_websocket_in_place(open_wire, control, wait_until):

@@ -44,6 +44,35 @@ async def test_a_limit_is_logged_once_for_each_time_it_is_reached(http, monkeypa
     assert logged == [("limit reached", {"limit": "HTTP bodies"}), ("limit reached", {"limit": "HTTP requests"})]
 
 
+async def test_what_connections_have_yet_to_do_shares_the_time_of_a_pass(http, monkeypatch):
+    """What is left after the time of a pass has the next one, in order; an error stops only its own."""
+    monkeypatch.setattr(http_requests, "SLICE_S", -1.0)
+    loop = asyncio.get_running_loop()
+    done, errors, over = [], [], asyncio.Event()
+    loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
+
+    def count_passes():
+        done.append("pass")
+        if not over.is_set():
+            loop.call_soon(count_passes)
+
+    def fail():
+        raise RuntimeError("on purpose")
+
+    def more():
+        done.append(1)
+        http.later(lambda: done.append(3))
+        http.later(over.set)
+
+    http.later(more)
+    http.later(fail)
+    http.later(lambda: done.append(2))
+    loop.call_soon(count_passes)
+    await over.wait()
+    assert done == [1, "pass", "pass", 2, "pass", 3, "pass", "pass"]
+    assert [str(error) for error in errors] == ["on purpose"]
+
+
 async def test_the_client_is_the_one_that_a_trusted_proxy_names(http):
     assert http.client_of("10.0.0.1", ["198.51.100.7"]) == "198.51.100.7"
     assert http.client_of("192.0.2.1", ["198.51.100.7"]) == "192.0.2.1"

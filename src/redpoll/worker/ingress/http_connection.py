@@ -194,7 +194,7 @@ class HttpConnection:
 
     def ended(self) -> bool:
         """The client sends no more. True: there are requests to answer before the connection closes."""
-        self._ended = self.busy > 0 or bool(self._requests)
+        self._ended = self.busy > 0 or bool(self._requests or self._backlog)
         return self._ended
 
     def _parse(self, data: bytes) -> None:
@@ -352,7 +352,7 @@ class HttpConnection:
         elif self._size > MAX_BODY_BYTES:
             self.refuse_body(413)
         elif self._backlog:
-            self._read_on()
+            self._go_on_later()
         elif not self._asked and (
             self._expects
             or self._announced is None
@@ -388,7 +388,7 @@ class HttpConnection:
     # -- requests and answers ------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Take the next step: send a complete request, refuse, parse the backlog, or read on."""
+        """Take the next step: send a complete request, refuse, have the backlog parsed, or read on."""
         connection, requests = self.connection, self._requests
         while requests:
             # A client that pipelines must read the answers before its next request is executed.
@@ -397,8 +397,7 @@ class HttpConnection:
                 self._http.drain_signal.wait(connection, self._client_has_read)
                 return
             if self._own_answers == _MAX_OWN_ANSWERS:
-                self._http.later(self._resume)
-                connection.pause_reading()
+                self._go_on_later()
                 return
             request = requests.pop(0)
             if isinstance(request, bytes):
@@ -412,7 +411,7 @@ class HttpConnection:
         elif self._phase == _IN_BODY:
             self._wait_for_body()
         elif self._backlog:
-            self._read_on()
+            self._go_on_later()
         elif self._ended:
             self._end()
         elif self._phase == _IN_HEAD:
@@ -445,17 +444,22 @@ class HttpConnection:
         self._refuse()
         return False
 
-    def _resume(self) -> None:
-        """Other clients had their turn."""
-        self._own_answers = 0
-        if self.connection.state == HTTP and not self.busy:
-            self.connection.resume_reading()
-            self._go_on()
+    def _go_on_later(self) -> None:
+        """Other clients have their turn first: there may be thousands of requests to parse or to answer here."""
+        self.connection.pause_reading()
+        self._http.later(self._resume)
 
-    def _read_on(self) -> None:
-        data, self._backlog = self._backlog, b""
-        self.connection.resume_reading()
-        if data:
+    def _resume(self) -> None:
+        self._own_answers = 0
+        if self.connection.state != HTTP or self.busy:
+            return
+        if len(self._backlog) <= _PIECE_BYTES:
+            # Not while there is more: a read may bring more than the parser takes at once.
+            self.connection.resume_reading()
+        if self._requests or not self._backlog:
+            self._go_on()
+        else:
+            data, self._backlog = self._backlog, b""
             self._parse(data)
 
     def _send(self, request: tuple[Any, ...]) -> None:
@@ -494,6 +498,7 @@ class HttpConnection:
                 self._go_on()
             else:
                 self._rest()
+                self.connection.resume_reading()
         elif flags & CONTINUE:
             if self._expects and not self._size:
                 self.connection.write_http(_CONTINUE_LINE)

@@ -7,6 +7,8 @@ Half of each limit is for callers who have authenticated (strangers.py).
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +41,8 @@ BODY_TIMEOUT_S: Final = 15.0
 IDLE_TIMEOUT_S: Final = 75.0
 # A connection whose caller has authenticated makes room only after it has been idle for this long, and last.
 _SPARED_S: Final = 10.0
+# How long connections go on in one pass of the loop, before all others have their turn.
+SLICE_S: Final = 0.002
 # A limit is logged again only after it wasn't reached for this long.
 _EPISODE_S: Final = 10.0
 
@@ -76,6 +80,7 @@ class HttpRequests:
         self._trusted = TrustedProxies(settings.trusted_proxies)
         self._janitor = janitor
         self._reached_at: dict[str, float] = {}
+        self._postponed: deque[Callable[[], None]] = deque()
 
     @property
     def max_strange_requests(self) -> int:
@@ -139,8 +144,25 @@ class HttpRequests:
         self.link.close()
 
     def later(self, call: Callable[[], None]) -> None:
-        """Call it in the next pass of the loop."""
-        self._janitor.loop.call_soon(call)
+        """Call it in a later pass of the loop, in order. All connections share the time of a pass."""
+        if not self._postponed:
+            self._janitor.loop.call_soon(self._run_postponed)
+        self._postponed.append(call)
+
+    def _run_postponed(self) -> None:
+        postponed, loop = self._postponed, self._janitor.loop
+        until = time.monotonic() + SLICE_S
+        for _ in range(len(postponed)):
+            try:
+                postponed[0]()
+            except Exception as error:
+                loop.call_exception_handler({"message": "an HTTP connection could not go on", "exception": error})
+            # Only now, so that `later` doesn't schedule this once more.
+            del postponed[0]
+            if time.monotonic() > until:
+                break
+        if postponed:
+            loop.call_soon(self._run_postponed)
 
     # -- deadlines -----------------------------------------------------------------------------------------
 
