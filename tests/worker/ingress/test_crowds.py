@@ -216,6 +216,57 @@ async def test_answers_that_a_stranger_does_not_read_keep_their_place(bench, ope
     await wait_until(lambda: len(worker.gate.strangers) == 0)
 
 
+async def test_the_workers_own_answers_take_a_place_while_they_are_unread(bench, open_from, wait_until):
+    worker = await bench.start(max_pending_per_address=1, trusted_proxies=["10.0.0.0/8"])
+    # There is no control plane, so the worker answers all requests.
+    await open_from(worker, "127.0.0.2", b"GET /")
+    await wait_until(lambda: len(worker.gate.strangers) == 1)
+    reader, writer = await open_from(worker, "127.0.0.2", GET)
+    for _ in range(2):
+        assert await status(reader) == 503
+        writer.write(GET)
+    # More than is as good as read.
+    writer.write(GET * 40)
+    answers = await ended(reader)
+    assert len(answers) > 4096
+    assert answers.count(b"HTTP/1.1 503 ") < 40
+    assert answers.count(b"\r\nConnection: close\r\n") == 1
+    reader, _ = await open_from(worker, "127.0.0.3", GET * 40)
+    for _ in range(40):
+        assert await status(reader) == 503
+    await wait_until(lambda: len(worker.gate.strangers) == 1)
+
+
+async def test_an_upgrade_that_waits_for_its_place_in_the_app_is_a_strangers(bench, open_from, wait_until, monkeypatch):
+    worker = await bench.start(max_pending_per_address=1, trusted_proxies=["10.0.0.0/8"])
+    strangers = worker.gate.strangers
+    await bench.change(max_connections=10)
+    asked = []
+    registry = worker.hub.admission.registry
+    admit = registry.admit
+    monkeypatch.setattr(registry, "admit", lambda app, ticket: asked.append((app, ticket)))
+    reader, _ = await open_from(worker, "127.0.0.2", UPGRADE)
+    await wait_until(lambda: asked)
+    assert len(strangers) == len(strangers.newcomers) == 1
+    refused, writer = await open_from(worker, "127.0.0.2", UPGRADE)
+    assert await status(refused) == 503
+    assert worker.gate.http.refused["address"] == 1
+    writer.close()
+    await wait_until(lambda: not strangers.closing)
+    # Later requests of a connection hold one, too.
+    other, _ = await open_from(worker, "127.0.0.3", b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n" + UPGRADE)
+    await wait_until(lambda: len(asked) == 2)
+    assert await status(other) == 200
+    assert len(strangers) == 2
+    admit(*asked[0])
+    assert (await asyncio.wait_for(reader.readline(), 60)).startswith(b"HTTP/1.1 101 ")
+    assert len(strangers) == 1
+    assert strangers.make_room("127.0.0.1")
+    assert await ended(other) == b""
+    assert len(worker.hub.admission) == 0
+    assert len(strangers) == 0
+
+
 async def test_the_worker_answers_health_checks_itself(bench, open_from, control):
     worker = await bench.start()
     worker.gate.http.max_requests = 0

@@ -10,6 +10,7 @@ import websockets
 
 from redpoll.worker import janitor
 from redpoll.worker.ingress import addresses
+from redpoll.worker.ingress.gate import Gate
 
 KEY = "278d425bdf160c739803"
 UPGRADE = (
@@ -240,3 +241,21 @@ class TestAddresses:
         for writer in writers:
             writer.close()
         await bench.settled(worker, lambda: worker.gate.connections == 0)
+
+
+async def test_a_connection_without_room_no_longer_counts_once_it_is_dropped(bench, monkeypatch):
+    """Its descriptor closes in the same pass; the connections that come next must not be dropped for it."""
+    counts = []
+    connected = Gate.connected
+
+    def note(gate, connection):
+        connected(gate, connection)
+        counts.append(gate._held())
+
+    worker = await bench.start()
+    client = await bench.client(worker)
+    worker.gate._max_connections = -47
+    monkeypatch.setattr(Gate, "connected", note)
+    assert [await exchange(worker, b"") for _ in range(5)] == [b""] * 5
+    assert counts == [1] * 5
+    await client.nothing_more()

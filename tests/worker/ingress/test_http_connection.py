@@ -582,6 +582,17 @@ async def test_an_upgrade_to_another_protocol_is_answered_in_http_1_1(open_wire,
         assert (await wire.next())[2] == b"GET /1 0 127.0.0.1"
 
 
+async def test_an_upgrade_in_http_1_0_is_answered_as_http_1_0(open_wire, control):
+    """It needs no Host, and closes unless it asks to stay."""
+    wire = await open_wire()
+    h2c = b"GET /h2c HTTP/1.0\r\nConnection: %bUpgrade\r\nUpgrade: h2c\r\n\r\n"
+    wire.send(h2c % b"keep-alive, " + h2c % b"")
+    for _ in range(2):
+        assert (await wire.next())[2] == b"GET /h2c 0 127.0.0.1"
+    assert await wire.rest() == b""
+    assert [request.flags for request in control.requests] == [HTTP_1_0, HTTP_1_0 | CLOSES]
+
+
 async def test_a_thousand_upgrades_to_another_protocol_in_one_packet_are_answered_in_turn(open_wire, control):
     wire = await open_wire()
     h2c = b"GET /%d HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: a\r\n\r\n"

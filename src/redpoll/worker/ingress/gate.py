@@ -29,7 +29,7 @@ from redpoll.worker.connection import Connection, HttpReader, Introduced
 from redpoll.worker.hub import Hub
 from redpoll.worker.ingress.addresses import Addresses
 from redpoll.worker.ingress.credentials import Credentials
-from redpoll.worker.ingress.http_errors import error_response
+from redpoll.worker.ingress.http_errors import TOO_MANY_OF_ADDRESS, error_response
 from redpoll.worker.ingress.http_requests import HttpRequests
 from redpoll.worker.ingress.strangers import Strangers
 from redpoll.worker.janitor import Janitor
@@ -143,11 +143,16 @@ class Gate:
     def connected(self, connection: Connection) -> None:
         self.connections += 1
         self.connections_total += 1
-        if self.is_crowded() and not self.make_room(connection.address):
-            connection.abort()
-        else:
-            self.strangers.newcomers[connection] = None
-            self.janitor.arrived(connection)
+        strangers = self.strangers
+        if self.is_crowded():
+            # After a handshake it is among them, and must not make room for itself.
+            strangers.newcomers.pop(connection, None)
+            if not self.make_room(connection.address):
+                strangers.leaving.add(connection)
+                connection.abort()
+                return
+        strangers.newcomers[connection] = None
+        self.janitor.arrived(connection)
 
     def is_crowded(self) -> bool:
         """Whether there are more connections than descriptors for them, those in PROXY or TLS setup included."""
@@ -279,8 +284,13 @@ class Gate:
         admission = self.hub.admission
         if admission.admits_at_once(outcome):
             self._settle(connection, upgrade, outcome)
-        else:
+        elif self.strangers.take(connection, connection.address):
+            self.strangers.newcomers[connection] = None
             admission.ask(connection, outcome, partial(self._place_found, connection, upgrade, outcome))
+        else:
+            self.http.limit_reached("address")
+            self.upgrades_refused_total += 1
+            self._answer(connection, 503, "unavailable", TOO_MANY_OF_ADDRESS, "Retry-After: 1\r\n")
 
     def _check(self, connection: Connection, upgrade: _Upgrade) -> App | handshake.Refusal:
         return handshake.check(
@@ -304,6 +314,8 @@ class Gate:
 
     def _settle(self, connection: Connection, upgrade: _Upgrade, outcome: App | handshake.Refusal) -> None:
         connection.accept(upgrade.request.headers[b"sec-websocket-key"])
+        self.strangers.newcomers.pop(connection, None)
+        self.strangers.release(connection)
         if isinstance(outcome, handshake.Refusal):
             self.upgrades_refused_total += 1
             connection.shut(outcome.code, outcome.message)

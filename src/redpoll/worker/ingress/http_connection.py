@@ -328,7 +328,7 @@ class HttpConnection:
 
     def _head(self) -> bytes:
         """The head as it came, up to spaces; without its Upgrade where that names no WebSocket."""
-        lines = [b"%b %b HTTP/1.1" % (self._method, self._target)]
+        lines = [b"%b %b HTTP/1.%d" % (self._method, self._target, 0 if self._flags & HTTP_1_0 else 1)]
         lines += [b"%b: %b" % header for header in self._headers if self._websocket or header[0].lower() != b"upgrade"]
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
@@ -480,7 +480,8 @@ class HttpConnection:
         self._own_answers += 1
         if request[1] == b"HEAD":
             answer = answer[: answer.index(b"\r\n\r\n") + 4]
-        if request[0] & (CLOSES | HEAD_ONLY | HTTP_1_0):
+        goes_on = self.authenticated or http.strangers.may_leave_unread(self.connection, request[2].decode())
+        if not goes_on or request[0] & (CLOSES | HEAD_ONLY | HTTP_1_0):
             answer = closing(answer)
         if b"\r\nConnection: close\r\n" in answer:
             self._end(answer)

@@ -3,8 +3,8 @@
 A connection is a stranger's until it is a WebSocket or control has found a right credential in its last request.
 
 - Of each address, strangers hold at most `limit` places. A connection holds one place while it has anything under way
-  that costs more than a descriptor: a handshake, a head or body that isn't complete, a request that control hasn't
-  answered, an answer that isn't read. What it is doesn't matter, so no kind can be forgotten.
+  that costs more than a descriptor: a handshake, a head or body that isn't complete, an upgrade for which Redis is
+  asked, a request that control hasn't answered, answers that aren't read, whoever wrote them.
 - When the worker has no descriptor left, strangers' connections are closed to make room, those that nobody would miss
   first. Of the oldest, the address with the most loses half, so that a flood from one address ends its own connections
   and not those of others. Addresses from which somebody has authenticated
@@ -87,6 +87,11 @@ class Strangers:
         self._places[network] = count + 1
         self._networks[connection] = network
         return True
+
+    def may_leave_unread(self, connection: Connection, address: str) -> bool:
+        """Whether its client, who has this address, may get one more answer while it hasn't read those before. It takes
+        a place for that."""
+        return connection.bytes_owed <= _SMALL_BYTES or self.take(connection, address)
 
     def release(self, connection: Connection) -> None:
         """It has nothing under way. Idempotent."""
