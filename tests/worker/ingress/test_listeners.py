@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -10,8 +11,10 @@ import socket
 import ssl
 
 import pytest
+from structlog.testing import capture_logs
 
 from edge import Edge, first_frame, until_end, upgrade
+from redpoll._sockets import Poller
 from redpoll.http_messages import SECURE
 from redpoll.worker.ingress import listeners
 from redpoll.worker.ingress.listeners import Introduced
@@ -309,6 +312,47 @@ async def test_without_descriptors_accepting_pauses_and_resumes(edges, wait_unti
     await wait_until(lambda: edge.listeners.entering == 1)
     client.close()
     await wait_until(lambda: edge.listeners.entering == 0)
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+async def test_a_socket_that_cannot_be_watched_holds_nothing_and_accepting_resumes(edges, tls, monkeypatch):
+    class Full(Poller):
+        """As when fs.epoll.max_user_watches is reached."""
+
+        def adopt(self, fd, polled):
+            os.close(fd)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    # Of networks that have no proxy, so that each connection is accepted here.
+    edge = await edges(proxy_protocol=True, trusted_proxies=("10.0.0.0/8",))
+    listeners, worker = edge.listeners, edge.worker
+    full, poller = Full(asyncio.get_running_loop()), listeners._poller
+    with capture_logs() as logged:
+        monkeypatch.setattr(listeners, "_poller", full)
+        reader, writer = await asyncio.open_connection("127.0.0.1", listeners.tls_port if tls else listeners.port)
+        assert await until_end(reader) == b""
+        monkeypatch.setattr(listeners, "_poller", poller)
+        writer.close()
+    assert worker.gate.entering == listeners.entering == len(worker.gate.strangers) == 0
+    assert worker.loop_exceptions_total == 0
+    assert [line["event"] for line in logged] == ["can't accept"]
+    _, writer = await edge.connect(tls=tls)
+    full.close()
+
+
+async def test_a_connection_without_room_does_not_close_itself_to_make_some(edges, wait_until):
+    edge = await edges()
+    gate = edge.worker.gate
+    reader, writer = await asyncio.open_connection("127.0.0.1", edge.listeners.tls_port)
+    await wait_until(lambda: edge.listeners.entering == 1)
+    gate._max_connections = -48
+    with contextlib.suppress(ConnectionError):
+        await asyncio.wait_for(writer.start_tls(edge.trusting(), server_hostname="localhost"), 60)
+    assert await until_end(reader) == b""
+    await wait_until(lambda: gate.connections_total == 1 and gate.connections == 0)
+    assert gate.strangers.closed_total == 0
+    assert not gate.strangers.newcomers
+    writer.close()
 
 
 async def test_without_a_certificate_there_is_nothing_to_reload(edges):

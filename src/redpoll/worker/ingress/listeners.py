@@ -149,36 +149,44 @@ class Listeners:
             if time.monotonic() > until:
                 return
             try:
-                sock, address = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                if not self._accept_one(listening, certificate):
+                    return
             except OSError as error:
                 _cannot_accept(error.errno)
                 self._loop.remove_reader(listening)
                 self._accepting.discard(listening)
                 self._loop.call_later(_REST_S, self._accept_from, listening, certificate)
                 return
-            self._gate.entering = self.entering + 1
-            if self._gate.is_crowded() and not self._gate.make_room(plain_address(address[0])):
-                sock.close()
+            finally:
                 self._count()
-                continue
-            sock.setblocking(False)
-            self._accepted_by_tls += certificate is not None
-            deadline = self._loop.time() + self._within_s
-            peer = (plain_address(address[0]), address[1])
-            if self._proxy_protocol and (not self._trusted or self._trusted.trusts(peer[0])):
-                task = self._loop.create_task(self._enter(sock, peer, certificate, deadline))
-                self._entering.add(task)
-                task.add_done_callback(self._header_over)
-            else:
-                self._let_in(sock, Introduced(self._gate, peer, certificate is not None), certificate, deadline)
-            self._count()
+
+    def _accept_one(self, listening: socket.socket, certificate: Certificate | None) -> bool:
+        """False: none waits. Raises OSError if there are no descriptors or no memory for it."""
+        try:
+            sock, address = listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return False
+        self._gate.entering = self.entering + 1
+        if self._gate.is_crowded() and not self._gate.make_room(plain_address(address[0])):
+            sock.close()
+            return True
+        sock.setblocking(False)
+        self._accepted_by_tls += certificate is not None
+        deadline = self._loop.time() + self._within_s
+        peer = (plain_address(address[0]), address[1])
+        if self._proxy_protocol and (not self._trusted or self._trusted.trusts(peer[0])):
+            task = self._loop.create_task(self._enter(sock, peer, certificate, deadline))
+            self._entering.add(task)
+            task.add_done_callback(self._header_over)
+        else:
+            self._let_in(sock, Introduced(self._gate, peer, certificate is not None), certificate, deadline)
+        return True
 
     def _let_in(
         self, sock: socket.socket, connection: Introduced, certificate: Certificate | None, deadline: float
     ) -> None:
-        """Give the socket to the poller, at first for its TLS handshake if there is a certificate."""
+        """Give the socket to the poller, at first for its TLS handshake if there is a certificate. Raises OSError if it
+        can't be watched; then it is closed."""
         if certificate is None:
             self._poller.adopt(sock.detach(), connection)
             return
@@ -188,7 +196,11 @@ class Listeners:
             sock.close()
             return
         tls = TlsSocket(self._poller, certificate.newest, connection, self._handshake_over)
-        self._poller.adopt(sock.detach(), tls)
+        try:
+            self._poller.adopt(sock.detach(), tls)
+        except BaseException:
+            strangers.forget(connection)
+            raise
         self._handshakes[tls] = deadline, connection
         strangers.newcomers[connection] = None
         strangers.handshakes[connection] = partial(self._give_up, tls)
