@@ -65,7 +65,7 @@ async def read(sock: socket.socket, size: int) -> bytes:
 # -- accepting -----------------------------------------------------------------------------------------------
 
 
-async def test_accepts_all_that_wait_in_few_turns(served, wait_until):
+async def test_all_clients_that_wait_are_accepted(served, wait_until):
     clients = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(300)]
     served.clients += clients
     await wait_until(lambda: len(served.connections) == 300, what="300 connections")

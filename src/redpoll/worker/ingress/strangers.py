@@ -4,7 +4,7 @@ A connection is a stranger's until it is a WebSocket or control has found a righ
 
 - Of each address, strangers hold at most `limit` places. A connection holds one place while it has anything under way
   that costs more than a descriptor: a handshake, a head or body that isn't complete, an upgrade for which Redis is
-  asked, a request that control hasn't answered, answers that aren't read, whoever wrote them.
+  asked, a request that control hasn't answered, answers that aren't read, the worker's own included.
 - When the worker has no descriptor left, strangers' connections are closed to make room, those that nobody would miss
   first. Of the oldest, the address with the most loses half, so that a flood from one address ends its own connections
   and not those of others. Addresses from which somebody has authenticated
