@@ -188,6 +188,48 @@ async def test_commands_that_are_not_written_yet_are_left_out_when_nobody_waits_
     assert not link.congested
 
 
+async def test_commands_that_wait_for_the_kernel_are_written_in_order_and_slices_each_looked_at_once(
+    link, redis, wait_until, monkeypatch
+):
+    """Redis reads a little at a time. All that waited was gone through each time, which took seconds for 40,000."""
+    looks = [0]
+
+    class Waiting:
+        @property
+        def over(self):
+            looks[0] += 1
+            return False
+
+        def __call__(self, reply):
+            pass
+
+    count, late = 20_000, 0
+    redis.pause()
+    try:
+        link.call(b"SET", b"filler", bytes(32 * 1024 * 1024))
+        link.flush()
+        await wait_until(lambda: link._connection._blocked)
+        for number in range(count):
+            link.call(b"RPUSH", b"waited", b"%0400d" % number, done=Waiting())
+        assert link.unanswered == count + 1
+    finally:
+        redis.resume()
+    # The clock says that every look comes after the end of the slice.
+    monkeypatch.setattr("redpoll.cluster.redis_connection.monotonic", iter(range(10_000_000)).__next__)
+    most = before = 0
+    while looks[0] < count:
+        link.call(b"RPUSH", b"waited", b"%0400d" % (count + late))
+        late += 1
+        await asyncio.sleep(0)
+        most, before = max(most, looks[0] - before), looks[0]
+    await link.ask(b"PING")
+    assert looks[0] == count
+    assert most < 2_000
+    assert link.unanswered == 0
+    found = await link.ask(b"LRANGE", b"waited", 0, -1)
+    assert [int(number) for number in found] == list(range(count + late))
+
+
 async def test_commands_that_wait_for_the_kernel_count_as_congestion_and_end_with_the_connection(
     link, redis, wait_until
 ):

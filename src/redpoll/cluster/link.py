@@ -169,7 +169,7 @@ class Link:
 
     @property
     def unanswered(self) -> int:
-        return len(self._connection.pending) if self._connection else 0
+        return self._connection.unanswered if self._connection else 0
 
     @property
     def congested(self) -> bool:

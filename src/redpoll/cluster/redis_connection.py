@@ -9,7 +9,7 @@ broken is never used again; link.py opens the next one.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from time import monotonic
 from typing import Any, Final, Protocol, cast
 
@@ -32,6 +32,10 @@ _MAX_PARSER_BYTES: Final = 1024 * 1024
 # once in so many of them.
 _SLICE_S: Final = 0.002
 _ITEMS_PER_LOOK: Final = 16
+
+# What waited for the kernel is written in pieces of about this size, of at most so many calls.
+_WRITE_BYTES: Final = 64 * 1024
+_WRITE_CALLS: Final = 256
 
 _MAX_UNANSWERED: Final = 50_000
 _MAX_UNANSWERED_BYTES: Final = 64 * 1024 * 1024
@@ -158,9 +162,12 @@ class RedisConnection(asyncio.BufferedProtocol):
         self._out: list[bytes] = []
         # (commands queued, bytes queued) at each write; they tell how many of the bytes are answered.
         self._marks: deque[tuple[int, int]] = deque()
-        # The kernel takes no more. What is to be written meanwhile: commands, and how many they are.
+        # The kernel takes no more. What is to be written after that: commands, how many they are, and whose. They are
+        # not among `pending` yet.
         self._blocked = False
-        self._held: list[tuple[bytes, int]] = []
+        self._held: deque[tuple[bytes, int, Done]] = deque()
+        # The next slice of it is written in the next pass of the loop.
+        self._continues = False
         self._held_count = 0
         self._held_bytes = 0
         self._buffer = bytearray(_READ_BYTES)
@@ -178,7 +185,12 @@ class RedisConnection(asyncio.BufferedProtocol):
     def congested(self) -> bool:
         """More is unanswered than a healthy Redis leaves."""
         unanswered_bytes = self.queued_bytes - self.answered_bytes + self._held_bytes
-        return len(self.pending) > _MAX_UNANSWERED or unanswered_bytes > _MAX_UNANSWERED_BYTES
+        return self.unanswered > _MAX_UNANSWERED or unanswered_bytes > _MAX_UNANSWERED_BYTES
+
+    @property
+    def unanswered(self) -> int:
+        """How many commands are not answered, or not written yet."""
+        return len(self.pending) + self._held_count
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio's.
@@ -188,6 +200,9 @@ class RedisConnection(asyncio.BufferedProtocol):
         self.lose(str(exc) if exc else "closed by Redis")
 
     def send(self, command: bytes, done: Done) -> None:
+        if self._blocked or self._held:
+            self._hold(command, 1, done)
+            return
         if not self._out:
             self._loop.call_soon(self.flush)
         self._out.append(command)
@@ -195,26 +210,20 @@ class RedisConnection(asyncio.BufferedProtocol):
 
     def flush(self) -> None:
         if self._out and not self.lost:
-            if self._blocked:
-                for command in self._out:
-                    self._write(command, 1)
-            else:
-                self._write(b"".join(self._out), len(self._out))
+            self._write(b"".join(self._out), len(self._out))
         self._out.clear()
 
     def send_many(self, commands: bytes, count: int, done: Done) -> None:
         """Writes `count` commands at once, after those that wait."""
+        if self._blocked or self._held:
+            self._hold(commands, count, done)
+            return
         self.flush()
         self.pending.extend(repeat(done, count))
         self._write(commands, count)
 
     def _write(self, commands: bytes, count: int) -> None:
         assert self._transport is not None
-        if self._blocked:
-            self._held.append((commands, count))
-            self._held_count += count
-            self._held_bytes += len(commands)
-            return
         self.queued += count
         self.queued_bytes += len(commands)
         self._marks.append((self.queued, self.queued_bytes))
@@ -224,20 +233,44 @@ class RedisConnection(asyncio.BufferedProtocol):
         self._blocked = True
 
     def resume_writing(self) -> None:
-        if self.lost:
-            return
-        # Now the commands that wait are the last ones of `pending`.
-        self.flush()
-        held, self._held = self._held, []
-        entries = [self.pending.pop() for _ in range(self._held_count)]
-        self._held_count = self._held_bytes = 0
         self._blocked = False
-        for commands, count in held:
-            done = entries[-1]
-            del entries[-count:]
+        if not self._continues:
+            self._write_held()
+
+    def _hold(self, commands: bytes, count: int, done: Done) -> None:
+        self._held.append((commands, count, done))
+        self._held_count += count
+        self._held_bytes += len(commands)
+
+    def _write_held(self) -> None:
+        """Writes what waited, as far as the kernel takes it, a slice in each pass of the loop."""
+        self._continues = False
+        until = monotonic() + _SLICE_S
+        # What was queued before the kernel took no more comes first.
+        self.flush()
+        while self._held and not self._blocked:
+            self._write_piece()
+            if self._held and monotonic() > until:
+                self._continues = True
+                self._loop.call_soon(self._write_held)
+                return
+
+    def _write_piece(self) -> None:
+        parts: list[bytes] = []
+        size = total = 0
+        for _ in range(min(len(self._held), _WRITE_CALLS)):
+            commands, count, done = self._held.popleft()
+            self._held_count -= count
+            self._held_bytes -= len(commands)
             if not getattr(done, "over", False):
                 self.pending.extend(repeat(done, count))
-                self._write(commands, count)
+                parts.append(commands)
+                total += count
+                size += len(commands)
+                if size >= _WRITE_BYTES:
+                    break
+        if parts:
+            self._write(b"".join(parts), total)
 
     def get_buffer(self, sizehint: int) -> bytearray:
         return self._buffer
@@ -319,7 +352,7 @@ class RedisConnection(asyncio.BufferedProtocol):
     @property
     def _answered(self) -> int:
         """How many commands were answered."""
-        return self.queued - (len(self.pending) - len(self._out) - self._held_count)
+        return self.queued - (len(self.pending) - len(self._out))
 
     def _failed(self, reply: Any) -> None:
         """An error reply, or a reply without a command."""
@@ -367,7 +400,7 @@ class RedisConnection(asyncio.BufferedProtocol):
         """Each awaited ShardCall of these shards ends with LinkDown now, and the connection goes on. What Redis answers
         to them later is ignored."""
         ended: list[Done] = []
-        for entry in self.pending:
+        for entry in chain(self.pending, (done for _, _, done in self._held)):
             # Of a script or a SUBSCRIBE, the call is within the entry.
             call = entry if type(entry) is ShardCall else getattr(entry, "done", None)
             if type(call) is ShardCall and call.shard in shards:
@@ -387,10 +420,13 @@ class RedisConnection(asyncio.BufferedProtocol):
         self.lost_reason = reason
         if self._transport is not None:
             self._transport.abort()
-        self._held.clear()
         self._owner.connection_lost(self, reason)
         waiting, self.pending = self.pending, deque()
-        sent = len(waiting) - len(self._out) - self._held_count
+        sent = len(waiting) - len(self._out)
+        for _, count, done in self._held:
+            waiting.extend(repeat(done, count))
+        self._held.clear()
+        self._held_count = self._held_bytes = 0
         for at, done in enumerate(waiting):
             try:
                 done(LinkDown(sent=at < sent))
