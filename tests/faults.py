@@ -220,13 +220,14 @@ class World:
         self.nodes[node].start()
 
     async def settled(self, within_s: float = 60.0) -> None:
-        """Waits until all nodes are alive, agree on a leader, and take publishes."""
+        """Waits until all nodes are alive, agree on a leader, take publishes, and admit clients."""
 
         async def is_settled() -> bool:
             told = [tuple(await self.leaders(node)) for node in range(len(NAMES))]
             alive = await self.rows(0)
             statuses = [await self.status(node) for node in range(len(NAMES))]
-            return len(set(told)) == 1 == len(told[0]) and len(alive) == len(NAMES) and statuses == [200] * len(NAMES)
+            statuses += [await self.ready(node) for node in range(len(NAMES))]
+            return len(set(told)) == 1 == len(told[0]) and len(alive) == len(NAMES) and set(statuses) == {200}
 
         await until(is_settled, within_s, "the servers settle")
 
@@ -234,6 +235,11 @@ class World:
         async with Api(self.nodes[node]) as api:
             status, _ = await api.ask("POST", "/events", {"name": "probe", "channels": ["probe"], "data": ""})
             return status
+
+    async def ready(self, node: int) -> int:
+        url = f"{self.nodes[node].control_url}/readyz"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            return answer.status
 
 
 async def until(holds: Callable[[], Awaitable[object]], within_s: float, what: str) -> None:

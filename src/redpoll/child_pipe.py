@@ -58,13 +58,14 @@ class ChildPipe:
     """One end of the connection. Reads block until `attach`, then the loop reads. Owns the descriptor it is given.
 
     An attached end answers the pings of the other end by itself, so an answer shows that the process's loop runs.
-    `pong_due`: the other end hasn't answered our ping yet.
+    `pong_due`: the other end hasn't answered our ping yet. `pings` counts those that it has sent.
     """
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(True)
         self.pong_due = False
+        self.pings = 0
         self._received = bytearray()
         self._unsent = bytearray()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -145,6 +146,7 @@ class ChildPipe:
             del self._received[: end + 1]
             message = msgspec.json.decode(line)
             if "ping" in message:
+                self.pings += 1
                 self.send({"pong": True})
             elif "pong" in message:
                 self.pong_due = False

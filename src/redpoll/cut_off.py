@@ -120,9 +120,10 @@ class CutOffWorkers:
             worker.forget()
 
     def left(self, child: Child, without_clients: bool) -> None:
-        """A worker that was asked to close its clients has none left, or has reached Redis before and keeps them."""
+        """A worker that was asked to close its clients has none left, or has reached Redis before and keeps them. Or it
+        has closed them unasked, because this process didn't run."""
         worker = self._of(child)
-        if worker.service is Service.LEAVING:
+        if worker.service in (Service.SERVING, Service.LEAVING):
             self._change(worker, Service.OUT if without_clients else Service.SERVING)
 
     def tick(self) -> None:

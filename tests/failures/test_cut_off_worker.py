@@ -191,6 +191,28 @@ async def lose_connection(crowd: Crowd, redis_of_module, cause, remedy, within_s
     assert {one.status for one in publisher.published} == {200}
 
 
+async def test_worker_whose_supervisor_is_stopped_decides_by_itself(
+    nodes, redis_of_module, within_s: Callable[[float], float], figures
+) -> None:
+    crowd = Crowd(nodes, "alone")
+    await crowd.come()
+    for number in range(60):
+        await crowd.leave[0].subscribe(f"mark-{number}")
+    with redis_py.Redis(unix_socket_path=redis_of_module.path) as redis, no_new_files(crowd.pid):
+        connection = max(redis.client_list(), key=lambda client: int(client["sub"]))
+        crowd.b.signal(signal.SIGSTOP)
+        try:
+            redis.client_kill_filter(_id=connection["id"])
+            closed_s = await crowd.closed_s(time.monotonic())
+            figures.note(HEADING, "its supervisor stopped: clients closed", closed_s, "s", "5 s")
+        finally:
+            crowd.b.signal(signal.SIGCONT)
+        await eventually(lambda: is_named(crowd.b, 1), True)
+    await crowd.returned()
+    await publish_everywhere(crowd)
+    await end_all([*crowd.stay, *crowd.leave])
+
+
 async def test_node_that_dies_with_redis_holds_up_no_publish_until_it_counts_as_dead(
     nodes, redis_of_module, within_s: Callable[[float], float], figures
 ) -> None:

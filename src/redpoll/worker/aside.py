@@ -2,6 +2,9 @@
 
 Its clients would miss every event without notice. They are closed with 4200, so that they connect to a worker that gets
 events. Publishes wait for this worker until it has said that no client is left.
+
+The supervisor knows whether Redis is away for all. If it doesn't run, nobody knows, and the worker goes out of service
+by itself. The supervisor takes it back when it runs again.
 """
 
 from __future__ import annotations
@@ -26,10 +29,16 @@ _MESSAGE: Final = "this worker has lost its connection to Redis; connect again"
 # Over how long the connections are closed. Publishes on all nodes may be waiting for it.
 _WITHIN_S: Final = 0.5
 _LOOK_EVERY_S: Final = 0.02
+_TICK_S: Final = 0.25
+# In ticks, which are counted: after a stall of this process, a late tick counts once. The supervisor sends a ping each
+# second, and decides after 4 s as well.
+_MAX_DOWN: Final = 16
+_MAX_SILENT: Final = 12
 
 
 class Aside:
-    """`on` while no client may be here: the gate admits none. `tell` sends a message to the supervisor."""
+    """`on` while no client may be here: the gate admits none. `tell` sends a message to the supervisor, `pings()` is
+    how many it has sent."""
 
     def __init__(
         self,
@@ -37,13 +46,37 @@ class Aside:
         registry: Registry,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         tell: Callable[[dict[str, Any]], None],
+        pings: Callable[[], int],
     ) -> None:
         self.on = False
+        self._pings = pings
+        self._seen_pings = 0
+        # For how many ticks Redis has been away, and the supervisor silent.
+        self._down = self._silent = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._hub = hub
         self._registry = registry
         self._spawn = spawn
         self._tell = tell
         self._drain = Drain(hub.everyone, spawn)
+
+    def start(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_TICK_S, self.start)
+        self.tick()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def tick(self) -> None:
+        """Called four times a second."""
+        self._down = self._down + 1 if self._registry.reach is Reach.DOWN else 0
+        self._silent = self._silent + 1 if self._pings() == self._seen_pings else 0
+        self._seen_pings = self._pings()
+        if self._down >= _MAX_DOWN and self._silent >= _MAX_SILENT and not self.on:
+            log.error("the supervisor does not answer, this worker decides")
+            self.set(True)
 
     def set(self, on: bool) -> None:
         """The supervisor takes this worker out of service (True) or back. `{"aside": True}` follows when no client is

@@ -125,7 +125,7 @@ class Worker:
         # /readyz says which worker it is.
         self.registry.on_deaf = lambda broken: child_pipe.send({"deaf": broken})
         self.registry.on_reach = lambda reach: child_pipe.send({"reach": reach.value})
-        self.aside = Aside(self.hub, self.registry, self.janitor.spawn, child_pipe.send)
+        self.aside = Aside(self.hub, self.registry, self.janitor.spawn, child_pipe.send, lambda: child_pipe.pings)
         self.janitor.on_tick = self._on_tick
         resume = UserResume(self.registry, self.link, keys, self.janitor)
         self.debugging = Debugging(self.link, keys, settings.node_name, f"worker {start.number}")
@@ -159,6 +159,7 @@ class Worker:
         # Before Redis is there: /healthz works and upgrades get 503 instead of a refused connection.
         await self.listeners.open()
         self.janitor.start()
+        self.aside.start()
         beginning = self.loop.create_task(self._begin())
         await self._draining.wait()
         beginning.cancel()
@@ -214,6 +215,7 @@ class Worker:
             await walk(self.hub.everyone.each(), Connection.abort)
             log.warning("connections aborted", count=self.gate.connections, grace_s=grace_s)
         self.janitor.stop()
+        self.aside.stop()
         self.listeners.finish()
         self.gate.http.close()
         await self.hub.user_resume.finish()
