@@ -35,7 +35,7 @@ async def test_a_trigger_reaches_the_channels_topic_and_answers_an_empty_object(
     event, data, skip, trace = parsed(listener.heard[0])
     assert (event, data, skip) == ("my-event", '{"a":"ü"}', "12.34")
     # This node's run, and a number that is shorter than the trace id (cluster/traces.py).
-    assert re.fullmatch(r"0123456789ab[0-9a-f]{1,8}", trace)
+    assert re.fullmatch(r"0123456789ab[0-9a-f]{1,13}", trace)
 
 
 async def test_a_trigger_to_many_channels_reaches_each_distinct_one_once(plane, hear, wait_until):
