@@ -148,6 +148,21 @@ async def test_change_outwaits_that_of_a_process_that_stopped_later(postgres_url
     await other.close()
 
 
+async def test_change_outwaits_that_of_a_process_that_stopped_within_a_statement(postgres_url, store):
+    other = await Store.open(postgres_url)
+
+    async def stopped() -> None:
+        async with store.change() as connection:
+            # PostgreSQL has the statement, and waits for its values.
+            await (await connection.get_raw_connection()).driver_connection.prepare("SELECT 42")
+            await change(other, sa.select(meta))
+            await raise_version(connection)
+
+    with pytest.raises(StoreUnavailable, match="statement timeout"):
+        await stopped()
+    await other.close()
+
+
 async def test_cancelled_task_ends_as_cancelled(store):
     async with store.change():
         reader = asyncio.create_task(read_slowly(store))

@@ -40,6 +40,8 @@ __all__ = [
 log = structlog.get_logger(__name__)
 
 _SQLITE: Final = "sqlite:"
+# Shorter than the time for which others wait (postgres.py).
+_STATEMENT_OF_CHANGE: Final = "5s"
 _VERSION: Final = "version"
 _VERSION_ID: Final = "version_id"
 _DIRECTORY_VERSION: Final = "directory_version"
@@ -161,7 +163,11 @@ class Store:
         """
         async with self._changing, self._database.change() as connection:
             if self.shared:
-                await connection.execute(sa.select(meta.c.value).where(meta.c.name == _VERSION).with_for_update())
+                # asyncpg sends a new statement and its values one after the other. PostgreSQL doesn't count a process
+                # that stops between them as idle, so this bounds how long it blocks the others.
+                bounded = sa.func.set_config("statement_timeout", _STATEMENT_OF_CHANGE, True)
+                version = sa.select(meta.c.value, bounded).where(meta.c.name == _VERSION)
+                await connection.execute(version.with_for_update())
             # The dictionary stays with the connection when that returns to the pool.
             connection.info.pop(_VERSION, None)
             yield connection
