@@ -458,6 +458,29 @@ async def test_finish_waits_for_attempts_under_way_and_stores_their_results(worl
     assert states == ["delivered"] * 32 + ["waiting"] * 8
 
 
+async def test_finish_that_is_cancelled_loses_no_result(world, receiver, wait_until):
+    go_on = asyncio.Event()
+
+    async def slow(_request, writer):
+        await go_on.wait()
+        writer.write(OK)
+
+    receiver.answer = slow
+    endpoint = await world.endpoint(receiver.url)
+    (one,) = await world.put(endpoint, "room")
+    await wait_until(lambda: receiver.requests)
+    async with world.store.change():
+        # This change blocks the write of the result.
+        go_on.set()
+        await wait_until(lambda: world.schedule._results.unwritten)
+        finishing = asyncio.create_task(world.schedule.finish(60.0))
+        await wait_until(lambda: world.schedule._results._stopping)
+        finishing.cancel()
+        await asyncio.wait([finishing])
+    await world.end()
+    assert (await world.read(one))[0].state == "delivered"
+
+
 async def test_finish_has_a_time_limit_and_cancelled_attempts_are_repeated(world, wait_until):
     async with Receiver(answer=hang) as receiver:
         endpoint = await world.endpoint(receiver.url)

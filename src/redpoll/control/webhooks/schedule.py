@@ -259,7 +259,8 @@ class Schedule:
         await asyncio.gather(*running, return_exceptions=True)
         self._results.stop()
         if self._writing is not None:
-            await self._writing
+            # Not cancelled with the task that waits: its results would be lost, and the next `finish` would raise.
+            await asyncio.wait([self._writing])
 
     def _queue_of(self, endpoint_id: str) -> EndpointQueue:
         queue = self._queues.get(endpoint_id)
