@@ -222,6 +222,8 @@ class Conversation:
         # Nothing has ended or damaged it so far, and there is a handshake.
         self.intact = not (bits & TLS and bits & RAW)
         self.held = False
+        # The server has stopped reading within a piece: what came after it would be another stream than `sent`.
+        self.stuck = False
 
     async def run(self) -> None:
         poller, bits = self.targets.poller, self.bits
@@ -253,7 +255,7 @@ class Conversation:
 
     async def push(self, data: bytes) -> None:
         """Send bytes of the socket, in pieces."""
-        while data:
+        while data and not self.stuck:
             size = 1 + self.cuts[self.piece % 4] ** 2 // 4
             self.piece += 1
             try:
@@ -261,7 +263,7 @@ class Conversation:
             except BlockingIOError:
                 sent = 0
                 if not await self.room():
-                    self.intact = False
+                    self.intact, self.stuck = False, True
                     return
             except OSError:
                 self.intact = False

@@ -5,6 +5,8 @@ import asyncio
 import pytest
 import websockets
 
+from redpoll.cluster.membership.connection_state import Reach
+
 
 async def test_clients_are_closed_with_4200_and_none_is_admitted_until_the_worker_is_back(bench, wait_until):
     worker = await bench.start()
@@ -17,7 +19,7 @@ async def test_clients_are_closed_with_4200_and_none_is_admitted_until_the_worke
     await wait_until(lambda: said)
     assert said == [{"aside": True}]
     # Also when it is subscribed again: it doesn't decide that.
-    await wait_until(lambda: worker.registry.reach.value == "subscribed")
+    await wait_until(lambda: worker.registry.reach is Reach.SUBSCRIBED)
     with pytest.raises(websockets.InvalidStatus) as refused:
         await bench.client(worker)
     assert refused.value.response.status_code == 503
@@ -25,11 +27,12 @@ async def test_clients_are_closed_with_4200_and_none_is_admitted_until_the_worke
     await bench.client(worker)
 
 
-async def test_worker_that_is_subscribed_keeps_its_clients(bench):
+async def test_worker_that_is_subscribed_keeps_its_clients(bench, wait_until):
     worker = await bench.start()
     said = []
     worker.aside._tell = said.append
     client = await bench.client(worker)
+    await wait_until(lambda: worker.registry.reach is Reach.SUBSCRIBED)
     worker._supervisor_message({"aside": True})
     assert said == [{"aside": False}]
     await client.nothing_more()
