@@ -17,7 +17,7 @@ from libc.errno cimport EAGAIN, EINTR, errno
 cimport cython
 
 from redpoll._fanout cimport Audience, Flusher, Sink
-from redpoll._sockets cimport WATCHED_BULK, peer_of
+from redpoll._sockets cimport BULK, QUICK, REQUESTS, peer_of, place_of
 
 import asyncio
 import binascii
@@ -427,20 +427,26 @@ cdef class WebSocket(Sink):
 
     cdef int socket_readable(self) except -1:
         cdef:
-            ssize_t asked = self.read_size(self.watched & WATCHED_BULK != 0)
+            ssize_t asked = self.read_size(place_of(self) == BULK)
             ssize_t size = recv(self.fd, PyByteArray_AS_STRING(read_buffer), asked, MSG_DONTWAIT)
             # A newcomer counts as one until its first messages are read.
             bint established = self.state == STATE_OPEN or self.state == STATE_HTTP
         if size > 0:
             self.take(<const uint8_t*> PyByteArray_AS_STRING(read_buffer), size)
             if established and self.watched:
-                # With more to read than one read takes, it comes after those whose message is read in one go.
-                self.flusher.poller.move(self, size == asked)
+                self.flusher.poller.move(self, self.place_after(size == asked))
         elif size == 0:
             self.end()
         elif errno != EAGAIN and errno != EINTR:
             self.broke()
         return 0
+
+    cdef int place_after(self, bint full) noexcept:
+        """Among which sockets it is served from now on. `full`: there was more than one read takes, so it comes after
+        those of which a read takes everything."""
+        if full:
+            return BULK
+        return REQUESTS if self.state == STATE_HTTP else QUICK
 
     cdef size_t read_size(self, bint bulk) noexcept:
         """How much to read at most; `bulk`: the socket is in that set. What is left is reported again, after the

@@ -14,15 +14,22 @@ cdef extern from "<sys/epoll.h>" nogil:
 cdef enum:
     # What one call of epoll_wait(2) returns at most.
     MAX_EVENTS = 256
-    # Bits of Polled.watched: the descriptor is in a set; reported when readable; reported when writable; the set is
-    # that of bulk, or of those that leave.
+    # Bits of Polled.watched: the descriptor is in a set; reported when readable; reported when writable. The others are
+    # its place.
     WATCHED = 1
     WATCHED_IN = 2
     WATCHED_OUT = 4
-    WATCHED_BULK = 8
-    WATCHED_LEAVING = 16
+    PLACE_SHIFT = 3
     # A turn with more events than this has a crowd.
     CROWD = 8
+
+cdef enum:
+    # In which of the sets a socket is, in the order in which a turn serves them.
+    QUICK
+    REQUESTS
+    BULK
+    LEAVING
+    PLACES
 
 
 cdef struct EventSet:
@@ -31,6 +38,8 @@ cdef struct EventSet:
     # What epoll_wait returned last; [next, count) is not handled yet, and owned.
     int next
     int count
+    # Sockets in the set.
+    Py_ssize_t sockets
     epoll_event[MAX_EVENTS] events
 
 
@@ -53,20 +62,20 @@ cdef class Polled(Timed):
     cdef int socket_lost(self) except -1
 
 
+cdef inline int place_of(Polled polled) noexcept:
+    """The set that it is in."""
+    return polled.watched >> PLACE_SHIFT
+
+
 cdef class Poller:
-    # Owned: whose add_reader watches the descriptor of `quick`.
+    # Owned: whose add_reader watches the descriptor of the first set.
     cdef readonly object loop
-    # Sockets of which the last read took everything, those whose other side has ended, and the others. `quick` also
-    # watches the descriptors of `bulk` and `leaving`.
-    cdef EventSet quick
-    cdef EventSet bulk
-    cdef EventSet leaving
+    # The first one also watches the descriptors of the others.
+    cdef EventSet[PLACES] sets
     # How long one turn may last, in seconds.
     cdef public double slice_s
-    # Sockets in all sets; each is owned. Of these, those in `bulk` and in `leaving`.
+    # Sockets in all sets; each is owned.
     cdef readonly Py_ssize_t sockets
-    cdef readonly Py_ssize_t bulk_sockets
-    cdef readonly Py_ssize_t leaving_sockets
     # Owned: sockets that have something to do although epoll doesn't report them, and an eventfd that is readable, while
     # `has_waiting`, until the last of them has had its turn.
     cdef object waiting
@@ -78,18 +87,15 @@ cdef class Poller:
     cdef bint lost_scheduled
 
     cdef int add(self, Polled polled, int fd) except -1
-    cdef int move(self, Polled polled, bint bulk) except -1
-    cdef int move_to(self, Polled polled, uint8_t watched) except -1
-    cdef EventSet* set_of(self, uint8_t watched) noexcept
-    cdef void count(self, uint8_t watched, int change) noexcept
+    cdef int move(self, Polled polled, int place) except -1
     cdef bint is_crowded(self) noexcept
     cdef int watch(self, Polled polled) except -1
     cdef int again(self, Polled polled) except -1
     cdef int fetch_waiting(self) except -1
     cdef int release(self, Polled polled) except -1
     cdef int close_socket(self, Polled polled) except -1
-    cdef int serve(self, EventSet* events, double deadline) except -1
-    cdef int fetch(self, EventSet* events) except -1
+    cdef int serve(self, int place, double deadline) except -1
+    cdef int fetch(self, int place) except -1
     cdef int handle(self, Polled polled, uint32_t events) except -1
 
 

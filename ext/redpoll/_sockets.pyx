@@ -1,6 +1,6 @@
 """Plain TCP without a transport object: accepts connections, and watches their descriptors with epoll.
 
-A Listener accepts many connections per wake-up. A Poller keeps their descriptors in two epoll sets; the event
+A Listener accepts many connections per wake-up. A Poller keeps their descriptors in four epoll sets; the event
 loop watches a single descriptor. The poller calls a Polled (the base class of the fan-out's
 Sink) when it can be read or written. This module knows descriptors; it knows no frames.
 """
@@ -110,10 +110,8 @@ cdef enum:
 
 # The longest time of one turn of accepting, because connected clients wait during it.
 cdef double ACCEPT_SLICE_S = 0.002
-# What each turn has at least for newcomers and for those that send much.
-cdef double MIN_BULK_SLICE_S = 0.001
-# What each turn has at least for those that leave, after all others.
-cdef double MIN_LEAVING_SLICE_S = 0.001
+# What each turn has at least for each set but the first.
+cdef double MIN_SLICE_S = 0.001
 # The longest time of one turn of reporting lost sockets: each leaves its channels.
 cdef double LOST_SLICE_S = 0.002
 # How long accepting pauses after an error such as EMFILE. New clients wait in the kernel's queue.
@@ -129,6 +127,14 @@ cdef double monotonic_s() noexcept nogil:
 cdef uint32_t epoll_events(uint8_t watched) noexcept nogil:
     """What epoll is asked for, by the bits of Polled.watched."""
     return (EPOLLIN | EPOLLRDHUP if watched & WATCHED_IN else 0) | (EPOLLOUT if watched & WATCHED_OUT else 0)
+
+
+cdef int watch_alone(int set_fd, int fd) noexcept nogil:
+    """Have the set at `set_fd` report `fd`, without a socket; -1 if it can't."""
+    cdef epoll_event event
+    event.events = EPOLLIN
+    event.data.ptr = NULL
+    return epoll_ctl(set_fd, EPOLL_CTL_ADD, fd, &event)
 
 
 cdef void forget_events(EventSet* events) noexcept:
@@ -204,65 +210,62 @@ cdef class Polled(Timed):
 
 
 cdef class Poller:
-    """Three epoll sets on `loop`. Owns each socket from `adopt` until it is closed or released.
+    """Four epoll sets on `loop`. Owns each socket from `adopt` until it is closed or released.
 
-    A storm of new clients must not delay those that are connected, and thousands that leave must delay neither. So a turn
-    first serves `quick`, the sockets of which the last read took everything, then `bulk`: newcomers, and those that send
-    more than one read takes; and then `leaving`: those whose other side has ended. The owner of a socket moves it between
-    the first two.
+    Neither a flood of requests, nor a storm of new clients, nor thousands that leave may delay the clients that are
+    connected. So a turn serves the sets in this order: QUICK, the sockets of which the last read took everything;
+    REQUESTS, the same for those that speak HTTP; BULK, newcomers and those that send more than one read takes; LEAVING,
+    those whose other side has ended. The owner of a socket moves it among the first three.
 
-    The sets are level-triggered: what a turn doesn't read is reported again. One turn lasts about `slice_s`, or 2 ms more,
-    because `bulk` and `leaving` always have 1 ms each. Events that are left over come first in the next turn.
+    The sets are level-triggered: what a turn doesn't read is reported again. One turn lasts about `slice_s`, or 3 ms more,
+    because each set but the first has 1 ms at least. Events that are left over come first in the next turn.
     """
 
     def __cinit__(self):
-        self.quick.fd = self.bulk.fd = self.leaving.fd = self.waiting_fd = -1
+        cdef int place
+        for place in range(PLACES):
+            self.sets[place].fd = -1
+        self.waiting_fd = -1
         self.lost = []
         self.waiting = deque()
 
     def __init__(self, loop, double slice_s=0.004):
-        cdef epoll_event event
-        if self.quick.fd >= 0:
+        cdef int place
+        if self.sets[QUICK].fd >= 0:
             raise RuntimeError("a Poller is initialised once")
         self.slice_s = slice_s
         self.loop = loop
-        self.quick.fd = epoll_create1(EPOLL_CLOEXEC)
-        self.bulk.fd = epoll_create1(EPOLL_CLOEXEC)
-        self.leaving.fd = epoll_create1(EPOLL_CLOEXEC)
+        for place in range(PLACES):
+            self.sets[place].fd = epoll_create1(EPOLL_CLOEXEC)
+            # The loop watches the first set only, so that one callback serves all in order.
+            if self.sets[place].fd < 0 or place != QUICK and watch_alone(self.sets[QUICK].fd, self.sets[place].fd) < 0:
+                raise OSError(errno, os.strerror(errno))
         self.waiting_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
-        # The loop watches `quick` only, so that one callback serves all sets in order.
-        event.events = EPOLLIN
-        event.data.ptr = NULL
-        if (
-            self.quick.fd < 0
-            or self.bulk.fd < 0
-            or self.leaving.fd < 0
-            or self.waiting_fd < 0
-            or epoll_ctl(self.quick.fd, EPOLL_CTL_ADD, self.bulk.fd, &event) < 0
-            or epoll_ctl(self.quick.fd, EPOLL_CTL_ADD, self.leaving.fd, &event) < 0
-            or epoll_ctl(self.quick.fd, EPOLL_CTL_ADD, self.waiting_fd, &event) < 0
-        ):
+        if self.waiting_fd < 0 or watch_alone(self.sets[QUICK].fd, self.waiting_fd) < 0:
             raise OSError(errno, os.strerror(errno))
-        loop.add_reader(self.quick.fd, self._turn)
+        loop.add_reader(self.sets[QUICK].fd, self._turn)
 
     def __dealloc__(self):
+        cdef int place
         # Each socket in a set keeps its poller alive, so no socket is left.
-        forget_events(&self.quick)
-        forget_events(&self.bulk)
-        forget_events(&self.leaving)
-        close_set(&self.quick)
-        close_set(&self.bulk)
-        close_set(&self.leaving)
+        for place in range(PLACES):
+            forget_events(&self.sets[place])
+            close_set(&self.sets[place])
         if self.waiting_fd >= 0:
             close(self.waiting_fd)
 
+    @property
+    def places(self):
+        """How many sockets are in each set, in the order of a turn."""
+        return [self.sets[place].sockets for place in range(PLACES)]
+
     def close(self):
         """Watch nothing more. Close the sockets first: those left in a set get no more events."""
-        if self.quick.fd >= 0:
-            self.loop.remove_reader(self.quick.fd)
-            close_set(&self.quick)
-            close_set(&self.bulk)
-            close_set(&self.leaving)
+        cdef int place
+        if self.sets[QUICK].fd >= 0:
+            self.loop.remove_reader(self.sets[QUICK].fd)
+            for place in range(PLACES):
+                close_set(&self.sets[place])
             self.waiting.clear()
 
     def adopt(self, int fd, Polled polled not None):
@@ -275,17 +278,6 @@ cdef class Poller:
             self.close_socket(polled)
             raise
 
-    cdef EventSet* set_of(self, uint8_t watched) noexcept:
-        if watched & WATCHED_BULK:
-            return &self.bulk
-        return &self.leaving if watched & WATCHED_LEAVING else &self.quick
-
-    cdef void count(self, uint8_t watched, int change) noexcept:
-        if watched & WATCHED_BULK:
-            self.bulk_sockets += change
-        elif watched & WATCHED_LEAVING:
-            self.leaving_sockets += change
-
     cdef int add(self, Polled polled, int fd) except -1:
         cdef epoll_event event
         if polled.fd >= 0 or polled.watched:
@@ -293,50 +285,49 @@ cdef class Poller:
             raise RuntimeError("this has a socket already")
         event.events = EPOLLIN
         event.data.ptr = <void*> polled
-        if epoll_ctl(self.bulk.fd, EPOLL_CTL_ADD, fd, &event) < 0:
+        if epoll_ctl(self.sets[BULK].fd, EPOLL_CTL_ADD, fd, &event) < 0:
             fault = errno
             close(fd)
             raise OSError(fault, os.strerror(fault))
         polled.fd = fd
-        polled.watched = WATCHED | WATCHED_IN | WATCHED_BULK
-        self.count(polled.watched, 1)
+        polled.watched = WATCHED | WATCHED_IN | BULK << PLACE_SHIFT
+        self.sets[BULK].sockets += 1
         self.sockets += 1
         Py_INCREF(polled)
         return 0
 
-    cdef int move(self, Polled polled, bint bulk) except -1:
-        """Have `bulk` report `polled` from now on, or `quick`. One that leaves stays where it is."""
-        if polled.watched & WATCHED_LEAVING:
-            return 0
-        return self.move_to(polled, polled.watched & ~WATCHED_BULK | (WATCHED_BULK if bulk else 0))
-
-    cdef int move_to(self, Polled polled, uint8_t watched) except -1:
+    cdef int move(self, Polled polled, int place) except -1:
+        """Have the set `place` report `polled` from now on. One that leaves stays where it is."""
         cdef:
             epoll_event event
-            EventSet* old = self.set_of(polled.watched)
-            EventSet* new = self.set_of(watched)
-        if not polled.watched or old == new:
+            int old = place_of(polled)
+        if not polled.watched or old == place or old == LEAVING:
             return 0
-        event.events = epoll_events(watched)
+        event.events = epoll_events(polled.watched)
         event.data.ptr = <void*> polled
-        epoll_ctl(old.fd, EPOLL_CTL_DEL, polled.fd, &event)
-        self.count(polled.watched, -1)
-        polled.watched = watched
-        self.count(watched, 1)
-        if epoll_ctl(new.fd, EPOLL_CTL_ADD, polled.fd, &event) < 0:
+        epoll_ctl(self.sets[old].fd, EPOLL_CTL_DEL, polled.fd, &event)
+        self.sets[old].sockets -= 1
+        polled.watched = polled.watched & (WATCHED | WATCHED_IN | WATCHED_OUT) | place << PLACE_SHIFT
+        self.sets[place].sockets += 1
+        if epoll_ctl(self.sets[place].fd, EPOLL_CTL_ADD, polled.fd, &event) < 0:
             # Whoever called closes it.
             raise OSError(errno, os.strerror(errno))
         return 0
 
     cdef bint is_crowded(self) noexcept:
         """Whether many sockets wait to be read, so that each should be read only a little."""
-        return self.quick.count - self.quick.next + self.bulk.count - self.bulk.next > CROWD
+        cdef:
+            int place, waiting = 0
+        for place in range(LEAVING):
+            waiting += self.sets[place].count - self.sets[place].next
+        return waiting > CROWD
 
     cdef int watch(self, Polled polled) except -1:
         """Have the set report what `polled` waits for now, and no more."""
         cdef:
             epoll_event event
-            uint8_t wanted = WATCHED | (polled.watched & (WATCHED_BULK | WATCHED_LEAVING))
+            int place = place_of(polled)
+            uint8_t wanted = WATCHED | place << PLACE_SHIFT
         if not polled.watched:
             return 0
         if not polled.held and not polled.ended:
@@ -347,13 +338,13 @@ cdef class Poller:
             return 0
         event.events = epoll_events(wanted)
         event.data.ptr = <void*> polled
-        if epoll_ctl(self.set_of(wanted).fd, EPOLL_CTL_MOD, polled.fd, &event) < 0:
+        if epoll_ctl(self.sets[place].fd, EPOLL_CTL_MOD, polled.fd, &event) < 0:
             raise OSError(errno, os.strerror(errno))
         polled.watched = wanted
         return 0
 
     cdef int again(self, Polled polled) except -1:
-        """Have a later turn call `socket_again()` of `polled`, among the events of `bulk`. It may be closed by then."""
+        """Have a later turn call `socket_again()` of `polled`, among the events of BULK. It may be closed by then."""
         cdef uint64_t one = 1
         if not self.has_waiting:
             self.has_waiting = True
@@ -362,19 +353,21 @@ cdef class Poller:
         return 0
 
     cdef int fetch_waiting(self) except -1:
-        """Begin the events of `bulk` with some of those that wait for another turn; half of them at most.
+        """Begin the events of BULK with some of those that wait for another turn; half of them at most.
 
         `waiting_fd` stays readable until all that were fetched have had their turn: nothing else may start the next one.
         """
-        cdef uint64_t ignored
-        cdef Polled polled
-        while self.waiting and self.bulk.count < MAX_EVENTS // 2:
+        cdef:
+            uint64_t ignored
+            Polled polled
+            EventSet* bulk = &self.sets[BULK]
+        while self.waiting and bulk.count < MAX_EVENTS // 2:
             polled = <Polled> self.waiting.popleft()
             Py_INCREF(polled)
-            self.bulk.events[self.bulk.count].events = 0
-            self.bulk.events[self.bulk.count].data.ptr = <void*> polled
-            self.bulk.count += 1
-        if self.bulk.count == 0:
+            bulk.events[bulk.count].events = 0
+            bulk.events[bulk.count].data.ptr = <void*> polled
+            bulk.count += 1
+        if bulk.count == 0:
             self.has_waiting = False
             read(self.waiting_fd, &ignored, 8)
         return 0
@@ -386,8 +379,8 @@ cdef class Poller:
             return 0
         # Remove it explicitly. Closing alone isn't enough: a duplicate in a child that is about to exec would keep the
         # entry in the set, with a pointer to freed memory.
-        epoll_ctl(self.set_of(polled.watched).fd, EPOLL_CTL_DEL, polled.fd, &event)
-        self.count(polled.watched, -1)
+        epoll_ctl(self.sets[place_of(polled)].fd, EPOLL_CTL_DEL, polled.fd, &event)
+        self.sets[place_of(polled)].sockets -= 1
         polled.watched = 0
         polled.fd = -1
         self.sockets -= 1
@@ -429,22 +422,25 @@ cdef class Poller:
             self.loop.call_soon(self._tell_lost)
 
     def _turn(self):
-        """Handle what the sets report, for `slice_s` at most, and longer if `bulk` or `leaving` would get less than
-        theirs."""
-        cdef double deadline = monotonic_s() + self.slice_s
-        self.serve(&self.quick, deadline)
-        if self.bulk_sockets or self.bulk.next < self.bulk.count or self.has_waiting:
-            self.serve(&self.bulk, max(deadline, monotonic_s() + MIN_BULK_SLICE_S))
-        if self.leaving_sockets or self.leaving.next < self.leaving.count:
-            self.serve(&self.leaving, max(deadline, monotonic_s() + MIN_LEAVING_SLICE_S))
-
-    cdef int serve(self, EventSet* events, double deadline) except -1:
+        """Handle what the sets report, for `slice_s` at most, and longer if a set would get less than its share."""
         cdef:
+            double deadline = monotonic_s() + self.slice_s
+            EventSet* events
+            int place
+        self.serve(QUICK, deadline)
+        for place in range(REQUESTS, PLACES):
+            events = &self.sets[place]
+            if events.sockets or events.next < events.count or place == BULK and self.has_waiting:
+                self.serve(place, max(deadline, monotonic_s() + MIN_SLICE_S))
+
+    cdef int serve(self, int place, double deadline) except -1:
+        cdef:
+            EventSet* events = &self.sets[place]
             epoll_event* event
             Polled polled
         while True:
             if events.next == events.count:
-                self.fetch(events)
+                self.fetch(place)
                 if events.count == 0:
                     return 0
             while events.next < events.count:
@@ -453,9 +449,9 @@ cdef class Poller:
                 polled = <Polled> event.data.ptr
                 Py_DECREF(polled)
                 try:
-                    if events == &self.quick and event.events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR):
+                    if place < BULK and event.events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR):
                         # It leaves its channels: that takes longer than what most others want, who wait after it.
-                        self.move_to(polled, polled.watched & ~WATCHED_BULK | WATCHED_LEAVING)
+                        self.move(polled, LEAVING)
                     else:
                         self.handle(polled, event.events)
                 except Exception as fault:
@@ -467,12 +463,14 @@ cdef class Poller:
                 # That was all.
                 return 0
 
-    cdef int fetch(self, EventSet* events) except -1:
-        cdef int found, i, count
+    cdef int fetch(self, int place) except -1:
+        cdef:
+            EventSet* events = &self.sets[place]
+            int found, i, count
         events.next = events.count = 0
         if events.fd < 0:
             return 0
-        if events == &self.bulk and self.has_waiting:
+        if place == BULK and self.has_waiting:
             self.fetch_waiting()
         count = events.count
         found = epoll_wait(events.fd, events.events + count, MAX_EVENTS - count, 0)

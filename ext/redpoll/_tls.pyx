@@ -11,7 +11,7 @@ from libc.errno cimport EAGAIN, EINTR, ENOBUFS, ENOMEM, errno
 from libc.stdint cimport uint8_t, uint32_t
 
 from redpoll._engine cimport WebSocket
-from redpoll._sockets cimport WATCHED_BULK, Poller, Polled, peer_of
+from redpoll._sockets cimport BULK, Poller, Polled, peer_of, place_of
 
 import ssl
 
@@ -176,7 +176,7 @@ cdef class TlsSocket(Polled):
         """Decrypt one read's worth and pass it on. What is left has a turn of its own."""
         cdef:
             WebSocket connection = self.connection
-            Py_ssize_t asked = connection.read_size(self.watched & WATCHED_BULK != 0)
+            Py_ssize_t asked = connection.read_size(place_of(self) == BULK)
             Py_ssize_t size, total = 0
             # A newcomer counts as one until its first messages are read.
             bint established = connection.state == WEBSOCKET_OPEN or connection.state == WEBSOCKET_HTTP
@@ -210,7 +210,7 @@ cdef class TlsSocket(Polled):
             self.close()
             return 0
         if established:
-            self.poller.move(self, total == asked)
+            self.poller.move(self, connection.place_after(total == asked))
         if total == asked and (self.incoming.pending or self.tls.pending()):
             self.more = True
             if not self.held:

@@ -15,6 +15,9 @@ from redpoll._engine import CLOSED, HTTP, OPEN
 from redpoll._fanout import Audience, Flusher, Sink
 from redpoll._sockets import Listener, Poller
 
+# Poller.places
+QUICK, REQUESTS, BULK, LEAVING = range(4)
+
 
 class Client(Sink):
     """A sink on a plain socket; the test decides what is written."""
@@ -312,7 +315,7 @@ async def test_newcomers_come_before_those_that_leave(poller, recorder, head, fl
     clients[-1][1].close()
     while poller.sockets:
         poller._turn()
-    assert poller.leaving_sockets == poller.bulk_sockets == 0
+    assert poller.places[BULK] == poller.places[LEAVING] == 0
 
 
 async def test_a_client_that_stays_waits_one_turn_however_many_leave(poller, recorder, head, flusher, reference):
@@ -342,9 +345,50 @@ def connected_pairs(poller, recorder, head, flusher, reference, count):
         poller._turn()
     for _, theirs in clients:
         theirs.sendall(reference.client_frame(1, b"hello"))
-    while poller.bulk_sockets:
+    while poller.places[BULK]:
         poller._turn()
     return clients
+
+
+async def test_clients_come_before_requests_and_requests_before_newcomers(poller, recorder, head, flusher, reference):
+    """Also when the requests are on connections that are kept open, and have arrived before."""
+    served = []
+    [(client, theirs)] = connected_pairs(poller, recorder, head, flusher, reference, 1)
+    client.on["text"] = lambda message: served.append("client")
+    callers = []
+    for _ in range(20):
+        ours, caller = socket_pair()
+        ws = recorder(flusher)
+        ws.on["post"] = lambda data: True
+        poller.adopt(ours, ws)
+        caller.sendall(b"POST / HTTP/1.1\r\n\r\n")
+        callers.append((ws, caller))
+    while not all(ws.state == HTTP for ws, _ in callers):
+        poller._turn()
+    for _, caller in callers:
+        caller.sendall(b"one request")
+    while poller.places != [1, 20, 0, 0]:
+        poller._turn()
+    for ws, caller in callers:
+        ws.on["data"] = lambda data: served.append("request")
+        caller.sendall(b"another")
+    ours, newcomer = socket_pair()
+    ws = recorder(flusher)
+    ws.on["head"] = lambda _head: (served.append("newcomer"), ws.abort())
+    poller.adopt(ours, ws)
+    newcomer.sendall(head)
+    theirs.sendall(reference.client_frame(1, b"ping"))
+    poller.slice_s = 60.0
+    poller._turn()
+    assert served == ["client", *["request"] * 20, "newcomer"]
+    for ws, caller in callers:
+        ws.abort()
+        caller.close()
+    theirs.close()
+    newcomer.close()
+    while poller.sockets:
+        poller._turn()
+    assert poller.places == [0, 0, 0, 0]
 
 
 async def test_http_is_read_in_slices_while_a_crowd_waits(poller, recorder, flusher):
@@ -390,10 +434,10 @@ async def test_established_clients_come_before_newcomers_and_those_that_send_muc
     ws, established = connect()
     established.sendall(head)
     turn_until(lambda: ws.state == OPEN)
-    assert poller.bulk_sockets == 1
+    assert poller.places[BULK] == 1
     established.sendall(message)
     turn_until(lambda: ("text", b"hello") in ws.heard)
-    assert poller.bulk_sockets == 0
+    assert poller.places[BULK] == 0
 
     busy = []
     for _ in range(20):
@@ -421,12 +465,12 @@ async def test_established_clients_come_before_newcomers_and_those_that_send_muc
     for _, theirs in busy:
         theirs.sendall(message)
     turn_until(lambda: all(len(one.heard) == 501 for one, _ in busy))
-    assert poller.bulk_sockets == 20
+    assert poller.places[BULK] == 20
     for theirs in (established, *(theirs for _, theirs in busy + newcomers)):
         theirs.close()
     flusher.flush()
     turn_until(lambda: poller.sockets == 0)
-    assert poller.bulk_sockets == 0
+    assert poller.places[BULK] == 0
 
 
 async def test_a_reset_while_bytes_wait_closes_that_one(served, wait_until):
