@@ -17,7 +17,7 @@ from libc.errno cimport EAGAIN, EINTR, errno
 cimport cython
 
 from redpoll._fanout cimport Audience, Flusher, Sink
-from redpoll._sockets cimport BULK, QUICK, REQUESTS, peer_of, place_of
+from redpoll._sockets cimport BULK, CROWD, MANY, QUICK, REQUESTS, peer_of, place_of
 
 import asyncio
 import binascii
@@ -446,13 +446,16 @@ cdef class WebSocket(Sink):
         those of which a read takes everything."""
         if full:
             return BULK
-        return REQUESTS if self.state == STATE_HTTP else QUICK
+        if self.state != STATE_HTTP:
+            return QUICK
+        # A few requests delay nobody, and a further set costs a µs for each.
+        return REQUESTS if place_of(self) == REQUESTS or self.flusher.poller.unserved() > MANY else QUICK
 
     cdef size_t read_size(self, bint bulk) noexcept:
         """How much to read at most; `bulk`: the socket is in that set. What is left is reported again, after the
         others."""
         cdef:
-            bint crowded = self.flusher.poller.is_crowded()
+            bint crowded = self.flusher.poller.unserved() > CROWD
             size_t size
         if self.state == STATE_HEAD or self.state == STATE_HTTP:
             if bulk and self.state == STATE_HTTP:

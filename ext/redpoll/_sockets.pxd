@@ -22,6 +22,8 @@ cdef enum:
     PLACE_SHIFT = 3
     # A turn with more events than this has a crowd.
     CROWD = 8
+    # With more events than this, requests come after the clients.
+    MANY = 64
 
 cdef enum:
     # In which of the sets a socket is, in the order in which a turn serves them.
@@ -88,7 +90,7 @@ cdef class Poller:
 
     cdef int add(self, Polled polled, int fd) except -1
     cdef int move(self, Polled polled, int place) except -1
-    cdef bint is_crowded(self) noexcept
+    cdef int unserved(self) noexcept
     cdef int watch(self, Polled polled) except -1
     cdef int again(self, Polled polled) except -1
     cdef int fetch_waiting(self) except -1

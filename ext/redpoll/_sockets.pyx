@@ -214,8 +214,9 @@ cdef class Poller:
 
     Neither a flood of requests, nor a storm of new clients, nor thousands that leave may delay the clients that are
     connected. So a turn serves the sets in this order: QUICK, the sockets of which the last read took everything;
-    REQUESTS, the same for those that speak HTTP; BULK, newcomers and those that send more than one read takes; LEAVING,
-    those whose other side has ended. The owner of a socket moves it among the first three.
+    REQUESTS, those of them that speak HTTP, from the moment when there are many at once; BULK, newcomers and those that
+    send more than one read takes; LEAVING, those whose other side has ended. The owner of a socket moves it among the
+    first three.
 
     The sets are level-triggered: what a turn doesn't read is reported again. One turn lasts about `slice_s`, or 3 ms more,
     because each set but the first has 1 ms at least. Events that are left over come first in the next turn.
@@ -314,13 +315,13 @@ cdef class Poller:
             raise OSError(errno, os.strerror(errno))
         return 0
 
-    cdef bint is_crowded(self) noexcept:
-        """Whether many sockets wait to be read, so that each should be read only a little."""
+    cdef int unserved(self) noexcept:
+        """How many sockets wait to be read in this turn."""
         cdef:
             int place, waiting = 0
         for place in range(LEAVING):
             waiting += self.sets[place].count - self.sets[place].next
-        return waiting > CROWD
+        return waiting
 
     cdef int watch(self, Polled polled) except -1:
         """Have the set report what `polled` waits for now, and no more."""

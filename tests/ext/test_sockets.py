@@ -350,13 +350,13 @@ def connected_pairs(poller, recorder, head, flusher, reference, count):
     return clients
 
 
-async def test_clients_come_before_requests_and_requests_before_newcomers(poller, recorder, head, flusher, reference):
+async def test_clients_come_before_many_requests_and_these_before_newcomers(poller, recorder, head, flusher, reference):
     """Also when the requests are on connections that are kept open, and have arrived before."""
     served = []
     [(client, theirs)] = connected_pairs(poller, recorder, head, flusher, reference, 1)
     client.on["text"] = lambda message: served.append("client")
     callers = []
-    for _ in range(20):
+    for _ in range(100):
         ours, caller = socket_pair()
         ws = recorder(flusher)
         ws.on["post"] = lambda data: True
@@ -365,10 +365,20 @@ async def test_clients_come_before_requests_and_requests_before_newcomers(poller
         callers.append((ws, caller))
     while not all(ws.state == HTTP for ws, _ in callers):
         poller._turn()
-    for _, caller in callers:
+    poller.slice_s = 60.0
+    # A few are served among the clients.
+    for _, caller in callers[:10]:
         caller.sendall(b"one request")
-    while poller.places != [1, 20, 0, 0]:
+    poller._turn()
+    assert poller.places == [11, 0, 90, 0]
+    # Of many at once, all but 64 come after the clients from then on.
+    for _ in range(2):
+        for _, caller in callers:
+            caller.sendall(b"one request")
         poller._turn()
+    late = poller.places[REQUESTS]
+    assert poller.places == [101 - late, late, 0, 0]
+    assert 100 - 65 <= late < 100
     for ws, caller in callers:
         ws.on["data"] = lambda data: served.append("request")
         caller.sendall(b"another")
@@ -378,9 +388,9 @@ async def test_clients_come_before_requests_and_requests_before_newcomers(poller
     poller.adopt(ours, ws)
     newcomer.sendall(head)
     theirs.sendall(reference.client_frame(1, b"ping"))
-    poller.slice_s = 60.0
     poller._turn()
-    assert served == ["client", *["request"] * 20, "newcomer"]
+    assert served[served.index("client") + 1 :][-late - 1 :] == ["request"] * late + ["newcomer"]
+    assert len(served) == 102
     for ws, caller in callers:
         ws.abort()
         caller.close()
