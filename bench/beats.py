@@ -30,12 +30,12 @@ import structlog
 from load import print_table  # isort: skip
 from conftest import RedisServer
 from redpoll.cluster.directory import Directory
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link
 from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.membership.timings import Timings
-from redpoll.cluster.scripts import BEAT
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
+from redpoll.cluster.redis.scripts import BEAT
 from results import machine, save
 from server import cpu_s
 

@@ -21,13 +21,13 @@ import hiredis
 import structlog
 import uvloop
 
-from redpoll import embedded
 from redpoll._frame import frame_of
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.envelopes import event_envelope
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link
 from redpoll.cluster.membership.registry import LocalChannel, Registry, Ticket
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
+from redpoll.host import embedded
 from redpoll.protocol.apps import App
 from results import save
 

@@ -24,7 +24,7 @@ from typing import Any
 # First, since it puts tests/ on the path.
 from load import Address, print_table  # isort: skip
 from million import HERE, Driver, end_on_signal
-from redpoll.cluster.keys import SHARDS, Keys
+from redpoll.cluster.redis.keys import SHARDS, Keys
 from results import save
 from server import Server, open_files, rss_bytes
 

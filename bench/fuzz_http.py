@@ -27,7 +27,7 @@ SECRETS = {KEY: SECRET, "second": "s" * 80}
 CLIENT = b"192.0.2.1"
 LINES = b"X-RateLimit-Limit: 1\r\n"
 HEAD = struct.Struct("<IIBHBBHHI")
-# The flag of an answer (src/redpoll/http_messages.py).
+# The flag of an answer (src/redpoll/http/messages.py).
 AUTHENTICATED = 4
 TRACE = re.compile(rb"X-Service-Trace-Id: ([0-9a-f]{32})\r\n")
 # Stands for the signature of what is around it, for one with the path without its prefix, and for the body's digest.
@@ -59,9 +59,10 @@ class HttpTargets:
     """Feeds one input to one of the targets."""
 
     def __init__(self) -> None:
-        from redpoll import _http, http_messages
+        from redpoll import _http
         from redpoll._fast_publish import FastApp, FastPublish
-        from redpoll.cluster.keys import Keys
+        from redpoll.cluster.redis.keys import Keys
+        from redpoll.http import messages as http_messages
         from redpoll.protocol import auth, channels, messages
         from redpoll.protocol.apps import App, HistoryRule, Key
         from redpoll.protocol.errors import ApiError

@@ -20,7 +20,7 @@ import redis
 
 from load import Address
 from publish import Bench, Measured, Target, compiled, run, write_requests
-from redpoll.command_socket import ask, socket_path
+from redpoll.ipc.command_socket import ask, socket_path
 from results import save
 from server import APP_ID, APP_KEY, APP_SECRET, Server
 

@@ -67,7 +67,7 @@ class Least:
 
 @_engine.untracked
 class Connection(_engine.WebSocket):
-    """As worker/connection.py: no fields of its own."""
+    """As worker/hub/connection.py: no fields of its own."""
 
     __slots__ = ()
 

@@ -38,9 +38,9 @@ import msgspec
 # First, since it puts tests/ on the path.
 from load import Address, publish_request  # isort: skip
 from certs import self_signed
-from redpoll import embedded
-from redpoll.child_pipe import ChildPipe, Start
-from redpoll.config import Settings
+from redpoll.config.config import Settings
+from redpoll.host import embedded
+from redpoll.ipc.child_pipe import ChildPipe, Start
 from results import save
 from server import APP_ID as SERVER_APP_ID
 from server import APP_KEY as SERVER_KEY
@@ -50,7 +50,7 @@ from server import Server, cpu_s
 APP_ID, KEY, SECRET = "1", "278d425bdf160c739803", "7ad3773142a6692b25b8"
 HERE = Path(__file__).parent
 CONTROL = (
-    "import sys; from redpoll.control.main import main; from redpoll.child_pipe import ChildPipe; "
+    "import sys; from redpoll.control.main import main; from redpoll.ipc.child_pipe import ChildPipe; "
     "main(ChildPipe(int(sys.argv[1])))"
 )
 DISTINCT_REQUESTS = 1_000

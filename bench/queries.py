@@ -33,13 +33,13 @@ import uvloop
 # First, since it puts tests/ on the path.
 from load import print_table  # isort: skip
 from conftest import RedisServer
-from redpoll.child_pipe import Start
-from redpoll.cluster.keys import Keys
-from redpoll.config import Settings
-from redpoll.control.dashboard.accounts import Accounts
+from redpoll.cluster.redis.keys import Keys
+from redpoll.config.config import Settings
+from redpoll.control.accounts.accounts import Accounts
 from redpoll.control.plane import ControlPlane
-from redpoll.control.records import Records
+from redpoll.control.records.records import Records
 from redpoll.control.webhooks.webhooks import Webhooks
+from redpoll.ipc.child_pipe import Start
 from redpoll.store.eventlog import EventLog
 from redpoll.store.store import Store, database_url
 from results import save

@@ -45,7 +45,7 @@ import uvloop
 
 from load import Address, print_table, socket_from
 from passes import Passes, ProfiledServer
-from redpoll.cluster.keys import SHARDS, Keys
+from redpoll.cluster.redis.keys import SHARDS, Keys
 from results import machine, save
 
 # load.py has put the folder of the tests on the path.

@@ -18,7 +18,7 @@ import uvloop
 
 from postgres import PostgresServer
 from postgres import program as postgres_program
-from redpoll import embedded
+from redpoll.host import embedded
 
 TESTS = Path(__file__).parent
 # Tests and their servers trust no CA of this machine: reading them takes a tenth of a second, three times per server.

@@ -29,7 +29,7 @@ from ports import reserved_ports
 from postgres import PostgresServer
 from proxy import Proxy
 from receiver import Receiver
-from redpoll.command_socket import ask, socket_path
+from redpoll.ipc.command_socket import ask, socket_path
 from sentinel import RedisPair, redis_pair
 from server import APP_ID, Server, processes
 from walk import WEBHOOKS, command

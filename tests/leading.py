@@ -8,7 +8,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from redpoll.cli import main
-from redpoll.command_socket import ask, socket_path
+from redpoll.ipc.command_socket import ask, socket_path
 from server import Server
 
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from redpoll.cluster.cluster_link import ClusterLink
-from redpoll.cluster.link import Link
+from redpoll.cluster.redis.cluster_link import ClusterLink
+from redpoll.cluster.redis.link import Link
 
 
 def quick_link(url: str) -> Link:

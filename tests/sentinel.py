@@ -22,7 +22,7 @@ import pytest
 import redis as redis_py
 
 from ports import reserved_ports
-from redpoll import embedded
+from redpoll.host import embedded
 
 STARTED_WITHIN_S = 60.0
 

@@ -28,7 +28,7 @@ from typing import Self
 import redis as redis_py
 from prometheus_client.parser import text_string_to_metric_families
 
-from redpoll.cluster.keys import Keys
+from redpoll.cluster.redis.keys import Keys
 
 APP_ID = "4711"
 APP_KEY = "278d425bdf160c739803"

@@ -1,7 +1,7 @@
 """How many subscriptions Redis counts on a channel. Not a test."""
 
-from redpoll.cluster.keys import COUNTS_SUM, Keys
-from redpoll.cluster.link import Link
+from redpoll.cluster.redis.keys import COUNTS_SUM, Keys
+from redpoll.cluster.redis.link import Link
 
 
 async def counted(link: Link, keys: Keys, channel: str, app_id: str = "7") -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from redpoll.control.metrics import FAMILIES
+from redpoll.control.observe.metrics import FAMILIES
 
 ROOT = Path(__file__).parent.parent
 SUFFIXES = {".c", ".html", ".js", ".lua", ".md", ".mjs", ".pxd", ".py", ".pyi", ".pyx", ".service", ".toml"}

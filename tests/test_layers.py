@@ -1,7 +1,8 @@
-"""The tree compared with the README ("How it fits together").
+"""The tree compared with the tables of rooms in the READMEs.
 
-Arrows point down only, and every module has its test file: `src/redpoll/a/b.py` -> `tests/a/test_b.py`,
-`ext/redpoll/_x.pyx` -> `tests/ext/test_x.py`.
+README ("How it fits together") says which packages exist and which others each may import. Where a package's README has
+a table of its rooms, each of these imports only rooms above it. No folders import each other, and every module has its
+test file: `src/redpoll/a/b.py` -> `tests/a/test_b.py`, `ext/redpoll/_x.pyx` -> `tests/ext/test_x.py`.
 """
 
 import ast
@@ -13,76 +14,71 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "redpoll"
 
-# Which package may import which others. `host` is the modules at the top that start everything.
-ROOMS = {
-    "protocol": set(),
-    "ext": set(),
-    "base": {"ext"},
-    "cluster": {"protocol", "ext", "base"},
-    "store": {"protocol", "base"},
-    "worker": {"cluster", "protocol", "ext", "base"},
-    "control": {"cluster", "store", "protocol", "ext", "base"},
-    "host": {"worker", "control", "cluster", "store", "protocol", "base"},
-}
-# Modules at the top of src/redpoll that every package except protocol may import.
-BASE = {
-    "app_names",
-    "certificate",
-    "child_pipe",
-    "command_socket",
-    "config",
-    "http_messages",
-    "json_text",
-    "terminal_text",
-    "logs",
-    "loop_lag",
-    "proxies",
-    "redis_url",
-    "redpoll",
-    "remedies",
-    "setting_table",
-    "settings",
-}
+# What any package may import: the version.
+PACKAGE_ITSELF = "redpoll"
+MAX_MODULES = 26
 # Modules that only declare types. Their tests would repeat them.
 DECLARATIONS = {
     "redpoll.cluster.membership.membership_events",
-    "redpoll.control.context",
+    "redpoll.control.commands.context",
     "redpoll.protocol.effects",
 }
-HOST = {
-    "__main__",
-    "cli",
-    "supervisor",
-    "reloading",
-    "heartbeat",
-    "cut_off",
-    "system",
-    "child",
-    "embedded",
-    "datafolder",
-    "fitness",
-    "welcome",
-    "doctor",
-    "importing",
-}
 
-# Cycles that are still to be broken. Only ever shorten this list: the test below fails when an entry is outdated.
-KNOWN_CYCLES: set[frozenset[str]] = set()
+
+def table(page: Path, heading: str) -> list[list[str]]:
+    """The cells of the rows of the table with this heading, without markup."""
+    rows = page.read_text().partition(f"\n{heading}\n")[2].splitlines()[1:]
+    assert rows, f"{page.relative_to(ROOT)} has no table {heading}"
+    found = []
+    for row in rows:
+        if not row.startswith("|"):
+            break
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", row).replace("`", "")
+        found.append([cell.strip() for cell in text.strip("|").split("|")])
+    return found
+
+
+def packages() -> dict[str, set[str]]:
+    """Which packages each may import, as README says it."""
+    rows = table(ROOT / "README.md", "| package | what is in it | may import |")
+    names = {name.removeprefix("src/redpoll/").partition("/")[0]: allowed for name, _, allowed in rows}
+    everything = set(names)
+    return {
+        name: everything if allowed == "everything" else {word for word in allowed.split(", ") if word != "nothing"}
+        for name, allowed in names.items()
+    }
+
+
+def rooms() -> dict[str, list[str]]:
+    """The rooms of each package that has some, in the order of its README. `""`: the package's own modules."""
+    divided = sorted({path.parent.parent for path in SOURCE.glob("*/*/__init__.py") if "migrations" not in path.parts})
+    return {
+        package.name: [row[0].strip("./") for row in table(package / "README.md", "| room | what is in it |")]
+        for package in divided
+    }
+
+
+PACKAGES = packages()
+ROOMS = rooms()
+
+
+def package_of(module: str) -> str:
+    """`redpoll.worker.hub.hub` -> `worker`, `redpoll._frame` -> `ext`."""
+    parts = module.split(".")
+    if len(parts) == 1 or parts[1] == "__main__":
+        return PACKAGE_ITSELF
+    return "ext" if parts[1].startswith("_") else parts[1]
 
 
 def room_of(module: str) -> str:
-    """`redpoll.worker.hub` -> `worker`, `redpoll._frame` -> `ext`, `redpoll.config` -> `base`."""
+    """`redpoll.worker.hub.hub` and `redpoll.worker.hub` -> `hub`, `redpoll.worker.main` -> ``."""
     parts = module.split(".")
-    name = parts[1] if len(parts) > 1 else "redpoll"
-    if name in ROOMS:
-        return name
-    if name in BASE:
-        return "base"
-    if name in HOST:
-        return "host"
-    if name.startswith("_"):
-        return "ext"
-    raise AssertionError(f"{module}: in no package; add it here and in the README")
+    return parts[2] if len(parts) > 2 and parts[2] in ROOMS.get(parts[1], ()) else ""
+
+
+def folder_of(module: str) -> str:
+    path = SOURCE.joinpath(*module.split(".")[1:])
+    return module if path.is_dir() else module.rpartition(".")[0]
 
 
 def modules() -> list[tuple[str, Path]]:
@@ -95,10 +91,15 @@ def modules() -> list[tuple[str, Path]]:
     return found
 
 
-def imports_of(path: Path) -> set[str]:
-    """Every redpoll module that the file imports, at its top or inside a function."""
+def imports_of(path: Path, types: bool = True) -> set[str]:
+    """Every redpoll module that the file imports, at its top or inside a function; `types`: also for types only."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    of_types = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    skipped = set() if types else {id(inner) for node in of_types for part in node.body for inner in ast.walk(part)}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "redpoll"}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "redpoll":
@@ -141,20 +142,46 @@ def cycles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
 
 @pytest.mark.parametrize(("module", "path"), modules(), ids=lambda value: str(value) if isinstance(value, str) else "")
 def test_imports_point_down(module: str, path: Path):
-    room = room_of(module)
+    package = package_of(module)
     for imported in imports_of(path):
-        other = room_of(imported)
-        assert other == room or other in ROOMS[room], f"{module} ({room}) imports {imported} ({other})"
+        other = package_of(imported)
+        if package != other:
+            allowed = PACKAGES[package] | {PACKAGE_ITSELF} if package != PACKAGE_ITSELF else set(PACKAGES)
+            assert other in allowed, f"{module} imports {imported}, which README doesn't allow"
+    # Types are often declared above, and used below.
+    for imported in imports_of(path, types=False) if package in ROOMS else ():
+        if package_of(imported) == package:
+            above = ROOMS[package][: ROOMS[package].index(room_of(module)) + 1]
+            assert room_of(imported) in above, f"{module} imports {imported}, whose room is further down"
+
+
+def test_packages_and_rooms_are_those_of_the_readmes():
+    folders = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert folders | {"ext"} == set(PACKAGES)
+    for package, names in ROOMS.items():
+        assert {path.parent.name for path in (SOURCE / package).glob("*/__init__.py")} | {""} == set(names)
+
+
+def test_no_folder_is_large():
+    sizes = {folder: len(list(folder.glob("[!_]*.py"))) for folder in SOURCE.rglob("*") if folder.is_dir()}
+    assert {folder.name: size for folder, size in sizes.items() if size > MAX_MODULES} == {}
 
 
 def test_no_modules_import_each_other():
     """No cycle of imports, wherever they stand: at the top, inside a function, or under TYPE_CHECKING. Such modules
     can't be read, tested or changed one at a time."""
-    found = cycles({module: imports_of(path) - {module} for module, path in modules()})
-    new = found - KNOWN_CYCLES
-    gone = KNOWN_CYCLES - found
-    assert not new, f"new cycles: {[sorted(cycle) for cycle in new]}"
-    assert not gone, f"no longer cycles, so delete them from KNOWN_CYCLES: {[sorted(cycle) for cycle in gone]}"
+    assert cycles({module: imports_of(path) - {module} for module, path in modules()}) == set()
+
+
+def test_no_folders_import_each_other():
+    """Imports for types only don't count."""
+    graph: dict[str, set[str]] = {}
+    for module, path in modules():
+        if module != "redpoll":
+            folder = folder_of(module)
+            found = {folder_of(imported) for imported in imports_of(path, types=False)}
+            graph.setdefault(folder, set()).update(found - {folder, "redpoll"})
+    assert cycles(graph) == set()
 
 
 def test_a_cycle_is_found_through_several_modules():

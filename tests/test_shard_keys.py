@@ -4,8 +4,8 @@ import contextlib
 import sqlite3
 
 from redpoll.cluster.bus import Bus
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
 from redpoll.protocol.apps import App, HistoryRule
 from server import APP_ID, Server
 from walk import command

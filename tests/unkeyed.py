@@ -1,6 +1,6 @@
 """Where channels are in Redis for the tests' parts without a shard key."""
 
-from redpoll.cluster.keys import Keys
+from redpoll.cluster.redis.keys import Keys
 
 __all__ = ["shard"]
 

@@ -82,7 +82,7 @@ def _install(folder: str) -> None:
 
         gc.callbacks.append(garbage_collected)
         # uvloop calls a protocol itself; this one's bytes come from Redis.
-        connection_class = sys.modules["redpoll.cluster.redis_connection"].RedisConnection
+        connection_class = sys.modules["redpoll.cluster.redis.connection"].RedisConnection
         received = measured(connection_class.buffer_updated)
         connection_class.buffer_updated = lambda connection, count: received(connection, count)
         longest = longest_wall = 0.0

@@ -2,9 +2,9 @@
 reply to the answer, without a Python object per request.
 
 `FastPublish.take` reads messages. A signed publish without anything unusual is carried out here; any other message
-becomes a request that control/middleware.py handles. So nothing here refuses anything, and both ways give the same
+becomes a request that control/api/middleware.py handles. So nothing here refuses anything, and both ways give the same
 answers and the same rows in the event log. The signature is checked before the body is read (protocol/README.md
-"Request signing"). Limits and prefixes of names are those of redpoll.protocol, passed by control/fast_publish.py.
+"Request signing"). Limits and prefixes of names are those of redpoll.protocol, passed by control/publish/fast_publish.py.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING

@@ -213,7 +213,7 @@ def pack_publish(
 ) -> bytes:
     """The command for Redis, in RESP, that publishes `pack_event(event, data, skip, trace, user)` to a channel's topic.
 
-    `shards` know the channel's (cluster/keys.py); `command` is PUBLISH or SPUBLISH.
+    `shards` know the channel's (cluster/redis/keys.py); `command` is PUBLISH or SPUBLISH.
     """
     cdef:
         Publish publish

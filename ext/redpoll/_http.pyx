@@ -297,7 +297,7 @@ def pack_ok(
     uint32_t number, uint8_t flags, bytes dateline not None, bytes headers not None, bytes body not None
 ) -> bytes:
     """The message of a 200 answer after which the connection stays open: as pack_answer of the response that
-    control/response.py renders. `flags` are those of an answer; `dateline` and `headers` are whole lines."""
+    control/http/response.py renders. `flags` are those of an answer; `dateline` and `headers` are whole lines."""
     cdef:
         AnswerHead head
         char[64] length
@@ -356,7 +356,7 @@ cdef dict no_fields = {}
 
 
 cdef class IncomingRequest:
-    """What a request holds: what was received, and what control finds out about it (control/request.py).
+    """What a request holds: what was received, and what control finds out about it (control/http/request.py).
 
     Made by read_requests, which sets `number` to `announced`, or by __init__ where it came in another way.
     """

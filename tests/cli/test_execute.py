@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import aiohttp
 import pytest
 
-from redpoll import datafolder
-from redpoll.command_socket import ask, socket_path
+from redpoll.host import datafolder
+from redpoll.ipc.command_socket import ask, socket_path
 from server import Server
 from wire import Api, Socket, eventually
 
@@ -35,12 +35,12 @@ def test_server_that_owns_the_folder_executes_the_command(typed, tmp_path):
     code = (
         "import asyncio, sys\n"
         "from pathlib import Path\n"
-        "from redpoll import datafolder\n"
-        "from redpoll.command_socket import socket_path\n"
-        "from redpoll.control import commands\n"
-        "from redpoll.control.context import Context\n"
-        "from redpoll.control.records import Records\n"
-        "from redpoll.settings import Settings\n"
+        "from redpoll.host import datafolder\n"
+        "from redpoll.ipc.command_socket import socket_path\n"
+        "from redpoll.control.commands import commands\n"
+        "from redpoll.control.commands.context import Context\n"
+        "from redpoll.control.records.records import Records\n"
+        "from redpoll.config.settings import Settings\n"
         "from redpoll.store.store import Store, database_url\n"
         "async def serve(folder):\n"
         "    store = await Store.open(database_url(folder))\n"

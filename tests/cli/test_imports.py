@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from redpoll import config
+from redpoll.config import config
 
 SOKETI = {
     "port": 6010,

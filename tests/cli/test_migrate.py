@@ -7,7 +7,7 @@ import pytest
 from alembic import command
 from sqlalchemy import create_engine
 
-from redpoll import datafolder
+from redpoll.host import datafolder
 from redpoll.store import migrating
 from redpoll.store.schema import NEWEST
 

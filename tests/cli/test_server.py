@@ -7,8 +7,8 @@ import threading
 import pytest
 
 import redpoll
-from redpoll import datafolder
-from redpoll.config import TABLE
+from redpoll.config.config import TABLE
+from redpoll.host import datafolder
 
 
 def test_version(typed):
@@ -50,7 +50,7 @@ def test_health_without_a_server_exits_with_1(typed, tmp_path):
 def test_health_of_a_server_that_is_not_ready_says_why(typed, monkeypatch, one_response):
     port = one_response(503, b'{"error":"Redis does not answer","code":"unavailable"}')
     address = {"control_host": "0.0.0.0", "control_port": port}
-    monkeypatch.setattr("redpoll.command_socket.ask", lambda *_args: address)
+    monkeypatch.setattr("redpoll.ipc.command_socket.ask", lambda *_args: address)
     result = typed("health")
     assert (result.exit_code, result.stderr) == (1, "redpoll: not ready: Redis does not answer\n")
     result = typed("health", "--json")

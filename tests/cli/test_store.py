@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from redpoll import datafolder
+from redpoll.host import datafolder
 
 
 def test_records_move_to_postgres_and_the_next_server_finds_them(typed, app_id, tmp_path, postgres_url, monkeypatch):

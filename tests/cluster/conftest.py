@@ -14,11 +14,11 @@ from redpoll import _frame
 from redpoll.cluster.bus import Bus, confirmed
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.idempotency import Idempotency
-from redpoll.cluster.keys import SHARDS, Keys
-from redpoll.cluster.link import Link, LinkDown
 from redpoll.cluster.membership.hold_call import HoldCall
 from redpoll.cluster.membership.registry import LocalChannel, Registry, Ticket, Timings
 from redpoll.cluster.quota import Quota
+from redpoll.cluster.redis.keys import SHARDS, Keys
+from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.shared_rate import SharedRate
 from redpoll.protocol.apps import App
 from sums import counted
@@ -315,7 +315,7 @@ def make_app() -> Callable[..., App]:
 @pytest.fixture
 async def link(redis, monkeypatch) -> AsyncIterator[Link]:
     """A link of the test's own, to look into Redis or to act as control. It sends no commands by itself."""
-    monkeypatch.setattr("redpoll.cluster.link._LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr("redpoll.cluster.redis.link._LOOK_EVERY_S", 3600.0)
     link = Link(redis.url, first_delay_s=0.01, max_delay_s=0.05)
     link.start()
     async with asyncio.timeout(60):

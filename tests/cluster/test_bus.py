@@ -8,7 +8,7 @@ from msgspec import structs
 
 from redpoll import _frame
 from redpoll.cluster.bus import Bus, Outgoing, Unavailable, read_cached
-from redpoll.cluster.link import Link, LinkDown
+from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.channels import CONSOLE
 from unkeyed import shard

@@ -6,8 +6,8 @@ import pytest
 
 from proxy import Proxy
 from redpoll.cluster.canary import Canary
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
 
 EVERY_S = 0.05
 

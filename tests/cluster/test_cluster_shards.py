@@ -7,9 +7,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from redpoll.cluster.bus import Bus, Outgoing
-from redpoll.cluster.keys import TAGS
 from redpoll.cluster.membership.connection_state import ConnectionState, Reach
 from redpoll.cluster.membership.reaper import Reaper
+from redpoll.cluster.redis.keys import TAGS
 from sentinel import redis_cluster
 from unkeyed import shard
 
@@ -32,9 +32,9 @@ def cluster():
 
 @pytest.fixture(autouse=True)
 def _patient_with_nodes(monkeypatch):
-    monkeypatch.setattr("redpoll.cluster.slot_map._ANSWER_WITHIN_S", 60.0)
-    monkeypatch.setattr("redpoll.cluster.cluster_link._CONNECTED_WITHIN_S", 60.0)
-    monkeypatch.setattr("redpoll.cluster.cluster_link._REPEAT_FOR_S", 60.0)
+    monkeypatch.setattr("redpoll.cluster.redis.slot_map._ANSWER_WITHIN_S", 60.0)
+    monkeypatch.setattr("redpoll.cluster.redis.cluster_link._CONNECTED_WITHIN_S", 60.0)
+    monkeypatch.setattr("redpoll.cluster.redis.cluster_link._REPEAT_FOR_S", 60.0)
 
 
 def slot_of(at: int) -> int:

@@ -16,7 +16,7 @@ from redpoll.cluster.envelopes import (
     parse_count,
     parse_removed,
 )
-from redpoll.cluster.keys import Keys
+from redpoll.cluster.redis.keys import Keys
 
 
 def test_event_has_a_header_line_and_then_user_event_and_data():

@@ -7,7 +7,7 @@ import pytest
 from redpoll.cluster.bus import Bus, Outgoing, Unavailable
 from redpoll.cluster.envelopes import event_tail
 from redpoll.cluster.history import History, InvalidOffset, Page, Row, UnknownEpoch
-from redpoll.cluster.link import Link, LinkDown
+from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.protocol.apps import App, HistoryRule
 
 RULE = HistoryRule(id="abcdef", name="news", prefix=True, keep=1_000, seconds=3_600)

@@ -24,14 +24,14 @@ import redis as redis_py
 from links import quick_link, transports
 from random_history import NEWS, ROOMS, RandomHistory
 from redpoll.cluster.directory import DirectoryWriter
-from redpoll.cluster.keys import SHARDS, TAGS, Keys
-from redpoll.cluster.link import LinkDown
 from redpoll.cluster.membership.reaper import Reaper, Run
 from redpoll.cluster.nodes import Fitness
 from redpoll.cluster.nodes import Node as Entry
 from redpoll.cluster.outbox import Outbox
+from redpoll.cluster.redis.keys import SHARDS, TAGS, Keys
+from redpoll.cluster.redis.link import LinkDown
 from redpoll.control.webhooks.announced import Announced
-from redpoll.heartbeat import Heartbeat
+from redpoll.host.heartbeat import Heartbeat
 from redpoll.store.deliveries import Announcement
 from redpoll.store.webhooks import Endpoint
 from sentinel import redis_cluster

@@ -21,9 +21,9 @@ import pytest
 from random_history import NEWS, ROOMS, RandomHistory
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.envelopes import parse_added, parse_removed
-from redpoll.cluster.link import Link, LinkDown
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.outbox import Outbox, Transition
+from redpoll.cluster.redis.link import Link, LinkDown
 
 HISTORIES = int(os.environ.get("HISTORIES", "5"))
 

@@ -5,8 +5,8 @@ import asyncio
 import msgspec
 import pytest
 
-from redpoll.cluster.link import Link
 from redpoll.cluster.node_survey import NodeSurvey
+from redpoll.cluster.redis.link import Link
 
 NAMES = {"aaaaaaaaaaaa": "one", "bbbbbbbbbbbb": "two", "cccccccccccc": "three"}
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from redpoll.cluster.nodes import Leader, Node, Nodes, Unchanged, entries_of, lead_call
-from redpoll.cluster.scripts import LEAD
+from redpoll.cluster.redis.scripts import LEAD
 
 ME, OTHER = "aaaaaaaaaaaa", "bbbbbbbbbbbb"
 

@@ -6,11 +6,11 @@ import time
 import hiredis
 import pytest
 
-from redpoll.cluster.keys import SHARDS, Keys
-from redpoll.cluster.link import Link, LinkDown
 from redpoll.cluster.membership.hold_call import hold_keys
 from redpoll.cluster.outbox import Outbox, Subject
-from redpoll.cluster.scripts import HOLD, REGISTER
+from redpoll.cluster.redis.keys import SHARDS, Keys
+from redpoll.cluster.redis.link import Link, LinkDown
+from redpoll.cluster.redis.scripts import HOLD, REGISTER
 from unkeyed import shard
 
 A, ROOM, NEWS = "7", "presence-room", "cache-news"

@@ -2,9 +2,9 @@
 
 import re
 
-from redpoll.cluster.keys import Keys
 from redpoll.cluster.publish_call import Flag, PublishReply, RowTerms, StoreTerms, decode, encode, publish_keys
-from redpoll.cluster.scripts import PUBLISH
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.scripts import PUBLISH
 from unkeyed import shard
 
 STORE = StoreTerms(10, 60, 5, "epoch", "0e")

@@ -3,8 +3,8 @@ import asyncio
 import pytest
 
 from redpoll.cluster.bus import Unavailable
-from redpoll.cluster.link import Link, LinkDown
 from redpoll.cluster.quota import Quota, Spent
+from redpoll.cluster.redis.link import Link, LinkDown
 
 MIDNIGHT = 1_700_006_400.0  # 2023-11-15, 00:00 UTC
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from redpoll.cluster.bus import Unavailable
-from redpoll.cluster.link import Link
+from redpoll.cluster.redis.link import Link
 from redpoll.cluster.shared_rate import Part, SharedRate
 
 

@@ -1,4 +1,4 @@
-from redpoll.cluster.scripts import BEAT
+from redpoll.cluster.redis.scripts import BEAT
 from redpoll.cluster.stats import Stats
 
 

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from redpoll.cluster.bus import Unavailable
-from redpoll.cluster.link import Link
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.nodes import Node
+from redpoll.cluster.redis.link import Link
 from redpoll.cluster.survey import Survey
 
 

@@ -6,7 +6,7 @@ import zlib
 from msgspec import structs
 
 from redpoll.cluster import traces
-from redpoll.cluster.link import Link
+from redpoll.cluster.redis.link import Link
 from redpoll.cluster.traces import Span, TraceReader, TraceWriter, Triggered, new_trace_id
 
 RUN, OTHER = "0123456789ab", "ba9876543210"

@@ -14,16 +14,16 @@ import pytest
 from argon2 import PasswordHasher
 from redis.asyncio import Redis
 
-from redpoll.child_pipe import Start
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link
-from redpoll.config import Settings
-from redpoll.control.dashboard.accounts import Accounts
-from redpoll.control.dashboard.passwords import Passwords
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
+from redpoll.config.config import Settings
+from redpoll.control.accounts.accounts import Accounts
+from redpoll.control.accounts.passwords import Passwords
 from redpoll.control.plane import ControlPlane
-from redpoll.control.records import Records
+from redpoll.control.records.records import Records
 from redpoll.control.webhooks.webhooks import Webhooks
-from redpoll.http_messages import FIELDS, SIZE_BYTES, pack_fields, pack_request, size_of, unpack_answer
+from redpoll.http.messages import FIELDS, SIZE_BYTES, pack_fields, pack_request, size_of, unpack_answer
+from redpoll.ipc.child_pipe import Start
 from redpoll.store.charts import Charts
 from redpoll.store.eventlog import EventLog
 from redpoll.store.store import Store, database_url

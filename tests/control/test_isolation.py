@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from redpoll import _frame
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
 
 KEY, SECRET = "278d425bdf160c739803", "7ad3773142a6692b25b8"
 OTHER_KEY, OTHER_SECRET = "1111111111111111aaaa", "2222222222222222bbbb"

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from redpoll.cluster.directory import DirectoryVersion, DirectoryWriter
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link, LinkDown
-from redpoll.control.health import Health
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.control.janitor import Janitor
+from redpoll.control.observe.health import Health
 from redpoll.protocol.apps import App, Key
 from redpoll.store.errors import StoreUnavailable
 

@@ -1,6 +1,6 @@
 """What the leader does, in a control plane with a real Redis."""
 
-from redpoll.cluster.keys import Keys
+from redpoll.cluster.redis.keys import Keys
 
 DEAD = "0123456789ab.1.0"
 

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from redpoll.child_pipe import ChildPipe, Start
-from redpoll.command_socket import ask, socket_path
-from redpoll.config import Settings
+from redpoll.config.config import Settings
+from redpoll.ipc.child_pipe import ChildPipe, Start
+from redpoll.ipc.command_socket import ask, socket_path
 
 CONTROL = (
-    "import sys; from redpoll.control.main import main; from redpoll.child_pipe import ChildPipe; "
+    "import sys; from redpoll.control.main import main; from redpoll.ipc.child_pipe import ChildPipe; "
     "main(ChildPipe(int(sys.argv[1])))"
 )
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import redis.asyncio
 
-from redpoll.cluster.keys import Keys
+from redpoll.cluster.redis.keys import Keys
 
 
 async def test_control_reports_that_it_is_ready_and_readyz_waits_for_the_workers(make_plane, redis, wait_until):

@@ -24,7 +24,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from receiver import Receiver
-from redpoll.command_socket import ask, socket_path
+from redpoll.ipc.command_socket import ask, socket_path
 from server import Server
 from wire import Api, Socket
 

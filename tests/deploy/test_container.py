@@ -12,10 +12,10 @@ import pytest
 import redis as redis_py
 import yaml
 
-from redpoll import embedded
 from redpoll.cli import main
-from redpoll.setting_table import VARIABLES
-from redpoll.settings import Settings
+from redpoll.config.setting_table import VARIABLES
+from redpoll.config.settings import Settings
+from redpoll.host import embedded
 from sentinel import wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -26,7 +26,7 @@ from playwright.async_api import async_playwright
 
 from ports import reserved_ports
 from redpoll.cli import main
-from redpoll.command_socket import ask, socket_path
+from redpoll.ipc.command_socket import ask, socket_path
 from server import Server
 from wire import Api, Socket, eventually
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from redpoll import __version__
-from redpoll.setting_table import TABLE
-from redpoll.settings import Settings
+from redpoll.config.setting_table import TABLE
+from redpoll.config.settings import Settings
 
 helm = pytest.importorskip("helm_python")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")

@@ -12,8 +12,8 @@ from subprocess import run
 import pytest
 
 from certs import authority, issued
-from redpoll.cluster.link import Link
-from redpoll.settings import Settings
+from redpoll.cluster.redis.link import Link
+from redpoll.config.settings import Settings
 from sentinel import tls_redis
 from server import Server
 from walk import WEBHOOKS, command, pages, walk
@@ -97,7 +97,7 @@ async def test_what_is_wrong_with_the_connection_is_logged_without_the_password(
     files = {name: str(path) for name, path in settings_of(certificates).items()} | change
     url = f"rediss://documented:{password}@127.0.0.1:{secure_redis.port}"
     logged = []
-    monkeypatch.setattr("redpoll.cluster.link.log.warning", lambda event, **fields: logged.append(str(fields)))
+    monkeypatch.setattr("redpoll.cluster.redis.link.log.warning", lambda event, **fields: logged.append(str(fields)))
     link = Link(Settings(redis_url=url, **files).full_redis_url(), first_delay_s=0.01, max_delay_s=0.05)
     link.start()
 

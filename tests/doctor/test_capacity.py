@@ -2,7 +2,7 @@
 
 import pytest
 
-from redpoll import config
+from redpoll.config import config
 from redpoll.doctor import capacity
 from redpoll.doctor.capacity import Machine
 from redpoll.doctor.report import Verdict

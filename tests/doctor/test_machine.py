@@ -3,7 +3,7 @@ from redis.asyncio import Redis
 
 from certs import self_signed
 from ports import reserved_ports
-from redpoll import config
+from redpoll.config import config
 from redpoll.doctor import machine
 from redpoll.doctor.report import Verdict
 

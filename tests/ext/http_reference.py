@@ -99,7 +99,7 @@ class LlhttpReading:
         self._ended += 1
 
 
-# -- messages between worker and control (src/redpoll/http_messages.py) -----------------------------------------
+# -- messages between worker and control (src/redpoll/http/messages.py) -----------------------------------------
 
 _REQUEST_HEAD = struct.Struct("<IIBHBBHHI")
 _ANSWER_HEAD = struct.Struct("<IIB")

@@ -1,6 +1,6 @@
 """The compiled part of publishes, without a control plane.
 
-tests/control/test_fast_publish.py compares it with the other way."""
+tests/control/publish/test_fast_publish.py compares it with the other way."""
 
 import hashlib
 import hmac
@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from redpoll._fast_publish import FastApp, FastPublish
 from redpoll._http import IncomingRequest, read_answers
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import LinkDown
-from redpoll.http_messages import AUTHENTICATED, CLOSES, FIELDS, LAST, pack_request
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import LinkDown
+from redpoll.http.messages import AUTHENTICATED, CLOSES, FIELDS, LAST, pack_request
 
 KEY, SECRET = "key", b"secret"
 NOW_S = 1_700_000_000

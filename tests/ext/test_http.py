@@ -21,7 +21,7 @@ from redpoll._http import (
     read_requests,
     signed_params,
 )
-from redpoll.http_messages import FIELDS, size_of, unpack_request
+from redpoll.http.messages import FIELDS, size_of, unpack_request
 from redpoll.protocol import auth
 from redpoll.protocol.apps import App, Key
 from redpoll.protocol.errors import ApiError

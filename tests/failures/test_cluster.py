@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from publishing import Publisher, check, delivery_is_back, numbers
-from redpoll.cluster.keys import TAGS, Keys
+from redpoll.cluster.redis.keys import TAGS, Keys
 from sentinel import RedisCluster, RedisNode, redis_cluster
 from server import APP_ID, Server
 from walk import ADDED, REMOVED, WEBHOOKS, walk

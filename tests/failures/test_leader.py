@@ -22,8 +22,8 @@ from crowd import REMOVED, visitors
 from leading import command, leader, leading_name, rows
 from proxy import Proxy
 from receiver import Receiver
-from redpoll.cluster.keys import Keys
-from redpoll.command_socket import CommandError
+from redpoll.cluster.redis.keys import Keys
+from redpoll.ipc.command_socket import CommandError
 from server import Server
 from wire import Api, Socket, signed_path
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from publishing import Publisher, check, delivery_is_back, numbers
-from redpoll.cluster.keys import Keys
+from redpoll.cluster.redis.keys import Keys
 from sentinel import RedisNode, SentinelService, sentinel_service
 from server import Server
 from walk import ADDED, REMOVED, WEBHOOKS, walk

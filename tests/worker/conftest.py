@@ -12,12 +12,12 @@ import msgspec
 import pytest
 import websockets
 
-from redpoll.child_pipe import ChildPipe, Start
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.directory import DirectoryWriter
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link
-from redpoll.config import Settings
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
+from redpoll.config.config import Settings
+from redpoll.ipc.child_pipe import ChildPipe, Start
 from redpoll.protocol.apps import App, HistoryRule, Key
 from redpoll.worker.main import Worker
 

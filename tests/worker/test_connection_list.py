@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from redpoll.worker.client_libraries import Arrival
 from redpoll.worker.connection_list import MAX_CONNECTIONS, page_of
+from redpoll.worker.hub.client_libraries import Arrival
 
 
 def connection(number, *, app="3", library="js 8.6.0", since=100, channels=(), user=None, peer=("10.0.0.1", 5), **more):

@@ -8,7 +8,7 @@ import pytest
 import redis.asyncio
 import websockets
 
-from redpoll.cluster.keys import TAGS, Keys
+from redpoll.cluster.redis.keys import TAGS, Keys
 
 
 @pytest.fixture

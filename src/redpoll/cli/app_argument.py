@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from redpoll import config
 from redpoll.cli.common import records_command, refuse
 from redpoll.cli.execute import run
+from redpoll.config import config
 
 __all__ = ["AppCommand", "app_records_command", "only_app"]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from redpoll import config
 from redpoll.cli.app_argument import AppCommand, app_records_command
 from redpoll.cli.common import print_json, records_command, refuse
 from redpoll.cli.execute import run
 from redpoll.cli.keys import state
+from redpoll.config import config
 
 __all__ = ["app"]
 
@@ -43,7 +43,7 @@ def app_create(name: str, settings: config.Settings, as_json: bool) -> None:
     if as_json:
         print_json(created)
         return
-    from redpoll.welcome import how_to_use, url_host
+    from redpoll.host.welcome import how_to_use, url_host
 
     click.echo(f"For the server at {url_host(settings.host)}:{settings.port}, according to the settings here:\n")
     click.echo(how_to_use(created, settings.host, settings.port, settings.tls_port), nl=False)

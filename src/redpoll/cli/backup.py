@@ -18,8 +18,8 @@ from pathlib import Path
 
 import click
 
-from redpoll import config
 from redpoll.cli.common import fail, print_json, records_command, refuse
+from redpoll.config import config
 
 __all__ = ["COMMANDS", "copy_database"]
 
@@ -41,7 +41,7 @@ def backup(file: Path, force: bool, settings: config.Settings, as_json: bool) ->
       redpoll backup /var/backups/redpoll.sqlite --force
       redpoll backup today.sqlite --data-dir /var/lib/redpoll --json
     """
-    from redpoll import datafolder
+    from redpoll.host import datafolder
 
     _refuse_postgres(settings, "back them up", "pg_dump --format=custom --file=FILE URL")
     source = _database(settings)
@@ -78,7 +78,7 @@ def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
       redpoll restore /var/backups/redpoll.sqlite
       redpoll restore today.sqlite --data-dir /var/lib/redpoll
     """
-    from redpoll import datafolder
+    from redpoll.host import datafolder
     from redpoll.store.sqlite import put_in_place
 
     _refuse_postgres(settings, "restore them, with all servers stopped,", "pg_restore --clean --dbname=URL FILE")
@@ -104,8 +104,8 @@ def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
 def _restore_running(file: Path, partial: Path, database: Path, in_use: Exception) -> None:
     """Has the running server replace its records: its control plane closes them and starts again. Raises OSError or
     sqlite3.Error."""
-    from redpoll import datafolder
-    from redpoll.command_socket import CommandError, ask, socket_path
+    from redpoll.host import datafolder
+    from redpoll.ipc.command_socket import CommandError, ask, socket_path
 
     server = socket_path(database.parent)
     with datafolder.as_owner(database.parent), _temporary(partial):
@@ -152,7 +152,7 @@ def copy_database(source: Path, target: Path) -> None:
 
     Root reads as the owner of the source's folder. The caller has the rights with which the target is written.
     """
-    from redpoll import datafolder
+    from redpoll.host import datafolder
 
     target.unlink(missing_ok=True)
     os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))

@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 
 import click
 
-from redpoll import config, json_text
-from redpoll.terminal_text import safe
+from redpoll.config import config
+from redpoll.text import json_text
+from redpoll.text.terminal_text import safe
 
 __all__ = [
     "fail",

@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from redpoll import config, json_text
 from redpoll.cli.common import fail, print_json, records_command, refuse, safe, seconds_of, time_text
 from redpoll.cli.execute import run
+from redpoll.config import config
+from redpoll.text import json_text
 
 __all__ = ["debug"]
 

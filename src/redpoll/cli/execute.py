@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from redpoll import config
 from redpoll.cli.common import fail
+from redpoll.config import config
 
 __all__ = ["import_store", "run"]
 
@@ -20,7 +20,7 @@ _WAIT_FOR_SERVER_S = 10.0
 _STORE_MODULES = (
     "alembic.command",
     "encodings.idna",
-    "redpoll.control.commands",
+    "redpoll.control.commands.commands",
     "redpoll.control.webhooks.webhooks",
     "redpoll.store.migrating",
     "redpoll.store.store",
@@ -30,7 +30,8 @@ _STORE_MODULES = (
 
 def run(settings: config.Settings, verb: str, args: dict[str, Any]) -> Any:
     """Runs a command here if the data folder is free, else in the server that owns it. Exits with 1 on failure."""
-    from redpoll import command_socket, datafolder
+    from redpoll.host import datafolder
+    from redpoll.ipc import command_socket
 
     folder = Path(settings.data_dir).resolve()
     deadline = time.monotonic() + _WAIT_FOR_SERVER_S
@@ -66,11 +67,11 @@ def import_store() -> None:
 
 
 async def _run_here(settings: config.Settings, folder: Path, verb: str, args: dict[str, Any]) -> Any:
-    from redpoll.command_socket import CommandError
-    from redpoll.control import commands
-    from redpoll.control.context import Context
-    from redpoll.control.records import Records
+    from redpoll.control.commands import commands
+    from redpoll.control.commands.context import Context
+    from redpoll.control.records.records import Records
     from redpoll.control.webhooks.webhooks import Webhooks
+    from redpoll.ipc.command_socket import CommandError
     from redpoll.store.errors import StoreError, StoreUnavailable
     from redpoll.store.store import Store, database_url
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
-from redpoll import config
 from redpoll.cli.common import print_json, records_command
 from redpoll.cli.execute import run
+from redpoll.config import config
 
 __all__ = ["first_login"]
 
@@ -23,7 +23,7 @@ def first_login(settings: config.Settings, as_json: bool) -> None:
       redpoll first-login
       redpoll first-login --data-dir /var/lib/redpoll --json
     """
-    from redpoll import welcome
+    from redpoll.host import welcome
 
     address = run(settings, "server show", {})
     apps = run(settings, "app list", {})
@@ -49,7 +49,7 @@ def first_login(settings: config.Settings, as_json: bool) -> None:
 
 
 def _password(path: Path) -> str | None:
-    from redpoll import datafolder
+    from redpoll.host import datafolder
 
     try:
         with datafolder.as_owner(path.parent):

@@ -4,10 +4,10 @@ from typing import Any
 
 import click
 
-from redpoll import config
 from redpoll.cli.app_argument import AppCommand, app_records_command
 from redpoll.cli.common import print_json, refuse, safe, time_text
 from redpoll.cli.execute import run
+from redpoll.config import config
 
 __all__ = ["history"]
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from redpoll import config
 from redpoll.cli.common import print_json, records_command, refuse, safe
 from redpoll.cli.execute import run
+from redpoll.config import config
 
 if TYPE_CHECKING:
     from redpoll.importing.plan import Plan, Row
@@ -121,7 +121,7 @@ def _print(plan: Plan, outcomes: list[dict[str, Any]], dry_run: bool) -> None:
 
 
 def _toml(value: str | int | float | bool) -> str:
-    from redpoll import json_text
+    from redpoll.text import json_text
 
     # JSON's strings, numbers and booleans are valid TOML.
     return json_text.compact(value).decode()

@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 import click
 
-from redpoll import json_text
 from redpoll.cli.common import print_json, refuse, safe
 from redpoll.cli.remote import RemoteError, app_command, call, execute, session, with_secret
+from redpoll.text import json_text
 
 if TYPE_CHECKING:
     import aiohttp

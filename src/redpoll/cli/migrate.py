@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from redpoll import config
 from redpoll.cli.common import fail, print_json, records_command
 from redpoll.cli.execute import import_store
+from redpoll.config import config
 
 if TYPE_CHECKING:
     from redpoll.store.migrating import Schema
@@ -37,7 +37,7 @@ def migrate(check: bool, settings: config.Settings, as_json: bool) -> None:
       redpoll migrate --check
       redpoll migrate --data-dir /var/lib/redpoll --json
     """
-    from redpoll import datafolder
+    from redpoll.host import datafolder
     from redpoll.store.errors import StoreError, StoreUnavailable
     from redpoll.store.migrating import unusable
     from redpoll.store.store import Store, database_url, schema_of

@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from redpoll import config
 from redpoll.cli.common import print_json, records_command, safe, time_text
 from redpoll.cli.execute import run
+from redpoll.config import config
 
 __all__ = ["COMMANDS"]
 

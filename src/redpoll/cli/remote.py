@@ -20,12 +20,12 @@ from redpoll.cli.app_argument import only_app
 from redpoll.cli.common import fail, refuse, safe, settings_of, with_config
 from redpoll.cli.execute import run
 from redpoll.doctor.target import Target, TargetError, parse
-from redpoll.welcome import url_host
+from redpoll.host.welcome import url_host
 
 if TYPE_CHECKING:
     import aiohttp
 
-    from redpoll import config
+    from redpoll.config import config
 
 __all__ = [
     "TIMEOUT_S",

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from redpoll import __version__, config
+from redpoll import __version__
 from redpoll.cli.common import fail, print_json, records_command, settings_of, with_config
 from redpoll.cli.execute import run
+from redpoll.config import config
 
 if TYPE_CHECKING:
-    from redpoll.child_pipe import ChildPipe
+    from redpoll.ipc.child_pipe import ChildPipe
 
 __all__ = ["COMMANDS"]
 
@@ -49,8 +50,9 @@ def serve(config_path: str | None, **flags: Any) -> None:
       redpoll serve --config /etc/redpoll.toml
     """
     settings = settings_of(config_path, flags)
-    from redpoll import logs, supervisor
     from redpoll.doctor import capacity
+    from redpoll.host import supervisor
+    from redpoll.text import logs
 
     logs.configure(settings, "supervisor")
     capacity.log_shortages(settings)
@@ -163,8 +165,9 @@ def _obstacle(settings: config.Settings) -> str | None:
     import urllib.error
     import urllib.request
 
-    from redpoll import command_socket, datafolder
-    from redpoll.welcome import url_host
+    from redpoll.host import datafolder
+    from redpoll.host.welcome import url_host
+    from redpoll.ipc import command_socket
 
     try:
         with datafolder.as_owner(Path(settings.data_dir)):
@@ -185,7 +188,7 @@ def _obstacle(settings: config.Settings) -> str | None:
 
 
 def _child_pipe(fd: int) -> "ChildPipe":
-    from redpoll.child_pipe import ChildPipe
+    from redpoll.ipc.child_pipe import ChildPipe
 
     return ChildPipe(fd)
 

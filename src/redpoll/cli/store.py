@@ -46,7 +46,7 @@ def copy(source: str, target: str, as_json: bool) -> None:
       redpoll store copy sqlite:/var/lib/redpoll/redpoll.sqlite 'postgresql://redpoll@db/redpoll?sslmode=verify-full'
       redpoll store copy postgresql://redpoll@localhost/redpoll sqlite:./redpoll-data/redpoll.sqlite --json
     """
-    from redpoll import datafolder
+    from redpoll.host import datafolder
 
     faults = [fault for name, url in (("SOURCE", source), ("TARGET", target)) if (fault := _fault(name, url))]
     if faults:
@@ -96,7 +96,7 @@ def _path(url: str) -> Path | None:
 
 def _lock(stack: contextlib.ExitStack, path: Path) -> None:
     """No server may use the file's folder meanwhile: what it changes after the copy would be missing."""
-    from redpoll import datafolder
+    from redpoll.host import datafolder
 
     try:
         stack.enter_context(datafolder.lock(path.parent, "store copy"))

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from redpoll import json_text
 from redpoll.cli.common import refuse, safe
 from redpoll.cli.remote import TIMEOUT_S, RemoteError, app_command, execute, session, with_secret
 from redpoll.protocol.auth import sign_channel
+from redpoll.text import json_text
 
 if TYPE_CHECKING:
     import aiohttp

@@ -2,10 +2,10 @@
 
 import click
 
-from redpoll import config
 from redpoll.cli.app_argument import AppCommand, app_records_command
 from redpoll.cli.common import print_json, records_command, seconds_of, split_words, time_text
 from redpoll.cli.execute import run
+from redpoll.config import config
 
 __all__ = ["token"]
 

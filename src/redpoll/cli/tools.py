@@ -27,7 +27,7 @@ def openapi(url: str | None, as_json: bool) -> None:
       redpoll openapi --url wss://ws.example.com/app/KEY
     """
     if url is None:
-        from redpoll.control.routes import document
+        from redpoll.control.api.routes import document
 
         print_json(json.loads(document()))
         return

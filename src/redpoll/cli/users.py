@@ -4,9 +4,9 @@ from typing import Any
 
 import click
 
-from redpoll import config
 from redpoll.cli.common import print_json, records_command
 from redpoll.cli.execute import run
+from redpoll.config import config
 
 __all__ = ["user"]
 

@@ -21,12 +21,12 @@ import msgspec
 from redpoll import _frame
 from redpoll.cluster.envelopes import cached_envelope, console_envelope, event_envelope, event_tail
 from redpoll.cluster.hooks import Hook
-from redpoll.cluster.keys import CONSOLE_TOPIC, SHARDS, Keys, cap_of_shard
-from redpoll.cluster.link import Done, Link, LinkDown
-from redpoll.cluster.primary import CHECK, Checked
 from redpoll.cluster.publish_call import Flag, RowTerms, StoreTerms, decode, encode
-from redpoll.cluster.redis_connection import Publishes, Refused
-from redpoll.cluster.scripts import PUBLISH
+from redpoll.cluster.redis.connection import Publishes, Refused
+from redpoll.cluster.redis.keys import CONSOLE_TOPIC, SHARDS, Keys, cap_of_shard
+from redpoll.cluster.redis.link import Done, Link, LinkDown
+from redpoll.cluster.redis.primary import CHECK, Checked
+from redpoll.cluster.redis.scripts import PUBLISH
 from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.channels import is_cache
 

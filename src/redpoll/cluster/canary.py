@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import structlog
 
-from redpoll.cluster.keys import SHARDS, Keys
-from redpoll.cluster.link import Link
+from redpoll.cluster.redis.keys import SHARDS, Keys
+from redpoll.cluster.redis.link import Link
 
 __all__ = ["Canary"]
 

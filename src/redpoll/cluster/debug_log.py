@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
 from redpoll.protocol.apps import App
 from redpoll.protocol.limits import TokenBucket
 

@@ -14,9 +14,9 @@ import hiredis
 import msgspec
 import structlog
 
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link, LinkDown
-from redpoll.cluster.scripts import DIR_FILL, DIR_PUT
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link, LinkDown
+from redpoll.cluster.redis.scripts import DIR_FILL, DIR_PUT
 from redpoll.protocol.apps import App, Key
 
 __all__ = ["Change", "Directory", "DirectoryVersion", "DirectoryWriter", "read_app", "read_directory"]

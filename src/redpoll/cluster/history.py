@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple
 from redpoll import _frame
 from redpoll.cluster.bus import confirmed
 from redpoll.cluster.envelopes import event_of_tail
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Done, Link
-from redpoll.cluster.scripts import CLEAR, HISTORY, LOCATE, Script
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Done, Link
+from redpoll.cluster.redis.scripts import CLEAR, HISTORY, LOCATE, Script
 
 __all__ = ["MAX_PAGE_ROWS", "History", "InvalidOffset", "Page", "Row", "UnknownEpoch"]
 

@@ -11,8 +11,8 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from redpoll.cluster.bus import CONFIRM_S, ONCE_S, confirmed
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
 
 __all__ = ["Claim", "Idempotency", "Outcome"]
 

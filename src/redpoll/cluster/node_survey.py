@@ -13,8 +13,8 @@ import hiredis
 import msgspec
 import structlog
 
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link, LinkDown
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.survey import delays_s, read_answers, send_answer
 
 __all__ = ["NodeAnswers", "NodeSurvey"]

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 import structlog
 
-from redpoll.cluster.keys import Keys
+from redpoll.cluster.redis.keys import Keys
 
 __all__ = ["Fitness", "LeadCall", "Leader", "Node", "Nodes", "Unchanged", "entries_of", "lead_call"]
 

@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 import hiredis
 import structlog
 
-from redpoll.cluster.keys import SHARDS, Keys
-from redpoll.cluster.link import Link
-from redpoll.cluster.scripts import DRAIN, RESTATE
+from redpoll.cluster.redis.keys import SHARDS, Keys
+from redpoll.cluster.redis.link import Link
+from redpoll.cluster.redis.scripts import DRAIN, RESTATE
 
 __all__ = ["Drained", "Outbox", "Subject", "Transition"]
 

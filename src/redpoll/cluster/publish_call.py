@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from redpoll.cluster.keys import Keys
+from redpoll.cluster.redis.keys import Keys
 
 __all__ = ["Flag", "PublishReply", "RowTerms", "StoreTerms", "decode", "encode", "publish_keys"]
 

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from redpoll.cluster.bus import CONFIRM_S, confirmed
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link
-from redpoll.cluster.scripts import SPEND
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
+from redpoll.cluster.redis.scripts import SPEND
 
 __all__ = ["Quota", "Spent"]
 

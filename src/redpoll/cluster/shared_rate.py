@@ -1,16 +1,16 @@
 """The rate limit by address over several nodes, counted in Redis.
 
 A node takes a part of an address's limit at a time (script `rate`), and counts it down in memory
-(control/ratelimit.py). So a publish needs no round trip unless the limit is small, and never do all nodes together
+(control/http/ratelimit.py). So a publish needs no round trip unless the limit is small, and never do all nodes together
 accept more than the limit.
 """
 
 from typing import Final, NamedTuple
 
 from redpoll.cluster.bus import CONFIRM_S, confirmed
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link
-from redpoll.cluster.scripts import RATE
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
+from redpoll.cluster.redis.scripts import RATE
 
 __all__ = ["Part", "SharedRate"]
 

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
 
 __all__ = ["Stats"]
 

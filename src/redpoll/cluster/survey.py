@@ -19,9 +19,9 @@ import hiredis
 import msgspec
 
 from redpoll.cluster.bus import Unavailable
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link, LinkDown
 from redpoll.cluster.nodes import Node
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link, LinkDown
 
 __all__ = ["Survey", "delays_s", "read_answers", "send_answer"]
 

@@ -21,8 +21,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import structs
 
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
 
 __all__ = ["RUN_CHARS", "WAITED_US", "Batch", "Span", "TraceReader", "TraceWriter", "Triggered", "new_trace_id"]
 

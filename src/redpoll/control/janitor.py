@@ -16,11 +16,11 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.directory import DirectoryVersion, DirectoryWriter
-from redpoll.cluster.link import Link, LinkDown
-from redpoll.control.connections import Connections
-from redpoll.control.health import Health
-from redpoll.control.response import dateline
-from redpoll.loop_lag import LoopLag
+from redpoll.cluster.redis.link import Link, LinkDown
+from redpoll.control.http.connections import Connections
+from redpoll.control.http.response import dateline
+from redpoll.control.observe.health import Health
+from redpoll.loop.loop_lag import LoopLag
 from redpoll.protocol.apps import App
 from redpoll.store.errors import reason_of
 

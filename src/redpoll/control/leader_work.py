@@ -8,9 +8,9 @@ import asyncio
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.outbox import Outbox, Transition
 from redpoll.control.janitor import Janitor
-from redpoll.control.leadership import LeaderStore
-from redpoll.control.spans import Spans
-from redpoll.control.tracing import Tracer
+from redpoll.control.nodes.leadership import LeaderStore
+from redpoll.control.tracing.spans import Spans
+from redpoll.control.tracing.tracing import Tracer
 from redpoll.control.webhooks.webhooks import Webhooks
 
 __all__ = ["LeaderWork"]

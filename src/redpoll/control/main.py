@@ -19,21 +19,21 @@ import structlog
 import uvloop
 from sqlalchemy.exc import SQLAlchemyError
 
-from redpoll import logs
-from redpoll.child_pipe import ChildPipe, Start
-from redpoll.command_socket import socket_path
-from redpoll.control import commands
-from redpoll.control.context import Context
-from redpoll.control.dashboard.accounts import Accounts
-from redpoll.control.leadership import introduce
+from redpoll.control.accounts.accounts import Accounts
+from redpoll.control.commands import commands
+from redpoll.control.commands.context import Context
+from redpoll.control.nodes.leadership import introduce
 from redpoll.control.plane import ControlPlane
-from redpoll.control.records import RecordError, Records
+from redpoll.control.records.records import RecordError, Records
 from redpoll.control.webhooks.webhooks import Webhooks
+from redpoll.ipc.child_pipe import ChildPipe, Start
+from redpoll.ipc.command_socket import socket_path
 from redpoll.store.charts import Charts
 from redpoll.store.errors import StoreError, StoreUnavailable, reason_of
 from redpoll.store.eventlog import EventLog
 from redpoll.store.sqlite import put_in_place
 from redpoll.store.store import Store, database_url
+from redpoll.text import logs
 
 __all__ = ["main"]
 

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from redpoll.config import Settings
+from redpoll.config.config import Settings
 from redpoll.doctor.report import Finding, Verdict, ok, skipped, warning
 
 __all__ = ["Machine", "capacity", "examine", "log_shortages", "this_machine"]

@@ -21,13 +21,14 @@ from typing import Final
 import redis.asyncio
 from redis.exceptions import NoPermissionError, RedisError
 
-from redpoll import __version__, embedded
-from redpoll.certificate import PairError, read_pair
-from redpoll.cluster.sentinels import Sentinels
-from redpoll.config import Settings
+from redpoll import __version__
+from redpoll.cluster.redis.sentinels import Sentinels
+from redpoll.config.certificate import PairError, read_pair
+from redpoll.config.config import Settings
+from redpoll.config.redis_url import RedisUrl
 from redpoll.doctor import capacity
 from redpoll.doctor.report import Finding, failed, ok, skipped, warning
-from redpoll.redis_url import RedisUrl
+from redpoll.host import embedded
 
 __all__ = ["examine"]
 

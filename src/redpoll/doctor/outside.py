@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import aiohttp
 
+from redpoll.config.remedies import REFUSALS, recognise, remedy_for_idle, remedy_for_upgrade
 from redpoll.doctor.report import Finding, failed, ok, skipped, warning
 from redpoll.doctor.target import Target
-from redpoll.remedies import REFUSALS, recognise, remedy_for_idle, remedy_for_upgrade
 
 __all__ = ["DEFAULT_PATIENCE_S", "examine"]
 

@@ -3,7 +3,7 @@
 import enum
 from typing import Any, NamedTuple
 
-from redpoll.terminal_text import safe
+from redpoll.text.terminal_text import safe
 
 __all__ = ["Finding", "Verdict", "as_json", "as_text", "failed", "ok", "skipped", "warning", "worst"]
 

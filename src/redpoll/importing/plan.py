@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from redpoll.app_names import (
+from redpoll.config.app_names import (
     APP_ID_RULE,
     APP_KEY_RULE,
     APP_SECRET_RULE,

@@ -1,4 +1,4 @@
-"""Effects: what a session wants done, as values. The worker carries them out in order (worker/hub.py).
+"""Effects: what a session wants done, as values. The worker carries them out in order (worker/hub/hub.py).
 
 An effect without bytes stands for a frame that only the worker can compose: a success frame needs the member list,
 a page of history needs Redis.

@@ -1,6 +1,6 @@
 """Dashboard users and their sessions in the record store.
 
-Password rules, hashing and the lifetime of sessions are decided in control/dashboard/accounts.py.
+Password rules, hashing and the lifetime of sessions are decided in control/accounts/accounts.py.
 """
 
 from collections.abc import Collection

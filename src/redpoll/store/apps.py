@@ -1,4 +1,4 @@
-"""Apps and their keys in the record store. control/records.py decides which changes are allowed."""
+"""Apps and their keys in the record store. control/records/records.py decides which changes are allowed."""
 
 from collections.abc import Collection
 from typing import Any

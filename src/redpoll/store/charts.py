@@ -2,7 +2,7 @@
 
 Points are averages over a step (two minutes, a quarter of an hour) of the server and of each app; days count what an
 app used on a UTC day. Like the event log, the file makes no strong promises: nothing waits for the disk, and an
-unreadable file is renamed to `.old`. control/dashboard/averages.py and control/usage.py fill it.
+unreadable file is renamed to `.old`. control/dashboard/averages.py and control/observe/usage.py fill it.
 """
 
 from __future__ import annotations

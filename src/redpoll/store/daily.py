@@ -1,6 +1,7 @@
 """The number of messages that each app used of its daily limit: a copy that survives the loss of Redis' counters.
 
-Days are UTC, as `YYYYMMDD`. cluster/quota.py counts; control/daily_limit.py copies the counters here every minute.
+Days are UTC, as `YYYYMMDD`. cluster/quota.py counts; control/publish/daily_limit.py copies the counters here every
+minute.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""App tokens in the record store. control/tokens.py decides which changes are allowed."""
+"""App tokens in the record store. control/records/tokens.py decides which changes are allowed."""
 
 from collections.abc import Collection, Mapping
 from typing import Final

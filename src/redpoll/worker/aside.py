@@ -18,8 +18,8 @@ import structlog
 from redpoll.cluster.membership.connection_state import Reach
 from redpoll.cluster.membership.registry import Registry
 from redpoll.protocol.handshake import Refusal
-from redpoll.worker.drain import DRAINED, Drain
-from redpoll.worker.hub import Hub
+from redpoll.worker.hub.hub import Hub
+from redpoll.worker.timers.drain import DRAINED, Drain
 
 __all__ = ["Aside"]
 

@@ -10,10 +10,10 @@ from heapq import heappush, heapreplace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from redpoll.cluster.membership.slices import walk
+from redpoll.loop.slices import walk
 
 if TYPE_CHECKING:
-    from redpoll.worker.connection import Connection
+    from redpoll.worker.hub.connection import Connection
 
 __all__ = ["MAX_CONNECTIONS", "QUESTION", "page_of"]
 

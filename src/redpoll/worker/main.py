@@ -18,38 +18,39 @@ import msgspec
 import structlog
 import uvloop
 
-from redpoll import _engine, logs
+from redpoll import _engine
 from redpoll._fanout import Flusher
 from redpoll._sockets import Poller
-from redpoll.child_pipe import ChildPipe, Start
 from redpoll.cluster.bus import Bus
-from redpoll.cluster.cluster_link import open_link
 from redpoll.cluster.directory import Directory
-from redpoll.cluster.keys import Keys
 from redpoll.cluster.membership.registry import Registry
-from redpoll.cluster.membership.slices import walk
 from redpoll.cluster.quota import Quota
+from redpoll.cluster.redis.cluster_link import open_link
+from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.stats import Stats
 from redpoll.cluster.survey import Survey
 from redpoll.cluster.traces import TraceWriter
+from redpoll.ipc.child_pipe import ChildPipe, Start
+from redpoll.loop.slices import walk
 from redpoll.protocol.apps import App
 from redpoll.protocol.handshake import Refusal
+from redpoll.text import logs
 from redpoll.worker import connection_list
 from redpoll.worker.aside import Aside
-from redpoll.worker.backpressure import Backpressure
-from redpoll.worker.collector import Collector
-from redpoll.worker.connection import Connection
-from redpoll.worker.debugging import Debugging
-from redpoll.worker.drain import DRAINED, Drain
-from redpoll.worker.everyone import UnsentBytes
-from redpoll.worker.hub import Hub
+from redpoll.worker.hub.connection import Connection
+from redpoll.worker.hub.debugging import Debugging
+from redpoll.worker.hub.everyone import UnsentBytes
+from redpoll.worker.hub.hub import Hub
+from redpoll.worker.hub.tracing import Tracing
 from redpoll.worker.ingress.gate import Gate
 from redpoll.worker.ingress.listeners import Listeners
-from redpoll.worker.janitor import STATS_EVERY_TICKS, Janitor
-from redpoll.worker.paced_close import PacedClose
 from redpoll.worker.replay import user_resume
 from redpoll.worker.replay.user_resume import UserResume
-from redpoll.worker.tracing import Tracing
+from redpoll.worker.timers.backpressure import Backpressure
+from redpoll.worker.timers.collector import Collector
+from redpoll.worker.timers.drain import DRAINED, Drain
+from redpoll.worker.timers.janitor import STATS_EVERY_TICKS, Janitor
+from redpoll.worker.timers.paced_close import PacedClose
 
 __all__ = ["Worker", "main"]
 
@@ -180,7 +181,7 @@ class Worker:
     # -- draining ------------------------------------------------------------------------------------------
 
     def stop_listening(self) -> None:
-        """Close the port, before any connection is closed (worker/README.md "Draining")."""
+        """Close the port, before any connection is closed (worker/timers/README.md "Draining")."""
         self._stopped_listening = self.gate.draining = True
         if self.listeners.close():
             self.child_pipe.send({"listening": False})

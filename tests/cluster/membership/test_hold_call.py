@@ -5,7 +5,6 @@ import re
 import pytest
 
 from redpoll.cluster.hooks import Hook
-from redpoll.cluster.keys import Keys
 from redpoll.cluster.membership import hold_call
 from redpoll.cluster.membership.hold_call import (
     CHANNEL,
@@ -19,7 +18,8 @@ from redpoll.cluster.membership.hold_call import (
     hold_keys,
     hook_flags,
 )
-from redpoll.cluster.scripts import HOLD, REGISTER
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.scripts import HOLD, REGISTER
 from unkeyed import shard
 
 W = "0123456789ab.1.0"

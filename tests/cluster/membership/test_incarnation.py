@@ -2,12 +2,12 @@ import asyncio
 
 import pytest
 
-from redpoll.cluster.keys import SHARDS
-from redpoll.cluster.link import LinkDown
 from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.membership.timings import Timings
-from redpoll.cluster.scripts import REGISTER
+from redpoll.cluster.redis.keys import SHARDS
+from redpoll.cluster.redis.link import LinkDown
+from redpoll.cluster.redis.scripts import REGISTER
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 import pytest
 
-from redpoll.cluster.keys import cap_of_shard
 from redpoll.cluster.membership.local_channel import (
     UNKNOWN,
     ChannelSettings,
@@ -10,6 +9,7 @@ from redpoll.cluster.membership.local_channel import (
     Ticket,
 )
 from redpoll.cluster.membership.tally import Tally
+from redpoll.cluster.redis.keys import cap_of_shard
 from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.presence import Roster
 

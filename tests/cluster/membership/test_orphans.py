@@ -2,11 +2,11 @@
 
 import asyncio
 
-from redpoll.cluster.keys import SHARDS
 from redpoll.cluster.membership.hold_call import hold_keys
 from redpoll.cluster.membership.orphans import orphans
 from redpoll.cluster.membership.reaper import Reaper
-from redpoll.cluster.scripts import HOLD, REGISTER
+from redpoll.cluster.redis.keys import SHARDS
+from redpoll.cluster.redis.scripts import HOLD, REGISTER
 
 RUN, ROOM, LOST = "0123456789ab", "presence-room", "ba9876543210.3.0"
 

@@ -5,7 +5,7 @@ import hashlib
 from structlog.testing import capture_logs
 
 from redpoll.cluster.membership.places import with_place
-from redpoll.cluster.scripts import RESERVE, Script
+from redpoll.cluster.redis.scripts import RESERVE, Script
 from unkeyed import shard
 
 

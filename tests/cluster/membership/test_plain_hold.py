@@ -5,10 +5,10 @@ import random
 import hiredis
 import pytest
 
-from redpoll.cluster.keys import Keys
 from redpoll.cluster.membership.hold_call import CHANNEL, Flag, HoldCall, decode, encode
 from redpoll.cluster.membership.plain_hold import PlainHold, is_plain_call, plain_reply
-from redpoll.cluster.scripts import FENCE, FENCED, HOLD, HOLD_PLAIN, REGISTER, STALE
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.scripts import FENCE, FENCED, HOLD, HOLD_PLAIN, REGISTER, STALE
 from unkeyed import shard
 
 WORKERS = ("0123456789ab.1.0", "0123456789ab.2.0", "0123456789ab.3.0")

@@ -4,12 +4,12 @@ import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
 
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import LinkDown
 from redpoll.cluster.membership.hold_call import hold_keys
 from redpoll.cluster.membership.reaper import Beats, Reaper, Run
 from redpoll.cluster.outbox import Outbox
-from redpoll.cluster.scripts import BURY, HOLD
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import LinkDown
+from redpoll.cluster.redis.scripts import BURY, HOLD
 from unkeyed import shard
 
 RUN = "0123456789ab"

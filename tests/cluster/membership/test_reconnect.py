@@ -8,7 +8,7 @@ import pytest
 from redpoll.cluster.bus import Bus, Outgoing
 from redpoll.cluster.membership.hold_call import hold_keys
 from redpoll.cluster.membership.reaper import Reaper
-from redpoll.cluster.scripts import HOLD
+from redpoll.cluster.redis.scripts import HOLD
 
 ROOM = "presence-room"
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from links import transports
 from redpoll.cluster.bus import Bus, Outgoing
-from redpoll.cluster.scripts import HOLD
+from redpoll.cluster.redis.scripts import HOLD
 
 ROOM = "presence-room"
 

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 from msgspec import structs
 
-from redpoll.cluster.keys import cap_of_shard
 from redpoll.cluster.membership.connection_state import ConnectionState
-from redpoll.cluster.scripts import HOLD
+from redpoll.cluster.redis.keys import cap_of_shard
+from redpoll.cluster.redis.scripts import HOLD
 from redpoll.protocol.apps import HistoryRule
 from unkeyed import shard
 

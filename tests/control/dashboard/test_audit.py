@@ -30,9 +30,9 @@ async def test_audit_log_is_exported_completely(plane, browser, wait_until):
 
 
 async def test_commands_are_in_the_audit_log_too(plane, browser, tmp_path):
-    from redpoll.control import commands
-    from redpoll.control.context import Context
-    from redpoll.settings import Settings
+    from redpoll.config.settings import Settings
+    from redpoll.control.commands import commands
+    from redpoll.control.commands.context import Context
 
     context = Context(plane.plane.dashboard.accounts.store, plane.records, Settings())
     made = await commands.run(context, "token create", {"app": "3", "name": "t", "scopes": ["read"], "lasts_s": None})

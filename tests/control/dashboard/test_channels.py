@@ -5,7 +5,7 @@ import io
 
 from redis.asyncio import Redis
 
-from redpoll.cluster.keys import Keys
+from redpoll.cluster.redis.keys import Keys
 
 
 async def test_occupied_channels_are_listed_with_kind_and_counts(browser, occupy):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
 from redpoll.cluster.survey import Survey
 
 W = "0123456789ab.1.1"

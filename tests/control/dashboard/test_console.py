@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
 from redpoll.protocol.auth import channel_fault
 from redpoll.protocol.channels import CONSOLE
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from redis.asyncio import Redis
 
-from redpoll.cluster.keys import Keys
+from redpoll.cluster.redis.keys import Keys
 from redpoll.protocol.apps import HistoryRule
 
 PREFIX = {"match": "prefix", "name": "stored-", "keep": "100", "lasts": "2", "unit": "hours", "replay": "none"}

@@ -6,7 +6,7 @@ import pytest
 
 from redpoll.control.dashboard.access import Visit
 from redpoll.control.dashboard.jobs import File
-from redpoll.control.records import RecordError
+from redpoll.control.records.records import RecordError
 
 
 @pytest.fixture

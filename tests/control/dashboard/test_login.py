@@ -4,8 +4,8 @@ import html
 import re
 import time
 
+from redpoll.control.accounts.login_throttle import MAX_WAIT_S, LoginThrottle
 from redpoll.control.dashboard.login import FIRST_LOGIN, Login
-from redpoll.control.dashboard.login_throttle import MAX_WAIT_S, LoginThrottle
 
 PASSWORD = "correct horse battery"
 

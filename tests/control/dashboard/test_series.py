@@ -2,7 +2,7 @@
 
 from redpoll.control.dashboard import series
 from redpoll.control.dashboard.series import Sampler, Series
-from redpoll.control.router import Route, no_times
+from redpoll.control.http.router import Route, no_times
 
 
 class Server:

@@ -5,9 +5,9 @@ import contextlib
 import pytest
 
 from receiver import Receiver
-from redpoll.control.records import Records
+from redpoll.config.settings import Settings
+from redpoll.control.records.records import Records
 from redpoll.control.webhooks.webhooks import Webhooks
-from redpoll.settings import Settings
 from redpoll.store.store import Store, database_url
 from transitions import APP, OTHER, Clock
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from redpoll.control.records import RecordError
+from redpoll.control.records.records import RecordError
 from redpoll.control.webhooks.deadletters import DeadLetters
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows

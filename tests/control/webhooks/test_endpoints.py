@@ -6,7 +6,7 @@ import pytest
 
 from certs import authority, issued
 from receiver import Receiver
-from redpoll.control.records import RecordError, Records
+from redpoll.control.records.records import RecordError, Records
 from redpoll.control.webhooks.endpoints import OVERLAP_S, Endpoints, hooks_of, wants
 from redpoll.control.webhooks.sender import Sender
 from redpoll.store import deliveries as delivery_rows

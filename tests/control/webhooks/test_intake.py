@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 from structlog.testing import capture_logs
 
-from redpoll.cluster.link import LinkDown
 from redpoll.cluster.outbox import Subject
+from redpoll.cluster.redis.link import LinkDown
 from redpoll.control.webhooks.announced import Announced
 from redpoll.control.webhooks.intake import DRAIN_EVERY_S, Intake, delivery_id
 from redpoll.control.webhooks.waiting_bound import WaitingBound

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from redpoll.control.request import Request
+from redpoll.control.http.request import Request
 from redpoll.control.webhooks.verify import Verify
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError

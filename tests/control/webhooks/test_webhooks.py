@@ -11,9 +11,9 @@ import pytest
 from redis.asyncio import Redis
 
 from receiver import OK, Receiver, hang, status
-from redpoll.cluster.keys import Keys
-from redpoll.control.metrics import FAMILIES
-from redpoll.control.records import RecordError
+from redpoll.cluster.redis.keys import Keys
+from redpoll.control.observe.metrics import FAMILIES
+from redpoll.control.records.records import RecordError
 from redpoll.control.webhooks import webhooks as module
 from redpoll.control.webhooks.webhooks import FAILING_AFTER_S
 from transitions import APP, NOW_S, OTHER, Box, content_of, kill, transition
@@ -119,12 +119,12 @@ async def test_everything_arrives_despite_kills_and_repeats_have_the_same_id(mak
 
 PROCESS = textwrap.dedent("""
     import asyncio, sys, uvloop
-    from redpoll.cluster.keys import Keys
-    from redpoll.cluster.link import Link
+    from redpoll.cluster.redis.keys import Keys
+    from redpoll.cluster.redis.link import Link
     from redpoll.cluster.outbox import Outbox
-    from redpoll.control.records import Records
+    from redpoll.control.records.records import Records
     from redpoll.control.webhooks.webhooks import Webhooks
-    from redpoll.settings import Settings
+    from redpoll.config.settings import Settings
     from redpoll.store.store import Store, database_url
 
     async def main(redis_url, folder):

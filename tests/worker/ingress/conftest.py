@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from redpoll.http_messages import (
+from redpoll.http.messages import (
     AUTHENTICATED,
     CLOSES,
     CONTINUE,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from redpoll._engine import HTTP
 from redpoll._http import pack_simple
-from redpoll.http_messages import FIELDS, pack_fields, unpack_request
-from redpoll.proxies import NO_PROXIES
+from redpoll.config.proxies import NO_PROXIES
+from redpoll.http.messages import FIELDS, pack_fields, unpack_request
 from redpoll.worker.ingress import http_connection
 from redpoll.worker.ingress.http_connection import HttpConnection
 from redpoll.worker.ingress.strangers import Strangers

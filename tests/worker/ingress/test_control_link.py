@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from redpoll.http_messages import CLOSES, pack_answer
+from redpoll.http.messages import CLOSES, pack_answer
 from redpoll.worker.ingress.control_link import ControlLink
 
 

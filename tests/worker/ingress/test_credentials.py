@@ -6,7 +6,7 @@ import hmac
 import msgspec
 import pytest
 
-from redpoll.http_messages import FIELDS, pack_fields
+from redpoll.http.messages import FIELDS, pack_fields
 from redpoll.protocol.apps import App, Key
 from redpoll.worker.ingress.credentials import Credentials
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 import websockets
 
-from redpoll.worker import janitor
-from redpoll.worker.ingress import addresses
+from redpoll.worker.hub import addresses
 from redpoll.worker.ingress.gate import Gate
+from redpoll.worker.timers import janitor
 
 KEY = "278d425bdf160c739803"
 UPGRADE = (

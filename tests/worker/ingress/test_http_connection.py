@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from redpoll.http_messages import CLOSES, HEAD_ONLY, HTTP_1_0
-from redpoll.worker.ingress import http_head, http_requests
+from redpoll.http import head as http_head
+from redpoll.http.messages import CLOSES, HEAD_ONLY, HTTP_1_0
+from redpoll.worker.ingress import http_requests
 from redpoll.worker.ingress.control_link import ControlLink
 from redpoll.worker.ingress.http_connection import HttpConnection
 

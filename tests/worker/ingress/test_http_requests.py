@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from redpoll._fanout import Flusher
-from redpoll.config import Settings
-from redpoll.proxies import NO_PROXIES
-from redpoll.worker.drained import DrainSignal
+from redpoll.config.config import Settings
+from redpoll.config.proxies import NO_PROXIES
+from redpoll.loop.writable import DrainSignal
 from redpoll.worker.ingress import http_requests
 from redpoll.worker.ingress.credentials import Credentials
 from redpoll.worker.ingress.http_requests import HttpRequests

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from edge import Edge, first_frame, until_end, upgrade
 from redpoll._sockets import Poller
-from redpoll.http_messages import SECURE
+from redpoll.http.messages import SECURE
 from redpoll.worker.ingress import listeners
 from redpoll.worker.ingress.listeners import Introduced
 

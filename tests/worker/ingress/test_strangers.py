@@ -1,7 +1,7 @@
 """Places of an address, and whose connections go first when there is no room. test_crowds.py tests what clients see."""
 
-from redpoll.proxies import NO_PROXIES, TrustedProxies
-from redpoll.worker.ingress.addresses import SHARED_FACTOR
+from redpoll.config.proxies import NO_PROXIES, TrustedProxies
+from redpoll.worker.hub.addresses import SHARED_FACTOR
 from redpoll.worker.ingress.strangers import Strangers
 
 PROXIES = TrustedProxies(["10.0.0.0/8"])

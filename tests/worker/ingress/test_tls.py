@@ -17,8 +17,8 @@ import websockets
 
 from certs import self_signed
 from edge import Edge, first_frame, upgrade
-from redpoll.worker import janitor
 from redpoll.worker.ingress.tls import Certificate, CertificateError, give_memory_back
+from redpoll.worker.timers import janitor
 
 KEY = "278d425bdf160c739803"
 PATH = f"/app/{KEY}?protocol=7"

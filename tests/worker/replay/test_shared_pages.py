@@ -5,9 +5,9 @@ import pytest
 from redpoll._fanout import Flusher, Sink
 from redpoll.cluster.envelopes import event_tail
 from redpoll.cluster.history import Page, Row
-from redpoll.cluster.link import LinkDown
 from redpoll.cluster.membership.local_channel import CHANNEL, HistoryPosition, LocalChannel
-from redpoll.worker.channel import Channel
+from redpoll.cluster.redis.link import LinkDown
+from redpoll.worker.hub.channel import Channel
 from redpoll.worker.replay.replay import Replay, State
 from redpoll.worker.replay.shared_pages import SharedPages
 

@@ -7,7 +7,7 @@ import pytest
 import redis as redis_py
 
 from proxy import Proxy
-from redpoll.cluster.keys import Keys
+from redpoll.cluster.redis.keys import Keys
 from redpoll.worker.replay import user_resume
 
 PING = "pusher:ping"

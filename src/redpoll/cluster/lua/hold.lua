@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Stores what one worker holds of one channel. Join, leave, re-assertion and reaping are all this one step, because
--- the values are absolute (cluster/README.md "hold"). Everything is read and decided before the first write.
+-- the values are absolute (cluster/membership/README.md "hold"). Everything is read and decided before the first write.
 -- membership/hold_call.py encodes the call, decodes the reply, and uses the same names for the letters.
 --
 -- KEYS  1 w      this worker's hash in the channel's shard

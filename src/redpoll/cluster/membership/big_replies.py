@@ -1,7 +1,7 @@
 """Replies that may be big wait for their turn: Redis closes a connection that leaves too much unread."""
 
 from redpoll.cluster.membership.local_channel import LocalChannel
-from redpoll.cluster.membership.slices import Queue
+from redpoll.loop.slices import Queue
 
 __all__ = ["BigReplies"]
 

@@ -6,7 +6,7 @@
                  +------- FENCED <---------+
 
 Every state goes to DOWN when the connection breaks; in a Redis Cluster, REASSERTING and OPEN go to PARTLY when only
-some shards are lost. cluster/README.md "Reconnecting" says what happens in each.
+some shards are lost. cluster/membership/README.md "Reconnecting" says what happens in each.
 """
 
 from collections.abc import Callable, Collection
@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from redpoll.cluster.keys import SHARDS
+from redpoll.cluster.redis.keys import SHARDS
 
 __all__ = ["ALL_SHARDS", "Connection", "ConnectionState", "Reach"]
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from redpoll.cluster.hooks import Hook
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.scripts import OK
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.scripts import OK
 from redpoll.protocol.channels import OWN_PREFIX, is_cache
 
 __all__ = [

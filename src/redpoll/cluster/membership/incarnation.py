@@ -12,10 +12,10 @@ import hiredis
 import structlog
 
 from redpoll.cluster.directory import Directory
-from redpoll.cluster.keys import SHARDS, Keys, shard_of_name
-from redpoll.cluster.link import Link, LinkDown
 from redpoll.cluster.membership.timings import Timings
-from redpoll.cluster.scripts import BEAT, BURY, OK, REGISTER, Script
+from redpoll.cluster.redis.keys import SHARDS, Keys, shard_of_name
+from redpoll.cluster.redis.link import Link, LinkDown
+from redpoll.cluster.redis.scripts import BEAT, BURY, OK, REGISTER, Script
 
 __all__ = ["Incarnation"]
 

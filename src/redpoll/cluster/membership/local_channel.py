@@ -15,9 +15,9 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from redpoll.cluster.keys import cap_of_shard, shard_of_name, share_of_limit
 from redpoll.cluster.membership.hold_call import BEYOND_SHARE, CHANNEL, PRESENCE, TOPIC, Flag, HoldCall, hook_flags
 from redpoll.cluster.membership.tally import Tally
+from redpoll.cluster.redis.keys import cap_of_shard, shard_of_name, share_of_limit
 from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.channels import is_cache, needs_auth
 from redpoll.protocol.presence import Roster

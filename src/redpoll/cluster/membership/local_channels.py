@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from redpoll.cluster.keys import CONSOLE_TOPIC, Keys
 from redpoll.cluster.membership.hold_call import CHANNEL, PRESENCE, TOPIC
 from redpoll.cluster.membership.local_channel import Activity, LocalChannel
 from redpoll.cluster.membership.membership_events import MembershipEvents
-from redpoll.cluster.membership.parted_dict import PartedDict
+from redpoll.cluster.redis.keys import CONSOLE_TOPIC, Keys
+from redpoll.loop.parted_dict import PartedDict
 from redpoll.protocol.channels import CONSOLE, Kind, kind_of
 
 __all__ = ["LocalChannels"]

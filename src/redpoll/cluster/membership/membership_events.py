@@ -1,6 +1,6 @@
 """What the registry reports to the owner of the sockets.
 
-worker/hub.py implements it. Tests implement it with sockets that record what a client would see.
+worker/hub/hub.py implements it. Tests implement it with sockets that record what a client would see.
 """
 
 from typing import Protocol

@@ -8,8 +8,8 @@ before the beat table was read, and isn't in that table, is left over.
 import re
 from typing import Final
 
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
 
 __all__ = ["orphans"]
 

@@ -4,7 +4,7 @@
 Beyond it, and always where the limit is small, the app's channels in all shards count. A worker reserves places in one
 key of the app first, then counts the occupied channels of each shard, and then calls `hold` without a cap. So two
 workers never take the same place: of two reservations, the later one sees the earlier one until its channel is
-occupied and counted (cluster/README.md "Occupied channels").
+occupied and counted (cluster/membership/README.md "Occupied channels").
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from redpoll.cluster.keys import SHARDS, Keys
-from redpoll.cluster.link import Link
 from redpoll.cluster.membership.local_channel import Activity, LocalChannel
-from redpoll.cluster.membership.slices import Queue
 from redpoll.cluster.membership.timings import Timings
-from redpoll.cluster.scripts import OCCUPIED, RESERVE
+from redpoll.cluster.redis.keys import SHARDS, Keys
+from redpoll.cluster.redis.link import Link
+from redpoll.cluster.redis.scripts import OCCUPIED, RESERVE
+from redpoll.loop.slices import Queue
 from redpoll.protocol.channels import needs_auth
 
 __all__ = ["Outcome", "Places", "with_place"]

@@ -7,9 +7,9 @@ share. hold_call.py has the long form.
 from functools import lru_cache
 from typing import Any, Final
 
-from redpoll.cluster.keys import Keys
 from redpoll.cluster.membership.hold_call import CHANNEL, Flag, HoldCall, HoldReply
-from redpoll.cluster.scripts import HOLD_PLAIN
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.scripts import HOLD_PLAIN
 
 __all__ = ["PlainHold", "is_plain_call", "plain_reply"]
 

@@ -2,8 +2,8 @@
 
 Only the leading node's control plane runs a reaper. A live supervisor alone says which of its workers are dead, because
 a worker that stalls doesn't beat either. The workers of a dead node, whose supervisor sends no heartbeats, are dead. A
-live worker that is reaped by mistake costs its members one removal and one return (cluster/README.md "Dead workers").
-Every step can be repeated, so an interrupted reap simply starts again.
+live worker that is reaped by mistake costs its members one removal and one return (cluster/membership/README.md "Dead
+workers"). Every step can be repeated, so an interrupted reap simply starts again.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ import hiredis
 import structlog
 
 from redpoll.cluster.directory import read_app
-from redpoll.cluster.keys import SHARDS, Keys
-from redpoll.cluster.link import Clock, Done, Link, LinkDown
 from redpoll.cluster.membership.hold_call import CHANNEL, PRESENCE, REAPER_GEN, Flag, HoldCall, encode, hook_flags
 from redpoll.cluster.membership.orphans import orphans
 from redpoll.cluster.nodes import Unchanged
-from redpoll.cluster.scripts import BURY, FENCE, FORGET_NODE, HOLD, STALE
+from redpoll.cluster.redis.keys import SHARDS, Keys
+from redpoll.cluster.redis.link import Clock, Done, Link, LinkDown
+from redpoll.cluster.redis.scripts import BURY, FENCE, FORGET_NODE, HOLD, STALE
 
 __all__ = ["Beats", "Reaper", "Run"]
 

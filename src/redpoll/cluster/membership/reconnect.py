@@ -1,9 +1,9 @@
 """Registers this worker with Redis and re-asserts what it holds: after a start, a break of the connection, or fencing.
 After some shards of a Redis Cluster were lost, it does so in these shards, and the others go on meanwhile.
 
-cluster/README.md "Reconnecting" gives the order of steps. incarnation.py has the names and sync.py makes the calls.
-This module starts each step, keeps the connection's state, and releases channels that Redis lists for us but nobody
-here holds.
+cluster/membership/README.md "Reconnecting" gives the order of steps. incarnation.py has the names and sync.py makes the
+calls. This module starts each step, keeps the connection's state, and releases channels that Redis lists for us but
+nobody here holds.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ import hiredis
 import structlog
 
 from redpoll.cluster.canary import Canary
-from redpoll.cluster.catchup import Catchup
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link, LinkDown
+from redpoll.cluster.membership.catchup import Catchup
 from redpoll.cluster.membership.connection_state import ALL_SHARDS, Connection, ConnectionState
 from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.local_channel import UNKNOWN, Activity, LocalChannel
 from redpoll.cluster.membership.local_channels import LocalChannels
+from redpoll.cluster.membership.online import Online
 from redpoll.cluster.membership.rosters import read_first
-from redpoll.cluster.membership.slices import walk
 from redpoll.cluster.membership.sync import Sync
-from redpoll.cluster.online import Online
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link, LinkDown
+from redpoll.loop.slices import walk
 
 __all__ = ["Reconnect"]
 

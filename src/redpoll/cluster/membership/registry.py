@@ -2,8 +2,8 @@
 
 The hub calls `join`, `leave` and `cancel`; the registry answers with the calls of `MembershipEvents`. It knows
 channels, users and tickets, but no sockets. This module connects the parts of the package and routes the pushes of the
-one Redis connection to them. cluster/README.md "hold" and "Reconnecting" describe the protocol; its correctness depends
-on handling replies and pushes in the order in which the connection brings them.
+one Redis connection to them. cluster/membership/README.md "hold" and "Reconnecting" describe the protocol; its
+correctness depends on handling replies and pushes in the order in which the connection brings them.
 """
 
 import asyncio
@@ -15,27 +15,27 @@ import msgspec
 import structlog
 
 from redpoll.cluster.canary import Canary
-from redpoll.cluster.catchup import Catchup
-from redpoll.cluster.connection_limit import ConnectionLimit
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.envelopes import Envelope, parse_added, parse_removed, worker_of
 from redpoll.cluster.history import History
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link, LinkDown
+from redpoll.cluster.membership.catchup import Catchup
+from redpoll.cluster.membership.connection_limit import ConnectionLimit
 from redpoll.cluster.membership.connection_state import ALL_SHARDS, Connection, ConnectionState, Reach
 from redpoll.cluster.membership.counts import Counts
 from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.local_channel import LocalChannel, Ticket
 from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.cluster.membership.membership_events import MembershipEvents
+from redpoll.cluster.membership.online import Online
 from redpoll.cluster.membership.pending import Pending
 from redpoll.cluster.membership.reconnect import Reconnect
 from redpoll.cluster.membership.replies import Replies
-from redpoll.cluster.membership.slices import Cursor, Slices
+from redpoll.cluster.membership.signed_in import SignedIn, needs_sign_ins
 from redpoll.cluster.membership.sync import Sync
 from redpoll.cluster.membership.timings import Timings
-from redpoll.cluster.online import Online
-from redpoll.cluster.signed_in import SignedIn, needs_sign_ins
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link, LinkDown
+from redpoll.loop.slices import Cursor, Slices
 from redpoll.protocol.apps import App
 
 __all__ = ["LocalChannel", "MembershipEvents", "Registry", "Ticket", "Timings"]

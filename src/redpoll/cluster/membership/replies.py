@@ -1,15 +1,15 @@
 """Applies the replies of `hold`: attaches joiners, updates rosters and counts, and reports it all to the hub.
 
 A reply is applied completely before anything else from the connection is handled. So the state that it describes and
-the frames that follow from it are one moment (cluster/README.md "Why snapshot and deltas agree").
+the frames that follow from it are one moment (cluster/membership/README.md "Why snapshot and deltas agree").
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 
-from redpoll.cluster.catchup import Catchup
-from redpoll.cluster.connection_limit import ConnectionLimit
 from redpoll.cluster.envelopes import cached_envelope
+from redpoll.cluster.membership.catchup import Catchup
+from redpoll.cluster.membership.connection_limit import ConnectionLimit
 from redpoll.cluster.membership.connection_state import Connection
 from redpoll.cluster.membership.counts import Counts
 from redpoll.cluster.membership.hold_call import CONNECTIONS, Flag, HoldCall, HoldReply

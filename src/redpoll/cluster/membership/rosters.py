@@ -1,7 +1,7 @@
 """What a reply of `hold` changes in a roster. Pure functions.
 
-Clients get a frame only for a real change: an unknown user added, a known user removed. So a change that arrives
-twice, by a push and a reply or by two replies, makes one frame (cluster/README.md "Why snapshot and deltas agree").
+Clients get a frame only for a real change: an unknown user added, a known user removed. So a change that arrives twice,
+by a push and a reply or by two replies, makes one frame (cluster/membership/README.md "Why snapshot and deltas agree").
 """
 
 from collections.abc import Sequence

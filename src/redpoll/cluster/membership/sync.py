@@ -16,8 +16,6 @@ from typing import Any, Final
 import hiredis
 import structlog
 
-from redpoll.cluster.keys import SHARDS, Keys
-from redpoll.cluster.link import Link, LinkDown
 from redpoll.cluster.membership.big_replies import BigReplies
 from redpoll.cluster.membership.connection_state import ALL_SHARDS, Connection, ConnectionState
 from redpoll.cluster.membership.hold_call import BEYOND_SHARE, TOPIC, Flag, HistoryTerms, HoldCall, decode, encode
@@ -27,9 +25,11 @@ from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.cluster.membership.places import Outcome, Places
 from redpoll.cluster.membership.plain_hold import PlainHold, is_plain_call, plain_reply
 from redpoll.cluster.membership.replies import Replies
-from redpoll.cluster.membership.slices import Cursor, Queue, Slices
 from redpoll.cluster.membership.timings import Timings
-from redpoll.cluster.scripts import HOLD, HOLD_PLAIN
+from redpoll.cluster.redis.keys import SHARDS, Keys
+from redpoll.cluster.redis.link import Link, LinkDown
+from redpoll.cluster.redis.scripts import HOLD, HOLD_PLAIN
+from redpoll.loop.slices import Cursor, Queue, Slices
 
 __all__ = ["Sync"]
 

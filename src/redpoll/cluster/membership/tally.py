@@ -1,8 +1,9 @@
 """The subscription_count of one channel, as far as this worker's subscribers know it.
 
 Redis decides when a new count is announced: once in the cluster, and at most every 250 ms, or every 5 s above 100
-subscribers (cluster/README.md "hold"). The worker whose change could not be announced yet calls `hold` again when it
-may be. A tally remembers that, and the count that all subscribers of this worker were sent. No Redis, no event loop.
+subscribers (cluster/membership/README.md "hold"). The worker whose change could not be announced yet calls `hold` again
+when it may be. A tally remembers that, and the count that all subscribers of this worker were sent. No Redis, no event
+loop.
 """
 
 from collections.abc import Callable

@@ -14,13 +14,13 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import structlog
 
-from redpoll.control.dashboard.accounts import Accounts, Session
+from redpoll.control.accounts.accounts import Accounts, Session
 from redpoll.control.dashboard.forms import CSRF_FIELD, Form, read_form, read_pairs
 from redpoll.control.dashboard.pages import Pages
-from redpoll.control.records import Records
-from redpoll.control.request import Request
-from redpoll.control.response import Response, header_line
-from redpoll.control.router import Access, Handler, Place, Route
+from redpoll.control.http.request import Request
+from redpoll.control.http.response import Response, header_line
+from redpoll.control.http.router import Access, Handler, Place, Route
+from redpoll.control.records.records import Records
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
 from redpoll.store import audit

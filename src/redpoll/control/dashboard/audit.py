@@ -11,8 +11,8 @@ from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.exports import MAX_ROWS, Exports
 from redpoll.control.dashboard.jobs import Progress
 from redpoll.control.dashboard.pages import iso
-from redpoll.control.response import Response
-from redpoll.control.router import Route
+from redpoll.control.http.response import Response
+from redpoll.control.http.router import Route
 from redpoll.store import audit
 from redpoll.store.store import Store
 

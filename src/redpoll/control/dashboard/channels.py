@@ -8,13 +8,13 @@ from urllib.parse import urlencode
 import msgspec
 
 from redpoll.cluster.bus import Unavailable
+from redpoll.control.api.occupancy import Occupancy
 from redpoll.control.dashboard.access import AccessControl, Visit
 from redpoll.control.dashboard.connections import ConnectionPages
 from redpoll.control.dashboard.exports import Exports
 from redpoll.control.dashboard.jobs import Progress
-from redpoll.control.occupancy import Occupancy
-from redpoll.control.response import Response
-from redpoll.control.router import Route
+from redpoll.control.http.response import Response
+from redpoll.control.http.router import Route
 from redpoll.protocol.apps import App
 from redpoll.protocol.channels import Kind, is_cache, is_encrypted, kind_of, valid_name
 from redpoll.protocol.errors import ApiError

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from redpoll.config.remedies import REFUSALS, remedy_for_idle, remedy_for_upgrade
 from redpoll.control.dashboard.access import AccessControl, Visit
 from redpoll.control.dashboard.setup import Address, PublicAddress, is_plain_host
-from redpoll.control.response import Response
-from redpoll.control.router import Route
-from redpoll.remedies import REFUSALS, remedy_for_idle, remedy_for_upgrade
+from redpoll.control.http.response import Response
+from redpoll.control.http.router import Route
 
 __all__ = ["CheckPages"]
 

@@ -13,8 +13,8 @@ from redpoll.cluster.survey import Survey
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.exports import Exports
 from redpoll.control.dashboard.jobs import Progress
-from redpoll.control.response import Response
-from redpoll.control.router import Route
+from redpoll.control.http.response import Response
+from redpoll.control.http.router import Route
 
 __all__ = ["ConnectionPages", "Found"]
 

@@ -1,7 +1,7 @@
 """The debug console: a live view of an app's events, and a form to publish events.
 
 The page connects to the public port with pusher-js and subscribes to a channel that only the dashboard can join: this
-module signs the subscription with a key that the app's record has for this purpose only (control/README.md
+module signs the subscription with a key that the app's record has for this purpose only (control/dashboard/README.md
 "Dashboard"). Publishers copy events to that channel only while the record says that somebody watches, so the page
 renews this when it subscribes and every 30 s.
 
@@ -24,15 +24,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.survey import Survey
-from redpoll.control.api import Api
+from redpoll.control.api.api import Api
 from redpoll.control.dashboard.access import AccessControl, Visit
 from redpoll.control.dashboard.forms import sentence
 from redpoll.control.dashboard.pages import SECURITY
 from redpoll.control.dashboard.setup import PublicAddress
-from redpoll.control.records import Records
-from redpoll.control.response import Response
-from redpoll.control.router import Route
-from redpoll.control.tracing import Tracer
+from redpoll.control.http.response import Response
+from redpoll.control.http.router import Route
+from redpoll.control.records.records import Records
+from redpoll.control.tracing.tracing import Tracer
 from redpoll.protocol.apps import App, Key
 from redpoll.protocol.auth import sign_channel
 from redpoll.protocol.channels import CONSOLE

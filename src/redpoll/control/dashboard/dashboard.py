@@ -6,13 +6,15 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
 from redpoll.cluster.survey import Survey
-from redpoll.control.api import Api
-from redpoll.control.cluster_log import ClusterLog
+from redpoll.config.settings import Settings
+from redpoll.control.accounts.accounts import Accounts
+from redpoll.control.api.api import Api
+from redpoll.control.api.history import ChannelHistory
+from redpoll.control.api.occupancy import Occupancy
 from redpoll.control.dashboard.access import HOME, AccessControl, redirect
-from redpoll.control.dashboard.accounts import Accounts
 from redpoll.control.dashboard.apps import AppPages
 from redpoll.control.dashboard.audit import AuditPages
 from redpoll.control.dashboard.channels import ChannelPages
@@ -34,20 +36,18 @@ from redpoll.control.dashboard.tokens import TokenPages
 from redpoll.control.dashboard.trace import TracePages
 from redpoll.control.dashboard.users import UserPages
 from redpoll.control.dashboard.webhooks import WebhookPages
-from redpoll.control.health import Health
-from redpoll.control.history import ChannelHistory
-from redpoll.control.nodes import NodeList
-from redpoll.control.occupancy import Occupancy
-from redpoll.control.publisher import Publisher
-from redpoll.control.records import Records
-from redpoll.control.request import Request
-from redpoll.control.response import Response
-from redpoll.control.router import Access, Place, Route
-from redpoll.control.tracing import Tracer
-from redpoll.control.usage import Usage
+from redpoll.control.http.request import Request
+from redpoll.control.http.response import Response
+from redpoll.control.http.router import Access, Place, Route
+from redpoll.control.nodes.nodes import NodeList
+from redpoll.control.observe.health import Health
+from redpoll.control.observe.usage import Usage
+from redpoll.control.publish.publisher import Publisher
+from redpoll.control.records.records import Records
+from redpoll.control.tracing.cluster_log import ClusterLog
+from redpoll.control.tracing.tracing import Tracer
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.protocol.errors import ApiError
-from redpoll.settings import Settings
 from redpoll.store.charts import Charts
 
 __all__ = ["Dashboard", "Dependencies"]

@@ -9,9 +9,9 @@ from redpoll.control.dashboard.exports import MAX_ROWS, Exports
 from redpoll.control.dashboard.forms import Form
 from redpoll.control.dashboard.jobs import Jobs, Progress
 from redpoll.control.dashboard.webhooks import before_of, delivery_row, older_than
-from redpoll.control.records import RecordError
-from redpoll.control.response import Response
-from redpoll.control.router import Route
+from redpoll.control.http.response import Response
+from redpoll.control.http.router import Route
+from redpoll.control.records.records import RecordError
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.protocol.apps import App
 from redpoll.store.deliveries import Delivery

@@ -12,7 +12,7 @@ import msgspec
 
 from redpoll.control.dashboard.access import HOME, Visit
 from redpoll.control.dashboard.jobs import File, Jobs, Progress
-from redpoll.control.response import Response
+from redpoll.control.http.response import Response
 from redpoll.protocol.apps import App
 
 __all__ = ["FORMATS", "MAX_ROWS", "Exports", "as_csv"]

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 from urllib.parse import parse_qsl
 
-from redpoll.control.request import Request
+from redpoll.control.http.request import Request
 from redpoll.protocol.errors import ApiError
 
 __all__ = ["CSRF_FIELD", "Form", "read_form", "read_pairs", "sentence"]

@@ -6,17 +6,17 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from redpoll.cluster.bus import Unavailable
+from redpoll.control.api.history import ChannelHistory
+from redpoll.control.api.occupancy import Occupancy
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.channels import pretty
 from redpoll.control.dashboard.exports import MAX_ROWS, Exports
 from redpoll.control.dashboard.forms import Form, sentence
 from redpoll.control.dashboard.jobs import Progress
 from redpoll.control.dashboard.pages import iso, path_to
-from redpoll.control.history import ChannelHistory
-from redpoll.control.occupancy import Occupancy
-from redpoll.control.records import RecordError, Records
-from redpoll.control.response import Response
-from redpoll.control.router import Route
+from redpoll.control.http.response import Response
+from redpoll.control.http.router import Route
+from redpoll.control.records.records import RecordError, Records
 from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.history import MAX_STORED_MESSAGES

@@ -16,9 +16,9 @@ import structlog
 from redpoll.cluster.bus import Unavailable
 from redpoll.control.dashboard.access import AccessControl, Visit
 from redpoll.control.dashboard.pages import SECURITY
-from redpoll.control.records import RecordError
-from redpoll.control.response import Response, header_line
-from redpoll.control.router import Route
+from redpoll.control.http.response import Response, header_line
+from redpoll.control.http.router import Route
+from redpoll.control.records.records import RecordError
 from redpoll.protocol.errors import ApiError
 
 __all__ = ["File", "Job", "Jobs", "Progress"]

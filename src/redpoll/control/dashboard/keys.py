@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.forms import Form
-from redpoll.control.records import RecordError, Records
-from redpoll.control.response import Response
-from redpoll.control.router import Route
+from redpoll.control.http.response import Response
+from redpoll.control.http.router import Route
+from redpoll.control.records.records import RecordError, Records
 
 __all__ = ["KeyPages"]
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, urlencode
 
+from redpoll.control.accounts.accounts import FIRST_USER, AccountError, Accounts
+from redpoll.control.accounts.login_throttle import LoginThrottle
 from redpoll.control.dashboard.access import (
     HOME,
     PASSWORD,
@@ -21,12 +23,10 @@ from redpoll.control.dashboard.access import (
     redirect,
     set_cookie,
 )
-from redpoll.control.dashboard.accounts import FIRST_USER, AccountError, Accounts
 from redpoll.control.dashboard.forms import Form, read_form, read_pairs
-from redpoll.control.dashboard.login_throttle import LoginThrottle
-from redpoll.control.request import Request
-from redpoll.control.response import Response, header_line
-from redpoll.control.router import Route
+from redpoll.control.http.request import Request
+from redpoll.control.http.response import Response, header_line
+from redpoll.control.http.router import Route
 from redpoll.protocol.errors import ApiError
 
 __all__ = ["FIRST_LOGIN", "Login"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from redpoll.control.dashboard.access import AccessControl, Visit
-from redpoll.control.nodes import NodeList
-from redpoll.control.response import Response
-from redpoll.control.router import Route
+from redpoll.control.http.response import Response
+from redpoll.control.http.router import Route
+from redpoll.control.nodes.nodes import NodeList
 
 __all__ = ["NodePages"]
 

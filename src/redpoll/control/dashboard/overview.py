@@ -10,10 +10,10 @@ from redpoll.control.dashboard.access import AccessControl, Visit
 from redpoll.control.dashboard.averages import SPANS
 from redpoll.control.dashboard.pages import SECURITY
 from redpoll.control.dashboard.series import Sampler
-from redpoll.control.health import Health
-from redpoll.control.records import Records
-from redpoll.control.response import Response
-from redpoll.control.router import Route
+from redpoll.control.http.response import Response
+from redpoll.control.http.router import Route
+from redpoll.control.observe.health import Health
+from redpoll.control.records.records import Records
 from redpoll.control.webhooks.webhooks import Webhooks
 
 __all__ = ["Overview"]

@@ -18,9 +18,9 @@ import jinja2
 from markupsafe import Markup
 
 from redpoll import __version__
-from redpoll.control.debugging import is_debugged
-from redpoll.control.request import Request
-from redpoll.control.response import Response, header_line
+from redpoll.control.http.request import Request
+from redpoll.control.http.response import Response, header_line
+from redpoll.control.observe.debugging import is_debugged
 from redpoll.protocol.errors import ApiError
 
 __all__ = ["SECURITY", "Pages", "StaticFiles", "iso", "path_to"]

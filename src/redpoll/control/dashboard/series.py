@@ -18,8 +18,8 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.control.dashboard.averages import SPANS, Averages
-from redpoll.control.router import Route, slot_bound_s
-from redpoll.control.usage import Usage
+from redpoll.control.http.router import Route, slot_bound_s
+from redpoll.control.observe.usage import Usage
 from redpoll.store.charts import Charts
 from redpoll.store.errors import reason_of
 

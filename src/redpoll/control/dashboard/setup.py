@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from redpoll.control.request import Request
+from redpoll.control.http.request import Request
 
 __all__ = ["Address", "PublicAddress", "Snippet", "is_plain_host", "snippets"]
 

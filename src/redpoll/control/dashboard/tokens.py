@@ -7,9 +7,9 @@ from typing import Final
 
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.forms import Form
-from redpoll.control.records import RecordError, Records
-from redpoll.control.response import Response
-from redpoll.control.router import Route
+from redpoll.control.http.response import Response
+from redpoll.control.http.router import Route
+from redpoll.control.records.records import RecordError, Records
 from redpoll.protocol.apps import App
 from redpoll.protocol.tokens import Token
 

@@ -1,6 +1,7 @@
 """The event trace pages: a search in the event log, and the timeline of one publish request.
 
-They answer: was my event sent, to whom, and when? control/tracing.py writes the log; entries appear within two seconds.
+They answer: was my event sent, to whom, and when? control/tracing/tracing.py writes the log; entries appear within two
+seconds.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from redpoll.control.cluster_log import ClusterLog
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.forms import Form
-from redpoll.control.response import Response
-from redpoll.control.router import Route
+from redpoll.control.http.response import Response
+from redpoll.control.http.router import Route
+from redpoll.control.tracing.cluster_log import ClusterLog
 from redpoll.protocol.errors import ApiError
 from redpoll.store.eventlog import CallRow, Query, SpanRow
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from redpoll.control.accounts.accounts import AccountError, Accounts
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
-from redpoll.control.dashboard.accounts import AccountError, Accounts
 from redpoll.control.dashboard.forms import Form
-from redpoll.control.response import Response
-from redpoll.control.router import Route
+from redpoll.control.http.response import Response
+from redpoll.control.http.router import Route
 
 __all__ = ["UserPages"]
 

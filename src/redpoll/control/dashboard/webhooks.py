@@ -11,9 +11,9 @@ from redpoll.control.dashboard.exports import MAX_ROWS, Exports
 from redpoll.control.dashboard.forms import Form, sentence
 from redpoll.control.dashboard.jobs import Progress
 from redpoll.control.dashboard.pages import iso
-from redpoll.control.records import RecordError
-from redpoll.control.response import Response
-from redpoll.control.router import Route
+from redpoll.control.http.response import Response
+from redpoll.control.http.router import Route
+from redpoll.control.records.records import RecordError
 from redpoll.control.webhooks.payloads import EVENTS, FORMATS, STANDARD
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.protocol.apps import App

@@ -1,1 +1,1 @@
-"""Webhooks: from a transition in Redis to the delivery to each endpoint (control/README.md "Webhooks")."""
+"""Webhooks: from a transition in Redis to the delivery to each endpoint (control/webhooks/README.md "Webhooks")."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from redpoll.control.records import RecordError
+from redpoll.control.records.records import RecordError
 from redpoll.control.webhooks.endpoints import Endpoints
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store.deliveries import Delivery

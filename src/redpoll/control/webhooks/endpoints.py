@@ -16,7 +16,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.cluster.hooks import Hook
-from redpoll.control.records import RecordError, Records
+from redpoll.control.records.records import RecordError, Records
 from redpoll.control.webhooks.payloads import EVENTS, FORMATS, STANDARD
 from redpoll.control.webhooks.sender import PinUnavailable, Sender
 from redpoll.protocol.channels import valid_name

@@ -20,8 +20,8 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from redpoll.cluster.link import LinkDown
 from redpoll.cluster.outbox import Drained, Subject, Transition
+from redpoll.cluster.redis.link import LinkDown
 from redpoll.control.webhooks.announced import READ_BACK_S, Announced, Restating
 from redpoll.control.webhooks.endpoints import wants
 from redpoll.control.webhooks.payloads import render

@@ -4,7 +4,7 @@ While no attempt fails, the deliveries of one channel arrive in the order of the
 `channel.vacated` and `subscription.count` start only when everything before them has ended, and hold back everything
 after them. Deliveries about the same member wait for each other. Client events wait only for the former; they carry
 `seq`. Different channels, and different members of one channel, are sent in parallel. Retries and restarts may break
-the order; receivers restore it by `seq` (control/README.md "Webhooks").
+the order; receivers restore it by `seq` (control/webhooks/README.md "Webhooks").
 """
 
 from __future__ import annotations

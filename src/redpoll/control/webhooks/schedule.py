@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from redpoll.control.spans import Attempted, Spans
+from redpoll.control.tracing.spans import Attempted, Spans
 from redpoll.control.webhooks.endpoint_queue import ChangesDuringRead, EndpointQueue
 from redpoll.control.webhooks.outcomes import Attempt
 from redpoll.control.webhooks.payloads import headers

@@ -9,9 +9,9 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from redpoll.control.request import Request
-from redpoll.control.response import Response
-from redpoll.control.schemas import VerifyResponse
+from redpoll.control.http.request import Request
+from redpoll.control.http.response import Response
+from redpoll.control.http.schemas import VerifyResponse
 from redpoll.control.webhooks.payloads import sign
 from redpoll.protocol.errors import ApiError, fault_of
 

@@ -5,7 +5,7 @@
 
 The record store holds all pending work, so this process may be killed at any moment without loss. Before `start()`
 nothing is sent, but everything else works: commands use it like that when no server runs. The guarantees are described
-in control/README.md "Webhooks".
+in control/webhooks/README.md "Webhooks".
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.outbox import Transition
-from redpoll.control.records import RecordError, Records
-from redpoll.control.spans import Spans
+from redpoll.config.settings import Settings
+from redpoll.control.records.records import RecordError, Records
+from redpoll.control.tracing.spans import Spans
 from redpoll.control.webhooks.announced import Announced
 from redpoll.control.webhooks.deadletters import DeadLetters
 from redpoll.control.webhooks.endpoints import ALL, Endpoints
@@ -33,7 +34,6 @@ from redpoll.control.webhooks.schedule import Schedule
 from redpoll.control.webhooks.sender import Sender, Target
 from redpoll.control.webhooks.waiting_bound import WaitingBound
 from redpoll.protocol.apps import Key
-from redpoll.settings import Settings
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store.deliveries import STATES, AttemptRow, Delivery, Depth
 from redpoll.store.leadership import Changes

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import structlog
 
 from redpoll._http import pack_request, read_answers
-from redpoll.http_messages import LAST, unpack_request
+from redpoll.http.messages import LAST, unpack_request
 
 __all__ = ["BEATS_A_SECOND", "ControlLink", "Requester"]
 

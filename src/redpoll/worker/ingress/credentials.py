@@ -1,8 +1,8 @@
 """Whether a request is signed by an app, as far as a worker can tell.
 
-Control authenticates every request (control/authentication.py). The worker asks only where it would otherwise refuse a
-request because strangers have taken their share. It knows the apps of the directory and the usual ways: a signature in
-the usual layout, or key and secret in headers. It has no tokens.
+Control authenticates every request (control/http/authentication.py). The worker asks only where it would otherwise
+refuse a request because strangers have taken their share. It knows the apps of the directory and the usual ways: a
+signature in the usual layout, or key and secret in headers. It has no tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from redpoll._http import signed_params
-from redpoll.http_messages import unpack_fields
+from redpoll.http.messages import unpack_fields
 from redpoll.protocol import auth
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
@@ -38,7 +38,7 @@ class Credentials:
         if found is None:
             return False
         app = self._apps.get(found[1])
-        # Libraries leave a prefix of the path out of what they sign (control/authentication.py).
+        # Libraries leave a prefix of the path out of what they sign (control/http/authentication.py).
         short_path = path[found.start() :] if found.start() else None
         if query and signed_params(
             method.decode(), path, query, None, app, auth.hashes_of, self._clock(), auth.MAX_SKEW_S, short_path

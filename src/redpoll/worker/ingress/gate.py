@@ -18,21 +18,21 @@ from redpoll import _engine, _frame
 from redpoll._fanout import Flusher
 from redpoll._small_map import SmallMap
 from redpoll.cluster.directory import Directory
-from redpoll.config import Settings
+from redpoll.config.config import Settings
+from redpoll.config.proxies import TrustedProxies
+from redpoll.http.errors import TOO_MANY_OF_ADDRESS, error_response
 from redpoll.protocol import frames, handshake
 from redpoll.protocol.apps import App
 from redpoll.protocol.limits import Limits, Refusals
 from redpoll.protocol.session import Session, Subscription
-from redpoll.proxies import TrustedProxies
-from redpoll.worker.client_libraries import ClientLibraries
-from redpoll.worker.connection import Connection, HttpReader, Introduced
-from redpoll.worker.hub import Hub
-from redpoll.worker.ingress.addresses import Addresses
+from redpoll.worker.hub.addresses import Addresses
+from redpoll.worker.hub.client_libraries import ClientLibraries
+from redpoll.worker.hub.connection import Connection, HttpReader, Introduced
+from redpoll.worker.hub.hub import Hub
 from redpoll.worker.ingress.credentials import Credentials
-from redpoll.worker.ingress.http_errors import TOO_MANY_OF_ADDRESS, error_response
 from redpoll.worker.ingress.http_requests import HttpRequests
 from redpoll.worker.ingress.strangers import Strangers
-from redpoll.worker.janitor import Janitor
+from redpoll.worker.timers.janitor import Janitor
 
 __all__ = ["Gate"]
 

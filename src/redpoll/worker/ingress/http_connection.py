@@ -15,7 +15,15 @@ import httptools
 
 from redpoll._engine import HTTP
 from redpoll._http import pack_simple
-from redpoll.http_messages import (
+from redpoll.http.errors import (
+    ALIVE,
+    TOO_MANY_OF_ADDRESS,
+    alive_response,
+    closing,
+    error_response,
+)
+from redpoll.http.head import KINDS, MAX_HEAD_BYTES, HeadFault, read_head, size_of_head
+from redpoll.http.messages import (
     AUTHENTICATED,
     CLOSES,
     CONTINUE,
@@ -25,19 +33,11 @@ from redpoll.http_messages import (
     MAX_BODY_BYTES,
     pack_fields,
 )
-from redpoll.worker.drained import MAX_UNSENT_BYTES
-from redpoll.worker.ingress.http_errors import (
-    ALIVE,
-    TOO_MANY_OF_ADDRESS,
-    alive_response,
-    closing,
-    error_response,
-)
-from redpoll.worker.ingress.http_head import KINDS, MAX_HEAD_BYTES, HeadFault, read_head, size_of_head
+from redpoll.loop.writable import MAX_UNSENT_BYTES
 
 if TYPE_CHECKING:
-    from redpoll.worker.connection import Connection
-    from redpoll.worker.drained import DrainSignal
+    from redpoll.loop.writable import DrainSignal
+    from redpoll.worker.hub.connection import Connection
     from redpoll.worker.ingress.control_link import ControlLink
     from redpoll.worker.ingress.strangers import Strangers
 

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from redpoll.http_messages import SECURE
-from redpoll.proxies import TrustedProxies
+from redpoll.config.proxies import TrustedProxies
+from redpoll.http.errors import TOO_MANY_OF_ADDRESS, error_response
+from redpoll.http.messages import SECURE
 from redpoll.worker.ingress.control_link import ControlLink
 from redpoll.worker.ingress.http_connection import HttpConnection
-from redpoll.worker.ingress.http_errors import TOO_MANY_OF_ADDRESS, error_response
 
 if TYPE_CHECKING:
-    from redpoll.config import Settings
-    from redpoll.worker.connection import Connection
-    from redpoll.worker.drained import DrainSignal
+    from redpoll.config.config import Settings
+    from redpoll.loop.writable import DrainSignal
+    from redpoll.worker.hub.connection import Connection
     from redpoll.worker.ingress.credentials import Credentials
     from redpoll.worker.ingress.strangers import Strangers
-    from redpoll.worker.janitor import Janitor
+    from redpoll.worker.timers.janitor import Janitor
 
 __all__ = ["HttpRequests"]
 

@@ -19,13 +19,13 @@ import structlog
 
 from redpoll._sockets import Listener, Poller
 from redpoll._tls import TlsSocket
-from redpoll.proxies import TrustedProxies, plain_address
-from redpoll.worker.connection import Connection, Introduced
+from redpoll.config.proxies import TrustedProxies, plain_address
+from redpoll.worker.hub.connection import Connection, Introduced
 from redpoll.worker.ingress.proxy_protocol import MAX_HEADER_BYTES, ProxyFault, ProxyHeader, parse
 from redpoll.worker.ingress.tls import Certificate, give_memory_back
 
 if TYPE_CHECKING:
-    from redpoll.child_pipe import Start
+    from redpoll.ipc.child_pipe import Start
     from redpoll.worker.ingress.gate import Gate
 
 __all__ = ["Listeners"]

@@ -19,11 +19,11 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from redpoll.proxies import TrustedProxies, is_private, network_of
-from redpoll.worker.ingress.addresses import SHARED_FACTOR
+from redpoll.config.proxies import TrustedProxies, is_private, network_of
+from redpoll.worker.hub.addresses import SHARED_FACTOR
 
 if TYPE_CHECKING:
-    from redpoll.worker.connection import Connection
+    from redpoll.worker.hub.connection import Connection
 
 __all__ = ["Strangers"]
 

@@ -17,13 +17,13 @@ import msgspec
 from redpoll import _frame
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.history import History, InvalidOffset, Page, UnknownEpoch
+from redpoll.loop.writable import DrainSignal
 from redpoll.protocol import frames
 from redpoll.protocol.effects import AskHistory, Effect
 from redpoll.protocol.history import Position, StoredMessage
-from redpoll.worker.drained import DrainSignal
 
 if TYPE_CHECKING:
-    from redpoll.worker.connection import Connection
+    from redpoll.worker.hub.connection import Connection
 
 __all__ = ["HistoryRequests"]
 

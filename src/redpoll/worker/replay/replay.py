@@ -20,7 +20,7 @@ from redpoll.protocol.history import Rewind
 
 if TYPE_CHECKING:
     from redpoll.cluster.membership.local_channel import LocalChannel
-    from redpoll.worker.connection import Connection
+    from redpoll.worker.hub.connection import Connection
 
 __all__ = [
     "MAX_OFFSET",

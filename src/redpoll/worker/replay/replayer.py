@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redpoll import _frame
 from redpoll.cluster.history import MAX_PAGE_ROWS, History
+from redpoll.loop.writable import MAX_UNSENT_BYTES, DrainSignal
 from redpoll.protocol import frames
 from redpoll.protocol.effects import Effect
 from redpoll.protocol.history import MAX_STORED_MESSAGES, Rewind
-from redpoll.worker.drained import MAX_UNSENT_BYTES, DrainSignal
 from redpoll.worker.replay.replay import (
     MAX_OFFSET,
     Answer,
@@ -34,8 +34,8 @@ from redpoll.worker.replay.waiting import WaitingReplays
 
 if TYPE_CHECKING:
     from redpoll.cluster.membership.local_channel import LocalChannel, Ticket
-    from redpoll.worker.channel import Channel
-    from redpoll.worker.connection import Connection
+    from redpoll.worker.hub.channel import Channel
+    from redpoll.worker.hub.connection import Connection
     from redpoll.worker.replay.user_resume import UserResume
 
 __all__ = ["Replayer"]

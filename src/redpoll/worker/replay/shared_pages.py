@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from redpoll.cluster.history import MAX_PAGE_ROWS, History, Page
-from redpoll.cluster.link import LinkDown
+from redpoll.cluster.redis.link import LinkDown
 from redpoll.worker.replay.replay import HistoryReaders, PageFrames, Replay, State
 
 if TYPE_CHECKING:
     from redpoll.cluster.membership.local_channel import LocalChannel
-    from redpoll.worker.channel import Channel
+    from redpoll.worker.hub.channel import Channel
     from redpoll.worker.replay.waiting import WaitingReplays
 
 __all__ = ["SharedPages", "log_failure"]

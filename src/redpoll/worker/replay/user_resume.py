@@ -21,15 +21,15 @@ import msgspec
 import structlog
 
 from redpoll import _frame
-from redpoll.cluster.keys import Keys
-from redpoll.cluster.link import Link, LinkDown
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.protocol.apps import App
 
 if TYPE_CHECKING:
     from redpoll.cluster.membership.local_channel import LocalChannel
     from redpoll.cluster.membership.registry import Registry
-    from redpoll.worker.connection import Connection
-    from redpoll.worker.janitor import Janitor
+    from redpoll.worker.hub.connection import Connection
+    from redpoll.worker.timers.janitor import Janitor
 
 __all__ = ["QUESTION", "Returned", "UserResume"]
 

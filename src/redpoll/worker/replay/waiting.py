@@ -12,11 +12,11 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from redpoll.worker.drained import DrainSignal
+from redpoll.loop.writable import DrainSignal
 from redpoll.worker.replay.replay import Replay, State
 
 if TYPE_CHECKING:
-    from redpoll.worker.connection import Connection
+    from redpoll.worker.hub.connection import Connection
 
 __all__ = ["RETRY_S", "WaitingReplays"]
 

@@ -1,0 +1,71 @@
+"""Counts the signed-in users of this worker, and tells Redis about them in apps that need it.
+
+A user's connections are held like a channel, `%u:U`, only while the app has watchlists or user resume. In other apps a
+sign-in costs Redis nothing. online.py is the reading side.
+"""
+
+from redpoll.cluster.membership.hold_call import SIGNED_IN
+from redpoll.cluster.membership.local_channels import LocalChannels
+from redpoll.cluster.redis.keys import user_pseudo
+from redpoll.protocol.apps import App
+
+__all__ = ["SignedIn", "needs_sign_ins"]
+
+
+def needs_sign_ins(app: App) -> bool:
+    """Whether Redis must know on which workers the app's users are signed in: for watchers, or for the worker to which
+    a user returns."""
+    return app.watchlist or app.user_resume_s > 0
+
+
+class SignedIn:
+    """Counts connections by user."""
+
+    def __init__(self, channels: LocalChannels) -> None:
+        self._channels = channels
+        self._connections: dict[str, dict[str, int]] = {}
+        # Ids of the apps whose users Redis knows.
+        self._app_ids: set[str] = set()
+
+    def here(self, app_id: str, user_id: str) -> bool:
+        """Whether the user is signed in on this worker. Redis may not know it: yet, or while the app has watchlists and
+        user resume turned off."""
+        return user_id in self._connections.get(app_id, ())
+
+    def sign_in(self, app: App, user_id: str) -> None:
+        """One more connection of this user."""
+        users = self._connections.setdefault(app.id, {})
+        users[user_id] = users.get(user_id, 0) + 1
+        if needs_sign_ins(app) and app.id not in self._app_ids:
+            self.switch(app.id, True)
+        elif app.id in self._app_ids:
+            self._update(app.id, user_id, users[user_id])
+
+    def sign_out(self, app_id: str, user_id: str) -> None:
+        """One connection less. Every connection that signed in calls this once, when it closes."""
+        users = self._connections[app_id]
+        left = users[user_id] - 1
+        if left:
+            users[user_id] = left
+        else:
+            del users[user_id]
+            if not users:
+                del self._connections[app_id]
+        if app_id in self._app_ids:
+            self._update(app_id, user_id, left)
+
+    def switch(self, app_id: str, on: bool) -> None:
+        """Redis gets the app's users from now on, or removes them."""
+        if on == (app_id in self._app_ids):
+            return
+        if on:
+            self._app_ids.add(app_id)
+        else:
+            self._app_ids.discard(app_id)
+        for user_id, count in self._connections.get(app_id, {}).items():
+            self._update(app_id, user_id, count if on else 0)
+
+    def _update(self, app_id: str, user_id: str, count: int) -> None:
+        local_channel = self._channels.hold(app_id, user_pseudo(user_id), SIGNED_IN)
+        local_channel.attached = count
+        self._channels.touch(local_channel)

@@ -1,0 +1,1 @@
+"""The way to Redis: connections, scripts and the names of keys."""

@@ -1,0 +1,434 @@
+"""One TCP or Unix connection to Redis: turns bytes into replies and pushes, and commands into bytes.
+
+Commands are queued and written once per loop tick. While the kernel takes no more, because Redis doesn't read, they
+wait here, and publishes that nobody waits for any more are then left out. Replies and pushes are handed out in the
+order in which Redis made them, in slices, so that the other work of the loop isn't delayed. A connection that has
+broken is never used again; link.py opens the next one.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from itertools import chain, repeat
+from time import monotonic
+from typing import Any, Final, Protocol, cast
+
+import hiredis
+
+from redpoll.cluster.redis.keys import shard_of_name, shard_of_slot
+
+__all__ = ["Done", "LinkDown", "Owner", "Publishes", "RedisConnection", "Refused", "ShardCall", "Topics", "settle"]
+
+# Takes a reply, a hiredis.ReplyError or a LinkDown. If it has an attribute `over` that is true, nobody waits for the
+# reply any more, and a command that isn't written yet is left out.
+Done = Callable[[Any], None]
+
+# hiredis moves the rest of its buffer for each KiB that it has parsed, so bigger reads gain nothing: between 16 and
+# 256 KiB, smaller was faster, by at most a tenth (bench/bus.py).
+_READ_BYTES: Final = 32 * 1024
+_MAX_PARSER_BYTES: Final = 1024 * 1024
+
+# How long one pass of the loop may hand out replies and pushes; clients are served before the rest. The clock is read
+# once in so many of them.
+_SLICE_S: Final = 0.002
+_ITEMS_PER_LOOK: Final = 16
+
+# What waited for the kernel is written in pieces of about this size, of at most so many calls.
+_WRITE_BYTES: Final = 64 * 1024
+_WRITE_CALLS: Final = 256
+
+_MAX_UNANSWERED: Final = 50_000
+_MAX_UNANSWERED_BYTES: Final = 64 * 1024 * 1024
+
+# Answers of a server that can't serve us now. They count as a broken connection.
+_UNAVAILABLE: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN")
+
+_NOTHING: Final = object()
+
+
+class LinkDown(Exception):
+    """A call ended without an answer. `sent` False: Redis did not carry it out. True: it may have."""
+
+    def __init__(self, sent: bool) -> None:
+        super().__init__(sent)
+        self.sent = sent
+
+    def __str__(self) -> str:
+        return "the connection to Redis broke before the answer" if self.sent else "Redis is not connected"
+
+
+class Refused(LinkDown):
+    """A publish was refused at once, because it would not be confirmed in time."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(sent=False)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def _ignore(reply: Any) -> None:
+    pass
+
+
+def settle(future: "asyncio.Future[Any]", reply: Any) -> None:
+    """`done` of a call that a coroutine awaits: its future gets the reply or the error."""
+    if future.done():
+        return
+    if isinstance(reply, Exception):
+        future.set_exception(reply)
+    else:
+        future.set_result(reply)
+
+
+class ShardCall:
+    """The `done` of a call for one shard of a Redis Cluster. `RedisConnection.abandon` ends those of single shards."""
+
+    __slots__ = ("done", "shard")
+
+    def __init__(self, shard: int, done: Done) -> None:
+        self.shard = shard
+        self.done = done
+
+    @property
+    def over(self) -> bool:
+        return getattr(self.done, "over", False)
+
+    def __call__(self, reply: Any) -> None:
+        self.done(reply)
+
+
+class Topics:
+    """The entry of a SUBSCRIBE or UNSUBSCRIBE among the awaited answers. It ends with the last of `left` pushes, or
+    with one error, which is a reply."""
+
+    __slots__ = ("done", "kind", "left", "topics")
+
+    def __init__(self, kind: bytes, topics: Sequence[bytes], done: Done) -> None:
+        self.kind = kind
+        self.topics = topics
+        self.left = len(topics)
+        self.done = done
+
+    def is_confirmed_by(self, kind: bytes, topic: bytes) -> bool:
+        return kind == self.kind and topic in self.topics
+
+    def __call__(self, reply: Any) -> None:
+        self.done(reply)
+
+
+class Publishes(Protocol):
+    """`done` of several publishes that were written together: called with the reply of each, in order. Where replies
+    come from several masters, those of `of_each` are called instead, one for each publish."""
+
+    def __call__(self, reply: Any) -> None: ...
+    def of_each(self) -> Sequence[Done]: ...
+
+
+class Owner(Protocol):
+    """What a connection needs of the link that it belongs to.
+
+    `on_push(topic, payload)` is called for each message, `on_handed_out()` after each run of replies and messages,
+    `on_moved(shard)` when another master has the slot of a shard (`sharded` connections only). `errors` counts error
+    replies.
+    """
+
+    on_push: Callable[[bytes, bytes], None]
+    on_handed_out: Callable[[], None]
+    on_moved: Callable[[int], None]
+    sharded: bool
+    errors: int
+
+    def report(self, error: Exception) -> None:
+        """A handler raised."""
+
+    def connection_lost(self, connection: "RedisConnection", reason: str) -> None:
+        """Called once, before the unanswered calls end with LinkDown."""
+
+
+class RedisConnection(asyncio.BufferedProtocol):
+    """One TCP or Unix connection: parses bytes into replies and pushes, packs commands into bytes."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.pending: deque[Done] = deque()
+        self.lost = False
+        self.lost_reason = ""
+        self.queued = 0
+        self.queued_bytes = 0
+        self.answered_bytes = 0
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._out: list[bytes] = []
+        # (commands queued, bytes queued) at each write; they tell how many of the bytes are answered.
+        self._marks: deque[tuple[int, int]] = deque()
+        # The kernel takes no more. What is to be written after that: commands, how many they are, and whose. They are
+        # not among `pending` yet.
+        self._blocked = False
+        self._held: deque[tuple[bytes, int, Done]] = deque()
+        # The next slice of it is written in the next pass of the loop.
+        self._continues = False
+        self._held_count = 0
+        self._held_bytes = 0
+        self._buffer = bytearray(_READ_BYTES)
+        reader = hiredis.Reader(notEnoughData=_NOTHING)
+        reader.setmaxbuf(_MAX_PARSER_BYTES)
+        self._feed = reader.feed
+        self._gets = reader.gets
+        self._transport: asyncio.Transport | None = None
+        # The shard of the last SUNSUBSCRIBE that was confirmed, and how many commands were answered then.
+        self._unsubscribed = (-1, 0)
+        # More was read than one slice could hand out, and nothing is read meanwhile.
+        self._behind = False
+
+    @property
+    def congested(self) -> bool:
+        """More is unanswered than a healthy Redis leaves."""
+        unanswered_bytes = self.queued_bytes - self.answered_bytes + self._held_bytes
+        return self.unanswered > _MAX_UNANSWERED or unanswered_bytes > _MAX_UNANSWERED_BYTES
+
+    @property
+    def unanswered(self) -> int:
+        """How many commands are not answered, or not written yet."""
+        return len(self.pending) + self._held_count
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are not subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lose(str(exc) if exc else "closed by Redis")
+
+    def send(self, command: bytes, done: Done) -> None:
+        if self._blocked or self._held:
+            self._hold(command, 1, done)
+            return
+        if not self._out:
+            self._loop.call_soon(self.flush)
+        self._out.append(command)
+        self.pending.append(done)
+
+    def flush(self) -> None:
+        if self._out and not self.lost:
+            self._write(b"".join(self._out), len(self._out))
+        self._out.clear()
+
+    def send_many(self, commands: bytes, count: int, done: Done) -> None:
+        """Writes `count` commands at once, after those that wait."""
+        if self._blocked or self._held:
+            self._hold(commands, count, done)
+            return
+        self.flush()
+        self.pending.extend(repeat(done, count))
+        self._write(commands, count)
+
+    def _write(self, commands: bytes, count: int) -> None:
+        assert self._transport is not None
+        self.queued += count
+        self.queued_bytes += len(commands)
+        self._marks.append((self.queued, self.queued_bytes))
+        self._transport.write(commands)
+
+    def pause_writing(self) -> None:
+        self._blocked = True
+
+    def resume_writing(self) -> None:
+        self._blocked = False
+        if not self._continues:
+            self._write_held()
+
+    def _hold(self, commands: bytes, count: int, done: Done) -> None:
+        self._held.append((commands, count, done))
+        self._held_count += count
+        self._held_bytes += len(commands)
+
+    def _write_held(self) -> None:
+        """Writes what waited, as far as the kernel takes it, a slice in each pass of the loop."""
+        self._continues = False
+        until = monotonic() + _SLICE_S
+        # What was queued before the kernel took no more comes first.
+        self.flush()
+        while self._held and not self._blocked:
+            self._write_piece()
+            if self._held and monotonic() > until:
+                self._continues = True
+                self._loop.call_soon(self._write_held)
+                return
+
+    def _write_piece(self) -> None:
+        parts: list[bytes] = []
+        size = total = 0
+        for _ in range(min(len(self._held), _WRITE_CALLS)):
+            commands, count, done = self._held.popleft()
+            self._held_count -= count
+            self._held_bytes -= len(commands)
+            if not getattr(done, "over", False):
+                self.pending.extend(repeat(done, count))
+                parts.append(commands)
+                total += count
+                size += len(commands)
+                if size >= _WRITE_BYTES:
+                    break
+        if parts:
+            self._write(b"".join(parts), total)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.lost:
+            return
+        # hiredis' stubs say bytes; it takes any buffer.
+        self._feed(cast(bytes, self._buffer), 0, nbytes)
+        if not self._behind:
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        # Everything that was read, or a slice of it.
+        if self.lost:
+            return
+        self._hand_out_slice()
+        try:
+            self._owner.on_handed_out()
+        except Exception as error:
+            # It must not end the connection, as no handler may.
+            self._owner.report(error)
+
+    def _hand_out_slice(self) -> None:
+        until = monotonic() + _SLICE_S
+        while True:
+            try:
+                behind = self._take(until)
+                break
+            except hiredis.ProtocolError as error:
+                self.lose(f"not RESP: {error}")
+                return
+            except Exception as error:
+                # An exception in one handler must not stop the others.
+                self._owner.report(error)
+        if self.lost or self._transport is None:
+            return
+        if behind:
+            self._transport.pause_reading()
+            self._loop.call_soon(self._hand_out)
+        elif self._behind:
+            self._transport.resume_reading()
+        self._behind = behind
+
+    def _take(self, until: float) -> bool:
+        # True: the time was over before the items were.
+        gets = self._gets
+        on_push = self._owner.on_push
+        pending = self.pending
+        left = _ITEMS_PER_LOOK
+        behind = False
+        while True:
+            item = gets()
+            if type(item) is hiredis.PushNotification:
+                kind = item[0]
+                if kind == b"message" or kind == b"smessage":
+                    on_push(item[1], item[2])
+                else:
+                    self._confirmed(kind, item[1])
+            elif item is _NOTHING:
+                break
+            elif type(item) is hiredis.ReplyError or not pending:
+                self._failed(item)
+            else:
+                pending.popleft()(item)
+            if self.lost:
+                return False
+            left -= 1
+            if left == 0:
+                left = _ITEMS_PER_LOOK
+                if monotonic() > until:
+                    behind = True
+                    break
+        answered = self._answered
+        while self._marks and self._marks[0][0] <= answered:
+            self.answered_bytes = self._marks.popleft()[1]
+        return behind
+
+    @property
+    def _answered(self) -> int:
+        """How many commands were answered."""
+        return self.queued - (len(self.pending) - len(self._out))
+
+    def _failed(self, reply: Any) -> None:
+        """An error reply, or a reply without a command."""
+        if not self.pending:
+            self.lose("an answer without a command")
+            return
+        is_moved = self._owner.sharded and str(reply).startswith("MOVED")
+        # `MOVED <slot> <address>`
+        shard = shard_of_slot(int(str(reply).split(" ")[1])) if is_moved else 0
+        if is_moved and self._unsubscribed == (shard, self._answered):
+            # What looked like the confirmation of our SUNSUBSCRIBE was Redis taking the subscription away, and this is
+            # the answer to it; or it is that of the next command.
+            self.lose("a slot moved while a topic of it was unsubscribed")
+            return
+        done = self.pending.popleft()
+        self._owner.errors += 1
+        if is_moved:
+            done(LinkDown(sent=False))
+            self._owner.on_moved(shard)
+        elif str(reply).startswith(_UNAVAILABLE):
+            done(LinkDown(sent=False))
+            self.lose(str(reply))
+        else:
+            done(reply)
+
+    def _confirmed(self, kind: bytes, topic: bytes) -> None:
+        if not kind.endswith(b"subscribe"):
+            return
+        entry = self.pending[0] if self.pending else None
+        if kind == b"sunsubscribe" and not (type(entry) is Topics and entry.is_confirmed_by(kind, topic)):
+            # We didn't ask for it: the slot is another master's now.
+            self._owner.on_moved(shard_of_name(topic))
+            return
+        if type(entry) is not Topics:
+            self.lose("an unexpected change of a subscription")
+            return
+        entry.left -= 1
+        if entry.left == 0:
+            self.pending.popleft()
+            if kind == b"sunsubscribe":
+                self._unsubscribed = (shard_of_name(topic), self._answered)
+            entry.done(None)
+
+    def abandon(self, shards: Collection[int]) -> None:
+        """Each awaited ShardCall of these shards ends with LinkDown now, and the connection goes on. What Redis answers
+        to them later is ignored."""
+        ended: list[Done] = []
+        for entry in chain(self.pending, (done for _, _, done in self._held)):
+            # Of a script or a SUBSCRIBE, the call is within the entry.
+            call = entry if type(entry) is ShardCall else getattr(entry, "done", None)
+            if type(call) is ShardCall and call.shard in shards:
+                ended.append(call.done)
+                call.done = _ignore
+        for done in ended:
+            try:
+                done(LinkDown(sent=True))
+            except Exception as error:
+                self._owner.report(error)
+
+    def lose(self, reason: str) -> None:
+        """Ends the connection, whatever its state. Every awaited call ends with LinkDown. Idempotent."""
+        if self.lost:
+            return
+        self.lost = True
+        self.lost_reason = reason
+        if self._transport is not None:
+            self._transport.abort()
+        self._owner.connection_lost(self, reason)
+        waiting, self.pending = self.pending, deque()
+        sent = len(waiting) - len(self._out)
+        for _, count, done in self._held:
+            waiting.extend(repeat(done, count))
+        self._held.clear()
+        self._held_count = self._held_bytes = 0
+        for at, done in enumerate(waiting):
+            try:
+                done(LinkDown(sent=at < sent))
+            except Exception as error:
+                self._owner.report(error)

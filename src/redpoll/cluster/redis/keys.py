@@ -1,0 +1,376 @@
+"""Every key and topic in Redis: a table that describes them, and the functions that build their names.
+
+`TABLE` says what each key holds, how long it lives, and which script or process writes and deletes it.
+cluster/redis/README.md "Keys" shows the same table; a test compares the two.
+"""
+
+import copy
+from binascii import crc_hqx
+from typing import Any, Final, NamedTuple
+
+from redpoll._shards import Shards
+
+__all__ = [
+    "CONSOLE_TOPIC",
+    "COUNTS_SUM",
+    "SHARDS",
+    "TABLE",
+    "TAGS",
+    "Key",
+    "Keys",
+    "cap_of_shard",
+    "shard_of_name",
+    "shard_of_slot",
+    "share_of_limit",
+    "user_pseudo",
+]
+
+SHARDS: Final = 64
+
+# Takes the place of a channel in the topic on which the dashboard's console gets an app's events.
+CONSOLE_TOPIC: Final = "%console"
+
+# In the hash of a channel's counts by worker: their sum. It is there if the channel's subscription_count is announced,
+# and for an app's connections.
+COUNTS_SUM: Final = b"sum"
+
+
+def _tags() -> tuple[bytes, ...]:
+    # The smallest decimal number in each 64th of Redis Cluster's 16,384 slots, so that the shards are spread evenly
+    # over any number of masters. crc_hqx with a start of 0 is the CRC16 of Redis.
+    tags: dict[int, bytes] = {}
+    number = 0
+    while len(tags) < SHARDS:
+        tag = b"%d" % number
+        tags.setdefault((crc_hqx(tag, 0) % 16384) // 256, tag)
+        number += 1
+    return tuple(tags[at] for at in range(SHARDS))
+
+
+TAGS: Final = _tags()
+_SHARD_OF_TAG: Final = {tag: at for at, tag in enumerate(TAGS)}
+
+
+def shard_of_name(name: Any) -> int:
+    """The shard of a key or topic, or of a command in RESP whose first brace begins its hash tag; 0 for a word without
+    one, because any master will do then."""
+    if not isinstance(name, bytes):
+        return 0
+    begin = name.find(b"{") + 1
+    return _SHARD_OF_TAG.get(name[begin : name.find(b"}", begin)], 0)
+
+
+def shard_of_slot(slot: int) -> int:
+    """The shard that may have its keys in this slot of Redis Cluster. Others of our keys aren't there."""
+    return slot * SHARDS // 16384
+
+
+def user_pseudo(user_id: str) -> str:
+    """The pseudo-channel of a user's signed-in connections."""
+    return f"%u:{user_id}"
+
+
+def cap_of_shard(max_histories: int) -> int:
+    """How many of its `max_histories` channels with history an app may have in one shard: twice an even share, because
+    channels don't spread evenly over the shards, and at least one."""
+    return max(1, -(-2 * max_histories // SHARDS))
+
+
+# Below this limit a channel that becomes occupied is always compared with the app's total.
+_MIN_SHARED_LIMIT: Final = 6_400
+
+
+def share_of_limit(max_occupied: int, *, signed: bool) -> int:
+    """How many occupied channels an app may have in one shard before another one is compared with the app's total
+    (membership/places.py): half of an even share, for channels that need no signature a quarter; 0 if the limit is
+    small, since one shard then has too few."""
+    if max_occupied < _MIN_SHARED_LIMIT:
+        return 0
+    return max_occupied // SHARDS // (2 if signed else 4)
+
+
+class Key(NamedTuple):
+    """A row of the table. `{T}` is the literal hash tag of the shard, `{T0}` that of shard 0."""
+
+    pattern: str
+    type: str
+    holds: str
+    lives: str
+    written_by: str
+    deleted_by: str
+
+
+TABLE: Final = (
+    Key("{T}:clock", "string", "last stamp of the shard", "forever", "hold", "–"),
+    Key(
+        "{T}:w:W",
+        "hash",
+        "gen; per channel held A:C → kind and count (c12)",
+        "the incarnation",
+        "register, hold",
+        "bury",
+    ),
+    Key("{T}:c:A:C", "hash", "W → subscriptions; perhaps sum → all of them", "while held", "hold", "hold"),
+    Key("{T}:n:A:C", "string", "subscription_count last announced, and when (ms)", "60 s", "hold", "expiry"),
+    Key("{T}:k:A:C", "string", "cached event (envelope tail)", "cache_ttl_s", "publish", "expiry"),
+    Key("{T}:km:A:C", "string", "marker: the cache miss was reported", "60 s", "hold", "publish, expiry"),
+    Key(
+        "{T}:h:A:C",
+        "stream",
+        "stamp-0 → p offset before, d envelope tail",
+        "rule's seconds",
+        "publish",
+        "clear, expiry, publish beyond the cap",
+    ),
+    Key(
+        "{T}:hm:A:C",
+        "hash",
+        "e epoch, s last offset, t seconds kept",
+        "31 days after the last publish; until the first: while occupied and 5 min, at most the rule's seconds + 1 day",
+        "publish, hold, clear",
+        "expiry, publish beyond the cap",
+    ),
+    Key(
+        "{T}:ha:A",
+        "zset",
+        "channels with history, by the ms at which it expires",
+        "60 days",
+        "publish, hold",
+        "publish, hold, clear",
+    ),
+    Key(
+        "{T}:out",
+        "stream",
+        "webhook rows: stamp-0 → k a c u t x i",
+        "about 20,000",
+        "hold, publish, drain, restate",
+        "drain",
+    ),
+    Key(
+        "{T}:left",
+        "zset",
+        "v:A:C (vacated) and r:A:C:U (removed), by the ms of the leave",
+        "the debounce",
+        "hold",
+        "hold (came back), drain",
+    ),
+    Key("{T}:p:A:C", "hash", "user id → W W…\\n<user_info or empty>", "while held", "hold", "hold"),
+    Key("{T}:a:A", "set", "occupied channels", "while any", "hold", "hold"),
+    Key(
+        "{T}:pl:A",
+        "zset",
+        "a worker and a channel that is about to become occupied, by the µs of the reservation",
+        "until occupied or refused, at most 10 s",
+        "reserve",
+        "worker, reserve, expiry",
+    ),
+    Key(
+        "{T}:y:A:U",
+        "string",
+        "Redis time in µs from which a user's last closed socket may have missed events",
+        "user_resume_s",
+        "worker",
+        "expiry",
+    ),
+    Key("{T}:d:A:YYYYMMDD", "string", "messages of that UTC day", "3 days", "spend", "expiry"),
+    Key("{T}:rate:ADDRESS", "string", "publishes that nodes took of an address's limit", "60 s", "rate", "expiry"),
+    Key(
+        "{T}:i:A:%id:H",
+        "string",
+        "a request with a correlation id: its hash, nonce and answer",
+        "120 s",
+        "control",
+        "expiry, control",
+    ),
+    Key(
+        "{T}:i:A:C:ONCE.INDEX",
+        "string",
+        "marker: this event of that request was published",
+        "120 s",
+        "publish",
+        "expiry",
+    ),
+    Key("{T0}:beat", "hash", "W → beats", "until reaped or ended", "beat", "reaper, worker at a clean end"),
+    Key("{T0}:nodes", "hash", "run → the node as JSON", "until ended or dead", "lead", "lead, reaper"),
+    Key("{T0}:leader", "string", "run, term and beat of the node that leads", "forever", "lead", "–"),
+    Key(
+        "{T0}:drained",
+        "hash",
+        "run → seconds, of nodes that are drained",
+        "until undrained or ended",
+        "control",
+        "control, lead, reaper",
+    ),
+    Key("{T0}:dir", "hash", "app id → record as JSON", "forever", "dir_put, dir_fill", "dir_put, dir_fill"),
+    Key(
+        "{T0}:dirver",
+        "string",
+        "version of the directory, number of records, id",
+        "forever",
+        "dir_put, dir_fill",
+        "dir_fill",
+    ),
+    Key(
+        "{T0}:revoked",
+        "sorted set",
+        "hash of a revoked token → version of the record store",
+        "10,000, a day after the last one",
+        "control",
+        "control, expiry",
+    ),
+    Key("{T0}:stats:RUN.K", "string", "W and counters of a worker as JSON", "15 s", "worker", "expiry"),
+    Key(
+        "{T}:trace:RUN",
+        "stream",
+        "spans of events that came in at this node, in batches",
+        "until control has stored them; about 4,000 entries; 60 s after control's last sign",
+        "worker, control",
+        "control, MAXLEN, expiry",
+    ),
+    Key("{T0}:debug:A", "stream", "lines of `redpoll debug`", "while it runs and 60 s", "control, worker", "expiry"),
+    Key("{T0}:ans:ID", "list", "answers to a survey", "10 s", "worker, control", "expiry"),
+    Key("{T}:t:A:C", "topic", "events and member deltas of a channel", "–", "publishers, hold", "–"),
+    Key("{T}:t:A:%console", "topic", "copies of an app's events, while its console is open", "–", "publishers", "–"),
+    Key("{T0}:sys", "topic", "messages to every worker, JSON", "–", "dir_put, dir_fill, control", "–"),
+    Key("{T}:canary:RUN.K", "topic", "numbers that a worker sends to itself, through each master", "–", "worker", "–"),
+    Key(
+        "{T}:here:RUN.K",
+        "topic",
+        "nothing: its subscriber is a worker that is subscribed again",
+        "–",
+        "–",
+        "–",
+    ),
+    Key("{T0}:news", "topic", "the run of a node whose processes changed, to every supervisor", "–", "supervisor", "–"),
+    Key("{T0}:records", "topic", "the record store's version, to every control plane", "–", "control", "–"),
+    Key("{T0}:controls", "topic", "surveys of control planes, JSON", "–", "control", "–"),
+)
+
+
+class Keys:
+    """Builds the names, under one prefix, as bytes.
+
+    Where a method takes a channel, a pseudo-channel will do: `%u:U` (a signed-in user's connections) or `%conn` (an
+    app's connections). `%` can't occur in the name of a channel.
+
+    `sharded` replaces PUBLISH by SPUBLISH, which Redis Cluster needs (`Link` does the same for SUBSCRIBE). `shard_key`
+    is the record store's (store/shard_key.py): 16 bytes, or none. None: `shards.use` will be called with it; before
+    that, names of channels raise RuntimeError.
+    """
+
+    def __init__(self, prefix: str = "rp", *, sharded: bool = False, shard_key: bytes | None = b"") -> None:
+        self.prefix = prefix
+        self.sharded = sharded
+        self.publish = b"SPUBLISH" if sharded else b"PUBLISH"
+        # The beginning of each shard's keys.
+        self.heads = tuple(b"%b:{%b}:" % (prefix.encode(), tag) for tag in TAGS)
+        self.shards = Shards(self.heads, shard_key)
+        zero = self.heads[0]
+        self.beat = zero + b"beat"
+        self.nodes = zero + b"nodes"
+        self.leader = zero + b"leader"
+        self.drained = zero + b"drained"
+        self.directory = zero + b"dir"
+        self.directory_version = zero + b"dirver"
+        self.sys = zero + b"sys"
+        self.news = zero + b"news"
+        self.records = zero + b"records"
+        self.revoked = zero + b"revoked"
+        self.controls = zero + b"controls"
+
+    def head(self, at: int) -> bytes:
+        """The prefix of all keys of a shard."""
+        return self.heads[at]
+
+    def shard(self, app_id: str, channel: str) -> int:
+        """The shard (0 to 63) of a channel: all its keys and its topic are in it."""
+        return self.shards.of(app_id, channel)
+
+    def in_shard(self, at: int) -> "Keys":
+        """The names as if every channel was in this shard."""
+        made = copy.copy(self)
+        made.shards = self.shards.fixed(at)
+        return made
+
+    def clock(self, at: int) -> bytes:
+        return self.heads[at] + b"clock"
+
+    def worker(self, at: int, w: str) -> bytes:
+        return b"%bw:%b" % (self.heads[at], w.encode())
+
+    def counts(self, app_id: str, channel: str) -> bytes:
+        return b"%bc:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())
+
+    def members(self, app_id: str, channel: str) -> bytes:
+        return b"%bp:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())
+
+    def announced_count(self, app_id: str, channel: str) -> bytes:
+        return b"%bn:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())
+
+    def cached(self, app_id: str, channel: str) -> bytes:
+        return b"%bk:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())
+
+    def cache_miss(self, app_id: str, channel: str) -> bytes:
+        return b"%bkm:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())
+
+    def history(self, app_id: str, channel: str) -> bytes:
+        return b"%bh:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())
+
+    def history_meta(self, app_id: str, channel: str) -> bytes:
+        return b"%bhm:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())
+
+    def histories(self, at: int, app_id: str) -> bytes:
+        return b"%bha:%b" % (self.heads[at], app_id.encode())
+
+    def outbox(self, at: int) -> bytes:
+        return self.heads[at] + b"out"
+
+    def left(self, at: int) -> bytes:
+        return self.heads[at] + b"left"
+
+    def published(self, app_id: str, channel: str, once: str, index: int) -> bytes:
+        head = self.shards.head(app_id, channel)
+        return b"%bi:%b:%b:%b.%d" % (head, app_id.encode(), channel.encode(), once.encode(), index)
+
+    def request(self, app_id: str, hashed_id: str) -> bytes:
+        pseudo = f"%id:{hashed_id}"
+        return b"%bi:%b:%b" % (self.shards.head(app_id, pseudo), app_id.encode(), pseudo.encode())
+
+    def resumed(self, app_id: str, user_id: str) -> bytes:
+        head = self.shards.head(app_id, user_pseudo(user_id))
+        return b"%by:%b:%b" % (head, app_id.encode(), user_id.encode())
+
+    def spent(self, app_id: str, day: str) -> bytes:
+        return b"%bd:%b:%b" % (self.shards.head(app_id, "%day"), app_id.encode(), day.encode())
+
+    def rate(self, address: str) -> bytes:
+        return b"%brate:%b" % (self.shards.head("", address), address.encode())
+
+    def answers(self, question: str) -> bytes:
+        return b"%bans:%b" % (self.heads[0], question.encode())
+
+    def debug(self, app_id: str) -> bytes:
+        return b"%bdebug:%b" % (self.heads[0], app_id.encode())
+
+    def occupied(self, at: int, app_id: str) -> bytes:
+        return b"%ba:%b" % (self.heads[at], app_id.encode())
+
+    def places(self, app_id: str) -> bytes:
+        return b"%bpl:%b" % (self.shards.head(app_id, "%places"), app_id.encode())
+
+    def here_of(self, at: int, process: str) -> bytes:
+        """`process` is a worker process, `RUN.K`."""
+        return b"%bhere:%b" % (self.heads[at], process.encode())
+
+    def canary(self, at: int, run: str, k: int) -> bytes:
+        return b"%bcanary:%b.%d" % (self.heads[at], run.encode(), k)
+
+    def traces(self, run: str) -> bytes:
+        return b"%btrace:%b" % (self.shards.head("", run), run.encode())
+
+    def stats(self, process: str) -> bytes:
+        """`process` as in `here_of`."""
+        return b"%bstats:%b" % (self.heads[0], process.encode())
+
+    def topic(self, app_id: str, channel: str) -> bytes:
+        return b"%bt:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())

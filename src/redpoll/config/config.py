@@ -1,0 +1,410 @@
+"""Reads the settings from flags, environment variables and a TOML file, and checks them.
+
+A flag overrides the environment, the environment overrides the file, and the file overrides the default. All faults are
+found before anything starts and are reported together. settings.py defines which settings exist.
+"""
+
+import contextlib
+import difflib
+import ipaddress
+import itertools
+import os
+import re
+import shlex
+import ssl
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
+
+from redpoll.config import certificate
+from redpoll.config.app_names import (
+    APP_ID_RULE,
+    APP_KEY_RULE,
+    APP_SECRET_RULE,
+    valid_app_id,
+    valid_app_key,
+    valid_app_secret,
+)
+from redpoll.config.redis_url import RedisUrl
+from redpoll.config.setting_table import PREFIX, TABLE, Setting, sample
+from redpoll.config.settings import Alias, Settings
+
+__all__ = ["TABLE", "ConfigError", "Fault", "Setting", "Settings", "load", "sample", "suggestion"]
+
+_BY_NAME = {setting.name: setting for setting in TABLE}
+_APP = ("app_id", "app_key", "app_secret")
+_SHORT_PASSWORD_CHARS = 12
+# URLs that may contain a password or a token, though the settings aren't secret as a whole.
+_WITH_CREDENTIALS = {"otel_endpoint", "public_url", "redis_url"}
+_PATH_PREFIX = re.compile(r"[A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*|")
+_HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+# Variables with our prefix that are not settings: the path of the file, and how the extensions are built.
+_NOT_SETTINGS = {PREFIX + "CONFIG", PREFIX + "DEBUG"}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: `path` is where (`--port`, `REDPOLL_PORT`, `redpoll.toml: $.port`), `text` is what is wrong."""
+
+    path: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.text}"
+
+
+class ConfigError(Exception):
+    """The settings can't be used. `faults` has every fault that was found, in the order of the table."""
+
+    def __init__(self, faults: list[Fault]) -> None:
+        super().__init__(faults)
+        self.faults = faults
+
+    def __str__(self) -> str:
+        return "\n".join(str(fault) for fault in self.faults)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A value as the operator wrote it, and where."""
+
+    value: Any
+    path: str
+    strict: bool  # TOML values have types; flags and variables are text
+    per_unit: int = 1
+    file: str = ""  # empty for flags and variables
+
+
+def load(
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str],
+    config_path: str | None = None,
+    *,
+    read_files: bool = True,
+) -> tuple[Settings, list[str]]:
+    """Reads the settings, and returns them with warnings for the log. Raises ConfigError with all faults.
+
+    `flags` maps setting names to values, None where a flag is not given. `config_path` comes from --config; without it
+    `REDPOLL_CONFIG` names the file. An empty variable counts as not set. `read_files` False skips the checks of the
+    certificate and key files, for commands whose user need not be able to read them.
+    """
+    faults: list[Fault] = []
+    given = _from_file(config_path or environment.get(PREFIX + "CONFIG") or None, faults)
+    given |= _from_environment(environment)
+    for name, value in flags.items():
+        if value is not None:
+            given[name] = _Given(value, _BY_NAME[name].flag, strict=False)
+    values: dict[str, Any] = {}
+    for setting in TABLE:
+        entry = given.get(setting.name)
+        if entry is not None:
+            try:
+                values[setting.name] = _converted(entry, setting)
+            except (msgspec.ValidationError, ValueError) as error:
+                faults.append(Fault(entry.path, _explained(error, entry, setting)))
+    _check_together(values, given, faults)
+    _check_tls(values, given, faults, read_files)
+    _check_authorities(values, given, faults, read_files)
+    _check_redis_certificate(values, given, faults, read_files)
+    if faults:
+        raise ConfigError(faults)
+    values["workers"] = values.get("workers") or len(os.sched_getaffinity(0))
+    values["public_url"] = values.get("public_url", "").rstrip("/")
+    prefix = values.get("path_prefix", "").strip("/")
+    values["path_prefix"] = f"/{prefix}" if prefix else ""
+    settings = Settings(**values)
+    warnings = _unknown_variables(environment)
+    if settings.tls_port is None and (settings.tls_cert or settings.tls_key):
+        warnings.append("tls_cert or tls_key is set but tls_port is not: nothing is served over TLS")
+    if settings.database_url and not settings.redis_url:
+        warnings.append(
+            "database_url is set but redis_url is not: only one server can use this database, because servers that "
+            "share their records must share a Redis too"
+        )
+    files = settings.redis_ca_file or settings.redis_cert_file
+    if files and not settings.redis_url.startswith("rediss"):
+        warnings.append(
+            "redis_ca_file or redis_cert_file is set but redis_url doesn't begin with rediss: no TLS is used"
+        )
+    if settings.database_url and not _checks_server(settings.database_url):
+        warnings.append(
+            "database_url names another machine without sslmode=verify-full: whoever is in between can read the "
+            "password and the records; add ?sslmode=verify-full, and &sslrootcert=FILE for an authority of your own"
+        )
+    if settings.proxy_protocol and not settings.trusted_proxies:
+        warnings.append(
+            "proxy_protocol is on and trusted_proxies is empty: whoever reaches the port can choose the address that "
+            "limits and logs see; name the proxy in trusted_proxies, or let only the proxy reach the port"
+        )
+    warnings += _open_secrets(given)
+    if 0 < len(settings.admin_password) < _SHORT_PASSWORD_CHARS:
+        warnings.append(f"admin_password has fewer than {_SHORT_PASSWORD_CHARS} characters and is easy to guess")
+    return settings, warnings
+
+
+def _converted(entry: _Given, setting: Setting) -> Any:
+    value = entry.value
+    if entry.per_unit != 1:
+        value = float(value) / entry.per_unit
+    if setting.may_be_none and value == "":
+        return None
+    if setting.is_list and isinstance(value, str) and not entry.strict:
+        value = [item for part in value.split(",") if (item := part.strip())]
+    return msgspec.convert(value, setting.type, strict=entry.strict)
+
+
+def _explained(error: Exception, entry: _Given, setting: Setting) -> str:
+    text = str(error)
+    # msgspec's path of a single value is `$`; the fault's own path says where the value was written.
+    text = text.removesuffix(" - at `$`")
+    # Error messages must not contain secrets, not even wrong ones.
+    return text if setting.is_secret or setting.name in _WITH_CREDENTIALS else f"{text}; got {entry.value!r}"
+
+
+def _from_file(path: str | None, faults: list[Fault]) -> dict[str, _Given]:
+    if path is None:
+        return {}
+    try:
+        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        faults.append(Fault(path, f"can't be read: {error.strerror}"))
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        faults.append(Fault(path, f"is not valid TOML: {error}"))
+        return {}
+    given = {}
+    for name, value in document.items():
+        value_path = f"{path}: $.{name}"
+        if name in _BY_NAME:
+            given[name] = _Given(value, value_path, strict=True, file=path)
+        else:
+            faults.append(Fault(value_path, f"unknown setting{suggestion(name, _BY_NAME)}"))
+    return given
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
+    given = {}
+    for setting in TABLE:
+        if setting.name not in _APP:
+            for alias in (Alias(setting.variable), *setting.aliases):
+                if environment.get(alias.variable):
+                    value = environment[alias.variable]
+                    given[setting.name] = _Given(value, alias.variable, strict=False, per_unit=alias.per_unit)
+                    break
+    # The three values of an app must come from one family of variables: a key of one app and a secret of another don't
+    # work together.
+    families = zip(*((Alias(_BY_NAME[name].variable), *_BY_NAME[name].aliases) for name in _APP), strict=True)
+    for family in families:
+        if any(environment.get(alias.variable) for alias in family):
+            for name, alias in zip(_APP, family, strict=True):
+                if environment.get(alias.variable):
+                    given[name] = _Given(environment[alias.variable], alias.variable, strict=False)
+            break
+    return given
+
+
+def _check_together(values: dict[str, Any], given: dict[str, _Given], faults: list[Fault]) -> None:
+    """Checks what the types can't express: the form of a value, and values that depend on each other."""
+
+    def fault(name: str, text: str) -> None:
+        faults.append(Fault(given[name].path, text))
+
+    missing = [name for name in _APP if not values.get(name) and name not in given]
+    if 0 < len(missing) < len(_APP):
+        variables = ", ".join(f"{_BY_NAME[name].variable} ({name})" for name in missing)
+        faults.append(Fault(variables, "missing: set app_id, app_key and app_secret, or none of them"))
+    if values.get("app_id") and not valid_app_id(values["app_id"]):
+        fault("app_id", f"must have {APP_ID_RULE}; got {values['app_id']!r}")
+    if values.get("app_key") and not valid_app_key(values["app_key"]):
+        fault("app_key", f"must have {APP_KEY_RULE}; got {values['app_key']!r}")
+    if values.get("app_secret") and not valid_app_secret(values["app_secret"]):
+        fault("app_secret", f"must have {APP_SECRET_RULE}")
+    if values.get("path_prefix") and not _PATH_PREFIX.fullmatch(values["path_prefix"].strip("/")):
+        fault("path_prefix", f"must be a path of letters, digits and `-_.~/`; got {values['path_prefix']!r}")
+    if values.get("redis_url"):
+        text = _redis_url_fault(values["redis_url"])
+        if text:
+            fault("redis_url", text)
+    if values.get("database_url"):
+        text = _database_url_fault(values["database_url"])
+        if text:
+            fault("database_url", text)
+    for name in ("trusted_proxies", "webhook_allow_addresses"):
+        for network in values.get(name, ()):
+            try:
+                ipaddress.ip_network(network)
+            except ValueError as error:
+                fault(name, f"is not an address or network: {error}")
+    for host in values.get("control_names", ()):
+        if not _HOST_NAME.fullmatch(host):
+            fault("control_names", f"must be host names without scheme and port, or `*.` and a name; got {host!r}")
+    if values.get("otel_endpoint"):
+        text = _http_url_fault(values["otel_endpoint"])
+        if text:
+            fault("otel_endpoint", text)
+    if values.get("public_url"):
+        text = _public_url_fault(values["public_url"])
+        if text:
+            fault("public_url", text)
+    if values.get("encryption_master_key"):
+        try:
+            Settings(encryption_master_key=values["encryption_master_key"]).master_key()
+        except ValueError as error:
+            fault("encryption_master_key", f"is not 32 bytes in base64: {error}")
+    ports = {"public": "port", "control": "control_port", "TLS": "tls_port"}
+    for (what, name), (other_what, other) in itertools.combinations(ports.items(), 2):
+        port = values.get(name, _BY_NAME[name].default)
+        if port and port == values.get(other, _BY_NAME[other].default):
+            entry = given.get(other) or given[name]
+            faults.append(Fault(entry.path, f"{what} port and {other_what} port are both {port}; use different ports"))
+
+
+def _check_tls(values: dict[str, Any], given: dict[str, _Given], faults: list[Fault], read_files: bool) -> None:
+    """Checks that a TLS port has a certificate and its key, that both can be read, and that they belong together."""
+    if values.get("tls_port") is None:
+        return
+    missing = [name for name in ("tls_cert", "tls_key") if not values.get(name)]
+    for name in missing:
+        variable = f"{_BY_NAME[name].variable} ({name})"
+        faults.append(Fault(variable, "missing: a TLS port needs a certificate and its key"))
+    if missing or not read_files:
+        return
+    try:
+        certificate.read_pair(values["tls_cert"], values["tls_key"])
+    except certificate.PairError as error:
+        faults.extend(Fault(given[f"tls_{part}"].path, text) for part, text in error.faults.items())
+
+
+def _check_authorities(values: dict[str, Any], given: dict[str, _Given], faults: list[Fault], read_files: bool) -> None:
+    """Checks the files of certificates that we trust."""
+    for name in ("webhook_ca_file", "redis_ca_file"):
+        path = values.get(name)
+        if not path or not read_files:
+            continue
+        try:
+            ssl.create_default_context().load_verify_locations(cafile=path)
+        except ssl.SSLError:
+            faults.append(Fault(given[name].path, f"{path} contains no PEM certificates"))
+        except OSError as error:
+            faults.append(Fault(given[name].path, f"{path} can't be read: {error.strerror}"))
+
+
+def _check_redis_certificate(
+    values: dict[str, Any], given: dict[str, _Given], faults: list[Fault], read_files: bool
+) -> None:
+    """Checks the certificate with which redpoll identifies itself to Redis, and its key."""
+    names = ("redis_cert_file", "redis_key_file")
+    missing = [name for name in names if not values.get(name)]
+    if len(missing) == 1:
+        variable = f"{_BY_NAME[missing[0]].variable} ({missing[0]})"
+        faults.append(Fault(variable, "missing: a certificate for Redis needs its key, and the key its certificate"))
+    if missing or not read_files:
+        return
+    try:
+        certificate.read_pair(values["redis_cert_file"], values["redis_key_file"])
+    except certificate.PairError as error:
+        faults.extend(Fault(given[f"redis_{part}_file"].path, text) for part, text in error.faults.items())
+
+
+def _http_url_fault(url: str) -> str | None:
+    """Doesn't quote the URL, which may contain a password or a token."""
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  raises ValueError
+    except ValueError:
+        return "is not a URL with a host and a port from 1 to 65535"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return "must begin with http:// or https:// and a host"
+    return None
+
+
+def _public_url_fault(url: str) -> str | None:
+    text = _http_url_fault(url)
+    if text:
+        return text
+    parts = urlsplit(url)
+    if parts.username is not None or parts.path not in ("", "/") or parts.query or parts.fragment:
+        return "must have only a scheme, host and port: clients add the paths themselves"
+    return None
+
+
+def _redis_url_fault(url: str) -> str | None:
+    """Doesn't quote the URL, which may contain a password."""
+    try:
+        RedisUrl.parse(url)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _database_url_fault(url: str) -> str | None:
+    """Doesn't quote the URL, which contains a password."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "is not a URL"
+    if parts.scheme not in ("postgresql", "postgres"):
+        return "must begin with postgresql://"
+    return None if parts.path.strip("/") else "names no database: postgresql://USER:PASSWORD@HOST/DATABASE"
+
+
+def _checks_server(database_url: str) -> bool:
+    """Whether the connection stays on this machine, or the server's certificate is checked. asyncpg's default,
+    `prefer`, checks none and takes a connection without TLS."""
+    parts = urlsplit(database_url)
+    query = dict(parse_qsl(parts.query))
+    if query.get("sslmode") in ("verify-ca", "verify-full"):
+        return True
+    hosts = [host for host in (query.get("host") or parts.netloc.rpartition("@")[2]).split(",") if host]
+    return all(_is_local(host) for host in hosts)
+
+
+def _is_local(host: str) -> bool:
+    """`host` may have a port, an IPv6 address then in brackets; a path is that of a Unix socket."""
+    if host.startswith("["):
+        name = host[1:].partition("]")[0]
+    else:
+        name = host if host.count(":") > 1 else host.partition(":")[0]
+    if unquote(name).startswith(("/", "@")) or name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _open_secrets(given: Mapping[str, _Given]) -> list[str]:
+    """A warning if other users can read the settings file, and it has a secret."""
+    files = {
+        entry.file
+        for name, entry in given.items()
+        if entry.file and (_BY_NAME[name].is_secret or (name in _WITH_CREDENTIALS and "@" in str(entry.value)))
+    }
+    warnings = []
+    for file in files:
+        with contextlib.suppress(OSError):
+            if os.stat(file).st_mode & 0o004:
+                close = f"chmod 640 {shlex.quote(file)}"
+                warnings.append(f"{file}: other users of this machine can read its secrets; close it with: {close}")
+    return warnings
+
+
+def _unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    known = {setting.variable for setting in TABLE} | _NOT_SETTINGS
+    return [
+        f"{name} is not a setting{suggestion(name, known)}"
+        for name in sorted(environment)
+        if name.startswith(PREFIX) and name not in known
+    ]
+
+
+def suggestion(name: str, known: typing.Iterable[str]) -> str:
+    """`; did you mean X?` if a known name is similar, else an empty string."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""

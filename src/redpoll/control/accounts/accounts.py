@@ -1,0 +1,233 @@
+"""Dashboard users, their roles and passwords, and their sessions.
+
+A session is a random id in the browser's cookie; the store has only its SHA-256. This module does no HTTP, and its
+callers write the audit log.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import msgspec
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from redpoll.control.accounts.passwords import Passwords, fault_of_password, one_time_password
+from redpoll.store import accounts as rows
+from redpoll.store.accounts import ROLES, User
+from redpoll.store.store import Store, raise_version
+
+__all__ = ["ABSOLUTE_S", "FIRST_USER", "IDLE_S", "AccountError", "Accounts", "Session"]
+
+# A session ends when it was not used for the first time span, and at the latest after the second.
+IDLE_S: Final = 12 * 3_600.0
+ABSOLUTE_S: Final = 7 * 86_400.0
+# How often the time of last use is written for a session that is in use.
+_TOUCH_EVERY_S: Final = 300.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}").fullmatch
+FIRST_USER: Final = "admin"
+
+
+class AccountError(Exception):
+    """A change was refused. The text is a sentence for the user. `field` is the form input it is about, "" for none."""
+
+    def __init__(self, text: str, field: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.field = field
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Session(NamedTuple):
+    """A logged-in user. `csrf` is the token that every form of this session must send."""
+
+    user: User
+    hash: str
+    csrf: str
+
+    @property
+    def is_admin(self) -> bool:
+        return self.user.role == "admin"
+
+
+class Accounts:
+    """The users and sessions in a store. `clock` returns Unix time in seconds."""
+
+    def __init__(
+        self, store: Store, *, passwords: Passwords | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.store = store
+        self._passwords = passwords or Passwords()
+        self._clock = clock
+
+    def now_s(self) -> float:
+        """Unix time."""
+        return self._clock()
+
+    # -- users
+
+    async def first_admin(self, password: str) -> str | None:
+        """Creates the user `admin` in a store without users; called at every start.
+
+        An empty `password` generates a one-time password, which is returned. Otherwise returns None.
+        """
+        if await self.users():
+            return None
+        given = password or one_time_password()
+        try:
+            await self._add(FIRST_USER, "admin", given, must_change=not password)
+        except AccountError:
+            # Another server with the same store has started at the same time.
+            return None
+        return None if password else given
+
+    async def users(self) -> list[User]:
+        """All users, sorted by name."""
+        async with self.store.reading() as connection:
+            return await rows.list_users(connection)
+
+    async def create(self, name: str, role: str) -> str:
+        """Creates a user and returns the one-time password, of which only a hash is stored. Raises AccountError."""
+        if not _NAME(name):
+            raise AccountError(
+                "A name is 1 to 64 letters, digits and `.` `_` `@` `-`, and begins with a letter or digit.", "name"
+            )
+        _check_role(role)
+        password = one_time_password()
+        await self._add(name, role, password, must_change=True)
+        return password
+
+    async def _add(self, name: str, role: str, password: str, *, must_change: bool) -> None:
+        user = User(
+            name=name,
+            password_hash=await self._passwords.hash(password),
+            role=role,
+            must_change=must_change,
+            created_at=self._clock(),
+        )
+        try:
+            async with self.store.change() as connection:
+                await rows.add(connection, user)
+                await raise_version(connection)
+        except IntegrityError:
+            raise AccountError(f"The user {name} already exists.", "name") from None
+
+    async def reset(self, name: str) -> str:
+        """Gives a user a new one-time password and ends the user's sessions. Returns the password, of which only a hash
+        is stored. Raises AccountError."""
+        await self.user(name)
+        password = one_time_password()
+        hashed = await self._passwords.hash(password)
+        async with self.store.change() as connection:
+            await rows.set_password(connection, name, hashed, must_change=True)
+            await rows.end_matching_sessions(connection, user_name=name)
+            await raise_version(connection)
+        return password
+
+    async def set_role(self, name: str, role: str) -> None:
+        """Applies from the user's next request. Raises AccountError, also for the last admin."""
+        _check_role(role)
+        async with self.store.change() as connection:
+            await _check_not_last_admin(connection, name, "stays an admin", but_if=role == "admin")
+            await rows.set_role(connection, name, role)
+            await raise_version(connection)
+
+    async def remove(self, name: str) -> None:
+        """Removes a user and the user's sessions. Raises AccountError, also for the last admin."""
+        async with self.store.change() as connection:
+            await _check_not_last_admin(connection, name, "can't be removed")
+            await rows.remove(connection, name)
+            await raise_version(connection)
+
+    async def user(self, name: str) -> User:
+        """The user with this name. Raises AccountError."""
+        async with self.store.reading() as connection:
+            return await _user(connection, name)
+
+    # -- sessions
+
+    async def log_in(self, name: str, password: str) -> str | None:
+        """Checks name and password and returns the id of a new session, for the cookie; None if they are wrong."""
+        async with self.store.reading() as connection:
+            user = await rows.find_user(connection, name)
+        if not await self._passwords.matches(password, None if user is None else user.password_hash):
+            return None
+        now_s = self._clock()
+        plain = secrets.token_urlsafe(32)
+        async with self.store.change() as connection:
+            await rows.end_matching_sessions(connection, used_before=now_s - IDLE_S, begun_before=now_s - ABSOLUTE_S)
+            await rows.add_session(connection, _hash(plain), name, now_s)
+            await rows.set_login(connection, name, now_s)
+        return plain
+
+    async def session(self, plain: str) -> Session | None:
+        """The session with the id `plain`; None if it doesn't exist or has expired."""
+        if not plain or len(plain) > 100:
+            return None
+        async with self.store.reading() as connection:
+            row = await rows.find_session(connection, _hash(plain))
+        now_s = self._clock()
+        if row is None or now_s - row.used_at > IDLE_S or now_s - row.created_at > ABSOLUTE_S:
+            return None
+        if now_s - row.used_at > _TOUCH_EVERY_S:
+            async with self.store.change() as connection:
+                await rows.touch_session(connection, row.hash, now_s)
+        csrf = hmac.new(plain.encode(), b"csrf", hashlib.sha256).hexdigest()
+        return Session(row.user, row.hash, csrf)
+
+    async def is_open(self, session_hash: str) -> bool:
+        """Whether this session still exists: its user wasn't removed or reset, and didn't log out."""
+        async with self.store.reading() as connection:
+            return await rows.find_session(connection, session_hash) is not None
+
+    async def log_out(self, session: Session) -> None:
+        async with self.store.change() as connection:
+            await rows.end_sessions(connection, (session.hash,))
+            await raise_version(connection)
+
+    async def change_password(self, session: Session, old: str, new: str) -> Session:
+        """Changes the user's own password and ends the user's other sessions. Raises AccountError."""
+        user = session.user
+        if not await self._passwords.matches(old, user.password_hash):
+            raise AccountError("This is not your current password.", "old_password")
+        if hmac.compare_digest(old.encode(), new.encode()):
+            raise AccountError("This is your current password. Choose a new one.", "new_password")
+        fault = fault_of_password(new, user.name)
+        if fault is not None:
+            raise AccountError(fault, "new_password")
+        hashed = await self._passwords.hash(new)
+        async with self.store.change() as connection:
+            await rows.set_password(connection, user.name, hashed, must_change=False)
+            await rows.end_matching_sessions(connection, user_name=user.name, except_hash=session.hash)
+            await raise_version(connection)
+        changed = msgspec.structs.replace(user, password_hash=hashed, must_change=False)
+        return session._replace(user=changed)
+
+
+async def _user(connection: AsyncConnection, name: str) -> User:
+    user = await rows.find_user(connection, name)
+    if user is None:
+        raise AccountError(f"There is no user {name}.")
+    return user
+
+
+async def _check_not_last_admin(connection: AsyncConnection, name: str, what: str, *, but_if: bool = False) -> None:
+    user = await _user(connection, name)
+    others = [other for other in await rows.list_users(connection) if other.role == "admin" and other.name != name]
+    if user.role == "admin" and not others and not but_if:
+        raise AccountError(f"{name} is the only admin, and {what}.")
+
+
+def _check_role(role: str) -> None:
+    if role not in ROLES:
+        raise AccountError(f"The role must be {' or '.join(ROLES)}.", "role")
+
+
+def _hash(plain: str) -> str:
+    return hashlib.sha256(plain.encode()).hexdigest()

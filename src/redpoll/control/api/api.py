@@ -1,0 +1,443 @@
+"""The handlers of the HTTP API (protocol/README.md "HTTP API").
+
+They publish events, read channels and users, sign subscriptions and close a user's connections. middleware.py
+authenticates the request before a handler runs; redpoll.protocol decodes and checks the body. A handler waits only for
+Redis, for at most 2 s; after that the response is 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from redpoll.cluster.bus import Outgoing, Unavailable
+from redpoll.cluster.idempotency import Claim, Idempotency, Outcome
+from redpoll.cluster.redis.keys import SHARDS
+from redpoll.cluster.survey import Survey
+from redpoll.control.api.occupancy import ChannelPage, Occupancy, TooManyChannels
+from redpoll.control.http.request import Request
+from redpoll.control.http.response import EMPTY_OBJECT, Response, header_line
+from redpoll.control.http.schemas import (
+    Attributes,
+    AuthResponse,
+    BatchResponse,
+    CachedEvent,
+    ChannelResponse,
+    TriggerResponse,
+    User,
+)
+from redpoll.control.publish.daily_limit import DailyLimit
+from redpoll.control.publish.publisher import Publisher
+from redpoll.control.tracing.tracing import Tracer
+from redpoll.protocol.apps import App
+from redpoll.protocol.auth import AUTH_NAMES, encryption_secret, sign_channel
+from redpoll.protocol.channels import Kind, is_encrypted, kind_of
+from redpoll.protocol.errors import ApiError
+from redpoll.protocol.messages import (
+    EVENT_INFO,
+    Event,
+    check_channel,
+    decode_auth,
+    decode_batch,
+    decode_event,
+    parse_channel_info,
+    parse_info,
+)
+from redpoll.protocol.presence import MAX_USER_ID_CHARS
+
+__all__ = ["DEFAULT_PAGE", "MAX_PAGE", "MAX_UNPAGED", "Api"]
+
+# Channels of a page, and of an answer without `limit` and `cursor`.
+DEFAULT_PAGE: Final = 100
+MAX_PAGE: Final = 1_000
+MAX_UNPAGED: Final = 50_000
+# An answer is copied as a whole a few times on its way to the worker; 2 MiB of names are 1 ms.
+_MAX_UNPAGED_BYTES: Final = 2 * 1024 * 1024
+_RENDERED_AT_ONCE: Final = 500
+
+_encode: Final = msgspec.json.Encoder().encode
+_PREFLIGHT_HEADERS: Final = b"Access-Control-Allow-Methods: POST\r\nAccess-Control-Max-Age: 600\r\n"
+_NO_ATTRIBUTES: Final = Attributes()
+_FORM: Final = "application/x-www-form-urlencoded"
+# For a publish and the steps before it. The client gets its response within 2 s.
+_PUBLISHED_WITHIN_S: Final = 1.9
+
+# The result of a handler that doesn't always need a task (router.Handler).
+Handling = Coroutine[Any, Any, Response] | None
+# Renders the response's body, with the attributes that `info` asked for.
+_RenderBody = Callable[[], Awaitable[bytes]]
+
+
+class Api:
+    """The handlers. Each takes an authenticated `Request` and returns a response, or raises ApiError or Unavailable.
+
+    `master_key`: 32 bytes, from which the secrets of encrypted channels are derived; None if the operator set none.
+    `tracer`: None if the event log is off.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        occupancy: Occupancy,
+        daily: DailyLimit,
+        idempotency: Idempotency,
+        survey: Survey,
+        master_key: bytes | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._publisher = publisher
+        self._occupancy = occupancy
+        self._daily = daily
+        self._idempotency = idempotency
+        self._survey = survey
+        self._master_key = master_key
+        self._tracer = tracer
+        # Front.conclude, set by ControlPlane.
+        self.conclude: Callable[[Request, Response | Exception], None]
+
+    # -- publishing
+
+    def trigger(self, request: Request) -> Handling:
+        """POST events. Responds with `{}`, or with `info` `{"channels": {name: {…}}}`, each channel once."""
+        app = request.app
+        request.decoded = event = decode_event(request.body, request.params, app)
+        correlation_id = event.correlation_id
+        if correlation_id is not None:
+            request.more_headers += header_line("X-Service-Correlation-Id", correlation_id)
+        if event.info or not self._is_plain(app, correlation_id):
+            return self.publish(request, event)
+        name, data, skip = event.name, event.data, event.socket_id
+        self._publish_plainly(request, [(channel, name, data, skip, None) for channel in event.channels])
+        return None
+
+    def _is_plain(self, app: App, correlation_id: str | None) -> bool:
+        """Whether the publish needs no other Redis command and nothing to await first."""
+        return self._publisher.open and app.daily_limit is None and (correlation_id is None or not app.idempotency)
+
+    def _publish_plainly(self, request: Request, items: Sequence[tuple[str, str, str, str | None, None]]) -> None:
+        """The path of nearly all requests: no task, no future. Redis' last reply triggers the response."""
+        tracer = self._tracer
+        trace = None if tracer is None else tracer.sample(request)
+        self._publisher.publish(request.app, items, trace, partial(self._published, request, trace))
+
+    def _published(self, request: Request, trace: str | None, fault: Unavailable | None) -> None:
+        if fault is not None:
+            self.conclude(request, fault)
+            return
+        if trace is not None:
+            self._accepted(request)
+        self.conclude(request, request.ok(EMPTY_OBJECT))
+
+    async def publish(self, request: Request, event: Event) -> Response:
+        """Publish any event: count it, trace it, wait for Redis' confirmation.
+
+        The dashboard's console also calls this, with a request of which only `app` is used.
+        """
+        items = [Outgoing(channel, event.name, event.data, event.socket_id) for channel in event.channels]
+
+        async def render_body() -> bytes:
+            if not event.info:
+                return EMPTY_OBJECT
+            attributes = await self._attributes(request.app.id, [(channel, event.info) for channel in event.channels])
+            return _encode(TriggerResponse(dict(zip(event.channels, attributes, strict=True))))
+
+        return request.ok(await self._publish(request, "events", items, event.correlation_id, render_body))
+
+    def trigger_batch(self, request: Request) -> Handling:
+        """POST batch_events. Responds with `{}`, or with any `info` `{"batch": [{…}, …]}`, in order of the events."""
+        app = request.app
+        request.decoded = events = decode_batch(request.body, app)
+        correlation_id = events[0].correlation_id if events else None
+        if correlation_id is not None:
+            request.more_headers += header_line("X-Service-Correlation-Id", correlation_id)
+        if events and not any(event.info for event in events) and self._is_plain(app, correlation_id):
+            plain = [(event.channels[0], event.name, event.data, event.socket_id, None) for event in events]
+            self._publish_plainly(request, plain)
+            return None
+        return self._publish_batch(request, events, correlation_id)
+
+    async def _publish_batch(self, request: Request, events: Sequence[Event], correlation_id: str | None) -> Response:
+        app = request.app
+        items = [Outgoing(event.channels[0], event.name, event.data, event.socket_id) for event in events]
+
+        async def render_body() -> bytes:
+            if not any(event.info for event in events):
+                return EMPTY_OBJECT
+            wanted = [(event.channels[0], event.info) for event in events]
+            return _encode(BatchResponse(await self._attributes(app.id, wanted)))
+
+        return request.ok(await self._publish(request, "batch_events", items, correlation_id, render_body))
+
+    async def _publish(
+        self,
+        request: Request,
+        endpoint: str,
+        items: Sequence[Outgoing],
+        correlation_id: str | None,
+        render_body: _RenderBody,
+    ) -> bytes:
+        """Claim the id, count against the daily limit, publish; returns the response's body.
+
+        For why the order matters see cluster/README.md "Idempotency and quotas".
+        """
+        try:
+            async with asyncio.timeout(_PUBLISHED_WITHIN_S):
+                if correlation_id is None or not request.app.idempotency:
+                    await self._spend(request, len(items))
+                    await self._publish_traced(request, items)
+                    return await render_body()
+                fingerprint = _fingerprint(endpoint, request)
+                claim = await self._idempotency.claim(request.app.id, correlation_id, fingerprint)
+                return await self._publish_once(request, claim, items, render_body)
+        except TimeoutError:
+            self._publisher.unconfirmed += len(items)
+            raise Unavailable(f"no answer from Redis within {_PUBLISHED_WITHIN_S:g} s") from None
+
+    async def _publish_once(
+        self, request: Request, claim: Claim, items: Sequence[Outgoing], render_body: _RenderBody
+    ) -> bytes:
+        if claim.outcome is Outcome.CONFLICT:
+            raise ApiError(
+                "idempotency_conflict",
+                "nothing was published: another request used this correlation_id within the last 120 s",
+            )
+        if claim.answer is not None:
+            return claim.answer
+        try:
+            await self._spend(request, len(items))
+        except ApiError:
+            # If the claim stays, a repeated request is counted again, and refused again.
+            with contextlib.suppress(Unavailable):
+                await self._idempotency.withdraw(claim)
+            raise
+        await self._publish_traced(request, items, claim.once)
+        body = await render_body()
+        # The events are published. If the body can't be stored, a repeated request doesn't publish them again: it
+        # renders the body again.
+        with contextlib.suppress(Unavailable):
+            await self._idempotency.settle(claim, body)
+        return body
+
+    async def _publish_traced(self, request: Request, items: Sequence[Outgoing], once: str | None = None) -> None:
+        trace = self._sample(request)
+        await self._publisher.publish_all(request.app, items, trace, once)
+        if trace is not None:
+            self._accepted(request)
+
+    def _sample(self, request: Request) -> str | None:
+        """The text that goes with the events (Tracer.sample); None if they aren't traced."""
+        return None if self._tracer is None else self._tracer.sample(request)
+
+    def _accepted(self, request: Request) -> None:
+        assert self._tracer is not None
+        self._tracer.accepted(request)
+
+    async def _spend(self, request: Request, messages: int) -> None:
+        """Count the messages against the app's daily limit, if any. Raises ApiError `daily_limit_exceeded`."""
+        app, daily = request.app, self._daily
+        limit = app.daily_limit
+        if limit is None:
+            return
+        spent = await daily.spend(app, messages, limit)
+        if spent.ok:
+            if b"X-RateLimit-" not in request.more_headers:
+                request.more_headers += daily.headers(spent, limit)
+            return
+        left_s = daily.left_s()
+        # These replace the headers of the rate limit, which wasn't the limit that was exceeded.
+        other_lines = [line for line in request.more_headers.splitlines(True) if not line.startswith(b"X-RateLimit-")]
+        request.more_headers = (
+            b"".join(other_lines) + daily.headers(spent, limit) + header_line("Retry-After", str(left_s))
+        )
+        raise ApiError(
+            "daily_limit_exceeded",
+            f"{messages} more messages would exceed the daily limit of the app's plan {app.plan}: {spent.used} of "
+            f"{limit} messages are used. The count restarts at midnight UTC, in {left_s} s",
+        )
+
+    # -- channels
+
+    async def list_channels(self, request: Request) -> Response:
+        """GET channels. Responds with `{"channels": {name: {…}}}`: the occupied channels, sorted by name.
+
+        With `limit` or `cursor` a page of them, and `next`. Without, more than MAX_UNPAGED channels are refused.
+        """
+        info = parse_info(request.param("info") or "", EVENT_INFO)
+        prefix = request.param("filter_by_prefix") or ""
+        limit, cursor = request.param("limit"), request.param("cursor")
+        app_id, parts, end = request.app.id, [], b"}}"
+        if limit is None and cursor is None:
+            found = self._occupancy.channels(app_id, prefix, max_count=MAX_UNPAGED, max_bytes=_MAX_UNPAGED_BYTES)
+            try:
+                async for names in found:
+                    parts.append(await self._channel_items(app_id, names, info))
+            except TooManyChannels:
+                raise ApiError(
+                    "bad_request",
+                    f"there are more than {MAX_UNPAGED} occupied channels, or their names are longer than "
+                    f"{_MAX_UNPAGED_BYTES} bytes; read them in pages: add limit=1000, and then cursor= with the `next` "
+                    "of the answer before",
+                ) from None
+        else:
+            page = await self._occupancy.page(app_id, prefix, _page_limit(limit), _parse_cursor(cursor))
+            for start in range(0, len(page.names), _RENDERED_AT_ONCE):
+                parts.append(await self._channel_items(app_id, page.names[start : start + _RENDERED_AT_ONCE], info))
+                await asyncio.sleep(0)
+            end = b'},"next":%b}' % _encode(_cursor_of(page))
+        return request.ok(_joined(b'{"channels":{', parts, end))
+
+    async def _channel_items(self, app_id: str, names: Sequence[str], info: tuple[str, ...]) -> bytes:
+        """The members of the JSON object of channels, without its braces."""
+        if not info:
+            return _encode(dict.fromkeys(names, _NO_ATTRIBUTES))[1:-1]
+        attributes = await self._attributes(app_id, [(name, info) for name in names])
+        return _encode(dict(zip(names, attributes, strict=True)))[1:-1]
+
+    async def show_channel(self, request: Request) -> Response:
+        """GET channels/NAME. Responds with `occupied`, `subscription_count`, and `user_count` of a presence channel.
+
+        With `info=cache` also `cache`. A channel without subscribers has zeros; it is never 404.
+        """
+        app_id, channel = request.app.id, request.parameters[1]
+        check_channel(channel)
+        info = parse_channel_info(channel, request.param("info") or "")
+        wanted = ("subscription_count", "user_count")
+        (attributes,) = await self._attributes(app_id, [(channel, wanted)])
+        subscriptions = attributes.subscription_count or 0
+        body = ChannelResponse(subscriptions > 0, subscriptions, attributes.user_count)
+        if "cache" in info:
+            cached = await self._occupancy.cached(app_id, channel)
+            body.cache = None if cached is None else CachedEvent(cached.data, cached.ttl_s)
+        return request.ok(_encode(body))
+
+    async def list_users(self, request: Request) -> Response:
+        """GET channels/NAME/users. Responds with `{"users": [{"id": …}, …]}`; presence channels only."""
+        channel = request.parameters[1]
+        check_channel(channel)
+        if kind_of(channel) is not Kind.PRESENCE:
+            raise ApiError("not_presence_channel", "only presence channels have a list of users")
+        # The shape of UsersResponse, in slices.
+        parts = []
+        async for ids in self._occupancy.user_ids(request.app.id, channel):
+            parts.append(_encode([User(user) for user in ids])[1:-1])
+        return request.ok(_joined(b'{"users":[', parts, b"]}"))
+
+    # -- users
+
+    async def terminate(self, request: Request) -> Response:
+        """POST users/ID/terminate_connections. Closes the user's connections with 4009; responds with `{}`.
+
+        The response waits for every worker. If one doesn't answer in time it is 503, and some of the connections may
+        be closed.
+        """
+        user_id = request.parameters[-1]
+        if len(user_id) > MAX_USER_ID_CHARS:
+            raise ApiError("bad_request", f"a user id has at most {MAX_USER_ID_CHARS} characters")
+        await self._survey.ask("terminate", app=request.app.id, user=user_id)
+        return request.ok(EMPTY_OBJECT)
+
+    async def authorize(self, request: Request) -> Response:
+        """POST auth. Responds with `{"auth": "KEY:HEX"}`, and for a presence channel with the signed `channel_data`.
+
+        The body is JSON, or a form as pusher-js sends it. The signature is made with the key of the request; a request
+        with a token uses the app's oldest enabled key. With a master key, the response for an encrypted channel has
+        its `shared_secret`.
+        """
+        form = request.headers.get("Content-Type", "").partition(";")[0].strip().lower() == _FORM
+        asked = decode_auth(request.body, request.app, form=form)
+        key, channel = request.key, asked.channel_name
+        secret = request.app.secret_of(key)
+        if secret is None:
+            raise ApiError("app_disabled", "all keys of this app are disabled; enable one to sign subscriptions")
+        # Only the signature of a presence channel covers member data. A page may send it with every request; pusher-js
+        # forwards to the server only what this response has.
+        channel_data = asked.channel_data if kind_of(channel) is Kind.PRESENCE else None
+        body = AuthResponse(f"{key}:{sign_channel(secret, asked.socket_id, channel, channel_data)}")
+        if channel_data is not None:
+            body.channel_data = channel_data
+        if self._master_key is not None and is_encrypted(channel):
+            body.shared_secret = encryption_secret(self._master_key, channel)
+        return request.ok(_encode(body))
+
+    async def preflight(self, request: Request) -> Response:
+        """OPTIONS auth: the preflight of browsers (protocol/README.md "CORS")."""
+        if b"Access-Control-Allow-Origin" not in request.more_headers:
+            return Response(204, b"", request.more_headers)
+        headers = request.more_headers + _PREFLIGHT_HEADERS
+        wanted = request.headers.get("Access-Control-Request-Headers", "")
+        if wanted and wanted.isascii():
+            headers += header_line("Access-Control-Allow-Headers", wanted)
+        return Response(204, b"", headers)
+
+    async def _attributes(self, app_id: str, wanted: Sequence[tuple[str, tuple[str, ...]]]) -> list[Attributes]:
+        """The wanted attributes of each (channel, info), without those that don't apply to the channel's kind."""
+        counted = [name for name, info in wanted if "subscription_count" in info and kind_of(name) is not Kind.USER]
+        presence = [name for name, info in wanted if "user_count" in info and kind_of(name) is Kind.PRESENCE]
+        subscriptions: Mapping[str, int] = {}
+        users: Mapping[str, int] = {}
+        if counted:
+            found = await self._occupancy.subscription_counts(app_id, counted)
+            subscriptions = dict(zip(counted, found, strict=True))
+        if presence:
+            users = dict(zip(presence, await self._occupancy.user_counts(app_id, presence), strict=True))
+        result = []
+        for channel, info in wanted:
+            attributes = Attributes()
+            if "subscription_count" in info and channel in subscriptions:
+                attributes.subscription_count = subscriptions[channel]
+            if "user_count" in info and channel in users:
+                attributes.user_count = users[channel]
+            result.append(attributes)
+        return result
+
+
+def _joined(begin: bytes, slices: Iterable[bytes], end: bytes) -> bytes:
+    """One JSON value from slices of its members. A body has megabytes, so it is copied only once."""
+    pieces = [begin]
+    for members in filter(None, slices):
+        pieces += (members, b",")
+    if len(pieces) > 1:
+        pieces.pop()
+    return b"".join((*pieces, end))
+
+
+def _fingerprint(endpoint: str, request: Request) -> bytes:
+    """Equal for a repeated request, whatever its path prefix, signature and credential."""
+    query = sorted((name, value) for name, value in request.params if name not in AUTH_NAMES)
+    return b"%b\n%b\n%b" % (endpoint.encode(), _encode(query), request.body)
+
+
+def _page_limit(given: str | None) -> int:
+    if given is None:
+        return DEFAULT_PAGE
+    limit = int(given) if given.isascii() and given.isdecimal() and len(given) <= 9 else 0
+    if not 1 <= limit <= MAX_PAGE:
+        raise ApiError("bad_request", f"limit must be a number from 1 to {MAX_PAGE}, not {given[:40]!r}")
+    return limit
+
+
+def _cursor_of(page: ChannelPage) -> str | None:
+    """`SHARD:NAME` in base64url, which needs no escapes in a URL."""
+    if page.after is None:
+        return None
+    shard, name = page.after
+    return base64.urlsafe_b64encode(f"{shard}:{name}".encode()).decode().rstrip("=")
+
+
+def _parse_cursor(given: str | None) -> tuple[int, str] | None:
+    if given is None:
+        return None
+    try:
+        text = base64.b64decode(given + "=" * (-len(given) % 4), altchars=b"-_", validate=True).decode()
+    except ValueError:
+        text = ""
+    shard, colon, name = text.partition(":")
+    if not colon or not (shard.isascii() and shard.isdecimal() and len(shard) <= 2 and int(shard) < SHARDS):
+        raise ApiError("invalid_cursor", "cursor must be the `next` of an earlier answer")
+    return int(shard), name

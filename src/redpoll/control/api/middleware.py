@@ -1,0 +1,320 @@
+"""The steps that every HTTP request takes before and after its handler.
+
+The front finds the route, reads the body, authenticates the request, applies the rate limit, runs the handler, turns
+exceptions into error responses, and counts the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
+
+import structlog
+
+from redpoll.cluster.bus import Unavailable
+from redpoll.cluster.traces import new_trace_id
+from redpoll.control.http.auth_failures import AuthFailures
+from redpoll.control.http.authentication import Authentication, Credentials
+from redpoll.control.http.connections import PortRequest
+from redpoll.control.http.host_names import HostNames
+from redpoll.control.http.ratelimit import WINDOW_S, RateLimit, Window
+from redpoll.control.http.request import CutOff, Request, error_response, too_large
+from redpoll.control.http.response import Response, header_line
+from redpoll.control.http.router import Place, Route, Routes, no_times
+from redpoll.control.http.worker_requests import ReceivedRequest
+from redpoll.control.observe.debugging import Debugging
+from redpoll.control.tracing.tracing import Tracer
+from redpoll.http.messages import HEAD_ONLY, MAX_BODY_BYTES
+from redpoll.protocol import auth, handshake
+from redpoll.protocol.apps import App
+from redpoll.protocol.errors import ApiError
+from redpoll.store.errors import StoreUnavailable
+
+__all__ = ["Front"]
+
+log = structlog.get_logger(__name__)
+
+_VARY: Final = b"Vary: Origin\r\n"
+_EXPOSED: Final = b"Access-Control-Expose-Headers: X-Service-Trace-Id\r\n"
+# Error code and text by status, for a body that a worker couldn't read to its end.
+_BODY_REFUSALS: Final = {
+    400: ("bad_request", "the client closed the connection before its body was complete"),
+    408: ("bad_request", "the body was not complete in time"),
+}
+
+
+class Front:
+    """Receives every request of the API. It reads `records` on each request, so changes take effect at once.
+
+    `host_names`: None if requests to the control port may name any host. `rate`: None if triggers have no rate limit.
+    `failures`: None if failed authentications have no limit. `tracer`: None if triggers aren't logged. `clock` returns
+    Unix time, for timestamps of signatures. `body_timeout_s`: the time for a complete body; more bytes don't extend it.
+    """
+
+    def __init__(
+        self,
+        routes: Routes,
+        records: Credentials,
+        *,
+        host_names: HostNames | None = None,
+        rate: RateLimit | None = None,
+        failures: AuthFailures | None = None,
+        tracer: Tracer | None = None,
+        clock: Callable[[], float] = time.time,
+        body_timeout_s: float = 15.0,
+        path_prefix: str = "",
+    ) -> None:
+        self._routes = routes
+        self._apps = records.apps
+        self._authentication = Authentication(records, failures, self.now_s, path_prefix)
+        self._host_names = host_names
+        self._rate = rate
+        self._tracer = tracer
+        self._clock = clock
+        self._body_timeout_s = body_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Durations of triggers by app, counted like Route.times.
+        self.times_by_app: dict[str, list[int]] = {}
+        # Renders an error as a page of the dashboard; returns None for requests of the API, which get JSON.
+        self.fault_page: Callable[[Request, ApiError, int], Response | None] | None = None
+        # Set while an app may be debugged.
+        self.debugging: Debugging | None = None
+
+    def settings_changed(self, host_names: HostNames, failures: AuthFailures | None, path_prefix: str) -> None:
+        """Replaces what a reload may change. A new limit counts from 0."""
+        self._host_names = host_names
+        self._authentication.failures, self._authentication.path_prefix = failures, path_prefix
+
+    # -- from request to response --------------------------------------------------------------------------
+
+    def received(self, request: ReceivedRequest) -> None:
+        """Handle a request from a worker.
+
+        `head_only`: decide from the head whether the worker may read the body. `refusal`: the worker couldn't read
+        the body; count and log the request. `began` is set: it waited since then.
+        """
+        request.route = self._routes.unmatched
+        try:
+            if request.refusal:
+                self._find(request)
+                if request.refusal == 413:
+                    raise too_large()
+                raise CutOff(request.refusal, *_BODY_REFUSALS[request.refusal])
+            if not request.flags & HEAD_ONLY:
+                self._execute(request)
+                return
+            self._check_head(request, request.announced)
+            if request.route.takes_body:
+                request.let_body_in()
+            else:
+                self._execute_without_body(request)
+        except Exception as error:
+            self._end(request, self._rendered(request, error))
+
+    async def handle(self, request: PortRequest) -> Response:
+        """Handle a request to the control port, and read the rest of its body first."""
+        request.began = time.perf_counter()
+        request.route = self._routes.unmatched
+        try:
+            if not request.body_is_whole:
+                self._check_head(request, request.body_size)
+                if not request.route.takes_body:
+                    request.protocol.takes_no_more = True
+                    self._execute_without_body(request)
+                    return await request.answered
+            await request.read_body(self._body_timeout_s)
+            self._execute(request)
+        except Exception as error:
+            response = self._rendered(request, error)
+            if not request.body_is_whole:
+                response.keep_alive = False
+            self._end(request, response)
+        return await request.answered
+
+    def conclude(self, request: Request, result: Response | Exception) -> None:
+        """End a request whose handler returned None, with its response or its error."""
+        self._end(request, self._rendered(request, result) if isinstance(result, Exception) else result)
+
+    def _check_head(self, request: Request, announced: int | None) -> None:
+        """Refuse a request by its head, before its body is read. Raises ApiError or CutOff."""
+        self._find(request)
+        if announced is not None and announced > MAX_BODY_BYTES:
+            raise too_large()
+        if request.route.wants_credential:
+            self._authentication.admit(request, request.route, None)
+            request.caller_known = False
+
+    def _execute_without_body(self, request: Request) -> None:
+        """Call the handler of a request that should have no body, of which only the checked head was read. The
+        connection closes after the answer."""
+        request.caller_known = request.route.wants_credential
+        self._run_handler(request)
+
+    def _execute(self, request: Request) -> None:
+        """Call the handler of a complete request. Errors of a handler that needs no task are raised."""
+        self._find(request)
+        route = request.route
+        if route.wants_credential:
+            self._authentication.admit(request, route, request.body)
+            rate = self._rate
+            if route.limited and rate is not None:
+                if not rate.is_shared:
+                    self._limit(request, rate, rate.take(request.remote))
+                elif (lines := rate.take_room(request.remote)) is not None:
+                    request.more_headers = lines
+                else:
+                    self._spawn(self._execute_if_shared_limit_allows(request, rate))
+                    return
+        self._run_handler(request)
+
+    async def _execute_if_shared_limit_allows(self, request: Request, rate: RateLimit) -> None:
+        try:
+            self._limit(request, rate, await rate.take_shared(request.remote))
+            self._run_handler(request)
+        except Exception as error:
+            self._end(request, self._rendered(request, error))
+
+    def _run_handler(self, request: Request) -> None:
+        result = request.route.handler(request)
+        if result is None:
+            return
+        if isinstance(result, Response):
+            self._end(request, result)
+            return
+        self._spawn(self._finish(request, result))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _finish(self, request: Request, handling: Coroutine[Any, Any, Response]) -> None:
+        try:
+            response = await handling
+        except Exception as error:
+            response = self._rendered(request, error)
+        self._end(request, response)
+
+    def _end(self, request: Request, response: Response) -> None:
+        """Count and log the request, and send its response."""
+        route, status = request.route, response.status
+        took_s = time.perf_counter() - request.began
+        slot = route.count(status, took_s)
+        if route.limited and request.caller_known:
+            times = self.times_by_app.get(request.app.id)
+            if times is None:
+                times = self.times_by_app[request.app.id] = no_times()
+            times[slot] += 1
+            if self._tracer is not None:
+                self._tracer.ended(request, status, took_s)
+        if self.debugging is not None and self.debugging.any:
+            self.debugging.request(request, response, took_s)
+        request.respond(response)
+
+    def count_many(
+        self, route: Route, app: App, count: int, slots: Sequence[tuple[int, int]], microseconds: int
+    ) -> None:
+        """Count triggers that were answered 200 by another way (fast_publish.py); arguments as of Route.count_many."""
+        route.count_many(200, count, slots, microseconds)
+        times = self.times_by_app.get(app.id)
+        if times is None:
+            times = self.times_by_app[app.id] = no_times()
+        for slot, responses in slots:
+            times[slot] += responses
+
+    def now_s(self) -> float:
+        """Unix time, for timestamps of signatures."""
+        return self._clock()
+
+    def _rendered(self, request: Request, error: Exception) -> Response:
+        """The response for an error."""
+        if isinstance(error, ApiError):
+            return self._fault(request, error)
+        if isinstance(error, CutOff):
+            if request.route.limited:
+                self._authentication.recognise(request, request.route)
+            response = self._fault(request, ApiError(error.code, error.text), error.status)
+            response.keep_alive = False
+            return response
+        if isinstance(error, Unavailable):
+            return self._fault(request, ApiError("unavailable", str(error)))
+        if isinstance(error, StoreUnavailable):
+            return self._fault(request, ApiError("unavailable", f"not confirmed: {error}"))
+        if isinstance(error, UnicodeError):
+            return self._fault(request, ApiError("bad_request", "a header or the query is not UTF-8"))
+        log.error("request failed", route=request.route.name, trace_id=request.trace_id, exc_info=error)
+        return self._fault(request, ApiError("internal", "internal error; search the server's log for this trace id"))
+
+    def _fault(self, request: Request, error: ApiError, status: int = 0) -> Response:
+        page = self.fault_page(request, error, status) if self.fault_page is not None else None
+        return page or request.error(error, status)
+
+    def error_page(self, status: int, code: str, text: str) -> Response:
+        """An error response for bytes that never became a request: malformed, or incomplete at the deadline."""
+        self._routes.unmatched.count(status, 0.0)
+        return error_response(ApiError(code, text), new_trace_id(), status)
+
+    def _find(self, request: Request) -> None:
+        """Set the request's route and its parameters."""
+        if request.path[:1] != "/":
+            # The absolute form, http://host/path (RFC 9112 section 3.2.2).
+            _, scheme_end, rest = request.path.partition("://")
+            request.path = "/" + rest.partition("/")[2] if scheme_end else request.path
+        auth.check_size(request.query)
+        try:
+            by_method, request.parameters = self._routes.find(self._authentication.without_prefix(request.path))
+        except UnicodeDecodeError:
+            raise ApiError("bad_request", "the percent-encoded path is not UTF-8") from None
+        route = by_method.get("GET" if request.method == "HEAD" else request.method)
+        if route is None:
+            if not by_method:
+                raise ApiError("not_found", "no such path")
+            allowed = ", ".join(sorted(by_method))
+            request.more_headers = header_line("Allow", allowed)
+            raise ApiError("method_not_allowed", f"method not allowed; use {allowed}")
+        if route.place is Place.CONTROL:
+            if request.from_worker:
+                raise ApiError("not_found", "no such path")
+            self._check_host(request)
+        request.route = route
+        if route.cross_origin:
+            request.more_headers = self._cross_origin(request)
+
+    def _check_host(self, request: Request) -> None:
+        host = request.headers.get("Host")
+        if self._host_names is None or self._host_names.allow(host):
+            return
+        raise ApiError(
+            "forbidden",
+            f"the control port isn't known by the host name {(host or '')[:256]!r}; if this name is yours, add it to "
+            "the server's setting control_names (REDPOLL_CONTROL_NAMES), or use an IP address",
+        )
+
+    def _limit(self, request: Request, rate: RateLimit, window: Window) -> None:
+        """Add the rate limit's headers after a trigger of this client address was counted. Raises ApiError
+        `rate_limited`."""
+        address = request.remote
+        request.more_headers = window.headers(rate.per_minute)
+        if window.passed:
+            left_s = rate.left_s(window)
+            request.more_headers += header_line("Retry-After", str(left_s))
+            raise ApiError(
+                "rate_limited",
+                f"more than {rate.per_minute} triggers within {WINDOW_S:.0f} s from the address {address}; try again "
+                f"in {left_s} s. The server's setting is trigger_rate_per_minute "
+                "(REDPOLL_TRIGGER_RATE_PER_MINUTE); 0 turns the limit off",
+            )
+
+    def _cross_origin(self, request: Request) -> bytes:
+        """The header lines that let a page of an allowed origin read the response (protocol/README.md "CORS")."""
+        origin = request.headers.get("Origin")
+        if origin is None or not origin.isascii():
+            return _VARY
+        app = self._apps.get(request.parameters[0])
+        # An unknown app is treated like one that allows every origin, so that the headers don't show which ids exist.
+        if app is not None and not handshake.origin_allowed(origin, app.allowed_origins):
+            return _VARY
+        return header_line("Access-Control-Allow-Origin", origin) + _EXPOSED + _VARY

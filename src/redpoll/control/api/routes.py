@@ -1,0 +1,276 @@
+"""The table of all routes: path, handler, access, and the description in the OpenAPI document.
+
+The front, the metrics and the OpenAPI document read this table. Most handlers are in api.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from redpoll.control.api.api import Api
+from redpoll.control.api.browser_module import BrowserModule
+from redpoll.control.api.history import HISTORY_QUERY, ChannelHistory
+from redpoll.control.api.openapi import Document, document_of
+from redpoll.control.http.router import API_PREFIX, About, Access, Place, Route, Routes
+from redpoll.control.http.schemas import (
+    AuthResponse,
+    BatchResponse,
+    ChannelResponse,
+    ChannelsResponse,
+    ClearedResponse,
+    Empty,
+    EventsResponse,
+    HistoryResponse,
+    TraceResponse,
+    TriggerResponse,
+    UsageResponse,
+    UsersResponse,
+    VerifyResponse,
+)
+from redpoll.control.observe.health import Health
+from redpoll.control.observe.metrics import Metrics
+from redpoll.control.observe.usage import Usage
+from redpoll.control.tracing.eventlog import LOG_QUERY, EventTrace
+from redpoll.control.webhooks.verify import Verify, Webhook
+
+# The shapes of unchecked request bodies, for the OpenAPI document only; other code uses the checked ones.
+from redpoll.protocol.messages import Auth, Batch, Trigger
+
+__all__ = ["document", "routes_of"]
+
+_EVENT_FAULTS: Final = (
+    "invalid_event_name",
+    "invalid_channel",
+    "invalid_socket_id",
+    "invalid_info",
+    "idempotency_conflict",
+    "daily_limit_exceeded",
+)
+_TERMINATE: Final = About("Close all connections of a signed-in user.", Empty, body=Empty)
+
+
+def routes_of(
+    api: Api,
+    history: ChannelHistory,
+    event_trace: EventTrace,
+    browser_module: BrowserModule,
+    usage: Usage,
+    verify: Verify,
+    health: Health,
+    metrics: Metrics,
+    pages: Sequence[Route] = (),
+) -> Routes:
+    """All routes. `pages` are the dashboard's. The OpenAPI document is rendered from the table and served by it."""
+    document = Document()
+    channels = "/apps/{app_id}/channels"
+    terminate = "/users/{user_id}/terminate_connections"
+    routes = Routes(
+        [
+            Route(
+                "POST",
+                "/apps/{app_id}/events",
+                "events",
+                api.trigger,
+                scope="publish",
+                limited=True,
+                about=About(
+                    "Publish an event to one or more channels.",
+                    TriggerResponse,
+                    body=Trigger,
+                    faults=("too_many_channels", *_EVENT_FAULTS),
+                ),
+            ),
+            Route(
+                "POST",
+                "/apps/{app_id}/batch_events",
+                "batch_events",
+                api.trigger_batch,
+                scope="publish",
+                limited=True,
+                about=About(
+                    "Publish several events: all of them, or none if one is invalid.",
+                    BatchResponse,
+                    body=Batch,
+                    faults=("batch_too_large", *_EVENT_FAULTS),
+                ),
+            ),
+            Route(
+                "GET",
+                channels,
+                "channels",
+                api.list_channels,
+                scope="read",
+                about=About(
+                    "List the occupied channels.",
+                    ChannelsResponse,
+                    query=("filter_by_prefix", "info", "channels_limit", "channels_cursor"),
+                    faults=("invalid_info", "invalid_cursor"),
+                ),
+            ),
+            Route(
+                "GET",
+                channels + "/{channel}",
+                "channel",
+                api.show_channel,
+                scope="read",
+                about=About(
+                    "Show whether a channel is occupied, its counts, and its cached event.",
+                    ChannelResponse,
+                    query=("channel_info",),
+                    faults=("invalid_channel", "invalid_info", "not_presence_channel"),
+                ),
+            ),
+            Route(
+                "GET",
+                channels + "/{channel}/users",
+                "users",
+                api.list_users,
+                scope="read",
+                about=About(
+                    "List the users of a presence channel.",
+                    UsersResponse,
+                    faults=("invalid_channel", "not_presence_channel"),
+                ),
+            ),
+            Route(
+                "GET",
+                channels + "/{channel}/history",
+                "history",
+                history.show,
+                scope="read",
+                about=About(
+                    "List the stored messages of a channel; by default the newest.",
+                    HistoryResponse,
+                    query=HISTORY_QUERY,
+                    faults=("invalid_channel", "invalid_cursor", "invalid_offset", "unknown_epoch"),
+                ),
+            ),
+            Route(
+                "DELETE",
+                channels + "/{channel}/history",
+                "clear_history",
+                history.forget,
+                scope="publish",
+                about=About(
+                    "Delete the stored messages of a channel; its history continues with a new epoch.",
+                    ClearedResponse,
+                    faults=("invalid_channel",),
+                ),
+            ),
+            Route(
+                "GET",
+                "/apps/{app_id}/events/log",
+                "events_log",
+                event_trace.search,
+                scope="read",
+                about=About(
+                    "List publish requests, newest first, including refused ones.",
+                    EventsResponse,
+                    query=LOG_QUERY,
+                    faults=("bad_request", "invalid_cursor"),
+                ),
+            ),
+            Route(
+                "GET",
+                "/apps/{app_id}/trace/{trace_id}",
+                "trace",
+                event_trace.show,
+                scope="read",
+                about=About(
+                    "Show one publish request: when it was accepted, which workers received it, and to how many "
+                    "sockets it was written.",
+                    TraceResponse,
+                    faults=("not_found",),
+                ),
+            ),
+            Route(
+                "GET",
+                "/apps/{app_id}/usage",
+                "usage",
+                usage.show,
+                scope="read",
+                about=About(
+                    "List what the app used by day: the most connections at a time, and messages.",
+                    UsageResponse,
+                    query=("usage_days",),
+                    faults=("bad_request",),
+                ),
+            ),
+            Route(
+                "POST",
+                "/apps/{app_id}" + terminate,
+                "terminate_connections",
+                api.terminate,
+                scope="publish",
+                about=_TERMINATE,
+            ),
+            Route(
+                "POST",
+                terminate,
+                "terminate_connections_of_key",
+                api.terminate,
+                Access.ANY_APP,
+                scope="publish",
+                about=_TERMINATE,
+            ),
+            Route(
+                "POST",
+                "/apps/{app_id}/auth",
+                "auth",
+                api.authorize,
+                scope="auth",
+                cross_origin=True,
+                about=About(
+                    "Sign a subscription to a private, presence or encrypted channel.",
+                    AuthResponse,
+                    body=Auth,
+                    form=True,
+                    faults=("invalid_channel", "invalid_socket_id"),
+                ),
+            ),
+            Route(
+                "POST",
+                "/apps/{app_id}/webhooks/verify",
+                "webhooks_verify",
+                verify.verify,
+                scope="read",
+                about=About(
+                    "Check whether a received webhook is signed with the secret of one of the app's endpoints.",
+                    VerifyResponse,
+                    body=Webhook,
+                ),
+            ),
+            Route(
+                "OPTIONS",
+                "/apps/{app_id}/auth",
+                "auth_preflight",
+                api.preflight,
+                Access.OPEN,
+                cross_origin=True,
+                about=About("Preflight of browsers (CORS).", None, success=204),
+            ),
+            Route("GET", API_PREFIX + "/redpoll.js", "browser_module", browser_module.show, Access.OPEN),
+            Route("GET", API_PREFIX + "/openapi.json", "openapi", document.show, Access.OPEN),
+            Route("GET", "/healthz", "healthz", health.live, Access.OPEN),
+            Route("GET", "/readyz", "readyz", health.ready, Access.OPEN),
+            Route("GET", "/", "root", health.root, Access.OPEN),
+            *pages,
+            Route("GET", "/metrics", "metrics", metrics.metrics, Access.OPEN, Place.CONTROL),
+        ]
+    )
+    document.render(routes)
+    return routes
+
+
+def document() -> bytes:
+    """The OpenAPI document as JSON, without a server: it depends on the table only."""
+    unserved: Any = _Unserved()
+    return document_of(routes_of(*[unserved] * 8))
+
+
+class _Unserved:
+    """In place of the parts whose handlers answer requests."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self

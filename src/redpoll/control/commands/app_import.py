@@ -1,0 +1,96 @@
+"""The command `app import`: creates or updates the apps of a plan (redpoll/importing), with their webhooks.
+
+All apps are checked before the first is written. Webhooks that can't be created are reported and don't stop the import,
+because clients don't need them. Repeating an import changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from redpoll.control.commands.context import Context
+from redpoll.control.records.records import RecordError
+from redpoll.ipc.command_socket import CommandError
+from redpoll.protocol.apps import App, Key, parse_setting
+
+__all__ = ["COMMANDS"]
+
+# Receivers of other servers' webhooks verify Pusher's signature.
+_FORMAT: Final = "pusher"
+
+
+class _Webhook(msgspec.Struct, forbid_unknown_fields=True):
+    url: str
+    events: list[str]
+    channels: list[str]
+
+
+class _Planned(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+    key: str
+    secret: str
+    name: str
+    settings: dict[str, str]
+    webhooks: list[_Webhook]
+
+
+async def _import(context: Context, args: dict[str, Any]) -> Any:
+    planned = msgspec.convert(args["apps"], list[_Planned])
+    faults = []
+    for app in planned:
+        try:
+            context.records.check_import(_record(context, app))
+        except (RecordError, ValueError) as error:
+            faults.append(f"app {app.id}: {error}")
+    if faults:
+        raise CommandError("\n".join(faults))
+    return [await _import_app(context, app, args["dry_run"]) for app in planned]
+
+
+def _record(context: Context, planned: _Planned) -> App:
+    """The app as it will be: an existing one keeps its name, its other keys and the settings that aren't planned."""
+    values = {name: parse_setting(name, text) for name, text in planned.settings.items()}
+    key = Key(key=planned.key, secret=planned.secret)
+    known = context.records.apps.get(planned.id)
+    if known is None:
+        return App(id=planned.id, name=planned.name, keys=(key,), **values)  # type: ignore[arg-type]
+    keys = known.keys if key in known.keys else (*(own for own in known.keys if own.key != key.key), key)
+    return msgspec.structs.replace(known, keys=keys, **values)
+
+
+async def _import_app(context: Context, planned: _Planned, dry_run: bool) -> dict[str, Any]:
+    known = context.records.apps.get(planned.id)
+    record = _record(context, planned)
+    outcome = "created" if known is None else "unchanged" if record == known else "updated"
+    if not dry_run and outcome != "unchanged":
+        await context.records.import_app(record)
+    webhooks = [await _import_webhook(context, planned.id, webhook, dry_run) for webhook in planned.webhooks]
+    return {"id": planned.id, "name": record.name, "outcome": outcome, "webhooks": webhooks}
+
+
+async def _import_webhook(context: Context, app_id: str, planned: _Webhook, dry_run: bool) -> dict[str, Any]:
+    webhooks = context.webhooks
+    if webhooks is None:
+        raise CommandError("the server is still starting; try again in a moment")
+    shown: dict[str, Any] = {"url": planned.url, "fault": None}
+    wanted = (planned.url, sorted(planned.events), sorted(planned.channels))
+    if any((own.url, sorted(own.events), sorted(own.channels)) == wanted for own in webhooks.endpoints.of_app(app_id)):
+        return {**shown, "outcome": "unchanged"}
+    try:
+        fault = webhooks.endpoints.fault_of(planned.url, planned.events, _FORMAT, planned.channels)
+        if fault is None and not dry_run:
+            await webhooks.endpoints.create(
+                app_id, planned.url, events=planned.events, format=_FORMAT, channels=planned.channels
+            )
+    except RecordError as error:
+        fault = str(error)
+    return {**shown, "outcome": "refused" if fault else "created", "fault": fault}
+
+
+COMMANDS: Final[dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]]] = {
+    # {apps: [{id, key, secret, name, settings, webhooks}], dry_run} -> [{id, name, outcome, webhooks}]
+    "app import": _import,
+}

@@ -1,0 +1,434 @@
+"""The operator's commands: one table of verbs, and the Unix socket that takes them (command_socket.py).
+
+Commands run in the process that has the record store open. While a server runs, that is its control plane: the command
+line sends one line of JSON `{"verb", "args"}` to `control.sock` in the data folder and gets one line `{"result"}` or
+`{"error"}`. If no server runs, the command line opens the store and runs the command itself.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import hiredis
+import msgspec
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from redpoll.cluster.bus import Unavailable
+from redpoll.cluster.redis.link import LinkDown
+from redpoll.cluster.survey import Survey
+from redpoll.config.app_names import MAX_APP_ID_CHARS
+from redpoll.control.api.history import ChannelHistory
+from redpoll.control.commands import app_import
+from redpoll.control.commands import users as user_commands
+from redpoll.control.commands import webhooks as webhook_commands
+from redpoll.control.commands.context import Cluster, Context
+from redpoll.control.nodes.balance import balance
+from redpoll.control.observe import debugging
+from redpoll.control.observe.usage import first_day
+from redpoll.control.records.records import RecordError
+from redpoll.ipc.command_socket import CommandError, socket_address
+from redpoll.protocol.apps import SETTINGS, App, HistoryRule, Key, parse_setting
+from redpoll.protocol.errors import ApiError
+from redpoll.protocol.tokens import Token
+from redpoll.store import audit
+from redpoll.store.charts import Charts, Day
+from redpoll.store.sqlite import reason_of
+
+__all__ = ["COMMANDS", "app_shape", "run", "serve_commands"]
+
+log = structlog.get_logger()
+
+# A worker lists at most this many (worker/connection_list.py).
+_MAX_CONNECTIONS = 500
+_REDIS_ANSWERS_WITHIN_S: Final = 2.0
+# A command line has at most 2 MiB, which is somewhat more as JSON.
+_MAX_REQUEST_BYTES = 4 << 20
+
+
+def app_shape(app: App) -> dict[str, Any]:
+    """An app as commands print it: `{id, name, key, secret, keys}`.
+
+    `key` and `secret` are those of the oldest enabled key, null without one. `keys` is a list of `{key, secret,
+    enabled}`.
+    """
+    signing = app.signing_key()
+    return {
+        "id": app.id,
+        "name": app.name,
+        "key": signing.key if signing else None,
+        "secret": signing.secret if signing else None,
+        "keys": [key_shape(key) for key in app.keys],
+    }
+
+
+def key_shape(key: Key) -> dict[str, Any]:
+    return {"key": key.key, "secret": key.secret, "enabled": key.enabled}
+
+
+def settings_shape(app: App) -> dict[str, Any]:
+    """Every setting of an app that `app set` may change, with its value."""
+    return {"id": app.id, "settings": {name: getattr(app, name) for name in SETTINGS}}
+
+
+def token_shape(token: Token) -> dict[str, Any]:
+    """A token as commands print it: without its plain form, which isn't stored. Times are Unix seconds, or null."""
+    return {
+        "id": token.id,
+        "name": token.name,
+        "prefix": token.prefix,
+        "scopes": token.scopes,
+        "created_at": _whole(token.created_at),
+        "expires_at": _whole(token.expires_at),
+        "last_used_at": _whole(token.last_used_at),
+        "revoked_at": _whole(token.revoked_at),
+    }
+
+
+def rule_shape(rule: HistoryRule) -> dict[str, Any]:
+    """A history rule with all its fields (protocol.apps.HistoryRule) except the internal `era`."""
+    return {name: value for name, value in msgspec.structs.asdict(rule).items() if name != "era"}
+
+
+def _whole(at_s: float | None) -> int | None:
+    return None if at_s is None else int(at_s)
+
+
+async def _server_show(context: Context, _args: dict[str, Any]) -> Any:
+    context.running("this command, without --url,")
+    settings = context.settings
+    return {
+        "host": settings.host,
+        "port": settings.port,
+        "tls_port": settings.tls_port,
+        "control_host": settings.control_host,
+        "control_port": settings.control_port,
+    }
+
+
+async def _server_reload(context: Context, _args: dict[str, Any]) -> Any:
+    context.running("a reload")
+    assert context.reload is not None
+    return await context.reload()
+
+
+async def _server_restore(context: Context, args: dict[str, Any]) -> Any:
+    context.running("restoring into a running server")
+    assert context.restore is not None
+    context.restore(Path(args["file"]))
+    return {}
+
+
+async def _app_create(context: Context, args: dict[str, Any]) -> Any:
+    return app_shape(await context.records.create_app(args["name"]))
+
+
+async def _app_list(context: Context, _args: dict[str, Any]) -> Any:
+    # As after a restart; a new app is the last in `apps`.
+    return [app_shape(app) for _, app in sorted(context.records.apps.items())]
+
+
+async def _app_show(context: Context, args: dict[str, Any]) -> Any:
+    return app_shape(_app(context, args["id"]))
+
+
+async def _app_set(context: Context, args: dict[str, Any]) -> Any:
+    values, faults = {}, []
+    for name, text in args["settings"].items():
+        try:
+            values[name] = parse_setting(name, text)
+        except ValueError as error:
+            faults.append(str(error))
+    if faults:
+        raise CommandError("\n".join(faults))
+    return settings_shape(await context.records.set_app(args["id"], values))
+
+
+async def _key_add(context: Context, args: dict[str, Any]) -> Any:
+    made = await context.records.add_key(args["app"], args["key"])
+    return {"key": made.key, "secret": made.secret}
+
+
+async def _key_list(context: Context, args: dict[str, Any]) -> Any:
+    return app_shape(_app(context, args["app"]))["keys"]
+
+
+async def _key_disable(context: Context, args: dict[str, Any]) -> Any:
+    return key_shape(await context.records.disable_key(args["app"], args["key"]))
+
+
+async def _token_create(context: Context, args: dict[str, Any]) -> Any:
+    token, plain = await context.records.create_token(args["app"], args["name"], args["scopes"], args["lasts_s"])
+    return {
+        "id": token.id,
+        "token": plain,
+        "name": token.name,
+        "scopes": token.scopes,
+        "expires_at": _whole(token.expires_at),
+    }
+
+
+async def _token_list(context: Context, args: dict[str, Any]) -> Any:
+    return [token_shape(token) for token in context.records.tokens_of(args["app"])]
+
+
+async def _token_revoke(context: Context, args: dict[str, Any]) -> Any:
+    return [token_shape(token) for token in await context.records.revoke_tokens(args["ids"])]
+
+
+async def _rule_add(context: Context, args: dict[str, Any]) -> Any:
+    rule = msgspec.convert({**_fields_of_rule(args), "id": ""}, HistoryRule)
+    return rule_shape(await context.records.add_history_rule(args["app"], rule))
+
+
+def _fields_of_rule(args: dict[str, Any]) -> dict[str, Any]:
+    return {name: args[name] for name in HistoryRule.__struct_fields__ if name in args}
+
+
+async def _rule_list(context: Context, args: dict[str, Any]) -> Any:
+    return [rule_shape(rule) for rule in _app(context, args["app"]).history]
+
+
+async def _rule_remove(context: Context, args: dict[str, Any]) -> Any:
+    return rule_shape(await context.records.remove_history_rule(args["app"], args["rule"]))
+
+
+async def _history_show(context: Context, args: dict[str, Any]) -> Any:
+    app = _app(context, args["app"])
+    history = ChannelHistory(context.running("the history of a channel").history)
+    return msgspec.to_builtins(await history.page(app.id, args["channel"], args["query"]))
+
+
+async def _history_clear(context: Context, args: dict[str, Any]) -> Any:
+    app = _app(context, args["app"])
+    history = ChannelHistory(context.running("clearing a history").history)
+    return {"epoch": await history.clear(app.id, args["channel"])}
+
+
+async def _connections_list(context: Context, args: dict[str, Any]) -> Any:
+    app = _app(context, args["app"])
+    found = await _survey(context).ask(
+        "connections", app=app.id, find=args["find"], channel=args["channel"], limit=args["limit"]
+    )
+    rows = [connection for page in found.values() for connection in page["connections"]]
+    rows.sort(key=lambda row: row["since"], reverse=True)
+    return {"total": sum(page["total"] for page in found.values()), "connections": rows[: args["limit"]]}
+
+
+async def _connections_show(context: Context, args: dict[str, Any]) -> Any:
+    about = {"app": args["app"], "find": args["id"], "channel": "", "limit": _MAX_CONNECTIONS}
+    for row in (await _connections_list(context, about))["connections"]:
+        if row["socket"] == args["id"]:
+            return row
+    raise CommandError(f"this app has no connection with the socket id {args['id']}")
+
+
+async def _usage(context: Context, args: dict[str, Any]) -> Any:
+    apps = [_app(context, args["app"])] if args["app"] else list(context.records.apps.values())
+    found: Iterable[Day]
+    if context.usage is not None:
+        found = [day for app in apps for day in await context.usage.days(app.id, args["days"])]
+    else:
+        charts = await Charts.open(Path(context.settings.data_dir) / "charts.sqlite")
+        try:
+            found = await charts.days(first_day(time.time(), args["days"]), args["app"] or None)
+        finally:
+            await charts.close()
+    return [day._asdict() for day in found if day.app_id in context.records.apps]
+
+
+async def _connections_kick(context: Context, args: dict[str, Any]) -> Any:
+    app = _app(context, args["app"])
+    answers = await _survey(context).ask("close", app=app.id, socket=args["id"])
+    if not sum(answers.values()):
+        raise CommandError(f"this app has no connection with the socket id {args['id']}")
+    return {"socket": args["id"]}
+
+
+async def _node_list(context: Context, args: dict[str, Any]) -> Any:
+    rows = await context.running("the list of nodes").nodes.rows()
+    return [msgspec.structs.asdict(row) for row in rows]
+
+
+async def _node_drain(context: Context, args: dict[str, Any]) -> Any:
+    cluster, run = _live_node(context, args["name"])
+    await _ask_redis(cluster, b"HSET", cluster.keys.drained, run, f"{args['within_s']:g}")
+    return {"name": args["name"], "draining": True}
+
+
+async def _node_undrain(context: Context, args: dict[str, Any]) -> Any:
+    cluster, run = _live_node(context, args["name"])
+    await _ask_redis(cluster, b"HDEL", cluster.keys.drained, run)
+    return {"name": args["name"], "draining": False}
+
+
+async def _balance(context: Context, args: dict[str, Any]) -> Any:
+    nodes = context.running("balancing connections").nodes
+    return await balance(_survey(context), nodes, args["within_s"])
+
+
+def _live_node(context: Context, name: str) -> tuple[Cluster, str]:
+    cluster = context.running("draining a node")
+    run = cluster.nodes.live_run(name)
+    if run is None:
+        raise CommandError(f"there is no live node with the name {name}; `redpoll node list` shows all")
+    return cluster, run
+
+
+async def _ask_redis(cluster: Cluster, *command: Any) -> None:
+    try:
+        async with asyncio.timeout(_REDIS_ANSWERS_WITHIN_S):
+            await cluster.link.ask(*command)
+    except (LinkDown, hiredis.ReplyError, TimeoutError) as error:
+        raise Unavailable(str(error) or f"no answer within {_REDIS_ANSWERS_WITHIN_S:g} s") from error
+
+
+def _survey(context: Context) -> Survey:
+    cluster = context.running("the list of connections")
+    return Survey(cluster.link, cluster.keys)
+
+
+def _app(context: Context, app_id: str) -> App:
+    app = context.records.apps.get(app_id)
+    if app is None:
+        raise CommandError(f"there is no app with the id {app_id}")
+    return app
+
+
+COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
+    "server show": _server_show,  # {} -> {host, port, tls_port, control_host, control_port}: where it listens
+    # {} -> {faults, applied: {name: value}, restart: [name], certificate: bool}
+    "server reload": _server_reload,
+    # {file: a checked record store in the data folder} -> {}; this process ends, and the next one has these records
+    "server restore": _server_restore,
+    "app create": _app_create,  # {name} -> app
+    "app list": _app_list,  # {} -> [app]
+    "app show": _app_show,  # {id} -> app
+    "app set": _app_set,  # {id, settings: {name: text}} -> {id, settings: {name: value}}, all of them
+    "key add": _key_add,  # {app, key or null} -> {key, secret}
+    "key list": _key_list,  # {app} -> [key]
+    "key disable": _key_disable,  # {app, key} -> key
+    "token create": _token_create,  # {app, name, scopes, lasts_s or null} -> {id, token, name, scopes, expires_at}
+    "token list": _token_list,  # {app} -> [token]
+    "token revoke": _token_revoke,  # {ids} -> [token]
+    "history rule add": _rule_add,  # {app, …the fields of HistoryRule but id} -> rule
+    "history rule list": _rule_list,  # {app} -> [rule]
+    "history rule remove": _rule_remove,  # {app, rule} -> rule
+    "history show": _history_show,  # {app, channel, query: {name: text}} -> {epoch, messages, next}, as over HTTP
+    "history clear": _history_clear,  # {app, channel} -> {epoch}
+    "connections list": _connections_list,  # {app, find, channel, limit} -> {total, connections}, newest first
+    "connections show": _connections_show,  # {app, id: socket id} -> connection (worker/connection_list.py)
+    "connections kick": _connections_kick,  # {app, id} -> {socket}
+    "usage": _usage,  # {app or "", days} -> [{app_id, day, …the fields of store.charts.Day}], by app and day
+    **app_import.COMMANDS,
+    **debugging.COMMANDS,
+    "node drain": _node_drain,  # {name, within_s} -> {name, draining}
+    "node undrain": _node_undrain,  # {name} -> {name, draining}
+    "balance": _balance,  # {within_s} -> {moved: connections, within_s}
+    "node list": _node_list,  # {} -> [NodeRow (control/nodes/nodes.py)]
+    **webhook_commands.COMMANDS,
+    **user_commands.COMMANDS,
+}
+
+
+async def run(context: Context, verb: str, args: dict[str, Any]) -> Any:
+    """Carries out one command. Raises CommandError."""
+    if verb not in COMMANDS:
+        raise CommandError(f"the running server doesn't know the command {verb!r}; is it another version?")
+    try:
+        result = await COMMANDS[verb](context, args)
+        for noted in _audited(verb, args):
+            await _audit(context, verb, noted)
+    except RecordError as error:
+        raise CommandError(str(error)) from error
+    except ApiError as error:
+        raise CommandError(error.message) from error
+    except Unavailable as error:
+        raise CommandError(f"Redis is not available: {error}") from error
+    except SQLAlchemyError as error:
+        raise CommandError(f"the record store failed: {reason_of(error)}") from error
+    return result
+
+
+def _audited(verb: str, args: dict[str, Any]) -> list[dict[str, Any]]:
+    """The arguments of each entry for the audit log; none if the command changes nothing."""
+    if (
+        verb.endswith((" list", " show"))
+        or verb in ("server reload", "server restore")
+        or (verb == "app set" and not args["settings"])
+        or args.get("dry_run")
+    ):
+        return []
+    if verb == "app import":
+        # Its arguments contain secrets, unlike those of other commands.
+        return [{"app": app["id"], "settings": app["settings"]} for app in args["apps"]]
+    return [args]
+
+
+# The arguments that name what a command changes.
+_NAMES: Final = ("app", "id", "ids", "name", "key")
+
+
+async def _audit(context: Context, verb: str, args: dict[str, Any]) -> None:
+    """Adds the command to the audit log. `args` contain no secrets."""
+    app_id = args.get("app") or (args.get("id") if verb.startswith("app ") else None) or ""
+    named = args.get("key") or args.get("name") or args.get("id") or args.get("url")
+    target = named or ", ".join(args.get("ids", ())) or app_id
+    rest = [
+        f"{name} {_as_text(value)}"
+        for name, value in args.items()
+        if name not in _NAMES and value and value is not named
+    ]
+    entry = audit.Entry(
+        at=time.time(),
+        who="command line",
+        address="",
+        action=verb,
+        app_id=str(app_id)[:MAX_APP_ID_CHARS],
+        target=str(target)[:1_000],
+        detail=", ".join(rest)[:1_000],
+    )
+    async with context.store.change() as connection:
+        await audit.add(connection, entry)
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={item}" for name, item in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+async def serve_commands(context: Context, path: str | Path) -> asyncio.Server:
+    """Takes commands on a Unix socket (mode 0600) until the returned server is closed.
+
+    The caller holds the lock of the data folder, so an existing socket belongs to a dead server and is removed.
+    """
+    path = Path(path)
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX)
+    with socket_address(path) as address:
+        listening.bind(address)
+    os.chmod(path, 0o600)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            request = msgspec.json.decode(await reader.readline(), type=dict[str, Any])
+            reply = {"result": await run(context, request["verb"], request["args"])}
+        except CommandError as error:
+            reply = {"error": str(error)}
+        except (ValueError, KeyError, msgspec.MsgspecError) as error:
+            reply = {"error": f"not a command: {error}"}
+        except Exception:
+            log.exception("command failed")
+            reply = {"error": "the server failed; its log says why"}
+        with contextlib.suppress(ConnectionError):
+            writer.write(msgspec.json.encode(reply) + b"\n")
+            await writer.drain()
+        writer.close()
+
+    return await asyncio.start_unix_server(answer, sock=listening, limit=_MAX_REQUEST_BYTES)

@@ -1,0 +1,68 @@
+"""The objects that an operator's command works on: the records and, while a server runs, its connection to Redis.
+
+The commands are defined in commands.py, webhooks/commands.py and dashboard/commands.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from redpoll.cluster.history import History
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
+from redpoll.config.settings import Settings
+from redpoll.control.nodes.nodes import NodeList
+from redpoll.control.records.records import Records
+from redpoll.ipc.command_socket import CommandError
+from redpoll.store.store import Store
+
+if TYPE_CHECKING:
+    from redpoll.control.observe.usage import Usage
+    from redpoll.control.webhooks.webhooks import Webhooks
+
+__all__ = ["Cluster", "Context"]
+
+
+class Cluster(NamedTuple):
+    """A running server's access to Redis, and the nodes of its cluster."""
+
+    link: Link
+    keys: Keys
+    history: History
+    nodes: NodeList
+
+
+class Context:
+    """`store` is open and `records` are loaded. If no server runs, the command has opened the store itself, and
+    `cluster`, `usage`, `reload` and `restore` are None; the next server then sends the waiting deliveries of
+    `webhooks`."""
+
+    def __init__(
+        self,
+        store: Store,
+        records: Records,
+        settings: Settings,
+        webhooks: Webhooks | None = None,
+        cluster: Cluster | None = None,
+        usage: Usage | None = None,
+        reload: Callable[[], Awaitable[dict[str, Any]]] | None = None,
+        restore: Callable[[Path], None] | None = None,
+    ) -> None:
+        self.store = store
+        self.records = records
+        self.settings = settings
+        self.webhooks = webhooks
+        self.cluster = cluster
+        self.usage = usage
+        self.reload = reload
+        self.restore = restore
+
+    def running(self, what: str) -> Cluster:
+        """The cluster. Raises CommandError if no server runs; `what` is the subject of its sentence."""
+        if self.cluster is None:
+            raise CommandError(
+                f"{what} needs a running server, and none runs on this data folder: --data-dir names another"
+            )
+        return self.cluster

@@ -1,0 +1,37 @@
+"""The commands `redpoll user create` and `redpoll user reset`, part of the table in control/commands/commands.py.
+
+They let an operator log in again after the last admin's password was lost.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from redpoll.control.accounts.accounts import AccountError, Accounts
+from redpoll.control.commands.context import Context
+from redpoll.ipc.command_socket import CommandError
+
+__all__ = ["COMMANDS"]
+
+
+async def _user_create(context: Context, args: dict[str, Any]) -> Any:
+    name, role = args["name"], args["role"]
+    try:
+        password = await Accounts(context.store).create(name, role)
+    except AccountError as error:
+        raise CommandError(str(error)) from error
+    return {"name": name, "role": role, "password": password}
+
+
+async def _user_reset(context: Context, args: dict[str, Any]) -> Any:
+    name = args["name"]
+    try:
+        password = await Accounts(context.store).reset(name)
+    except AccountError as error:
+        raise CommandError(str(error)) from error
+    return {"name": name, "password": password}
+
+
+COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
+    "user create": _user_create,  # {name, role} -> {name, role, password}; the password is good for one login
+    "user reset": _user_reset,  # {name} -> {name, password}; the user's sessions end
+}

@@ -1,0 +1,79 @@
+"""Limits failed authentications by client address. Counts are in this process' memory.
+
+An address has a bucket that holds a minute's worth of failures and refills steadily. While it is empty, requests that
+fail are answered 429 instead of 401, without an explanation, and signatures are checked in the usual layout only, which
+takes a few us in C; the other layouts of protocol/README.md "Request signing" take up to 0.3 ms.
+
+A right credential is accepted all the same, because many clients may share an address: one of them, with an old secret
+or malicious, must not lock out the others. That gives guessing away nothing: whoever sees one signed subscription can
+try secrets on it without this server (protocol/README.md "Request signing").
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from redpoll.config.proxies import network_of
+from redpoll.control.http.ratelimit import WINDOW_S
+
+__all__ = ["AuthFailures"]
+
+log = structlog.get_logger(__name__)
+
+# 100,000 addresses take about 12 MB. A limit per address doesn't stop a client with that many addresses anyway.
+_MAX_ADDRESSES: Final = 100_000
+# Each new address removes up to this many full buckets: more than one, so that the table shrinks after a flood.
+_CLEARED_AT_ONCE: Final = 2
+# Sums of 60/n have rounding errors.
+_ROUNDING_S: Final = 1e-6
+
+
+class AuthFailures:
+    """Counts failures by address, or by network for IPv6. `per_minute` is also what a full bucket holds.
+
+    `limited_total` counts the requests that were answered 429. `clock()` returns monotonic seconds.
+    """
+
+    def __init__(
+        self, per_minute: int, *, clock: Callable[[], float] = time.monotonic, max_addresses: int = _MAX_ADDRESSES
+    ) -> None:
+        self.per_minute = per_minute
+        self.limited_total = 0
+        self._clock = clock
+        self._max_addresses = max_addresses
+        self._refill_s = WINDOW_S / per_minute
+        # By address: when its bucket will be full again (a window away if it is empty), and when it was logged.
+        # The latest failure is last, so the first are nearly those that are full first.
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def __len__(self) -> int:
+        """The number of addresses in memory."""
+        return len(self._buckets)
+
+    def wait_s(self, address: str) -> int:
+        """Whole seconds until the address may fail again, at least 1; 0 if it may now."""
+        bucket = self._buckets.get(network_of(address)) if self._buckets else None
+        if bucket is None:
+            return 0
+        wait_s = bucket[0] + self._refill_s - WINDOW_S - self._clock()
+        return math.ceil(wait_s) if wait_s > _ROUNDING_S else 0
+
+    def count(self, address: str) -> None:
+        """Takes one failure from the bucket of an address. Logs an empty bucket, at most once a minute."""
+        network, now, buckets = network_of(address), self._clock(), self._buckets
+        full_at, logged_at = buckets.pop(network, (0.0, -math.inf))
+        full_at = max(full_at, now) + self._refill_s
+        if full_at - now + self._refill_s > WINDOW_S + _ROUNDING_S and now - logged_at >= WINDOW_S:
+            logged_at = now
+            log.warning("authentication failures limited", address=network, per_minute=self.per_minute)
+        for _ in range(_CLEARED_AT_ONCE):
+            oldest = next(iter(buckets), None)
+            if oldest is None or (buckets[oldest][0] > now and len(buckets) < self._max_addresses):
+                break
+            del buckets[oldest]
+        buckets[network] = (full_at, logged_at)

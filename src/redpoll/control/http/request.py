@@ -1,0 +1,175 @@
+"""One HTTP request to the control plane, and the responses that carry its trace id.
+
+Requests that a worker forwards (worker_requests.py) and requests to the control port (connections.py) are subclasses of
+Request, so one table of handlers serves both. A Request holds what was received and what the front found out about it:
+its route, its app and its credential.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from redpoll._http import IncomingRequest
+from redpoll.cluster.traces import new_trace_id
+from redpoll.control.http.response import JSON, Response
+from redpoll.http.messages import MAX_BODY_BYTES
+from redpoll.protocol import auth
+from redpoll.protocol.errors import ApiError
+from redpoll.protocol.messages import Event
+from redpoll.protocol.tokens import Token
+
+__all__ = ["CutOff", "Parent", "Request", "error_response", "too_large"]
+
+_RETRY_AFTER: Final = b"Retry-After: 1\r\n"
+# RFC 9110 section 15.5.2 requires a challenge on every 401. Bearer (RFC 6750) is our only registered scheme.
+_CHALLENGES: Final = {
+    "token_expired": b'WWW-Authenticate: Bearer error="invalid_token", error_description="expired"\r\n',
+    "token_revoked": b'WWW-Authenticate: Bearer error="invalid_token", error_description="revoked"\r\n',
+    "insufficient_scope": b'WWW-Authenticate: Bearer error="insufficient_scope"\r\n',
+}
+_CHALLENGE: Final = b"WWW-Authenticate: Bearer\r\n"
+_TRACE_HEAD: Final = JSON + b"X-Service-Trace-Id: "
+# W3C Trace Context: version, trace id, parent id, flags. The trace id must not be all zeros.
+_TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_SAMPLED: Final = 1
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class CutOff(Exception):
+    """An error after which the connection closes: the rest of the body can't be distinguished from the next request."""
+
+    def __init__(self, status: int, code: str, text: str) -> None:
+        super().__init__(status, code, text)
+        self.status = status
+        self.code = code
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def too_large() -> CutOff:
+    return CutOff(413, "payload_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes")
+
+
+class Parent(NamedTuple):
+    """The caller's span, from `traceparent`. `is_recorded`: the caller records this trace."""
+
+    span_id: str
+    is_recorded: bool
+
+
+class Request(IncomingRequest):
+    """A request, as it was received.
+
+    `path` and `query` are not decoded, because they are signed. `body` is empty until it has been read. `headers` of a
+    request from a worker have only the names in http_messages.FIELDS. `remote` is the client's address, or the one
+    that a trusted proxy reports. `secure`: the client used TLS. `from_worker`: the request came to the public port.
+
+    The front sets the rest. `route` (a router.Route) and `parameters`: the decoded segments of the path. `app` is set
+    before the handler runs, if the route needs a credential; `caller_known`: it is set, even if the request was refused
+    later. `token` is None if the client authenticated with a key. `more_headers` are added to every response.
+    `decoded`: the events of a trigger, once its body is decoded. `sampled`: the events are traced. `began`: when the
+    front received the request (time.perf_counter). Read these only if `sampled`: `began_us`, the Unix time of `began`
+    in µs, and `call`, what control/tracing/spans.py remembers of the request.
+    """
+
+    __slots__ = ("began_us", "call")
+
+    from_worker = False
+    token: Token | None
+    decoded: Event | Sequence[Event] | None
+    began_us: int
+    call: Any
+
+    def respond(self, response: Response) -> None:
+        """Send the response to the client. The front calls this once per request."""
+        raise NotImplementedError
+
+    @property
+    def target(self) -> str:
+        """Path and query, as received."""
+        return f"{self.path}?{self.query}" if self.query else self.path
+
+    @property
+    def trace_id(self) -> str:
+        """32 hex digits: the client's, from its `traceparent` header, or new ones."""
+        if self.found_trace_id is None:
+            parent = self.headers.get("traceparent")
+            known = None if parent is None else _TRACEPARENT.fullmatch(parent)
+            self.found_trace_id = known[1] if known else new_trace_id()
+        return self.found_trace_id
+
+    @property
+    def parent(self) -> Parent | None:
+        """The caller's span; None without a valid `traceparent`."""
+        header = self.headers.get("traceparent")
+        known = None if header is None else _TRACEPARENT.fullmatch(header)
+        if known is None or not known[2].strip("0"):
+            return None
+        return Parent(known[2], bool(int(known[3], 16) & _SAMPLED))
+
+    @property
+    def params(self) -> auth.Params:
+        """The parameters of the query, the signature's own too."""
+        if self.found_params is None:
+            self.found_params = auth.parse_query(self.query)
+        return self.found_params
+
+    @params.setter
+    def params(self, params: auth.Params) -> None:
+        self.found_params = params
+
+    @property
+    def key(self) -> str:
+        """The app key of the request, from its headers or its signed query.
+
+        For a request with a token, the key that the server signs with; empty if the app has no enabled key.
+        """
+        if self.found_key is not None:
+            return self.found_key
+        if self.token is not None:
+            signing = self.app.signing_key()
+            return "" if signing is None else signing.key
+        key = self.headers.get("X-Service-Key")
+        return (self.param("auth_key") or "") if key is None else key
+
+    def param(self, name: str) -> str | None:
+        """The value of a query parameter; the last one if it is repeated."""
+        for param, value in reversed(self.params):
+            if param == name:
+                return value
+        return None
+
+    def ok(self, body: bytes, more_headers: bytes = b"") -> Response:
+        """A 200 response of the API, with JSON, the trace id and `more_headers` (complete lines)."""
+        return Response(
+            200,
+            body,
+            b"%b%b\r\n%b%b" % (_TRACE_HEAD, self.trace_id.encode(), self.more_headers, more_headers),
+        )
+
+    def error(self, error: ApiError, status: int = 0) -> Response:
+        """An error response with this request's trace id and headers. `status`: as in `error_response`."""
+        response = error_response(error, self.trace_id, status)
+        response.headers += self.more_headers
+        return response
+
+
+def error_response(error: ApiError, trace_id: str, status: int = 0) -> Response:
+    """An error response (protocol/README.md "Errors"): `{"error", "code", "status", "trace_id"}`.
+
+    503 has a Retry-After header, 401 a WWW-Authenticate header. `status`, if not 0, replaces the status of the error's
+    code.
+    """
+    body: dict[str, Any] = error.body(trace_id)
+    body["status"] = status = status or error.status
+    if not body["error"].isascii():
+        # The text may quote the client's bytes, which need not be UTF-8.
+        body["error"] = body["error"].encode("utf-8", "replace").decode()
+    more = _RETRY_AFTER if status == 503 else _CHALLENGES.get(error.code, _CHALLENGE if status == 401 else b"")
+    return Response(status, _encode(body), b"%b%b\r\n%b" % (_TRACE_HEAD, trace_id.encode(), more))

@@ -1,0 +1,1 @@
+"""The nodes of the cluster, and which of them leads."""

@@ -1,0 +1,109 @@
+"""What each app used, by UTC day: the most connections at a time, and how many messages.
+
+The dashboard's sampler counts every five seconds, and once a minute the counts are added to the chart store. So a
+killed control plane loses at most a minute of them. `GET …/usage` and `redpoll usage` show the days.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import msgspec
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from redpoll.control.http.request import Request
+from redpoll.control.http.response import Response
+from redpoll.control.http.schemas import UsageDay, UsageResponse
+from redpoll.protocol.errors import ApiError
+from redpoll.store.charts import KEEP_DAYS, Charts, Day
+from redpoll.store.errors import reason_of
+
+__all__ = ["DEFAULT_DAYS", "Usage", "first_day"]
+
+log = structlog.get_logger(__name__)
+
+WRITE_EVERY_S: Final = 60.0
+DEFAULT_DAYS: Final = 30
+# int() of thousands of digits raises.
+_NUMBER: Final = re.compile(r"[0-9]{1,3}").fullmatch
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Usage:
+    """`charts` is None if its file can't be used; then nothing is counted. `clock` is Unix time."""
+
+    def __init__(self, charts: Charts | None, *, clock: Callable[[], float] = time.time) -> None:
+        self._charts = charts
+        self._clock = clock
+        self._write_at_s = 0.0
+        self._pruned_on = ""
+        # By app and day, since the last write.
+        self._counted: dict[tuple[str, str], Day] = {}
+
+    def count(self, app_id: str, connections: int, published: int, client_events: int, sent: int) -> None:
+        """Adds what happened since the last call. `connections` are those of now."""
+        if self._charts is not None and (connections or published or client_events or sent):
+            self._add(Day(app_id, _day(self._clock()), connections, published, client_events, sent))
+
+    def _add(self, used: Day) -> None:
+        key = (used.app_id, used.day)
+        counted = self._counted.get(key)
+        if counted is not None:
+            peak = max(counted.peak_connections, used.peak_connections)
+            used = Day(*key, peak, *(a + b for a, b in zip(counted[3:], used[3:], strict=True)))
+        self._counted[key] = used
+
+    async def write(self, *, now: bool = False) -> None:
+        """Writes the counts, if it is time. If that fails they wait for the next time."""
+        at_s = self._clock()
+        if self._charts is None or not (now or at_s >= self._write_at_s):
+            return
+        self._write_at_s = at_s + WRITE_EVERY_S
+        counted, self._counted = self._counted, {}
+        try:
+            await self._charts.add(days=counted.values())
+        except SQLAlchemyError as error:
+            log.warning("usage not written", reason=reason_of(error))
+            for used in counted.values():
+                self._add(used)
+            return
+        if self._pruned_on != _day(at_s):
+            self._pruned_on = _day(at_s)
+            await self._prune(at_s)
+
+    async def _prune(self, at_s: float) -> None:
+        assert self._charts is not None
+        try:
+            await self._charts.prune(at_s, first_day(at_s, KEEP_DAYS))
+        except SQLAlchemyError as error:
+            log.warning("old chart data not removed", reason=reason_of(error))
+
+    async def days(self, app_id: str, days: int) -> list[Day]:
+        """The last `days` days of an app, today's included, oldest first. Days without use are missing."""
+        if self._charts is None:
+            return []
+        await self.write(now=True)
+        return await self._charts.days(first_day(self._clock(), days), app_id)
+
+    async def show(self, request: Request) -> Response:
+        """GET …/usage: `days` is 1 to 400, by default 30."""
+        given = request.param("days")
+        days = DEFAULT_DAYS if given is None else int(given) if _NUMBER(given) else 0
+        if not 1 <= days <= KEEP_DAYS:
+            raise ApiError("bad_request", f"days must be a number from 1 to {KEEP_DAYS}")
+        found = await self.days(request.app.id, days)
+        return request.ok(_encode(UsageResponse([UsageDay(*row[1:]) for row in found])))
+
+
+def first_day(now_s: float, days: int) -> str:
+    """The first of the last `days` days."""
+    return (datetime.fromtimestamp(now_s, UTC) - timedelta(days=days - 1)).strftime("%Y-%m-%d")
+
+
+def _day(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d")

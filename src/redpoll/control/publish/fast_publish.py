@@ -1,0 +1,179 @@
+"""The fast path of publishes: connects the compiled part (_fast_publish) with the parts of the control plane.
+
+Nearly all requests are signed publishes without anything unusual. The compiled part carries these out many at a time;
+everything else takes the way of middleware.py and api.py, which alone refuse requests. What a publish needs that is
+unusual is decided here, for the app, and in `_fast_publish`, for the request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from redpoll._fast_publish import FastApp, FastPublish
+from redpoll._http import read_requests
+from redpoll.cluster.bus import Unavailable
+from redpoll.cluster.redis.primary import refusal
+from redpoll.control.http.response import dateline
+from redpoll.control.http.router import API_PREFIX, Route, Routes
+from redpoll.control.http.worker_requests import ReceivedRequest
+from redpoll.http.messages import FIELDS
+from redpoll.protocol import auth, channels
+from redpoll.protocol.messages import RESERVED_PREFIXES
+
+if TYPE_CHECKING:
+    from redpoll.cluster.redis.keys import Keys
+    from redpoll.control.api.middleware import Front
+    from redpoll.control.http.authentication import Credentials
+    from redpoll.control.http.ratelimit import RateLimit
+    from redpoll.control.publish.publisher import Publisher
+    from redpoll.control.tracing.tracing import Tracer
+    from redpoll.protocol.apps import App
+
+__all__ = ["FastPath"]
+
+_ALL_SLOW: Final = -1
+
+
+class FastPath:
+    """Publishes of workers by the fast path: `take` is for WorkerRequests, `finish` ends a run of Redis' replies.
+
+    The arguments are those of Front and Api; both ways count, limit and log alike.
+    """
+
+    def __init__(
+        self,
+        front: Front,
+        routes: Routes,
+        records: Credentials,
+        publisher: Publisher,
+        keys: Keys,
+        rate: RateLimit | None,
+        tracer: Tracer | None,
+    ) -> None:
+        self._front = front
+        self._routes = routes
+        self._records = records
+        self._publisher = publisher
+        self._tracer = tracer
+        self._events = self._route("/apps/0/events")
+        self._batches = self._route("/apps/0/batch_events")
+        inner, outer, _ = auth.hashes_of(None, "")
+        fast = FastPublish(
+            records.apps,
+            _fast_app,
+            (inner, outer),
+            keys.publish,
+            keys.shards,
+            clock=front.now_s,
+            timer=time.perf_counter,
+            limit=None if rate is None else rate.take_room,
+            dateline=dateline,
+            ready=self._ready,
+            publish=publisher.publish_packed,
+            check=publisher.check,
+            refusal=refusal,
+            completed=self._completed,
+            failed=self._failed,
+            reserved_events=_bytes(RESERVED_PREFIXES),
+            cache_channels=_bytes(channels.CACHE_PREFIXES),
+            own_prefix=channels.OWN_PREFIX.encode(),
+            encrypted_prefix=channels.ENCRYPTED_PREFIX.encode(),
+            max_skew_s=auth.MAX_SKEW_S,
+            max_channel_chars=channels.MAX_NAME_CHARS,
+            api_prefix=API_PREFIX.encode(),
+            logs=tracer is not None,
+        )
+        self.take = fast.take
+        self.finish = fast.finish
+
+    def _route(self, path: str) -> Route:
+        by_method, _ = self._routes.find(path)
+        return by_method["POST"]
+
+    def _ready(self) -> int:
+        """How many of the next publishes take the other way: those that are traced; all while Redis is away, or while
+        revoked keys may be unknown here."""
+        if not self._publisher.takes or not self._records.is_current():
+            return _ALL_SLOW
+        return 0 if self._tracer is None else self._tracer.spans_left
+
+    def _completed(
+        self,
+        link: Any,
+        answers: bytes,
+        count: int,
+        app: App,
+        is_batch: bool,
+        events: int,
+        times: Sequence[tuple[int, int]],
+        microseconds: int,
+        rows: bytes,
+        first_ms: int,
+        last_ms: int,
+    ) -> None:
+        """Requests of one worker, app and route were published: answer, count and log them."""
+        link.answer_many(answers, count)
+        self._publisher.events_published += events
+        self._count(app, events)
+        self._front.count_many(self._batches if is_batch else self._events, app, count, times, microseconds)
+        if self._tracer is not None:
+            self._tracer.ended_many(app.id, rows, count, first_ms, last_ms)
+
+    def _failed(
+        self,
+        link: Any,
+        message: bytes,
+        trace_id: str,
+        lines: bytes,
+        app: App,
+        events: int,
+        began: float,
+        error: Exception,
+    ) -> None:
+        """Redis didn't confirm a publish: answer it as Front does."""
+        self._publisher.unconfirmed += events
+        self._count(app, events)
+        if self._tracer is not None:
+            self._tracer.sampled_out += 1
+        ((request,), _) = read_requests(ReceivedRequest, bytearray(message), len(message), FIELDS)
+        by_method, request.parameters = self._routes.find(request.path)
+        request.link = link
+        request.route = by_method[request.method]
+        request.app, request.caller_known = app, True
+        request.found_trace_id = trace_id
+        request.more_headers = lines
+        request.began = began
+        self._front.conclude(request, Unavailable(str(error)))
+
+    def _count(self, app: App, events: int) -> None:
+        by_app = self._publisher.by_app
+        by_app[app.id] = by_app.get(app.id, 0) + events
+
+
+def _fast_app(app: App) -> FastApp | None:
+    """What the compiled part needs of an app; None if each of its publishes needs more than a PUBLISH."""
+    if not app.enabled or app.daily_limit is not None:
+        return None
+    keys = []
+    for key in app.keys:
+        inner, outer, enabled = auth.hashes_of(app, key.key)
+        if enabled:
+            keys.append((key.key.encode(), (inner, outer)))
+    return FastApp(
+        app,
+        tuple(keys),
+        max_channels=app.max_channels,
+        max_batch=app.max_batch,
+        max_name_chars=app.max_event_name_chars,
+        max_data_bytes=app.max_data_bytes,
+        caches=app.cache_ttl_s > 0,
+        slow_until=max(app.console_until, app.debug_until),
+        stored=_bytes([rule.name for rule in app.history if not rule.prefix]),
+        stored_prefixes=_bytes([rule.name for rule in app.history if rule.prefix]),
+    )
+
+
+def _bytes(texts: Sequence[str]) -> tuple[bytes, ...]:
+    return tuple(text.encode() for text in texts)

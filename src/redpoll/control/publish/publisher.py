@@ -1,0 +1,229 @@
+"""Publishes accepted events to Redis and waits for their confirmation.
+
+Each publish waits for Redis' answer, at most `confirm_s`; after that it is unconfirmed. While Redis is silent,
+congested or refuses writes, publishes are refused at once. After a reconnect to Redis, nothing is published until
+publish_gate.py says so: when all workers are subscribed again. Callers get 503 meanwhile. Nothing is retried here: the
+publisher of the event does that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from redpoll.cluster.bus import Bus, Outgoing, Unavailable
+from redpoll.cluster.redis.link import Done
+from redpoll.protocol.apps import App
+
+__all__ = ["Publisher", "Waiting"]
+
+# Takes None, or why the events are not confirmed.
+Published = Callable[[Unavailable | None], None]
+
+
+class _Awaited:
+    """The replies that one call waits for: called with each, it calls `published` after the last or the first error."""
+
+    __slots__ = ("left", "published", "publisher", "size")
+
+    def __init__(self, publisher: Publisher, size: int, published: Published) -> None:
+        self.publisher = publisher
+        self.size = self.left = size
+        self.published = published
+
+    @property
+    def over(self) -> bool:
+        """It has its outcome: if it isn't written yet, it needn't be."""
+        return not self.left
+
+    def __call__(self, reply: Any) -> None:
+        # Replies come late, too: 0 is left after the deadline.
+        if not self.left:
+            return
+        if isinstance(reply, Exception):
+            self.left = 0
+            self.publisher.unconfirmed += self.size
+            self.published(Unavailable(str(reply)))
+            return
+        self.left -= 1
+        if not self.left:
+            self.publisher.events_published += self.size
+            self.published(None)
+
+    def expire(self, error: Exception) -> None:
+        self(error)
+
+
+class Waiting(Protocol):
+    """Publishes that wait for Redis: called with each reply or error. `left` is 0 when all have their outcome."""
+
+    @property
+    def left(self) -> int: ...
+    @property
+    def events(self) -> int: ...
+    def __call__(self, reply: Any) -> None: ...
+    def of_each(self) -> Sequence[Done]: ...
+    def expire(self, error: Exception) -> None: ...
+
+
+def _settle(future: asyncio.Future[None], fault: Unavailable | None) -> None:
+    if future.done():
+        return
+    if fault is None:
+        future.set_result(None)
+    else:
+        future.set_exception(fault)
+
+
+class Publisher:
+    """Publishes over `bus` while the gate is open. After each reconnect it opens when `subscribed()` returns
+    (PublishGate.wait). In a Cluster it stays open for the shards whose master's connection didn't break, the link's
+    `kept_shards()`: there, no worker needs to subscribe again.
+
+    `confirm_s` is the time limit for gate and confirmation together, less than the 2 s within which a caller gets an
+    answer. Call `link_up` and `link_down` when the connection to Redis changes.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        subscribed: Callable[[], Awaitable[None]],
+        kept_shards: Callable[[], frozenset[int]] = frozenset,
+        *,
+        confirm_s: float = 1.8,
+    ) -> None:
+        # The gate is open: Redis is connected and the workers are subscribed.
+        self.open = False
+        self.events_published = 0
+        # By app id: events to publish, counted per channel.
+        self.by_app: dict[str, int] = {}
+        self.unconfirmed = 0
+        self._bus = bus
+        self._subscribed = subscribed
+        self._kept_shards = kept_shards
+        # While the gate is closed: the shards for which it isn't.
+        self._open_shards: frozenset[int] = frozenset()
+        self._confirm_s = confirm_s
+        self._loop = asyncio.get_running_loop()
+        self._opened = asyncio.Event()
+        self._opening: asyncio.Task[None] | None = None
+        # Sorted by deadline, because all have the same time limit. One timer serves all: a timer for each publish would
+        # cost as much as the publish.
+        self._awaited: deque[tuple[float, _Awaited | Waiting]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def link_up(self) -> None:
+        """Redis is connected (again). The gate opens when every worker is subscribed."""
+        if self._opening is not None:
+            self._opening.cancel()
+        self._open_shards &= self._kept_shards()
+        self._opening = self._loop.create_task(self._open_when_subscribed(), name="publish gate")
+
+    def link_down(self) -> None:
+        kept = self._kept_shards()
+        self._open_shards = kept if self.open else self._open_shards & kept
+        self.open = False
+        self._opened.clear()
+        if self._opening is not None:
+            self._opening.cancel()
+            self._opening = None
+
+    async def _open_when_subscribed(self) -> None:
+        await self._subscribed()
+        self._opening = None
+        self.open = True
+        self._opened.set()
+
+    def publish(
+        self,
+        app: App,
+        items: Sequence[Outgoing | tuple[str, str, str, str | None, str | None]],
+        trace: str | None,
+        published: Published,
+        once: str | None = None,
+    ) -> None:
+        """Publish events, adjacent and in order, while `open`. `published` is called once, later.
+
+        `once` is as in `Bus.post`. Of the events of a call that isn't confirmed some may have been delivered; the same
+        call with the same `once` delivers the others.
+        """
+        loop, size = self._loop, len(items)
+        counts = self.by_app
+        counts[app.id] = counts.get(app.id, 0) + size
+        reason = self._bus.refusal
+        if reason:
+            self.unconfirmed += size
+            loop.call_soon(published, Unavailable(reason))
+            return
+        waiting = _Awaited(self, size, published)
+        if size == 1:
+            self._bus.post(app, items[0], trace, once=once, done=waiting)
+        else:
+            for index, item in enumerate(items):
+                self._bus.post(app, item, trace, once=once, index=index, done=waiting)
+        waiting.left += self._bus.post_check(waiting)
+        self._await(loop, waiting)
+
+    @property
+    def takes(self) -> bool:
+        """The gate is open, and nothing is known that keeps Redis from confirming publishes."""
+        return self.open and not self._bus.refusal
+
+    @property
+    def check(self) -> bytes:
+        """What follows the commands of `publish_packed`, if anything (`Bus.check`)."""
+        return self._bus.check
+
+    def publish_packed(self, commands: bytes, waiting: Waiting) -> None:
+        """Publish the events whose commands for Redis are made already, while `open`. The caller counts them by app,
+        and what was confirmed."""
+        self._bus.post_packed(commands, waiting.events, waiting)
+        self._await(self._loop, waiting)
+
+    def _await(self, loop: asyncio.AbstractEventLoop, waiting: _Awaited | Waiting) -> None:
+        awaited = self._awaited
+        while awaited and not awaited[0][1].left:
+            awaited.popleft()
+        awaited.append((loop.time() + self._confirm_s, waiting))
+        if self._timer is None:
+            self._timer = loop.call_later(self._confirm_s, self._expire)
+
+    async def publish_all(
+        self, app: App, items: Sequence[Outgoing], trace: str | None, once: str | None = None
+    ) -> None:
+        """As `publish`, but waits until publishes are taken and for the confirmation. Raises Unavailable."""
+        if not items:
+            return
+        if not self.open and not self._is_open_for(app, items):
+            try:
+                async with asyncio.timeout(self._confirm_s):
+                    await self._opened.wait()
+            except TimeoutError:
+                self.unconfirmed += len(items)
+                raise Unavailable("Redis is disconnected, or not all workers are subscribed again") from None
+        future: asyncio.Future[None] = self._loop.create_future()
+        self.publish(app, items, trace, partial(_settle, future), once)
+        await future
+
+    def _is_open_for(self, app: App, items: Sequence[Outgoing]) -> bool:
+        shards = self._open_shards
+        return bool(shards) and all(self._bus.shard(app.id, item.channel) in shards for item in items)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        awaited = self._awaited
+        while awaited and (not awaited[0][1].left or awaited[0][0] <= now):
+            _, waiting = awaited.popleft()
+            waiting.expire(TimeoutError(f"no answer from Redis within {self._confirm_s:g} s"))
+        if awaited:
+            self._timer = self._loop.call_at(awaited[0][0], self._expire)
+
+    def close(self) -> None:
+        self.link_down()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,1 @@
+"""Apps, keys, webhooks and tokens, and their way to Redis."""

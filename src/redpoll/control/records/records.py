@@ -1,0 +1,369 @@
+"""The app records: apps, keys, history rules and settings, in memory for reading, changed through the record store.
+
+All changes are made here, one at a time. Each increases the directory's version in the same transaction and calls
+`on_change` after the commit, so workers see all changes in order. If control planes share the store, each change begins
+with what the others have changed. loaded_records.py has what is in memory, tokens.py the part about tokens.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from redpoll.config.app_names import (
+    APP_ID_RULE,
+    APP_KEY_RULE,
+    APP_SECRET_RULE,
+    valid_app_id,
+    valid_app_key,
+    valid_app_secret,
+)
+from redpoll.config.settings import Settings
+from redpoll.control.records.checks import RecordError, check_name, check_roster, check_rules, check_size
+from redpoll.control.records.loaded_records import LoadedRecords
+from redpoll.protocol.apps import App, HistoryRule, Key, Value, with_eras
+from redpoll.store import apps as app_rows
+from redpoll.store import daily
+from redpoll.store.store import Store, raise_version
+
+__all__ = ["HooksChange", "RecordError", "Records"]
+
+_FIRST_APP_NAME: Final = "first app"
+# Disabled keys of an app beyond this number are removed, so that regular key rotations don't fill the record.
+_KEEP_DISABLED_KEYS: Final = 10
+
+_KEEP_DAYS: Final = 31
+
+
+class HooksChange:
+    """An open transaction, and the hook mask that the app gets at its end."""
+
+    def __init__(self, connection: AsyncConnection, hooks: str) -> None:
+        self.connection = connection
+        self.hooks = hooks
+
+
+class Records(LoadedRecords):
+    """All apps by id and by key, all tokens by hash, and the directory's version.
+
+    `max_owed_bytes` is the setting of that name; the roster of a full presence channel must fit into half of it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        max_owed_bytes: int = Settings().max_owed_bytes,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(store, clock, asyncio.Lock())
+        self._max_roster_bytes = max_owed_bytes // 2
+
+    async def first_app(self, settings: Settings) -> App | None:
+        """At the start: creates or updates the app of the settings (`REDPOLL_APP_…`), or adds an app to an empty store.
+
+        Returns the added app, so that it can be printed for the operator; None if none was added. Raises RecordError if
+        the key of the settings belongs to another app.
+        """
+        if settings.app_id:
+            await self.upsert_app(settings.app_id, settings.app_key, settings.app_secret)
+            return None
+        if self.apps:
+            return None
+        return await self._create_app(_FIRST_APP_NAME, only_first=True)
+
+    async def create_app(self, name: str) -> App:
+        """Creates an app with a new id (7 digits), key (20 hex digits) and secret (40). Raises RecordError."""
+        check_name("an app's", name)
+        app = await self._create_app(name)
+        assert app is not None
+        return app
+
+    async def _create_app(self, name: str, *, only_first: bool = False) -> App | None:
+        async with self._changing:
+            async with self._change() as connection:
+                if only_first and self.apps:
+                    # Another server has started at the same time.
+                    return None
+                app_id = str(secrets.randbelow(9_000_000) + 1_000_000)
+                while app_id in self.apps:
+                    app_id = str(secrets.randbelow(9_000_000) + 1_000_000)
+                app = App(id=app_id, name=name, keys=(Key(key=secrets.token_hex(10), secret=secrets.token_hex(20)),))
+                await app_rows.add(connection, app)
+                version = await raise_version(connection, app_id=app_id, for_workers=True)
+            await self._changed(app, version)
+            return app
+
+    async def upsert_app(self, app_id: str, key: str, secret: str) -> App:
+        """Makes sure that this app exists and has this key with this secret.
+
+        A different key that was set this way before is removed; keys that were added by commands stay. Raises
+        RecordError if the key belongs to another app.
+        """
+        async with self._changing:
+            async with self._change() as connection:
+                owner = self.by_key.get(key)
+                if owner is not None and owner.id != app_id:
+                    raise RecordError(f"key {key} belongs to app {owner.id} and can't be given to app {app_id}")
+                if not await self._write_given(connection, app_id, Key(key=key, secret=secret)):
+                    return self.apps[app_id]
+                version = await raise_version(connection, app_id=app_id, for_workers=True)
+                app = await self._read(connection, app_id)
+            await self._changed(app, version)
+            return app
+
+    async def _read(self, connection: AsyncConnection, app_id: str) -> App:
+        """The app from the store, with the field that is only in memory."""
+        app = await app_rows.find_by_id(connection, app_id)
+        assert app is not None
+        known = self.apps.get(app_id, app)
+        return msgspec.structs.replace(app, hooks=known.hooks)
+
+    async def _write_given(self, connection: AsyncConnection, app_id: str, key: Key) -> bool:
+        """The writes of `upsert_app` in its transaction. Returns whether anything was written."""
+        known = self.apps.get(app_id)
+        if known is None:
+            await app_rows.add(connection, App(id=app_id, name=f"app {app_id}", keys=(key,)), given=True)
+            return True
+        removed = await app_rows.remove_given_keys(connection, app_id, except_key=key.key)
+        existing = _key_of(known, key.key)
+        if existing is None:
+            await app_rows.add_key(connection, app_id, key, given=True)
+        elif existing != msgspec.structs.replace(existing, secret=key.secret):
+            await app_rows.set_secret(connection, key.key, key.secret)
+        else:
+            return removed > 0
+        return True
+
+    def check_import(self, app: App) -> None:
+        """Raises RecordError if `import_app` would refuse this app."""
+        for valid, what, rule in (
+            (valid_app_id(app.id), "an app's id", APP_ID_RULE),
+            (all(valid_app_key(key.key) for key in app.keys), "a key", APP_KEY_RULE),
+            (all(valid_app_secret(key.secret) for key in app.keys), "a secret", APP_SECRET_RULE),
+        ):
+            if not valid:
+                raise RecordError(f"{what} must have {rule}")
+        for key in app.keys:
+            owner = self.by_key.get(key.key)
+            if owner is not None and owner.id != app.id:
+                raise RecordError(f"key {key.key} belongs to app {owner.id}")
+        check_name("an app's", app.name)
+        check_roster(app, self._max_roster_bytes)
+        check_size(app)
+
+    async def import_app(self, app: App) -> None:
+        """Creates this app, or gives the existing one of its id these keys, in addition to its own, and these settings.
+
+        Raises RecordError.
+        """
+        async with self._changing:
+            async with self._change() as connection:
+                self.check_import(app)
+                known = self.apps.get(app.id)
+                if known is None:
+                    await app_rows.add(connection, app)
+                else:
+                    await app_rows.update(connection, app)
+                    for key in app.keys:
+                        existing = _key_of(known, key.key)
+                        if existing is None:
+                            await app_rows.add_key(connection, app.id, key, given=False)
+                        elif existing != key:
+                            await app_rows.set_secret(connection, key.key, key.secret)
+                            await app_rows.enable_key(connection, key.key, key.enabled)
+                version = await raise_version(connection, app_id=app.id, for_workers=True)
+                stored = await self._read(connection, app.id)
+            await self._changed(stored, version)
+
+    # -- settings of an app
+
+    async def set_app(self, app_id: str, values: Mapping[str, Value]) -> App:
+        """Changes settings of an app, all or none. `values` come from `parse_setting`. Raises RecordError."""
+        return await self._replace(app_id, lambda app: msgspec.structs.replace(app, **values))
+
+    async def rename_app(self, app_id: str, name: str) -> App:
+        """Renames an app. Raises RecordError."""
+        check_name("an app's", name)
+        return await self._replace(app_id, lambda app: msgspec.structs.replace(app, name=name))
+
+    async def _replace(self, app_id: str, changed: Callable[[App], App]) -> App:
+        """Replaces an app with `changed(app)`, which may raise RecordError. Writes nothing if they are equal."""
+        async with self._changing:
+            async with self._change() as connection:
+                before = self._app(app_id)
+                app = changed(before)
+                if app == before:
+                    return app
+                check_roster(app, self._max_roster_bytes)
+                check_size(app)
+                await app_rows.update(connection, app)
+                version = await raise_version(connection, app_id=app_id, for_workers=True)
+            await self._changed(app, version)
+            return app
+
+    # -- rules of history
+
+    async def add_history_rule(self, app_id: str, rule: HistoryRule) -> HistoryRule:
+        """Adds a rule. Returns it with a new id; the id of `rule` is ignored. Raises RecordError."""
+
+        def added(app: App) -> App:
+            nonlocal rule
+            taken = {existing.id for existing in app.history}
+            while (rule_id := secrets.token_hex(3)) in taken:
+                pass
+            rule = msgspec.structs.replace(rule, id=rule_id)
+            check_rules(app_id, (*app.history, rule))
+            return _with_rules(app, (*app.history, rule))
+
+        return (await self._replace(app_id, added)).history[-1]
+
+    async def remove_history_rule(self, app_id: str, rule_id: str) -> HistoryRule:
+        """Removes a rule. Messages that were stored by it stay until they expire. Raises RecordError."""
+        removed: list[HistoryRule] = []
+
+        def without(app: App) -> App:
+            removed.extend(rule for rule in app.history if rule.id == rule_id)
+            if not removed:
+                raise RecordError(f"app {app_id} has no history rule with the id {rule_id}")
+            return _with_rules(app, [rule for rule in app.history if rule.id != rule_id])
+
+        await self._replace(app_id, without)
+        return removed[0]
+
+    # -- fields of an app that other modules determine
+
+    def set_hooks(self, hooks: Mapping[str, str]) -> None:
+        """Sets the hook masks (`App.hooks`) by app id at the start, after `load`.
+
+        The version stays as it is, because it was increased when the endpoints changed.
+        """
+        for app_id, mask in hooks.items():
+            if app_id in self.apps:
+                self._put(msgspec.structs.replace(self.apps[app_id], hooks=mask))
+
+    @asynccontextmanager
+    async def change_hooks(self, app_id: str, endpoint_id: str) -> AsyncIterator[HooksChange]:
+        """A transaction for a change of a webhook endpoint of an app. Set `hooks` of the yielded object before its end.
+
+        Endpoints and hook mask change together. Raises RecordError.
+        """
+        async with self._changing:
+            async with self._change() as connection:
+                app = self._app(app_id)
+                change = HooksChange(connection, app.hooks)
+                yield change
+                for_workers = change.hooks != app.hooks
+                version = await raise_version(connection, webhooks=(endpoint_id,), for_workers=for_workers)
+            if for_workers:
+                await self._changed(msgspec.structs.replace(app, hooks=change.hooks), version)
+            else:
+                self.known = version
+
+    async def watch_console(self, app_id: str, until: float) -> Key:
+        """Makes the workers send an app's events to its console until this Unix time.
+
+        Returns the key for the console's channel, which is created on first use. Raises RecordError.
+        """
+
+        def watched(app: App) -> App:
+            key = app.console_key or Key(key=secrets.token_hex(10), secret=secrets.token_hex(20))
+            return msgspec.structs.replace(app, console_key=key, console_until=until)
+
+        key = (await self._replace(app_id, watched)).console_key
+        assert key is not None
+        return key
+
+    async def debug(self, app_id: str, until: float, socket_id: str) -> App:
+        """Makes all processes log what concerns the app, or with `socket_id` one connection, until this Unix time.
+
+        Raises RecordError.
+        """
+        return await self._replace(
+            app_id, lambda app: msgspec.structs.replace(app, debug_until=until, debug_socket=socket_id)
+        )
+
+    # -- keys of an app
+
+    async def add_key(self, app_id: str, key: str | None = None) -> Key:
+        """Adds a key to an app; by default a new one of 20 hex digits. Raises RecordError.
+
+        A disabled key of the app is enabled again with its old secret, which undoes a rotation. Of the keys that stay
+        disabled, the newest ten are kept.
+        """
+        if key is not None and not valid_app_key(key):
+            raise RecordError(f"a key must have {APP_KEY_RULE}")
+        async with self._changing:
+            async with self._change() as connection:
+                app = self._app(app_id)
+                existing = _key_of(app, key) if key is not None else None
+                if existing is not None and existing.enabled:
+                    raise RecordError(f"app {app_id} already has the key {key}")
+                if existing is None and key in self.by_key:
+                    raise RecordError(f"key {key} belongs to app {self.by_key[key].id}")
+                secret = existing.secret if existing else secrets.token_hex(20)
+                added = Key(key=key or secrets.token_hex(10), secret=secret)
+                if existing is None:
+                    check_size(msgspec.structs.replace(app, keys=(*app.keys, added)))
+                disabled = [other.key for other in app.keys if not other.enabled and other is not existing]
+                await app_rows.remove_keys(connection, disabled[:-_KEEP_DISABLED_KEYS])
+                if existing is None:
+                    await app_rows.add_key(connection, app_id, added, given=False)
+                else:
+                    await app_rows.enable_key(connection, added.key, True)
+                version = await raise_version(connection, app_id=app_id, for_workers=True)
+                changed = await self._read(connection, app_id)
+            await self._changed(changed, version)
+            return added
+
+    async def disable_key(self, app_id: str, key: str) -> Key:
+        """Disables a key for new connections and requests; its open connections stay. Raises RecordError.
+
+        The last enabled key can't be disabled; to close an app, switch it off.
+        """
+        async with self._changing:
+            async with self._change() as connection:
+                app = self._app(app_id)
+                existing = _key_of(app, key)
+                if existing is None:
+                    raise RecordError(f"app {app_id} has no key {key}")
+                if not existing.enabled:
+                    return existing
+                if not any(other.enabled for other in app.keys if other is not existing):
+                    raise RecordError(
+                        f"{key} is the last enabled key of app {app_id}: add another one first "
+                        f"(redpoll key add {app_id}), or switch the app off (redpoll app set {app_id} enabled=false)"
+                    )
+                await app_rows.enable_key(connection, key, False)
+                version = await raise_version(connection, app_id=app_id, for_workers=True)
+                changed = await self._read(connection, app_id)
+            await self._changed(changed, version)
+            return msgspec.structs.replace(existing, enabled=False)
+
+    # -- daily counters
+
+    async def daily_used(self, day: str) -> dict[str, int]:
+        """By app id: the messages counted on `day` (YYYYMMDD, UTC), from the copy in the record store."""
+        async with self._store.reading() as connection:
+            return await daily.read(connection, day)
+
+    async def save_daily(self, day: str, used: Mapping[str, int]) -> None:
+        """Writes the counters of `day`, unless the stored one is greater. Raises SQLAlchemyError."""
+        oldest = (datetime.strptime(day, "%Y%m%d") - timedelta(days=_KEEP_DAYS)).strftime("%Y%m%d")
+        async with self._changing, self._store.change() as connection:
+            await daily.put(connection, day, {app: count for app, count in used.items() if app in self.apps})
+            await daily.remove_before(connection, oldest)
+
+
+def _with_rules(app: App, rules: Sequence[HistoryRule]) -> App:
+    return msgspec.structs.replace(app, history=with_eras(app.history, rules, secrets.token_hex(4)))
+
+
+def _key_of(app: App, key: str) -> Key | None:
+    return next((existing for existing in app.keys if existing.key == key), None)

@@ -1,0 +1,1 @@
+"""The event trace and the event log."""

@@ -1,0 +1,1 @@
+"""The processes of a node: started, watched, stopped."""

@@ -1,0 +1,107 @@
+"""Reads the header fields of a request that llhttp has parsed, and refuses heads that two readers could understand
+differently.
+
+Knows nothing of sockets: http_connection.py reads the bytes, and decides what to do with the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from redpoll.http.messages import FIELDS
+
+__all__ = ["KINDS", "MAX_HEADERS", "MAX_HEAD_BYTES", "Head", "HeadFault", "read_head", "size_of_head"]
+
+MAX_HEAD_BYTES: Final = 16 * 1024
+MAX_HEADERS: Final = 100
+
+# The kind of a header field: its place in FIELDS if it is passed to control, else one of these.
+_IGNORE, _HOST, _LENGTH, _ENCODING, _EXPECT, _UPGRADE, _FORWARDED = -1, 100, 101, 102, 103, 104, 105
+_CONTENT_TYPE: Final = FIELDS.index("Content-Type")
+KINDS: Final[dict[bytes, int]] = {
+    **{name.lower().encode(): place for place, name in enumerate(FIELDS)},
+    b"host": _HOST,
+    b"content-length": _LENGTH,
+    b"transfer-encoding": _ENCODING,
+    b"expect": _EXPECT,
+    b"upgrade": _UPGRADE,
+    b"x-forwarded-for": _FORWARDED,
+}
+# A cache of kinds by the spelling on the wire. Bounded: clients choose the spellings.
+_SPELLINGS: Final[dict[bytes, int]] = {}
+_MAX_SPELLINGS: Final = 1024
+
+
+class HeadFault(Exception):
+    """The request is refused with `status`, and nothing after it is read."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(status, text)
+        self.status = status
+        self.text = text
+
+
+class Head(NamedTuple):
+    """`fields` are passed to control, each by its place in FIELDS. `forwarded` are the X-Forwarded-For headers.
+    `announced` is the size of the body in bytes, None if it is chunked. `expects`: the client waits for 100 Continue.
+    `websocket`: an Upgrade header names a WebSocket."""
+
+    fields: list[tuple[int, bytes]]
+    forwarded: list[str]
+    announced: int | None
+    expects: bool
+    websocket: bool
+
+
+def read_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Head:
+    """Read the `headers` of a request of this HTTP version, names and values as they were sent. Raises HeadFault."""
+    if len(headers) > MAX_HEADERS:
+        raise HeadFault(431, f"more than {MAX_HEADERS} header fields")
+    fields: list[tuple[int, bytes]] = []
+    forwarded: list[str] = []
+    announced = hosts = 0
+    chunked = expects = websocket = False
+    for name, value in headers:
+        kind = _SPELLINGS.get(name)
+        if kind is None:
+            kind = _kind_of(name)
+        if kind < 0:
+            continue
+        if kind < _HOST:
+            if kind != _CONTENT_TYPE or value != b"application/json":
+                fields.append((kind, value))
+        elif kind == _HOST:
+            hosts += 1
+        elif kind == _LENGTH:
+            announced = int(value)
+        elif kind == _ENCODING:
+            if chunked or value.lower() != b"chunked":
+                raise HeadFault(400, "the only transfer coding is chunked, once")
+            chunked = True
+        elif kind == _EXPECT:
+            if value.lower() != b"100-continue":
+                raise HeadFault(417, "the only expectation is 100-continue")
+            expects = True
+        elif kind == _UPGRADE:
+            websocket = websocket or b"websocket" in value.lower()
+        else:
+            forwarded.append(value.decode("latin-1"))
+    if version == "1.1":
+        if hosts != 1:
+            raise HeadFault(400, "not an HTTP request: HTTP/1.1 needs one Host header")
+    elif version != "1.0" or chunked or hosts > 1:
+        raise HeadFault(400, "not an HTTP request: HTTP/1.1 is spoken here, and HTTP/1.0 without chunks")
+    return Head(fields, forwarded, None if chunked else announced, expects, websocket)
+
+
+def size_of_head(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
+    """About how many bytes the head has."""
+    return len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
+
+
+def _kind_of(name: bytes) -> int:
+    kind = KINDS.get(name.lower(), _IGNORE)
+    if len(_SPELLINGS) < _MAX_SPELLINGS:
+        _SPELLINGS[name] = kind
+    return kind

@@ -1,0 +1,1 @@
+"""What redpoll prints: log lines, JSON and text for terminals."""

@@ -1,0 +1,1 @@
+"""Connections, channels and users of one worker."""

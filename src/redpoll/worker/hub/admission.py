@@ -1,0 +1,82 @@
+"""Counts each new connection against its app's `max_connections`.
+
+The limit counts connections on all workers, so the registry asks Redis. This module matches the registry's answers
+with the connections that wait for them. It doesn't open or refuse connections; its caller does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from redpoll.cluster.membership.registry import Ticket
+from redpoll.protocol.apps import App
+from redpoll.protocol.handshake import Refusal
+
+if TYPE_CHECKING:
+    from redpoll.cluster.membership.registry import Registry
+    from redpoll.worker.hub.connection import Connection
+
+__all__ = ["Admission", "OnAnswer"]
+
+# Called with None if the connection may open, or with the reason why not.
+OnAnswer = Callable[[Refusal | None], None]
+
+_REASONS = {
+    4004: "the app has reached its limit of connections",
+    4100: "the number of connections could not be confirmed in time; connect again",
+}
+
+
+class Admission:
+    """The connections that wait for an answer. Connections of apps without a limit are counted too, because an operator
+    may set a limit later."""
+
+    def __init__(self) -> None:
+        self.registry: Registry
+        self._waiting: dict[Connection, tuple[Ticket, OnAnswer]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def admits_at_once(self, app: App) -> bool:
+        """Count a connection of an app without a limit. False: `ask` for its place.
+
+        The connection counts until its session closes (`Hub.closed`) or until `give_back`.
+        """
+        return self.registry.admit_at_once(app)
+
+    def ask(self, connection: Connection, app: App, on_answer: OnAnswer) -> None:
+        """Count a connection of an app with a limit, as `admits_at_once` does. `on_answer` is called once, in this call
+        or later. It isn't called if the connection is withdrawn first."""
+        ticket = Ticket(owner=connection)
+        self._waiting[connection] = (ticket, on_answer)
+        self.registry.admit(app, ticket)
+
+    def withdraw(self, connection: Connection) -> None:
+        """The connection closed while it waited. Does nothing for other connections."""
+        waiting = self._waiting.pop(connection, None)
+        if waiting is not None:
+            self.registry.cancel(waiting[0])
+
+    def give_back(self, app_id: str) -> None:
+        """A connection of this app was counted and won't open."""
+        self.registry.depart(app_id)
+
+    def dismiss(self, refusal: Refusal) -> None:
+        """Refuse all connections that wait."""
+        for connection, (_, on_answer) in list(self._waiting.items()):
+            self.withdraw(connection)
+            on_answer(refusal)
+
+    # -- what the registry answers -------------------------------------------------------------------------
+
+    def admitted(self, ticket: Ticket) -> None:
+        self._settle(ticket, None)
+
+    def turned_away(self, ticket: Ticket, code: int) -> None:
+        self._settle(ticket, Refusal(code, _REASONS[code]))
+
+    def _settle(self, ticket: Ticket, refusal: Refusal | None) -> None:
+        _, on_answer = self._waiting.pop(ticket.owner)
+        on_answer(refusal)

@@ -1,0 +1,464 @@
+"""Maps channels to this worker's connections, in both directions.
+
+It carries out what sessions ask for: join, leave, publish, sign in. It receives channel events from the registry and
+posts their frames to the fan-out. It doesn't know JSON, signatures or other workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from time import monotonic
+
+from redpoll import _frame
+from redpoll._fanout import Flusher
+from redpoll.cluster.bus import Bus
+from redpoll.cluster.membership.local_channel import LocalChannel, Ticket
+from redpoll.cluster.membership.registry import Registry
+from redpoll.cluster.quota import Quota, Spent
+from redpoll.cluster.traces import new_trace_id
+from redpoll.loop.slices import Slices
+from redpoll.loop.writable import DrainSignal
+from redpoll.protocol import frames
+from redpoll.protocol.effects import (
+    Acknowledge,
+    AskHistory,
+    Close,
+    Effect,
+    Join,
+    Leave,
+    Publish,
+    Send,
+    SendUrgent,
+    SignedIn,
+)
+from redpoll.worker.hub.admission import Admission
+from redpoll.worker.hub.channel import Channel
+from redpoll.worker.hub.connection import Connection
+from redpoll.worker.hub.debugging import Debugging
+from redpoll.worker.hub.everyone import Everyone
+from redpoll.worker.hub.pending_joins import PendingJoins
+from redpoll.worker.hub.subscribe_rates import SubscribeRates
+from redpoll.worker.hub.tracing import Tracing
+from redpoll.worker.hub.users import Users
+from redpoll.worker.replay.history_requests import HistoryRequests
+from redpoll.worker.replay.replay import Wants
+from redpoll.worker.replay.replayer import Replayer
+from redpoll.worker.replay.user_resume import UserResume
+
+__all__ = ["Hub"]
+
+# Channels in which a closed connection stops counting at once. With a thousand, others would notice the pause.
+_MAX_LEFT_AT_ONCE = 100
+
+
+class Hub:
+    """The worker's table of subscriptions. Implements `cluster.membership.MembershipEvents`.
+
+    `everyone` contains each open connection once. `pending` has the subscribes that Redis hasn't answered yet. `users`
+    knows who is signed in, `admission` which connections wait for a place in their app.
+    """
+
+    def __init__(self, flusher: Flusher) -> None:
+        self.flusher = flusher
+        self.everyone = Everyone(flusher)
+        self.pending = PendingJoins()
+        self.users = Users(flusher)
+        # By app id: client events received, before any check but the session's.
+        self.client_events: dict[str, int] = {}
+        # By app id: events times the connections that each was sent to.
+        self.events_sent: dict[str, int] = {}
+        self.admission = Admission()
+        # Subscribes refused because of max_occupied_channels.
+        self.channels_refused = 0
+        self.subscribe_rates = SubscribeRates()
+        # Channels that closed connections have left, and in which they are still counted.
+        self._leaving: deque[tuple[str, str, str | None]] = deque()
+        self._leave_slices = Slices(self._leave_some)
+        self._overruns = 0
+        self.drain_signal = DrainSignal(flusher)
+        self.registry: Registry
+        self.bus: Bus
+        self.quota: Quota
+        self.replayer: Replayer
+        self.history_requests: HistoryRequests
+        self.user_resume: UserResume
+        self.tracing: Tracing
+        self.debugging: Debugging
+
+    def attach(
+        self,
+        registry: Registry,
+        bus: Bus,
+        quota: Quota,
+        user_resume: UserResume,
+        tracing: Tracing,
+        debugging: Debugging,
+    ) -> None:
+        """Set what the hub works with. It comes after construction because the registry needs the hub first."""
+        self.debugging = debugging
+        debugging.everyone = self.everyone
+        self.registry = self.pending.registry = registry
+        self.users.attach(registry)
+        self.admission.registry = registry
+        self.bus = bus
+        self.quota = quota
+        self.tracing = tracing
+        self.user_resume = user_resume
+        self.replayer = Replayer(registry.history, self.perform, user_resume, self.drain_signal)
+        user_resume.replay_missed = self.replayer.replay_missed
+        self.history_requests = HistoryRequests(registry.history, self.perform, self.drain_signal)
+
+    # -- what sessions ask for -----------------------------------------------------------------------------
+
+    def perform(self, connection: Connection, effects: Sequence[Effect]) -> None:
+        """Carry out `effects` in order. After a Close the rest is dropped."""
+        if self.debugging.any:
+            self.debugging.performs(connection, effects)
+        for effect in effects:
+            if isinstance(effect, Send):
+                connection.send(_frame.text(effect.payload))
+            elif isinstance(effect, SendUrgent):
+                connection.send_urgent(_frame.text(effect.payload))
+            elif isinstance(effect, Join):
+                self._join(connection, effect)
+            elif isinstance(effect, Leave):
+                self._leave(connection, effect.channel, effect.user_id)
+            elif isinstance(effect, Publish):
+                self._publish(connection, effect)
+            elif isinstance(effect, Acknowledge):
+                self._acknowledge(connection, effect.channel)
+            elif isinstance(effect, AskHistory):
+                self.history_requests.ask(connection, effect)
+            elif isinstance(effect, SignedIn):
+                self.users.signed_in(connection, effect.user_id, effect.watchlist)
+                if connection.session.app.user_resume_s:
+                    self.user_resume.arrived(connection, effect.user_id)
+            elif isinstance(effect, Close):
+                connection.shut(effect.code, effect.message)
+                return
+
+    def _join(self, connection: Connection, join: Join) -> None:
+        slot = connection.address_slot
+        if slot and not self.subscribe_rates.take(slot, now := monotonic()):
+            self.perform(connection, connection.session.refused(join.channel, "address", now))
+            return
+        app, member = connection.session.app, join.member
+        if member is None and join.rewind is None and not join.recovers:
+            local_channel = self.registry.join_at_once(app, join.channel)
+            if local_channel is not None:
+                try:
+                    local_channel.audience.add(connection)
+                    self._greet(local_channel, connection, self._success(local_channel))
+                except Exception as fault:
+                    self._attaching_failed(local_channel, connection, None, fault)
+                return
+        ticket = Ticket(
+            owner=connection,
+            user=member.user_id if member else None,
+            info=member.user_info if member else b"",
+        )
+        if join.rewind is not None or join.recovers:
+            ticket.wants = Wants(join.rewind, join.recovers)
+        if member is not None and app.user_resume_s:
+            self.user_resume.arrived(connection, member.user_id, join.channel)
+        self.pending.add(connection, join.channel, ticket)
+
+    def _leave(self, connection: Connection, channel: str, user: str | None) -> None:
+        if self._detach(connection, channel):
+            self.registry.leave(connection.session.app.id, channel, user)
+
+    def _detach(self, connection: Connection, channel: str) -> bool:
+        """Takes the connection out of the channel. True: `registry.leave` must follow, until then it is counted."""
+        if self.pending.withdraw(connection, channel):
+            return False
+        local_channel = self.registry.local_channel(connection.session.app.id, channel)
+        if local_channel is None:
+            return False
+        audience: Channel = local_channel.audience
+        attached = audience.discard(connection)
+        if audience.readers is not None:
+            try:
+                attached = self.replayer.leave(audience, connection) or attached
+            except Exception as fault:
+                # It was in one of the two, and must not be counted any more.
+                attached = True
+                _report(connection, fault)
+        return attached
+
+    def _publish(self, connection: Connection, publish: Publish) -> None:
+        app = connection.session.app
+        self.client_events[app.id] = self.client_events.get(app.id, 0) + 1
+        if app.daily_limit is None:
+            self._send_on(connection, publish)
+            return
+        # Quota and publish use the same Redis connection, so a client's events keep their order.
+        spent = partial(self._spent, connection, publish)
+        self.quota.spend_then(app.id, 1, app.daily_limit, spent)
+
+    def _spent(self, connection: Connection, publish: Publish, outcome: Spent | Exception) -> None:
+        if isinstance(outcome, Exception):
+            self._published(connection, publish, None, False, outcome)
+        elif outcome.ok:
+            self._send_on(connection, publish)
+        else:
+            self._rejected(connection, "the app's daily limit of messages is reached")
+
+    def _send_on(self, connection: Connection, publish: Publish) -> None:
+        session = connection.session
+        # Only client events that trigger webhooks have a trace id, the others are too many; and of these only some have
+        # spans.
+        trace = new_trace_id() if "c" in session.app.hooks else None
+        sampled = trace is not None and self.tracing.sample()
+        self.bus.publish(
+            session.app,
+            publish.channel,
+            publish.event,
+            publish.data,
+            skip=session.socket_id,
+            trace=self.tracing.carried(trace) if trace is not None and sampled else None,
+            row_trace_id=trace,
+            user=publish.user_id,
+            done=partial(self._published, connection, publish, trace, sampled),
+        )
+
+    def _published(
+        self, connection: Connection, publish: Publish, trace: str | None, sampled: bool, reply: object
+    ) -> None:
+        if isinstance(reply, Exception):
+            self._rejected(connection, "the server has lost its connection to Redis; send it again")
+        elif trace is not None:
+            session = connection.session
+            size = len(publish.data.encode())
+            self.tracing.triggered(
+                trace, session.app.id, publish.event, publish.channel, size, session.socket_id, sampled
+            )
+
+    def _rejected(self, connection: Connection, fault: str) -> None:
+        self.perform(connection, connection.session.rejected(fault, monotonic()))
+
+    def _acknowledge(self, connection: Connection, channel: str) -> None:
+        local_channel = self.registry.local_channel(connection.session.app.id, channel)
+        if local_channel is None:
+            return
+        offset = self.replayer.offset_of(local_channel, connection)
+        if offset is None or local_channel.history is None:
+            connection.send(self._success(local_channel))
+        else:
+            # The connection has all events up to this offset.
+            local_channel.audience.finish_posts()
+            if local_channel.audience.readers is not None:
+                local_channel.audience.readers.recovering.finish_posts()
+            connection.send(self._success(local_channel, local_channel.history.epoch, offset))
+
+    def closed(self, connection: Connection) -> None:
+        """Release everything the connection held. Called for every cause of a close; idempotent."""
+        if not self.everyone.discard(connection):
+            return
+        session = connection.session
+        if self.flusher.overruns != self._overruns:
+            # Closed because its send buffer overflowed.
+            self._overruns = self.flusher.overruns
+            self.tracing.dropped(session.app.id, session.socket_id, connection)
+        self.pending.stop(connection)
+        # Whatever fails for one channel or part, the others release the connection too.
+        for number, (channel, membership) in enumerate(list(session.channels.items())):
+            try:
+                if number < _MAX_LEFT_AT_ONCE:
+                    self._leave(connection, channel, membership.user_id)
+                elif self._detach(connection, channel):
+                    self._leaving.append((session.app.id, channel, membership.user_id))
+            except Exception as fault:
+                _report(connection, fault)
+        session.channels.clear()
+        if self._leaving:
+            self._leave_slices.start()
+        for closed in (
+            self.users.closed,
+            self.history_requests.closed,
+            self.replayer.closed,
+            self.user_resume.closed,
+            self.drain_signal.closed,
+        ):
+            try:
+                closed(connection)
+            except Exception as fault:
+                _report(connection, fault)
+        self.registry.depart(session.app.id)
+
+    def _leave_some(self) -> bool:
+        if not self._leaving:
+            return False
+        self.registry.leave(*self._leaving.popleft())
+        return True
+
+    # -- what the registry reports (cluster.membership.MembershipEvents) -----------------------------------
+
+    def opened(self, local_channel: LocalChannel) -> None:
+        local_channel.audience = Channel(self.flusher, local_channel.channel.encode())
+
+    def joined(
+        self, local_channel: LocalChannel, tickets: Sequence[Ticket], cached: bytes | None, total: int | None
+    ) -> None:
+        """Attach the connections and answer them in the same step, so that all of them see the present roster.
+
+        `cached` is a cache channel's last event, b"" for none. `total` is the number of subscribers, in apps that send
+        it.
+        """
+        audience: Channel = local_channel.audience
+        answer = success = b""
+        for ticket in tickets:
+            connection: Connection = ticket.owner
+            try:
+                self.pending.answered(connection, local_channel.channel)
+                if ticket.wants is not None or self._may_replay(local_channel, connection):
+                    if self.debugging.any:
+                        self.debugging.subscribed(connection, local_channel.channel)
+                    success = success or self._success(local_channel)
+                    self.replayer.attach(local_channel, ticket, cached, total, success)
+                    continue
+                answer = answer or self._answer(local_channel, cached, total)
+                audience.add(connection)
+                self._greet(local_channel, connection, answer)
+            except Exception as fault:
+                self._attaching_failed(local_channel, connection, ticket.user, fault)
+
+    def _greet(self, local_channel: LocalChannel, connection: Connection, answer: bytes) -> None:
+        if self.debugging.any:
+            self.debugging.subscribed(connection, local_channel.channel)
+        connection.send(answer)
+        effects = connection.session.joined(local_channel.channel)
+        if effects:
+            self.perform(connection, effects)
+
+    def _attaching_failed(
+        self, local_channel: LocalChannel, connection: Connection, user: str | None, fault: Exception
+    ) -> None:
+        """The connection counts as a subscriber and wasn't answered: close it, so that it counts no longer."""
+        _report(connection, fault)
+        readers = local_channel.audience.readers
+        if connection not in local_channel.audience and (readers is None or connection not in readers):
+            self.registry.leave(local_channel.app_id, local_channel.channel, user)
+        connection.abort()
+
+    @staticmethod
+    def _may_replay(local_channel: LocalChannel, connection: Connection) -> bool:
+        """Whether new subscribers may get earlier messages without asking."""
+        rule = local_channel.rule
+        if local_channel.history is None or rule is None:
+            return False
+        return bool(rule.replay or rule.replay_seconds or connection.session.app.user_resume_s)
+
+    def _answer(self, local_channel: LocalChannel, cached: bytes | None, total: int | None) -> bytes:
+        """Success, then the cached event or its miss, then the count, as one piece (protocol/README.md "Subscribing",
+        "Cache channels", "Subscription counts")."""
+        answer = self._success(local_channel)
+        if cached:
+            answer += _frame.frame_of(cached, local_channel.audience.name)[0]
+        elif cached is not None:
+            answer += _frame.text(frames.cache_miss(local_channel.channel))
+        if total is not None:
+            answer += _frame.text(frames.subscription_count(local_channel.channel, total))
+        return answer
+
+    def refused(self, local_channel: LocalChannel, ticket: Ticket, reason: str) -> None:
+        connection: Connection = ticket.owner
+        self.pending.answered(connection, local_channel.channel)
+        if reason == "channels":
+            self.channels_refused += 1
+        self.perform(connection, connection.session.refused(local_channel.channel, reason, monotonic()))
+        if reason == "unavailable":
+            connection.shut(4100, "the subscription could not be confirmed in time; connect again")
+
+    def withdrawn(self, ticket: Ticket) -> None:
+        self.pending.withdrawn_answered(ticket.owner)
+
+    def member_added(self, local_channel: LocalChannel, user: str, info: bytes) -> None:
+        self._post(local_channel, frames.member_added(local_channel.channel, user, info))
+
+    def member_removed(self, local_channel: LocalChannel, user: str) -> None:
+        self._post(local_channel, frames.member_removed(local_channel.channel, user))
+
+    def counted(self, local_channel: LocalChannel, total: int) -> None:
+        self._post(local_channel, frames.subscription_count(local_channel.channel, total))
+        audience: Channel = local_channel.audience
+        if audience.readers is not None:
+            self.replayer.counted(audience.readers, total)
+
+    def _post(self, local_channel: LocalChannel, payload: bytes) -> None:
+        """Send a frame that isn't an event to all subscribers, those with a replay included."""
+        if self.debugging.any:
+            self.debugging.posted(local_channel, payload)
+        audience: Channel = local_channel.audience
+        frame = _frame.text(payload)
+        audience.post(frame)
+        if audience.readers is not None:
+            audience.readers.post(frame)
+
+    def event(self, local_channel: LocalChannel, payload: bytes) -> None:
+        audience = local_channel.audience
+        if audience.readers is None:
+            frame, skip_hi, skip_lo, trace = _frame.frame_and_trace(payload, audience.name)
+            count = audience.post(frame, skip_hi, skip_lo)
+        else:
+            count = self.replayer.event(local_channel, payload)
+            trace = _frame.trace_of(payload)
+        if self.debugging.any:
+            self.debugging.event(local_channel, payload, count)
+        sent = self.events_sent
+        sent[local_channel.app_id] = sent.get(local_channel.app_id, 0) + count
+        if trace is not None:
+            self.tracing.posted(trace, local_channel.app_id, local_channel.channel, audience, count)
+
+    def console(self, local_channel: LocalChannel, payload: bytes) -> None:
+        # `c <channel>`, a line feed, then that channel's event (cluster/README.md "Topics and envelopes").
+        head, _, envelope = payload.partition(b"\n")
+        _, _, hi, lo, _, user, event, data = _frame.envelope(envelope)
+        sender = user.decode() if user is not None else None
+        skip = f"{hi}.{lo}" if hi or lo else None
+        self._post(local_channel, frames.console(head[2:].decode(), event.decode(), data.decode(), sender, skip))
+
+    def lost(self, local_channel: LocalChannel) -> None:
+        self.replayer.lost(local_channel)
+
+    def dropped(self, local_channel: LocalChannel) -> None:
+        local_channel.audience = None
+
+    def user_state(self, app_id: str, user_id: str, online: bool) -> None:
+        self.users.watchlists.user_state(app_id, user_id, online)
+
+    def admitted(self, ticket: Ticket) -> None:
+        self.admission.admitted(ticket)
+
+    def turned_away(self, ticket: Ticket, code: int) -> None:
+        self.admission.turned_away(ticket, code)
+
+    @staticmethod
+    def _success(local_channel: LocalChannel, epoch: str | None = None, offset: int | None = None) -> bytes:
+        presence = local_channel.roster.snapshot() if local_channel.roster is not None else None
+        return _frame.text(frames.subscription_succeeded(local_channel.channel, presence, epoch=epoch, offset=offset))
+
+    # -- what the rest of the worker asks ------------------------------------------------------------------
+
+    def close_socket(self, app_id: str, socket_id: str) -> int:
+        """Close the connection with this id. Returns how many were closed, 0 or 1.
+
+        Searches the app's connections: it is rarely called, and a map would cost each connection 100 bytes.
+        """
+        hi, _, lo = socket_id.partition(".")
+        # int() refuses very long texts.
+        if not (hi.isdecimal() and lo.isdecimal()) or len(socket_id) > 40 or max(int(hi), int(lo)) >= 1 << 64:
+            return 0
+        connection = self.everyone.find(app_id, int(hi), int(lo))
+        if connection is None:
+            return 0
+        connection.shut(4009, "the connection was closed by the app")
+        return 1
+
+
+def _report(connection: Connection, fault: Exception) -> None:
+    """An exception of ours in what concerns one connection, which must not stop what concerns others."""
+    context = {"message": "exception in the service of a connection", "exception": fault, "protocol": connection}
+    asyncio.get_running_loop().call_exception_handler(context)

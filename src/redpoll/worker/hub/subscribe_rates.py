@@ -1,0 +1,41 @@
+"""Limits how fast the connections of one client address subscribe.
+
+One connection has limits of its own, but a client may open thousands of connections, and may close them instead of
+unsubscribing. Addresses are counted in the slots of ingress/addresses.py, so a limit is shared by the addresses of a
+slot, and connections without a known address have no limit.
+"""
+
+from array import array
+from typing import Final
+
+from redpoll.worker.hub.addresses import SLOTS, factor_of
+
+__all__ = ["SubscribeRates"]
+
+# An office whose clients all reconnect subscribes to everything at once.
+BURST_S: Final = 60.0
+
+
+class SubscribeRates:
+    """`per_s` subscribes per second for each address, and those of BURST_S at once; ten times as many for an address
+    that clients may share. 0: no limit. `refused` counts those beyond it."""
+
+    def __init__(self, per_s: float = 0.0) -> None:
+        self.per_s = per_s
+        self.refused = 0
+        # By slot: when the address has its whole burst again, on the clock of the caller. 512 KiB, once it is needed.
+        self._full_at: array[float] | None = None
+
+    def take(self, slot: int, now: float) -> bool:
+        """Counts a subscribe of a connection in `slot` at `now` (monotonic seconds). False: it is beyond the limit."""
+        if not self.per_s:
+            return True
+        full_at = self._full_at
+        if full_at is None:
+            full_at = self._full_at = array("d", bytes(8 * SLOTS))
+        waits_s = max(full_at[slot] - now, 0.0)
+        if waits_s > BURST_S:
+            self.refused += 1
+            return False
+        full_at[slot] = now + waits_s + 1.0 / (self.per_s * factor_of(slot))
+        return True

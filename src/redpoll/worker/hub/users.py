@@ -1,0 +1,102 @@
+"""Which of this worker's connections are signed in, and as which user (protocol/README.md "Users and watchlists").
+
+A user is signed in while at least one connection is, on any worker; the registry gets each sign-in and sign-out.
+Being a member of a presence channel doesn't sign a user in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from redpoll._fanout import Audience, Flusher
+from redpoll.protocol.apps import App
+from redpoll.worker.hub.watchlists import Watchlists
+
+if TYPE_CHECKING:
+    from redpoll.cluster.membership.registry import Registry
+    from redpoll.worker.hub.connection import Connection
+
+__all__ = ["Users"]
+
+# When an app turns watchlists on, so many are handled at a time; other clients are served in between.
+_LISTS_A_SLICE = 50
+
+
+class Users:
+    """This worker's map from user to connections, by app."""
+
+    def __init__(self, flusher: Flusher) -> None:
+        self.registry: Registry
+        self.watchlists = Watchlists(flusher)
+        self._flusher = flusher
+        # An audience adds and discards in O(1) and takes less than half of a set's memory.
+        self._connections: dict[tuple[str, str], Audience] = {}
+        # The watchlists that clients asked for, in apps without watchlists too: an operator may turn them on.
+        self._wanted: dict[Connection, tuple[str, ...]] = {}
+        self._to_switch: deque[Connection] = deque()
+
+    def attach(self, registry: Registry) -> None:
+        self.registry = self.watchlists.registry = registry
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def signed_in(self, connection: Connection, user_id: str, watchlist: tuple[str, ...]) -> None:
+        """`connection` signed in as this user. A second sign-in replaces only the watchlist."""
+        app = connection.session.app
+        audience = self._connections.get((app.id, user_id))
+        if audience is None:
+            audience = self._connections[app.id, user_id] = Audience(self._flusher)
+        # Before the watchlist, so that users who watch themselves are online.
+        if audience.add(connection):
+            self.registry.sign_in(app, user_id)
+        if watchlist:
+            self._wanted[connection] = watchlist
+        else:
+            self._wanted.pop(connection, None)
+        if app.watchlist:
+            self.watchlists.replace(connection, app.id, watchlist)
+
+    def closed(self, connection: Connection) -> None:
+        """`connection` closed, so its user has one connection less. Idempotent."""
+        user_id = connection.session.user_id
+        if user_id is None:
+            return
+        self._wanted.pop(connection, None)
+        self.watchlists.drop(connection)
+        key = (connection.session.app.id, user_id)
+        audience = self._connections.get(key)
+        if audience is not None and audience.discard(connection):
+            if not len(audience):
+                del self._connections[key]
+            self.registry.sign_out(*key)
+
+    def app_changed(self, old: App, new: App) -> None:
+        """The app's record changed. If watchlists were turned on or off, open connections follow."""
+        if old.watchlist is new.watchlist:
+            return
+        idle = not self._to_switch
+        self._to_switch.extend(connection for connection in self._wanted if connection.session.app.id == new.id)
+        if idle and self._to_switch:
+            self._switch_some()
+
+    def _switch_some(self) -> None:
+        for _ in range(min(_LISTS_A_SLICE, len(self._to_switch))):
+            connection = self._to_switch.popleft()
+            # The connection may have closed, or the setting changed again.
+            wanted = self._wanted.get(connection)
+            if wanted is not None:
+                app = connection.session.app
+                self.watchlists.replace(connection, app.id, wanted if app.watchlist else ())
+        if self._to_switch:
+            asyncio.get_running_loop().call_soon(self._switch_some)
+
+    def terminate(self, app_id: str, user_id: str) -> int:
+        """Close the connections that are signed in as this user (protocol/README.md "Users and watchlists"). Returns
+        their number. Presence members with that id are not affected."""
+        connections = list(self._connections.get((app_id, user_id), ()))
+        for connection in connections:
+            connection.shut(4009, "the user's connections were terminated by the app")
+        return len(connections)

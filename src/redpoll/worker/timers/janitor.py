@@ -1,0 +1,263 @@
+"""The worker's timers.
+
+A wheel holds one deadline per connection: for a complete request head, for the next sign of life, or for the answer to
+our Close frame. Queues hold a second deadline for clients that must sign in. The janitor also measures the event
+loop's lag and triggers the statistics that go to Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from redpoll import _engine, _frame
+from redpoll._wheel import Wheel
+from redpoll.config.config import Settings
+from redpoll.loop.loop_lag import LoopLag
+from redpoll.protocol import frames
+from redpoll.worker.timers.backpressure import Backpressure
+
+if TYPE_CHECKING:
+    from redpoll.worker.hub.connection import Connection
+
+__all__ = ["STATS_EVERY_TICKS", "Janitor"]
+
+# Deadlines are kept to a quarter of a second.
+TICK_S = 0.25
+_SLOTS = 1024
+# How long a client may take to read its unsent frames and to answer our Close frame (RFC 6455 7.1.1).
+_CLOSE_TIMEOUT_S = 5.0
+# Connections closed per tick because they didn't sign in; a crowd of them must not delay other clients.
+_MAX_EXPIRED_A_TICK = 500
+STATS_EVERY_TICKS = round(5.0 / TICK_S)
+
+
+class _Ping:
+    """Connections that were pinged together. `answered` is set when none is left in `missing`."""
+
+    __slots__ = ("answered", "missing")
+
+    def __init__(self, connections: Iterable[Connection]) -> None:
+        self.missing = set(connections)
+        self.answered = asyncio.Event()
+
+    def discard(self, connection: Connection) -> None:
+        self.missing.discard(connection)
+        if not self.missing:
+            self.answered.set()
+
+
+class Janitor:
+    """All timers of a worker. `stats` is called every 5 s, `on_tick` and `backpressure.check` four times a second."""
+
+    def __init__(self, settings: Settings, stats: Callable[[], None], backpressure: Backpressure) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._stats = stats
+        self._backpressure = backpressure
+        self._wheel = Wheel(_SLOTS)
+        # Not 0, so that there is a tick before it (`ping`).
+        self._tick = 1
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.head_timeout_s = settings.head_timeout_s
+        self._head_ticks = _ticks(settings.head_timeout_s)
+        self._silent_ticks = _ticks(settings.activity_timeout_s)
+        self._pong_ticks = _ticks(settings.pong_timeout_s)
+        # Two pings: browsers answer the WebSocket's without their page, old clients only the protocol's.
+        self._ping = _frame.text(frames.ping()) + _frame.ping(b"")
+        # Connections that have yet to sign in or to enter a private or presence channel, with their deadlines; one
+        # queue per timeout, so the first in a queue is due first. Connections of other apps aren't here.
+        self._unauthorised: dict[int, dict[Connection, int]] = {}
+        self._pings: dict[Connection, list[_Ping]] = {}
+        self.loop_lag = LoopLag()
+        self.head_late: Callable[[Connection], None]
+        self.http_late: Callable[[Connection], None]
+        self.on_tick: Callable[[], None]
+
+    def start(self) -> None:
+        _engine.set_tick(self._tick)
+        self.loop_lag.start()
+        self._arm()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.loop_lag.stop()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run `work` as a task. An exception goes to the loop's exception handler."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- a connection's deadlines --------------------------------------------------------------------------
+
+    def arrived(self, connection: Connection) -> None:
+        self._wheel.put(connection, self._tick + self._head_ticks)
+
+    def http_waits(self, connection: Connection, seconds: float) -> None:
+        """Call `http_late` for this HTTP connection after that long."""
+        self._wheel.put(connection, self._tick + _ticks(seconds))
+
+    def opened(self, connection: Connection) -> None:
+        self._wheel.put(connection, self._tick + self._silent_ticks)
+        self._expect_sign_in(connection, connection.session.app.user_authentication_timeout_s)
+
+    def closing(self, connection: Connection) -> None:
+        self._wheel.put(connection, self._tick + _ticks(_CLOSE_TIMEOUT_S))
+        self._forget_sign_in(connection)
+        self._answered(connection)
+        self._backpressure.closing(connection)
+
+    def http_closing(self, connection: Connection) -> None:
+        """As `closing`, for a connection that never became a WebSocket."""
+        self._wheel.put(connection, self._tick + _ticks(_CLOSE_TIMEOUT_S))
+        self._backpressure.closing(connection)
+
+    def departed(self, connection: Connection) -> None:
+        self._wheel.drop(connection)
+        self._forget_sign_in(connection)
+        self._answered(connection)
+
+    def silent_s(self, connection: Connection) -> float:
+        """How long ago bytes last came from it, rounded up."""
+        return (self._tick - connection.heard_tick + 1) * TICK_S
+
+    async def ping(self, connections: Sequence[Connection], ping: bytes, timeout_s: float) -> list[Connection]:
+        """Ping connections. Returns those that are open and from which no bytes came within `timeout_s`.
+
+        Returns early when all have answered or closed.
+        """
+        connections = [connection for connection in connections if connection.state == _engine.OPEN]
+        if not connections:
+            return []
+        # Bytes that came in this tick, before the ping, don't count.
+        tick = self._tick
+        pinged = _Ping(connections)
+        for connection in connections:
+            connection.heard_tick = min(connection.heard_tick, tick - 1)
+            connection.awaits_pong = True
+            self._pings.setdefault(connection, []).append(pinged)
+            connection.send(ping)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await pinged.answered.wait()
+        except TimeoutError:
+            for connection in pinged.missing:
+                self._forget_ping(connection, pinged)
+        # A later ping may have lowered `heard_tick` of a connection that answered this one.
+        return [
+            connection
+            for connection in connections
+            if connection in pinged.missing and connection.state == _engine.OPEN and connection.heard_tick < tick
+        ]
+
+    def pong_received(self, connection: Connection) -> None:
+        """Called for the first pong after `awaits_pong` was set."""
+        self._answered(connection)
+
+    def _answered(self, connection: Connection) -> None:
+        for ping in self._pings.pop(connection, ()):
+            ping.discard(connection)
+
+    def _forget_ping(self, connection: Connection, ping: _Ping) -> None:
+        pings = self._pings[connection]
+        pings.remove(ping)
+        if not pings:
+            del self._pings[connection]
+
+    def sign_in_timeout_changed(self, connection: Connection) -> None:
+        """This connection's app has another `user_authentication_timeout_s`; it counts from now on."""
+        self._forget_sign_in(connection)
+        if not connection.session.authorised:
+            self._expect_sign_in(connection, connection.session.app.user_authentication_timeout_s)
+
+    def _expect_sign_in(self, connection: Connection, timeout_s: float) -> None:
+        if timeout_s > 0:
+            # One tick more: the present one has begun, and no client may be closed early.
+            ticks = _ticks(timeout_s) + 1
+            self._unauthorised.setdefault(ticks, {})[connection] = self._tick + ticks
+
+    def _forget_sign_in(self, connection: Connection) -> None:
+        for ticks, queue in self._unauthorised.items():
+            if queue.pop(connection, None) is not None:
+                if not queue:
+                    del self._unauthorised[ticks]
+                return
+
+    def _close_unauthorised(self) -> None:
+        for ticks, queue in list(self._unauthorised.items()):
+            late: list[Connection] = []
+            for connection, deadline in queue.items():
+                if deadline > self._tick or len(late) == _MAX_EXPIRED_A_TICK:
+                    break
+                late.append(connection)
+            for connection in late:
+                del queue[connection]
+            if not queue:
+                del self._unauthorised[ticks]
+            for connection in late:
+                timeout_s = connection.session.app.user_authentication_timeout_s
+                # If the timeout was changed a moment ago, the connection is about to get its new deadline.
+                if not connection.session.authorised and timeout_s > 0 and _ticks(timeout_s) + 1 == ticks:
+                    connection.shut(4009, f"neither signed in nor in a private channel within {_seconds(ticks)} s")
+
+    def _due(self, connection: Connection) -> None:
+        state = connection.state
+        if state == _engine.OPEN:
+            self._check_idle(connection)
+        elif state == _engine.HTTP:
+            self.http_late(connection)
+        elif state == _engine.HEAD:
+            self.head_late(connection)
+        elif state == _engine.CLOSING:
+            connection.abort()
+
+    def _check_idle(self, connection: Connection) -> None:
+        """Ping after `activity_timeout_s` without bytes, close after `pong_timeout_s` more (protocol/README.md
+        "Connecting")."""
+        if self._backpressure.unsettled:
+            # No client is read now. Time in which we were not reading doesn't count as idle.
+            self._wheel.put(connection, self._tick + self._silent_ticks)
+            return
+        silent = self._tick - connection.heard_tick
+        if silent < self._silent_ticks:
+            self._wheel.put(connection, self._tick + self._silent_ticks - silent)
+        elif silent < self._silent_ticks + self._pong_ticks:
+            connection.send(self._ping)
+            self._wheel.put(connection, self._tick + self._pong_ticks)
+        else:
+            connection.shut(4201, "Pong reply not received in time")
+
+    # -- ticks --------------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        self._timer = self.loop.call_later(TICK_S, self._advance)
+
+    def _advance(self) -> None:
+        # One tick, however late: time in which the loop stood still doesn't count as idle.
+        self._tick += 1
+        _engine.set_tick(self._tick)
+        self._arm()
+        self._backpressure.check(self._tick)
+        if self._unauthorised:
+            self._close_unauthorised()
+        for connection in self._wheel.advance(self._tick):
+            try:
+                self._due(connection)
+            except Exception as error:
+                # The others' deadlines are out of the wheel, too, and no one would look at them again.
+                self.loop.call_exception_handler({"message": "a deadline was not carried out", "exception": error})
+        self.on_tick()
+        if self._tick % STATS_EVERY_TICKS == 0:
+            self._stats()
+
+
+def _seconds(ticks: int) -> str:
+    return f"{(ticks - 1) * TICK_S:g}"
+
+
+def _ticks(seconds: float) -> int:
+    return max(1, round(seconds / TICK_S))

@@ -1,0 +1,95 @@
+import asyncio
+
+import hiredis
+import pytest
+
+from redpoll.cluster.redis.link import Link, LinkDown
+from redpoll.cluster.redis.scripts import BURY
+
+
+async def test_several_commands_are_asked_together(link):
+    assert await link.ask_all([(b"ECHO", b"%d" % number) for number in range(300)]) == [b"%d" % n for n in range(300)]
+    assert await link.ask_all([]) == []
+    with pytest.raises(hiredis.ReplyError):
+        await link.ask_all([(b"INCR", b"n"), (b"NONSENSE",), (b"ALSO NONSENSE",), (b"INCR", b"n")])
+    assert await link.ask_all([(b"GET", b"n")]) == [b"2"]
+    answers = asyncio.ensure_future(link.ask_all([(b"PING",), (b"PING",)]))
+    await asyncio.sleep(0)
+    link.drop("for the test")
+    with pytest.raises(LinkDown):
+        await answers
+    assert link.unanswered == 0
+
+
+async def test_subscribe_refused_by_acl_ends_with_its_error_and_shifts_no_answer(link, redis):
+    await link.ask(b"ACL", b"SETUSER", b"limited", b"on", b">pw", b"~*", b"+@all", b"&allowed:*")
+    limited = Link(f"unix://limited:pw@{redis.path}")
+    limited.start()
+    await limited.wait_up()
+    outcomes = []
+    limited.subscribe([b"allowed:a"], outcomes.append)
+    limited.subscribe([b"forbidden"], outcomes.append)
+    limited.subscribe([b"allowed:b", b"allowed:c"], outcomes.append)
+    assert await limited.ask(b"ECHO", b"x") == b"x"
+    assert outcomes[0] is None
+    assert isinstance(outcomes[1], hiredis.ReplyError)
+    assert outcomes[2] is None
+    await limited.close()
+    await link.ask(b"ACL", b"DELUSER", b"limited")
+
+
+async def test_scripts_are_loaded_on_every_connection_and_after_noscript(link):
+    await link.ask(b"SCRIPT", b"FLUSH")
+    assert await link.execute(BURY, (b"nothing",)) == 1
+
+
+async def test_broken_connection_ends_pending_calls_and_is_replaced(link):
+    downs, ups, outcomes = [], [], []
+    link.on_down = downs.append
+    link.on_up = lambda: ups.append(link.up)
+    link.call(b"PING", done=outcomes.append)
+    link.flush()
+    link.call(b"PING", done=outcomes.append)
+    link.drop("for the test")
+    assert downs == ["for the test"]
+    assert [outcome.sent for outcome in outcomes] == [True, False]
+    with pytest.raises(LinkDown):
+        await link.ask(b"PING")
+    async with asyncio.timeout(60):
+        await link.wait_up()
+    assert ups == [True]
+    assert await link.ask(b"PING") == b"PONG"
+    assert link.reconnects == 1
+
+
+async def test_connection_closed_by_redis_is_replaced(link, wait_until):
+    downs = []
+    link.on_down = downs.append
+    me = await link.ask(b"CLIENT", b"ID")
+    link.call(b"CLIENT", b"KILL", b"ID", me, b"SKIPME", b"no")
+    await wait_until(lambda: link.connects == 2)
+    assert len(downs) == 1
+    assert await link.ask(b"PING") == b"PONG"
+
+
+async def test_link_reconnects_to_a_restarted_redis(own_redis, wait_until):
+    link = Link(own_redis.url, first_delay_s=0.01, max_delay_s=0.05)
+    link.start()
+    await link.wait_up()
+    await link.ask(b"SET", b"k", b"v")
+    own_redis.kill()
+    await wait_until(lambda: not link.up)
+    own_redis.start()
+    await wait_until(lambda: link.up)
+    assert await link.ask(b"GET", b"k") == b"v"
+    await link.close()
+
+
+async def test_closed_link_stays_closed(redis, wait_until):
+    link = Link(redis.url, first_delay_s=0.001, max_delay_s=0.001)
+    link.start()
+    await link.wait_up()
+    await link.close()
+    with pytest.raises(LinkDown):
+        await link.ask(b"PING")
+    assert not link.up

@@ -1,0 +1,62 @@
+"""Which master has which shard, as the nodes of a real Cluster say."""
+
+import pytest
+
+from redpoll.cluster.redis.keys import SHARDS
+from redpoll.cluster.redis.slot_map import SlotMap
+from redpoll.config.redis_url import RedisUrl
+from sentinel import redis_cluster
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    # A node that stops for a moment isn't replaced.
+    with redis_cluster(node_timeout_ms=60_000) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def _patient_with_nodes(monkeypatch):
+    monkeypatch.setattr("redpoll.cluster.redis.slot_map._ANSWER_WITHIN_S", 60.0)
+
+
+async def test_map_names_the_master_of_each_shard(cluster):
+    slots = SlotMap(RedisUrl.parse(cluster.url))
+    masters = await slots.read()
+    assert len(masters) == SHARDS
+    # Shards are in the order of their slots, and the masters have equal shares.
+    assert sorted(masters.count(("127.0.0.1", node.port)) for node in cluster.nodes[:3]) == [21, 21, 22]
+    assert masters == tuple(sorted(masters, key=masters.index))
+    await slots.close()
+
+
+async def test_one_node_in_the_url_suffices_but_two_nodes_must_agree(cluster):
+    one = SlotMap(RedisUrl.parse(f"redis+cluster://127.0.0.1:{cluster.nodes[3].port}"))
+    assert len(await one.read()) == SHARDS
+    assert len(one._nodes) >= 4
+    await one.close()
+    alone = SlotMap(RedisUrl.parse(f"redis+cluster://127.0.0.1:{cluster.nodes[0].port},127.0.0.1:1"))
+    # The second host isn't a node of this cluster, so only one answers. Then the answer names the others.
+    with pytest.raises(OSError, match="agree"):
+        await alone.read()
+    assert len(await alone.read()) == SHARDS
+    await alone.close()
+
+
+async def test_nodes_that_the_cluster_no_longer_has_are_forgotten(cluster):
+    slots = SlotMap(RedisUrl.parse(cluster.url))
+    # It was a node of this cluster once. Now its address may be another cluster's.
+    stranger = ("127.0.0.1", 1)
+    slots._nodes.add(stranger)
+    masters = await slots.read()
+    assert stranger not in slots._nodes | slots._clients.keys()
+    assert set(masters) <= slots._nodes
+    assert await slots.read() == masters
+    await slots.close()
+
+
+def test_nodes_have_the_credentials_and_files_of_the_url():
+    slots = SlotMap(RedisUrl.parse("rediss+cluster://us%40r:p%3Aw@a,b?ssl_ca_certs=/ca.pem"))
+    node = RedisUrl.parse(slots.url_of(("::1", 7)))
+    assert (node.hosts, node.username, node.password) == ((("::1", 7),), "us@r", "p:w")
+    assert (node.tls, node.ca_file, node.cluster) == (True, "/ca.pem", False)

@@ -1,0 +1,499 @@
+"""Settings from flags, environment and file: precedence, checks and error messages."""
+
+import base64
+import os
+from pathlib import Path
+
+import pytest
+
+from certs import self_signed
+from redpoll.config.config import TABLE, ConfigError, Settings, load
+from redpoll.config.redis_url import RedisUrl
+
+
+def faults_of(flags=None, environment=None, config_path=None) -> dict[str, str]:
+    """The text of every fault by its path."""
+    with pytest.raises(ConfigError) as caught:
+        load(flags or {}, environment or {}, config_path)
+    return {fault.path: fault.text for fault in caught.value.faults}
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "redpoll.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_defaults_apply_without_any_settings():
+    settings, warnings = load({}, {})
+    assert (settings.host, settings.port) == ("0.0.0.0", 6001)
+    assert (settings.control_host, settings.control_port) == ("127.0.0.1", 9601)
+    assert settings.workers == len(os.sched_getaffinity(0))
+    assert warnings == []
+
+
+def test_flag_overrides_environment_overrides_file_overrides_default(tmp_path):
+    path = written(tmp_path, 'host = "10.0.0.1"\nport = 1001\ncontrol_port = 1002\n')
+    environment = {"REDPOLL_PORT": "2001", "REDPOLL_CONTROL_PORT": "2002"}
+    settings, _ = load({"control_port": "3002", "host": None}, environment, path)
+    assert (settings.host, settings.port, settings.control_port) == ("10.0.0.1", 2001, 3002)
+    assert settings.control_host == "127.0.0.1"
+
+
+def test_environment_can_name_the_file(tmp_path):
+    settings, _ = load({}, {"REDPOLL_CONFIG": written(tmp_path, "port = 7001")})
+    assert settings.port == 7001
+
+
+def test_seconds_in_the_environment_can_have_decimals():
+    settings, _ = load({}, {"REDPOLL_PONG_TIMEOUT_S": "1.5", "REDPOLL_ACTIVITY_TIMEOUT_S": "30"})
+    assert (settings.pong_timeout_s, settings.activity_timeout_s) == (1.5, 30.0)
+
+
+def test_whole_seconds_in_the_file_are_accepted(tmp_path):
+    settings, _ = load({}, {}, written(tmp_path, "shutdown_grace_s = 20"))
+    assert settings.shutdown_grace_s == 20.0
+
+
+def test_soketi_and_pusher_variables_are_accepted():
+    environment = {
+        "SOKETI_PORT": "6002",
+        "SOKETI_METRICS_SERVER_PORT": "9602",
+        "SOKETI_SHUTDOWN_GRACE_PERIOD": "3500",  # soketi counts milliseconds
+        "REDIS_URL": "redis://cache:6379/1",
+        "SOKETI_DEFAULT_APP_ID": "12",
+        "SOKETI_DEFAULT_APP_KEY": "app-key",
+        "SOKETI_DEFAULT_APP_SECRET": "app-secret",
+    }
+    settings, warnings = load({}, environment)
+    assert (settings.port, settings.control_port, settings.shutdown_grace_s) == (6002, 9602, 3.5)
+    assert settings.redis_url == "redis://cache:6379/1"
+    assert (settings.app_id, settings.app_key, settings.app_secret) == ("12", "app-key", "app-secret")
+    assert warnings == []
+
+
+def test_reverb_variables_are_accepted():
+    environment = {
+        "REVERB_SERVER_HOST": "127.0.0.1",
+        "REVERB_SERVER_PORT": "8080",
+        "REVERB_HOST": "ws.example.com",  # where clients connect, not where the server listens
+        "REVERB_PORT": "443",
+        "REVERB_APP_ID": "my-app",
+        "REVERB_APP_KEY": "key",
+        "REVERB_APP_SECRET": "secret",
+        "PUSHER_APP_ID": "1",
+    }
+    settings, warnings = load({}, environment)
+    assert (settings.host, settings.port, settings.app_id) == ("127.0.0.1", 8080, "my-app")
+    assert warnings == []
+
+
+def test_path_prefix_is_written_with_one_slash_before_it():
+    for text in ("live", "/live", "/live/"):
+        assert load({}, {"REVERB_SERVER_PATH": text})[0].path_prefix == "/live"
+    assert load({}, {"SOKETI_PATH_PREFIX": "/"})[0].path_prefix == ""
+    assert list(faults_of(environment={"REDPOLL_PATH_PREFIX": "/a b"})) == ["REDPOLL_PATH_PREFIX"]
+
+
+def test_own_variable_overrides_an_alias():
+    settings, _ = load({}, {"SOKETI_PORT": "1", "REDPOLL_PORT": "2"})
+    assert settings.port == 2
+
+
+def test_app_values_come_from_one_family_of_variables():
+    environment = {"PUSHER_APP_ID": "1", "PUSHER_APP_KEY": "k", "PUSHER_APP_SECRET": "s"}
+    settings, _ = load({}, environment)
+    assert (settings.app_id, settings.app_key, settings.app_secret) == ("1", "k", "s")
+    # A key of this server doesn't work with the id and secret of an account at Pusher.
+    faults = faults_of(environment=environment | {"REDPOLL_APP_KEY": "mine"})
+    assert list(faults) == ["REDPOLL_APP_ID (app_id), REDPOLL_APP_SECRET (app_secret)"]
+
+
+@pytest.mark.parametrize("missing", ["ID", "KEY", "SECRET"])
+def test_incomplete_app_is_a_fault(missing):
+    environment = {"REDPOLL_APP_ID": "1", "REDPOLL_APP_KEY": "k", "REDPOLL_APP_SECRET": "s"}
+    del environment[f"REDPOLL_APP_{missing}"]
+    (path,) = faults_of(environment=environment)
+    assert path.startswith(f"REDPOLL_APP_{missing} ")
+
+
+def test_app_can_be_in_the_file_and_its_secret_in_the_environment(tmp_path):
+    path = written(tmp_path, 'app_id = "9"\napp_key = "k"')
+    settings, _ = load({}, {"REDPOLL_APP_SECRET": "s"}, path)
+    assert (settings.app_id, settings.app_key, settings.app_secret) == ("9", "k", "s")
+
+
+@pytest.mark.parametrize("app_id", ["12a", "-1", "my_app.1", "a..b", "app-id", "1" * 64])
+def test_app_id_may_have_the_characters_of_other_servers(app_id):
+    settings, _ = load({}, {"REVERB_APP_ID": app_id, "REVERB_APP_KEY": "a.b", "REVERB_APP_SECRET": "s+/="})
+    assert (settings.app_id, settings.app_key, settings.app_secret) == (app_id, "a.b", "s+/=")
+
+
+@pytest.mark.parametrize("app_id", [".", "..", "a b", "a/b", "a:b", "a%b", "٣", "1" * 65])
+def test_app_id_that_would_break_paths_or_redis_keys_is_refused(app_id):
+    faults = faults_of(environment={"REDPOLL_APP_ID": app_id, "REDPOLL_APP_KEY": "k", "REDPOLL_APP_SECRET": "s"})
+    assert list(faults) == ["REDPOLL_APP_ID"]
+
+
+@pytest.mark.parametrize("text", ["a b", "a\n", "ä", 'a"b', "a$b", "a#b"])
+def test_keys_and_secrets_can_not_have_characters_with_a_meaning_in_settings_files(text):
+    faults = faults_of(environment={"REDPOLL_APP_ID": "1", "REDPOLL_APP_KEY": text, "REDPOLL_APP_SECRET": text})
+    assert set(faults) == {"REDPOLL_APP_KEY", "REDPOLL_APP_SECRET"}
+
+
+@pytest.mark.parametrize("key", ["a:b", "a/b", "a@b", "..", "k" * 129])
+def test_keys_can_not_have_characters_with_a_meaning_in_paths_and_signatures(key):
+    faults = faults_of(environment={"REDPOLL_APP_ID": "1", "REDPOLL_APP_KEY": key, "REDPOLL_APP_SECRET": "s"})
+    assert list(faults) == ["REDPOLL_APP_KEY"]
+
+
+def test_all_faults_are_reported_together_with_their_paths(tmp_path):
+    path = written(tmp_path, 'workers = "many"\npong_timeout_s = -1\nprot = 6001\n')
+    environment = {"REDPOLL_MAX_MESSAGE_BYTES": "64k", "REDPOLL_REDIS_URL": "http://cache"}
+    faults = faults_of({"port": "70000"}, environment, path)
+    assert set(faults) == {
+        "--port",
+        "REDPOLL_MAX_MESSAGE_BYTES",
+        "REDPOLL_REDIS_URL",
+        f"{path}: $.workers",
+        f"{path}: $.pong_timeout_s",
+        f"{path}: $.prot",
+    }
+    assert "<= 65535" in faults["--port"]
+    assert "'70000'" in faults["--port"]
+    assert "did you mean port?" in faults[f"{path}: $.prot"]
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e9", ""])
+def test_times_must_be_numbers_within_bounds(text):
+    if text == "":
+        assert load({}, {"REDPOLL_HEAD_TIMEOUT_S": text})[0].head_timeout_s == 10.0
+    else:
+        assert list(faults_of(environment={"REDPOLL_HEAD_TIMEOUT_S": text})) == ["REDPOLL_HEAD_TIMEOUT_S"]
+
+
+def test_wrong_secret_is_not_in_the_message(tmp_path):
+    faults = faults_of(config_path=written(tmp_path, "app_secret = 12345678"))
+    assert not any("12345678" in text for text in faults.values())
+
+
+def test_empty_variable_counts_as_not_set(tmp_path):
+    settings, _ = load({}, {"REDPOLL_PORT": "", "PUSHER_APP_ID": ""}, written(tmp_path, "port = 5000"))
+    assert (settings.port, settings.app_id) == (5000, "")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h",
+        "redis://:p%40@h:6380/3",
+        "redis://user:p@[::1]:6379",
+        "unix:///run/redis.sock",
+        "rediss://h",
+        "redis+sentinel://a,b:7/main?sentinel_password=x",
+        "redis+cluster://a,b:7",
+    ],
+)
+def test_redis_urls_are_accepted(url):
+    assert load({"redis_url": url}, {})[0].redis_url == url
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:6379", "redis://", "redis://h:port", "redis://h/db", "unix://redis.sock", "redis+proxy://h"]
+)
+def test_other_redis_urls_are_faults(url):
+    assert list(faults_of({"redis_url": url})) == ["--redis-url"]
+
+
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("mysql://user:hunter2@db/x", "must begin with postgresql://"),
+        ("postgresql://user:hunter2@db", "names no database"),
+        ("postgresql://user:hunter2@[db/x", "is not a URL"),
+    ],
+)
+def test_other_database_urls_are_faults_and_messages_omit_the_password(url, fault):
+    (text,) = faults_of({}, {"REDPOLL_DATABASE_URL": url}).values()
+    assert text.startswith(fault)
+    assert "hunter2" not in text
+
+
+def test_database_without_a_shared_redis_gives_a_warning():
+    settings = {"REDPOLL_DATABASE_URL": "postgresql://a:b@h1,h2/x?target_session_attrs=read-write&sslmode=verify-full"}
+    assert any("redis_url is not" in warning for warning in load({}, settings)[1])
+    assert load({}, {**settings, "REDPOLL_REDIS_URL": "redis://cache"})[1] == []
+
+
+@pytest.mark.parametrize("url", ["http://user:hunter2@cache", "redis://user:hunter2/@cache"])
+def test_message_about_a_redis_url_omits_the_password(url):
+    (text,) = faults_of({"redis_url": url}).values()
+    assert "hunter2" not in text
+
+
+def test_files_for_tls_with_redis_are_checked(tmp_path):
+    cert, key = map(str, self_signed(tmp_path))
+    url = {"redis_url": "rediss://h"}
+    settings, warnings = load({**url, "redis_ca_file": cert, "redis_cert_file": cert, "redis_key_file": key}, {})
+    assert RedisUrl.parse(settings.full_redis_url()).cert_file == cert
+    assert warnings == []
+    assert list(faults_of({**url, "redis_cert_file": cert})) == ["REDPOLL_REDIS_KEY_FILE (redis_key_file)"]
+    faults = faults_of({**url, "redis_ca_file": "/none", "redis_cert_file": cert, "redis_key_file": "/none"})
+    assert list(faults) == ["--redis-ca-file", "--redis-key-file"]
+    assert any("no TLS is used" in text for text in load({"redis_url": "redis://h", "redis_ca_file": cert}, {})[1])
+
+
+def test_public_and_control_port_must_differ():
+    assert "both 7000" in faults_of({"port": "7000", "control_port": "7000"})["--control-port"]
+    load({"port": "0", "control_port": "0"}, {})
+
+
+def test_missing_or_malformed_file_is_a_fault(tmp_path):
+    missing = str(tmp_path / "none.toml")
+    assert "No such file" in faults_of(config_path=missing)[missing]
+    broken = written(tmp_path, "port = = 1")
+    assert "not valid TOML" in faults_of(config_path=broken)[broken]
+
+
+def test_unknown_variable_is_a_warning_with_a_suggestion():
+    _, warnings = load({}, {"REDPOLL_WORKER": "4", "REDPOLL_DEBUG": "1", "OTHER": "x"})
+    assert warnings == ["REDPOLL_WORKER is not a setting; did you mean REDPOLL_WORKERS?"]
+
+
+def test_every_default_is_within_its_own_bounds():
+    for setting in TABLE:
+        if setting.default not in ("", (), None):
+            default = ",".join(map(str, setting.default)) if setting.is_list else str(setting.default)
+            load({}, {setting.variable: default})
+    assert Settings().port == 6001
+
+
+# -- lists, booleans, none
+
+
+@pytest.mark.parametrize("text", ["10.0.0.0/8,::1", " 10.0.0.0/8 , ::1 ,"])
+def test_lists_are_comma_separated_in_flags_and_environment(text):
+    assert load({}, {"REDPOLL_TRUSTED_PROXIES": text})[0].trusted_proxies == ("10.0.0.0/8", "::1")
+    assert load({"trusted_proxies": text}, {})[0].trusted_proxies == ("10.0.0.0/8", "::1")
+
+
+def test_each_item_of_a_list_of_seconds_is_checked(tmp_path):
+    assert load({}, {"REDPOLL_WEBHOOK_RETRY_AFTER_S": "0.1, 2,300"})[0].webhook_retry_after_s == (0.1, 2.0, 300.0)
+    written_so = written(tmp_path, "webhook_retry_after_s = [1, 2.5]")
+    assert load({}, {}, written_so)[0].webhook_retry_after_s == (1.0, 2.5)
+    faults = faults_of(environment={"REDPOLL_WEBHOOK_RETRY_AFTER_S": "10,0"})
+    assert "> 0.0 - at `$[1]`" in faults["REDPOLL_WEBHOOK_RETRY_AFTER_S"]
+
+
+def test_lists_are_arrays_in_the_file(tmp_path):
+    path = written(tmp_path, 'trusted_proxies = ["10.0.0.0/8", "::1"]')
+    assert load({}, {}, path)[0].trusted_proxies == ("10.0.0.0/8", "::1")
+    wrong = written(tmp_path, 'trusted_proxies = "10.0.0.0/8,::1"')
+    assert "Expected `array`" in faults_of(config_path=wrong)[f"{wrong}: $.trusted_proxies"]
+
+
+@pytest.mark.parametrize("variable", ["REDPOLL_TRUSTED_PROXIES", "REDPOLL_WEBHOOK_ALLOW_ADDRESSES"])
+@pytest.mark.parametrize("network", ["10.0.0.1/8", "10.0.0.0/33", "proxy.example", "10.0.0"])
+def test_malformed_network_is_a_fault(variable, network):
+    faults = faults_of(environment={variable: f"127.0.0.1,{network}"})
+    assert "is not an address or network" in faults[variable]
+    assert network.partition("/")[0] in faults[variable]
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("true", True), ("0", False), ("false", False)])
+def test_booleans_are_1_0_true_or_false(text, value):
+    assert load({}, {"REDPOLL_PROXY_PROTOCOL": text})[0].proxy_protocol is value
+
+
+def test_other_booleans_are_refused():
+    assert list(faults_of({"proxy_protocol": "v2"})) == ["--proxy-protocol"]
+
+
+def test_rate_limit_can_be_disabled():
+    assert load({}, {"REDPOLL_TRIGGER_RATE_PER_MINUTE": "0"})[0].trigger_rate_per_minute == 0
+    assert list(faults_of({"trigger_rate_per_minute": "-1"})) == ["--trigger-rate-per-minute"]
+
+
+# -- the key of encrypted channels
+
+
+def test_the_master_key_is_32_bytes_in_base64():
+    text = base64.b64encode(bytes(range(32))).decode()
+    assert load({}, {"REDPOLL_ENCRYPTION_MASTER_KEY": text})[0].master_key() == bytes(range(32))
+    assert load({}, {})[0].master_key() is None
+
+
+@pytest.mark.parametrize("text", ["c2hvcnQ=", "no base64!", "A" * 44, "hunter2"])
+def test_malformed_master_key_is_a_fault_that_does_not_repeat_it(text):
+    faults = faults_of(environment={"REDPOLL_ENCRYPTION_MASTER_KEY": text})
+    assert "is not 32 bytes in base64" in faults["REDPOLL_ENCRYPTION_MASTER_KEY"]
+    assert text not in faults["REDPOLL_ENCRYPTION_MASTER_KEY"]
+
+
+# -- TLS
+
+
+@pytest.fixture
+def tls(tmp_path):
+    """Variables of a server with a TLS port."""
+    cert, key = self_signed(tmp_path)
+    return {"REDPOLL_TLS_PORT": "0", "REDPOLL_TLS_CERT": str(cert), "REDPOLL_TLS_KEY": str(key)}
+
+
+def test_tls_port_with_certificate_and_key_is_accepted(tls):
+    settings, warnings = load({}, tls)
+    assert (settings.tls_port, settings.tls_cert, settings.tls_key) == (
+        0,
+        tls["REDPOLL_TLS_CERT"],
+        tls["REDPOLL_TLS_KEY"],
+    )
+    assert warnings == []
+
+
+def test_missing_or_empty_tls_port_is_none(tmp_path):
+    assert load({}, {})[0].tls_port is None
+    assert load({"tls_port": ""}, {}, written(tmp_path, "tls_port = 6002"))[0].tls_port is None
+    assert load({}, {}, written(tmp_path, 'tls_port = ""'))[0].tls_port is None
+
+
+def test_tls_port_out_of_bounds_is_a_fault():
+    assert "<= 65535" in faults_of({"tls_port": "70000"})["--tls-port"]
+    assert faults_of({"tls_port": "x"})["--tls-port"].startswith("Expected `int`, got `str`")
+
+
+def test_tls_port_without_certificate_and_key_is_two_faults():
+    faults = faults_of({"tls_port": "6002"})
+    assert list(faults) == ["REDPOLL_TLS_CERT (tls_cert)", "REDPOLL_TLS_KEY (tls_key)"]
+
+
+def test_soketi_certificate_without_a_tls_port_is_a_warning(tls):
+    _, warnings = load({}, {"SOKETI_SSL_CERT": tls["REDPOLL_TLS_CERT"], "SOKETI_SSL_KEY": tls["REDPOLL_TLS_KEY"]})
+    assert warnings == ["tls_cert or tls_key is set but tls_port is not: nothing is served over TLS"]
+
+
+def test_soketi_certificate_variables_work_with_a_tls_port(tls):
+    environment = {"SOKETI_SSL_CERT": tls["REDPOLL_TLS_CERT"], "SOKETI_SSL_KEY": tls["REDPOLL_TLS_KEY"]}
+    assert load({"tls_port": "0"}, environment)[0].tls_cert == tls["REDPOLL_TLS_CERT"]
+
+
+def test_unreadable_files_are_reported_with_their_paths(tls, tmp_path):
+    tls |= {"REDPOLL_TLS_CERT": str(tmp_path / "none.crt"), "REDPOLL_TLS_KEY": str(tmp_path)}
+    faults = faults_of(environment=tls)
+    assert "No such file" in faults["REDPOLL_TLS_CERT"]
+    assert "Is a directory" in faults["REDPOLL_TLS_KEY"]
+
+
+def test_the_key_of_another_certificate_is_a_fault(tls, tmp_path):
+    _, other_key = self_signed(tmp_path, "other")
+    faults = faults_of({"tls_key": str(other_key)}, tls)
+    assert "is not the key of the certificate" in faults["--tls-key"]
+
+
+def test_read_files_false_skips_the_certificate_files(tls):
+    tls |= {"REDPOLL_TLS_KEY": "/nowhere/key.pem"}
+    assert load({}, tls, read_files=False)[0].tls_key == "/nowhere/key.pem"
+
+
+def test_public_control_and_tls_port_must_differ(tls):
+    faults = faults_of({"port": "7000", "control_port": "7001"}, tls | {"REDPOLL_TLS_PORT": "7000"})
+    assert faults == {"REDPOLL_TLS_PORT": "public port and TLS port are both 7000; use different ports"}
+    faults = faults_of({"tls_port": "9601"}, tls)
+    assert "control port and TLS port are both 9601" in faults["--tls-port"]
+
+
+# -- webhooks and the dashboard
+
+
+def test_webhook_ca_file_is_checked(tmp_path, tls):
+    path = tls["REDPOLL_TLS_CERT"]
+    good = {"REDPOLL_WEBHOOK_CA_FILE": path}
+    assert load({}, good)[0].webhook_ca_file == path
+    for name, content, fault in (("empty.pem", "", "no PEM certificates"), ("gone.pem", None, "can't be read")):
+        wrong = tmp_path / name
+        if content is not None:
+            wrong.write_text(content)
+        given = {"REDPOLL_WEBHOOK_CA_FILE": str(wrong)}
+        assert fault in faults_of(environment=given)["REDPOLL_WEBHOOK_CA_FILE"]
+        assert load({}, given, read_files=False)[0].webhook_ca_file == str(wrong)
+
+
+@pytest.mark.parametrize("url", ["https://ws.example.com", "http://127.0.0.1:6001/", "https://[::1]:443"])
+def test_public_url_is_scheme_host_and_port(url):
+    assert load({}, {"REDPOLL_PUBLIC_URL": url})[0].public_url == url.rstrip("/")
+
+
+@pytest.mark.parametrize(
+    "url", ["ws.example.com", "wss://ws.example.com", "https://", "https://a/app", "https://a:x", "https://u@a", "//a"]
+)
+def test_other_public_urls_are_faults(url):
+    assert list(faults_of(environment={"REDPOLL_PUBLIC_URL": url})) == ["REDPOLL_PUBLIC_URL"]
+
+
+def test_short_admin_password_is_a_warning():
+    (warning,) = load({}, {"REDPOLL_ADMIN_PASSWORD": "secret"})[1]
+    assert warning == "admin_password has fewer than 12 characters and is easy to guess"
+    assert load({}, {"REDPOLL_ADMIN_PASSWORD": "correct horse battery"})[1] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ('redis_url = ["redis://:S3CRET@h"]', "redis_url"),
+        ('otel_endpoint = "ftp://user:S3CRET@h"', "otel_endpoint"),
+        ('otel_endpoint = "http://h:S3CRET/x"', "otel_endpoint"),
+        ('public_url = "https://h:S3CRET"', "public_url"),
+        ("database_url = 'postgresql://u:S3CRET@[h/d'", "database_url"),
+    ],
+)
+def test_no_fault_quotes_a_url_with_credentials(tmp_path, line, name):
+    file = tmp_path / "redpoll.toml"
+    file.write_text(line)
+    (text,) = faults_of({}, {}, str(file)).values()
+    assert "S3CRET" not in text
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [
+        ("postgresql://u:p@db/redpoll", True),
+        ("postgresql://u:p@db/redpoll?sslmode=require", True),
+        ("postgresql://u:p@db/redpoll?sslmode=verify-full", False),
+        ("postgresql://u:p@db,db2/redpoll?application_name=x&sslmode=verify-ca", False),
+        ("postgresql://u:p@127.0.0.1,[::1]:5433/redpoll", False),
+        ("postgresql://u:p@localhost,db/redpoll", True),
+        ("postgresql:///redpoll?host=/run/postgresql", False),
+        ("postgresql:///redpoll?host=::1", False),
+        ("postgresql:///redpoll?host=2001:db8::1", True),
+        ("postgresql://u@/redpoll?host=db", True),
+        ("postgresql:///redpoll", False),
+    ],
+)
+def test_postgresql_elsewhere_without_a_checked_certificate_is_warned_of(url, warned):
+    _, warnings = load({}, {"REDPOLL_DATABASE_URL": url, "REDPOLL_REDIS_URL": "redis://h"})
+    assert any("sslmode=verify-full" in warning for warning in warnings) is warned
+    assert not any(":p@" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("mode", "content", "warned"),
+    [
+        (0o644, 'app_id = "1"\napp_key = "k"\napp_secret = "s"', True),
+        (0o640, 'app_id = "1"\napp_key = "k"\napp_secret = "s"', False),
+        (0o644, 'redis_url = "redis://:secret@h"', True),
+        (0o644, 'redis_url = "redis://h"', False),
+        (0o644, "port = 6001", False),
+    ],
+)
+def test_a_settings_file_with_secrets_that_others_can_read_is_warned_of(tmp_path, mode, content, warned):
+    file = tmp_path / "redpoll.toml"
+    file.write_text(content)
+    file.chmod(mode)
+    _, warnings = load({}, {}, str(file))
+    text = f"{file}: other users of this machine can read its secrets; close it with: chmod 640 {file}"
+    assert [warning for warning in warnings if "chmod 640" in warning] == ([text] if warned else [])
+
+
+def test_a_proxy_header_from_anybody_is_warned_of():
+    assert any("proxy_protocol" in warning for warning in load({}, {"REDPOLL_PROXY_PROTOCOL": "1"})[1])
+    named = {"REDPOLL_PROXY_PROTOCOL": "1", "REDPOLL_TRUSTED_PROXIES": "10.0.0.2"}
+    assert not any("proxy_protocol" in warning for warning in load({}, named)[1])

@@ -1,0 +1,145 @@
+"""Users, roles, passwords and sessions, on a real store."""
+
+import hashlib
+
+import pytest
+import sqlalchemy as sa
+from argon2 import PasswordHasher
+
+from redpoll.control.accounts import accounts as module
+from redpoll.control.accounts.accounts import AccountError, Accounts
+from redpoll.control.accounts.passwords import Passwords
+from redpoll.store.schema import sessions
+from redpoll.store.store import Store, database_url
+
+OLD, NEW = "correct horse battery", "another horse battery"
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1_000_000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+async def accounts(tmp_path, clock):
+    store = await Store.open(database_url(tmp_path))
+    cheap = Passwords(PasswordHasher(time_cost=1, memory_cost=8, parallelism=1))
+    yield Accounts(store, passwords=cheap, clock=clock)
+    await store.close()
+
+
+async def test_empty_store_gets_an_admin_with_a_one_time_password(accounts):
+    made_up = await accounts.first_admin("")
+    (user,) = await accounts.users()
+    assert (user.name, user.role, user.must_change) == ("admin", "admin", True)
+    assert await accounts.log_in("admin", made_up)
+    # A user exists now, so neither a generated nor a configured password counts.
+    assert await accounts.first_admin("") is None
+    assert await accounts.first_admin(OLD) is None
+    assert await accounts.log_in("admin", OLD) is None
+
+
+async def test_configured_first_password_is_permanent(accounts):
+    assert await accounts.first_admin(OLD) is None
+    assert (await accounts.user("admin")).must_change is False
+
+
+async def test_only_the_hash_of_a_session_is_stored(accounts):
+    await accounts.first_admin(OLD)
+    plain = await accounts.log_in("admin", OLD)
+    async with accounts.store.reading() as connection:
+        (stored,) = (await connection.execute(sa.select(sessions.c.hash))).scalars()
+    assert stored == hashlib.sha256(plain.encode()).hexdigest()
+    session = await accounts.session(plain)
+    assert session.is_admin
+    assert plain not in session.csrf
+    assert await accounts.session(stored) is None
+    assert await accounts.session("") is None
+
+
+async def test_session_lasts_while_it_is_used_and_at_most_a_week(accounts, clock):
+    await accounts.first_admin(OLD)
+    plain = await accounts.log_in("admin", OLD)
+    for _ in range(int(module.ABSOLUTE_S // (module.IDLE_S / 2)) - 1):
+        clock.now += module.IDLE_S / 2
+        assert await accounts.session(plain)
+    clock.now += module.IDLE_S
+    assert await accounts.session(plain) is None
+    idle = await accounts.log_in("admin", OLD)
+    clock.now += module.IDLE_S + 1
+    assert await accounts.session(idle) is None
+
+
+async def test_password_change_ends_the_other_sessions(accounts):
+    await accounts.first_admin(OLD)
+    here, there = await accounts.log_in("admin", OLD), await accounts.log_in("admin", OLD)
+    await accounts.change_password(await accounts.session(here), OLD, NEW)
+    assert await accounts.session(here)
+    assert await accounts.session(there) is None
+    assert await accounts.log_in("admin", OLD) is None
+    assert await accounts.log_in("admin", NEW)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [("wrong", NEW, "old_password"), (OLD, OLD, "new_password"), (OLD, "short", "new_password")],
+)
+async def test_refused_password_change_names_the_field(accounts, old, new, field):
+    await accounts.first_admin(OLD)
+    session = await accounts.session(await accounts.log_in("admin", OLD))
+    with pytest.raises(AccountError) as caught:
+        await accounts.change_password(session, old, new)
+    assert caught.value.field == field
+
+
+async def test_reset_ends_sessions_and_returns_a_one_time_password(accounts):
+    await accounts.first_admin(OLD)
+    plain = await accounts.log_in("admin", OLD)
+    one_time = await accounts.reset("admin")
+    assert await accounts.session(plain) is None
+    session = await accounts.session(await accounts.log_in("admin", one_time))
+    assert session.user.must_change
+
+
+async def test_last_admin_can_not_be_removed_or_demoted(accounts):
+    await accounts.first_admin(OLD)
+    for what in (accounts.remove("admin"), accounts.set_role("admin", "viewer")):
+        with pytest.raises(AccountError, match="only admin"):
+            await what
+    await accounts.create("vera", "admin")
+    await accounts.set_role("admin", "viewer")
+    await accounts.remove("admin")
+    assert [user.name for user in await accounts.users()] == ["vera"]
+
+
+async def test_removed_users_sessions_end_at_once(accounts):
+    await accounts.first_admin(OLD)
+    one_time = await accounts.create("vera", "viewer")
+    plain = await accounts.log_in("vera", one_time)
+    await accounts.remove("vera")
+    assert await accounts.session(plain) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "field"), [("", "viewer", "name"), ("<b>", "viewer", "name"), ("ok", "king", "role")]
+)
+async def test_refused_user_names_the_field(accounts, name, role, field):
+    with pytest.raises(AccountError) as caught:
+        await accounts.create(name, role)
+    assert caught.value.field == field
+
+
+async def test_user_names_are_unique(accounts):
+    await accounts.create("vera", "viewer")
+    with pytest.raises(AccountError, match="already"):
+        await accounts.create("vera", "viewer")
+    with pytest.raises(AccountError, match="no user"):
+        await accounts.reset("nobody")

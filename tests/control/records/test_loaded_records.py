@@ -1,0 +1,141 @@
+"""Records of control planes whose PostgreSQL fails over to one that lacks the last changes."""
+
+from contextlib import AsyncExitStack
+
+import pytest
+import sqlalchemy as sa
+from structlog.testing import capture_logs
+
+from redpoll.config.settings import Settings
+from redpoll.control.records.records import Records
+from redpoll.control.webhooks.webhooks import Webhooks
+from redpoll.store.schema import metadata
+from redpoll.store.store import Store
+
+
+class Backup:
+    """What a stand-by has: all rows as they were when this was made."""
+
+    @classmethod
+    async def of(cls, store: Store) -> "Backup":
+        made = cls()
+        async with store.reading() as connection:
+            made.rows = {
+                table: [dict(row._mapping) for row in await connection.execute(sa.select(table))]
+                for table in metadata.sorted_tables
+            }
+        return made
+
+    async def replace(self, store: Store) -> None:
+        async with store.change() as connection:
+            for table in reversed(metadata.sorted_tables):
+                await connection.execute(sa.delete(table))
+            for table, rows in self.rows.items():
+                if rows:
+                    await connection.execute(sa.insert(table), rows)
+
+
+@pytest.fixture
+async def make(postgres_url):
+    """`await make()`: the records and webhooks of one more control plane."""
+    async with AsyncExitStack() as stack:
+
+        async def make() -> tuple[Records, Webhooks]:
+            store = await Store.open(postgres_url)
+            stack.push_async_callback(store.close)
+            records = Records(store)
+            await records.load()
+            webhooks = Webhooks(store, records, Settings())
+            await webhooks.load()
+            return records, webhooks
+
+        yield make
+
+
+async def test_change_with_the_number_of_a_lost_one_is_seen(make, postgres_url):
+    (one, webhooks), (other, _) = await make(), await make()
+    app = await one.create_app("kept")
+    extra = await one.add_key(app.id)
+    await other.sync()
+    store = await Store.open(postgres_url)
+    backup = await Backup.of(store)
+
+    lost = await one.create_app("lost")
+    await one.create_token(app.id, "lost", ["all"])
+    endpoint = await webhooks.endpoints.create(app.id, "https://example.com/hook", ["member.added"])
+    await other.sync()
+    assert lost.id in other.apps
+    await backup.replace(store)
+    await store.close()
+    third, _ = await make()
+    # As many changes as were lost, so the versions are the same again.
+    await third.disable_key(app.id, extra.key)
+    await third.rename_app(app.id, "renamed")
+    await third.rename_app(app.id, "again")
+    assert third.known.records == one.known.records
+    for records in (one, other):
+        assert await records.sync()
+        assert records.by_key == third.by_key
+        assert records.apps == third.apps
+        assert records.tokens == {}
+        assert records.directory == third.directory
+        assert not await records.sync()
+    assert webhooks.endpoints.known(endpoint.id) is None
+    assert one.apps[app.id].hooks == ""
+
+
+async def test_changes_after_a_lost_one_are_seen_and_later_ones_are_read_by_themselves(make, postgres_url):
+    one, _ = await make()
+    app = await one.create_app("kept")
+    store = await Store.open(postgres_url)
+    backup = await Backup.of(store)
+    await one.create_app("lost")
+    await backup.replace(store)
+    await store.close()
+    rewound = []
+    one.on_rewound = rewound.append
+    await one.sync()
+    assert list(one.apps) == [app.id]
+    # Workers wait for the version that they got at their start, which was higher.
+    assert rewound == [one.version]
+    third, _ = await make()
+    for number in range(3):
+        await third.rename_app(app.id, f"name {number}")
+        await one.sync()
+        assert one.apps == third.apps
+    # Two more than known, of which the first one replaced a lost one.
+    store = await Store.open(postgres_url)
+    backup = await Backup.of(store)
+    await one.create_app("lost again")
+    await backup.replace(store)
+    await store.close()
+    third, _ = await make()
+    await third.rename_app(app.id, "name 3")
+    await third.create_app("new")
+    await third.create_app("newer")
+    assert third.known.records == one.known.records + 2
+    with capture_logs() as logs:
+        await one.sync()
+    assert (one.apps, one.by_key) == (third.apps, third.by_key)
+    assert [line["event"].endswith("all records read") for line in logs] == [True]
+
+
+async def test_change_that_redis_brought_and_the_store_lost_is_undone(make, postgres_url):
+    """While PostgreSQL fails over, a control plane takes the last change from Redis; the new primary lacks it."""
+    (one, _), (other, _) = await make(), await make()
+    app = await one.create_app("kept")
+    token, _ = await one.create_token(app.id, "CI", ["all"])
+    await other.sync()
+    store = await Store.open(postgres_url)
+    backup = await Backup.of(store)
+    lost = await one.add_key(app.id)
+    await one.revoke_tokens([token.id])
+    other.take_directory(one.directory, one.apps)
+    other.take_revoked([token.hash])
+    assert lost.key in other.by_key
+    await backup.replace(store)
+    await store.close()
+    assert await other.sync()
+    third, _ = await make()
+    assert (other.by_key, other.tokens, other.directory) == (third.by_key, third.tokens, third.directory)
+    assert not await other.sync()

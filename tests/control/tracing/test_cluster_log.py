@@ -1,0 +1,137 @@
+"""The event logs of several nodes, searched as one: on real files and a real Redis."""
+
+import asyncio
+
+import pytest
+
+from redpoll.cluster.node_survey import NodeSurvey
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
+from redpoll.control.tracing import cluster_log
+from redpoll.control.tracing.cluster_log import ClusterLog
+from redpoll.store.eventlog import CallBatch, CallRow, EventLog, Query, SpanRow
+
+RUNS = {"one": "aaaaaaaaaaaa", "two": "bbbbbbbbbbbb"}
+BASE_MS = 1_700_000_000_000
+
+
+def call(at_ms: int, trace_id: str | None = None, channel: str = "c", caller: str = "key k") -> CallRow:
+    time_ms = BASE_MS + at_ms
+    trace_id = trace_id or f"{time_ms:012x}{at_ms:020x}"
+    return CallRow(trace_id, "3", None, time_ms, "e", [channel], 1, caller, 200, True, time_ms * 1000)
+
+
+class Node:
+    def __init__(self, event_log: EventLog, link: Link, name: str):
+        self.event_log = event_log
+        self.link = link
+        self.survey = NodeSurvey(link, Keys(), RUNS[name], answer_s=60)
+        self.log = ClusterLog(event_log, self.survey, name)
+        link.on_push, link.on_up = self.survey.received, self.survey.link_up
+
+    async def write(self, *calls: CallRow, spans=()):
+        # One batch for each call, because a search finds batches.
+        for row in calls:
+            await self.event_log.write([CallBatch([row])], [])
+        await self.event_log.write([], list(spans))
+
+    async def times(self, limit=100, cursor=None, **query):
+        """The times of what a search finds, all pages together, and the sizes of the pages."""
+        found, sizes = [], []
+        while True:
+            page = await self.log.find("3", Query(**query), limit, cursor)
+            assert page.missing == []
+            found += [row.time_ms - BASE_MS for row in page.calls]
+            sizes.append(len(page.calls))
+            if page.next is None:
+                return found, sizes
+            cursor = page.next
+
+
+@pytest.fixture
+async def nodes(redis, tmp_path):
+    nodes = {}
+    for name in RUNS:
+        event_log = await EventLog.open(tmp_path / f"{name}.sqlite", 10_000, 1e9)
+        nodes[name] = Node(event_log, Link(redis.url), name)
+        others = {run: other for other, run in RUNS.items() if other != name}
+        nodes[name].survey.set_others(others)
+        nodes[name].link.start()
+    look = nodes["one"].link
+    await look.wait_up()
+    while (await look.ask(b"PUBSUB", b"NUMSUB", Keys().controls))[1] < 2:
+        await asyncio.sleep(0.005)
+    yield nodes["one"], nodes["two"]
+    for node in nodes.values():
+        await node.survey.finish()
+        await node.link.close()
+        await node.event_log.close()
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+async def test_pages_of_a_search_have_the_calls_of_all_nodes_by_time_each_once(nodes, limit):
+    one, two = nodes
+    client_event = call(500, "c" * 32, caller="client 1.2")
+    await one.write(call(100), call(300), client_event, call(900))
+    await two.write(call(50), call(200), client_event, call(600), call(700))
+    expected = [900, 700, 600, 500, 300, 200, 100, 50]
+    for node in nodes:
+        found, sizes = await node.times(limit)
+        assert found == expected
+        assert all(size == limit for size in sizes[:-1])
+    assert (await one.times(limit, since_ms=BASE_MS + 200, until_ms=BASE_MS + 600))[0] == [600, 500, 300, 200]
+
+
+async def test_large_answers_are_cut_and_the_rest_comes_with_the_next_page(nodes, monkeypatch):
+    monkeypatch.setattr(cluster_log, "_MAX_ANSWER_BYTES", 500)
+    one, two = nodes
+    await one.write(*(call(at) for at in range(0, 20, 2)))
+    await two.write(*(call(at) for at in range(1, 20, 2)))
+    found, sizes = await one.times(10)
+    assert found == list(range(19, -1, -1))
+    assert max(sizes) < 10
+
+
+async def test_node_that_does_not_answer_is_named_and_its_newer_calls_come_on_no_later_page(nodes):
+    one, two = nodes
+    await one.write(call(100), call(300))
+    await two.write(call(50), call(400))
+    answerers, two.survey.answerers = two.survey.answerers, {}
+    one.survey._answer_s = 0.5
+    first = await one.log.find("3", Query(), 1)
+    assert ([row.time_ms - BASE_MS for row in first.calls], first.missing) == ([300], ["two"])
+    two.survey.answerers = answerers
+    one.survey._answer_s = 60
+    assert (await one.times(1, cursor=first.next))[0] == [100, 50]
+
+
+async def test_cursor_of_a_node_that_was_alone_goes_on_with_its_own_log(nodes):
+    one, two = nodes
+    await one.write(call(100), call(300))
+    two.survey.set_others({})
+    await two.write(call(50), call(200), call(400))
+    first = await two.log.find("3", Query(), 1)
+    assert first.next.isdigit()
+    assert (await two.times(1, cursor=first.next))[0] == [200, 50]
+    for wrong in ("x", "9" * 16, "e30", "-1", "ü"):
+        with pytest.raises(ValueError, match="not a cursor"):
+            await two.log.find("3", Query(), 1, wrong)
+
+
+async def test_trace_has_the_spans_of_all_nodes_each_once(nodes):
+    one, two = nodes
+    row = call(100, "a" * 32)
+
+    def span(at_us, stage, **detail):
+        return SpanRow("a" * 32, "3", BASE_MS + 100, stage, detail, row.time_us + at_us)
+
+    received = span(30, "received", worker="w")
+    await one.write(row, spans=[span(10, "authenticated"), received])
+    # The leader adds the span of a webhook, also if another node has the call.
+    await two.write(spans=[received, span(40, "webhook")])
+    for node in nodes:
+        found = await node.log.trace("3", "a" * 32)
+        assert [part.stage for part in found.spans] == ["authenticated", "received", "webhook"]
+        assert found.call == row
+    assert await one.log.trace("3", "b" * 32) is None
+    assert await one.log.trace("4", "a" * 32) is None

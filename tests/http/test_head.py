@@ -1,0 +1,58 @@
+"""Reading of header fields. test_http_connection.py tests what clients see."""
+
+import pytest
+
+from redpoll.http import head as http_head
+from redpoll.http.head import MAX_HEADERS, Head, HeadFault, read_head, size_of_head
+from redpoll.http.messages import FIELDS
+
+HOST = (b"Host", b"h")
+
+
+def test_fields_for_control_are_kept_by_their_place_and_others_dropped():
+    head = read_head("1.1", [HOST, (b"ORIGIN", b"o"), (b"X-Other", b"x"), (b"Content-Type", b"application/json")])
+    assert head == Head([(FIELDS.index("Origin"), b"o")], [], 0, False, False)
+
+
+@pytest.mark.parametrize(
+    ("headers", "announced", "expects", "websocket"),
+    [
+        ([(b"Content-Length", b"7")], 7, False, False),
+        ([(b"Transfer-Encoding", b"Chunked")], None, False, False),
+        ([(b"Expect", b"100-Continue")], 0, True, False),
+        ([(b"Upgrade", b"h2c, WebSocket")], 0, False, True),
+        ([(b"Upgrade", b"websocket"), (b"Upgrade", b"h2c")], 0, False, True),
+    ],
+)
+def test_what_a_head_says_about_its_request(headers, announced, expects, websocket):
+    assert read_head("1.1", [HOST, *headers])[2:] == (announced, expects, websocket)
+
+
+@pytest.mark.parametrize(
+    ("version", "headers", "status"),
+    [
+        ("1.1", [], 400),
+        ("1.1", [HOST, HOST], 400),
+        ("1.0", [HOST, HOST], 400),
+        ("1.0", [HOST, (b"Transfer-Encoding", b"chunked")], 400),
+        ("2.0", [HOST], 400),
+        ("1.1", [HOST, (b"Transfer-Encoding", b"gzip, chunked")], 400),
+        ("1.1", [HOST, (b"Expect", b"200-ok")], 417),
+        ("1.1", [HOST] + [(b"X", b"")] * MAX_HEADERS, 431),
+    ],
+)
+def test_a_head_is_refused(version, headers, status):
+    with pytest.raises(HeadFault) as refused:
+        read_head(version, headers)
+    assert refused.value.status == status
+
+
+def test_spellings_that_clients_choose_are_remembered_up_to_a_bound(monkeypatch):
+    monkeypatch.setattr(http_head, "_SPELLINGS", {})
+    for n in range(2 * http_head._MAX_SPELLINGS):
+        read_head("1.1", [HOST, (b"X-%d" % n, b"")])
+    assert len(http_head._SPELLINGS) == http_head._MAX_SPELLINGS
+
+
+def test_the_size_of_a_head_counts_names_and_values():
+    assert size_of_head(b"/abc", [(b"Name", b"value")] * 2) == 4 + 2 * 13

@@ -1,0 +1,70 @@
+"""The garbage collector's policy: connections are not its business, and no collection walks much."""
+
+import asyncio
+import gc
+
+import pytest
+
+from redpoll.protocol.session import Session
+from redpoll.worker.hub.connection import Connection
+from redpoll.worker.timers.collector import MAX_WALKED_OBJECTS, Collector
+
+
+@pytest.fixture
+def policy():
+    thresholds = gc.get_threshold()
+    yield
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+
+
+async def test_connections_and_sessions_are_not_tracked(bench):
+    worker = await bench.start()
+    client = await bench.client(worker)
+    await client.subscribe("news")
+    [connection] = worker.hub.everyone
+    tracked = gc.get_objects()
+    assert not any(isinstance(thing, (Connection, Session)) for thing in tracked)
+    assert not gc.is_tracked(connection.session.channels)
+
+
+async def test_full_collections_are_not_automatic_while_a_worker_runs(policy):
+    before = gc.get_threshold()
+    collector = Collector(asyncio.get_running_loop())
+    collector.start()
+    assert gc.get_freeze_count() > 0
+    assert gc.get_threshold()[2] > 1_000_000
+    collector.stop()
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_collection_that_would_take_long_is_replaced_by_a_freeze(policy):
+    gc.collect()
+    gc.freeze()
+    assert Collector.collect() is True
+    many = [[] for _ in range(MAX_WALKED_OBJECTS + 1)]
+    # Into the oldest generation.
+    gc.collect(1)
+    gc.collect(1)
+    frozen = gc.get_freeze_count()
+    assert Collector.collect() is False
+    assert gc.get_freeze_count() > frozen + len(many) // 2
+    assert len(gc.get_objects(generation=2)) == 0
+
+
+def test_a_cycle_is_still_collected(policy):
+    class Node:
+        pass
+
+    node = Node()
+    node.self = node
+    gc.collect()
+    gc.freeze()
+    later = Node()
+    later.self = later
+    count = sum(isinstance(found, Node) for found in gc.get_objects())
+    assert count == 1
+    del later
+    assert Collector.collect() is True
+    assert not any(isinstance(found, Node) for found in gc.get_objects())
