@@ -42,7 +42,7 @@ class Unavailable(Exception):
 def library() -> Path:
     """callgrind.c, compiled."""
     made = BUILD / "callgrind.so"
-    source = FOLDER.parent / "callgrind.c"
+    source = FOLDER / "callgrind.c"
     if not made.exists() or made.stat().st_mtime < source.stat().st_mtime:
         made.parent.mkdir(parents=True, exist_ok=True)
         new = made.with_suffix(f".{os.getpid()}")
@@ -50,7 +50,7 @@ def library() -> Path:
             ["cc", "-O1", "-shared", "-fPIC", "-o", new, source], capture_output=True, text=True, check=False
         )
         if done.returncode:
-            raise Unavailable(f"bench/callgrind.c doesn't compile: {done.stderr.strip()}")
+            raise Unavailable(f"bench/regression/callgrind.c doesn't compile: {done.stderr.strip()}")
         new.rename(made)
     return made
 

@@ -1,4 +1,4 @@
-"""bench/ contains scripts and isn't a package, so `bench_module` loads one by its path."""
+"""bench/regression also runs in earlier checkouts and isn't part of the package: `regression` loads it by its path."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from types import ModuleType
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "bench"
+FOLDER = Path(__file__).parents[2] / "bench" / "regression"
 
 
 @pytest.fixture(scope="session")
-def bench_module() -> Callable[[str], ModuleType]:
-    """`bench_module("regression/cases")`; the scripts find each other as they do when they run."""
+def regression() -> Callable[[str], ModuleType]:
+    """`regression("cases")`; the modules find each other as they do when they run."""
 
     def load(name: str) -> ModuleType:
-        path = BENCH / f"{name}.py"
-        if str(path.parent) not in sys.path:
-            sys.path.append(str(path.parent))
-        full_name = f"redpoll_bench_{name.replace('/', '_')}"
+        if str(FOLDER) not in sys.path:
+            sys.path.append(str(FOLDER))
+        full_name = f"redpoll_regression_{name}"
         if full_name not in sys.modules:
-            spec = importlib.util.spec_from_file_location(full_name, path)
+            spec = importlib.util.spec_from_file_location(full_name, FOLDER / f"{name}.py")
             assert spec is not None
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)

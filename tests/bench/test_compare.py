@@ -1,19 +1,9 @@
-"""bench/compare.py reads what Locust and k6 write, and the table of loads has a column for each server."""
+"""bench/compare/compare.py reads what Locust and k6 write, and the table of loads has a column for each server."""
 
-import pytest
-
-
-@pytest.fixture(scope="module")
-def compare(bench_module):
-    return bench_module("compare")
+from bench.compare import compare, render
 
 
-@pytest.fixture(scope="module")
-def render(bench_module):
-    return bench_module("render")
-
-
-def test_locust_figures_have_the_percentiles_of_its_histogram(compare):
+def test_locust_figures_have_the_percentiles_of_its_histogram():
     entry = {
         "name": "event",
         "num_requests": 200,
@@ -25,12 +15,12 @@ def test_locust_figures_have_the_percentiles_of_its_histogram(compare):
     }
 
 
-def test_locust_row_without_answers_has_no_percentiles_to_show(compare):
+def test_locust_row_without_answers_has_no_percentiles_to_show():
     entry = {"name": "publish", "num_requests": 0, "num_failures": 0, "response_times": {}}
     assert compare.locust_figures([entry])["publish"]["p99_ms"] == 0
 
 
-def test_k6_figures_name_the_thresholds_that_were_missed(compare):
+def test_k6_figures_name_the_thresholds_that_were_missed():
     metrics = {
         "event_latency": {"med": 2.04, "p(99)": 612.0, "max": 700.0, "thresholds": {"p(99)<500": True}},
         "reconnect_time": {"med": 0, "p(99)": 0, "max": 0, "thresholds": {"p(99)<2000": False}},
@@ -43,7 +33,7 @@ def test_k6_figures_name_the_thresholds_that_were_missed(compare):
     }
 
 
-def test_loads_of_two_servers_are_columns_of_one_table(render):
+def test_loads_of_two_servers_are_columns_of_one_table():
     def k6(server: str, p99: float, **more: object) -> dict:
         steady = {"event": {"p50_ms": 1.0, "p99_ms": p99}, "events": 10, "missed": "none"}
         return {"bench": "k6", "figures": {"server": server, "steady": steady, **more}}
@@ -51,11 +41,11 @@ def test_loads_of_two_servers_are_columns_of_one_table(render):
     spike = {"events": 0, "missed": "checks rate>0.999"}
     results = {"k6-a": k6("a", 2.5), "k6-b": k6("b", 7.0, spike=spike), "bus": {"bench": "bus", "figures": {}}}
     assert render.load_rows(results) == [
-        ["load", "a", "b"],
-        [
-            "k6, steady",
-            "event p50 1, p99 2.5 ms; 10 events; thresholds missed: none",
-            "event p50 1, p99 7 ms; 10 events; thresholds missed: none",
-        ],
-        ["k6, spike", "–", "thresholds missed: checks rate>0.999"],
+        ["load", "figure", "a", "b"],
+        ["k6", "steady: event, p50, ms", "1", "1"],
+        ["k6", "steady: event, p99, ms", "2.5", "7"],
+        ["k6", "steady: events", "10", "10"],
+        ["k6", "steady: thresholds missed", "none", "none"],
+        ["k6", "spike: events", "–", "0"],
+        ["k6", "spike: thresholds missed", "–", "checks rate>0.999"],
     ]

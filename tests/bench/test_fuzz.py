@@ -1,25 +1,21 @@
 """The fuzzer's targets agree with the slow parsers on valid inputs and on some that are damaged, and see a difference.
 
-bench/fuzz.py runs them under sanitizers, for long."""
+bench/soak/fuzz.py runs them under sanitizers, for long."""
 
 import random
 
 import pytest
+from bench.soak import fuzz
 
 
 @pytest.fixture(scope="module")
-def fuzz(bench_module):
-    return bench_module("fuzz")
-
-
-@pytest.fixture(scope="module")
-def targets(fuzz, tmp_path_factory):
+def targets(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fuzz, "FOLDER", tmp_path_factory.mktemp("certificate"))
         return fuzz.Targets()
 
 
-def test_no_target_finds_a_difference(fuzz, targets):
+def test_no_target_finds_a_difference(targets):
     corpus = fuzz.seeds(targets.reference)
     assert {data[0] % len(targets.by_byte) for data in corpus} >= {0, 6, 7, 8, 10, 11, 12, 15, 16, 18}
     chance = random.Random(1)
@@ -31,7 +27,7 @@ def test_no_target_finds_a_difference(fuzz, targets):
         targets.run(data)
 
 
-def test_valid_publishes_are_taken_and_a_wrong_command_is_a_difference(fuzz, targets, monkeypatch):
+def test_valid_publishes_are_taken_and_a_wrong_command_is_a_difference(targets, monkeypatch):
     http = targets.by_byte[8].__self__
     (body, *_) = fuzz.http_seeds()["bodies"]
     http.bodies(body)
@@ -43,7 +39,7 @@ def test_valid_publishes_are_taken_and_a_wrong_command_is_a_difference(fuzz, tar
 
 
 @pytest.mark.parametrize("bits", [b"\0", b"\1"])
-def test_a_message_that_is_lost_is_a_difference(fuzz, targets, monkeypatch, bits):
+def test_a_message_that_is_lost_is_a_difference(targets, monkeypatch, bits):
     """Without TLS and with it."""
     sockets = targets.by_byte[16].__self__
     hello = targets.reference.client_frame(1, b"hello")

@@ -18,18 +18,18 @@ NAMES = [
 
 
 @pytest.fixture(scope="module")
-def cases(bench_module):
-    return bench_module("regression/cases")
+def cases(regression):
+    return regression("cases")
 
 
 @pytest.fixture(scope="module")
-def baseline(bench_module):
-    return bench_module("regression/baseline")
+def baseline(regression):
+    return regression("baseline")
 
 
 @pytest.fixture(scope="module")
-def counting(bench_module):
-    return bench_module("regression/counting")
+def counting(regression):
+    return regression("counting")
 
 
 def counts(**instructions: float) -> dict:

@@ -3,22 +3,18 @@
 import re
 
 import pytest
+from bench.compare import render
 
 
-@pytest.fixture(scope="module")
-def render(bench_module):
-    return bench_module("render")
-
-
-def test_pages_show_the_results(render):
+def test_pages_show_the_results():
     results = render.read_results()
     for page in render.PAGES:
         text = page.read_text()
         assert "<!-- figures: " in text, f"{page} has no table of figures"
-        assert render.rendered(text, results) == text, f"{page} is out of date: run python bench/render.py"
+        assert render.rendered(text, results) == text, f"{page} is out of date: run python -m bench.compare.render"
 
 
-def test_changed_figure_changes_the_page(render):
+def test_changed_figure_changes_the_page():
     results = render.read_results()
     page = render.PAGES[0].read_text()
     results["bus"]["figures"]["per_s"] = 123_000_000_000  # more than any machine gives
@@ -26,22 +22,22 @@ def test_changed_figure_changes_the_page(render):
     assert "123,000,000,000/s" not in page
 
 
-def test_every_result_says_when_where_and_how(render):
+def test_every_result_says_when_where_and_how():
     results = render.read_results()
     assert results
     for name, result in results.items():
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", result["date"]), name
         assert re.fullmatch(r"[0-9a-f]{7,}", result["commit"]), name
-        assert result["command"].startswith(("python bench/", "pytest bench/", "PUSHER_URL")), name
+        assert result["command"].startswith(("python -m bench.", "pytest bench/", "PUSHER_URL")), name
         assert set(result["machine"]) == {"cpu", "cores", "kernel", "python"}, name
         assert result["figures"], name
 
 
-def test_unknown_table_is_an_error(render):
+def test_unknown_table_is_an_error():
     with pytest.raises(KeyError):
         render.rendered("<!-- figures: nothing -->\n<!-- end -->", {})
 
 
 @pytest.mark.parametrize(("number", "text"), [(179_400, "179,000"), (20_058, "20,100"), (0, "0"), (1848.2, "1,850")])
-def test_rounded_keeps_three_digits(render, number, text):
+def test_rounded_keeps_three_digits(number, text):
     assert render.rounded(number) == text

@@ -1,18 +1,14 @@
-"""bench/strangers.py runs its attacks and sees what they do. A short form; times aren't judged here."""
+"""bench/load/strangers.py runs its attacks and sees what they do. A short form; times aren't judged here."""
 
 import argparse
 
 import pytest
 import uvloop
-
-
-@pytest.fixture(scope="module")
-def strangers(bench_module):
-    return bench_module("strangers")
+from bench.load import strangers
 
 
 @pytest.mark.parametrize("name", ["layouts", "secure-messages"])
-def test_an_attack_is_seen_beside_good_clients_and_a_back_end(strangers, name):
+def test_an_attack_is_seen_beside_good_clients_and_a_back_end(name):
     options = argparse.Namespace(seconds=1.0, workers=1, good=5, share=0.02)
     figures = uvloop.run(strangers.attack(name, options))
     assert figures["published"] == sum(figures["answers"].values()) == 50
@@ -24,7 +20,7 @@ def test_an_attack_is_seen_beside_good_clients_and_a_back_end(strangers, name):
     assert figures["grown_mb"].keys() == {"worker", "control", "redis", "log", "store"}
 
 
-def test_missed_goals_are_named(strangers):
+def test_missed_goals_are_named():
     figures = {
         "during": {"pong": {"p99_ms": 100.1, "max_ms": 200.0, "server_p99_ms": 3.0}},
         "published": 3,

@@ -1,6 +1,6 @@
 """HTTP requests, messages of control and publishes, read in slow, plain Python, to compare the compiled code with.
 
-It shares no code with ext/. Used by tests/ext and by bench/fuzz.py; reference.py is the same for WebSockets.
+It shares no code with ext/. Used by tests/ext and by bench/soak/fuzz.py; reference.py is the same for WebSockets.
 """
 
 from __future__ import annotations

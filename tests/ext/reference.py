@@ -1,6 +1,6 @@
 """RFC 6455 and our event frames in slow, plain Python, to compare the compiled code with.
 
-It was written from the RFC alone and shares no code with ext/. Used by tests/ext and by bench/fuzz.py.
+It was written from the RFC alone and shares no code with ext/. Used by tests/ext and by bench/soak/fuzz.py.
 """
 
 from __future__ import annotations

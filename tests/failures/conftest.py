@@ -1,4 +1,4 @@
-"""The failures of deploy/failures.md, in two lengths: short in CI, long by `python bench/failures.py`.
+"""The failures of deploy/failures.md, in two lengths: short in CI, long by `python -m bench.soak.failures`.
 
 `size(short, long)` is the amount for this run. `within_s(figure)` is the time allowed: the figure itself in the long
 form, a minute in CI, where other work shares the machine. `figures` collects measurements.
@@ -57,7 +57,7 @@ def figures() -> Figures:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints the figures as a table, and writes them as JSON if bench/failures.py asks for it."""
+    """Prints the figures as a table, and writes them as JSON if bench/soak/failures.py asks for it."""
     table = _figures.table()
     if table:
         terminalreporter.section("figures of deploy/failures.md" + ("" if LONG else " (short form)"))

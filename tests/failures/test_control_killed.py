@@ -2,7 +2,7 @@
 
 The long form kills it twenty times at 5,000 publishes a second on 64 connections:
 
-    python bench/failures.py control_killed
+    python -m bench.soak.failures control_killed
 """
 
 import asyncio

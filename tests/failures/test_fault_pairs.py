@@ -1,4 +1,4 @@
-"""Two random faults at once on three servers. `python bench/fault_pairs.py` plays many rounds.
+"""Two random faults at once on three servers. `python -m bench.soak.fault_pairs` plays many rounds.
 
 See deploy/failures.md "Two faults at once".
 """

@@ -164,7 +164,7 @@ def tcp_memory(count: int, pages: tuple[int, int, int]) -> Finding:
 
 def tcp_table(count: int, entries: int) -> Finding:
     """The kernel sizes it by the machine's memory, and only a boot parameter changes it. With eight connections to an
-    entry, looking for them took 29 % of the time of a broadcast (bench/million.py)."""
+    entry, looking for them took 29 % of the time of a broadcast (bench/load/million.py)."""
     if entries == 0:
         return ok("TCP table", "its size isn't known (Linux tells it since 6.2)")
     seen = f"net.ipv4.tcp_ehash_entries is {entries:,}"

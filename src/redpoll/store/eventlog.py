@@ -3,8 +3,8 @@
 It is a database of its own, because its rows are many and less valuable than records. Writes don't wait for the disk,
 so a power loss may lose the last rows. An unreadable file is renamed and a new one is started. Calls are stored in
 batches, many of one app in one row of the database: a row and two index entries per call would cost a quarter of the
-publish that they describe (bench/tracing.py). A search reads the app's batches from the newest on. Apps share the space
-evenly: the app with the most calls loses its oldest first. control/tracing/tracing.py fills the fields.
+publish that they describe (bench/parts/tracing.py). A search reads the app's batches from the newest on. Apps share the
+space evenly: the app with the most calls loses its oldest first. control/tracing/tracing.py fills the fields.
 """
 
 from __future__ import annotations

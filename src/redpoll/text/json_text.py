@@ -1,7 +1,7 @@
 """Writes values without a declared type as JSON: log lines and what commands print with `--json`.
 
-orjson does that in half to three quarters of msgspec's time (`bench/json_writers.py`). Records with a declared type are
-msgspec's, which orjson can't write. orjson has no wheel for Python 3.15 yet; there msgspec writes everything.
+orjson does that in half to three quarters of msgspec's time (`bench/parts/json_writers.py`). Records with a declared
+type are msgspec's, which orjson can't write. orjson has no wheel for Python 3.15 yet; there msgspec writes everything.
 """
 
 from typing import Any

@@ -326,7 +326,7 @@ async def test_sum_of_counts_is_kept_and_never_outlives_a_call_that_does_not_kee
 
 
 async def test_beat_counts_and_returns_the_version_but_not_the_table(link, keys):
-    """With the table in each reply, the beats of 3,200 workers took three cores of Redis (bench/beats.py)."""
+    """With the table in each reply, the beats of 3,200 workers took three cores of Redis (bench/parts/beats.py)."""
     names = (keys.beat, keys.directory_version)
     assert await link.execute(BEAT, names, (W, 0)) == [b"FENCED"]
     assert await link.ask(b"EXISTS", keys.beat) == 0

@@ -24,7 +24,7 @@ __all__ = ["Done", "LinkDown", "Owner", "Publishes", "RedisConnection", "Refused
 Done = Callable[[Any], None]
 
 # hiredis moves the rest of its buffer for each KiB that it has parsed, so bigger reads gain nothing: between 16 and
-# 256 KiB, smaller was faster, by at most a tenth (bench/bus.py).
+# 256 KiB, smaller was faster, by at most a tenth (bench/parts/bus.py).
 _READ_BYTES: Final = 32 * 1024
 _MAX_PARSER_BYTES: Final = 1024 * 1024
 

@@ -28,8 +28,8 @@ def give_memory_back() -> None:
     """Return memory of ended TLS connections to the system.
 
     Each connection allocates and frees about 300 KiB in pieces, and glibc doesn't return them. After a few thousand
-    handshakes the worker holds 1.5 times what it needs (bench/tls_soak.py). Takes 0.2 ms for each MB that is returned,
-    and little if there is none, so it is called often: for 256 connections that have ended about 1 ms.
+    handshakes the worker holds 1.5 times what it needs (bench/soak/tls_soak.py). Takes 0.2 ms for each MB that is
+    returned, and little if there is none, so it is called often: for 256 connections that have ended about 1 ms.
     """
     if _malloc_trim is not None:
         _malloc_trim(0)

@@ -18,7 +18,7 @@ __all__ = ["Collector"]
 
 _EVERY_S = 60.0
 # Objects that are not in the processor's caches take up to 0.6 µs each: 100,000 of them took 59 ms. With a limit of
-# 20,000 a collection held the loop for up to 20 ms (bench/stalls.py, subscription_count turned on).
+# 20,000 a collection held the loop for up to 20 ms (bench/load/stalls.py, subscription_count turned on).
 MAX_WALKED_OBJECTS = 10_000
 # About so many objects are walked at once; this takes up to 1 ms.
 _YOUNG = 1_000

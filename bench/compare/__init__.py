@@ -1,0 +1,1 @@
+"""Servers beside each other, and the tables of figures."""

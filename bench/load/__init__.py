@@ -1,0 +1,1 @@
+"""Load on a whole server."""

@@ -1,0 +1,1 @@
+"""Long runs: failures, fuzzing, upgrades."""
