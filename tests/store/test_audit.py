@@ -3,7 +3,7 @@
 import pytest
 
 from redpoll.store import audit
-from redpoll.store.audit import Entry
+from redpoll.store.audit import Actor
 from redpoll.store.store import Store
 
 
@@ -15,13 +15,10 @@ async def connection(store_url):
     await store.close()
 
 
-def entry(at, **changed):
-    return Entry(**{"at": float(at), "who": "admin", "address": "::1", "action": "did", "target": f"t{at}", **changed})
-
-
 async def test_entries_are_newest_first_and_filtered_by_app_user_and_text(connection):
     for at in range(4):
-        await audit.add(connection, entry(at, app_id="3" if at % 2 else "", who="vera" if at == 3 else "admin"))
+        by = Actor("vera" if at == 3 else "admin", "::1")
+        await audit.add(connection, by, "did", "3" if at % 2 else "", f"t{at}")
     assert [row.target for row in await audit.find(connection)] == ["t3", "t2", "t1", "t0"]
     assert [row.target for row in await audit.find(connection, app_id="3")] == ["t3", "t1"]
     assert [row.target for row in await audit.find(connection, app_id="3", who="vera")] == ["t3"]
@@ -34,7 +31,7 @@ async def test_entries_are_newest_first_and_filtered_by_app_user_and_text(connec
 async def test_oldest_entries_are_removed_at_the_maximum(connection, monkeypatch):
     monkeypatch.setattr(audit, "MAX_ROWS", 50)
     for at in range(200):
-        await audit.add(connection, entry(at))
+        await audit.add(connection, Actor("admin"), "did", target=f"t{at}")
     rows = await audit.find(connection, limit=1_000)
     assert len(rows) == 50
     assert rows[0].target == "t199"

@@ -45,7 +45,7 @@ async def fill(store: Store) -> None:
         user = accounts.User(name="vera", password_hash="p", role="admin", must_change=True, created_at=1.0)
         await accounts.add(connection, user)
         await accounts.add_session(connection, "s", "vera", 2.0)
-        await audit.add(connection, audit.Entry(at=1.0, who="vera", address="::1", action="did"))
+        await audit.add(connection, audit.Actor("vera", "::1"), "did")
         await raise_version(connection, app_id="7", tokens=("t",), webhooks=("e",), for_workers=True)
 
 
@@ -79,7 +79,7 @@ async def test_every_row_is_copied_and_new_rows_get_new_numbers(stores, one, oth
     assert await rows_of(source) == await rows_of(target) == before
     async with target.change() as connection:
         await app_rows.add_key(connection, "7", Key(key="new", secret="s"), given=False)
-        await audit.add(connection, audit.Entry(at=2.0, who="vera", address="::1", action="did"))
+        await audit.add(connection, audit.Actor("vera", "::1"), "did")
         numbers = (await connection.execute(sa.select(keys.c.number).order_by(keys.c.number))).scalars().all()
     assert len(set(numbers)) == 3
 

@@ -1,6 +1,11 @@
-"""The audit log in the record store: who changed what. Rows are only added; the oldest are removed at MAX_ROWS."""
+"""The audit log in the record store: who changed what. Rows are only added; the oldest are removed at MAX_ROWS.
 
-from typing import Final
+The row of a change is added in the change's transaction, so the store has both or neither. Its action is the verb of
+the command line for this change, also when the dashboard made it.
+"""
+
+import time
+from typing import Final, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -8,16 +13,29 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.schema import audit
 
-__all__ = ["MAX_ROWS", "Entry", "add", "find"]
+__all__ = ["COMMAND_LINE", "MAX_ROWS", "Actor", "Entry", "add", "find"]
 
 # Years of what people do by hand; a week at 10 changes a minute.
 MAX_ROWS: Final = 100_000
 # The oldest rows are removed each time this many rows were added.
 _PRUNE_EVERY: Final = 100
+# Columns of 64 characters (schema.py), and what is kept of the two texts.
+_MAX_WORD_CHARS: Final = 64
+_MAX_TEXT_CHARS: Final = 1_000
+
+
+class Actor(NamedTuple):
+    """Who makes a change: a dashboard user and the address of the browser, or COMMAND_LINE."""
+
+    who: str
+    address: str = ""
+
+
+COMMAND_LINE: Final = Actor("command line")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One change. `action` is a few words ("token revoked"), `target` what was changed, `detail` anything else worth
+    """One change. `action` is a few words ("token revoke"), `target` what was changed, `detail` anything else worth
     knowing, never a secret. `app_id` is "" if it concerns no app. `at` is in Unix seconds; `number` increases."""
 
     at: float
@@ -30,9 +48,21 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0
 
 
-async def add(connection: AsyncConnection, entry: Entry) -> None:
-    values = msgspec.structs.asdict(entry)
-    del values["number"]
+async def add(
+    connection: AsyncConnection, by: Actor | None, action: str, app_id: str = "", target: str = "", detail: str = ""
+) -> None:
+    """Adds an entry in the transaction of the change; `by` None, for changes by the server itself, adds none."""
+    if by is None:
+        return
+    values = {
+        "at": time.time(),
+        "who": by.who[:_MAX_WORD_CHARS],
+        "address": by.address[:_MAX_WORD_CHARS],
+        "action": action,
+        "app_id": app_id[:_MAX_WORD_CHARS],
+        "target": target[:_MAX_TEXT_CHARS],
+        "detail": detail[:_MAX_TEXT_CHARS],
+    }
     done = await connection.execute(sa.insert(audit).values(values))
     (number,) = done.inserted_primary_key or (0,)
     if number % _PRUNE_EVERY == 0:

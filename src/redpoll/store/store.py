@@ -17,7 +17,8 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from redpoll.store import schema
+from redpoll.store import audit, schema
+from redpoll.store.audit import Actor
 from redpoll.store.errors import StoreError, StoreUnavailable, reason_of
 from redpoll.store.postgres import Postgres
 from redpoll.store.schema import changes, meta
@@ -174,6 +175,11 @@ class Store:
             raised = connection.info.pop(_VERSION, None)
         if raised is not None and self.on_version is not None:
             self.on_version(raised)
+
+    async def note(self, by: Actor | None, action: str, app_id: str = "", target: str = "", detail: str = "") -> None:
+        """Adds an entry to the audit log about something that changes no record."""
+        async with self.change() as connection:
+            await audit.add(connection, by, action, app_id, target, detail)
 
 
 async def versions(connection: AsyncConnection) -> Versions:

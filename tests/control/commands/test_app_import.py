@@ -98,5 +98,5 @@ async def test_audit_log_names_the_app_and_its_settings_but_no_secret(context):
     await imported(context, APP)
     async with context.store.reading() as connection:
         (entry,) = (await connection.execute(sa.select(audit))).all()
-    assert (entry.action, entry.app_id, entry.detail) == ("app import", "my_app.1", "settings max_connections=5")
+    assert (entry.action, entry.app_id, entry.detail) == ("app import", "my_app.1", "max_connections 0 → 5")
     assert "s/1" not in str(entry)

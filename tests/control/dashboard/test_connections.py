@@ -63,7 +63,7 @@ async def test_connection_is_closed_and_the_audit_log_has_it(browser, worker):
     reply = await browser.post("/dashboard/apps/3/connections/close", socket="1.2")
     assert reply.status == 303
     assert worker.asked[-1]["socket"] == "1.2"
-    assert "connection closed" in (await browser.get("/dashboard/audit")).body.decode()
+    assert "connections kick" in (await browser.get("/dashboard/audit")).body.decode()
 
 
 async def test_worker_that_does_not_answer_is_reported(browser, redis, plane, monkeypatch):

@@ -18,7 +18,7 @@ async def test_user_is_created_reset_and_removed(plane, browser, open_browser):
     assert (await browser.post("/dashboard/users/remove", user="vera")).status == 303
     assert [user.name for user in await plane.plane.dashboard.accounts.users()] == ["admin"]
     noted = (await browser.get("/dashboard/audit")).body.decode()
-    for action in ("user created", "password reset", "role changed", "user removed"):
+    for action in ("user create", "user reset", "user role", "user remove"):
         assert action in noted
     assert second not in noted
 

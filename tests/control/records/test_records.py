@@ -3,12 +3,15 @@
 import asyncio
 import re
 
+import msgspec
 import pytest
 
 from redpoll.config.config import Settings
 from redpoll.control.records.records import RecordError, Records
 from redpoll.protocol.apps import App, HistoryRule, Key
 from redpoll.store import apps as app_rows
+from redpoll.store import audit
+from redpoll.store.audit import Actor
 from redpoll.store.store import Store, database_url
 
 
@@ -330,10 +333,10 @@ async def test_rules_of_unknown_apps_and_unknown_rules_are_refused(records):
 async def test_endpoints_and_hooks_change_together(store, records):
     app = await records.create_app("x")
     changes, before = Changes(records), records.version
-    async with records.change_hooks(app.id, "e1") as change:
-        await app_rows.enable_key(change.connection, app.keys[0].key, False)
-        assert change.hooks == ""
-        change.hooks = "om"
+    async with records.edit(None) as edit:
+        await app_rows.enable_key(edit.connection, app.keys[0].key, False)
+        edit.webhooks = ("e1",)
+        edit.app = msgspec.structs.replace(app, hooks="om")
         assert records.apps[app.id].hooks == ""
     assert records.apps[app.id].hooks == "om"
     assert changes.seen == [(records.apps[app.id], before + 1)]
@@ -345,9 +348,10 @@ async def test_failed_change_of_endpoints_changes_nothing(store, records):
     changes, before = Changes(records), records.version
 
     async def fail():
-        async with records.change_hooks(app.id, "e1") as change:
-            await app_rows.enable_key(change.connection, app.keys[0].key, False)
-            change.hooks = "o"
+        async with records.edit(Actor("vera")) as edit:
+            await app_rows.enable_key(edit.connection, app.keys[0].key, False)
+            edit.app = msgspec.structs.replace(app, hooks="o")
+            await edit.note("webhook create", app.id, "e1")
             raise RecordError("no")
 
     with pytest.raises(RecordError, match="no"):
@@ -355,13 +359,14 @@ async def test_failed_change_of_endpoints_changes_nothing(store, records):
     assert (records.apps[app.id], changes.seen, records.version) == (app, [], before)
     again = await loaded(store)
     assert (again.apps, again.version) == (records.apps, before)
+    async with store.reading() as connection:
+        assert await audit.find(connection) == []
 
 
 async def test_change_of_endpoints_without_new_hooks_is_not_reported(records):
-    app = await records.create_app("x")
     changes, before = Changes(records), records.version
-    async with records.change_hooks(app.id, "e1"):
-        pass
+    async with records.edit(None) as edit:
+        edit.webhooks = ("e1",)
     assert (changes.seen, records.version) == ([], before)
 
 

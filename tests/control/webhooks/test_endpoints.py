@@ -130,14 +130,14 @@ async def test_endpoint_is_known_before_workers_write_rows_for_it(endpoints, rec
 async def test_failed_or_cancelled_change_leaves_memory_equal_to_the_store(endpoints, store, records, monkeypatch):
     endpoint = await create(endpoints)
 
-    async def fail(_app, _version):
+    async def fail(*_change):
         raise RuntimeError
 
-    with monkeypatch.context() as broken:
-        # Fails after the commit.
-        broken.setattr(records, "_changed", fail)
-        with pytest.raises(RuntimeError):
-            await endpoints.set_enabled(endpoint.id, False)
+    # Fails after the commit.
+    records.on_change = fail
+    with pytest.raises(RuntimeError):
+        await endpoints.set_enabled(endpoint.id, False)
+    records.on_change = None
     assert not endpoints.get(endpoint.id).enabled
     for turns in range(12):
         change = asyncio.create_task(endpoints.change(endpoint.id, f"{URL}/{turns}", ("cache.miss",), None, None))

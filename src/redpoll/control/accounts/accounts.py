@@ -1,7 +1,7 @@
 """Dashboard users, their roles and passwords, and their sessions.
 
-A session is a random id in the browser's cookie; the store has only its SHA-256. This module does no HTTP, and its
-callers write the audit log.
+A session is a random id in the browser's cookie; the store has only its SHA-256. This module does no HTTP. `by` is who
+makes a change: its row in the audit log is part of the same transaction.
 """
 
 import hashlib
@@ -18,7 +18,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.control.accounts.passwords import Passwords, fault_of_password, one_time_password
 from redpoll.store import accounts as rows
+from redpoll.store import audit
 from redpoll.store.accounts import ROLES, User
+from redpoll.store.audit import Actor
 from redpoll.store.store import Store, raise_version
 
 __all__ = ["ABSOLUTE_S", "FIRST_USER", "IDLE_S", "AccountError", "Accounts", "Session"]
@@ -92,7 +94,7 @@ class Accounts:
         async with self.store.reading() as connection:
             return await rows.list_users(connection)
 
-    async def create(self, name: str, role: str) -> str:
+    async def create(self, name: str, role: str, *, by: Actor | None = None) -> str:
         """Creates a user and returns the one-time password, of which only a hash is stored. Raises AccountError."""
         if not _NAME(name):
             raise AccountError(
@@ -100,10 +102,10 @@ class Accounts:
             )
         _check_role(role)
         password = one_time_password()
-        await self._add(name, role, password, must_change=True)
+        await self._add(name, role, password, must_change=True, by=by)
         return password
 
-    async def _add(self, name: str, role: str, password: str, *, must_change: bool) -> None:
+    async def _add(self, name: str, role: str, password: str, *, must_change: bool, by: Actor | None = None) -> None:
         user = User(
             name=name,
             password_hash=await self._passwords.hash(password),
@@ -115,10 +117,11 @@ class Accounts:
             async with self.store.change() as connection:
                 await rows.add(connection, user)
                 await raise_version(connection)
+                await audit.add(connection, by, "user create", target=name, detail=role)
         except IntegrityError:
             raise AccountError(f"The user {name} already exists.", "name") from None
 
-    async def reset(self, name: str) -> str:
+    async def reset(self, name: str, *, by: Actor | None = None) -> str:
         """Gives a user a new one-time password and ends the user's sessions. Returns the password, of which only a hash
         is stored. Raises AccountError."""
         await self.user(name)
@@ -128,22 +131,25 @@ class Accounts:
             await rows.set_password(connection, name, hashed, must_change=True)
             await rows.end_matching_sessions(connection, user_name=name)
             await raise_version(connection)
+            await audit.add(connection, by, "user reset", target=name)
         return password
 
-    async def set_role(self, name: str, role: str) -> None:
+    async def set_role(self, name: str, role: str, *, by: Actor | None = None) -> None:
         """Applies from the user's next request. Raises AccountError, also for the last admin."""
         _check_role(role)
         async with self.store.change() as connection:
             await _check_not_last_admin(connection, name, "stays an admin", but_if=role == "admin")
             await rows.set_role(connection, name, role)
             await raise_version(connection)
+            await audit.add(connection, by, "user role", target=name, detail=role)
 
-    async def remove(self, name: str) -> None:
+    async def remove(self, name: str, *, by: Actor | None = None) -> None:
         """Removes a user and the user's sessions. Raises AccountError, also for the last admin."""
         async with self.store.change() as connection:
             await _check_not_last_admin(connection, name, "can't be removed")
             await rows.remove(connection, name)
             await raise_version(connection)
+            await audit.add(connection, by, "user remove", target=name)
 
     async def user(self, name: str) -> User:
         """The user with this name. Raises AccountError."""
@@ -152,11 +158,14 @@ class Accounts:
 
     # -- sessions
 
-    async def log_in(self, name: str, password: str) -> str | None:
-        """Checks name and password and returns the id of a new session, for the cookie; None if they are wrong."""
+    async def log_in(self, name: str, password: str, address: str = "") -> str | None:
+        """Checks name and password and returns the id of a new session, for the cookie; None if they are wrong. Either
+        way the audit log has an entry."""
+        by = Actor(name, address)
         async with self.store.reading() as connection:
             user = await rows.find_user(connection, name)
         if not await self._passwords.matches(password, None if user is None else user.password_hash):
+            await self.store.note(by, "login failed")
             return None
         now_s = self._clock()
         plain = secrets.token_urlsafe(32)
@@ -164,6 +173,7 @@ class Accounts:
             await rows.end_matching_sessions(connection, used_before=now_s - IDLE_S, begun_before=now_s - ABSOLUTE_S)
             await rows.add_session(connection, _hash(plain), name, now_s)
             await rows.set_login(connection, name, now_s)
+            await audit.add(connection, by, "logged in")
         return plain
 
     async def session(self, plain: str) -> Session | None:
@@ -186,12 +196,13 @@ class Accounts:
         async with self.store.reading() as connection:
             return await rows.find_session(connection, session_hash) is not None
 
-    async def log_out(self, session: Session) -> None:
+    async def log_out(self, session: Session, address: str = "") -> None:
         async with self.store.change() as connection:
             await rows.end_sessions(connection, (session.hash,))
             await raise_version(connection)
+            await audit.add(connection, Actor(session.user.name, address), "logged out")
 
-    async def change_password(self, session: Session, old: str, new: str) -> Session:
+    async def change_password(self, session: Session, old: str, new: str, address: str = "") -> Session:
         """Changes the user's own password and ends the user's other sessions. Raises AccountError."""
         user = session.user
         if not await self._passwords.matches(old, user.password_hash):
@@ -206,6 +217,7 @@ class Accounts:
             await rows.set_password(connection, user.name, hashed, must_change=False)
             await rows.end_matching_sessions(connection, user_name=user.name, except_hash=session.hash)
             await raise_version(connection)
+            await audit.add(connection, Actor(user.name, address), "user password", target=user.name)
         changed = msgspec.structs.replace(user, password_hash=hashed, must_change=False)
         return session._replace(user=changed)
 

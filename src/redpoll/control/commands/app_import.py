@@ -15,6 +15,7 @@ from redpoll.control.commands.context import Context
 from redpoll.control.records.records import RecordError
 from redpoll.ipc.command_socket import CommandError
 from redpoll.protocol.apps import App, Key, parse_setting
+from redpoll.store.audit import COMMAND_LINE
 
 __all__ = ["COMMANDS"]
 
@@ -66,7 +67,7 @@ async def _import_app(context: Context, planned: _Planned, dry_run: bool) -> dic
     record = _record(context, planned)
     outcome = "created" if known is None else "unchanged" if record == known else "updated"
     if not dry_run and outcome != "unchanged":
-        await context.records.import_app(record)
+        await context.records.import_app(record, by=COMMAND_LINE)
     webhooks = [await _import_webhook(context, planned.id, webhook, dry_run) for webhook in planned.webhooks]
     return {"id": planned.id, "name": record.name, "outcome": outcome, "webhooks": webhooks}
 
@@ -83,7 +84,12 @@ async def _import_webhook(context: Context, app_id: str, planned: _Webhook, dry_
         fault = webhooks.endpoints.fault_of(planned.url, planned.events, _FORMAT, planned.channels)
         if fault is None and not dry_run:
             await webhooks.endpoints.create(
-                app_id, planned.url, events=planned.events, format=_FORMAT, channels=planned.channels
+                app_id,
+                planned.url,
+                events=planned.events,
+                format=_FORMAT,
+                channels=planned.channels,
+                by=COMMAND_LINE,
             )
     except RecordError as error:
         fault = str(error)

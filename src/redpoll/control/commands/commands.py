@@ -22,7 +22,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.cluster.survey import Survey
-from redpoll.config.app_names import MAX_APP_ID_CHARS
 from redpoll.control.api.history import ChannelHistory
 from redpoll.control.commands import app_import
 from redpoll.control.commands import users as user_commands
@@ -36,9 +35,9 @@ from redpoll.ipc.command_socket import CommandError, socket_address
 from redpoll.protocol.apps import SETTINGS, App, HistoryRule, Key, parse_setting
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.tokens import Token
-from redpoll.store import audit
+from redpoll.store.audit import COMMAND_LINE
 from redpoll.store.charts import Charts, Day
-from redpoll.store.sqlite import reason_of
+from redpoll.store.errors import reason_of
 
 __all__ = ["COMMANDS", "app_shape", "run", "serve_commands"]
 
@@ -125,7 +124,7 @@ async def _server_restore(context: Context, args: dict[str, Any]) -> Any:
 
 
 async def _app_create(context: Context, args: dict[str, Any]) -> Any:
-    return app_shape(await context.records.create_app(args["name"]))
+    return app_shape(await context.records.create_app(args["name"], by=COMMAND_LINE))
 
 
 async def _app_list(context: Context, _args: dict[str, Any]) -> Any:
@@ -146,11 +145,11 @@ async def _app_set(context: Context, args: dict[str, Any]) -> Any:
             faults.append(str(error))
     if faults:
         raise CommandError("\n".join(faults))
-    return settings_shape(await context.records.set_app(args["id"], values))
+    return settings_shape(await context.records.set_app(args["id"], values, by=COMMAND_LINE))
 
 
 async def _key_add(context: Context, args: dict[str, Any]) -> Any:
-    made = await context.records.add_key(args["app"], args["key"])
+    made = await context.records.add_key(args["app"], args["key"], by=COMMAND_LINE)
     return {"key": made.key, "secret": made.secret}
 
 
@@ -159,11 +158,13 @@ async def _key_list(context: Context, args: dict[str, Any]) -> Any:
 
 
 async def _key_disable(context: Context, args: dict[str, Any]) -> Any:
-    return key_shape(await context.records.disable_key(args["app"], args["key"]))
+    return key_shape(await context.records.disable_key(args["app"], args["key"], by=COMMAND_LINE))
 
 
 async def _token_create(context: Context, args: dict[str, Any]) -> Any:
-    token, plain = await context.records.create_token(args["app"], args["name"], args["scopes"], args["lasts_s"])
+    token, plain = await context.records.create_token(
+        args["app"], args["name"], args["scopes"], args["lasts_s"], by=COMMAND_LINE
+    )
     return {
         "id": token.id,
         "token": plain,
@@ -178,12 +179,12 @@ async def _token_list(context: Context, args: dict[str, Any]) -> Any:
 
 
 async def _token_revoke(context: Context, args: dict[str, Any]) -> Any:
-    return [token_shape(token) for token in await context.records.revoke_tokens(args["ids"])]
+    return [token_shape(token) for token in await context.records.revoke_tokens(args["ids"], by=COMMAND_LINE)]
 
 
 async def _rule_add(context: Context, args: dict[str, Any]) -> Any:
     rule = msgspec.convert({**_fields_of_rule(args), "id": ""}, HistoryRule)
-    return rule_shape(await context.records.add_history_rule(args["app"], rule))
+    return rule_shape(await context.records.add_history_rule(args["app"], rule, by=COMMAND_LINE))
 
 
 def _fields_of_rule(args: dict[str, Any]) -> dict[str, Any]:
@@ -195,7 +196,7 @@ async def _rule_list(context: Context, args: dict[str, Any]) -> Any:
 
 
 async def _rule_remove(context: Context, args: dict[str, Any]) -> Any:
-    return rule_shape(await context.records.remove_history_rule(args["app"], args["rule"]))
+    return rule_shape(await context.records.remove_history_rule(args["app"], args["rule"], by=COMMAND_LINE))
 
 
 async def _history_show(context: Context, args: dict[str, Any]) -> Any:
@@ -207,7 +208,9 @@ async def _history_show(context: Context, args: dict[str, Any]) -> Any:
 async def _history_clear(context: Context, args: dict[str, Any]) -> Any:
     app = _app(context, args["app"])
     history = ChannelHistory(context.running("clearing a history").history)
-    return {"epoch": await history.clear(app.id, args["channel"])}
+    epoch = await history.clear(app.id, args["channel"])
+    await context.note("history clear", app.id, args["channel"])
+    return {"epoch": epoch}
 
 
 async def _connections_list(context: Context, args: dict[str, Any]) -> Any:
@@ -247,6 +250,7 @@ async def _connections_kick(context: Context, args: dict[str, Any]) -> Any:
     answers = await _survey(context).ask("close", app=app.id, socket=args["id"])
     if not sum(answers.values()):
         raise CommandError(f"this app has no connection with the socket id {args['id']}")
+    await context.note("connections kick", app.id, args["id"])
     return {"socket": args["id"]}
 
 
@@ -258,18 +262,22 @@ async def _node_list(context: Context, args: dict[str, Any]) -> Any:
 async def _node_drain(context: Context, args: dict[str, Any]) -> Any:
     cluster, run = _live_node(context, args["name"])
     await _ask_redis(cluster, b"HSET", cluster.keys.drained, run, f"{args['within_s']:g}")
+    await context.note("node drain", target=args["name"], detail=f"within {args['within_s']:g} s")
     return {"name": args["name"], "draining": True}
 
 
 async def _node_undrain(context: Context, args: dict[str, Any]) -> Any:
     cluster, run = _live_node(context, args["name"])
     await _ask_redis(cluster, b"HDEL", cluster.keys.drained, run)
+    await context.note("node undrain", target=args["name"])
     return {"name": args["name"], "draining": False}
 
 
 async def _balance(context: Context, args: dict[str, Any]) -> Any:
     nodes = context.running("balancing connections").nodes
-    return await balance(_survey(context), nodes, args["within_s"])
+    done = await balance(_survey(context), nodes, args["within_s"])
+    await context.note("balance", detail=f"within {args['within_s']:g} s")
+    return done
 
 
 def _live_node(context: Context, name: str) -> tuple[Cluster, str]:
@@ -341,9 +349,7 @@ async def run(context: Context, verb: str, args: dict[str, Any]) -> Any:
     if verb not in COMMANDS:
         raise CommandError(f"the running server doesn't know the command {verb!r}; is it another version?")
     try:
-        result = await COMMANDS[verb](context, args)
-        for noted in _audited(verb, args):
-            await _audit(context, verb, noted)
+        return await COMMANDS[verb](context, args)
     except RecordError as error:
         raise CommandError(str(error)) from error
     except ApiError as error:
@@ -352,55 +358,6 @@ async def run(context: Context, verb: str, args: dict[str, Any]) -> Any:
         raise CommandError(f"Redis is not available: {error}") from error
     except SQLAlchemyError as error:
         raise CommandError(f"the record store failed: {reason_of(error)}") from error
-    return result
-
-
-def _audited(verb: str, args: dict[str, Any]) -> list[dict[str, Any]]:
-    """The arguments of each entry for the audit log; none if the command changes nothing."""
-    if (
-        verb.endswith((" list", " show"))
-        or verb in ("server reload", "server restore")
-        or (verb == "app set" and not args["settings"])
-        or args.get("dry_run")
-    ):
-        return []
-    if verb == "app import":
-        # Its arguments contain secrets, unlike those of other commands.
-        return [{"app": app["id"], "settings": app["settings"]} for app in args["apps"]]
-    return [args]
-
-
-# The arguments that name what a command changes.
-_NAMES: Final = ("app", "id", "ids", "name", "key")
-
-
-async def _audit(context: Context, verb: str, args: dict[str, Any]) -> None:
-    """Adds the command to the audit log. `args` contain no secrets."""
-    app_id = args.get("app") or (args.get("id") if verb.startswith("app ") else None) or ""
-    named = args.get("key") or args.get("name") or args.get("id") or args.get("url")
-    target = named or ", ".join(args.get("ids", ())) or app_id
-    rest = [
-        f"{name} {_as_text(value)}"
-        for name, value in args.items()
-        if name not in _NAMES and value and value is not named
-    ]
-    entry = audit.Entry(
-        at=time.time(),
-        who="command line",
-        address="",
-        action=verb,
-        app_id=str(app_id)[:MAX_APP_ID_CHARS],
-        target=str(target)[:1_000],
-        detail=", ".join(rest)[:1_000],
-    )
-    async with context.store.change() as connection:
-        await audit.add(connection, entry)
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, dict):
-        return " ".join(f"{name}={item}" for name, item in value.items())
-    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 async def serve_commands(context: Context, path: str | Path) -> asyncio.Server:

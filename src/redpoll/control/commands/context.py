@@ -1,6 +1,6 @@
 """The objects that an operator's command works on: the records and, while a server runs, its connection to Redis.
 
-The commands are defined in commands.py, webhooks/commands.py and dashboard/commands.py.
+The commands are defined in commands.py, app_import.py, webhooks.py and users.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from redpoll.config.settings import Settings
 from redpoll.control.nodes.nodes import NodeList
 from redpoll.control.records.records import Records
 from redpoll.ipc.command_socket import CommandError
+from redpoll.store.audit import COMMAND_LINE
 from redpoll.store.store import Store
 
 if TYPE_CHECKING:
@@ -66,3 +67,7 @@ class Context:
                 f"{what} needs a running server, and none runs on this data folder: --data-dir names another"
             )
         return self.cluster
+
+    async def note(self, action: str, app_id: str = "", target: str = "", detail: str = "") -> None:
+        """Adds an entry to the audit log about something that changes no record."""
+        await self.store.note(COMMAND_LINE, action, app_id, target, detail)

@@ -9,6 +9,7 @@ from typing import Any
 from redpoll.control.accounts.accounts import AccountError, Accounts
 from redpoll.control.commands.context import Context
 from redpoll.ipc.command_socket import CommandError
+from redpoll.store.audit import COMMAND_LINE
 
 __all__ = ["COMMANDS"]
 
@@ -16,7 +17,7 @@ __all__ = ["COMMANDS"]
 async def _user_create(context: Context, args: dict[str, Any]) -> Any:
     name, role = args["name"], args["role"]
     try:
-        password = await Accounts(context.store).create(name, role)
+        password = await Accounts(context.store).create(name, role, by=COMMAND_LINE)
     except AccountError as error:
         raise CommandError(str(error)) from error
     return {"name": name, "role": role, "password": password}
@@ -25,7 +26,7 @@ async def _user_create(context: Context, args: dict[str, Any]) -> Any:
 async def _user_reset(context: Context, args: dict[str, Any]) -> Any:
     name = args["name"]
     try:
-        password = await Accounts(context.store).reset(name)
+        password = await Accounts(context.store).reset(name, by=COMMAND_LINE)
     except AccountError as error:
         raise CommandError(str(error)) from error
     return {"name": name, "password": password}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redpoll.control.commands.context import Context
 from redpoll.ipc.command_socket import CommandError
+from redpoll.store.audit import COMMAND_LINE
 from redpoll.store.deliveries import Delivery, Depth
 from redpoll.store.webhooks import Endpoint
 
@@ -57,6 +58,7 @@ async def _create(context: Context, args: dict[str, Any]) -> Any:
         format=args["format"],
         channels=args["channels"],
         pin=args["pin"],
+        by=COMMAND_LINE,
     )
     return endpoint_shape(webhooks, endpoint) | {"secret": endpoint.secret}
 
@@ -74,36 +76,36 @@ async def _list(context: Context, args: dict[str, Any]) -> Any:
 
 async def _enable(context: Context, args: dict[str, Any]) -> Any:
     webhooks = _webhooks(context)
-    return endpoint_shape(webhooks, await webhooks.endpoints.set_enabled(args["id"], True))
+    return endpoint_shape(webhooks, await webhooks.endpoints.set_enabled(args["id"], True, by=COMMAND_LINE))
 
 
 async def _disable(context: Context, args: dict[str, Any]) -> Any:
     webhooks = _webhooks(context)
-    return endpoint_shape(webhooks, await webhooks.endpoints.set_enabled(args["id"], False))
+    return endpoint_shape(webhooks, await webhooks.endpoints.set_enabled(args["id"], False, by=COMMAND_LINE))
 
 
 async def _delete(context: Context, args: dict[str, Any]) -> Any:
     webhooks = _webhooks(context)
-    return endpoint_shape(webhooks, await webhooks.endpoints.delete(args["id"]))
+    return endpoint_shape(webhooks, await webhooks.endpoints.delete(args["id"], by=COMMAND_LINE))
 
 
 async def _pin(context: Context, args: dict[str, Any]) -> Any:
     webhooks = _webhooks(context)
-    return endpoint_shape(webhooks, await webhooks.endpoints.pin(args["id"]))
+    return endpoint_shape(webhooks, await webhooks.endpoints.pin(args["id"], by=COMMAND_LINE))
 
 
 async def _unpin(context: Context, args: dict[str, Any]) -> Any:
     webhooks = _webhooks(context)
-    return endpoint_shape(webhooks, await webhooks.endpoints.unpin(args["id"]))
+    return endpoint_shape(webhooks, await webhooks.endpoints.unpin(args["id"], by=COMMAND_LINE))
 
 
 async def _rotate(context: Context, args: dict[str, Any]) -> Any:
-    changed = await _webhooks(context).endpoints.rotate(args["id"])
+    changed = await _webhooks(context).endpoints.rotate(args["id"], by=COMMAND_LINE)
     return {"id": changed.id, "secret": changed.secret, "overlap_until": int(changed.previous_until)}
 
 
 async def _test(context: Context, args: dict[str, Any]) -> Any:
-    attempt = await _webhooks(context).test(args["id"])
+    attempt = await _webhooks(context).test(args["id"], by=COMMAND_LINE)
     return {
         "id": args["id"],
         "ok": attempt.ok,
@@ -160,11 +162,13 @@ async def _show(context: Context, args: dict[str, Any]) -> Any:
 
 
 async def _retry(context: Context, args: dict[str, Any]) -> Any:
-    return [_state_shape(delivery) for delivery in await _webhooks(context).dead_letters.retry(args["ids"])]
+    changed = await _webhooks(context).dead_letters.retry(args["ids"], by=COMMAND_LINE)
+    return [_state_shape(delivery) for delivery in changed]
 
 
 async def _discard(context: Context, args: dict[str, Any]) -> Any:
-    return [_state_shape(delivery) for delivery in await _webhooks(context).dead_letters.discard(args["ids"])]
+    changed = await _webhooks(context).dead_letters.discard(args["ids"], by=COMMAND_LINE)
+    return [_state_shape(delivery) for delivery in changed]
 
 
 def _state_shape(delivery: Delivery) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from redpoll.control.http.router import Access, Handler, Place, Route
 from redpoll.control.records.records import Records
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
-from redpoll.store import audit
+from redpoll.store.audit import Actor
 
 __all__ = ["COOKIE", "HOME", "LOGIN", "PASSWORD", "AccessControl", "Page", "Visit"]
 
@@ -87,11 +87,14 @@ class Visit:
             self.access.give_notice(self.session.hash, notice)
         return redirect(path)
 
-    async def note(self, action: str, *, app: App | None = None, target: str = "", detail: str = "") -> None:
-        """Adds an entry to the audit log, in the name of the logged-in user."""
-        await self.access.note(
-            self.session.user.name, self.request.remote, action, app.id if app is not None else "", target, detail
-        )
+    @property
+    def actor(self) -> Actor:
+        """The logged-in user, for the audit log."""
+        return Actor(self.session.user.name, self.request.remote)
+
+    async def note(self, action: str, app: App, target: str, detail: str = "") -> None:
+        """Adds an entry to the audit log about something that changes no record."""
+        await self.access.accounts.store.note(self.actor, action, app.id, target, detail)
 
 
 Page = Callable[[Visit], Awaitable[Response]]
@@ -113,7 +116,7 @@ class AccessControl:
 
     def route(self, method: str, pattern: str, name: str, page: Page, role: str = "viewer") -> Route:
         """A route for logged-in users. Pages that change something need the role `admin`."""
-        return self._made(method, pattern, name, self._guarded(page, role), Access.SESSION)
+        return self._made(method, pattern, name, self._guarded(page, name, role), Access.SESSION)
 
     def open_route(self, method: str, pattern: str, name: str, handler: Handler) -> Route:
         """A route that needs no login."""
@@ -122,7 +125,7 @@ class AccessControl:
     def _made(self, method: str, pattern: str, name: str, handler: Handler, access: Access) -> Route:
         return Route(method, f"{HOME}{pattern}", f"dashboard_{name}", handler, access, Place.CONTROL)
 
-    def _guarded(self, page: Page, role: str) -> Handler:
+    def _guarded(self, page: Page, name: str, role: str) -> Handler:
         async def handle(request: Request) -> Response:
             if request.method == "POST":
                 check_origin(request)
@@ -135,6 +138,8 @@ class AccessControl:
                 return redirect(PASSWORD)
             if role == "admin" and not session.is_admin:
                 raise ApiError("forbidden", "Viewers can't make changes. Ask an admin.")
+            if role == "admin":
+                log.info("dashboard action", who=session.user.name, action=name, path=request.path)
             return await page(Visit(self, request, session))
 
         return handle
@@ -162,7 +167,7 @@ class AccessControl:
             raise ApiError("forbidden", "This form belongs to an earlier session. Reload the page and send it again.")
         return self.offered(Visit(self, request, session), request.path, typed)
 
-    # -- notices and the audit log
+    # -- notices
 
     def give_notice(self, session_hash: str, text: str) -> None:
         if len(self._notices) >= _MAX_NOTICES:
@@ -171,22 +176,6 @@ class AccessControl:
 
     def take_notice(self, session_hash: str) -> str | None:
         return self._notices.pop(session_hash, None)
-
-    async def note(
-        self, who: str, address: str, action: str, app_id: str = "", target: str = "", detail: str = ""
-    ) -> None:
-        entry = audit.Entry(
-            at=self.accounts.now_s(),
-            who=who,
-            address=address,
-            action=action,
-            app_id=app_id,
-            target=target[:1_000],
-            detail=detail[:1_000],
-        )
-        async with self.accounts.store.change() as connection:
-            await audit.add(connection, entry)
-        log.info("dashboard action", who=who, action=action, app=app_id, target=target)
 
 
 def _login_path(path: str) -> str:

@@ -5,14 +5,14 @@ The settings form is generated from the table protocol.apps.SETTINGS, which also
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.forms import Form
 from redpoll.control.dashboard.setup import PublicAddress, snippets
 from redpoll.control.http.response import Response
 from redpoll.control.http.router import Route
-from redpoll.control.records.records import RecordError, Records
+from redpoll.control.records.records import RecordError, Records, setting_text
 from redpoll.protocol.apps import SETTINGS, App, Setting, Value, parse_setting
 from redpoll.protocol.errors import ApiError
 
@@ -73,11 +73,10 @@ class AppPages:
         """POST /dashboard/new-app: name."""
         form = visit.form
         try:
-            app = await self._records.create_app(form.text("name"))
+            app = await self._records.create_app(form.text("name"), by=visit.actor)
         except RecordError as error:
             form.fault("name", str(error))
             return visit.page("app_new.html", status=422, form=form)
-        await visit.note("app created", app=app, target=app.name)
         return visit.redirect(f"{HOME}/apps/{app.id}", f"{app.name} was created. Here is how to connect to it.")
 
     async def show(self, visit: Visit) -> Response:
@@ -121,28 +120,23 @@ class AppPages:
                     form.fault(name, _without_name(name, str(error)))
         if form.good:
             try:
-                changed = await self._records.set_app(app.id, values)
+                changed = await self._records.set_app(app.id, values, by=visit.actor)
             except RecordError as error:
                 # Settings that don't fit together: a roster that is too large (record_checks.py), or a record that is.
                 form.fault("max_presence_members" if " members of " in str(error) else "", str(error))
         if not form.good:
             return self._settings_page(visit, app, form, 422)
-        changes = [f"{name} {_text(old)} → {_text(new)}" for name, old, new in _differences(app, changed)]
-        if changes:
-            await visit.note("settings changed", app=app, target=app.name, detail=", ".join(changes))
-        notice = "Saved. All workers apply it within a second." if changes else "Nothing changed."
+        notice = "Saved. All workers apply it within a second." if changed != app else "Nothing changed."
         return visit.redirect(f"{HOME}/apps/{app.id}/settings", notice)
 
     async def rename(self, visit: Visit) -> Response:
         """POST /dashboard/apps/{app_id}/name: name."""
         app, form = visit.app, visit.form
         try:
-            renamed = await self._records.rename_app(app.id, form.text("name"))
+            renamed = await self._records.rename_app(app.id, form.text("name"), by=visit.actor)
         except RecordError as error:
             form.fault("name", str(error))
             return self._settings_page(visit, app, form, 422)
-        if renamed.name != app.name:
-            await visit.note("app renamed", app=app, target=renamed.name, detail=f"was {app.name}")
         return visit.redirect(f"{HOME}/apps/{app.id}/settings", f"The app was renamed to {renamed.name}.")
 
     async def switch(self, visit: Visit) -> Response:
@@ -152,8 +146,7 @@ class AppPages:
         if value not in ("1", "0"):
             raise ApiError("bad_request", "enabled must be 1 or 0; nothing was changed")
         enabled = value == "1"
-        await self._records.set_app(app.id, {"enabled": enabled})
-        await visit.note("app switched on" if enabled else "app switched off", app=app, target=app.name)
+        await self._records.set_app(app.id, {"enabled": enabled}, by=visit.actor)
         notice = f"{app.name} was switched {'on' if enabled else 'off'}."
         return visit.redirect(f"{HOME}/apps/{app.id}/settings", notice)
 
@@ -168,8 +161,8 @@ class _Shown:
         value = getattr(app, setting.name)
         typed = bool(form.pairs) and not form.has("name")
         self.on = form.ticked(setting.name) if typed else bool(value)
-        self.value = form.raw(setting.name) if form.has(setting.name) else _text(value)
-        self.default = _text(setting.default)
+        self.value = form.raw(setting.name) if form.has(setting.name) else setting_text(value)
+        self.default = setting_text(setting.default)
         self.is_default = value == setting.default
 
 
@@ -177,19 +170,6 @@ def _label(setting: Setting) -> str:
     words = setting.name.removesuffix("_s").removesuffix("_bytes").removesuffix("_chars").replace("_", " ")
     label = " ".join(_CAPITALS.get(word, word) for word in words.split())
     return label[0].upper() + label[1:]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(value)
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _differences(before: App, after: App) -> list[tuple[str, Any, Any]]:
-    pairs = ((name, getattr(before, name), getattr(after, name)) for name in SETTINGS)
-    return [(name, old, new) for name, old, new in pairs if old != new]
 
 
 def _without_name(name: str, text: str) -> str:

@@ -69,7 +69,7 @@ class ConnectionPages:
         answers = await self._survey.ask("close", app=app.id, socket=socket)
         closed = sum(answers.values())
         if closed:
-            await visit.note("connection closed", app=app, target=socket)
+            await visit.note("connections kick", app, socket)
         notice = f"Connection {socket} was closed." if closed else f"Connection {socket} had already ended."
         return visit.redirect(f"{HOME}/apps/{app.id}/connections", notice)
 

@@ -259,7 +259,7 @@ class ConsolePages:
             )
         if fault:
             return _json(status if "" in fault else 422, {"fault": fault})
-        await visit.note("event published", app=app, target=form.text("channel"), detail=form.text("name"))
+        await visit.note("publish", app, form.text("channel"), form.text("name"))
         return _json(200, {"trace_id": request.trace_id})
 
 

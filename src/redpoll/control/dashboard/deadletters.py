@@ -80,17 +80,12 @@ class DeadLetterPages:
             try:
                 for delivery_id in ids:
                     await self._check_of(app, delivery_id)
-                await (
-                    self._webhooks.dead_letters.retry(ids)
-                    if do == "retry"
-                    else self._webhooks.dead_letters.discard(ids)
-                )
+                letters = self._webhooks.dead_letters
+                await (letters.retry if do == "retry" else letters.discard)(ids, by=visit.actor)
             except RecordError as error:
                 form.fault("", f"{error}. Nothing was done.")
         if not form.good:
             return await self._page(visit, app, form, 422)
-        what = "retried" if do == "retry" else "discarded"
-        await visit.note(f"dead letters {what}", app=app, target=f"{len(ids)}", detail=" ".join(ids))
         count = "1 dead letter" if len(ids) == 1 else f"{len(ids)} dead letters"
         notice = f"Retrying {count}." if do == "retry" else f"Discarded {count}."
         if form.text("back") == "delivery" and len(ids) == 1:
@@ -112,6 +107,9 @@ class DeadLetterPages:
         depths = await self._webhooks.depths(app.id)
         total = sum(depth.failed for counted_id, depth in depths.items() if endpoint_id in (None, counted_id))
 
+        letters, actor = self._webhooks.dead_letters, visit.actor
+        change = letters.retry if retry else letters.discard
+
         async def work(progress: Progress) -> str:
             # In chunks, to show the progress. Deliveries that fail meanwhile are newer and are left alone.
             before: tuple[float, int] | None = None
@@ -121,14 +119,11 @@ class DeadLetterPages:
                 before = (chunk[-1].at, chunk[-1].number)
                 ids = [delivery.id for delivery in chunk if not retry or self._has_endpoint(app, delivery)]
                 if ids:
-                    await (
-                        self._webhooks.dead_letters.retry(ids) if retry else self._webhooks.dead_letters.discard(ids)
-                    )
+                    await change(ids, by=actor)
                 progress.done += len(ids)
             return f"{progress.done:,} dead letters {'are being retried' if retry else 'were discarded'}."
 
         what = "Retry" if retry else "Discard"
-        await visit.note(f"all dead letters {'retried' if retry else 'discarded'}", app=app, target=f"{total}")
         back = f"{HOME}/apps/{app.id}/dead-letters"
         return self._jobs.begin(visit, f"{what} dead letters of {app.name}", back, work, total)
 

@@ -90,12 +90,11 @@ class HistoryPages:
                 client_events=form.ticked("client_events") and keep > 0,
             )
             try:
-                rule = await self._records.add_history_rule(app.id, rule)
+                await self._records.add_history_rule(app.id, rule, by=visit.actor)
             except RecordError as error:
                 form.fault(_field_of(str(error)), str(error))
         if not form.good:
             return await self._page(visit, app, form, 422)
-        await visit.note("history rule added", app=app, target=_pattern(rule), detail=f"keeps {rule.keep}")
         return visit.redirect(
             f"{HOME}/apps/{app.id}/history", "Rule added. It applies to messages published from now on."
         )
@@ -104,11 +103,10 @@ class HistoryPages:
         """POST …/history/remove: rule."""
         app, form = visit.app, visit.form
         try:
-            rule = await self._records.remove_history_rule(app.id, form.text("rule"))
+            await self._records.remove_history_rule(app.id, form.text("rule"), by=visit.actor)
         except RecordError as error:
             form.fault("", str(error))
             return await self._page(visit, app, form, 422)
-        await visit.note("history rule removed", app=app, target=_pattern(rule))
         return visit.redirect(f"{HOME}/apps/{app.id}/history", "Rule removed. Stored messages stay until they expire.")
 
     # -- messages
@@ -145,7 +143,7 @@ class HistoryPages:
         """POST …/history/{channel}/clear."""
         app, channel = visit.app, visit.request.parameters[1]
         await self._history.clear(app.id, channel)
-        await visit.note("history cleared", app=app, target=channel)
+        await visit.note("history clear", app, channel)
         notice = f"The stored messages of {channel} were deleted."
         return visit.redirect(path_to(f"{HOME}/apps/{app.id}/history", channel), notice)
 
@@ -186,10 +184,6 @@ def _lasting(form: Form, name: str, unit: str) -> int:
         form.fault(name, "Enter a duration.")
         return 0
     return form.number(name, 1, _MAX_S // size) * size
-
-
-def _pattern(rule: HistoryRule) -> str:
-    return f"{rule.name}…" if rule.prefix else rule.name
 
 
 def _field_of(text: str) -> str:

@@ -33,12 +33,11 @@ class KeyPages:
         """POST …/keys."""
         app = visit.app
         try:
-            added = await self._records.add_key(app.id)
+            await self._records.add_key(app.id, by=visit.actor)
         except RecordError as error:
             form = visit.form
             form.fault("", str(error))
             return visit.page("keys.html", status=422, app=app, form=form)
-        await visit.note("key added", app=app, target=added.key)
         notice = "The new key works now. Give it to every client and back end, then disable the old one."
         return visit.redirect(f"{HOME}/apps/{app.id}/keys", notice)
 
@@ -57,12 +56,11 @@ class KeyPages:
             if enable and not any(known.key == key for known in app.keys):
                 raise RecordError(f"app {app.id} has no key {key}")
             if enable:
-                await self._records.add_key(app.id, key)
+                await self._records.add_key(app.id, key, by=visit.actor)
             else:
-                await self._records.disable_key(app.id, key)
+                await self._records.disable_key(app.id, key, by=visit.actor)
         except RecordError as error:
             form.fault("", str(error))
             return visit.page("keys.html", status=422, app=app, form=form)
-        what = "enabled" if enable else "disabled"
-        await visit.note(f"key {what}", app=app, target=key)
-        return visit.redirect(f"{HOME}/apps/{app.id}/keys", f"Key {key} was {what}.")
+        notice = f"Key {key} was {'enabled' if enable else 'disabled'}."
+        return visit.redirect(f"{HOME}/apps/{app.id}/keys", notice)

@@ -110,12 +110,10 @@ class Login:
             return self._page(
                 request, status=429, fault=fault, headers=header_line("Retry-After", str(wait_s)), **again
             )
-        plain = await self._accounts.log_in(name, form.raw("password"))
+        plain = await self._accounts.log_in(name, form.raw("password"), address)
         if plain is None:
-            await self._access.note(name[:64], address, "login failed")
             return self._page(request, status=401, fault="Wrong name or password.", **again)
         self._throttle.succeeded(address, name)
-        await self._access.note(name, address, "logged in")
         if name == FIRST_USER:
             # The one-time password in the file has been used.
             (self._data_dir / FIRST_LOGIN).unlink(missing_ok=True)
@@ -133,8 +131,7 @@ class Login:
         return visit.page("resend.html", status=status, headers=headers, resend_path=path, fields=fields)
 
     async def log_out(self, visit: Visit) -> Response:
-        await self._accounts.log_out(visit.session)
-        await visit.note("logged out")
+        await self._accounts.log_out(visit.session, visit.request.remote)
         return redirect("/dashboard/login", set_cookie(visit.request, ""))
 
     # -- one's own account
@@ -153,13 +150,14 @@ class Login:
             if wait_s > 0:
                 raise ApiError("rate_limited", f"Too many wrong passwords. Try again in {wait_s} s.")
             try:
-                await self._accounts.change_password(visit.session, form.raw("old_password"), form.raw("new_password"))
+                await self._accounts.change_password(
+                    visit.session, form.raw("old_password"), form.raw("new_password"), visit.request.remote
+                )
             except AccountError as error:
                 form.fault(error.field, str(error))
         if not form.good:
             return visit.page("account.html", status=422, form=form)
         self._throttle.succeeded(visit.request.remote, visit.session.user.name)
-        await visit.note("password changed", target=visit.session.user.name)
         return visit.redirect(HOME, "Password changed. Your other sessions have ended.")
 
 

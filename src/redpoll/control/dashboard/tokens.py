@@ -53,14 +53,13 @@ class TokenPages:
         plain = ""
         if form.good:
             try:
-                token, plain = await self._records.create_token(app.id, form.text("name"), scopes, LASTS[lasts])
+                _, plain = await self._records.create_token(
+                    app.id, form.text("name"), scopes, LASTS[lasts], by=visit.actor
+                )
             except RecordError as error:
                 form.fault("scope" if "scope" in str(error) else "name", str(error))
         if not form.good:
             return self._page(visit, app, form, status=422)
-        await visit.note(
-            "token created", app=app, target=token.name, detail=f"{token.prefix}… {', '.join(token.scopes)}"
-        )
         return self._page(visit, app, Form(), plain=plain)
 
     async def revoke(self, visit: Visit) -> Response:
@@ -70,8 +69,7 @@ class TokenPages:
         if form.text("id") not in owned:
             form.fault("", "This token doesn't exist.")
             return self._page(visit, app, form, status=422)
-        (token,) = await self._records.revoke_tokens([form.text("id")])
-        await visit.note("token revoked", app=app, target=token.name, detail=f"{token.prefix}…")
+        (token,) = await self._records.revoke_tokens([form.text("id")], by=visit.actor)
         return visit.redirect(f"{HOME}/apps/{app.id}/tokens", f"Token {token.name} was revoked.")
 
 

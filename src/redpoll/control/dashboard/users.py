@@ -42,11 +42,10 @@ class UserPages:
         form = visit.form
         name, role = form.text("name"), form.text("role")
         try:
-            password = await self._accounts.create(name, role)
+            password = await self._accounts.create(name, role, by=visit.actor)
         except AccountError as error:
             form.fault(error.field, str(error))
             return await self._page(visit, form, status=422)
-        await visit.note("user created", target=name, detail=role)
         return await self._page(visit, Form(), new_password=(name, password))
 
     async def reset(self, visit: Visit) -> Response:
@@ -56,11 +55,10 @@ class UserPages:
         if name == visit.session.user.name:
             return visit.redirect(f"{HOME}/account")
         try:
-            password = await self._accounts.reset(name)
+            password = await self._accounts.reset(name, by=visit.actor)
         except AccountError as error:
             form.fault("", str(error))
             return await self._page(visit, form, status=422)
-        await visit.note("password reset", target=name)
         return await self._page(visit, Form(), new_password=(name, password))
 
     async def set_role(self, visit: Visit) -> Response:
@@ -68,11 +66,10 @@ class UserPages:
         form = visit.form
         name, role = form.text("user"), form.text("role")
         try:
-            await self._accounts.set_role(name, role)
+            await self._accounts.set_role(name, role, by=visit.actor)
         except AccountError as error:
             form.fault("", str(error))
             return await self._page(visit, form, status=422)
-        await visit.note("role changed", target=name, detail=role)
         return visit.redirect(f"{HOME}/users", f"{name} now has the role {role}.")
 
     async def remove(self, visit: Visit) -> Response:
@@ -80,9 +77,8 @@ class UserPages:
         form = visit.form
         name = form.text("user")
         try:
-            await self._accounts.remove(name)
+            await self._accounts.remove(name, by=visit.actor)
         except AccountError as error:
             form.fault("", str(error))
             return await self._page(visit, form, status=422)
-        await visit.note("user removed", target=name)
         return visit.redirect(f"{HOME}/users", f"User {name} was removed.")

@@ -106,12 +106,13 @@ class WebhookPages:
         created: Endpoint | None = None
         if form.good:
             try:
-                created = await self._webhooks.endpoints.create(app.id, **fields, pin=form.ticked("pin"))
+                created = await self._webhooks.endpoints.create(
+                    app.id, **fields, pin=form.ticked("pin"), by=visit.actor
+                )
             except RecordError as error:
                 form.fault(_field_of(str(error)), str(error))
         if created is None:
             return self._form_page(visit, app, form, None, 422)
-        await visit.note("webhook created", app=app, target=created.url, detail=", ".join(created.events))
         notice = "The webhook is on. Give its secret to the receiver, then send a test."
         return visit.redirect(f"{HOME}/apps/{app.id}/webhooks/{created.id}", notice)
 
@@ -125,12 +126,11 @@ class WebhookPages:
         fields = _fields_of(form)
         if form.good:
             try:
-                await self._webhooks.endpoints.change(endpoint.id, **fields)
+                await self._webhooks.endpoints.change(endpoint.id, **fields, by=visit.actor)
             except RecordError as error:
                 form.fault(_field_of(str(error)), str(error))
         if not form.good:
             return self._form_page(visit, app, form, endpoint, 422)
-        await visit.note("webhook changed", app=app, target=fields["url"])
         return visit.redirect(f"{HOME}/apps/{app.id}/webhooks/{endpoint.id}", "Saved.")
 
     # -- one endpoint
@@ -171,10 +171,9 @@ class WebhookPages:
         """POST …/test: sends one test delivery and shows the result."""
         app, endpoint = visit.app, self._endpoint(visit)
         try:
-            attempt = await self._webhooks.test(endpoint.id)
+            attempt = await self._webhooks.test(endpoint.id, by=visit.actor)
         except RecordError as error:
             return visit.redirect(f"{HOME}/apps/{app.id}/webhooks/{endpoint.id}", sentence(error))
-        await visit.note("webhook tested", app=app, target=endpoint.url, detail=attempt.reason)
         return visit.page(
             "webhook_test.html",
             app=app,
@@ -188,25 +187,23 @@ class WebhookPages:
 
         async def act(visit: Visit) -> Response:
             app, endpoint = visit.app, self._endpoint(visit)
-            webhooks = self._webhooks
+            endpoints, by = self._webhooks.endpoints, visit.actor
             here = f"{HOME}/apps/{app.id}/webhooks/{endpoint.id}"
             try:
                 if verb in ("enable", "disable"):
-                    await webhooks.endpoints.set_enabled(endpoint.id, verb == "enable")
+                    await endpoints.set_enabled(endpoint.id, verb == "enable", by=by)
                 elif verb == "rotate":
-                    await webhooks.endpoints.rotate(endpoint.id)
+                    await endpoints.rotate(endpoint.id, by=by)
                 elif verb == "pin":
-                    await webhooks.endpoints.pin(endpoint.id)
+                    await endpoints.pin(endpoint.id, by=by)
                 elif verb == "unpin":
-                    await webhooks.endpoints.unpin(endpoint.id)
+                    await endpoints.unpin(endpoint.id, by=by)
                 else:
-                    await webhooks.endpoints.delete(endpoint.id)
+                    await endpoints.delete(endpoint.id, by=by)
                     here = f"{HOME}/apps/{app.id}/webhooks"
             except RecordError as error:
                 return visit.redirect(here, sentence(error))
-            done, notice = _DONE[verb]
-            await visit.note(f"webhook {done}", app=app, target=endpoint.url)
-            return visit.redirect(here, notice)
+            return visit.redirect(here, _NOTICES[verb])
 
         return act
 
@@ -254,13 +251,13 @@ class WebhookPages:
         )
 
 
-_DONE: Final = {
-    "enable": ("enabled", "The webhook is on. Waiting deliveries are sent now."),
-    "disable": ("disabled", "The webhook is off. Its deliveries wait until you switch it on."),
-    "rotate": ("secret rotated", "The webhook has a new secret. For a day deliveries are signed with the old one too."),
-    "pin": ("pinned", "The certificate is pinned. Deliveries fail if the receiver presents another one."),
-    "unpin": ("unpinned", "Any valid certificate is accepted again."),
-    "delete": ("deleted", "The webhook was deleted. Its dead letters stay until you discard them."),
+_NOTICES: Final = {
+    "enable": "The webhook is on. Waiting deliveries are sent now.",
+    "disable": "The webhook is off. Its deliveries wait until you switch it on.",
+    "rotate": "The webhook has a new secret. For a day deliveries are signed with the old one too.",
+    "pin": "The certificate is pinned. Deliveries fail if the receiver presents another one.",
+    "unpin": "Any valid certificate is accepted again.",
+    "delete": "The webhook was deleted. Its dead letters stay until you discard them.",
 }
 
 

@@ -15,6 +15,7 @@ from redpoll.cluster.debug_log import MAX_LINES, DebugLog, debug_text
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.cluster.survey import Survey
 from redpoll.ipc.command_socket import CommandError
+from redpoll.store.audit import COMMAND_LINE
 
 if TYPE_CHECKING:
     from redpoll.control.commands.context import Cluster, Context
@@ -85,7 +86,8 @@ async def _start(context: Context, args: dict[str, Any]) -> Any:
         await cluster.link.ask(b"EXPIRE", key, int(for_s) + _KEPT_S)
     except (LinkDown, hiredis.ReplyError) as error:
         raise Unavailable(str(error)) from error
-    return _shape(await context.records.debug(app_id, until, socket_id)) | {"position": position.decode()}
+    app = await context.records.debug(app_id, until, socket_id, by=COMMAND_LINE)
+    return _shape(app) | {"position": position.decode()}
 
 
 async def _app_of(cluster: Cluster, socket_id: str) -> str:
@@ -122,7 +124,7 @@ async def _show(context: Context, args: dict[str, Any]) -> Any:
 async def _stop(context: Context, args: dict[str, Any]) -> Any:
     debugged = [app for app in context.records.apps.values() if is_debugged(app) and args["app"] in ("", app.id)]
     for app in debugged:
-        await context.records.debug(app.id, 0.0, "")
+        await context.records.debug(app.id, 0.0, "", by=COMMAND_LINE)
     return [_shape(app) for app in debugged]
 
 

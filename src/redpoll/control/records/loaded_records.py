@@ -1,49 +1,93 @@
-"""The records that a control plane has in memory, and how they follow the record store.
+"""The records that a control plane has in memory, how they follow the record store, and how one change is made.
 
 Other control planes may share the store. Their changes are the rows with a greater version than ours; if the store
-lost changes that we had read, all records are read again (store/README.md "Changes"). records.py makes changes.
+lost changes that we had read, all records are read again (store/README.md "Changes"). tokens.py and records.py make
+changes, each in an `edit`.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
 
 import msgspec
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.cluster.directory import DirectoryVersion
-from redpoll.control.records.tokens import TokenRecords
+from redpoll.control.records.checks import RecordError
 from redpoll.protocol.apps import App
+from redpoll.protocol.tokens import Token
 from redpoll.store import apps as app_rows
+from redpoll.store import audit
 from redpoll.store import tokens as token_rows
 from redpoll.store import webhooks as endpoint_rows
-from redpoll.store.store import Store, Versions, has_version, versions
+from redpoll.store.audit import Actor
+from redpoll.store.store import Store, Versions, has_version, raise_version, versions
 from redpoll.store.webhooks import Endpoint
 
-__all__ = ["LoadedRecords"]
+__all__ = ["Edit", "LoadedRecords"]
 
 log = structlog.get_logger(__name__)
 
 
-class LoadedRecords(TokenRecords):
+def _ignore(hashes: Collection[str]) -> None:
+    pass
+
+
+def _always() -> bool:
+    return True
+
+
+class Edit:
+    """A change that is being made in the transaction `connection`.
+
+    Its block writes the rows and says here what changed: `app`, as memory and the directory get it, and the ids of
+    `tokens` and `webhooks`. If it sets none of these, nothing has changed. `note` adds a row to the audit log.
+    """
+
+    def __init__(self, connection: AsyncConnection, by: Actor | None) -> None:
+        self.connection = connection
+        self.app: App | None = None
+        self.tokens: Collection[str] = ()
+        self.webhooks: Collection[str] = ()
+        self._by = by
+
+    async def note(self, action: str, app_id: str, target: str, detail: str = "") -> None:
+        await audit.add(self.connection, self._by, action, app_id, target, detail)
+
+
+class LoadedRecords:
     """Apps by id and by key, tokens by hash.
 
     `directory` is the version that the app directory in Redis should have. `on_change(app_id, app, before, after)` is
-    awaited after each commit of this process, in order, with that version before and after; `app` is None after a
-    deletion. It must not raise, because the change is committed already.
+    awaited after each commit of this process, in order, with that version before and after. It must not raise, because
+    the change is committed already.
     """
 
-    def __init__(self, store: Store, clock: Callable[[], float], changing: asyncio.Lock) -> None:
-        super().__init__(store, clock, changing)
+    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+        self.apps: dict[str, App] = {}
         self.by_key: dict[str, App] = {}
+        self.tokens: dict[str, Token] = {}
+        # The store's versions up to which memory has all changes.
+        self.known = Versions(0, 0, "", "")
         self.directory = DirectoryVersion(0)
         # Takes the webhook endpoints that other control planes changed, or all of them (True).
         self.on_endpoints: Callable[[Mapping[str, Endpoint], bool], None] | None = None
-        self.on_change: Callable[[str, App | None, DirectoryVersion, DirectoryVersion], Awaitable[None]] | None = None
+        self.on_change: Callable[[str, App, DirectoryVersion, DirectoryVersion], Awaitable[None]] | None = None
         # Takes each app that was created or changed, by another control plane too.
         self.on_put: Callable[[str, App], None] | None = None
+        # Takes the hashes of tokens that were revoked, by another control plane too.
+        self.on_revoked: Callable[[Collection[str]], None] = _ignore
         # Takes the directory's version after the store lost changes, because it may be lower than before.
         self.on_rewound: Callable[[int], None] | None = None
+        # Whether revocations by other control planes are known here.
+        self.is_current: Callable[[], bool] = _always
+        # Redis has brought changes that the store may have lost when it answers again: then all is read from it.
+        self._has_more = False
+        self._store = store
+        self._clock = clock
+        # Changes are made one at a time, and memory has each before the next begins.
+        self._changing = asyncio.Lock()
 
     @property
     def version(self) -> int:
@@ -57,6 +101,40 @@ class LoadedRecords(TokenRecords):
             self.tokens.update(await token_rows.all_by_hash(connection))
             self._set_versions(await versions(connection))
         self.by_key.update({key.key: app for app in self.apps.values() for key in app.keys})
+
+    @asynccontextmanager
+    async def edit(self, by: Actor | None) -> AsyncIterator[Edit]:
+        """One change of records by this person; None: by the server itself, which the audit log doesn't show.
+
+        What the block writes, the versions and the rows of the audit log are one transaction. It begins with what other
+        control planes have changed, and is rolled back if the block raises. When the `async with` ends, the change is
+        committed, memory has its app, and `on_change` was called. What the caller does next, before it waits for
+        anything, no other change can come before.
+        """
+        async with self._changing:
+            async with self._store.change() as connection:
+                if self._store.shared:
+                    await self._catch_up(connection)
+                edit = Edit(connection, by)
+                yield edit
+                app = edit.app
+                if app is None and not edit.tokens and not edit.webhooks:
+                    return
+                stored = await raise_version(
+                    connection,
+                    app_id="" if app is None else app.id,
+                    tokens=edit.tokens,
+                    webhooks=edit.webhooks,
+                    for_workers=app is not None,
+                )
+            if app is None:
+                self.known = stored
+                return
+            before = self.directory
+            self._put(app)
+            self._set_versions(stored)
+            if self.on_change is not None:
+                await self.on_change(app.id, app, before, self.directory)
 
     async def sync(self) -> bool:
         """Takes what other control planes have changed. Returns whether there was anything. Raises SQLAlchemyError."""
@@ -73,6 +151,14 @@ class LoadedRecords(TokenRecords):
                 self._put(app)
         self.directory = version
         self._has_more = True
+
+    def take_revoked(self, hashes: Collection[str]) -> None:
+        """Takes revocations from Redis, while the store doesn't answer."""
+        for one in hashes:
+            token = self.tokens.get(one)
+            if token is not None and token.revoked_at is None:
+                self.tokens[token.hash] = msgspec.structs.replace(token, revoked_at=self._clock())
+                self._has_more = True
 
     async def _catch_up(self, connection: AsyncConnection) -> bool:
         stored = await versions(connection)
@@ -107,16 +193,23 @@ class LoadedRecords(TokenRecords):
             self.on_rewound(self.version)
         return True
 
+    def _take_token(self, token: Token) -> bool:
+        """Takes a token that another control plane has changed. Returns whether it has revoked it."""
+        known = self.tokens.get(token.hash, token)
+        used_at = max(known.last_used_at or 0.0, token.last_used_at or 0.0) or None
+        self.tokens[token.hash] = msgspec.structs.replace(token, last_used_at=used_at)
+        return token.revoked_at is not None and (known is token or known.revoked_at is None)
+
     def _set_versions(self, stored: Versions) -> None:
         self.known = stored
         self.directory = DirectoryVersion(stored.directory, stored.directory_id)
 
-    async def _changed(self, app: App, stored: Versions) -> None:
-        before = self.directory
-        self._put(app)
-        self._set_versions(stored)
-        if self.on_change is not None:
-            await self.on_change(app.id, app, before, self.directory)
+    def _app(self, app_id: str) -> App:
+        """The app in memory. Raises RecordError."""
+        app = self.apps.get(app_id)
+        if app is None:
+            raise RecordError(f"there is no app with the id {app_id}")
+        return app
 
     def _put(self, app: App) -> None:
         before = self.apps.get(app.id)

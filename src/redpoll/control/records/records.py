@@ -1,17 +1,17 @@
 """The app records: apps, keys, history rules and settings, in memory for reading, changed through the record store.
 
-All changes are made here, one at a time. Each increases the directory's version in the same transaction and calls
-`on_change` after the commit, so workers see all changes in order. If control planes share the store, each change begins
-with what the others have changed. loaded_records.py has what is in memory, tokens.py the part about tokens.
+All changes are made here, one at a time, each in an `edit` (loaded_records.py). That writes the change, the directory's
+version and the row of the audit log in one transaction, and calls `on_change` after the commit, so workers see all
+changes in order. `by` is who made the change; None for the server itself. tokens.py has the part about tokens.
 """
 
-import asyncio
+from __future__ import annotations
+
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -26,13 +26,14 @@ from redpoll.config.app_names import (
 )
 from redpoll.config.settings import Settings
 from redpoll.control.records.checks import RecordError, check_name, check_roster, check_rules, check_size
-from redpoll.control.records.loaded_records import LoadedRecords
-from redpoll.protocol.apps import App, HistoryRule, Key, Value, with_eras
+from redpoll.control.records.tokens import TokenRecords
+from redpoll.protocol.apps import SETTINGS, App, HistoryRule, Key, Value, with_eras
 from redpoll.store import apps as app_rows
 from redpoll.store import daily
-from redpoll.store.store import Store, raise_version
+from redpoll.store.audit import Actor
+from redpoll.store.store import Store
 
-__all__ = ["HooksChange", "RecordError", "Records"]
+__all__ = ["RecordError", "Records", "rule_pattern", "setting_text"]
 
 _FIRST_APP_NAME: Final = "first app"
 # Disabled keys of an app beyond this number are removed, so that regular key rotations don't fill the record.
@@ -41,15 +42,7 @@ _KEEP_DISABLED_KEYS: Final = 10
 _KEEP_DAYS: Final = 31
 
 
-class HooksChange:
-    """An open transaction, and the hook mask that the app gets at its end."""
-
-    def __init__(self, connection: AsyncConnection, hooks: str) -> None:
-        self.connection = connection
-        self.hooks = hooks
-
-
-class Records(LoadedRecords):
+class Records(TokenRecords):
     """All apps by id and by key, all tokens by hash, and the directory's version.
 
     `max_owed_bytes` is the setting of that name; the roster of a full presence channel must fit into half of it.
@@ -62,7 +55,7 @@ class Records(LoadedRecords):
         max_owed_bytes: int = Settings().max_owed_bytes,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(store, clock, asyncio.Lock())
+        super().__init__(store, clock)
         self._max_roster_bytes = max_owed_bytes // 2
 
     async def first_app(self, settings: Settings) -> App | None:
@@ -78,27 +71,26 @@ class Records(LoadedRecords):
             return None
         return await self._create_app(_FIRST_APP_NAME, only_first=True)
 
-    async def create_app(self, name: str) -> App:
+    async def create_app(self, name: str, *, by: Actor | None = None) -> App:
         """Creates an app with a new id (7 digits), key (20 hex digits) and secret (40). Raises RecordError."""
         check_name("an app's", name)
-        app = await self._create_app(name)
+        app = await self._create_app(name, by=by)
         assert app is not None
         return app
 
-    async def _create_app(self, name: str, *, only_first: bool = False) -> App | None:
-        async with self._changing:
-            async with self._change() as connection:
-                if only_first and self.apps:
-                    # Another server has started at the same time.
-                    return None
+    async def _create_app(self, name: str, *, by: Actor | None = None, only_first: bool = False) -> App | None:
+        async with self.edit(by) as edit:
+            if only_first and self.apps:
+                # Another server has started at the same time.
+                return None
+            app_id = str(secrets.randbelow(9_000_000) + 1_000_000)
+            while app_id in self.apps:
                 app_id = str(secrets.randbelow(9_000_000) + 1_000_000)
-                while app_id in self.apps:
-                    app_id = str(secrets.randbelow(9_000_000) + 1_000_000)
-                app = App(id=app_id, name=name, keys=(Key(key=secrets.token_hex(10), secret=secrets.token_hex(20)),))
-                await app_rows.add(connection, app)
-                version = await raise_version(connection, app_id=app_id, for_workers=True)
-            await self._changed(app, version)
-            return app
+            app = App(id=app_id, name=name, keys=(Key(key=secrets.token_hex(10), secret=secrets.token_hex(20)),))
+            await app_rows.add(edit.connection, app)
+            edit.app = app
+            await edit.note("app create", app_id, name)
+        return app
 
     async def upsert_app(self, app_id: str, key: str, secret: str) -> App:
         """Makes sure that this app exists and has this key with this secret.
@@ -106,17 +98,13 @@ class Records(LoadedRecords):
         A different key that was set this way before is removed; keys that were added by commands stay. Raises
         RecordError if the key belongs to another app.
         """
-        async with self._changing:
-            async with self._change() as connection:
-                owner = self.by_key.get(key)
-                if owner is not None and owner.id != app_id:
-                    raise RecordError(f"key {key} belongs to app {owner.id} and can't be given to app {app_id}")
-                if not await self._write_given(connection, app_id, Key(key=key, secret=secret)):
-                    return self.apps[app_id]
-                version = await raise_version(connection, app_id=app_id, for_workers=True)
-                app = await self._read(connection, app_id)
-            await self._changed(app, version)
-            return app
+        async with self.edit(None) as edit:
+            owner = self.by_key.get(key)
+            if owner is not None and owner.id != app_id:
+                raise RecordError(f"key {key} belongs to app {owner.id} and can't be given to app {app_id}")
+            if await self._write_given(edit.connection, app_id, Key(key=key, secret=secret)):
+                edit.app = await self._read(edit.connection, app_id)
+        return self.apps[app_id]
 
     async def _read(self, connection: AsyncConnection, app_id: str) -> App:
         """The app from the store, with the field that is only in memory."""
@@ -158,83 +146,89 @@ class Records(LoadedRecords):
         check_roster(app, self._max_roster_bytes)
         check_size(app)
 
-    async def import_app(self, app: App) -> None:
+    async def import_app(self, app: App, *, by: Actor | None = None) -> None:
         """Creates this app, or gives the existing one of its id these keys, in addition to its own, and these settings.
 
         Raises RecordError.
         """
-        async with self._changing:
-            async with self._change() as connection:
-                self.check_import(app)
-                known = self.apps.get(app.id)
-                if known is None:
-                    await app_rows.add(connection, app)
-                else:
-                    await app_rows.update(connection, app)
-                    for key in app.keys:
-                        existing = _key_of(known, key.key)
-                        if existing is None:
-                            await app_rows.add_key(connection, app.id, key, given=False)
-                        elif existing != key:
-                            await app_rows.set_secret(connection, key.key, key.secret)
-                            await app_rows.enable_key(connection, key.key, key.enabled)
-                version = await raise_version(connection, app_id=app.id, for_workers=True)
-                stored = await self._read(connection, app.id)
-            await self._changed(stored, version)
+        async with self.edit(by) as edit:
+            self.check_import(app)
+            known = self.apps.get(app.id)
+            if known is None:
+                await app_rows.add(edit.connection, app)
+            else:
+                await app_rows.update(edit.connection, app)
+                for key in app.keys:
+                    existing = _key_of(known, key.key)
+                    if existing is None:
+                        await app_rows.add_key(edit.connection, app.id, key, given=False)
+                    elif existing != key:
+                        await app_rows.set_secret(edit.connection, key.key, key.secret)
+                        await app_rows.enable_key(edit.connection, key.key, key.enabled)
+            edit.app = await self._read(edit.connection, app.id)
+            before = known or App(id=app.id, name=app.name, keys=())
+            await edit.note("app import", app.id, app.name, _differences(before, app))
 
     # -- settings of an app
 
-    async def set_app(self, app_id: str, values: Mapping[str, Value]) -> App:
+    async def set_app(self, app_id: str, values: Mapping[str, Value], *, by: Actor | None = None) -> App:
         """Changes settings of an app, all or none. `values` come from `parse_setting`. Raises RecordError."""
-        return await self._replace(app_id, lambda app: msgspec.structs.replace(app, **values))
 
-    async def rename_app(self, app_id: str, name: str) -> App:
+        def changed(app: App) -> _Changed:
+            after = msgspec.structs.replace(app, **values)
+            return _Changed(after, "app set", app.name, _differences(app, after))
+
+        return await self._replace(app_id, changed, by)
+
+    async def rename_app(self, app_id: str, name: str, *, by: Actor | None = None) -> App:
         """Renames an app. Raises RecordError."""
         check_name("an app's", name)
-        return await self._replace(app_id, lambda app: msgspec.structs.replace(app, name=name))
 
-    async def _replace(self, app_id: str, changed: Callable[[App], App]) -> App:
-        """Replaces an app with `changed(app)`, which may raise RecordError. Writes nothing if they are equal."""
-        async with self._changing:
-            async with self._change() as connection:
-                before = self._app(app_id)
-                app = changed(before)
-                if app == before:
-                    return app
+        def renamed(app: App) -> _Changed:
+            return _Changed(msgspec.structs.replace(app, name=name), "app rename", name, f"was {app.name}")
+
+        return await self._replace(app_id, renamed, by)
+
+    async def _replace(self, app_id: str, change: Callable[[App], _Changed], by: Actor | None = None) -> App:
+        """Replaces an app with `change(app).app`. `change` may raise RecordError. Writes nothing if they are equal."""
+        async with self.edit(by) as edit:
+            before = self._app(app_id)
+            app, action, target, detail = change(before)
+            if app != before:
                 check_roster(app, self._max_roster_bytes)
                 check_size(app)
-                await app_rows.update(connection, app)
-                version = await raise_version(connection, app_id=app_id, for_workers=True)
-            await self._changed(app, version)
-            return app
+                await app_rows.update(edit.connection, app)
+                edit.app = app
+                await edit.note(action, app_id, target, detail)
+        return app
 
     # -- rules of history
 
-    async def add_history_rule(self, app_id: str, rule: HistoryRule) -> HistoryRule:
+    async def add_history_rule(self, app_id: str, rule: HistoryRule, *, by: Actor | None = None) -> HistoryRule:
         """Adds a rule. Returns it with a new id; the id of `rule` is ignored. Raises RecordError."""
 
-        def added(app: App) -> App:
-            nonlocal rule
+        def added(app: App) -> _Changed:
             taken = {existing.id for existing in app.history}
             while (rule_id := secrets.token_hex(3)) in taken:
                 pass
-            rule = msgspec.structs.replace(rule, id=rule_id)
-            check_rules(app_id, (*app.history, rule))
-            return _with_rules(app, (*app.history, rule))
+            rules = (*app.history, msgspec.structs.replace(rule, id=rule_id))
+            check_rules(app_id, rules)
+            return _Changed(_with_rules(app, rules), "history rule add", rule_pattern(rule), f"keeps {rule.keep}")
 
-        return (await self._replace(app_id, added)).history[-1]
+        return (await self._replace(app_id, added, by)).history[-1]
 
-    async def remove_history_rule(self, app_id: str, rule_id: str) -> HistoryRule:
+    async def remove_history_rule(self, app_id: str, rule_id: str, *, by: Actor | None = None) -> HistoryRule:
         """Removes a rule. Messages that were stored by it stay until they expire. Raises RecordError."""
         removed: list[HistoryRule] = []
 
-        def without(app: App) -> App:
+        def without(app: App) -> _Changed:
             removed.extend(rule for rule in app.history if rule.id == rule_id)
             if not removed:
                 raise RecordError(f"app {app_id} has no history rule with the id {rule_id}")
-            return _with_rules(app, [rule for rule in app.history if rule.id != rule_id])
+            rules = [rule for rule in app.history if rule.id != rule_id]
+            return _Changed(_with_rules(app, rules), "history rule remove", rule_pattern(removed[0]))
 
-        await self._replace(app_id, without)
+        await self._replace(app_id, without, by)
         return removed[0]
 
     # -- fields of an app that other modules determine
@@ -248,50 +242,33 @@ class Records(LoadedRecords):
             if app_id in self.apps:
                 self._put(msgspec.structs.replace(self.apps[app_id], hooks=mask))
 
-    @asynccontextmanager
-    async def change_hooks(self, app_id: str, endpoint_id: str) -> AsyncIterator[HooksChange]:
-        """A transaction for a change of a webhook endpoint of an app. Set `hooks` of the yielded object before its end.
-
-        Endpoints and hook mask change together. Raises RecordError.
-        """
-        async with self._changing:
-            async with self._change() as connection:
-                app = self._app(app_id)
-                change = HooksChange(connection, app.hooks)
-                yield change
-                for_workers = change.hooks != app.hooks
-                version = await raise_version(connection, webhooks=(endpoint_id,), for_workers=for_workers)
-            if for_workers:
-                await self._changed(msgspec.structs.replace(app, hooks=change.hooks), version)
-            else:
-                self.known = version
-
     async def watch_console(self, app_id: str, until: float) -> Key:
         """Makes the workers send an app's events to its console until this Unix time.
 
         Returns the key for the console's channel, which is created on first use. Raises RecordError.
         """
 
-        def watched(app: App) -> App:
+        def watched(app: App) -> _Changed:
             key = app.console_key or Key(key=secrets.token_hex(10), secret=secrets.token_hex(20))
-            return msgspec.structs.replace(app, console_key=key, console_until=until)
+            return _Changed(msgspec.structs.replace(app, console_key=key, console_until=until))
 
         key = (await self._replace(app_id, watched)).console_key
         assert key is not None
         return key
 
-    async def debug(self, app_id: str, until: float, socket_id: str) -> App:
-        """Makes all processes log what concerns the app, or with `socket_id` one connection, until this Unix time.
+    async def debug(self, app_id: str, until: float, socket_id: str, *, by: Actor | None = None) -> App:
+        """Makes all processes log what concerns the app, or with `socket_id` one connection, until this Unix time; 0
+        ends that. Raises RecordError."""
 
-        Raises RecordError.
-        """
-        return await self._replace(
-            app_id, lambda app: msgspec.structs.replace(app, debug_until=until, debug_socket=socket_id)
-        )
+        def debugged(app: App) -> _Changed:
+            after = msgspec.structs.replace(app, debug_until=until, debug_socket=socket_id)
+            return _Changed(after, "debug start" if until else "debug stop", app.name, socket_id)
+
+        return await self._replace(app_id, debugged, by)
 
     # -- keys of an app
 
-    async def add_key(self, app_id: str, key: str | None = None) -> Key:
+    async def add_key(self, app_id: str, key: str | None = None, *, by: Actor | None = None) -> Key:
         """Adds a key to an app; by default a new one of 20 hex digits. Raises RecordError.
 
         A disabled key of the app is enabled again with its old secret, which undoes a rotation. Of the keys that stay
@@ -299,52 +276,48 @@ class Records(LoadedRecords):
         """
         if key is not None and not valid_app_key(key):
             raise RecordError(f"a key must have {APP_KEY_RULE}")
-        async with self._changing:
-            async with self._change() as connection:
-                app = self._app(app_id)
-                existing = _key_of(app, key) if key is not None else None
-                if existing is not None and existing.enabled:
-                    raise RecordError(f"app {app_id} already has the key {key}")
-                if existing is None and key in self.by_key:
-                    raise RecordError(f"key {key} belongs to app {self.by_key[key].id}")
-                secret = existing.secret if existing else secrets.token_hex(20)
-                added = Key(key=key or secrets.token_hex(10), secret=secret)
-                if existing is None:
-                    check_size(msgspec.structs.replace(app, keys=(*app.keys, added)))
-                disabled = [other.key for other in app.keys if not other.enabled and other is not existing]
-                await app_rows.remove_keys(connection, disabled[:-_KEEP_DISABLED_KEYS])
-                if existing is None:
-                    await app_rows.add_key(connection, app_id, added, given=False)
-                else:
-                    await app_rows.enable_key(connection, added.key, True)
-                version = await raise_version(connection, app_id=app_id, for_workers=True)
-                changed = await self._read(connection, app_id)
-            await self._changed(changed, version)
-            return added
+        async with self.edit(by) as edit:
+            app = self._app(app_id)
+            existing = _key_of(app, key) if key is not None else None
+            if existing is not None and existing.enabled:
+                raise RecordError(f"app {app_id} already has the key {key}")
+            if existing is None and key in self.by_key:
+                raise RecordError(f"key {key} belongs to app {self.by_key[key].id}")
+            secret = existing.secret if existing else secrets.token_hex(20)
+            added = Key(key=key or secrets.token_hex(10), secret=secret)
+            if existing is None:
+                check_size(msgspec.structs.replace(app, keys=(*app.keys, added)))
+            disabled = [other.key for other in app.keys if not other.enabled and other is not existing]
+            await app_rows.remove_keys(edit.connection, disabled[:-_KEEP_DISABLED_KEYS])
+            if existing is None:
+                await app_rows.add_key(edit.connection, app_id, added, given=False)
+            else:
+                await app_rows.enable_key(edit.connection, added.key, True)
+            edit.app = await self._read(edit.connection, app_id)
+            await edit.note("key add" if existing is None else "key enable", app_id, added.key)
+        return added
 
-    async def disable_key(self, app_id: str, key: str) -> Key:
+    async def disable_key(self, app_id: str, key: str, *, by: Actor | None = None) -> Key:
         """Disables a key for new connections and requests; its open connections stay. Raises RecordError.
 
         The last enabled key can't be disabled; to close an app, switch it off.
         """
-        async with self._changing:
-            async with self._change() as connection:
-                app = self._app(app_id)
-                existing = _key_of(app, key)
-                if existing is None:
-                    raise RecordError(f"app {app_id} has no key {key}")
-                if not existing.enabled:
-                    return existing
-                if not any(other.enabled for other in app.keys if other is not existing):
-                    raise RecordError(
-                        f"{key} is the last enabled key of app {app_id}: add another one first "
-                        f"(redpoll key add {app_id}), or switch the app off (redpoll app set {app_id} enabled=false)"
-                    )
-                await app_rows.enable_key(connection, key, False)
-                version = await raise_version(connection, app_id=app_id, for_workers=True)
-                changed = await self._read(connection, app_id)
-            await self._changed(changed, version)
-            return msgspec.structs.replace(existing, enabled=False)
+        async with self.edit(by) as edit:
+            app = self._app(app_id)
+            existing = _key_of(app, key)
+            if existing is None:
+                raise RecordError(f"app {app_id} has no key {key}")
+            if not existing.enabled:
+                return existing
+            if not any(other.enabled for other in app.keys if other is not existing):
+                raise RecordError(
+                    f"{key} is the last enabled key of app {app_id}: add another one first "
+                    f"(redpoll key add {app_id}), or switch the app off (redpoll app set {app_id} enabled=false)"
+                )
+            await app_rows.enable_key(edit.connection, key, False)
+            edit.app = await self._read(edit.connection, app_id)
+            await edit.note("key disable", app_id, key)
+        return msgspec.structs.replace(existing, enabled=False)
 
     # -- daily counters
 
@@ -359,6 +332,35 @@ class Records(LoadedRecords):
         async with self._changing, self._store.change() as connection:
             await daily.put(connection, day, {app: count for app, count in used.items() if app in self.apps})
             await daily.remove_before(connection, oldest)
+
+
+class _Changed(NamedTuple):
+    """An app as it will be, and the change's row in the audit log."""
+
+    app: App
+    action: str = ""
+    target: str = ""
+    detail: str = ""
+
+
+def _differences(before: App, after: App) -> str:
+    """The settings that differ, for people: `max_batch 10 → 20, …`."""
+    pairs = ((name, getattr(before, name), getattr(after, name)) for name in SETTINGS)
+    return ", ".join(f"{name} {setting_text(old)} → {setting_text(new)}" for name, old, new in pairs if old != new)
+
+
+def setting_text(value: Value) -> str:
+    """A setting's value for people."""
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def rule_pattern(rule: HistoryRule) -> str:
+    """The channels of a rule for people: `news…` are those that begin with `news`."""
+    return f"{rule.name}…" if rule.prefix else rule.name
 
 
 def _with_rules(app: App, rules: Sequence[HistoryRule]) -> App:

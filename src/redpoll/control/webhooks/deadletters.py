@@ -8,7 +8,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.control.records.records import RecordError
 from redpoll.control.webhooks.endpoints import Endpoints
+from redpoll.store import audit
 from redpoll.store import deliveries as delivery_rows
+from redpoll.store.audit import Actor
 from redpoll.store.deliveries import Delivery
 from redpoll.store.store import Store, raise_version
 
@@ -17,7 +19,8 @@ __all__ = ["DeadLetters"]
 
 class DeadLetters:
     """`on_retry(endpoint_id)` is called when an endpoint has due deliveries again, `on_discard(deliveries)` when
-    deliveries need no more attempts. Methods raise RecordError if something isn't possible."""
+    deliveries need no more attempts. `by` is who made the change, for the audit log. Methods raise RecordError if
+    something isn't possible."""
 
     def __init__(
         self,
@@ -33,7 +36,7 @@ class DeadLetters:
         self._on_retry = on_retry
         self._on_discard = on_discard
 
-    async def retry(self, ids: Sequence[str]) -> list[Delivery]:
+    async def retry(self, ids: Sequence[str], *, by: Actor | None = None) -> list[Delivery]:
         """Retries all of them or none. They are due at once and get the full number of attempts again.
 
         If no server runs, the next one sends them.
@@ -47,11 +50,12 @@ class DeadLetters:
             changed = await _deliveries(connection, ids)
             # The control plane that sends webhooks may be another one. It reads the store again.
             await raise_version(connection, webhooks={delivery.endpoint_id for delivery in changed})
+            await self._note(connection, by, "dead-letter retry", changed)
         for endpoint_id in {delivery.endpoint_id for delivery in changed}:
             self._on_retry(endpoint_id)
         return changed
 
-    async def discard(self, ids: Sequence[str]) -> list[Delivery]:
+    async def discard(self, ids: Sequence[str], *, by: Actor | None = None) -> list[Delivery]:
         """Discards all of them or none; dead letters that are being retried can be discarded too."""
         async with self._store.change() as connection:
             for delivery in await _deliveries(connection, ids):
@@ -59,8 +63,20 @@ class DeadLetters:
                     raise _not_failed(delivery)
             await delivery_rows.discard(connection, ids, self._clock())
             changed = await _deliveries(connection, ids)
+            await self._note(connection, by, "dead-letter discard", changed)
         self._on_discard(changed)
         return changed
+
+    async def _note(
+        self, connection: AsyncConnection, by: Actor | None, action: str, changed: Sequence[Delivery]
+    ) -> None:
+        """Adds an entry for each app to the audit log."""
+        ids_by_app: dict[str, list[str]] = {}
+        for delivery in changed:
+            endpoint = self._endpoints.known(delivery.endpoint_id)
+            ids_by_app.setdefault("" if endpoint is None else endpoint.app_id, []).append(delivery.id)
+        for app_id, ids in ids_by_app.items():
+            await audit.add(connection, by, action, app_id, str(len(ids)), " ".join(ids))
 
     def _check_not_deleted(self, delivery: Delivery) -> None:
         endpoint = self._endpoints.known(delivery.endpoint_id)

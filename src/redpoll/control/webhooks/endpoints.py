@@ -13,15 +13,16 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.cluster.hooks import Hook
+from redpoll.control.records.loaded_records import Edit
 from redpoll.control.records.records import RecordError, Records
 from redpoll.control.webhooks.payloads import EVENTS, FORMATS, STANDARD
 from redpoll.control.webhooks.sender import PinUnavailable, Sender
 from redpoll.protocol.channels import valid_name
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows
+from redpoll.store.audit import Actor
 from redpoll.store.store import Store
 from redpoll.store.webhooks import Endpoint
 
@@ -65,7 +66,8 @@ class Endpoints:
 
     `sender()` returns the Sender that checks URLs and captures certificates; `clock()` returns Unix seconds.
     `on_change(endpoint)` is called after each commit. A change is one transaction with the directory's version, under
-    the lock of the records, so workers see hook masks in order. Methods raise RecordError if a change isn't possible.
+    the lock of the records, so workers see hook masks in order. `by` is who made it, for the audit log. Methods raise
+    RecordError if a change isn't possible.
     """
 
     def __init__(
@@ -162,6 +164,8 @@ class Endpoints:
         format: str = FORMATS[0],
         channels: Sequence[str] = (),
         pin: bool = False,
+        *,
+        by: Actor | None = None,
     ) -> Endpoint:
         """Creates an enabled endpoint with a new secret of 40 hex digits.
 
@@ -182,10 +186,11 @@ class Endpoints:
         self.check_app(app_id)
         if pin:
             endpoint = msgspec.structs.replace(endpoint, pin=await self._capture_pin(url))
-        async with self._change_hooks(app_id, endpoint.id) as connection:
+        async with self._edit(app_id, endpoint.id, by) as edit:
             if len(self.of_app(app_id)) >= _MAX_ENDPOINTS:
                 raise RecordError(f"app {app_id} has {_MAX_ENDPOINTS} webhooks, the most that an app can have")
-            await endpoint_rows.add(connection, endpoint)
+            await endpoint_rows.add(edit.connection, endpoint)
+            await edit.note("webhook create", app_id, url, ", ".join(endpoint.events))
             self._put_in_memory(endpoint)
         return endpoint
 
@@ -196,6 +201,8 @@ class Endpoints:
         events: Sequence[str] | None = None,
         channels: Sequence[str] | None = None,
         format: str | None = None,
+        *,
+        by: Actor | None = None,
     ) -> Endpoint:
         """Changes the values that are not None.
 
@@ -215,36 +222,37 @@ class Endpoints:
         self._check(msgspec.structs.replace(before, **values))
         if url is not None and before.pin and url != before.url:
             values["pin"] = await self._capture_pin(url)
-        return await self._put(endpoint_id, values)
+        return await self._put(endpoint_id, values, "webhook change", by)
 
-    async def set_enabled(self, endpoint_id: str, enabled: bool) -> Endpoint:
+    async def set_enabled(self, endpoint_id: str, enabled: bool, *, by: Actor | None = None) -> Endpoint:
         """A disabled endpoint gets no transitions from now on. Its waiting deliveries resume when it is enabled."""
         before = self.get(endpoint_id)
         if before.enabled == enabled:
             return before
-        return await self._put(endpoint_id, {"disabled_at": None if enabled else self._clock()})
+        verb = "webhook enable" if enabled else "webhook disable"
+        return await self._put(endpoint_id, {"disabled_at": None if enabled else self._clock()}, verb, by)
 
-    async def rotate(self, endpoint_id: str) -> Endpoint:
+    async def rotate(self, endpoint_id: str, *, by: Actor | None = None) -> Endpoint:
         """Sets a new secret. Deliveries are also signed with the old one, for a day (OVERLAP_S)."""
         before = self.get(endpoint_id)
         until = self._clock() + OVERLAP_S
         values = {"secret": secrets.token_hex(20), "previous_secret": before.secret, "previous_until": until}
-        return await self._put(endpoint_id, values)
+        return await self._put(endpoint_id, values, "webhook rotate", by)
 
-    async def pin(self, endpoint_id: str) -> Endpoint:
+    async def pin(self, endpoint_id: str, *, by: Actor | None = None) -> Endpoint:
         """From now on, accepts only the certificate that the receiver shows now."""
         url = self.get(endpoint_id).url
         pinned = await self._capture_pin(url)
         if self.get(endpoint_id).url != url:
             raise RecordError("nothing is pinned: the webhook's URL was changed at the same time; try again")
-        return await self._put(endpoint_id, {"pin": pinned})
+        return await self._put(endpoint_id, {"pin": pinned}, "webhook pin", by)
 
-    async def unpin(self, endpoint_id: str) -> Endpoint:
+    async def unpin(self, endpoint_id: str, *, by: Actor | None = None) -> Endpoint:
         """Accepts any valid certificate again."""
         self.get(endpoint_id)
-        return await self._put(endpoint_id, {"pin": ""})
+        return await self._put(endpoint_id, {"pin": ""}, "webhook unpin", by)
 
-    async def delete(self, endpoint_id: str) -> Endpoint:
+    async def delete(self, endpoint_id: str, *, by: Actor | None = None) -> Endpoint:
         """Deletes the endpoint and discards its waiting deliveries.
 
         Its row stays, without the secrets, until its last delivery is removed. Its dead letters can still be discarded.
@@ -254,31 +262,38 @@ class Endpoints:
         endpoint = await self._put(
             endpoint_id,
             {"deleted_at": now_s, "disabled_at": now_s, "secret": "", "previous_secret": "", "previous_until": 0.0},
+            "webhook delete",
+            by,
         )
         # If the process is killed here, the tidying of webhooks.py discards them.
         await self.discard_waiting(endpoint_id)
         return endpoint
 
-    async def _put(self, endpoint_id: str, values: dict[str, object]) -> Endpoint:
-        async with self._change_hooks(self.get(endpoint_id).app_id, endpoint_id) as connection:
+    async def _put(self, endpoint_id: str, values: dict[str, object], verb: str, by: Actor | None) -> Endpoint:
+        async with self._edit(self.get(endpoint_id).app_id, endpoint_id, by) as edit:
             # Read it again: it may have changed while we waited for the lock.
             endpoint = msgspec.structs.replace(self.get(endpoint_id), **values)
-            await endpoint_rows.put(connection, endpoint)
+            await endpoint_rows.put(edit.connection, endpoint)
+            await edit.note(verb, endpoint.app_id, endpoint.url)
             self._put_in_memory(endpoint)
         if self.on_change is not None:
             self.on_change(endpoint)
         return endpoint
 
     @asynccontextmanager
-    async def _change_hooks(self, app_id: str, endpoint_id: str) -> AsyncIterator[AsyncConnection]:
-        """A transaction in which this endpoint is changed, in the store and in memory.
+    async def _edit(self, app_id: str, endpoint_id: str, by: Actor | None) -> AsyncIterator[Edit]:
+        """A change of this endpoint, in the store and in memory, and of the app's hook mask.
 
         Memory changes before workers see the new hook mask. Otherwise rows written at once would find none.
         """
         try:
-            async with self._records.change_hooks(app_id, endpoint_id) as change:
-                yield change.connection
-                change.hooks = hooks_of(self.of_app(app_id))
+            async with self._records.edit(by) as edit:
+                self.check_app(app_id)
+                yield edit
+                edit.webhooks = (endpoint_id,)
+                app, hooks = self._records.apps[app_id], hooks_of(self.of_app(app_id))
+                if hooks != app.hooks:
+                    edit.app = msgspec.structs.replace(app, hooks=hooks)
         except BaseException:
             # The transaction may have been rolled back or committed. Take what the store has.
             async with self._store.reading() as connection:

@@ -35,6 +35,7 @@ from redpoll.control.webhooks.sender import Sender, Target
 from redpoll.control.webhooks.waiting_bound import WaitingBound
 from redpoll.protocol.apps import Key
 from redpoll.store import deliveries as delivery_rows
+from redpoll.store.audit import Actor
 from redpoll.store.deliveries import STATES, AttemptRow, Delivery, Depth
 from redpoll.store.leadership import Changes
 from redpoll.store.sqlite import reason_of
@@ -195,8 +196,8 @@ class Webhooks:
             return None
         return since
 
-    async def test(self, endpoint_id: str) -> Attempt:
-        """Sends an example transition to the endpoint once, even if it is disabled. Nothing is stored."""
+    async def test(self, endpoint_id: str, *, by: Actor | None = None) -> Attempt:
+        """Sends an example transition to the endpoint once, even if it is disabled. Only the audit log shows it."""
         endpoint = self.endpoints.get(endpoint_id)
         now_s = self._clock()
         example = _example(endpoint, now_s)
@@ -212,7 +213,9 @@ class Webhooks:
             previous_secret=endpoint.previous_secret if now_s < endpoint.previous_until else "",
             key=self._signing_key(endpoint.app_id),
         )
-        return await self._get_sender().attempt(Target(endpoint.url, endpoint.pin), body, signed)
+        attempt = await self._get_sender().attempt(Target(endpoint.url, endpoint.pin), body, signed)
+        await self._store.note(by, "webhook test", endpoint.app_id, endpoint.url, attempt.reason)
+        return attempt
 
     async def secrets_of(self, app_id: str) -> dict[str, list[str]]:
         """By endpoint id: the secrets that may have signed a delivery now."""
