@@ -402,15 +402,15 @@ class Worker:
                 "catchups_total": self.registry.catchups,
                 "history_lost_total": self.registry.histories_lost,
                 "by_app": self._apps(),
-                "events_unkept_total": self.hub.bus.unkept,
-                "events_unhooked_total": self.hub.bus.unhooked + self.registry.unhooked,
+                "events_unkept_total": self.hub.client_events.bus.unkept,
+                "events_unhooked_total": self.hub.client_events.bus.unhooked + self.registry.unhooked,
             },
         )
 
     def _apps(self) -> dict[str, list[int]]:
         """By app its connections, client events and events sent to clients, for the apps with the most connections."""
         connections = Counter(self.hub.everyone.counts())
-        client_events, sent = self.hub.client_events, self.hub.events_sent
+        client_events, sent = self.hub.client_events.received, self.hub.events_sent
         by_app = {
             app_id: [count, client_events.get(app_id, 0), sent.get(app_id, 0)]
             for app_id, count in connections.most_common(_MAX_APPS_REPORTED)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from time import monotonic
 
 from redpoll import _frame
@@ -17,8 +16,7 @@ from redpoll._fanout import Flusher
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.membership.local_channel import LocalChannel, Ticket
 from redpoll.cluster.membership.registry import Registry
-from redpoll.cluster.quota import Quota, Spent
-from redpoll.cluster.traces import new_trace_id
+from redpoll.cluster.quota import Quota
 from redpoll.loop.slices import Slices
 from redpoll.loop.writable import DrainSignal
 from redpoll.protocol import frames
@@ -36,6 +34,7 @@ from redpoll.protocol.effects import (
 )
 from redpoll.worker.hub.admission import Admission
 from redpoll.worker.hub.channel import Channel
+from redpoll.worker.hub.client_events import ClientEvents
 from redpoll.worker.hub.connection import Connection
 from redpoll.worker.hub.debugging import Debugging
 from redpoll.worker.hub.everyone import Everyone
@@ -66,8 +65,6 @@ class Hub:
         self.everyone = Everyone(flusher)
         self.pending = PendingJoins()
         self.users = Users(flusher)
-        # By app id: client events received, before any check but the session's.
-        self.client_events: dict[str, int] = {}
         # By app id: events times the connections that each was sent to.
         self.events_sent: dict[str, int] = {}
         self.admission = Admission()
@@ -80,8 +77,7 @@ class Hub:
         self._overruns = 0
         self.drain_signal = DrainSignal(flusher)
         self.registry: Registry
-        self.bus: Bus
-        self.quota: Quota
+        self.client_events: ClientEvents
         self.replayer: Replayer
         self.history_requests: HistoryRequests
         self.user_resume: UserResume
@@ -103,8 +99,7 @@ class Hub:
         self.registry = self.pending.registry = registry
         self.users.attach(registry)
         self.admission.registry = registry
-        self.bus = bus
-        self.quota = quota
+        self.client_events = ClientEvents(bus, quota, tracing, self.perform)
         self.tracing = tracing
         self.user_resume = user_resume
         self.replayer = Replayer(registry.history, self.perform, user_resume, self.drain_signal)
@@ -127,7 +122,7 @@ class Hub:
             elif isinstance(effect, Leave):
                 self._leave(connection, effect.channel, effect.user_id)
             elif isinstance(effect, Publish):
-                self._publish(connection, effect)
+                self.client_events.publish(connection, effect)
             elif isinstance(effect, Acknowledge):
                 self._acknowledge(connection, effect.channel)
             elif isinstance(effect, AskHistory):
@@ -187,57 +182,6 @@ class Hub:
                 attached = True
                 _report(connection, fault)
         return attached
-
-    def _publish(self, connection: Connection, publish: Publish) -> None:
-        app = connection.session.app
-        self.client_events[app.id] = self.client_events.get(app.id, 0) + 1
-        if app.daily_limit is None:
-            self._send_on(connection, publish)
-            return
-        # Quota and publish use the same Redis connection, so a client's events keep their order.
-        spent = partial(self._spent, connection, publish)
-        self.quota.spend_then(app.id, 1, app.daily_limit, spent)
-
-    def _spent(self, connection: Connection, publish: Publish, outcome: Spent | Exception) -> None:
-        if isinstance(outcome, Exception):
-            self._published(connection, publish, None, False, outcome)
-        elif outcome.ok:
-            self._send_on(connection, publish)
-        else:
-            self._rejected(connection, "the app's daily limit of messages is reached")
-
-    def _send_on(self, connection: Connection, publish: Publish) -> None:
-        session = connection.session
-        # Only client events that trigger webhooks have a trace id, the others are too many; and of these only some have
-        # spans.
-        trace = new_trace_id() if "c" in session.app.hooks else None
-        sampled = trace is not None and self.tracing.sample()
-        self.bus.publish(
-            session.app,
-            publish.channel,
-            publish.event,
-            publish.data,
-            skip=session.socket_id,
-            trace=self.tracing.carried(trace) if trace is not None and sampled else None,
-            row_trace_id=trace,
-            user=publish.user_id,
-            done=partial(self._published, connection, publish, trace, sampled),
-        )
-
-    def _published(
-        self, connection: Connection, publish: Publish, trace: str | None, sampled: bool, reply: object
-    ) -> None:
-        if isinstance(reply, Exception):
-            self._rejected(connection, "the server has lost its connection to Redis; send it again")
-        elif trace is not None:
-            session = connection.session
-            size = len(publish.data.encode())
-            self.tracing.triggered(
-                trace, session.app.id, publish.event, publish.channel, size, session.socket_id, sampled
-            )
-
-    def _rejected(self, connection: Connection, fault: str) -> None:
-        self.perform(connection, connection.session.rejected(fault, monotonic()))
 
     def _acknowledge(self, connection: Connection, channel: str) -> None:
         local_channel = self.registry.local_channel(connection.session.app.id, channel)
