@@ -36,8 +36,9 @@ from redpoll.protocol.effects import (
 )
 from redpoll.protocol.errors import ClientError, Code, fault_of
 from redpoll.protocol.history import parse_page, parse_rewind
-from redpoll.protocol.limits import Limits, TokenBucket, Window
+from redpoll.protocol.limits import Limits
 from redpoll.protocol.presence import Member, info_fault, parse_member
+from redpoll.protocol.session_limits import BAD_FRAME, HISTORY_REQUESTS_PER_S, REFUSED_EVENT, SessionLimits
 from redpoll.protocol.users import MAX_WATCHED, parse_user
 
 __all__ = ["Session", "Subscription"]
@@ -61,33 +62,6 @@ class _Identity(msgspec.Struct, frozen=True, gc=False):
     member: Member | None = None
 
 
-class _RateLimits:
-    """What a connection has used of its limits. Made at the first limited message, which most never send."""
-
-    __slots__ = ("client_events", "closing", "error_frames", "faults", "history_requests", "subscribes")
-
-    def __init__(self, limits: Limits) -> None:
-        rate = limits.client_events_per_s
-        self.client_events = TokenBucket(rate, rate) if rate > 0 else None
-        rate = limits.subscribes_per_s
-        self.subscribes = TokenBucket(rate, max(rate, limits.max_channels)) if rate > 0 else None
-        self.error_frames = TokenBucket(_ERROR_FRAMES_PER_S, 1)
-        self.history_requests = TokenBucket(_HISTORY_REQUESTS_PER_S, _MAX_HISTORY_BURST)
-        self.faults = Window(_MAX_FAULT_WEIGHT, _FAULT_WINDOW_S)
-        self.closing = False
-
-
-# `pusher:error` for bad frames, unknown events and refused client events. The others are dropped.
-_ERROR_FRAMES_PER_S = 1.0
-# 100 bad frames within 10 s close the connection. A refused client event weighs a tenth: a page that sends 60 a second
-# is eager, not hostile.
-_FAULT_WINDOW_S = 10.0
-_MAX_FAULT_WEIGHT = 1000
-_BAD_FRAME_WEIGHT = 10
-_REFUSED_EVENT_WEIGHT = 1
-# A request reads up to 1,000 messages from Redis. The burst is enough to read a whole history page by page.
-_HISTORY_REQUESTS_PER_S = 20.0
-_MAX_HISTORY_BURST = 100.0
 # While Redis is away, further subscribes to one pending channel aren't counted any more.
 _MAX_REPEATS = 100
 _MAX_QUOTED_CHARS = 64
@@ -123,7 +97,7 @@ class Session:
         # One integer takes half the memory of two, and a third of the text's.
         self._sid = sid[0] << 64 | sid[1]
         self._limits = limits
-        self._rates: _RateLimits | None = None
+        self._rates: SessionLimits | None = None
         self._identity = _ANONYMOUS[recovers]
         self._current_app = app
         self.channels: MutableMapping[str, Subscription] = {} if channels is None else channels
@@ -300,7 +274,7 @@ class Session:
     def _too_many_subscribes(self, channel: str, now: float) -> list[Effect]:
         """Answered, unless the client continues regardless; then the connection is closed."""
         self._limits.refusals.subscribes += 1
-        closing = self._count_fault(_REFUSED_EVENT_WEIGHT, now)
+        closing = self._count_fault(REFUSED_EVENT, now)
         if closing is not None:
             return closing
         fault = f"more than {self._limits.subscribes_per_s:g} subscribes per second; send it again later"
@@ -409,13 +383,13 @@ class Session:
         except ValueError as error:
             return self.history_refused(channel, str(error), now)
         if not self._rate_limits().history_requests.take(now):
-            return self.history_refused(channel, f"more than {_HISTORY_REQUESTS_PER_S:g} requests per second", now)
+            return self.history_refused(channel, f"more than {HISTORY_REQUESTS_PER_S:g} requests per second", now)
         return [AskHistory(channel, limit, before, since)]
 
     def history_refused(self, channel: str, fault: str, now: float) -> list[Effect]:
         """Answers a history request with `fault`. Always answered, because the client waits for it; too many close the
         connection."""
-        closing = self._count_fault(_REFUSED_EVENT_WEIGHT, now)
+        closing = self._count_fault(REFUSED_EVENT, now)
         if closing is not None:
             return closing
         return [Send(frames.error(None, f"No history of channel {channel[:MAX_NAME_CHARS]}: {fault}"))]
@@ -428,10 +402,10 @@ class Session:
         return self._reject(f"{_REJECTED} {fault}", now)
 
     def _reject(self, message: str, now: float) -> list[Effect]:
-        return self._send_error(Code.CLIENT_EVENT_REJECTED, message, _REFUSED_EVENT_WEIGHT, now)
+        return self._send_error(Code.CLIENT_EVENT_REJECTED, message, REFUSED_EVENT, now)
 
     def _bad_frame(self, message: str, now: float) -> list[Effect]:
-        return self._send_error(None, message, _BAD_FRAME_WEIGHT, now)
+        return self._send_error(None, message, BAD_FRAME, now)
 
     def _send_error(self, code: int | None, message: str, weight: int, now: float) -> list[Effect]:
         """Sends at most one error frame per second; closes the connection after too many faults."""
@@ -458,10 +432,10 @@ class Session:
         rates.closing = True
         return [Close(int(code), message)]
 
-    def _rate_limits(self) -> _RateLimits:
+    def _rate_limits(self) -> SessionLimits:
         rates = self._rates
         if rates is None:
-            rates = self._rates = _RateLimits(self._limits)
+            rates = self._rates = SessionLimits(self._limits)
         return rates
 
 

@@ -12,17 +12,18 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.control.tracing.spans import Attempted, Spans
 from redpoll.control.webhooks.endpoint_queue import ChangesDuringRead, EndpointQueue
+from redpoll.control.webhooks.endpoints import Endpoints
 from redpoll.control.webhooks.outcomes import Attempt
 from redpoll.control.webhooks.payloads import headers
 from redpoll.control.webhooks.results import Results
-from redpoll.control.webhooks.sender import Target
+from redpoll.control.webhooks.sender import Sender, Target
 from redpoll.protocol.apps import Key
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store.deliveries import AttemptRow, Result, Waiting
@@ -30,7 +31,7 @@ from redpoll.store.leadership import Changes
 from redpoll.store.sqlite import reason_of
 from redpoll.store.webhooks import Endpoint
 
-__all__ = ["AttemptSender", "EndpointIndex", "Schedule"]
+__all__ = ["Schedule"]
 
 log = structlog.get_logger(__name__)
 
@@ -58,22 +59,6 @@ def _ignore(endpoint_id: str, size: int) -> None:
     pass
 
 
-class AttemptSender(Protocol):
-    """The part of sender.Sender that the schedule uses."""
-
-    async def attempt(self, target: Target, body: bytes, headers: dict[str, str]) -> Attempt: ...
-
-
-class EndpointIndex(Protocol):
-    """The part of endpoints.Endpoints that the schedule uses."""
-
-    def known(self, endpoint_id: str) -> Endpoint | None: ...
-
-    def every(self) -> list[Endpoint]: ...
-
-    def set_failing_since(self, endpoint_id: str, since: float | None) -> None: ...
-
-
 class Schedule:
     """Call `run()`, cancel it, then call `finish()`.
 
@@ -87,8 +72,8 @@ class Schedule:
     def __init__(
         self,
         store: Changes,
-        endpoints: EndpointIndex,
-        sender: AttemptSender,
+        endpoints: Endpoints,
+        sender: Sender,
         retry_after_s: Sequence[float],
         signing_key: Callable[[str], Key | None],
         clock: Callable[[], float] = time.time,

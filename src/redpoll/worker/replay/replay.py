@@ -140,6 +140,19 @@ class Replay:
         self.sent = 0
         self.next_unstored = 0
 
+    def success(self, offset: int, recovered: bool) -> bytes:
+        """The frame that answers the subscribe, with the present roster, for a connection that recovers."""
+        history, roster = self.local_channel.history, self.local_channel.roster
+        return _frame.text(
+            frames.subscription_succeeded(
+                self.local_channel.channel,
+                roster.snapshot() if roster is not None else None,
+                epoch=history.epoch if history is not None else None,
+                offset=offset if history is not None else None,
+                recovered=recovered if self.kind is Kind.CONTINUING else None,
+            )
+        )
+
     def __repr__(self) -> str:
         channel, connection = self.local_channel.channel, self.connection
         socket_id = f"{connection.sid_hi}.{connection.sid_lo}"

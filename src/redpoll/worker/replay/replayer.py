@@ -349,7 +349,7 @@ class Replayer:
         local_channel, connection, answer = replay.local_channel, replay.connection, replay.answer
         assert answer is not None
         # A stock client's frame was made when it was attached, which is now, so its roster is up to date.
-        frame = self._success(replay, offset, recovered) if replay.recovers else answer.success
+        frame = replay.success(offset, recovered) if replay.recovers else answer.success
         if replay.cached == b"":
             frame += _frame.text(frames.cache_miss(local_channel.channel))
         if answer.total is not None:
@@ -359,20 +359,6 @@ class Replayer:
         channel: Channel = local_channel.audience
         if channel.readers is not None and connection in channel.readers.replays:
             channel.readers.replaying.add(connection)
-
-    @staticmethod
-    def _success(replay: Replay, offset: int, recovered: bool) -> bytes:
-        local_channel = replay.local_channel
-        history, roster = local_channel.history, local_channel.roster
-        return _frame.text(
-            frames.subscription_succeeded(
-                local_channel.channel,
-                roster.snapshot() if roster is not None else None,
-                epoch=history.epoch if history is not None else None,
-                offset=offset if history is not None else None,
-                recovered=recovered if replay.kind is Kind.CONTINUING else None,
-            )
-        )
 
     def _joined(self, replay: Replay) -> None:
         """Tell the session that it is subscribed.
