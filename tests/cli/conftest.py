@@ -59,17 +59,17 @@ def app_id(typed):
 
 @pytest.fixture
 def answering(monkeypatch):
-    """`answering("history", value)`: every command of that module gets this value, as if from a server. Returns the
-    list of requests."""
+    """`answering(value)`: every command gets this value, as if from a server. Returns the list of requests."""
 
-    def prepare(module: str, value: object) -> list[tuple[str, dict]]:
+    def prepare(value: object) -> list[tuple[str, dict]]:
         asked = []
 
         def run(_settings: object, verb: str, args: dict) -> object:
             asked.append((verb, args))
             return value
 
-        monkeypatch.setattr(f"redpoll.cli.{module}.run", run)
+        monkeypatch.setattr("redpoll.cli.records_command.run", run)
+        monkeypatch.setattr("redpoll.cli.webhooks.run", run)
         return asked
 
     return prepare

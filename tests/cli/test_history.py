@@ -86,7 +86,7 @@ def test_messages_are_shown_one_per_line_with_control_characters_escaped(typed, 
         {"offset": 5, "event": "plain", "data": "{}", "time_ms": 1_700_000_000_123},
         {"offset": 6, "event": "e\x1b[31m", "data": "two\nlines" + "x" * 300, "time_ms": 1_700_000_001_000},
     ]
-    asked = answering("history", {"epoch": "e", "messages": messages, "next": "e:5"})
+    asked = answering({"epoch": "e", "messages": messages, "next": "e:5"})
     words = ("--limit", "2", "--since", "1", "--backwards")
     lines = typed("history", "show", "7", "news", *words).stdout.splitlines()
     assert lines[0] == "2023-11-14 22:13:20 UTC  5  plain  {}"
@@ -98,7 +98,7 @@ def test_messages_are_shown_one_per_line_with_control_characters_escaped(typed, 
 
 
 def test_clear_prints_the_result(typed, answering):
-    answering("history", {"epoch": "abc"})
+    answering({"epoch": "abc"})
     assert typed("history", "clear", "7", "news").stdout == "cleared; the new epoch is abc\n"
-    answering("history", {"epoch": ""})
+    answering({"epoch": ""})
     assert typed("history", "clear", "7", "news").stdout == "nothing was stored\n"

@@ -61,7 +61,7 @@ def test_balance_of_a_server_without_connections_closes_nothing(typed, server):
 )
 def test_node_that_can_not_do_the_leaders_work_is_marked(typed, answering, fitness, state):
     row = {"name": "a", "version": "1", "up_since": 5.0, "workers": 1, "connections": 0, "leader": False}
-    answering("nodes", [{**row, "draining": False, "alive": True, "fitness": fitness}])
+    answering([{**row, "draining": False, "alive": True, "fitness": fitness}])
     assert typed("node", "list").stdout.startswith(f"a  {state}  1 workers")
 
 

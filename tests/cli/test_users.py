@@ -4,7 +4,7 @@ import json
 
 
 def test_created_user_gets_a_one_time_password(typed, answering):
-    asked = answering("users", {"name": "eve", "role": "viewer", "password": "pass-word"})
+    asked = answering({"name": "eve", "role": "viewer", "password": "pass-word"})
     lines = typed("user", "create", "eve", "--role", "viewer").stdout.splitlines()
     assert lines[:2] == ["name      eve", "password  pass-word"]
     assert asked == [("user create", {"name": "eve", "role": "viewer"})]
@@ -17,7 +17,7 @@ def test_unknown_role_is_refused(typed):
 
 def test_reset_prints_a_new_password(typed, answering):
     made = {"name": "eve", "password": "another"}
-    asked = answering("users", made)
+    asked = answering(made)
     assert json.loads(typed("user", "reset", "eve", "--json").stdout) == made
     assert asked == [("user reset", {"name": "eve"})]
 

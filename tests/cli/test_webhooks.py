@@ -18,7 +18,7 @@ ENDPOINT = {
 
 def test_create_sends_the_given_options(typed, answering):
     made = {"id": "0123456789ab", "secret": "s3", "url": "https://h.example/", "events": ["all"], "format": "service"}
-    asked = answering("webhooks", made)
+    asked = answering(made)
     assert typed("webhook", "create", "7", "https://h.example/").stdout.splitlines() == [
         "id      0123456789ab",
         "secret  s3",
@@ -51,7 +51,7 @@ def test_unknown_format_is_refused(typed):
 
 def test_list_shows_filters_pin_and_state(typed, answering):
     odd = {"enabled": False, "channels": ["a-", "b-"], "pin": "ab" * 32, "failing_since": 1_700_000_000}
-    answering("webhooks", [ENDPOINT, ENDPOINT | odd])
+    answering([ENDPOINT, ENDPOINT | odd])
     assert typed("webhook", "list", "7").stdout.splitlines() == [
         "0123456789ab  https://hooks.example/in  all  service",
         f"0123456789ab  https://hooks.example/in  all  service  channels a-,b-  pinned to {'ab' * 32}  (disabled)  "
@@ -61,14 +61,14 @@ def test_list_shows_filters_pin_and_state(typed, answering):
 
 @pytest.mark.parametrize("verb", ["enable", "disable", "delete", "pin", "unpin"])
 def test_endpoint_commands_print_the_endpoint(typed, answering, verb):
-    asked = answering("webhooks", ENDPOINT)
+    asked = answering(ENDPOINT)
     assert typed("webhook", verb, ENDPOINT["id"]).stdout.startswith("0123456789ab  https://")
     assert json.loads(typed("webhook", verb, ENDPOINT["id"], "--json").stdout) == ENDPOINT
     assert asked == [(f"webhook {verb}", {"id": ENDPOINT["id"]})] * 2
 
 
 def test_rotate_prints_the_new_secret_and_the_end_of_the_old_one(typed, answering):
-    answering("webhooks", {"id": "0123456789ab", "secret": "new", "overlap_until": 1_700_000_000})
+    answering({"id": "0123456789ab", "secret": "new", "overlap_until": 1_700_000_000})
     lines = typed("webhook", "rotate", "0123456789ab").stdout.splitlines()
     assert lines[1:] == ["secret  new", "The old secret signs too until 2023-11-14 22:13:20 UTC."]
 
@@ -78,7 +78,7 @@ def test_rotate_prints_the_new_secret_and_the_end_of_the_old_one(typed, answerin
 )
 def test_test_exits_with_1_if_the_event_was_not_delivered(typed, answering, ok, said, code):
     answer = {"id": "1", "ok": ok, "status": None, "reason": said.partition(": ")[2], "duration_ms": 5}
-    answering("webhooks", answer)
+    answering(answer)
     result = typed("webhook", "test", "1")
     assert (result.stdout, result.exit_code) == (f"{said}\n", code)
     shown = typed("webhook", "test", "1", "--json")
@@ -87,7 +87,7 @@ def test_test_exits_with_1_if_the_event_was_not_delivered(typed, answering, ok, 
 
 def test_dead_letters_are_listed(typed, answering):
     letter = {"id": "d1", "event": "member.added", "endpoint_id": "e1", "failed_at": 1_700_000_000, "attempts": 4}
-    asked = answering("webhooks", {"letters": [letter], "total": 1})
+    asked = answering({"letters": [letter], "total": 1})
     line = "d1  member.added  to e1  failed 2023-11-14 22:13:20 UTC  attempts 4"
     result = typed("dead-letter", "list", "7")
     assert (result.stdout, result.stderr) == (line + "\n", "")
@@ -97,7 +97,7 @@ def test_dead_letters_are_listed(typed, answering):
 
 def test_truncated_list_says_so_on_stderr(typed, answering):
     letter = {"id": "d1", "event": "member.added", "endpoint_id": "e1", "failed_at": 1_700_000_000, "attempts": 4}
-    answering("webhooks", {"letters": [letter], "total": 70_000})
+    answering({"letters": [letter], "total": 70_000})
     result = typed("dead-letter", "list", "7", "--json")
     assert (json.loads(result.stdout), result.stderr) == ([letter], "showing the latest 1 of 70000 dead letters\n")
 
@@ -115,7 +115,7 @@ def test_dead_letter_is_shown_with_every_attempt_and_control_characters_escaped(
         "payload": '{"event":"member.added"}',
         "attempts": [attempt, attempt | {"status": None, "reason": "no answer within 10 s", "response": ""}],
     }
-    answering("webhooks", letter)
+    answering(letter)
     assert typed("dead-letter", "show", "d1").stdout.splitlines() == [
         "id       d1",
         "event    member.added",
@@ -132,7 +132,7 @@ def test_dead_letter_is_shown_with_every_attempt_and_control_characters_escaped(
 
 @pytest.mark.parametrize(("verb", "state"), [("retry", "retrying"), ("discard", "discarded")])
 def test_several_dead_letters_are_retried_or_discarded_at_once(typed, answering, verb, state):
-    asked = answering("webhooks", [{"id": "d1", "state": state}, {"id": "d2", "state": state}])
+    asked = answering([{"id": "d1", "state": state}, {"id": "d2", "state": state}])
     assert typed("dead-letter", verb, "d1", "d2").stdout == f"d1  {state}\nd2  {state}\n"
     assert asked == [(f"dead-letter {verb}", {"ids": ("d1", "d2")})]
     assert typed("dead-letter", verb).exit_code == 2

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from redpoll.cli.app_argument import AppCommand, app_records_command
-from redpoll.cli.common import print_json, records_command, refuse
+from redpoll.cli.common import print_json, refuse
 from redpoll.cli.execute import run
 from redpoll.cli.keys import state
+from redpoll.cli.records_command import AppCommand, records_command
 from redpoll.config import config
 
 __all__ = ["app"]
@@ -71,7 +71,7 @@ def app_list(settings: config.Settings, as_json: bool) -> None:
 
 @app.command("show", cls=AppCommand)
 @click.argument("app_id", metavar="ID", required=False)
-@app_records_command
+@records_command
 def app_show(app_id: str, settings: config.Settings, as_json: bool) -> None:
     """Show an app with its keys, secrets and settings.
 
@@ -92,7 +92,7 @@ def app_show(app_id: str, settings: config.Settings, as_json: bool) -> None:
 @app.command("set", cls=AppCommand)
 @click.argument("app_id", metavar="ID", required=False)
 @click.argument("assignments", metavar="NAME=VALUE…", nargs=-1)
-@app_records_command
+@records_command
 def app_set(app_id: str, assignments: tuple[str, ...], settings: config.Settings, as_json: bool) -> None:
     """Change settings of an app; without NAME=VALUE, show them.
 

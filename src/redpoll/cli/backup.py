@@ -18,7 +18,8 @@ from pathlib import Path
 
 import click
 
-from redpoll.cli.common import fail, print_json, records_command, refuse
+from redpoll.cli.common import fail, print_json, refuse
+from redpoll.cli.records_command import records_command
 from redpoll.config import config
 
 __all__ = ["COMMANDS", "copy_database"]

@@ -1,6 +1,5 @@
 """What the commands share: reading the settings, reporting faults, printing times, untrusted text and JSON."""
 
-import functools
 import os
 import re
 import sys
@@ -17,7 +16,6 @@ from redpoll.text.terminal_text import safe
 __all__ = [
     "fail",
     "print_json",
-    "records_command",
     "refuse",
     "safe",
     "seconds_of",
@@ -54,21 +52,6 @@ def fail(sentence: object) -> NoReturn:
     """Prints the sentence and exits with 1: the command could not be executed."""
     click.echo(f"redpoll: {sentence}", err=True)
     sys.exit(1)
-
-
-def records_command(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of every command on records: --config, --data-dir and --json.
-
-    The command is called with `settings` and `as_json` instead.
-    """
-
-    @functools.wraps(command)
-    def with_settings(config_path: str | None, data_dir: str | None, **words: Any) -> None:
-        command(settings=settings_of(config_path, {"data_dir": data_dir}, read_files=False), **words)
-
-    wrapped = click.option("--json", "as_json", is_flag=True, help="Print JSON.")(with_settings)
-    wrapped = click.option("--data-dir", metavar="FOLDER", help="The server's data folder.")(wrapped)
-    return with_config(wrapped)
 
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}

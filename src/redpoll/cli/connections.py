@@ -4,10 +4,8 @@ from typing import Any
 
 import click
 
-from redpoll.cli.app_argument import AppCommand, app_records_command
-from redpoll.cli.common import print_json, safe, time_text
-from redpoll.cli.execute import run
-from redpoll.config import config
+from redpoll.cli.common import safe, time_text
+from redpoll.cli.records_command import AppCommand, executes
 
 __all__ = ["connections"]
 
@@ -23,15 +21,28 @@ def connections() -> None:
     """
 
 
+def _print_line(row: dict[str, Any]) -> None:
+    columns = [row["socket"], time_text(row["since"]), safe(row["address"]), safe(row["library"]) or "-"]
+    columns += [f"{row['channels']} channels", f"{row['owed']} bytes unsent"]
+    if row["user"]:
+        columns.append(f"user {safe(row['user'])}")
+    click.echo("  ".join(columns))
+
+
+def _print_connections(found: dict[str, Any]) -> None:
+    for row in found["connections"]:
+        _print_line(row)
+    if len(found["connections"]) < found["total"]:
+        click.echo(f"showing {len(found['connections'])} of {found['total']} connections", err=True)
+
+
 @connections.command("list", cls=AppCommand)
 @click.argument("app_id", required=False)
 @click.option("--find", default="", metavar="TEXT", help="Part of a socket id, an address, a library or a user id.")
 @click.option("--channel", default="", metavar="NAME", help="Only those that are subscribed to this channel.")
 @click.option("--limit", type=click.IntRange(1, 500), default=100, show_default=True, metavar="N", help="The newest N.")
-@app_records_command
-def connections_list(
-    app_id: str, find: str, channel: str, limit: int, settings: config.Settings, as_json: bool
-) -> None:
+@executes("connections list", _print_connections)
+def connections_list(app_id: str, find: str, channel: str, limit: int) -> dict[str, Any]:
     """List connections, newest first: socket id, address, library, channels, unsent bytes, user.
 
     \b
@@ -39,33 +50,10 @@ def connections_list(
       redpoll connections list 1234567
       redpoll connections list 1234567 --find 203.0.113.7 --json
     """
-    args = {"app": app_id, "find": find, "channel": channel, "limit": limit}
-    found = run(settings, "connections list", args)
-    if as_json:
-        print_json(found)
-        return
-    for row in found["connections"]:
-        _print_line(row)
-    if len(found["connections"]) < found["total"]:
-        click.echo(f"showing {len(found['connections'])} of {found['total']} connections", err=True)
+    return {"app": app_id, "find": find, "channel": channel, "limit": limit}
 
 
-@connections.command("show", cls=AppCommand)
-@click.argument("app_id", required=False)
-@click.argument("socket_id")
-@app_records_command
-def connections_show(app_id: str, socket_id: str, settings: config.Settings, as_json: bool) -> None:
-    """Show a connection and the channels it is subscribed to.
-
-    \b
-    Examples:
-      redpoll connections show 1234567 123.456
-      redpoll connections show 1234567 123.456 --json
-    """
-    row = run(settings, "connections show", {"app": app_id, "id": socket_id})
-    if as_json:
-        print_json(row)
-        return
+def _print_connection(row: dict[str, Any]) -> None:
     _print_line(row)
     for channel in row["named"]:
         click.echo(f"  {safe(channel)}")
@@ -73,27 +61,30 @@ def connections_show(app_id: str, socket_id: str, settings: config.Settings, as_
         click.echo(f"  and {row['channels'] - len(row['named'])} more")
 
 
+@connections.command("show", cls=AppCommand)
+@click.argument("app_id", required=False)
+@click.argument("socket_id")
+@executes("connections show", _print_connection)
+def connections_show(app_id: str, socket_id: str) -> dict[str, Any]:
+    """Show a connection and the channels it is subscribed to.
+
+    \b
+    Examples:
+      redpoll connections show 1234567 123.456
+      redpoll connections show 1234567 123.456 --json
+    """
+    return {"app": app_id, "id": socket_id}
+
+
 @connections.command("kick", cls=AppCommand)
 @click.argument("app_id", required=False)
 @click.argument("socket_id")
-@app_records_command
-def connections_kick(app_id: str, socket_id: str, settings: config.Settings, as_json: bool) -> None:
+@executes("connections kick", lambda kicked: click.echo(f"closed {kicked['socket']}"))
+def connections_kick(app_id: str, socket_id: str) -> dict[str, Any]:
     """Close a connection with 4009, so that Pusher's libraries don't connect again.
 
     \b
     Examples:
       redpoll connections kick 1234567 123.456
     """
-    kicked = run(settings, "connections kick", {"app": app_id, "id": socket_id})
-    if as_json:
-        print_json(kicked)
-    else:
-        click.echo(f"closed {kicked['socket']}")
-
-
-def _print_line(row: dict[str, Any]) -> None:
-    columns = [row["socket"], time_text(row["since"]), safe(row["address"]), safe(row["library"]) or "-"]
-    columns += [f"{row['channels']} channels", f"{row['owed']} bytes unsent"]
-    if row["user"]:
-        columns.append(f"user {safe(row['user'])}")
-    click.echo("  ".join(columns))
+    return {"app": app_id, "id": socket_id}

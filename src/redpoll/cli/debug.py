@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from redpoll.cli.common import fail, print_json, records_command, refuse, safe, seconds_of, time_text
+from redpoll.cli.common import fail, print_json, refuse, safe, seconds_of, time_text
 from redpoll.cli.execute import run
+from redpoll.cli.records_command import records_command
 from redpoll.config import config
 from redpoll.text import json_text
 

@@ -4,10 +4,8 @@ from typing import Any
 
 import click
 
-from redpoll.cli.app_argument import AppCommand, app_records_command
-from redpoll.cli.common import print_json, refuse, safe, time_text
-from redpoll.cli.execute import run
-from redpoll.config import config
+from redpoll.cli.common import refuse, safe, time_text
+from redpoll.cli.records_command import AppCommand, executes
 
 __all__ = ["history"]
 
@@ -36,6 +34,23 @@ def rule() -> None:
     """
 
 
+def _print_rule(rule: dict[str, Any]) -> None:
+    words = [rule["id"], f"{rule['name']}{'*' if rule['prefix'] else ''}"]
+    words.append(f"keep {rule['keep']} for {rule['seconds']} s" if rule["keep"] else "keep none")
+    if rule["replay"]:
+        words.append(f"replay the last {rule['replay']}")
+    if rule["replay_seconds"]:
+        words.append(f"replay the last {rule['replay_seconds']} s")
+    if rule["client_events"]:
+        words.append("client events too")
+    click.echo("  ".join(words))
+
+
+def _print_rules(rules: list[dict[str, Any]]) -> None:
+    for row in rules:
+        _print_rule(row)
+
+
 @rule.command("add", cls=AppCommand)
 @click.argument("app_id", required=False)
 @click.option("--prefix", metavar="P", help="Channels whose names begin with P; '' for all.")
@@ -45,10 +60,8 @@ def rule() -> None:
 @click.option("--replay", type=int, default=0, metavar="N", help="Send each new subscriber the last N messages.")
 @click.option("--replay-seconds", type=int, default=0, metavar="T", help="Or the messages of the last T seconds.")
 @click.option("--client-events", is_flag=True, help="Store client events too.")
-@app_records_command
-def rule_add(
-    app_id: str, prefix: str | None, channel: str | None, settings: config.Settings, as_json: bool, **numbers: Any
-) -> None:
+@executes("history rule add", _print_rule)
+def rule_add(app_id: str, prefix: str | None, channel: str | None, **numbers: Any) -> dict[str, Any]:
     """Add a rule. It applies at once, in every process, to messages published from then on.
 
     When several prefixes match a channel, the longest one decides.
@@ -67,82 +80,37 @@ def rule_add(
     fault = history_fault(HistoryRule(id="000000", **fields))
     if fault is not None:
         refuse([fault])
-    _print_rule(run(settings, "history rule add", {"app": app_id, **fields}), as_json)
+    return {"app": app_id, **fields}
 
 
 @rule.command("list", cls=AppCommand)
 @click.argument("app_id", required=False)
-@app_records_command
-def rule_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
+@executes("history rule list", _print_rules)
+def rule_list(app_id: str) -> dict[str, Any]:
     """List the rules of an app.
 
     \b
     Examples:
       redpoll history rule list 1234567
     """
-    rules = run(settings, "history rule list", {"app": app_id})
-    if as_json:
-        print_json(rules)
-        return
-    for row in rules:
-        _print_rule(row, as_json)
+    return {"app": app_id}
 
 
 @rule.command("remove", cls=AppCommand)
 @click.argument("app_id", required=False)
 @click.argument("rule_id")
-@app_records_command
-def rule_remove(app_id: str, rule_id: str, settings: config.Settings, as_json: bool) -> None:
+@executes("history rule remove", _print_rule)
+def rule_remove(app_id: str, rule_id: str) -> dict[str, Any]:
     """Remove a rule. Messages stored under it stay until they expire or `history clear` deletes them.
 
     \b
     Examples:
       redpoll history rule remove 1234567 RULE_ID
     """
-    _print_rule(run(settings, "history rule remove", {"app": app_id, "rule": rule_id}), as_json)
+    return {"app": app_id, "rule": rule_id}
 
 
-def _print_rule(rule: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(rule)
-        return
-    words = [rule["id"], f"{rule['name']}{'*' if rule['prefix'] else ''}"]
-    words.append(f"keep {rule['keep']} for {rule['seconds']} s" if rule["keep"] else "keep none")
-    if rule["replay"]:
-        words.append(f"replay the last {rule['replay']}")
-    if rule["replay_seconds"]:
-        words.append(f"replay the last {rule['replay_seconds']} s")
-    if rule["client_events"]:
-        words.append("client events too")
-    click.echo("  ".join(words))
-
-
-@history.command("show", cls=AppCommand)
-@click.argument("app_id", required=False)
-@click.argument("channel")
-@click.option("--limit", metavar="N", help="How many, at most 1000. Default: 100.")
-@click.option("--backwards", is_flag=True, help="Newest first.")
-@click.option("--since", metavar="PLACE", help="After EPOCH:OFFSET, or from a Unix time in ms on.")
-@click.option("--until", metavar="PLACE", help="Up to EPOCH:OFFSET or a Unix time in ms, included.")
-@click.option("--cursor", metavar="CURSOR", help="Continue where the previous page ended.")
-@app_records_command
-def history_show(
-    app_id: str, channel: str, backwards: bool, settings: config.Settings, as_json: bool, **query: str | None
-) -> None:
-    """Show a channel's stored messages, by default the newest. Needs a running server.
-
-    \b
-    Examples:
-      redpoll history show 1234567 news-today --limit 20
-      redpoll history show 1234567 news-today --since 1700000000000 --json
-    """
-    given = {name: value for name, value in query.items() if value is not None}
-    if backwards:
-        given["direction"] = "backwards"
-    page = run(settings, "history show", {"app": app_id, "channel": channel, "query": given})
-    if as_json:
-        print_json(page)
-        return
+def _print_page(page: dict[str, Any]) -> None:
     for message in page["messages"]:
         columns = (
             time_text(message["time_ms"] / 1000),
@@ -155,19 +123,42 @@ def history_show(
         click.echo(f"more: --cursor {page['next']}")
 
 
+@history.command("show", cls=AppCommand)
+@click.argument("app_id", required=False)
+@click.argument("channel")
+@click.option("--limit", metavar="N", help="How many, at most 1000. Default: 100.")
+@click.option("--backwards", is_flag=True, help="Newest first.")
+@click.option("--since", metavar="PLACE", help="After EPOCH:OFFSET, or from a Unix time in ms on.")
+@click.option("--until", metavar="PLACE", help="Up to EPOCH:OFFSET or a Unix time in ms, included.")
+@click.option("--cursor", metavar="CURSOR", help="Continue where the previous page ended.")
+@executes("history show", _print_page)
+def history_show(app_id: str, channel: str, backwards: bool, **query: str | None) -> dict[str, Any]:
+    """Show a channel's stored messages, by default the newest. Needs a running server.
+
+    \b
+    Examples:
+      redpoll history show 1234567 news-today --limit 20
+      redpoll history show 1234567 news-today --since 1700000000000 --json
+    """
+    given = {name: value for name, value in query.items() if value is not None}
+    if backwards:
+        given["direction"] = "backwards"
+    return {"app": app_id, "channel": channel, "query": given}
+
+
+def _print_cleared(cleared: dict[str, Any]) -> None:
+    click.echo(f"cleared; the new epoch is {cleared['epoch']}" if cleared["epoch"] else "nothing was stored")
+
+
 @history.command("clear", cls=AppCommand)
 @click.argument("app_id", required=False)
 @click.argument("channel")
-@app_records_command
-def history_clear(app_id: str, channel: str, settings: config.Settings, as_json: bool) -> None:
+@executes("history clear", _print_cleared)
+def history_clear(app_id: str, channel: str) -> dict[str, Any]:
     """Delete a channel's stored messages and give its history a new epoch. Needs a running server.
 
     \b
     Examples:
       redpoll history clear 1234567 news-today
     """
-    cleared = run(settings, "history clear", {"app": app_id, "channel": channel})
-    if as_json:
-        print_json(cleared)
-    else:
-        click.echo(f"cleared; the new epoch is {cleared['epoch']}" if cleared["epoch"] else "nothing was stored")
+    return {"app": app_id, "channel": channel}

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from redpoll.cli.common import print_json, records_command, refuse, safe
+from redpoll.cli.common import print_json, refuse, safe
 from redpoll.cli.execute import run
+from redpoll.cli.records_command import records_command
 from redpoll.config import config
 
 if TYPE_CHECKING:

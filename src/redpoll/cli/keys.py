@@ -4,10 +4,7 @@ from typing import Any
 
 import click
 
-from redpoll.cli.app_argument import AppCommand, app_records_command
-from redpoll.cli.common import print_json
-from redpoll.cli.execute import run
-from redpoll.config import config
+from redpoll.cli.records_command import AppCommand, executes
 
 __all__ = ["key", "state"]
 
@@ -26,8 +23,8 @@ def key() -> None:
 @key.command("add", cls=AppCommand)
 @click.argument("app_id", required=False)
 @click.argument("key", required=False)
-@app_records_command
-def key_add(app_id: str, key: str | None, settings: config.Settings, as_json: bool) -> None:
+@executes("key add", lambda added: click.echo(f"key     {added['key']}\nsecret  {added['secret']}"))
+def key_add(app_id: str, key: str | None) -> dict[str, Any]:
     """Create a key with its secret. With the KEY of a disabled key, enable that one again.
 
     \b
@@ -35,36 +32,32 @@ def key_add(app_id: str, key: str | None, settings: config.Settings, as_json: bo
       redpoll key add 1234567
       redpoll key add 1234567 OLDKEY
     """
-    added = run(settings, "key add", {"app": app_id, "key": key})
-    if as_json:
-        print_json(added)
-    else:
-        click.echo(f"key     {added['key']}\nsecret  {added['secret']}")
+    return {"app": app_id, "key": key}
+
+
+def _print_keys(keys: list[dict[str, Any]]) -> None:
+    for row in keys:
+        click.echo(f"{row['key']}  {row['secret']}{state(row)}")
 
 
 @key.command("list", cls=AppCommand)
 @click.argument("app_id", required=False)
-@app_records_command
-def key_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
+@executes("key list", _print_keys)
+def key_list(app_id: str) -> dict[str, Any]:
     """List the keys of an app with their secrets, oldest first.
 
     \b
     Examples:
       redpoll key list 1234567 --json
     """
-    keys = run(settings, "key list", {"app": app_id})
-    if as_json:
-        print_json(keys)
-        return
-    for row in keys:
-        click.echo(f"{row['key']}  {row['secret']}{state(row)}")
+    return {"app": app_id}
 
 
 @key.command("disable", cls=AppCommand)
 @click.argument("app_id", required=False)
 @click.argument("key")
-@app_records_command
-def key_disable(app_id: str, key: str, settings: config.Settings, as_json: bool) -> None:
+@executes("key disable", lambda disabled: click.echo(f"{disabled['key']}{state(disabled)}"))
+def key_disable(app_id: str, key: str) -> dict[str, Any]:
     """Disable a key for new connections and requests.
 
     Open connections stay. The last enabled key can't be disabled.
@@ -73,11 +66,7 @@ def key_disable(app_id: str, key: str, settings: config.Settings, as_json: bool)
     Examples:
       redpoll key disable 1234567 OLDKEY
     """
-    disabled = run(settings, "key disable", {"app": app_id, "key": key})
-    if as_json:
-        print_json(disabled)
-    else:
-        click.echo(f"{disabled['key']}{state(disabled)}")
+    return {"app": app_id, "key": key}
 
 
 def state(key: dict[str, Any]) -> str:

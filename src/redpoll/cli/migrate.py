@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from redpoll.cli.common import fail, print_json, records_command
+from redpoll.cli.common import fail, print_json
 from redpoll.cli.execute import import_store
+from redpoll.cli.records_command import records_command
 from redpoll.config import config
 
 if TYPE_CHECKING:

@@ -5,9 +5,8 @@ from typing import Any
 
 import click
 
-from redpoll.cli.common import print_json, records_command, safe, time_text
-from redpoll.cli.execute import run
-from redpoll.config import config
+from redpoll.cli.common import safe, time_text
+from redpoll.cli.records_command import executes
 
 __all__ = ["COMMANDS"]
 
@@ -35,9 +34,19 @@ def node() -> None:
     """
 
 
+def _print_nodes(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        state = "dead" if not row["alive"] else "draining" if row["draining"] else "alive"
+        if row["alive"] and row["fitness"] != "fit":
+            state += f", {row['fitness']}"
+        columns = [safe(row["name"]), state + (", leader" if row["leader"] else "")]
+        columns += [f"{row['workers']} workers", f"{row['connections']} connections", f"redpoll {safe(row['version'])}"]
+        click.echo("  ".join([*columns, f"up since {time_text(row['up_since'])}"]))
+
+
 @node.command("list")
-@records_command
-def node_list(settings: config.Settings, as_json: bool) -> None:
+@executes("node list", _print_nodes)
+def node_list() -> dict[str, Any]:
     """List all nodes: name, state, workers, connections, version, and since when they are up.
 
     A node is alive, draining (it is stopping) or dead. One of them leads: it sends webhooks and cleans up after others.
@@ -49,24 +58,16 @@ def node_list(settings: config.Settings, as_json: bool) -> None:
       redpoll node list
       redpoll node list --data-dir /var/lib/redpoll --json
     """
-    rows = run(settings, "node list", {})
-    if as_json:
-        print_json(rows)
-        return
-    for row in rows:
-        state = "dead" if not row["alive"] else "draining" if row["draining"] else "alive"
-        if row["alive"] and row["fitness"] != "fit":
-            state += f", {row['fitness']}"
-        columns = [safe(row["name"]), state + (", leader" if row["leader"] else "")]
-        columns += [f"{row['workers']} workers", f"{row['connections']} connections", f"redpoll {safe(row['version'])}"]
-        click.echo("  ".join([*columns, f"up since {time_text(row['up_since'])}"]))
+    return {}
 
 
 @node.command("drain")
 @click.argument("name")
 @_within("At least 1,000 connections are closed per second.")
-@records_command
-def node_drain(name: str, within_s: float, settings: config.Settings, as_json: bool) -> None:
+@executes(
+    "node drain", lambda node: click.echo(f"draining {safe(node['name'])}; `redpoll node list` shows its connections")
+)
+def node_drain(name: str, within_s: float) -> dict[str, Any]:
     """Close the connections of a node evenly within some seconds, and admit no more; clients reconnect to other nodes.
 
     The node goes on to publish, and answers /readyz with 503, until `undrain` or its next start. It may be any node.
@@ -76,34 +77,35 @@ def node_drain(name: str, within_s: float, settings: config.Settings, as_json: b
       redpoll node drain web-2
       redpoll node drain web-2 --within 120 --json
     """
-    drained = run(settings, "node drain", {"name": name, "within_s": within_s})
-    if as_json:
-        print_json(drained)
-    else:
-        click.echo(f"draining {safe(name)}; `redpoll node list` shows its connections")
+    return {"name": name, "within_s": within_s}
 
 
 @node.command("undrain")
 @click.argument("name")
-@records_command
-def node_undrain(name: str, settings: config.Settings, as_json: bool) -> None:
+@executes("node undrain", lambda node: click.echo(f"{safe(node['name'])} admits clients again"))
+def node_undrain(name: str) -> dict[str, Any]:
     """Let a drained node admit clients again.
 
     \b
     Examples:
       redpoll node undrain web-2
     """
-    drained = run(settings, "node undrain", {"name": name})
-    if as_json:
-        print_json(drained)
+    return {"name": name}
+
+
+def _print_moved(moved: dict[str, Any]) -> None:
+    if moved["moved"]:
+        click.echo(
+            f"closing {moved['moved']} connections within {moved['within_s']:g} s; `redpoll node list` shows them"
+        )
     else:
-        click.echo(f"{safe(name)} admits clients again")
+        click.echo("no node has more than 5 % above the mean; nothing is closed")
 
 
 @click.command()
 @_within("Longer if the other nodes can't accept so many clients.")
-@records_command
-def balance(within_s: float, settings: config.Settings, as_json: bool) -> None:
+@executes("balance", _print_moved)
+def balance(within_s: float) -> dict[str, Any]:
     """Even out connections after a node was added: nodes with more than the mean close some; clients reconnect.
 
     A node that has more than 5 % above the mean closes the connections above the mean; with a single node, its workers
@@ -115,15 +117,7 @@ def balance(within_s: float, settings: config.Settings, as_json: bool) -> None:
       redpoll balance
       redpoll balance --within 120 --json
     """
-    moved = run(settings, "balance", {"within_s": within_s})
-    if as_json:
-        print_json(moved)
-    elif moved["moved"]:
-        click.echo(
-            f"closing {moved['moved']} connections within {moved['within_s']:g} s; `redpoll node list` shows them"
-        )
-    else:
-        click.echo("no node has more than 5 % above the mean; nothing is closed")
+    return {"within_s": within_s}
 
 
 COMMANDS = (node, balance)

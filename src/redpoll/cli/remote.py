@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
-from redpoll.cli.app_argument import only_app
 from redpoll.cli.common import fail, refuse, safe, settings_of, with_config
 from redpoll.cli.execute import run
+from redpoll.cli.records_command import only_app
 from redpoll.doctor.target import Target, TargetError, parse
 from redpoll.host.welcome import url_host
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redpoll import __version__
-from redpoll.cli.common import fail, print_json, records_command, settings_of, with_config
+from redpoll.cli.common import fail, print_json, settings_of, with_config
 from redpoll.cli.execute import run
+from redpoll.cli.records_command import records_command
 from redpoll.config import config
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from redpoll.cli.common import print_json, records_command
+from redpoll.cli.common import print_json
 from redpoll.cli.execute import run
+from redpoll.cli.records_command import records_command
 from redpoll.config import config
 
 __all__ = ["usage"]

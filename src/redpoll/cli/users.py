@@ -4,9 +4,7 @@ from typing import Any
 
 import click
 
-from redpoll.cli.common import print_json, records_command
-from redpoll.cli.execute import run
-from redpoll.config import config
+from redpoll.cli.records_command import executes
 
 __all__ = ["user"]
 
@@ -21,11 +19,15 @@ def user() -> None:
     """
 
 
+def _print_password(user: dict[str, Any]) -> None:
+    click.echo(f"name      {user['name']}\npassword  {user['password']}\n\nThe password is not shown again.")
+
+
 @user.command("create")
 @click.argument("name")
 @click.option("--role", type=click.Choice(["admin", "viewer"]), required=True, help="A viewer can't change anything.")
-@records_command
-def user_create(name: str, role: str, settings: config.Settings, as_json: bool) -> None:
+@executes("user create", _print_password)
+def user_create(name: str, role: str) -> dict[str, Any]:
     """Create a user and print a one-time password. The first login asks for a new one.
 
     \b
@@ -33,24 +35,17 @@ def user_create(name: str, role: str, settings: config.Settings, as_json: bool) 
       redpoll user create ann --role admin
       redpoll user create bob --role viewer --json
     """
-    _print_password(run(settings, "user create", {"name": name, "role": role}), as_json)
+    return {"name": name, "role": role}
 
 
 @user.command("reset")
 @click.argument("name")
-@records_command
-def user_reset(name: str, settings: config.Settings, as_json: bool) -> None:
+@executes("user reset", _print_password)
+def user_reset(name: str) -> dict[str, Any]:
     """Give a user a new one-time password. The user's open sessions end.
 
     \b
     Examples:
       redpoll user reset ann
     """
-    _print_password(run(settings, "user reset", {"name": name}), as_json)
-
-
-def _print_password(user: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(user)
-    else:
-        click.echo(f"name      {user['name']}\npassword  {user['password']}\n\nThe password is not shown again.")
+    return {"name": name}

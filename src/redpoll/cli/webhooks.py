@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from redpoll.cli.app_argument import AppCommand, app_records_command
-from redpoll.cli.common import print_json, records_command, safe, split_words, time_text
+from redpoll.cli.common import print_json, safe, split_words, time_text
 from redpoll.cli.execute import run
+from redpoll.cli.records_command import AppCommand, executes, records_command
 from redpoll.config import config
 
 __all__ = ["dead_letter", "webhook"]
@@ -24,6 +24,11 @@ def webhook() -> None:
     """
 
 
+def _print_created(created: dict[str, Any]) -> None:
+    click.echo(f"id      {created['id']}\nsecret  {created['secret']}\nurl     {created['url']}")
+    click.echo(f"events  {','.join(created['events'])}\nformat  {created['format']}")
+
+
 @webhook.command("create", cls=AppCommand)
 @click.argument("app_id", required=False)
 @click.argument("url")
@@ -38,17 +43,10 @@ def webhook() -> None:
 @click.option("--format", type=click.Choice(["service", "pusher"]), default="service", help="Format of the body.")
 @click.option("--channels", multiple=True, metavar="PREFIX,…", help="Only channels whose names begin with a PREFIX.")
 @click.option("--pin", is_flag=True, help="Pin the certificate that the URL presents now.")
-@app_records_command
+@executes("webhook create", _print_created)
 def webhook_create(
-    app_id: str,
-    url: str,
-    events: tuple[str, ...],
-    format: str,
-    channels: tuple[str, ...],
-    pin: bool,
-    settings: config.Settings,
-    as_json: bool,
-) -> None:
+    app_id: str, url: str, events: tuple[str, ...], format: str, channels: tuple[str, ...], pin: bool
+) -> dict[str, Any]:
     """Create an endpoint and print its id and its signing secret.
 
     \b
@@ -56,7 +54,7 @@ def webhook_create(
       redpoll webhook create 1234567 https://example.com/hooks
       redpoll webhook create 1234567 https://example.com/p --events member.added --channels presence- --format pusher
     """
-    args = {
+    return {
         "app": app_id,
         "url": url,
         "events": split_words(events),
@@ -64,30 +62,6 @@ def webhook_create(
         "channels": split_words(channels),
         "pin": pin,
     }
-    created = run(settings, "webhook create", args)
-    if as_json:
-        print_json(created)
-        return
-    click.echo(f"id      {created['id']}\nsecret  {created['secret']}\nurl     {created['url']}")
-    click.echo(f"events  {','.join(created['events'])}\nformat  {created['format']}")
-
-
-@webhook.command("list", cls=AppCommand)
-@click.argument("app_id", required=False)
-@app_records_command
-def webhook_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
-    """List the endpoints of an app, without their secrets.
-
-    \b
-    Examples:
-      redpoll webhook list 1234567
-    """
-    endpoints = run(settings, "webhook list", {"app": app_id})
-    if as_json:
-        print_json(endpoints)
-        return
-    for endpoint in endpoints:
-        _print_endpoint(endpoint)
 
 
 def _print_endpoint(endpoint: dict[str, Any]) -> None:
@@ -105,17 +79,31 @@ def _print_endpoint(endpoint: dict[str, Any]) -> None:
     click.echo("  ".join(words))
 
 
+def _print_endpoints(endpoints: list[dict[str, Any]]) -> None:
+    for endpoint in endpoints:
+        _print_endpoint(endpoint)
+
+
+@webhook.command("list", cls=AppCommand)
+@click.argument("app_id", required=False)
+@executes("webhook list", _print_endpoints)
+def webhook_list(app_id: str) -> dict[str, Any]:
+    """List the endpoints of an app, without their secrets.
+
+    \b
+    Examples:
+      redpoll webhook list 1234567
+    """
+    return {"app": app_id}
+
+
 def _endpoint_command(verb: str, text: str) -> click.Command:
     """A command on one endpoint that prints the endpoint."""
 
     @click.argument("endpoint_id", metavar="ID")
-    @records_command
-    def command(endpoint_id: str, settings: config.Settings, as_json: bool) -> None:
-        endpoint = run(settings, f"webhook {verb}", {"id": endpoint_id})
-        if as_json:
-            print_json(endpoint)
-        else:
-            _print_endpoint(endpoint)
+    @executes(f"webhook {verb}", _print_endpoint)
+    def command(endpoint_id: str) -> dict[str, Any]:
+        return {"id": endpoint_id}
 
     command.__doc__ = f"{text}\n\n\b\nExamples:\n  redpoll webhook {verb} ID"
     return click.command(verb)(command)
@@ -131,22 +119,22 @@ for _verb, _text in (
     webhook.add_command(_endpoint_command(_verb, _text))
 
 
+def _print_rotated(rotated: dict[str, Any]) -> None:
+    until = time_text(rotated["overlap_until"])
+    click.echo(f"id      {rotated['id']}\nsecret  {rotated['secret']}\nThe old secret signs too until {until}.")
+
+
 @webhook.command("rotate")
 @click.argument("endpoint_id", metavar="ID")
-@records_command
-def webhook_rotate(endpoint_id: str, settings: config.Settings, as_json: bool) -> None:
+@executes("webhook rotate", _print_rotated)
+def webhook_rotate(endpoint_id: str) -> dict[str, Any]:
     """Give an endpoint a new secret. For a while deliveries are signed with the old one too.
 
     \b
     Examples:
       redpoll webhook rotate ID
     """
-    rotated = run(settings, "webhook rotate", {"id": endpoint_id})
-    if as_json:
-        print_json(rotated)
-        return
-    until = time_text(rotated["overlap_until"])
-    click.echo(f"id      {rotated['id']}\nsecret  {rotated['secret']}\nThe old secret signs too until {until}.")
+    return {"id": endpoint_id}
 
 
 @webhook.command("test")
@@ -183,7 +171,7 @@ def dead_letter() -> None:
 
 @dead_letter.command("list", cls=AppCommand)
 @click.argument("app_id", required=False)
-@app_records_command
+@records_command
 def dead_letter_list(app_id: str, settings: config.Settings, as_json: bool) -> None:
     """List an app's dead letters, the latest first. Retried and discarded ones are not listed.
 
@@ -210,20 +198,7 @@ def dead_letter_list(app_id: str, settings: config.Settings, as_json: bool) -> N
         )
 
 
-@dead_letter.command("show")
-@click.argument("letter_id", metavar="ID")
-@records_command
-def dead_letter_show(letter_id: str, settings: config.Settings, as_json: bool) -> None:
-    """Show the payload of a dead letter and every attempt with its result.
-
-    \b
-    Examples:
-      redpoll dead-letter show ID
-    """
-    letter = run(settings, "dead-letter show", {"id": letter_id})
-    if as_json:
-        print_json(letter)
-        return
+def _print_letter(letter: dict[str, Any]) -> None:
     click.echo(f"id       {letter['id']}\nevent    {letter['event']}\nurl      {safe(letter['url'], 2_000)}")
     click.echo(f"state    {letter['state']}")
     if letter["failed_at"] is not None:
@@ -238,16 +213,29 @@ def dead_letter_show(letter_id: str, settings: config.Settings, as_json: bool) -
     click.echo(f"payload  {safe(letter['payload'], 1_000_000)}")
 
 
+@dead_letter.command("show")
+@click.argument("letter_id", metavar="ID")
+@executes("dead-letter show", _print_letter)
+def dead_letter_show(letter_id: str) -> dict[str, Any]:
+    """Show the payload of a dead letter and every attempt with its result.
+
+    \b
+    Examples:
+      redpoll dead-letter show ID
+    """
+    return {"id": letter_id}
+
+
+def _print_states(letters: list[dict[str, Any]]) -> None:
+    for letter in letters:
+        click.echo(f"{letter['id']}  {letter['state']}")
+
+
 def _letters_command(verb: str, text: str) -> click.Command:
     @click.argument("ids", metavar="ID…", nargs=-1, required=True)
-    @records_command
-    def command(ids: tuple[str, ...], settings: config.Settings, as_json: bool) -> None:
-        letters = run(settings, f"dead-letter {verb}", {"ids": ids})
-        if as_json:
-            print_json(letters)
-            return
-        for letter in letters:
-            click.echo(f"{letter['id']}  {letter['state']}")
+    @executes(f"dead-letter {verb}", _print_states)
+    def command(ids: tuple[str, ...]) -> dict[str, Any]:
+        return {"ids": ids}
 
     command.__doc__ = f"{text}\n\n\b\nExamples:\n  redpoll dead-letter {verb} ID"
     return click.command(verb)(command)

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from redpoll.cli import main
-from redpoll.cli.app_argument import AppCommand
+from redpoll.cli.records_command import AppCommand
 
 # What a command needs besides the app. The others need nothing.
 WORDS = {
