@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redpoll.protocol.limits import TokenBucket, Window
+from redpoll.protocol.limits import BoundedTable, TokenBucket, Window
 
 
 @pytest.mark.parametrize("now", [0.0, -5.0, 12.5, 1e9 / 3])
@@ -54,3 +54,12 @@ def test_limits_take_few_bytes():
     """A million connections may have sent a client event."""
     assert TokenBucket(10, 10).__sizeof__() <= 48
     assert Window(100, 10).__sizeof__() <= 56
+
+
+def test_bounded_table_removes_what_is_over_and_beyond_its_size_the_oldest():
+    table: BoundedTable[str, int] = BoundedTable(3)
+    for key, until in (("a", 1), ("b", 9), ("c", 2), ("d", 9)):
+        table.put(key, until, lambda until: until <= 0)
+    assert list(table) == ["b", "c", "d"]
+    table.put("b", 9, lambda until: until <= 5)
+    assert list(table) == ["d", "b"]

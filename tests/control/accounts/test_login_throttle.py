@@ -128,11 +128,10 @@ async def test_failures_are_forgotten(throttle, time):
     assert time.waits == []
 
 
-async def test_memory_is_bounded(throttle, monkeypatch):
-    monkeypatch.setattr(login_throttle, "_MAX_KEYS", 50)
-    monkeypatch.setattr(login_throttle, "_MAX_KNOWN", 20)
+async def test_memory_is_bounded(time):
+    throttle = LoginThrottle(time.clock, time.sleep, max_keys=50)
     for number in range(1_000):
         await throttle.admit(f"10.0.{number // 250}.{number % 250}", "x" * number)
         throttle.succeeded(f"10.1.{number // 250}.{number % 250}", f"name {number}")
     assert len(throttle._attempts) <= 50
-    assert len(throttle._known) <= 20
+    assert len(throttle._known) <= 5

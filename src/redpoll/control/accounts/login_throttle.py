@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from redpoll.config.proxies import network_of
+from redpoll.protocol.limits import BoundedTable
 
 __all__ = ["MAX_WAIT_S", "LoginThrottle"]
 
@@ -22,7 +23,6 @@ MAX_WAIT_S: Final = 15.0
 _FORGOTTEN_AFTER_S: Final = 900.0
 _FIRST_INTERVAL_S: Final = 0.5
 _MAX_KEYS: Final = 10_000
-_MAX_KNOWN: Final = 1_000
 # Each waiting attempt holds one of the control port's connections.
 _MAX_WAITING: Final = 100
 _MAX_NAME_CHARS: Final = 64
@@ -62,12 +62,13 @@ class LoginThrottle:
         self,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        max_keys: int = _MAX_KEYS,
     ) -> None:
         self._clock = clock
         self._sleep = sleep
         # (kind, address, name) -> attempts. The latest attempt is last.
-        self._attempts: dict[tuple[str, str, str], _Attempts] = {}
-        self._known: dict[tuple[str, str], None] = {}
+        self._attempts: BoundedTable[tuple[str, str, str], _Attempts] = BoundedTable(max_keys)
+        self._known: BoundedTable[tuple[str, str], None] = BoundedTable(max_keys // 10)
         self._waiting = 0
 
     async def admit(self, address: str, name: str) -> float:
@@ -100,20 +101,15 @@ class LoginThrottle:
         address, name = network_of(address), name[:_MAX_NAME_CHARS]
         for key in _keys(address, name):
             self._attempts.pop(key, None)
-        self._known.pop((address, name), None)
-        if len(self._known) >= _MAX_KNOWN:
-            del self._known[next(iter(self._known))]
-        self._known[address, name] = None
+        self._known.put((address, name), None, lambda _: False)
 
     def _attempts_of(self, key: tuple[str, str, str], now: float) -> _Attempts:
         attempts = self._attempts.get(key)
         return attempts if attempts is not None and now - attempts.at < _FORGOTTEN_AFTER_S else _Attempts(0, now, now)
 
     def _count(self, key: tuple[str, str, str], failures: int, starts_at: float, now: float) -> None:
-        self._attempts.pop(key, None)
-        if len(self._attempts) >= _MAX_KEYS:
-            del self._attempts[next(iter(self._attempts))]
-        self._attempts[key] = _Attempts(failures, starts_at + _LIMITS[key[0]].interval_s(failures), now)
+        attempts = _Attempts(failures, starts_at + _LIMITS[key[0]].interval_s(failures), now)
+        self._attempts.put(key, attempts, lambda old: now - old.at >= _FORGOTTEN_AFTER_S)
 
 
 def _keys(address: str, name: str) -> list[tuple[str, str, str]]:

@@ -20,6 +20,7 @@ import structlog
 
 from redpoll.config.proxies import network_of
 from redpoll.control.http.ratelimit import WINDOW_S
+from redpoll.protocol.limits import BoundedTable, Rate
 
 __all__ = ["AuthFailures"]
 
@@ -27,10 +28,6 @@ log = structlog.get_logger(__name__)
 
 # 100,000 addresses take about 12 MB. A limit per address doesn't stop a client with that many addresses anyway.
 _MAX_ADDRESSES: Final = 100_000
-# Each new address removes up to this many full buckets: more than one, so that the table shrinks after a flood.
-_CLEARED_AT_ONCE: Final = 2
-# Sums of 60/n have rounding errors.
-_ROUNDING_S: Final = 1e-6
 
 
 class AuthFailures:
@@ -45,11 +42,10 @@ class AuthFailures:
         self.per_minute = per_minute
         self.limited_total = 0
         self._clock = clock
-        self._max_addresses = max_addresses
-        self._refill_s = WINDOW_S / per_minute
-        # By address: when its bucket will be full again (a window away if it is empty), and when it was logged.
-        # The latest failure is last, so the first are nearly those that are full first.
-        self._buckets: dict[str, tuple[float, float]] = {}
+        self._rate = Rate(per_minute / WINDOW_S, per_minute)
+        # By address: when its bucket will be full again, and when it was logged. The latest failure is last, so the
+        # first are nearly those that are full first.
+        self._buckets: BoundedTable[str, tuple[float, float]] = BoundedTable(max_addresses)
 
     def __len__(self) -> int:
         """The number of addresses in memory."""
@@ -58,22 +54,14 @@ class AuthFailures:
     def wait_s(self, address: str) -> int:
         """Whole seconds until the address may fail again, at least 1; 0 if it may now."""
         bucket = self._buckets.get(network_of(address)) if self._buckets else None
-        if bucket is None:
-            return 0
-        wait_s = bucket[0] + self._refill_s - WINDOW_S - self._clock()
-        return math.ceil(wait_s) if wait_s > _ROUNDING_S else 0
+        return 0 if bucket is None else math.ceil(self._rate.wait_s(bucket[0], self._clock()))
 
     def count(self, address: str) -> None:
         """Takes one failure from the bucket of an address. Logs an empty bucket, at most once a minute."""
-        network, now, buckets = network_of(address), self._clock(), self._buckets
-        full_at, logged_at = buckets.pop(network, (0.0, -math.inf))
-        full_at = max(full_at, now) + self._refill_s
-        if full_at - now + self._refill_s > WINDOW_S + _ROUNDING_S and now - logged_at >= WINDOW_S:
+        network, now = network_of(address), self._clock()
+        full_at, logged_at = self._buckets.get(network, (-math.inf, -math.inf))
+        full_at = self._rate.charged(full_at, now)
+        if self._rate.wait_s(full_at, now) and now - logged_at >= WINDOW_S:
             logged_at = now
             log.warning("authentication failures limited", address=network, per_minute=self.per_minute)
-        for _ in range(_CLEARED_AT_ONCE):
-            oldest = next(iter(buckets), None)
-            if oldest is None or (buckets[oldest][0] > now and len(buckets) < self._max_addresses):
-                break
-            del buckets[oldest]
-        buckets[network] = (full_at, logged_at)
+        self._buckets.put(network, (full_at, logged_at), lambda old: old[0] <= now)

@@ -17,14 +17,13 @@ from typing import Final
 from redpoll.cluster.shared_rate import SharedRate
 from redpoll.config.proxies import network_of
 from redpoll.control.http.response import header_line
+from redpoll.protocol.limits import BoundedTable
 
 __all__ = ["WINDOW_S", "RateLimit", "Window", "limit_lines"]
 
 WINDOW_S: Final = 60.0
 # 100,000 windows take about 30 MB. A limit per address doesn't stop a client with that many addresses anyway.
 _MAX_ADDRESSES: Final = 100_000
-# Each new window removes up to this many ended ones: more than one, so that the table shrinks after a flood.
-_CLEARED_AT_ONCE: Final = 2
 # With several nodes, each takes a limit in so many parts. What a node has taken and not used when the limit is reached
 # is lost to the address until the window ends.
 _PARTS: Final = 100
@@ -90,9 +89,8 @@ class RateLimit:
         self._taking: dict[str, asyncio.Task[None]] = {}
         self._clock = clock
         self._wall_clock = wall_clock
-        self._max_addresses = max_addresses
         # Sorted by their end, because all are equally long.
-        self._windows: dict[str, Window] = {}
+        self._windows: BoundedTable[str, Window] = BoundedTable(max_addresses)
 
     def __len__(self) -> int:
         """The number of addresses in memory."""
@@ -160,13 +158,8 @@ class RateLimit:
         return max(1, math.ceil(window.ends - self._clock()))
 
     def _begin(self, address: str, room: int, left_s: float) -> Window:
-        now, windows = self._clock(), self._windows
-        windows.pop(address, None)
-        for _ in range(_CLEARED_AT_ONCE):
-            oldest = next(iter(windows), None)
-            if oldest is None or (windows[oldest].ends > now and len(windows) < self._max_addresses):
-                break
-            del windows[oldest]
+        now = self._clock()
         lines = limit_lines("ip", self.per_minute, math.ceil(self._wall_clock() + left_s))
-        windows[address] = window = Window(now + left_s, room, lines)
+        window = Window(now + left_s, room, lines)
+        self._windows.put(address, window, lambda old: old.ends <= now)
         return window

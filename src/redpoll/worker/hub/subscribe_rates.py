@@ -8,6 +8,7 @@ slot, and connections without a known address have no limit.
 from array import array
 from typing import Final
 
+from redpoll.protocol.limits import rate_of
 from redpoll.worker.hub.addresses import SLOTS, factor_of
 
 __all__ = ["SubscribeRates"]
@@ -33,9 +34,10 @@ class SubscribeRates:
         full_at = self._full_at
         if full_at is None:
             full_at = self._full_at = array("d", bytes(8 * SLOTS))
-        waits_s = max(full_at[slot] - now, 0.0)
-        if waits_s > BURST_S:
+        per_s = self.per_s * factor_of(slot)
+        next_full_at = rate_of(per_s, per_s * BURST_S + 1).taken(full_at[slot], now)
+        if next_full_at is None:
             self.refused += 1
             return False
-        full_at[slot] = now + waits_s + 1.0 / (self.per_s * factor_of(slot))
+        full_at[slot] = next_full_at
         return True
