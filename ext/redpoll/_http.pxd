@@ -6,7 +6,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from redpoll._frame cimport Span
 
 cdef enum:
-    # Flags of a request (http_messages.py).
+    # Flags of a request (http/messages.py).
     FLAG_SECURE = 1
     FLAG_HEAD_ONLY = 2
     FLAG_CLOSES = 4

@@ -1,7 +1,7 @@
 """The hot path of HTTP: requests of the usual shape, the messages between worker and control, the usual signature.
 
 Each function knows the common case alone and returns None for anything else, which slower code then decides: llhttp
-for bytes (worker/ingress/http_connection.py), protocol/auth.py for signatures. So nothing here refuses anything.
+for bytes (http/reader.py), protocol/auth.py for signatures. So nothing here refuses anything.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -70,7 +70,7 @@ def pack_simple(bytes data not None, uint32_t number, uint8_t flags, bytes clien
     """`(flags, method, message)` where `data` is exactly one complete request of the usual shape, else None.
 
     `message` is the request for control, as pack_request makes it. `places` has the places of the header fields that
-    control wants, by their names in lower case (http_messages.FIELDS).
+    control wants, by their names in lower case (http/messages.FIELDS).
 
     The usual shape: GET or POST, an origin-form target that the worker doesn't answer itself (/app/…, / and /healthz),
     HTTP/1.1, one Host, no header that changes how a message is read except one Content-Length, none that names a proxy.
@@ -212,7 +212,7 @@ def pack_simple(bytes data not None, uint32_t number, uint8_t flags, bytes clien
 
 
 cdef bytes packed_field(dict places, const uint8_t* name, Py_ssize_t name_size, const uint8_t* value, Py_ssize_t size):
-    """A header field as http_messages.pack_fields makes it."""
+    """A header field as http/messages.pack_fields makes it."""
     cdef:
         uint8_t place = places[PyBytes_FromStringAndSize(<const char*> name, name_size).lower()]
         bytes packed = PyBytes_FromStringAndSize(NULL, 3 + size)
@@ -224,7 +224,7 @@ cdef bytes packed_field(dict places, const uint8_t* name, Py_ssize_t name_size, 
     return packed
 
 
-# -- messages (http_messages.py) -----------------------------------------------------------------------------
+# -- messages (http/messages.py) -----------------------------------------------------------------------------
 
 
 def pack_request(
@@ -238,7 +238,7 @@ def pack_request(
     announced=0,
     uint16_t refusal=0,
 ) -> bytes:
-    """As http_messages.pack_request."""
+    """As http/messages.pack_request."""
     cdef:
         RequestHead head
         Py_ssize_t size
@@ -279,7 +279,7 @@ def pack_request(
 
 
 def pack_answer(uint32_t number, uint8_t flags, bytes response not None) -> bytes:
-    """An answer's message (http_messages.py)."""
+    """An answer's message (http/messages.py)."""
     cdef:
         AnswerHead head
         Py_ssize_t size = PyBytes_GET_SIZE(response)
@@ -358,10 +358,22 @@ cdef dict no_fields = {}
 cdef class IncomingRequest:
     """What a request holds: what was received, and what control finds out about it (control/http/request.py).
 
-    Made by read_requests, which sets `number` to `announced`, or by __init__ where it came in another way.
+    Made by read_requests, or by __init__ if it came in another way; then it has no `number`.
     """
 
-    def __init__(self, str method not None, str target not None, headers, bytes body not None):
+    def __init__(
+        self,
+        str method not None,
+        str target not None,
+        headers,
+        bytes body not None,
+        uint8_t flags=0,
+        announced=0,
+        uint16_t refusal=0,
+    ):
+        self.flags = flags
+        self.announced = announced
+        self.refusal = refusal
         self.method = method
         self.path, _, self.query = target.partition("?")
         self.remote = ""

@@ -36,7 +36,16 @@ class IncomingRequest:
     caller_known: bool
     sampled: bool
     began: float
-    def __init__(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> None: ...
+    def __init__(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        flags: int = 0,
+        announced: int | None = 0,
+        refusal: int = 0,
+    ) -> None: ...
 
 def pack_simple(
     data: bytes, number: int, flags: int, client: bytes, places: Mapping[bytes, int]

@@ -29,14 +29,6 @@ class Records:
         return self.directory != before
 
 
-class Connections:
-    def __init__(self):
-        self.swept = 0
-
-    def sweep(self):
-        self.swept += 1
-
-
 @pytest.fixture
 async def link(redis):
     link = Link(redis.url)
@@ -46,20 +38,19 @@ async def link(redis):
 
 @pytest.fixture
 async def parts(link):
-    """(janitor, records, health, writer, connections), not started."""
-    records, connections = Records(), Connections()
+    """(janitor, records, health, writer), not started."""
+    records = Records()
     writer = DirectoryWriter(link, Keys("rp"))
     health = Health(lambda: True)
-    janitor = Janitor(link, writer, records, connections, health)
+    janitor = Janitor(link, writer, records, health)
     link.on_up = janitor.link_up
-    yield janitor, records, health, writer, connections
+    yield janitor, records, health, writer
     janitor.stop()
 
 
 async def test_directory_is_written_when_redis_connects(parts, link, wait_until):
-    janitor, _records, health, writer, connections = parts
+    janitor, _records, health, writer = parts
     janitor.start()
-    assert connections.swept == 1
     assert not janitor.redis_answers()
     link.start()
     await wait_until(lambda: health.directory_written)
@@ -69,7 +60,7 @@ async def test_directory_is_written_when_redis_connects(parts, link, wait_until)
 
 
 async def test_lost_directory_is_written_again(parts, link, wait_until):
-    janitor, _records, health, writer, _connections = parts
+    janitor, _records, health, writer = parts
     janitor.start()
     link.start()
     await wait_until(lambda: health.directory_written)
@@ -82,7 +73,7 @@ async def test_lost_directory_is_written_again(parts, link, wait_until):
 
 
 async def test_directory_whose_records_are_lost_is_written_again(parts, link, wait_until):
-    janitor, _records, health, writer, _connections = parts
+    janitor, _records, health, writer = parts
     janitor.start()
     link.start()
     await wait_until(lambda: health.directory_written)
@@ -96,7 +87,7 @@ async def test_directory_whose_records_are_lost_is_written_again(parts, link, wa
 
 
 async def test_changed_record_is_written_at_once(parts, link, wait_until):
-    janitor, records, health, writer, _connections = parts
+    janitor, records, health, writer = parts
     janitor.start()
     link.start()
     await wait_until(lambda: health.directory_written)
@@ -109,7 +100,7 @@ async def test_changed_record_is_written_at_once(parts, link, wait_until):
 
 
 async def test_change_without_redis_succeeds_and_is_written_later(parts, link, wait_until):
-    janitor, records, health, writer, _connections = parts
+    janitor, records, health, writer = parts
     before, records.directory = records.directory, DirectoryVersion(8, "eight")
     await janitor.record_changed("1", records.apps["1"], before, records.directory)
     janitor.start()
@@ -119,7 +110,7 @@ async def test_change_without_redis_succeeds_and_is_written_later(parts, link, w
 
 
 async def test_change_after_one_that_redis_lacks_makes_the_whole_directory_be_written(parts, link, wait_until):
-    janitor, records, health, writer, _connections = parts
+    janitor, records, health, writer = parts
     janitor.start()
     link.start()
     await wait_until(lambda: health.directory_written)
@@ -134,7 +125,7 @@ async def test_change_after_one_that_redis_lacks_makes_the_whole_directory_be_wr
 
 
 async def test_directory_of_another_control_plane_is_not_replaced_by_older_records(parts, link, wait_until):
-    janitor, records, health, writer, _connections = parts
+    janitor, records, health, writer = parts
     janitor.start()
     link.start()
     await wait_until(lambda: health.directory_written)
@@ -175,7 +166,7 @@ class Hanging:
 async def test_hanging_redis_counts_as_away_after_5_s_and_is_dropped_after_10_s():
     now = 100.0
     link = Hanging()
-    janitor = Janitor(link, link, Records(), Connections(), Health(lambda: True), clock=lambda: now)
+    janitor = Janitor(link, link, Records(), Health(lambda: True), clock=lambda: now)
     janitor.link_up()
     await asyncio.sleep(0)
     assert janitor.redis_answers()
@@ -194,7 +185,7 @@ async def test_redis_that_answers_again_is_reported_at_once():
     """The next report of the control plane's fitness comes up to a second later, and then the lead may have moved."""
     now, backs = 100.0, []
     link = Hanging()
-    parts = (link, link, Records(), Connections(), Health(lambda: True))
+    parts = (link, link, Records(), Health(lambda: True))
     janitor = Janitor(*parts, leader=lambda: None, clock=lambda: now)
     janitor.on_redis_back = lambda: backs.append(janitor.redis_answers())
     janitor.link_up()

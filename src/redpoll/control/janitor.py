@@ -1,7 +1,7 @@
 """The control plane's periodic work: it keeps the app directory in Redis equal to the record store, and checks Redis.
 
 Redis may lose the directory or have a different one; it is rewritten within a second (cluster/README.md "Directory").
-Each check also shows whether Redis still answers. Deadlines of connections are checked at the same time.
+Each check also shows whether Redis still answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.directory import DirectoryVersion, DirectoryWriter
 from redpoll.cluster.redis.link import Link, LinkDown
-from redpoll.control.http.connections import Connections
 from redpoll.control.http.response import dateline
 from redpoll.control.observe.health import Health
 from redpoll.loop.loop_lag import LoopLag
@@ -50,7 +49,7 @@ class AppRecords(Protocol):
 
 
 class Janitor:
-    """Runs once a second: checks the deadlines of `connections`, and compares the directory (`writer`) with `records`.
+    """Runs once a second: compares the directory (`writer`) with `records`.
 
     `leader()` is `<run> <term> ` while this node leads, and only then the whole directory is written; otherwise None.
     Changed records are written by the node that changed them. `on_redis_back()` is called when a connected Redis
@@ -61,7 +60,6 @@ class Janitor:
         link: Link,
         writer: DirectoryWriter,
         records: AppRecords,
-        connections: Connections,
         health: Health,
         *,
         leader: Callable[[], str | None] = lambda: "",
@@ -72,7 +70,6 @@ class Janitor:
         self._link = link
         self._writer = writer
         self._records = records
-        self._connections = connections
         self._health = health
         self._leader = leader
         self._clock = clock
@@ -127,7 +124,6 @@ class Janitor:
     def _look(self) -> None:
         self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)
         dateline.tick()
-        self._connections.sweep()
         if self._asked_at is not None and self._clock() - self._asked_at > _BROKEN_AFTER_S:
             self._asked_at = None
             self._link.drop(f"no answer for {_BROKEN_AFTER_S:g} s")

@@ -42,7 +42,7 @@ from redpoll.control.api.routes import routes_of
 from redpoll.control.commands.context import Cluster
 from redpoll.control.dashboard.dashboard import Dashboard, Dependencies
 from redpoll.control.http.auth_failures import AuthFailures
-from redpoll.control.http.connections import Connections
+from redpoll.control.http.control_port import ControlPort
 from redpoll.control.http.host_names import HostNames
 from redpoll.control.http.ratelimit import RateLimit
 from redpoll.control.http.worker_requests import WorkerRequests
@@ -216,7 +216,6 @@ class ControlPlane:
             rate=self.rate,
             failures=self.auth_failures,
             tracer=self.tracer,
-            body_timeout_s=body_timeout_s,
             path_prefix=settings.path_prefix,
         )
         self.front.fault_page = self.dashboard.fault
@@ -225,10 +224,11 @@ class ControlPlane:
             debugging.app_changed(app.id, app)
         records.on_put = debugging.app_changed
         api.conclude = self.front.conclude
-        self.connections = Connections(
-            self.front.handle,
+        self.port = ControlPort(
+            self.front.received,
             self.front.error_page,
             head_timeout_s=settings.head_timeout_s,
+            body_timeout_s=body_timeout_s,
             trusted=TrustedProxies(settings.trusted_proxies),
         )
         fast = FastPath(self.front, self.routes, records, self.publisher, self._keys, self.rate, self.tracer)
@@ -243,7 +243,7 @@ class ControlPlane:
             accounts.store.on_version = self.record_sync.committed
         self.link.on_push = self._push_received
         writer = DirectoryWriter(self.link, self._keys)
-        self.janitor = Janitor(self.link, writer, records, self.connections, self.health, leader=self._leader)
+        self.janitor = Janitor(self.link, writer, records, self.health, leader=self._leader)
         records.on_change = self.janitor.record_changed
         records.on_rewound = lambda version: tell({"directory": version})
         self.work = LeaderWork(self.reaper, self.janitor, webhooks, self.outbox, self.tracer, self.spans)
@@ -273,7 +273,7 @@ class ControlPlane:
             self.tracer.start()
         self.leadership.start()
         self.fitness.start()
-        self._server = await self.loop.create_server(self.connections, sock=self._listener, backlog=_BACKLOG)
+        self._server = await self.loop.create_server(self.port, sock=self._listener, backlog=_BACKLOG)
         await self.worker_requests.start()
         self._tell({"ready": True})
 
@@ -356,7 +356,7 @@ class ControlPlane:
         """
         if self._server is not None:
             self._server.close()
-        await asyncio.gather(self.worker_requests.finish(_FINISH_WITHIN_S), self.connections.finish(_FINISH_WITHIN_S))
+        await asyncio.gather(self.worker_requests.finish(_FINISH_WITHIN_S), self.port.finish(_FINISH_WITHIN_S))
         await self.fitness.finish()
         await self.leadership.finish()
         self.work.end()
@@ -430,8 +430,8 @@ class ControlPlane:
         return {
             "apps": len(self._records.apps),
             "record_store_up": self.record_sync.store_up if self.record_sync else 1,
-            "http_connections": len(self.connections.connections),
-            "http_refused_connections_total": self.connections.refused,
+            "http_connections": len(self.port.connections),
+            "http_refused_connections_total": self.port.refused["connections"],
             "auth_failures_limited_total": self.auth_failures.limited_total if self.auth_failures else 0,
             "events_published_total": self.publisher.events_published,
             "events_unconfirmed_total": self.publisher.unconfirmed,

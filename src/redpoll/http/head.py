@@ -1,7 +1,7 @@
 """Reads the header fields of a request that llhttp has parsed, and refuses heads that two readers could understand
 differently.
 
-Knows nothing of sockets: http_connection.py reads the bytes, and decides what to do with the request.
+Knows nothing of sockets: reader.py parses the bytes, and connection.py decides what to do with the request.
 """
 
 from __future__ import annotations
@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from redpoll.http.messages import FIELDS
-
-__all__ = ["KINDS", "MAX_HEADERS", "MAX_HEAD_BYTES", "Head", "HeadFault", "read_head", "size_of_head"]
+__all__ = ["MAX_HEADERS", "MAX_HEAD_BYTES", "FieldTable", "Head", "HeadFault", "read_head", "size_of_head"]
 
 MAX_HEAD_BYTES: Final = 16 * 1024
 MAX_HEADERS: Final = 100
 
-# The kind of a header field: its place in FIELDS if it is passed to control, else one of these.
+# The kind of a header field: its place in FieldTable.names if it is passed on, else one of these.
 _IGNORE, _HOST, _LENGTH, _ENCODING, _EXPECT, _UPGRADE, _FORWARDED = -1, 100, 101, 102, 103, 104, 105
-_CONTENT_TYPE: Final = FIELDS.index("Content-Type")
-KINDS: Final[dict[bytes, int]] = {
-    **{name.lower().encode(): place for place, name in enumerate(FIELDS)},
+_READ_HERE: Final = {
     b"host": _HOST,
     b"content-length": _LENGTH,
     b"transfer-encoding": _ENCODING,
@@ -28,9 +24,29 @@ KINDS: Final[dict[bytes, int]] = {
     b"upgrade": _UPGRADE,
     b"x-forwarded-for": _FORWARDED,
 }
-# A cache of kinds by the spelling on the wire. Bounded: clients choose the spellings.
-_SPELLINGS: Final[dict[bytes, int]] = {}
 _MAX_SPELLINGS: Final = 1024
+
+
+class FieldTable:
+    """The header fields that are passed on, by their places in `names`; others are ignored.
+
+    Content-Type is passed on if it isn't JSON, which is usual. `kinds`: the kind of each name in lower case.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.kinds: dict[bytes, int] = {name.lower().encode(): place for place, name in enumerate(names)} | _READ_HERE
+        self.content_type = names.index("Content-Type")
+        self.host = names.index("Host") if "Host" in names else None
+        # A cache of kinds by the spelling on the wire. Bounded: clients choose the spellings.
+        self.spellings: dict[bytes, int] = {}
+
+    def kind_of(self, name: bytes) -> int:
+        """The kind of a field whose name is spelled like this."""
+        kind = self.kinds.get(name.lower(), _IGNORE)
+        if len(self.spellings) < _MAX_SPELLINGS:
+            self.spellings[name] = kind
+        return kind
 
 
 class HeadFault(Exception):
@@ -43,7 +59,7 @@ class HeadFault(Exception):
 
 
 class Head(NamedTuple):
-    """`fields` are passed to control, each by its place in FIELDS. `forwarded` are the X-Forwarded-For headers.
+    """`fields` are passed on, each by its place in the table. `forwarded` are the X-Forwarded-For headers.
     `announced` is the size of the body in bytes, None if it is chunked. `expects`: the client waits for 100 Continue.
     `websocket`: an Upgrade header names a WebSocket."""
 
@@ -54,7 +70,7 @@ class Head(NamedTuple):
     websocket: bool
 
 
-def read_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Head:
+def read_head(version: str, headers: Sequence[tuple[bytes, bytes]], table: FieldTable) -> Head:
     """Read the `headers` of a request of this HTTP version, names and values as they were sent. Raises HeadFault."""
     if len(headers) > MAX_HEADERS:
         raise HeadFault(431, f"more than {MAX_HEADERS} header fields")
@@ -63,16 +79,18 @@ def read_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Head:
     announced = hosts = 0
     chunked = expects = websocket = False
     for name, value in headers:
-        kind = _SPELLINGS.get(name)
+        kind = table.spellings.get(name)
         if kind is None:
-            kind = _kind_of(name)
+            kind = table.kind_of(name)
         if kind < 0:
             continue
         if kind < _HOST:
-            if kind != _CONTENT_TYPE or value != b"application/json":
+            if kind != table.content_type or value != b"application/json":
                 fields.append((kind, value))
         elif kind == _HOST:
             hosts += 1
+            if table.host is not None:
+                fields.append((table.host, value))
         elif kind == _LENGTH:
             announced = int(value)
         elif kind == _ENCODING:
@@ -98,10 +116,3 @@ def read_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Head:
 def size_of_head(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
     """About how many bytes the head has."""
     return len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
-
-
-def _kind_of(name: bytes) -> int:
-    kind = KINDS.get(name.lower(), _IGNORE)
-    if len(_SPELLINGS) < _MAX_SPELLINGS:
-        _SPELLINGS[name] = kind
-    return kind

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from redpoll._engine import HTTP
 from redpoll._http import pack_simple
 from redpoll.config.proxies import NO_PROXIES
-from redpoll.http.messages import FIELDS, pack_fields, unpack_request
-from redpoll.worker.ingress import http_connection
-from redpoll.worker.ingress.http_connection import HttpConnection
+from redpoll.http import reader
+from redpoll.http.errors import error_response
+from redpoll.http.messages import CLOSES, CONTINUE, FIELDS, HEAD_ONLY, LAST, pack_fields, unpack_request
+from redpoll.worker.ingress import http_requests
+from redpoll.worker.ingress.http_requests import TABLE, PublicConnection
 from redpoll.worker.ingress.strangers import Strangers
 
 TRACE_ID = re.compile(rb'"trace_id":"[0-9a-f]{32}"')
@@ -24,7 +25,7 @@ TRACE_ID = re.compile(rb'"trace_id":"[0-9a-f]{32}"')
 class Connection:
     """Records what is written, and closes at the first answer that ends it."""
 
-    state = HTTP
+    is_http = True
     bytes_owed = 0
 
     def __init__(self):
@@ -35,7 +36,7 @@ class Connection:
 
     def end_http(self, data=b""):
         self.written += [TRACE_ID.sub(b"", data), "end"]
-        self.state = None
+        self.is_http = False
 
     def pause_reading(self):
         pass
@@ -74,18 +75,20 @@ class Link:
     def answer(self):
         while self.awaited:
             number, (requester, flags, refusal) = self.awaited.popitem()
-            if flags & http_connection.HEAD_ONLY and not refusal:
-                requester.answered(http_connection.CONTINUE, b"")
+            if flags & HEAD_ONLY and not refusal:
+                requester.answered(CONTINUE, b"")
             else:
-                last = http_connection.LAST if flags & http_connection.CLOSES else 0
+                last = LAST if flags & CLOSES else 0
                 requester.answered(last, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX: %d\r\n\r\n" % number)
 
 
 class Shared:
     """What the connections of a worker share."""
 
+    table = TABLE
     draining = False
     max_requests = 100
+    head_timeout_s = body_timeout_s = 10.0
     reading_bytes = 0
     max_reading_bytes = 1 << 20
 
@@ -93,13 +96,10 @@ class Shared:
         self.link = Link()
         self.idle = {}
         self.strangers = Strangers(256, NO_PROXIES)
-        self.drain_signal = None
         self.upgraded = None
 
-    def wait_for_head(self, connection):
+    def wait(self, connection, seconds):
         pass
-
-    wait_for_body = wait_for_head
 
     def later(self, call):
         call()
@@ -115,20 +115,28 @@ class Shared:
     def refusal(self, http, request):
         return None
 
-    def upgrade(self, http, received):
-        self.upgraded = received
-        http.connection.state = None
+    def send(self, http, request):
+        flags, method, target, fields, _, body, announced, refusal = request
+        client = self.client_of(http, request).encode()
+        return self.link.send(http, flags, method, client, target, pack_fields(fields), body, announced, refusal)
 
-    def client_of(self, peer, forwarded_for):
-        return forwarded_for[-1]
+    def error(self, fault):
+        return error_response(*fault)
+
+    def upgrade(self, connection, received):
+        self.upgraded = received
+        connection.is_http = False
+
+    def client_of(self, http, request):
+        return request.forwarded[-1] if request.forwarded else http.peer
 
 
 def conversation(pieces, answer_late):
     """Everything that leaves a connection which receives `pieces`."""
     shared, connection = Shared(), Connection()
-    http = HttpConnection(shared, connection, "192.0.2.1", 0)
+    http = PublicConnection(shared, connection, "192.0.2.1", 0)
     for piece in pieces:
-        if connection.state != HTTP:
+        if not connection.is_http:
             break
         http.received(piece)
         if not answer_late:
@@ -209,17 +217,15 @@ def test_both_ways_of_reading_answer_the_same(requests, data, answer_late):
         pieces = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
     compiled = conversation(pieces, answer_late)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(http_connection, "pack_simple", lambda *given: None)
+        patched.setattr(http_requests, "pack_simple", lambda *given: None)
         assert conversation(pieces, answer_late) == compiled
 
 
 def test_a_usual_request_is_read_in_c_in_whole_and_by_llhttp_in_parts(monkeypatch):
     seen = []
-    monkeypatch.setattr(http_connection, "pack_simple", lambda *given: seen.append(given) or pack_simple(*given))
+    monkeypatch.setattr(http_requests, "pack_simple", lambda *given: seen.append(given) or pack_simple(*given))
     made = []
-    monkeypatch.setattr(
-        http_connection.httptools, "HttpRequestParser", lambda owner: made.append(owner) or PARSER(owner)
-    )
+    monkeypatch.setattr(reader.httptools, "HttpRequestParser", lambda owner: made.append(owner) or PARSER(owner))
     requests, *_ = conversation([GOOD, GOOD], False)
     assert (len(seen), len(made), requests[0]) == (2, 0, requests[1])
     in_parts, *_ = conversation([GOOD[:20], GOOD[20:]], False)

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from redpoll.http import head as http_head
+from redpoll.http.connection import State
 from redpoll.http.messages import CLOSES, HEAD_ONLY, HTTP_1_0
-from redpoll.worker.ingress import http_requests
 from redpoll.worker.ingress.control_link import ControlLink
-from redpoll.worker.ingress.http_connection import HttpConnection
+from redpoll.worker.ingress.http_requests import PublicConnection
 
 KEY = "278d425bdf160c739803"
 GET = b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -400,8 +400,7 @@ async def test_idle_connections_make_room_and_busy_ones_do_not(open_wire, contro
     assert [(await wire.next())[0] for wire in busy[:2]] == [200, 200]
 
 
-async def test_an_incomplete_later_head_or_body_times_out(open_wire, control, monkeypatch):
-    monkeypatch.setattr(http_requests, "BODY_TIMEOUT_S", 0.5)
+async def test_an_incomplete_later_head_or_body_times_out(open_wire, control):
     control.answer = lambda request: (
         b"HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n" % request.refusal if request.refusal else control.echo(request)
     )
@@ -411,7 +410,7 @@ async def test_an_incomplete_later_head_or_body_times_out(open_wire, control, mo
         wire.send(GET % 1)
         assert (await wire.next())[0] == 200
     # Only now: the first heads may take long.
-    head.worker.janitor.head_timeout_s = 0.5
+    head.worker.janitor.head_timeout_s = head.worker.gate.http.body_timeout_s = 0.5
     head.send(b"GET /2 HTTP/1.1\r\nHo")
     body.send(b"POST /2 HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\nabc")
     assert (await head.next())[0] == 408
@@ -437,9 +436,28 @@ async def test_a_later_head_or_body_that_comes_in_small_pieces_has_no_more_time(
         assert len(deadlines) == 1
 
 
-async def test_an_idle_connection_is_closed_after_the_idle_timeout(open_wire, control, monkeypatch):
-    monkeypatch.setattr(http_requests, "IDLE_TIMEOUT_S", 0.5)
+async def test_a_head_or_body_that_began_in_the_packet_of_the_request_before_times_out(open_wire, control):
+    control.answer = lambda request: (
+        b"HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n" % request.refusal if request.refusal else control.echo(request)
+    )
+    for part in (b"GET /2 HT", b"POST /2 HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\nabc"):
+        wire = await open_wire()
+        wire.worker.janitor.head_timeout_s = wire.worker.gate.http.body_timeout_s = 0.5
+        wire.send(GET % 1 + part)
+        assert [(await wire.next())[0] for _ in range(2)] == [200, 408]
+
+
+async def test_a_body_announced_in_the_packet_of_the_request_before_is_asked_for(open_wire, control):
+    wire = await open_wire()
+    wire.send(GET % 1 + b"POST /2 HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+    assert [(await wire.next())[0] for _ in range(2)] == [200, 100]
+    wire.send(b"ab")
+    assert (await wire.next())[2] == b"POST /2 2 127.0.0.1"
+
+
+async def test_an_idle_connection_is_closed_after_the_idle_timeout(open_wire, control):
     wire = await open_wire(head_timeout_s=0.25)
+    wire.worker.gate.http.idle_timeout_s = 0.5
     wire.send(GET % 1)
     await wire.next()
     assert await wire.rest() == b""
@@ -492,7 +510,7 @@ async def test_answers_to_a_client_that_does_not_read_are_bounded(open_wire, con
     wire.writer.transport.pause_reading()
     wire.send(GET % 1 * 80)
     http = wire.worker.gate.http
-    await wait_until(lambda: any(each.stalled for each in http.connections.values()))
+    await wait_until(lambda: any(each.state is State.UNREAD for each in http.connections.values()))
     asked = len(control.requests)
     assert asked < 60
     wire.writer.transport.resume_reading()
@@ -526,7 +544,7 @@ async def test_while_requests_wait_for_their_turn_hardly_more_is_read(open_wire,
 
 async def test_what_follows_an_answer_waits_until_other_answers_are_taken(open_wire, control, monkeypatch):
     taking, parsed = [], []
-    readable, parse = ControlLink._readable, HttpConnection._parse
+    readable, read = ControlLink._readable, PublicConnection._read
 
     def take(link):
         taking.append(link)
@@ -535,10 +553,10 @@ async def test_what_follows_an_answer_waits_until_other_answers_are_taken(open_w
 
     def note(http, data):
         parsed.append(bool(taking))
-        parse(http, data)
+        read(http, data)
 
     monkeypatch.setattr(ControlLink, "_readable", take)
-    monkeypatch.setattr(HttpConnection, "_parse", note)
+    monkeypatch.setattr(PublicConnection, "_read", note)
     wire = await open_wire()
     # More than the parser takes at once.
     wire.send(b"".join(GET % n for n in range(900)))

@@ -17,13 +17,11 @@ from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.traces import new_trace_id
 from redpoll.control.http.auth_failures import AuthFailures
 from redpoll.control.http.authentication import Authentication, Credentials
-from redpoll.control.http.connections import PortRequest
 from redpoll.control.http.host_names import HostNames
 from redpoll.control.http.ratelimit import WINDOW_S, RateLimit, Window
-from redpoll.control.http.request import CutOff, Request, error_response, too_large
+from redpoll.control.http.request import Request, error_response
 from redpoll.control.http.response import Response, header_line
 from redpoll.control.http.router import Place, Route, Routes, no_times
-from redpoll.control.http.worker_requests import ReceivedRequest
 from redpoll.control.observe.debugging import Debugging
 from redpoll.control.tracing.tracing import Tracer
 from redpoll.http.messages import HEAD_ONLY, MAX_BODY_BYTES
@@ -38,11 +36,20 @@ log = structlog.get_logger(__name__)
 
 _VARY: Final = b"Vary: Origin\r\n"
 _EXPOSED: Final = b"Access-Control-Expose-Headers: X-Service-Trace-Id\r\n"
-# Error code and text by status, for a body that a worker couldn't read to its end.
+# Error code and text by status, for a body that isn't read to its end.
 _BODY_REFUSALS: Final = {
-    400: ("bad_request", "the client closed the connection before its body was complete"),
     408: ("bad_request", "the body was not complete in time"),
+    413: ("payload_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes"),
 }
+
+
+class CutOff(Exception):
+    """The rest of the body can't be distinguished from the next request, so the connection closes after this error."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+        self.code, self.text = _BODY_REFUSALS[status]
 
 
 class Front:
@@ -50,7 +57,7 @@ class Front:
 
     `host_names`: None if requests to the control port may name any host. `rate`: None if triggers have no rate limit.
     `failures`: None if failed authentications have no limit. `tracer`: None if triggers aren't logged. `clock` returns
-    Unix time, for timestamps of signatures. `body_timeout_s`: the time for a complete body; more bytes don't extend it.
+    Unix time, for timestamps of signatures.
     """
 
     def __init__(
@@ -63,7 +70,6 @@ class Front:
         failures: AuthFailures | None = None,
         tracer: Tracer | None = None,
         clock: Callable[[], float] = time.time,
-        body_timeout_s: float = 15.0,
         path_prefix: str = "",
     ) -> None:
         self._routes = routes
@@ -73,7 +79,6 @@ class Front:
         self._rate = rate
         self._tracer = tracer
         self._clock = clock
-        self._body_timeout_s = body_timeout_s
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         # Durations of triggers by app, counted like Route.times.
@@ -90,19 +95,16 @@ class Front:
 
     # -- from request to response --------------------------------------------------------------------------
 
-    def received(self, request: ReceivedRequest) -> None:
-        """Handle a request from a worker.
+    def received(self, request: Request) -> None:
+        """Handle a request: decide from a head alone (HEAD_ONLY) whether its body may be read.
 
-        `head_only`: decide from the head whether the worker may read the body. `refusal`: the worker couldn't read
-        the body; count and log the request. `began` is set: it waited since then.
+        With a `refusal`, the body couldn't be read; count and log the request. `began` is set: it waited since then.
         """
         request.route = self._routes.unmatched
         try:
             if request.refusal:
                 self._find(request)
-                if request.refusal == 413:
-                    raise too_large()
-                raise CutOff(request.refusal, *_BODY_REFUSALS[request.refusal])
+                raise CutOff(request.refusal)
             if not request.flags & HEAD_ONLY:
                 self._execute(request)
                 return
@@ -114,26 +116,6 @@ class Front:
         except Exception as error:
             self._end(request, self._rendered(request, error))
 
-    async def handle(self, request: PortRequest) -> Response:
-        """Handle a request to the control port, and read the rest of its body first."""
-        request.began = time.perf_counter()
-        request.route = self._routes.unmatched
-        try:
-            if not request.body_is_whole:
-                self._check_head(request, request.body_size)
-                if not request.route.takes_body:
-                    request.protocol.takes_no_more = True
-                    self._execute_without_body(request)
-                    return await request.answered
-            await request.read_body(self._body_timeout_s)
-            self._execute(request)
-        except Exception as error:
-            response = self._rendered(request, error)
-            if not request.body_is_whole:
-                response.keep_alive = False
-            self._end(request, response)
-        return await request.answered
-
     def conclude(self, request: Request, result: Response | Exception) -> None:
         """End a request whose handler returned None, with its response or its error."""
         self._end(request, self._rendered(request, result) if isinstance(result, Exception) else result)
@@ -142,7 +124,7 @@ class Front:
         """Refuse a request by its head, before its body is read. Raises ApiError or CutOff."""
         self._find(request)
         if announced is not None and announced > MAX_BODY_BYTES:
-            raise too_large()
+            raise CutOff(413)
         if request.route.wants_credential:
             self._authentication.admit(request, request.route, None)
             request.caller_known = False

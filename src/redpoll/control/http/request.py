@@ -1,8 +1,8 @@
 """One HTTP request to the control plane, and the responses that carry its trace id.
 
-Requests that a worker forwards (worker_requests.py) and requests to the control port (connections.py) are subclasses of
-Request, so one table of handlers serves both. A Request holds what was received and what the front found out about it:
-its route, its app and its credential.
+Requests that a worker forwards (worker_requests.py) and requests to the control port (control_port.py) are subclasses
+of Request, so one table of handlers serves both. A Request holds what was received and what the front found out about
+it: its route, its app and its credential.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import msgspec
 from redpoll._http import IncomingRequest
 from redpoll.cluster.traces import new_trace_id
 from redpoll.control.http.response import JSON, Response
-from redpoll.http.messages import MAX_BODY_BYTES
+from redpoll.http.messages import AUTHENTICATED, CLOSES, CONTINUE, HEAD_ONLY, HTTP_1_0, LAST
 from redpoll.protocol import auth
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.messages import Event
 from redpoll.protocol.tokens import Token
 
-__all__ = ["CutOff", "Parent", "Request", "error_response", "too_large"]
+__all__ = ["Parent", "Request", "error_response"]
 
 _RETRY_AFTER: Final = b"Retry-After: 1\r\n"
 # RFC 9110 section 15.5.2 requires a challenge on every 401. Bearer (RFC 6750) is our only registered scheme.
@@ -39,23 +39,6 @@ _SAMPLED: Final = 1
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class CutOff(Exception):
-    """An error after which the connection closes: the rest of the body can't be distinguished from the next request."""
-
-    def __init__(self, status: int, code: str, text: str) -> None:
-        super().__init__(status, code, text)
-        self.status = status
-        self.code = code
-        self.text = text
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def too_large() -> CutOff:
-    return CutOff(413, "payload_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes")
-
-
 class Parent(NamedTuple):
     """The caller's span, from `traceparent`. `is_recorded`: the caller records this trace."""
 
@@ -67,8 +50,9 @@ class Request(IncomingRequest):
     """A request, as it was received.
 
     `path` and `query` are not decoded, because they are signed. `body` is empty until it has been read. `headers` of a
-    request from a worker have only the names in http_messages.FIELDS. `remote` is the client's address, or the one
+    request from a worker have only the names in http/messages.FIELDS. `remote` is the client's address, or the one
     that a trusted proxy reports. `secure`: the client used TLS. `from_worker`: the request came to the public port.
+    `flags`, `announced` and `refusal`: as of http/messages.WorkerRequest.
 
     The front sets the rest. `route` (a router.Route) and `parameters`: the decoded segments of the path. `app` is set
     before the handler runs, if the route needs a credential; `caller_known`: it is set, even if the request was refused
@@ -86,9 +70,23 @@ class Request(IncomingRequest):
     began_us: int
     call: Any
 
+    def answer(self, flags: int, response: bytes) -> None:
+        """Send a whole response, or CONTINUE, to whoever reads the connection; `flags` as in http/messages.py."""
+        raise NotImplementedError
+
     def respond(self, response: Response) -> None:
         """Send the response to the client. The front calls this once per request."""
-        raise NotImplementedError
+        flags = AUTHENTICATED if self.caller_known else 0
+        if self.flags & (CLOSES | HEAD_ONLY):
+            # After a head alone, what comes next is a body that nobody reads.
+            response.keep_alive = False
+        if not response.keep_alive:
+            flags |= LAST
+        self.answer(flags, response.render(self.method, http_1_0=self.flags & HTTP_1_0 != 0))
+
+    def let_body_in(self) -> None:
+        """The head is good: the body may be read, and the request comes again as a whole."""
+        self.answer(CONTINUE | (AUTHENTICATED if self.route.wants_credential else 0), b"")
 
     @property
     def target(self) -> str:

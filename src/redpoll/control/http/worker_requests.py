@@ -3,7 +3,7 @@
 Listens on a Unix socket; each worker has one connection. `take` carries out usual publishes as soon as they are read.
 The other requests run in slices of 2 ms, client addresses in turns, so that one client's requests delay those of
 another by no more than one of its own. Answers leave in one write for each loop pass. This module knows messages
-(http_messages.py); it doesn't know what a request means.
+(http/messages.py); it doesn't know what a request means.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from redpoll.control.http.response import Response, dateline
 from redpoll.http.messages import (
     AUTHENTICATED,
     CLOSES,
-    CONTINUE,
     FIELDS,
     HEAD_ONLY,
     HEARTBEAT_S,
@@ -56,31 +55,20 @@ class ReceivedRequest(Request):
     link: _WorkerLink
 
     def respond(self, response: Response) -> None:
-        flags = self.flags
-        known = AUTHENTICATED if self.caller_known else 0
         if (
             response.status == 200
             and response.keep_alive
-            and not flags & (CLOSES | HTTP_1_0 | HEAD_ONLY)
+            and not self.flags & (CLOSES | HTTP_1_0 | HEAD_ONLY)
             and self.method != "HEAD"
         ):
             # Nearly every response: as below, in one piece of C.
+            known = AUTHENTICATED if self.caller_known else 0
             self.link.answer_packed(pack_ok(self.number, known, dateline.line, response.headers, response.body))
             return
-        if flags & (CLOSES | HEAD_ONLY):
-            # After a head alone, what comes next is a body that nobody reads.
-            response.keep_alive = False
-        data = response.render(self.method, http_1_0=flags & HTTP_1_0 != 0)
-        self.link.answer(self.number, known if response.keep_alive else known | LAST, data)
+        super().respond(response)
 
-    @property
-    def head_only(self) -> bool:
-        """There is no body yet: `let_body_in`, or refuse it."""
-        return self.flags & HEAD_ONLY != 0
-
-    def let_body_in(self) -> None:
-        """The head is good: the worker may read the body, and will send the request again as a whole."""
-        self.link.answer(self.number, CONTINUE | (AUTHENTICATED if self.route.wants_credential else 0), b"")
+    def answer(self, flags: int, response: bytes) -> None:
+        self.link.answer(self.number, flags, response)
 
 
 Take = Callable[

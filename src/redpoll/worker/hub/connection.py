@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Protocol
 
 from redpoll import _frame
-from redpoll._engine import WebSocket, untracked
+from redpoll._engine import HTTP, WebSocket, untracked
 from redpoll._fanout import Flusher
 from redpoll.protocol import frames
 from redpoll.protocol.effects import Effect
@@ -24,7 +24,7 @@ __all__ = ["Connection", "Doorkeeper", "Introduced"]
 
 
 class HttpReader(Protocol):
-    """Takes the bytes of one HTTP connection (worker/ingress/http_connection.py)."""
+    """Takes the bytes of one HTTP connection (http/connection.py)."""
 
     def received(self, data: bytes) -> None:
         """The next bytes of the client."""
@@ -117,6 +117,11 @@ class Connection(WebSocket):
         """The client's address as far as it is known without its request: the peer's, or that of a PROXY header. Empty
         if there is none."""
         return (self.peer or ("",))[0]
+
+    @property
+    def is_http(self) -> bool:
+        """It is open and speaks HTTP."""
+        return self.state == HTTP
 
     # -- called by the engine -----------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ class Credentials:
         self._clock = clock
 
     def are_right(self, method: bytes, target: bytes, fields: bytes) -> bool:
-        """Whether an app's caller sent this request. `fields` as of http_messages.pack_fields. The body, which may not
+        """Whether an app's caller sent this request. `fields` as of http/messages.pack_fields. The body, which may not
         be there yet, isn't compared with its digest."""
         path, _, query = target.decode("utf-8", "surrogateescape").partition("?")
         found = _APP_ID.search(path)

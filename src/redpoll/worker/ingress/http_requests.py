@@ -1,4 +1,4 @@
-"""What all HTTP connections of a worker share: the link to control, limits, deadlines, and the worker's own answers.
+"""The HTTP side of a worker: its connections, what they share, and what it answers itself.
 
 A connection becomes an HTTP connection when its first request doesn't ask for a WebSocket. Requests go to control
 (control_link.py). At each limit a request is answered 503 with Retry-After, or a connection is closed to make room.
@@ -7,52 +7,185 @@ Half of each limit is for callers who have authenticated (strangers.py).
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
-import structlog
-
+from redpoll._http import pack_simple
 from redpoll.config.proxies import TrustedProxies
-from redpoll.http.errors import TOO_MANY_OF_ADDRESS, error_response
-from redpoll.http.messages import SECURE
+from redpoll.http.connection import HttpConnection, State
+from redpoll.http.errors import ALIVE, TOO_MANY_OF_ADDRESS, alive_response, closing, error_response
+from redpoll.http.head import FieldTable
+from redpoll.http.messages import CLOSES, FIELDS, HEAD_ONLY, HTTP_1_0, SECURE, pack_fields
+from redpoll.http.reader import Fault, ParsedRequest, Phase
+from redpoll.http.server import HttpServer
+from redpoll.worker.hub.connection import Connection
 from redpoll.worker.ingress.control_link import ControlLink
-from redpoll.worker.ingress.http_connection import HttpConnection
 
 if TYPE_CHECKING:
     from redpoll.config.config import Settings
     from redpoll.loop.writable import DrainSignal
-    from redpoll.worker.hub.connection import Connection
     from redpoll.worker.ingress.credentials import Credentials
     from redpoll.worker.ingress.strangers import Strangers
     from redpoll.worker.timers.janitor import Janitor
 
-__all__ = ["HttpRequests"]
+__all__ = ["TABLE", "HttpRequests", "PublicConnection"]
 
-log = structlog.get_logger()
-
-# Per worker: requests that wait for control's answer, and bytes of bodies that are still being read.
+TABLE: Final = FieldTable(FIELDS)
+_KINDS: Final = TABLE.kinds
+# A body announced as no larger than this is read without asking control.
+_MAX_UNASKED_BODY_BYTES: Final = 16 * 1024
+# Control decides about the body of any other request: it answers those that have none at once.
+_WITH_BODY: Final = (b"POST", b"PUT", b"PATCH", b"DELETE")
+_IDLE, _ANSWER = State.IDLE, State.ANSWER
+# Per worker: requests that wait for control's answer.
 MAX_REQUESTS: Final = 4096
-MAX_READING_BYTES: Final = 32 * 1024 * 1024
-# For a whole body, however slowly it comes.
-BODY_TIMEOUT_S: Final = 15.0
-# Longer than the 60 s after which proxies commonly drop an idle connection, so that they close first.
-IDLE_TIMEOUT_S: Final = 75.0
 # A connection whose caller has authenticated makes room only after it has been idle for this long, and last.
 _SPARED_S: Final = 10.0
-# How long connections go on in one pass of the loop, before all others have their turn.
-SLICE_S: Final = 0.002
-# A limit is logged again only after it wasn't reached for this long.
-_EPISODE_S: Final = 10.0
 
 
-class HttpRequests:
+class PublicConnection(HttpConnection[Connection]):
+    """A connection of the public port. It is a stranger's (strangers.py) while it isn't `authenticated`.
+
+    A whole request of the usual shape becomes its message in one step, in C; http/connection.py reads all others. A
+    request for a WebSocket goes back to the engine.
+    """
+
+    websockets = True
+    _server: HttpRequests
+
+    # The number of the request that control has, or had last; its flags and method. A later request may have been read
+    # meanwhile.
+    _number = 0
+    _sent_flags = 0
+    _sent_method = b""
+
+    def __init__(self, http: HttpRequests, connection: Connection, peer: str, secure: int) -> None:
+        super().__init__(http, connection, peer, secure)
+        self._secure = secure
+        self._client = peer.encode("ascii", "replace")
+        self._idle = http.strangers.idle
+        http.strangers.callers[connection] = None
+
+    # -- requests and answers ------------------------------------------------------------------------------
+
+    def _take_whole(self, data: bytes) -> bool:
+        http = self._server
+        link = http.link
+        if link.ready and (
+            len(link.awaited) < http.max_requests
+            if self.authenticated
+            else len(link.awaited) < http.max_strange_requests and http.strangers.take(self.stream, self.peer)
+        ):
+            simple = pack_simple(data, link.next_number, self._secure, self._client, _KINDS)
+            if simple is not None:
+                # One whole request of the usual shape: nearly all of them come so.
+                self._sent_flags, self._sent_method, message = simple
+                self.state = _ANSWER
+                self._number = link.send_packed(self, message)
+                return True
+        return False
+
+    def _send(self, request: ParsedRequest) -> None:
+        """Send a request to control, or answer it here if it doesn't need control or can't reach it."""
+        http = self._server
+        if request.target.startswith(b"/app/"):
+            text = "this is a WebSocket address; connect with an Upgrade"
+            answer = error_response(426, "bad_request", text, "Upgrade: websocket\r\n")
+        elif request.target in ALIVE and request.method in (b"GET", b"HEAD"):
+            answer = alive_response(request.target)
+        else:
+            refusal = http.refusal(self, request)
+            if refusal is None:
+                self._sent_flags, self._sent_method = request.flags, request.method
+                self.state = _ANSWER
+                self._number = http.send(self, request)
+                return
+            answer = refusal
+        if request.method == b"HEAD":
+            answer = answer[: answer.index(b"\r\n\r\n") + 4]
+        goes_on = self.authenticated or http.strangers.may_leave_unread(self.stream, http.client_of(self, request))
+        if not goes_on or request.flags & (CLOSES | HEAD_ONLY | HTTP_1_0):
+            answer = closing(answer)
+        self._write(answer)
+
+    def _write(self, answer: bytes) -> None:
+        """Write an answer of our own; it says whether the connection closes after it."""
+        if b"\r\nConnection: close\r\n" in answer:
+            self.end(answer)
+        else:
+            self.stream.write_http(answer)
+
+    def unanswered(self, sent: bool) -> None:
+        """Control went away before it answered. `sent` False: it never saw the request."""
+        text = (
+            "not confirmed: the control plane went away before it answered"
+            if sent
+            else "the control plane isn't there; send the request again"
+        )
+        closes = self._sent_flags & (CLOSES | HTTP_1_0 | HEAD_ONLY) != 0
+        answer = error_response(503, "unavailable", text, "Retry-After: 1\r\n", keep_alive=not closes)
+        if self._sent_method == b"HEAD":
+            answer = answer[: answer.index(b"\r\n\r\n") + 4]
+        self._write(answer)
+        if not closes:
+            self._go_on()
+
+    def _upgrade(self, received: bytes) -> None:
+        self._server.upgrade(self.stream, received)
+
+    def gone(self) -> None:
+        if self.state is _ANSWER:
+            self._server.link.forget(self._number)
+        super().gone()
+        self._server.strangers.forget(self.stream)
+
+    # -- strangers -----------------------------------------------------------------------------------------
+
+    def _judge(self, authenticated: int) -> None:
+        self.authenticated = authenticated
+        strangers = self._server.strangers
+        if authenticated:
+            self._idle = self._server.idle
+            strangers.authenticated(self.stream, self.peer)
+        else:
+            self._idle = strangers.idle
+            strangers.callers[self.stream] = None
+
+    def _rest(self) -> None:
+        if not self.authenticated:
+            self._server.strangers.rest(self.stream)
+        self.state = _IDLE
+        self._idle[self.stream] = None
+
+    def _must_ask(self) -> bool:
+        head, http = self._reader.head, self._server
+        return (
+            head.expects
+            or head.announced is None
+            or head.announced > _MAX_UNASKED_BODY_BYTES
+            or self._reader.method not in _WITH_BODY
+            or (not self.authenticated and http.reading_bytes > http.max_strange_reading_bytes)
+        )
+
+    def _max_reading_bytes(self) -> int:
+        http = self._server
+        return http.max_strange_reading_bytes if self._asked and not self.authenticated else http.max_reading_bytes
+
+    def _has_place(self) -> bool:
+        http, reader = self._server, self._reader
+        if self.authenticated or http.strangers.take(self.stream, self.peer):
+            return True
+        if reader.phase is Phase.BODY and http.is_signed(reader.head_request(0, 0)):
+            return True
+        http.limit_reached("address")
+        self.refuse(Fault(503, "unavailable", TOO_MANY_OF_ADDRESS))
+        return False
+
+
+class HttpRequests(HttpServer[Connection, PublicConnection]):
     """The HTTP side of a worker. `max_connections` bounds its HTTP connections.
 
-    `idle`: authenticated callers' connections between two requests, the longest idle first; those of others are in
-    `strangers`. `refused` counts refusals by the limit that was reached. `drain_signal` says when a client has read the
-    answers that it left unread.
+    `idle` has authenticated callers' connections; those of others are in `strangers`.
     """
 
     def __init__(
@@ -65,22 +198,15 @@ class HttpRequests:
         strangers: Strangers,
         credentials: Credentials,
     ) -> None:
+        super().__init__(TABLE, ("connections", "requests", "bodies", "address"))
         self.strangers = strangers
-        self.drain_signal = drain_signal
         self.link = ControlLink(path)
-        self.draining = False
         self.max_requests = MAX_REQUESTS
-        self.max_reading_bytes = MAX_READING_BYTES
-        self.reading_bytes = 0
-        self.idle: dict[Connection, None] = {}
-        self.refused: dict[str, int] = {"connections": 0, "requests": 0, "bodies": 0, "address": 0}
-        self.connections: dict[Connection, HttpConnection] = {}
+        self._drain_signal = drain_signal
         self._max_connections = max_connections
         self._credentials = credentials
         self._trusted = TrustedProxies(settings.trusted_proxies)
         self._janitor = janitor
-        self._reached_at: dict[str, float] = {}
-        self._postponed: deque[Callable[[], None]] = deque()
 
     @property
     def max_strange_requests(self) -> int:
@@ -106,7 +232,7 @@ class HttpRequests:
             text = "this server has as many HTTP connections as it takes; send the request again"
             connection.end_http(error_response(503, "unavailable", text, "Retry-After: 1\r\n"))
             return
-        self.connections[connection] = made = HttpConnection(self, connection, peer, SECURE if secure else 0)
+        self.connections[connection] = made = PublicConnection(self, connection, peer, SECURE if secure else 0)
         made.received(data)
 
     def close_idle(self) -> bool:
@@ -121,16 +247,10 @@ class HttpRequests:
         oldest.abort()
         return True
 
-    def upgrade(self, http: HttpConnection, received: bytes) -> None:
+    def upgrade(self, connection: Connection, received: bytes) -> None:
         """A request asks for a WebSocket: `received` is its head and what follows."""
-        self.gone(http.connection)
-        http.connection.upgrade(received)
-
-    def gone(self, connection: Connection) -> None:
-        """`connection` has ended or became a WebSocket. Idempotent."""
-        http = self.connections.pop(connection, None)
-        if http is not None:
-            http.gone()
+        self.gone(connection)
+        connection.upgrade(received)
 
     def drain(self) -> None:
         """Take no more: idle connections close now, others after the answer to what they have sent."""
@@ -143,49 +263,23 @@ class HttpRequests:
             connection.abort()
         self.link.close()
 
-    def later(self, call: Callable[[], None]) -> None:
-        """Call it in a later pass of the loop, in order. All connections share the time of a pass."""
-        if not self._postponed:
-            self._janitor.loop.call_soon(self._run_postponed)
-        self._postponed.append(call)
-
-    def _run_postponed(self) -> None:
-        postponed, loop = self._postponed, self._janitor.loop
-        until = time.monotonic() + SLICE_S
-        for _ in range(len(postponed)):
-            try:
-                postponed[0]()
-            except Exception as error:
-                loop.call_exception_handler({"message": "an HTTP connection could not go on", "exception": error})
-            # Only now, so that `later` doesn't schedule this once more.
-            del postponed[0]
-            if time.monotonic() > until:
-                break
-        if postponed:
-            loop.call_soon(self._run_postponed)
-
     # -- deadlines -----------------------------------------------------------------------------------------
 
-    def wait_for_head(self, connection: Connection) -> None:
-        self._janitor.http_waits(connection, self._janitor.head_timeout_s)
+    @property
+    def head_timeout_s(self) -> float:
+        return self._janitor.head_timeout_s
 
-    def wait_for_body(self, connection: Connection) -> None:
-        self._janitor.http_waits(connection, BODY_TIMEOUT_S)
+    def wait(self, stream: Connection, seconds: float) -> None:
+        self._janitor.http_waits(stream, seconds)
 
-    def late(self, connection: Connection) -> None:
-        """A deadline of the connection has passed."""
-        http = self.connections.get(connection)
-        if http is None:
-            return
-        if http.reads_head:
-            text = f"no complete request within {self._janitor.head_timeout_s:g} s"
-            connection.end_http(error_response(408, "bad_request", text))
-        elif http.reads_body:
-            http.refuse_body(408)
-        elif http.busy or self._janitor.silent_s(connection) < IDLE_TIMEOUT_S:
-            self._janitor.http_waits(connection, IDLE_TIMEOUT_S)
-        else:
-            connection.end_http()
+    def silent_s(self, stream: Connection) -> float:
+        return self._janitor.silent_s(stream)
+
+    def when_read(self, stream: Connection, then: Callable[[], None]) -> None:
+        self._drain_signal.wait(stream, then)
+
+    def forget_reader(self, stream: Connection) -> None:
+        self._drain_signal.closed(stream)
 
     def beat(self) -> None:
         """Four times a second."""
@@ -194,9 +288,18 @@ class HttpRequests:
 
     # -- limits and answers --------------------------------------------------------------------------------
 
-    def refusal(self, http: HttpConnection, request: tuple[Any, ...]) -> bytes | None:
-        """The response to a request that can't be sent to control now; None: it can be sent. `request` are the
-        arguments of ControlLink.send."""
+    def error(self, fault: Fault) -> bytes:
+        return error_response(*fault, "Retry-After: 1\r\n" if fault.status == 503 else "")
+
+    def send(self, http: PublicConnection, request: ParsedRequest) -> int:
+        """Send a request to control. Returns its number."""
+        flags, method, target, fields, _, body, announced, refusal = request
+        client = self.client_of(http, request).encode("ascii", "replace")
+        packed = pack_fields(fields) if fields else b""
+        return self.link.send(http, flags, method, client, target, packed, body, announced, refusal)
+
+    def refusal(self, http: PublicConnection, request: ParsedRequest) -> bytes | None:
+        """The response to a request that can't be sent to control now; None: it can be sent."""
         if not self.link.is_open():
             text = "the control plane isn't there; send the request again"
         elif (limit := self._limit_of(http, request)) is None:
@@ -208,33 +311,24 @@ class HttpRequests:
                 text = "this server has as many requests under way as it takes; send the request again"
         return error_response(503, "unavailable", text, "Retry-After: 1\r\n", keep_alive=True)
 
-    def _limit_of(self, http: HttpConnection, request: tuple[Any, ...]) -> str | None:
+    def _limit_of(self, http: PublicConnection, request: ParsedRequest) -> str | None:
         """The limit that this request would exceed."""
         under_way = len(self.link.awaited)
         if under_way >= self.max_requests:
             return "requests"
         if http.authenticated:
             return None
-        _, method, client, target, fields, *_ = request
         limit = None
         if under_way >= self.max_strange_requests:
             limit = "requests"
-        elif not self.strangers.take(http.connection, client.decode()):
+        elif not self.strangers.take(http.stream, self.client_of(http, request)):
             limit = "address"
-        return None if limit is not None and self.is_signed(method, target, fields) else limit
+        return None if limit is not None and self.is_signed(request) else limit
 
-    def is_signed(self, method: bytes, target: bytes, fields: bytes) -> bool:
+    def is_signed(self, request: ParsedRequest) -> bool:
         """Whether an app's caller sent this request, as far as a worker can tell."""
-        return self._credentials.are_right(method, target, fields)
+        return self._credentials.are_right(request.method, request.target, pack_fields(request.fields))
 
-    def limit_reached(self, limit: str) -> None:
-        """Count a refusal. Log one line per period in which the limit is reached."""
-        self.refused[limit] += 1
-        now = self._janitor.loop.time()
-        if now - self._reached_at.get(limit, -_EPISODE_S) >= _EPISODE_S:
-            log.warning("limit reached", limit=f"HTTP {limit}")
-        self._reached_at[limit] = now
-
-    def client_of(self, peer: str, forwarded_for: Sequence[str]) -> str:
-        """The client's address: from X-Forwarded-For if a trusted proxy sent it, else `peer`."""
-        return self._trusted.client_of(peer, forwarded_for) if self._trusted else peer
+    def client_of(self, http: PublicConnection, request: ParsedRequest) -> str:
+        """The client's address: from X-Forwarded-For if a trusted proxy sent it, else the peer's."""
+        return self._trusted.client_of(http.peer, request.forwarded) if self._trusted else http.peer
